@@ -1,0 +1,60 @@
+"""A small PyTorch training core, and an ecosystem of separately installable backends around it.
+
+    from core import Trainer
+
+    Trainer(strategy="ddp", accelerator="cpu", devices=2, max_epochs=3).fit(module, train_loader)
+
+The public names are imported when they are first used, so that `import core` costs nothing.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from core._version import __version__
+
+if TYPE_CHECKING:
+    from core.contract import *  # noqa: F403  (the contract's public names are core's)
+    from core.fabric import Fabric
+    from core.registry import (
+        ACCELERATOR_REGISTRY,
+        CHECKPOINT_IO_REGISTRY,
+        CLUSTER_ENVIRONMENT_REGISTRY,
+        LAUNCHER_REGISTRY,
+        LOGGER_REGISTRY,
+        PRECISION_REGISTRY,
+        STRATEGY_REGISTRY,
+    )
+    from core.trainer import Module, Trainer
+
+_HOMES = {
+    "Fabric": "core.fabric",
+    "Module": "core.trainer",
+    "Trainer": "core.trainer",
+    "ACCELERATOR_REGISTRY": "core.registry",
+    "CHECKPOINT_IO_REGISTRY": "core.registry",
+    "CLUSTER_ENVIRONMENT_REGISTRY": "core.registry",
+    "LAUNCHER_REGISTRY": "core.registry",
+    "LOGGER_REGISTRY": "core.registry",
+    "PRECISION_REGISTRY": "core.registry",
+    "STRATEGY_REGISTRY": "core.registry",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name.startswith("_"):
+        raise AttributeError(f"module 'core' has no attribute {name!r}")
+    module = importlib.import_module(_HOMES.get(name, "core.contract"))
+    try:
+        value = getattr(module, name)
+    except AttributeError:
+        raise AttributeError(f"module 'core' has no attribute {name!r}") from None
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    from core import contract
+
+    return sorted({"__version__", *_HOMES, *contract.__all__})

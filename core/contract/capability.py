@@ -1,0 +1,44 @@
+"""What a strategy can do, or insists on doing itself."""
+
+from __future__ import annotations
+
+import enum
+
+
+class Capability(enum.Flag):
+    """A property of a strategy's instance (it may depend on options), read by Fabric, Trainer and the conformance kit.
+
+    A declared capability that fails is a bug of the strategy. One that isn't declared is never used by the core.
+    """
+
+    NONE = 0
+    COLLECTIVES = enum.auto()
+    """`reduce`, `all_gather`, `broadcast` and `barrier` connect all ranks. Without it, the strategy is a world of one
+    to the core, and gives its share of the data itself."""
+    JOINT_SETUP = enum.auto()
+    """Module, optimizers and scheduler are set up together: `setup_module_and_optimizers` replaces
+    `setup_module` and `setup_optimizer`."""
+    OWNS_STEP = enum.auto()
+    """`run_training_step` is overridden as a whole; hooks inside a step (around backward and the optimizer) don't run."""
+    OWNS_ACCUMULATION = enum.auto()
+    """The strategy divides the loss and counts the accumulation window; the core hands it every batch alike."""
+    OWNS_CLIPPING = enum.auto()
+    """Gradients are clipped inside the strategy's optimizer step, by what `connect` was told."""
+    OWNS_SCHEDULER = enum.auto()
+    """The strategy steps the learning-rate scheduler; the core doesn't."""
+    SHARDED_STATE = enum.auto()
+    """State is spread over ranks; a checkpoint of layout `sharded` never gathers it."""
+    MANUAL_OPTIMIZATION = enum.auto()
+    """`automatic_optimization = False` works: several backwards and optimizer steps within one training step."""
+    SEVERAL_MODULES = enum.auto()
+    """`setup_module` may be called for more than one module."""
+    SEVERAL_OPTIMIZERS = enum.auto()
+    """More than one optimizer may be set up."""
+    CLIP_BY_VALUE = enum.auto()
+    """`clip_gradients` knows the algorithm `"value"` besides `"norm"`."""
+    NO_SYNC = enum.auto()
+    """`no_backward_sync` really leaves out the exchange of gradients."""
+    ELASTIC = enum.auto()
+    """Peers may come and go while training goes on."""
+    BIT_EXACT_RESUME = enum.auto()
+    """Stopping and resuming under the same strategy and world size gives bit-equal losses."""

@@ -1,0 +1,91 @@
+"""How a state becomes bytes on storage, and comes back."""
+
+from __future__ import annotations
+
+import abc
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
+
+if TYPE_CHECKING:
+    import os
+    from typing import TypeAlias
+
+    PathLike: TypeAlias = str | os.PathLike[str]
+
+
+class Collectives(Protocol):
+    """As much communication as storage needs, on plain picklable objects. Works on every strategy."""
+
+    @property
+    def rank(self) -> int:
+        """Number of this process, from 0."""
+
+    @property
+    def size(self) -> int:
+        """Number of processes that take part."""
+
+    def barrier(self) -> None:
+        """Wait until all are here."""
+
+    def broadcast_object(self, obj: Any, src: int = 0) -> Any:
+        """`obj` of rank `src`, on all ranks."""
+
+    def gather_objects(self, obj: Any, dst: int = 0) -> list[Any] | None:
+        """On rank `dst` everyone's `obj` in the order of ranks; None elsewhere."""
+
+
+class CheckpointIO(abc.ABC):
+    """Writes and reads checkpoints. Meant to be subclassed.
+
+    All ranks call every method, with the same path. A checkpoint exists whole or not at all, whenever a process dies:
+    write beside the target under a temporary name, flush, then rename. Nothing that is read is ever executed.
+    """
+
+    layout: ClassVar[Literal["full", "sharded"]] = "full"
+    """Which form of state the strategy hands over: `full`, whole tensors on rank 0 (`state` is None on the others);
+    `sharded`, on every rank its own shards."""
+
+    @abc.abstractmethod
+    def save_checkpoint(self, state: dict[str, Any] | None, path: PathLike, *, collectives: Collectives) -> None:
+        """Write `state` to `path`, replacing what is there.
+
+        Args:
+            state: nested dicts and lists of plain types, tensors and arrays, in the canonical form.
+            path: a local path or a URL that fsspec knows.
+            collectives: the ranks that call this together.
+
+        Raises:
+            CheckpointError: it can't be written; what was at `path` is untouched. Raised on all ranks.
+        """
+
+    @abc.abstractmethod
+    def load_checkpoint(
+        self, path: PathLike, *, collectives: Collectives, state: dict[str, Any] | None = None
+    ) -> dict[str, Any]:
+        """Read what was saved at `path`; tensors come back on the CPU.
+
+        Args:
+            path: a local path or a URL that fsspec knows.
+            collectives: the ranks that call this together.
+            state: for layout `sharded`, tensors of the wanted shapes, filled in place.
+
+        Returns:
+            The state, on all ranks.
+
+        Raises:
+            CheckpointNotFoundError: nothing is there.
+            CheckpointCorruptedError: damaged, incomplete, or not a checkpoint; the file is named.
+        """
+
+    @abc.abstractmethod
+    def remove_checkpoint(self, path: PathLike, *, collectives: Collectives) -> None:
+        """Delete the checkpoint at `path`, whole. Nothing happens if it is not there."""
+
+    def exists(self, path: PathLike) -> bool:
+        """Rank 0. Whether a complete checkpoint is at `path`, without reading it all."""
+        import fsspec
+
+        filesystem, name = fsspec.url_to_fs(str(path))
+        return bool(filesystem.exists(name))
+
+    def teardown(self) -> None:
+        """All ranks; idempotent. Finish what is still being written."""

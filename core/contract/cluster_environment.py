@@ -1,0 +1,91 @@
+"""Who started the processes, and what they were told about each other."""
+
+from __future__ import annotations
+
+import abc
+from typing import TYPE_CHECKING, ClassVar
+
+if TYPE_CHECKING:
+    from core.contract.accelerator import Detection
+
+
+class ClusterEnvironment(abc.ABC):
+    """Where this process stands among the others. Meant to be subclassed.
+
+    The call sequence:
+
+    1. `detect()`, main process: is this environment the one we run in? Environment variables are all it reads.
+    2. `validate(num_devices, num_nodes)`, main process: do the user's arguments fit what the scheduler gave?
+    3. `creates_processes`: True if the processes exist already, so that the launcher only calls the function.
+    4. The numbers, all ranks. A launcher that makes processes calls `set_world` in each of them first.
+    5. `teardown()`, all ranks, idempotent.
+    """
+
+    creates_processes: ClassVar[bool] = True
+    """Whether whoever started us starts every rank. False: the strategy's launcher has to."""
+
+    @classmethod
+    @abc.abstractmethod
+    def detect(cls) -> Detection:
+        """Tell whether this process runs in this environment: `Found(world size, priority)`."""
+
+    @property
+    @abc.abstractmethod
+    def main_address(self) -> str:
+        """Host name or address of global rank 0."""
+
+    @property
+    @abc.abstractmethod
+    def main_port(self) -> int:
+        """TCP port on `main_address` where the ranks meet."""
+
+    @abc.abstractmethod
+    def world_size(self) -> int:
+        """Number of processes."""
+
+    @abc.abstractmethod
+    def global_rank(self) -> int:
+        """Number of this process among all, from 0."""
+
+    @abc.abstractmethod
+    def local_rank(self) -> int:
+        """Number of this process on its node, from 0."""
+
+    @abc.abstractmethod
+    def node_rank(self) -> int:
+        """Number of this node, from 0."""
+
+    @property
+    def restart_count(self) -> int:
+        """How often the whole group was started again. Part of the store's prefix, so that nobody reads stale keys."""
+        return 0
+
+    @property
+    def store_is_hosted(self) -> bool:
+        """Whether a TCP store listens at the main address already (an elastic agent's). Else rank 0 makes one."""
+        return False
+
+    def set_world(self, *, world_size: int, global_rank: int, local_rank: int, node_rank: int) -> None:
+        """Called by a launcher, in the process that it made. Ignored where the scheduler has decided."""
+
+    def validate(self, num_devices: int, num_nodes: int) -> None:
+        """Compare the user's arguments with what the scheduler gave.
+
+        Args:
+            num_devices: processes that the strategy wants on each node.
+            num_nodes: nodes.
+
+        Raises:
+            ConfigurationError: they differ; the message shows both and says which to change.
+        """
+
+    def job_id(self) -> str | None:
+        """The scheduler's name for this job, if it has one."""
+        return None
+
+    def requeue(self) -> bool:
+        """Rank 0. Ask the scheduler to run this job again after it ends. False: this environment can't."""
+        return False
+
+    def teardown(self) -> None:
+        """All ranks; idempotent. Forget what was made here: a chosen port, variables."""

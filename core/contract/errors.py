@@ -1,0 +1,141 @@
+"""Every error that a user can cause. Each says what was expected, what came, and what to do.
+
+```
+CoreError
+├── ConfigurationError (ValueError)      arguments that can't be met; raised before work starts
+│   ├── UnknownAliasError (LookupError)  nobody offers this alias
+│   ├── AliasConflictError               several providers offer it, or it is reserved
+│   ├── BlockedPluginError               offered, but blocked by the environment
+│   ├── IncompatiblePluginError          offered, but made for another release of core
+│   ├── DeviceError                      no such device, or the wrong number of them
+│   ├── UnsupportedError                 this strategy doesn't have the capability
+│   └── ModuleError                      the user's module lacks or returns the wrong thing
+├── PluginLoadError                      a requested plugin can't be imported, or isn't what it says
+├── LaunchError                          processes can't be made here
+├── WorkerError                          a worker died; carries rank, exit code and its traceback
+├── FingerprintError                     ranks run different plugins
+└── CheckpointError                      a checkpoint can't be written or read
+    ├── CheckpointNotFoundError (FileNotFoundError)
+    └── CheckpointCorruptedError         it is there, and damaged, foreign or incomplete
+```
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from core.contract.capability import Capability
+    from core.contract.spec import Spec
+
+
+class CoreError(Exception):
+    """The root of all errors that `core` raises on purpose."""
+
+
+class ConfigurationError(CoreError, ValueError):
+    """The arguments contradict each other, or this machine. No process was started."""
+
+
+class UnknownAliasError(ConfigurationError, LookupError):
+    """Nobody offers the alias.
+
+    Attributes:
+        kind: name of the kind that was searched, such as `"strategy"`.
+        alias: what the user wrote.
+        near: aliases that look alike, best first.
+    """
+
+    def __init__(self, message: str, *, kind: str, alias: str, near: Sequence[str] = ()) -> None:
+        super().__init__(message)
+        self.kind, self.alias, self.near = kind, alias, tuple(near)
+
+
+class AliasConflictError(ConfigurationError):
+    """Several providers offer the alias, or it belongs to somebody else.
+
+    Attributes:
+        specs: the competing specs.
+    """
+
+    def __init__(self, message: str, *, specs: Sequence[Spec] = ()) -> None:
+        super().__init__(message)
+        self.specs = tuple(specs)
+
+
+class BlockedPluginError(ConfigurationError):
+    """The alias is offered, but `CORE_PLUGINS` or `CORE_DISABLE_PLUGINS` keeps it out."""
+
+
+class IncompatiblePluginError(ConfigurationError):
+    """The provider's own metadata excludes this release of `core`. It was not imported."""
+
+
+class DeviceError(ConfigurationError):
+    """The devices asked for don't exist here, or can't be used that way."""
+
+
+class UnsupportedError(ConfigurationError):
+    """The strategy does not declare the capability that the call needs.
+
+    Attributes:
+        capability: the missing one.
+    """
+
+    def __init__(self, message: str, *, capability: Capability | None = None) -> None:
+        super().__init__(message)
+        self.capability = capability
+
+
+class ModuleError(ConfigurationError):
+    """The user's module lacks a method, or a method returned something that can't be used."""
+
+
+class PluginLoadError(CoreError):
+    """A plugin that was asked for can't be loaded. The cause is chained.
+
+    Attributes:
+        spec: which alias, target and provider.
+    """
+
+    def __init__(self, message: str, *, spec: Spec | None = None) -> None:
+        super().__init__(message)
+        self.spec = spec
+
+
+class LaunchError(CoreError):
+    """Processes can't be made here, in this way."""
+
+
+class WorkerError(CoreError):
+    """A worker process ended before its work did.
+
+    Attributes:
+        rank: global rank of the worker that failed first.
+        exit_code: as the operating system reports it; negative for a signal, -9 for SIGKILL.
+        worker_traceback: the worker's own traceback, where it could still be written.
+    """
+
+    def __init__(
+        self, message: str, *, rank: int, exit_code: int | None = None, worker_traceback: str | None = None
+    ) -> None:
+        super().__init__(message)
+        self.rank, self.exit_code, self.worker_traceback = rank, exit_code, worker_traceback
+
+
+class FingerprintError(CoreError):
+    """The ranks of one run resolved to different plugins or versions."""
+
+
+class CheckpointError(CoreError):
+    """A checkpoint can't be written or read."""
+
+
+class CheckpointNotFoundError(CheckpointError, FileNotFoundError):
+    """There is no checkpoint at this path."""
+
+
+class CheckpointCorruptedError(CheckpointError):
+    """There is something at this path, and it is damaged, foreign or incomplete."""

@@ -1,0 +1,50 @@
+"""The kinds of plugin, as one table: what the registries, the hook specs and the command line are made from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from types import MappingProxyType
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """One kind of plugin.
+
+    Attributes:
+        name: singular, as in error messages: `"checkpoint io"`.
+        group: the entry-point group that offers it.
+        hook: the pluggy hook spec that yields its specs (`core.contract.hookspecs`).
+        base: `"module:attribute"` of the class that its targets subclass, or return.
+    """
+
+    name: str
+    group: str
+    hook: str
+    base: str
+
+    @property
+    def plural(self) -> str:
+        """The group's last part with dashes: `"checkpoint-ios"`, as in `core list-checkpoint-ios`."""
+        return self.group.removeprefix("core.").replace("_", "-")
+
+
+_TABLE = (
+    Kind("strategy", "core.strategies", "core_strategies", "core.contract.strategy:Strategy"),
+    Kind("accelerator", "core.accelerators", "core_accelerators", "core.contract.accelerator:Accelerator"),
+    Kind("precision", "core.precisions", "core_precisions", "core.contract.precision:Precision"),
+    Kind("checkpoint io", "core.checkpoint_ios", "core_checkpoint_ios", "core.contract.checkpoint_io:CheckpointIO"),
+    Kind(
+        "cluster environment",
+        "core.cluster_environments",
+        "core_cluster_environments",
+        "core.contract.cluster_environment:ClusterEnvironment",
+    ),
+    Kind("launcher", "core.launchers", "core_launchers", "core.contract.launcher:Launcher"),
+    Kind("logger", "core.loggers", "core_loggers", "core.contract.logger:Logger"),
+)
+
+KINDS: MappingProxyType[str, Kind] = MappingProxyType({kind.name: kind for kind in _TABLE})
+"""Every kind, by its name."""
+
+HOOKS_GROUP = "core.hooks"
+"""Entry-point group of modules with event hooks. They are listed, and loaded only when the user names them."""

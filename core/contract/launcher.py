@@ -1,0 +1,59 @@
+"""Makes the processes, when the cluster has not."""
+
+from __future__ import annotations
+
+import abc
+from typing import TYPE_CHECKING, Any, ClassVar
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from core.contract.cluster_environment import ClusterEnvironment
+
+
+class Launcher(abc.ABC):
+    """Calls a function in every process of this node. Meant to be subclassed.
+
+    The call sequence, all in the main process:
+
+    1. `connect(...)`, once, by `resolve`.
+    2. `check()`: can processes be made here, in this way? Called before anything is started.
+    3. `launch(function, ...)`: in every worker the cluster environment knows its rank, then `function` runs.
+       It may be called again: a later call with the same world re-uses or re-makes the workers.
+    4. `close()`: no worker is left. Also called when the interpreter exits.
+    """
+
+    calls_in_place: ClassVar[bool] = True
+    """Whether `function` of rank 0 runs in the calling process. If not (spawn, fork), its result crosses a process
+    boundary, and the caller puts what changed back into its own objects."""
+
+    pickles: ClassVar[bool] = False
+    """Whether `function` and its arguments must be picklable."""
+
+    cluster_environment: ClusterEnvironment | None = None
+    num_processes: int = 1
+    num_nodes: int = 1
+
+    def connect(self, *, cluster_environment: ClusterEnvironment | None, num_processes: int, num_nodes: int) -> None:
+        """Say how many processes this node needs, and who tells them their ranks."""
+        self.cluster_environment = cluster_environment
+        self.num_processes = num_processes
+        self.num_nodes = num_nodes
+
+    def check(self) -> None:
+        """Raise before any work if processes can't be made this way here.
+
+        Raises:
+            LaunchError: why not, and what to use instead.
+        """
+
+    @abc.abstractmethod
+    def launch(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Run `function(*args, **kwargs)` on every rank and return rank 0's result.
+
+        Raises:
+            WorkerError: a worker ended first; it carries rank, exit code and the worker's traceback.
+        """
+
+    def close(self) -> None:
+        """Idempotent. End the workers that are still there."""

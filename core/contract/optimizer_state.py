@@ -1,0 +1,53 @@
+"""The canonical form of an optimizer's state: torch's own, with parameter names where torch counts.
+
+A position says nothing under another world size or strategy, a name does. `param_groups` hold lists of names, and
+`state` is keyed by name; everything else is as `torch.optim.Optimizer.state_dict` gives it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from core.contract.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+
+def to_named(state: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
+    """Replace positions by names.
+
+    Args:
+        state: an optimizer's `state_dict()`.
+        names: names of its parameters, group after group, in the order of `param_groups`.
+    """
+    groups = [{**group, "params": [names[index] for index in group["params"]]} for group in state["param_groups"]]
+    return {
+        **state,
+        "state": {names[index]: entry for index, entry in state["state"].items()},
+        "param_groups": groups,
+    }
+
+
+def to_positional(state: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
+    """Replace names by positions of the optimizer at hand, for its `load_state_dict`.
+
+    Parameters may stand in another order than when they were saved, but in the same groups.
+
+    Raises:
+        CheckpointError: the groups hold other parameters than the optimizer does.
+    """
+    saved = {name for group in state["param_groups"] for name in group["params"]}
+    if differing := sorted(saved.symmetric_difference(names)):
+        where = "in the checkpoint, not in the optimizer" if differing[0] in saved else "not in the checkpoint"
+        raise CheckpointError(
+            f"The optimizer holds {len(names)} parameters and its saved state {len(saved)}; {differing[0]!r} is "
+            f"{where}. Build the optimizer over the same parameters as when the checkpoint was written."
+        )
+    position = {name: index for index, name in enumerate(names)}
+    groups = [{**group, "params": sorted(position[name] for name in group["params"])} for group in state["param_groups"]]
+    return {
+        **state,
+        "state": {position[name]: entry for name, entry in state["state"].items()},
+        "param_groups": groups,
+    }

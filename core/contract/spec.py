@@ -1,0 +1,35 @@
+"""What a provider offers, as plain text: nothing is imported to know it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+def normalize_alias(alias: str) -> str:
+    """Fold an alias to its one written form: lower case, `_` for `-`. `"DDP-Spawn"` becomes `"ddp_spawn"`."""
+    return alias.strip().casefold().replace("-", "_")
+
+
+@dataclass(frozen=True, slots=True)
+class Spec:
+    """One alias of one provider. Picklable, so that ranks can compare and report it.
+
+    Attributes:
+        kind: name of its kind, a key of `core.contract.KINDS`.
+        alias: the normalized short name that a user writes.
+        target: `"module:attribute"` of a class, or of a factory that returns an instance. For an object that was
+            registered in the running process it tells where the object was defined, and the registry holds the object.
+        provider: name of the distribution that offers it, such as `"core-ddp"`.
+        summary: one line for listings; may be empty.
+    """
+
+    kind: str
+    alias: str
+    target: str
+    provider: str
+    summary: str = ""
+
+    @property
+    def qualified_name(self) -> str:
+        """`"provider:alias"`, the form that chooses among several providers of one alias."""
+        return f"{self.provider}:{self.alias}"

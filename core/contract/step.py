@@ -1,0 +1,77 @@
+"""One training step: what it has to do, and what came of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from torch import Tensor, nn
+    from torch.optim import Optimizer
+
+    from core.contract.precision import ClippingAlgorithm
+
+
+class StepOutput(NamedTuple):
+    """What a call of `Strategy.run_training_step` did.
+
+    Attributes:
+        loss: scalar, detached; not divided by the accumulation window. None if the user's step skipped the batch.
+        num_batches: batches that were consumed; more than one where an engine runs several in one call.
+        num_optimizer_steps: how often parameters were updated; `global_step` and step schedulers follow it.
+    """
+
+    loss: Tensor | None
+    num_batches: int = 1
+    num_optimizer_steps: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class GradientClipping:
+    """How gradients are clipped before a step: `value` is the largest norm, or the largest absolute value."""
+
+    value: float
+    algorithm: ClippingAlgorithm = "norm"
+
+
+@dataclass(slots=True)
+class TrainingStep:
+    """What one training step has to do. The loop makes it once when a stage begins; a step only reads it.
+
+    Whatever the user didn't ask for is None here, so that a step pays for nothing else.
+
+    Attributes:
+        compute_loss: `(batch, batch_idx) -> loss`, the user's step through `step_callable` inside the forward context.
+            The loss is a scalar with a graph, whole (not divided by the window); None skips the batch.
+            With manual optimization it is the user's own return value, detached, and backward has happened.
+        module: the wrapped module that `setup_module` returned.
+        optimizers: as `setup_optimizer` returned them.
+        manual: the user's step runs backward and optimizers itself.
+        num_accumulated: batches of an accumulation window. 1 for a strategy with `OWNS_ACCUMULATION`.
+        ends_window: set by the loop before each step: does this batch end its window?
+        clipping: None if gradients aren't clipped, or the strategy has `OWNS_CLIPPING`.
+        needs_closure: an optimizer evaluates the loss itself (LBFGS).
+        before_backward: `(loss)`, after_backward: `()`, before_optimizer_step: `(optimizer)`,
+            before_zero_grad: `(optimizer)`: the hooks that somebody implements.
+        clip_gradients: `(optimizer, clipping)`: replaces the strategy's, when the module overrides it.
+        step_optimizer: `(optimizer, closure)`: replaces the strategy's, when the module overrides it.
+        zero_grad: `(optimizer)`: replaces `optimizer.zero_grad()`, when the module overrides it.
+    """
+
+    compute_loss: Callable[[Any, int], Tensor | None]
+    module: nn.Module
+    optimizers: Sequence[Optimizer]
+    manual: bool = False
+    num_accumulated: int = 1
+    ends_window: bool = True
+    clipping: GradientClipping | None = None
+    needs_closure: bool = False
+    before_backward: Callable[[Tensor], None] | None = None
+    after_backward: Callable[[], None] | None = None
+    before_optimizer_step: Callable[[Optimizer], None] | None = None
+    before_zero_grad: Callable[[Optimizer], None] | None = None
+    clip_gradients: Callable[[Optimizer, GradientClipping], None] | None = None
+    step_optimizer: Callable[[Optimizer, Callable[[], Any] | None], bool] | None = None
+    zero_grad: Callable[[Optimizer], None] | None = None

@@ -1,0 +1,782 @@
+"""How one model is trained on many devices."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack, nullcontext
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
+
+from core.contract import optimizer_state
+from core.contract.capability import Capability
+from core.contract.errors import CheckpointError, ConfigurationError, UnsupportedError
+from core.contract.precision import Precision
+from core.contract.step import GradientClipping, StepOutput, TrainingStep
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from contextlib import AbstractContextManager
+    from typing import TypeAlias
+
+    import torch
+    from torch import Tensor, nn
+    from torch.optim import Optimizer
+
+    from core.contract.accelerator import Accelerator
+    from core.contract.checkpoint_io import CheckpointIO, Collectives, PathLike
+    from core.contract.cluster_environment import ClusterEnvironment
+    from core.contract.launcher import Launcher
+
+    Stage: TypeAlias = Literal["fit", "validate", "test", "predict"]
+    Fingerprint: TypeAlias = tuple[tuple[str, str, str, str], ...]
+
+ReduceOp = Literal["mean", "sum", "min", "max", "product"]
+
+
+class SetupHost(Protocol):
+    """What `Strategy.setup` may ask of the trainer that calls it."""
+
+    @property
+    def module(self) -> nn.Module:
+        """The user's own module."""
+
+    @property
+    def trains(self) -> bool:
+        """Whether optimizers are needed in this stage."""
+
+    def configure_model(self) -> None:
+        """Let the user's module build its large parts, in the context that the strategy has entered."""
+
+    def configure_optimizers(self) -> tuple[list[Optimizer], list[Any]]:
+        """The optimizers, and their schedulers, that the user's module asks for."""
+
+    def setup_dataloaders(self) -> None:
+        """Shard the loaders of this stage and pass them through `Strategy.setup_dataloader`."""
+
+    def restore(self) -> None:
+        """Load the checkpoint that the user named, if any."""
+
+
+@dataclass(slots=True)
+class ModuleHandle:
+    """A module that was set up.
+
+    Attributes:
+        module: the user's own.
+        wrapped: what `setup_module` returned; may be the same.
+        parameter_names: name of each parameter by `id`, as it was before anything was wrapped or replaced.
+    """
+
+    module: nn.Module
+    wrapped: nn.Module
+    parameter_names: dict[int, str]
+
+
+class Strategy:
+    """How one model is trained on many devices. Meant to be subclassed.
+
+    Every method has a default for one process, and the device comes from the accelerator: a class that overrides
+    `setup_module` and `reduce` is a strategy. The numbered groups below are the call sequence, the same for Fabric and
+    Trainer:
+
+    1. `connect(...)`, main process: `resolve` fills in what the user left open. No device is touched, no process made.
+    2. `launcher.launch(function)`, main process: makes the workers, or calls in place.
+    3. `setup_environment()`, all ranks: the device is selected, the process group joined. From here on ranks are right.
+    4. `init_context()`, all ranks: the user's model is built inside it.
+    5. `setup_module(module)`, then `setup_optimizer(optimizer)`, all ranks; or with `Capability.JOINT_SETUP`
+       `setup_module_and_optimizers(...)`. Callers go through `add_module` and `add_optimizers`, which keep the handles.
+    6. `setup_dataloader(loader, stage)`, all ranks.
+    7. `load_checkpoint(path, state)`, all ranks.
+    8. `step_callable(name)` once a stage; then `run_training_step(...)` for each batch, all ranks.
+    9. Collectives, all ranks, in the same order on each.
+    10. `save_checkpoint(path, state)`, all ranks.
+    11. `teardown()`, all ranks: idempotent, also after an exception. Workers stay; the launcher ends those.
+
+    Ranks and world size count **processes**; `num_devices` counts **devices**, of which one process may have many;
+    `data_parallel_size` and `data_parallel_rank` count **shares of the data**, which ranks of one tensor-parallel group
+    have in common. Samplers, loss scaling and positions use the last pair only.
+    """
+
+    launcher_name: str = "in_place"
+    """Alias of the launcher that makes the processes when the cluster has not."""
+
+    interactive_alias: ClassVar[str | None] = None
+    """Alias to recommend where this strategy's launcher can't work, such as in a notebook."""
+
+    accelerator: Accelerator
+    launcher: Launcher
+    model: nn.Module
+    fingerprint: Fingerprint = ()
+    """(kind, alias, provider, version) of every choice, set by `resolve`; ranks compare it before they communicate."""
+
+    def __init__(
+        self,
+        *,
+        accelerator: Accelerator | None = None,
+        parallel_devices: Sequence[torch.device] | None = None,
+        cluster_environment: ClusterEnvironment | None = None,
+        checkpoint_io: CheckpointIO | None = None,
+        precision_plugin: Precision | None = None,
+    ) -> None:
+        """All options may be left open; `resolve` fills them in.
+
+        Args:
+            accelerator: the kind of device.
+            parallel_devices: the devices of this node, one a process.
+            cluster_environment: who started the processes.
+            checkpoint_io: how checkpoints are stored.
+            precision_plugin: in which number formats to compute.
+        """
+        if accelerator is not None:
+            self.accelerator = accelerator
+        self._parallel_devices = list(parallel_devices) if parallel_devices is not None else None
+        self._cluster_environment = cluster_environment
+        self._checkpoint_io = checkpoint_io
+        self._precision_plugin = precision_plugin
+
+    # A subclass may leave out super().__init__(), so that what is open is open here too.
+    _parallel_devices: list[torch.device] | None = None
+    _cluster_environment: ClusterEnvironment | None = None
+    _checkpoint_io: CheckpointIO | None = None
+    _precision_plugin: Precision | None = None
+    _handles: list[ModuleHandle] | None = None
+    _optimizers: list[Optimizer] | None = None
+    _lr_schedulers: list[Any] | None = None
+    num_nodes: int = 1
+
+    # 1. composition -------------------------------------------------------------------------------------------------
+
+    def connect(
+        self,
+        *,
+        accelerator: Accelerator,
+        parallel_devices: Sequence[torch.device],
+        num_nodes: int,
+        cluster_environment: ClusterEnvironment | None,
+        launcher: Launcher,
+        precision_plugin: Precision,
+        checkpoint_io: CheckpointIO,
+        fingerprint: Fingerprint,
+    ) -> None:
+        """Main process, once. Take the parts that were resolved; those that the user passed are among them."""
+        self.accelerator = accelerator
+        self._parallel_devices = list(parallel_devices)
+        self.num_nodes = num_nodes
+        self._cluster_environment = cluster_environment
+        self.launcher = launcher
+        self._precision_plugin = precision_plugin
+        self._checkpoint_io = checkpoint_io
+        self.fingerprint = fingerprint
+        precision_plugin.connect(self)
+
+    def configure_precision(self, name: str) -> Precision | None:
+        """The strategy's own precision of this name, or None for the generic one.
+
+        Main process. Sharded mixed precision is not autocast; an engine may have formats of its own.
+        """
+        return None
+
+    def configure_checkpoint_io(self) -> CheckpointIO | None:
+        """The strategy's own default CheckpointIO, or None for the core's. Main process."""
+        return None
+
+    def check(self) -> None:
+        """Main process, after `connect`: refuse a combination that can't work, before any process starts.
+
+        Raises:
+            ConfigurationError: what was asked, why it can't be, and the nearest that can.
+        """
+
+    @property
+    def capabilities(self) -> Capability:
+        """What this instance can do, or insists on doing itself."""
+        return (
+            Capability.MANUAL_OPTIMIZATION
+            | Capability.SEVERAL_MODULES
+            | Capability.SEVERAL_OPTIMIZERS
+            | Capability.CLIP_BY_VALUE
+            | Capability.BIT_EXACT_RESUME
+        )
+
+    @property
+    def parallel_devices(self) -> list[torch.device]:
+        """The devices of this node that the run uses."""
+        return self._parallel_devices or []
+
+    @property
+    def cluster_environment(self) -> ClusterEnvironment | None:
+        """Who started the processes; None for a strategy of one process."""
+        return self._cluster_environment
+
+    @property
+    def precision_plugin(self) -> Precision:
+        """In which number formats to compute."""
+        if self._precision_plugin is None:
+            self._precision_plugin = Precision()
+        return self._precision_plugin
+
+    @property
+    def checkpoint_io(self) -> CheckpointIO:
+        """How checkpoints are stored."""
+        if self._checkpoint_io is None:
+            raise ConfigurationError(
+                f"{type(self).__name__} has no CheckpointIO yet: pass checkpoint_io=..., or use it through Fabric or Trainer."
+            )
+        return self._checkpoint_io
+
+    @property
+    def num_processes_per_node(self) -> int:
+        """How many processes the launcher makes on each node."""
+        return 1
+
+    # 2. and 3. environment ------------------------------------------------------------------------------------------
+
+    def setup_environment(self) -> None:
+        """All ranks. Select the device, then join the group. Afterwards ranks and sizes are right."""
+        self.accelerator.setup()
+        self.setup_distributed()
+        self.accelerator.setup_device(self.root_device)
+
+    def setup_distributed(self) -> None:
+        """All ranks; idempotent. Join the process group. One process has none."""
+
+    @property
+    def root_device(self) -> torch.device:
+        """The device of this rank, where its model and batches are."""
+        return self.parallel_devices[0]
+
+    @property
+    def world_size(self) -> int:
+        """Number of processes."""
+        return 1
+
+    @property
+    def global_rank(self) -> int:
+        """Number of this process among all, from 0."""
+        return 0
+
+    @property
+    def local_rank(self) -> int:
+        """Number of this process on its node, from 0."""
+        return 0
+
+    @property
+    def node_rank(self) -> int:
+        """Number of this node, from 0."""
+        return 0
+
+    @property
+    def num_devices(self) -> int:
+        """Number of devices in the whole run, on all nodes."""
+        return max(1, len(self.parallel_devices)) * self.num_nodes
+
+    @property
+    def data_parallel_size(self) -> int:
+        """Into how many shares the data is split."""
+        return self.world_size
+
+    @property
+    def data_parallel_rank(self) -> int:
+        """Which share of the data this rank gets, from 0."""
+        return self.global_rank
+
+    @property
+    def is_global_zero(self) -> bool:
+        """Whether this rank prints, logs and writes what only one may."""
+        return self.global_rank == 0
+
+    # 4. and 5. module and optimizers --------------------------------------------------------------------------------
+
+    def init_context(self, *, empty: bool = False) -> AbstractContextManager[Any]:
+        """All ranks. In which a model is built: on the rank's device, in the precision's format.
+
+        Args:
+            empty: weights will be loaded, so don't initialize them. A sharding strategy answers with `meta`.
+        """
+        stack = ExitStack()
+        stack.enter_context(self.root_device)
+        if (context := self.precision_plugin.init_context()) is not None:
+            stack.enter_context(context)
+        return stack
+
+    def setup_module(self, module: nn.Module) -> nn.Module:
+        """All ranks. Convert, move and wrap the module; set `self.model` and return it."""
+        self.model = self.precision_plugin.convert_module(module)
+        self.module_to_device(self.model)
+        return self.model
+
+    def module_to_device(self, module: nn.Module) -> None:
+        """All ranks. Move parameters and buffers to `root_device`, in place."""
+        module.to(self.root_device)
+
+    def setup_optimizer(self, optimizer: Optimizer) -> Optimizer:
+        """All ranks, after the module of its parameters. Wrap the optimizer, or re-bind it to replaced parameters."""
+        return optimizer
+
+    def setup_module_and_optimizers(
+        self, module: nn.Module, optimizers: list[Optimizer], scheduler: Any = None
+    ) -> tuple[nn.Module, list[Optimizer], Any]:
+        """All ranks, with `Capability.JOINT_SETUP`: everything at once, as an engine wants it."""
+        wrapped = self.setup_module(module)
+        return wrapped, [self.setup_optimizer(optimizer) for optimizer in optimizers], scheduler
+
+    def add_module(self, module: nn.Module) -> nn.Module:
+        """All ranks. Set up a module and keep its handle. Not meant to be overridden.
+
+        Raises:
+            UnsupportedError: a second module, without `Capability.SEVERAL_MODULES`.
+        """
+        if self.handles and Capability.SEVERAL_MODULES not in self.capabilities:
+            raise UnsupportedError(
+                f"{type(self).__name__} can set up one module, and this is the second. Put both into one nn.Module.",
+                capability=Capability.SEVERAL_MODULES,
+            )
+        names = {id(parameter): name for name, parameter in module.named_parameters()}
+        wrapped = self.setup_module(module)
+        self._keep(module, wrapped, names)
+        return wrapped
+
+    def add_optimizers(self, optimizers: Sequence[Optimizer]) -> list[Optimizer]:
+        """All ranks. Set up optimizers whose modules were added, and keep them. Not meant to be overridden.
+
+        Raises:
+            UnsupportedError: a second optimizer, without `Capability.SEVERAL_OPTIMIZERS`.
+        """
+        self._check_number(len(self.optimizers) + len(optimizers))
+        added = [self.setup_optimizer(optimizer) for optimizer in optimizers]
+        self.optimizers = [*self.optimizers, *added]
+        return added
+
+    def add_module_and_optimizers(
+        self, module: nn.Module, optimizers: Sequence[Optimizer], scheduler: Any = None
+    ) -> tuple[nn.Module, list[Optimizer], Any]:
+        """All ranks. Set up everything at once and keep it. Not meant to be overridden."""
+        if Capability.JOINT_SETUP not in self.capabilities:
+            return self.add_module(module), self.add_optimizers(optimizers), scheduler
+        self._check_number(len(optimizers))
+        names = {id(parameter): name for name, parameter in module.named_parameters()}
+        wrapped, added, scheduler = self.setup_module_and_optimizers(module, list(optimizers), scheduler)
+        self._keep(module, wrapped, names)
+        self.optimizers = [*self.optimizers, *added]
+        return wrapped, added, scheduler
+
+    def _check_number(self, num_optimizers: int) -> None:
+        if num_optimizers > 1 and Capability.SEVERAL_OPTIMIZERS not in self.capabilities:
+            raise UnsupportedError(
+                f"{type(self).__name__} can set up one optimizer, and {num_optimizers} were given. Use parameter groups.",
+                capability=Capability.SEVERAL_OPTIMIZERS,
+            )
+
+    def _keep(self, module: nn.Module, wrapped: nn.Module, names: dict[int, str]) -> None:
+        # Converting may have replaced parameters, so names under both identities are known.
+        names |= {id(parameter): name for name, parameter in module.named_parameters()}
+        self.handles.append(ModuleHandle(module, wrapped, names))
+        self.model = wrapped
+
+    @property
+    def handles(self) -> list[ModuleHandle]:
+        """The modules that were set up, in order."""
+        if self._handles is None:
+            self._handles = []
+        return self._handles
+
+    @property
+    def optimizers(self) -> list[Optimizer]:
+        """The optimizers that were set up, in order."""
+        return self._optimizers if self._optimizers is not None else []
+
+    @optimizers.setter
+    def optimizers(self, optimizers: list[Optimizer]) -> None:
+        self._optimizers = optimizers
+
+    @property
+    def lr_schedulers(self) -> list[Any]:
+        """The schedulers of the run, in order; stepped by the core unless `Capability.OWNS_SCHEDULER`."""
+        return self._lr_schedulers if self._lr_schedulers is not None else []
+
+    @lr_schedulers.setter
+    def lr_schedulers(self, schedulers: list[Any]) -> None:
+        self._lr_schedulers = schedulers
+
+    def setup(self, trainer: SetupHost) -> None:
+        """All ranks. Groups 4 to 7, as the Trainer calls them. An expert overrides this, or one of the small hooks."""
+        with self.init_context():
+            trainer.configure_model()
+        if Capability.JOINT_SETUP in self.capabilities and trainer.trains:
+            optimizers, schedulers = trainer.configure_optimizers()
+            scheduler = schedulers[0] if schedulers else None
+            self.add_module_and_optimizers(trainer.module, optimizers, scheduler)
+            self.lr_schedulers = schedulers
+        else:
+            self.add_module(trainer.module)
+            if trainer.trains:
+                optimizers, self.lr_schedulers = trainer.configure_optimizers()
+                self.add_optimizers(optimizers)
+        trainer.setup_dataloaders()
+        trainer.restore()
+
+    # 6. data --------------------------------------------------------------------------------------------------------
+
+    def setup_dataloader(self, loader: Any, stage: Stage) -> Any:
+        """All ranks. Replace the loader, or move its batches ahead of time.
+
+        It has been sharded by `data_parallel_rank` and `data_parallel_size` already.
+        """
+        return loader
+
+    # 8. steps -------------------------------------------------------------------------------------------------------
+
+    def step_callable(self, name: str, module: nn.Module | None = None) -> Callable[..., Any]:
+        """All ranks, once when a stage begins: how the user's method is to be called.
+
+        Args:
+            name: of a method of the user's module: `"training_step"`, or `"forward"`.
+            module: the user's module if there are several.
+        """
+        handle = self.handle_of(module)
+        return handle.wrapped if name == "forward" else getattr(handle.module, name)
+
+    def handle_of(self, module: nn.Module | None = None) -> ModuleHandle:
+        """The handle of a module, own or wrapped; of the last one that was set up if None is given.
+
+        Raises:
+            ConfigurationError: the module wasn't set up with this strategy.
+        """
+        for handle in reversed(self.handles):
+            if module is None or module is handle.module or module is handle.wrapped:
+                return handle
+        raise ConfigurationError(
+            f"{type(module).__name__} was not set up with this {type(self).__name__}: call fabric.setup(module) first."
+        )
+
+    def forward_context(self) -> AbstractContextManager[Any] | None:
+        """Asked once a stage: what the user's step runs in, or None."""
+        return self.precision_plugin.forward_context(self.root_device.type)
+
+    def run_training_step(self, batch: Any, batch_idx: int, step: TrainingStep) -> StepOutput:
+        """All ranks, each batch: forward, backward, and at the end of a window the optimizer's step.
+
+        Args:
+            batch: on the device, of the user's own structure.
+            batch_idx: number of the batch in its epoch, from 0.
+            step: what has to be done, the same object for the whole stage.
+        """
+        if step.manual:
+            return StepOutput(step.compute_loss(batch, batch_idx))
+        if not step.ends_window:
+            with self.no_backward_sync(step.module):
+                return StepOutput(self._compute_gradients(batch, batch_idx, step))
+        optimizer = step.optimizers[0] if step.optimizers else None
+        if step.needs_closure and optimizer is not None:
+            return self._step_with_closure(batch, batch_idx, step, optimizer)
+        loss = self._compute_gradients(batch, batch_idx, step)
+        if optimizer is None:
+            return StepOutput(loss)
+        return StepOutput(loss, 1, self._update(optimizer, step))
+
+    def _compute_gradients(self, batch: Any, batch_idx: int, step: TrainingStep) -> Tensor | None:
+        loss = step.compute_loss(batch, batch_idx)
+        if loss is None:
+            return None
+        share = loss / step.num_accumulated if step.num_accumulated > 1 else loss
+        if step.before_backward is not None:
+            step.before_backward(share)
+        self.backward(share, step.module)
+        if step.after_backward is not None:
+            step.after_backward()
+        return loss.detach()
+
+    def _update(self, optimizer: Optimizer, step: TrainingStep, closure: Callable[[], Any] | None = None) -> int:
+        if closure is None:
+            self._prepare_update(optimizer, step)
+        step_optimizer = step.step_optimizer or self.optimizer_step
+        updated = step_optimizer(optimizer, closure)
+        if closure is None:
+            self._zero_grad(optimizer, step)
+        return int(updated)
+
+    def _prepare_update(self, optimizer: Optimizer, step: TrainingStep) -> None:
+        if step.before_optimizer_step is not None:
+            self.precision_plugin.unscale_gradients(optimizer)
+            step.before_optimizer_step(optimizer)
+        if step.clip_gradients is not None and step.clipping is not None:
+            self.precision_plugin.unscale_gradients(optimizer)
+            step.clip_gradients(optimizer, step.clipping)
+        elif step.clipping is not None:
+            self.clip_gradients(step.module, optimizer, step.clipping)
+
+    def _zero_grad(self, optimizer: Optimizer, step: TrainingStep) -> None:
+        if step.before_zero_grad is not None:
+            step.before_zero_grad(optimizer)
+        if step.zero_grad is not None:
+            step.zero_grad(optimizer)
+        else:
+            optimizer.zero_grad()
+
+    def _step_with_closure(
+        self, batch: Any, batch_idx: int, step: TrainingStep, optimizer: Optimizer
+    ) -> StepOutput:
+        losses: list[Tensor | None] = []
+
+        def closure() -> Tensor | None:
+            self._zero_grad(optimizer, step)
+            losses.append(self._compute_gradients(batch, batch_idx, step))
+            self._prepare_update(optimizer, step)
+            return losses[-1]
+
+        updated = self._update(optimizer, step, closure)
+        return StepOutput(losses[0] if losses else None, 1, updated)
+
+    def backward(self, loss: Tensor, module: nn.Module | None, *, manual: bool = False, **kwargs: Any) -> None:
+        """All ranks. Compute gradients, and exchange them unless `no_backward_sync` is on.
+
+        Args:
+            loss: scalar with a graph; divided by the accumulation window already.
+            module: the wrapped module whose parameters get the gradients, None if that can't be told.
+            manual: called by the user inside a training step, perhaps several times.
+            kwargs: of `Tensor.backward`, such as `retain_graph`.
+        """
+        self.precision_plugin.backward(loss, **kwargs)
+
+    def no_backward_sync(self, module: nn.Module, enabled: bool = True) -> AbstractContextManager[Any]:
+        """All ranks. A context around forward and backward in which gradients stay local, with `Capability.NO_SYNC`."""
+        return nullcontext()
+
+    def clip_gradients(self, module: nn.Module, optimizer: Optimizer, clipping: GradientClipping) -> Tensor | None:
+        """All ranks. Clip the gradients of the optimizer's parameters in place, after unscaling.
+
+        Returns:
+            The total norm before clipping, a scalar tensor; None for the algorithm `"value"`.
+
+        Raises:
+            UnsupportedError: by value, without `Capability.CLIP_BY_VALUE`.
+        """
+        from torch.nn.utils import clip_grad_norm_, clip_grad_value_
+
+        self.precision_plugin.unscale_gradients(optimizer)
+        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        if clipping.algorithm == "norm":
+            return clip_grad_norm_(parameters, clipping.value)
+        if Capability.CLIP_BY_VALUE not in self.capabilities:
+            raise UnsupportedError(
+                f"{type(self).__name__} can't clip gradients by value: use gradient_clip_algorithm='norm'.",
+                capability=Capability.CLIP_BY_VALUE,
+            )
+        clip_grad_value_(parameters, clipping.value)
+        return None
+
+    def optimizer_step(self, optimizer: Optimizer, closure: Callable[[], Any] | None = None) -> bool:
+        """All ranks. Step the optimizer.
+
+        Returns:
+            Whether parameters were updated. An overflow in fp16 skips one; a decentralized optimizer steps now and then.
+        """
+        return self.precision_plugin.optimizer_step(optimizer, closure)
+
+    # 9. collectives -------------------------------------------------------------------------------------------------
+
+    def reduce(self, tensor: Tensor, group: Any = None, reduce_op: ReduceOp | Any = "mean") -> Tensor:
+        """All ranks. Combine a tensor of one shape over all ranks; the result is the same everywhere.
+
+        Args:
+            tensor: any shape; of one shape and dtype on all ranks. Not changed.
+            group: a process group, None for all ranks.
+            reduce_op: `"mean"`, `"sum"`, `"min"`, `"max"`, `"product"`, or the backend's own.
+
+        Returns:
+            A tensor of the same shape. The same tensor on one process.
+        """
+        return tensor
+
+    def all_reduce(self, tensor: Tensor, group: Any = None, reduce_op: ReduceOp | Any = "mean") -> Tensor:
+        """All ranks. Another name of `reduce`, as torch.distributed calls it."""
+        return self.reduce(tensor, group, reduce_op)
+
+    def all_gather(self, tensor: Tensor, group: Any = None, sync_grads: bool = False) -> Tensor:
+        """All ranks. Stack a tensor of one shape from all ranks.
+
+        Args:
+            tensor: shape (...); of one shape and dtype on all ranks.
+            group: a process group, None for all ranks.
+            sync_grads: let gradients flow back to the ranks that they belong to.
+
+        Returns:
+            Shape (world_size, ...). The same tensor, of shape (...), on one process.
+        """
+        return tensor
+
+    def broadcast(self, obj: Any, src: int = 0) -> Any:
+        """All ranks. A tensor, or any picklable object, of rank `src`."""
+        return obj
+
+    def gather_objects(self, obj: Any, dst: int = 0) -> list[Any] | None:
+        """All ranks. On rank `dst` everyone's picklable object, in the order of ranks; None elsewhere."""
+        return [obj]
+
+    def barrier(self, name: str | None = None) -> None:
+        """All ranks. Wait until all are here. `name` shows up in the message when somebody doesn't come."""
+
+    def reduce_boolean_decision(self, decision: bool, all: bool = True) -> bool:
+        """All ranks. Agree on yes or no: yes if all say so, or with `all=False` if any does."""
+        return decision
+
+    @property
+    def collectives(self) -> Collectives:
+        """As much communication as a CheckpointIO needs."""
+        return StrategyCollectives(self)
+
+    # 7. and 10. state -----------------------------------------------------------------------------------------------
+
+    def save_checkpoint(self, path: PathLike, state: Mapping[str, Any]) -> None:
+        """All ranks. Write a state in which modules and optimizers stand for their own.
+
+        Args:
+            path: a local path or a URL.
+            state: values are modules and optimizers that were set up here, objects with `state_dict()`, lists and
+                dicts of those, or plain values.
+
+        Raises:
+            CheckpointError: it can't be written; what was at `path` is untouched.
+        """
+        plain = {key: self._state_of(value) for key, value in state.items()}
+        writes = self.checkpoint_io.layout == "sharded" or self.is_global_zero
+        self.checkpoint_io.save_checkpoint(plain if writes else None, path, collectives=self.collectives)
+
+    def load_checkpoint(
+        self, path: PathLike, state: Mapping[str, Any] | None = None, *, strict: bool = True
+    ) -> dict[str, Any]:
+        """All ranks. Read a checkpoint and restore in place whatever `state` names.
+
+        Args:
+            path: a local path or a URL.
+            state: as given to `save_checkpoint`; None restores nothing.
+            strict: every name in `state`, and every key of a module, must be there.
+
+        Returns:
+            What was saved and isn't in `state` as an object to restore.
+
+        Raises:
+            CheckpointNotFoundError: nothing is at `path`.
+            CheckpointCorruptedError: it is damaged or foreign.
+            CheckpointError: it doesn't fit what is to be restored.
+        """
+        saved = self.checkpoint_io.load_checkpoint(path, collectives=self.collectives)
+        return self.restore_state(saved, state or {}, strict=strict)
+
+    def restore_state(self, saved: dict[str, Any], state: Mapping[str, Any], *, strict: bool = True) -> dict[str, Any]:
+        """All ranks. Restore in place from a state that was read already; returns what is left over."""
+        if strict and (missing := [key for key in state if key not in saved]):
+            raise CheckpointError(
+                f"The checkpoint has no {missing[0]!r}; it has {sorted(saved)}. Leave it out of the state, or pass strict=False."
+            )
+        return {
+            key: value
+            for key, value in saved.items()
+            if key not in state or not self._restore(state[key], value, strict)
+        }
+
+    def get_module_state_dict(self, module: nn.Module) -> dict[str, Any]:
+        """All ranks. The module's state under the names of the user's own module; whole on rank 0."""
+        return dict(self.handle_of(module).module.state_dict())
+
+    def load_module_state_dict(self, module: nn.Module, state: Mapping[str, Any], *, strict: bool = True) -> None:
+        """All ranks. Put back what `get_module_state_dict` gave, in place."""
+        try:
+            self.handle_of(module).module.load_state_dict(state, strict=strict)
+        except RuntimeError as error:
+            raise CheckpointError(f"The checkpoint does not fit {type(module).__name__}: {error}") from error
+
+    def get_optimizer_state_dict(self, optimizer: Optimizer) -> dict[str, Any]:
+        """All ranks. The optimizer's state keyed by parameter names (`core.contract.optimizer_state`); whole on rank 0."""
+        return optimizer_state.to_named(optimizer.state_dict(), self.parameter_names(optimizer))
+
+    def load_optimizer_state_dict(self, optimizer: Optimizer, state: Mapping[str, Any]) -> None:
+        """All ranks. Put back what `get_optimizer_state_dict` gave, in place."""
+        optimizer.load_state_dict(optimizer_state.to_positional(state, self.parameter_names(optimizer)))
+
+    def parameter_names(self, optimizer: Optimizer) -> list[str]:
+        """Names of the optimizer's parameters, group after group, as in the user's own modules.
+
+        Names of the n-th module begin with `"n."` if the optimizer holds parameters of several.
+
+        Raises:
+            ConfigurationError: a parameter belongs to none of the modules that were set up.
+        """
+        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        places = [self._place_of(parameter) for parameter in parameters]
+        several = len({index for index, _ in places}) > 1
+        return [f"{index}.{name}" if several else name for index, name in places]
+
+    def _place_of(self, parameter: nn.Parameter) -> tuple[int, str]:
+        for index, handle in enumerate(self.handles):
+            if (name := handle.parameter_names.get(id(parameter))) is not None:
+                return index, name
+        raise ConfigurationError(
+            f"The optimizer holds a parameter of shape {tuple(parameter.shape)} that belongs to no module that was set up. "
+            "Set up its module first, and build the optimizer from that module's parameters."
+        )
+
+    def _state_of(self, value: Any) -> Any:
+        if any(value is handle.module or value is handle.wrapped for handle in self.handles):
+            return self.get_module_state_dict(value)
+        if any(value is optimizer for optimizer in self.optimizers):
+            return self.get_optimizer_state_dict(value)
+        if callable(method := getattr(value, "state_dict", None)):
+            return method()
+        if isinstance(value, dict):
+            return {key: self._state_of(item) for key, item in value.items()}
+        if isinstance(value, list | tuple):
+            return [self._state_of(item) for item in value]
+        return value
+
+    def _restore(self, target: Any, saved: Any, strict: bool) -> bool:
+        """Whether `target` was an object that could be restored in place."""
+        if any(target is handle.module or target is handle.wrapped for handle in self.handles):
+            self.load_module_state_dict(target, saved, strict=strict)
+        elif any(target is optimizer for optimizer in self.optimizers):
+            self.load_optimizer_state_dict(target, saved)
+        elif callable(method := getattr(target, "load_state_dict", None)):
+            method(saved)
+        elif isinstance(target, dict) and isinstance(saved, dict):
+            target.update({key: item for key, item in saved.items() if not self._restore(target.get(key), item, strict)})
+        elif isinstance(target, list | tuple) and isinstance(saved, list) and len(target) == len(saved):
+            return all([self._restore(item, part, strict) for item, part in zip(target, saved, strict=True)])
+        else:
+            return False
+        return True
+
+    # 11. end --------------------------------------------------------------------------------------------------------
+
+    def teardown(self) -> None:
+        """All ranks; idempotent, also after an exception. The group, hooks and handles are gone; workers stay."""
+        self.release()
+        if self._checkpoint_io is not None:
+            self._checkpoint_io.teardown()
+        if hasattr(self, "accelerator"):
+            self.accelerator.teardown()
+
+    def release(self) -> None:
+        """All ranks; idempotent. Forget modules, optimizers and schedulers, and stay in the group."""
+        self._handles = self._optimizers = self._lr_schedulers = None
+        self.__dict__.pop("model", None)
+
+
+class StrategyCollectives:
+    """A strategy's collectives, in the small form that a CheckpointIO takes."""
+
+    def __init__(self, strategy: Strategy) -> None:
+        self._strategy = strategy
+        connected = Capability.COLLECTIVES in strategy.capabilities
+        self.rank = strategy.global_rank if connected else 0
+        self.size = strategy.world_size if connected else 1
+
+    def barrier(self) -> None:
+        """Wait until all are here."""
+        self._strategy.barrier()
+
+    def broadcast_object(self, obj: Any, src: int = 0) -> Any:
+        """`obj` of rank `src`, on all ranks."""
+        return self._strategy.broadcast(obj, src)
+
+    def gather_objects(self, obj: Any, dst: int = 0) -> list[Any] | None:
+        """On rank `dst` everyone's `obj` in the order of ranks; None elsewhere."""
+        return self._strategy.gather_objects(obj, dst)

@@ -1,0 +1,71 @@
+"""What a user's environment gets: the wheels, their metadata and nothing of the checkout."""
+
+import importlib
+import os
+import sys
+import sysconfig
+import zipfile
+from email.parser import BytesParser
+from importlib.metadata import distribution
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.version import Version
+
+PACKAGES = {"core": "core", "core-ddp": "core_ddp", "core-dp": "core_dp"}
+
+in_tox = pytest.mark.skipif("TOX_ENV_DIR" not in os.environ, reason="only tox installs wheels outside the checkout")
+
+
+@in_tox
+@pytest.mark.parametrize("package", PACKAGES.values())
+def test_tests_run_on_the_installed_wheel(package):
+    module = importlib.import_module(package)
+    site_packages = Path(sysconfig.get_path("purelib")).resolve()
+    assert Path(sys.prefix).resolve() == Path(os.environ["TOX_ENV_DIR"]).resolve()
+    assert site_packages in Path(module.__file__).resolve().parents
+
+
+@pytest.mark.parametrize(("name", "package"), PACKAGES.items())
+def test_version_comes_from_one_place(name, package):
+    version = importlib.import_module(f"{package}._version").__version__
+    assert distribution(name).version == version
+
+
+@pytest.mark.parametrize("name", ["core-ddp", "core-dp"])
+def test_a_plugin_bounds_the_core_on_both_sides(name):
+    requirements = [Requirement(line) for line in distribution(name).requires]
+    (core,) = (requirement for requirement in requirements if requirement.name == "core")
+    assert Version(distribution("core").version) in core.specifier
+    assert "9999" not in core.specifier
+
+
+@pytest.mark.parametrize("name", ["core-ddp", "core-dp"])
+def test_every_entry_point_names_a_public_attribute(name):
+    entry_points = distribution(name).entry_points
+    assert entry_points
+    for entry_point in entry_points:
+        assert callable(entry_point.load()), entry_point
+        assert entry_point.attr in importlib.import_module(entry_point.module).__all__
+
+
+def test_ddp_has_a_preset_for_each_way_to_launch():
+    launches = ["ddp", "ddp_spawn", "ddp_fork", "ddp_notebook"]
+    suffixes = ["", "_find_unused_parameters_false", "_find_unused_parameters_true"]
+    aliases = {entry_point.name for entry_point in distribution("core-ddp").entry_points}
+    assert aliases == {launch + suffix for launch in launches for suffix in suffixes}
+
+
+@in_tox
+@pytest.mark.parametrize(("name", "package"), PACKAGES.items())
+def test_a_wheel_holds_its_package_and_nothing_else(name, package):
+    (path,) = Path(os.environ["CORE_WHEELS"]).glob(f"{package}-*.whl")
+    with zipfile.ZipFile(path) as wheel:
+        names = wheel.namelist()
+        (metadata,) = (member for member in names if member.endswith(".dist-info/METADATA"))
+        headers = BytesParser().parsebytes(wheel.read(metadata))
+    assert {member.split("/")[0] for member in names} == {package, metadata.split("/")[0]}
+    assert f"{package}/py.typed" in names
+    assert headers["Name"] == name
+    assert headers["License-Expression"] == "Apache-2.0"

@@ -1,0 +1,49 @@
+"""Lets environments of equal settings share one folder, and so one copy of torch.
+
+tox empties a folder that an environment of another name has used. `runner = shared` in `tox.ini` leaves the name out of
+that comparison, and the interpreter, the dependencies and the constraints in it. tox itself no longer offers this since
+release 4 (https://github.com/tox-dev/tox/pull/2789).
+"""
+
+from collections.abc import Generator
+from contextlib import contextmanager
+from typing import Any
+
+from tox.plugin import impl
+from tox.tox_env.info import Info
+from tox.tox_env.python.virtual_env.runner import VirtualEnvRunner
+from tox.tox_env.register import ToxEnvRegister
+
+
+class SharedInfo(Info):
+    """What tox remembers of a folder, less the name of the environment that used it last."""
+
+    @contextmanager
+    def compare(
+        self, value: Any, section: str, sub_section: str | None = None
+    ) -> Generator[tuple[bool, Any | None], None, None]:
+        """Compare, with one name for all environments."""
+        if section == "ToxEnv":
+            value = {**value, "name": "shared"}
+        with super().compare(value, section, sub_section) as outcome:
+            yield outcome
+
+
+class SharedRunner(VirtualEnvRunner):
+    """A virtual environment that several tox environments use, one after the other."""
+
+    @staticmethod
+    def id() -> str:
+        """The name in `tox.ini`."""
+        return "shared"
+
+    @property
+    def cache(self) -> SharedInfo:
+        """What tox remembers of the folder."""
+        return SharedInfo(self.env_dir)
+
+
+@impl
+def tox_register_tox_env(register: ToxEnvRegister) -> None:
+    """Offer the runner to tox."""
+    register.add_run_env(SharedRunner)

@@ -1,0 +1,62 @@
+"""`core explain`: what a run would use, with the reason for every choice."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import TYPE_CHECKING
+
+import click
+
+from core.cli.layout import table
+
+if TYPE_CHECKING:
+    from core.resolve import Decision
+
+
+_EXAMPLES = """\b
+Examples:
+  core explain
+  core explain --strategy ddp --accelerator cpu --devices 2
+  core explain --devices 8 --num-nodes 4 --precision bf16-mixed
+"""
+
+
+@click.command(short_help="Tell what a run would use, and why.", epilog=_EXAMPLES)
+@click.option("--strategy", default="auto", show_default=True, metavar="NAME")
+@click.option("--accelerator", default="auto", show_default=True, metavar="NAME")
+@click.option("--devices", default="auto", show_default=True, metavar="N|LIST", help="2, -1 (all), 1,3 or auto.")
+@click.option("--num-nodes", type=int, default=1, show_default=True, metavar="N")
+@click.option("--precision", default=None, metavar="NAME", help="16-mixed, bf16-mixed, ...  [default: 32-true]")
+@click.option("--plugin", "plugins", multiple=True, metavar="NAME", help="As in plugins=[...]; may be repeated.")
+@click.option("--json", "as_json", is_flag=True, help="Print a list of JSON objects.")
+def explain(
+    strategy: str,
+    accelerator: str,
+    devices: str,
+    num_nodes: int,
+    precision: str | None,
+    plugins: tuple[str, ...],
+    as_json: bool,
+) -> None:
+    """Tell what a run with these arguments would use on this machine, and why. No process is started."""
+    from core.resolve import resolve
+
+    resolution = resolve(
+        strategy=strategy,
+        accelerator=accelerator,
+        devices=devices,
+        num_nodes=num_nodes,
+        precision=precision,
+        plugins=plugins,
+    )
+    if as_json:
+        click.echo(json.dumps([dataclasses.asdict(decision) for decision in resolution.decisions], indent=2))
+        return
+    for line in table(["What", "Choice", "Why"], [_cells(decision) for decision in resolution.decisions]):
+        click.echo(line)
+
+
+def _cells(decision: Decision) -> list[str]:
+    provider = f" (from {decision.provider})" if decision.provider else ""
+    return [decision.subject, click.style(decision.choice, bold=True), f"{decision.reason}{provider}"]

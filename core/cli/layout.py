@@ -1,0 +1,103 @@
+"""Tables as plain text: whole words at any width, and nothing cut off.
+
+A name that is too long for its column takes a line of its own, as an option does in the help of a command; a table of
+a library would break it in the middle.
+"""
+
+from __future__ import annotations
+
+import shutil
+import textwrap
+from typing import TYPE_CHECKING
+
+import click
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+_GAP = "  "
+_INDENT = "    "
+_NARROWEST_TEXT = 24
+_NARROWEST_NAME = 12
+
+
+def terminal_width() -> int:
+    """Columns of the terminal, or of `COLUMNS`; 80 where there is neither."""
+    return max(20, shutil.get_terminal_size((80, 24)).columns)
+
+
+def table(
+    headers: Sequence[str], rows: Sequence[Sequence[str]], notes: Sequence[str] = (), width: int | None = None
+) -> Iterator[str]:
+    """Lay rows out in columns.
+
+    Args:
+        headers: a title each column.
+        rows: cells, which may be styled. The last one of a row may be a sentence, and is wrapped.
+        notes: a sentence below each row; empty for none.
+        width: in characters; that of the terminal by default.
+
+    Yields:
+        Lines, none wider than `width` unless a single word is.
+    """
+    width = width or terminal_width()
+    notes = notes or [""] * len(rows)
+    widths = _column_widths([headers, *rows], width)
+    head = [click.style(header, bold=True) for header in headers]
+    if widths is None:
+        for row, note in zip(rows, notes, strict=True):
+            yield from _stacked(headers, row, note, width)
+        return
+    yield from _row(head, widths)
+    for row, note in zip(rows, notes, strict=True):
+        yield from _row(row, widths)
+        yield from paragraph(note, width, indent=_INDENT)
+
+
+def paragraph(text: str, width: int | None = None, indent: str = "") -> list[str]:
+    """Wrap a text; the line breaks in it stay. Words that are too long stay whole."""
+    width = width or terminal_width()
+    return [
+        line
+        for part in text.splitlines()
+        for line in textwrap.wrap(
+            part, width, initial_indent=indent, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+        )
+    ]
+
+
+def _length(cell: str) -> int:
+    return len(click.unstyle(cell))
+
+
+def _column_widths(rows: Iterable[Sequence[str]], width: int) -> list[int] | None:
+    """Width of each column, or None if they don't fit beside each other."""
+    *names, text = [max(map(_length, column)) for column in zip(*rows, strict=True)]
+    gaps = len(_GAP) * len(names)
+    room = width - gaps - sum(names)
+    if room >= min(text, _NARROWEST_TEXT):
+        return [*names, min(text, room)]
+    text = min(text, _NARROWEST_TEXT)
+    first = width - gaps - sum(names[1:]) - text
+    return [first, *names[1:], text] if first >= _NARROWEST_NAME else None
+
+
+def _row(cells: Sequence[str], widths: Sequence[int]) -> Iterator[str]:
+    *names, text = cells
+    if _length(names[0]) > widths[0]:
+        yield names[0]
+        names[0] = ""
+    lines = [text] if _length(text) <= widths[-1] else paragraph(text, widths[-1])
+    padded = [name + " " * (width - _length(name)) for name, width in zip(names, widths, strict=False)]
+    left = _GAP.join(padded) + _GAP
+    for line in lines or [""]:
+        yield f"{left}{line}".rstrip()
+        left = " " * _length(left)
+
+
+def _stacked(headers: Sequence[str], row: Sequence[str], note: str, width: int) -> Iterator[str]:
+    yield row[0]
+    for header, cell in zip(headers[1:], row[1:], strict=True):
+        if cell:
+            yield from paragraph(f"{header.lower()}: {cell}", width, indent=_INDENT)
+    yield from paragraph(note, width, indent=_INDENT)

@@ -1,0 +1,230 @@
+"""`core list-strategies` and its siblings: one command a kind, and one for the packages themselves."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from core.cli.layout import paragraph, table
+from core.contract.kinds import KINDS
+from core.registry import HOOKS, Row, Status, listing, plugin_manager
+from core.registry.builtins import CORE
+from core.registry.known_aliases import DEFAULT_PARALLEL_STRATEGY, KNOWN_ALIASES
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+    from core.cli.probe import Outcome
+    from core.contract import Kind
+    from core.registry import Provider
+
+_COLORS = {Status.OK: "green", Status.BLOCKED: "yellow", Status.CONFLICT: "yellow", Status.SHADOWED: "yellow"}
+
+
+def listing_commands() -> Iterator[click.Command]:
+    """One for each kind, and `list-plugins`."""
+    yield from (_command_for(kind) for kind in KINDS.values())
+    yield list_plugins
+
+
+def _options(function: Callable[..., None]) -> Callable[..., None]:
+    for option in (
+        click.option("--json", "as_json", is_flag=True, help="Print a list of JSON objects."),
+        click.option(
+            "--timeout",
+            "timeout_s",
+            type=click.FloatRange(min=0, min_open=True),
+            default=60.0,
+            show_default=True,
+            metavar="SECONDS",
+            help="How long --check waits for an import.",
+        ),
+        click.option("--check", is_flag=True, help="Import each one, in a process of its own; tell time and problems."),
+        click.option("--all", "everything", is_flag=True, help="Show also what can't be used, and why."),
+    ):
+        function = option(function)
+    return function
+
+
+def _command_for(kind: Kind) -> click.Command:
+    plural = kind.plural.replace("-", " ")
+
+    @click.command(f"list-{kind.plural}", short_help=f"List the installed {plural}.")
+    @_options
+    def command(everything: bool, check: bool, as_json: bool, timeout_s: float) -> None:
+        rows = listing(kind.name)
+        shown = [row for row in rows if everything or row.status is Status.OK]
+        outcomes = _check(shown, timeout_s) if check else {}
+        if as_json:
+            click.echo(json.dumps([_as_json(row, outcomes.get(row)) for row in shown], indent=2))
+        else:
+            _print(shown, outcomes)
+            _print_hints(kind, rows, shown)
+        if any(outcome.error for outcome in outcomes.values()):
+            raise SystemExit(1)
+
+    command.help = (
+        f"List the installed {plural}: alias, class, package, version and status.\n\n"
+        f"Nothing is imported to know them, unless --check asks for it."
+    )
+    command.epilog = (
+        f"\b\nExamples:\n"
+        f"  core list-{kind.plural} --all\n"
+        f"  core list-{kind.plural} --check --timeout 20\n"
+        f"  core list-{kind.plural} --json"
+    )
+    return command
+
+
+_PLUGINS_EXAMPLES = """\b
+Examples:
+  core list-plugins --all
+  core list-plugins --check
+"""
+
+
+@click.command(
+    "list-plugins", short_help="List the installed packages that offer something to core.", epilog=_PLUGINS_EXAMPLES
+)
+@_options
+def list_plugins(everything: bool, check: bool, as_json: bool, timeout_s: float) -> None:
+    """List the installed packages that offer something to core, and what is wrong with any.
+
+    A package is named by its distribution, as pip knows it. Modules with event hooks are counted too; they run only
+    when a Trainer names them.
+    """
+    rows = listing()
+    usable = [row for row in rows if row.kind and row.status is Status.OK]
+    outcomes = _check([row for row in usable if row.kind in KINDS], timeout_s) if check else {}
+    found = [_provider_as_json(provider, rows, outcomes) for provider in plugin_manager().providers.values()]
+    shown = [entry for entry in found if everything or entry["status"] == "ok"]
+    problems = [row for row in rows if not row.kind]
+    if as_json:
+        click.echo(json.dumps([*shown, *(_problem_as_json(row) for row in problems)], indent=2))
+    else:
+        _print_providers(shown, problems)
+    if any(outcome.error for outcome in outcomes.values()):
+        raise SystemExit(1)
+
+
+def _check(rows: Iterable[Row], timeout_s: float) -> dict[Row, Outcome]:
+    from core.cli.probe import probe
+
+    return probe([row for row in rows if row.status in (Status.OK, Status.CONFLICT, Status.RESERVED)], timeout_s)
+
+
+def _print(rows: Sequence[Row], outcomes: dict[Row, Outcome]) -> None:
+    if not rows:
+        click.echo("None.")
+        return
+    headers = ["Alias", "Class", "Package", "Version", "Status", *(["Import"] if outcomes else [])]
+    cells = [_cells(row, outcomes) for row in rows]
+    notes = [outcomes[row].error if row in outcomes and outcomes[row].error else row.detail for row in rows]
+    for line in table(headers, cells, notes):
+        click.echo(line)
+
+
+def _cells(row: Row, outcomes: dict[Row, Outcome]) -> list[str]:
+    cells = [row.alias or "-", _class_of(row), row.provider, row.version or "-", _styled(row.status)]
+    if not outcomes:
+        return cells
+    outcome = outcomes.get(row)
+    if outcome is not None and outcome.error:
+        cells[-1] = click.style(outcome.status, fg="red")
+    return [*cells, f"{outcome.import_s:.2f} s" if outcome and outcome.import_s is not None else "-"]
+
+
+def _class_of(row: Row) -> str:
+    """The class as the metadata has it. A factory is told from it by its name: nothing is imported here."""
+    name = row.target.rpartition(":")[2].rpartition(".")[2]
+    return name if name[:1].isupper() else f"{name}()" if name and name != row.alias else "preset" if name else "-"
+
+
+def _styled(status: Status) -> str:
+    return click.style(str(status), fg=_COLORS.get(status, "red"))
+
+
+def _print_hints(kind: Kind, rows: Sequence[Row], shown: Sequence[Row]) -> None:
+    hidden = Counter(str(row.status) for row in rows if row not in shown)
+    if hidden:
+        counts = ", ".join(f"{number} {status}" for status, number in sorted(hidden.items()))
+        _hint(f"Not shown: {counts}. See `core list-{kind.plural} --all`.")
+    if kind.name == "strategy" and all(row.provider == CORE for row in shown):
+        package = KNOWN_ALIASES[kind.name, DEFAULT_PARALLEL_STRATEGY]
+        _hint(f"Strategies for several devices come in packages of their own: `pip install {package}`.")
+
+
+def _hint(text: str) -> None:
+    """Beside the listing, so that a pipe gets rows only."""
+    for line in paragraph(text):
+        click.echo(line, err=True)
+
+
+def _as_json(row: Row, outcome: Outcome | None) -> dict[str, Any]:
+    entry = {field.name: getattr(row, field.name) for field in dataclasses.fields(row)} | {"status": str(row.status)}
+    if outcome is not None:
+        entry["check"] = {"status": outcome.status, "import_s": outcome.import_s, "error": outcome.error}
+    return entry
+
+
+def _provider_as_json(provider: Provider, rows: Iterable[Row], outcomes: dict[Row, Outcome]) -> dict[str, Any]:
+    offered = [row for row in rows if row.provider == provider.name and row.kind]
+    errors = [outcome.error for row, outcome in outcomes.items() if row.provider == provider.name and outcome.error]
+    refusals = list(dict.fromkeys(f"{row.alias}: {row.detail}" for row in offered if row.detail))
+    status = _provider_status(offered, errors)
+    return {
+        "provider": provider.name,
+        "version": provider.version,
+        "status": status,
+        "offers": dict(Counter(row.kind for row in offered)),
+        "summary": provider.summary,
+        "location": provider.location,
+        "detail": "\n".join(dict.fromkeys([*errors, *refusals])),
+    }
+
+
+def _provider_status(offered: Sequence[Row], errors: Sequence[str]) -> str:
+    if errors:
+        return str(Status.BROKEN)
+    statuses = [row.status for row in offered]
+    return "ok" if not statuses or Status.OK in statuses else str(statuses[0])
+
+
+def _problem_as_json(row: Row) -> dict[str, Any]:
+    return {
+        "provider": row.provider,
+        "version": row.version,
+        "status": str(row.status),
+        "offers": {},
+        "summary": "",
+        "location": row.location,
+        "detail": row.detail,
+    }
+
+
+def _print_providers(providers: Sequence[dict[str, Any]], problems: Sequence[Row]) -> None:
+    rows = [
+        [entry["provider"], entry["version"], _styled(Status(entry["status"])), _counts(entry["offers"])]
+        for entry in providers
+    ]
+    for line in table(["Package", "Version", "Status", "Offers"], rows, [entry["detail"] for entry in providers]):
+        click.echo(line)
+    if problems:
+        click.echo(click.style("\nProblems", bold=True))
+    for problem in problems:
+        click.echo(f"{problem.provider}  {_styled(problem.status)}")
+        click.echo("\n".join(paragraph(f"{problem.detail} ({problem.location})".removesuffix(" ()"), indent="    ")))
+
+
+def _counts(offers: dict[str, int]) -> str:
+    return ", ".join(f"{number} {_plural(kind, number)}" for kind, number in offers.items()) or "nothing"
+
+
+def _plural(kind: str, number: int) -> str:
+    if kind == HOOKS or number == 1:
+        return kind.removesuffix("s") if number == 1 else kind
+    return KINDS[kind].plural.replace("-", " ")

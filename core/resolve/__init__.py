@@ -1,0 +1,111 @@
+"""What the user asked for becomes one strategy, with a reason for every choice.
+
+The steps stand in `resolve` in their order: accelerator, devices, cluster environment, strategy, precision,
+checkpoint IO, launcher, checks. Each is a function of what was decided before it. No process is started here, and
+no device is touched.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+from core._version import __version__
+from core.contract import Strategy
+from core.resolve.accelerator import choose_accelerator, choose_devices
+from core.resolve.decision import Choice, Decision, Resolution
+from core.resolve.devices import check_devices, check_num_nodes
+from core.resolve.parts import choose_checkpoint_io, choose_cluster_environment, choose_launcher, choose_precision
+from core.resolve.plugins import sort_plugins
+from core.resolve.strategy import check_strategy_argument, choose_strategy
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from core.contract import Accelerator, Precision
+    from core.contract.accelerator import Devices
+    from core.contract.fingerprint import Fingerprint
+
+__all__ = ["Decision", "Resolution", "resolve"]
+
+_log = logging.getLogger("core")
+
+
+def resolve(
+    *,
+    strategy: str | Strategy = "auto",
+    accelerator: str | Accelerator = "auto",
+    devices: Devices = "auto",
+    num_nodes: int = 1,
+    precision: str | int | Precision | None = None,
+    plugins: Sequence[Any] | None = (),
+) -> Resolution:
+    """Main process. Decide what the user left open, and put the strategy together.
+
+    Args:
+        strategy: a registered name, qualified (`"core-acme:acme"`) where several offer it; an instance, whose own
+            options and parts are kept; or `"auto"`.
+        accelerator: a registered name, `"gpu"`, an instance, or `"auto"`: the best of those that are here.
+        devices: how many (`2`, `"2"`), which (`[1, 3]`, `"1,3"`), all (`-1`), or `"auto"`: on each node.
+        num_nodes: number of machines.
+        precision: a registered name (`"bf16-mixed"`), a number (`16`), an instance, or None for float32.
+        plugins: instances or names of Precision, CheckpointIO, ClusterEnvironment and Launcher; one of each.
+
+    Raises:
+        ConfigurationError: what was asked, why it can't be, and the nearest that can.
+        PluginLoadError: a plugin that was asked for can't be loaded.
+        LaunchError: processes can't be made here in the way that the strategy needs.
+    """
+    check_strategy_argument(strategy)
+    check_devices(devices)
+    check_num_nodes(num_nodes)
+    own = sort_plugins(plugins)
+    given = strategy.given_parts() if isinstance(strategy, Strategy) else {}
+
+    device_kind = choose_accelerator(accelerator, given)
+    environment = choose_cluster_environment(own, given)
+    parallel_devices, which_devices = choose_devices(devices, device_kind.part, environment.part, num_nodes, given)
+    chosen = choose_strategy(strategy, device_kind.part, len(parallel_devices), num_nodes)
+    formats = choose_precision(precision, chosen.part, chosen.identity, own, given)
+    checkpoint_io = choose_checkpoint_io(chosen.part, own, given)
+    launcher = choose_launcher(chosen.part, environment, own)
+
+    chosen.part.connect(
+        accelerator=device_kind.part,
+        parallel_devices=parallel_devices,
+        num_nodes=num_nodes,
+        cluster_environment=environment.part,
+        launcher=launcher.part,
+        precision_plugin=formats.part,
+        checkpoint_io=checkpoint_io.part,
+        fingerprint=_fingerprint(device_kind, environment, chosen, formats, checkpoint_io),
+    )
+    launcher.part.connect(
+        cluster_environment=environment.part,
+        num_processes=chosen.part.num_processes_per_node,
+        num_nodes=num_nodes,
+    )
+    _check(chosen.part, num_nodes)
+    nodes = Decision("nodes", str(num_nodes), f"num_nodes={num_nodes}")
+    parts = [part.decision for part in (environment, chosen, formats, checkpoint_io, launcher)]
+    resolution = Resolution(chosen.part, (device_kind.decision, which_devices, nodes, *parts))
+    if environment.part.global_rank() == 0:
+        _log.info(resolution.summary)
+    return resolution
+
+
+def _check(strategy: Strategy, num_nodes: int) -> None:
+    """Before any process starts: does it all go together?"""
+    strategy.check()
+    if strategy.cluster_environment is not None:
+        strategy.cluster_environment.validate(strategy.num_processes_per_node, num_nodes)
+    strategy.launcher.check()
+
+
+def _fingerprint(*choices: Choice[Any]) -> Fingerprint:
+    """What ranks compare before they communicate."""
+    import torch
+
+    names = [(choice.subject, choice.identity) for choice in choices]
+    parts = [(subject, name.alias, name.provider, name.version) for subject, name in names]
+    return (*parts, ("core", "core", "core", __version__), ("torch", "torch", "torch", torch.__version__))

@@ -1,0 +1,165 @@
+"""Which kind of device, and which devices of it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from core.contract import Accelerator, Broken, ConfigurationError, DeviceError, Found, normalize_alias
+from core.resolve.candidates import ask, best, create, identify, same_part, survey, why_absent
+from core.resolve.decision import Choice, Decision
+from core.resolve.devices import check_devices
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    import torch
+
+    from core.contract import ClusterEnvironment
+
+KIND = "accelerator"
+
+_STANDS_FOR = {"gpu": ("cuda", "mps")}
+"""Words that stand for the first accelerator that is here, out of several."""
+
+
+def choose_accelerator(argument: Any, given: Mapping[str, Any]) -> Choice[Accelerator]:
+    """Decide the kind of device.
+
+    Args:
+        argument: `"auto"`, a word that stands for several, a registered name, or an instance.
+        given: the parts that the user's strategy instance brings.
+
+    Raises:
+        ConfigurationError: it contradicts the strategy instance, or nobody offers it.
+        DeviceError: no such device is here, or it can't be used.
+    """
+    if not isinstance(argument, str | Accelerator):
+        raise _not_an_accelerator(argument)
+    word = normalize_alias(argument) if isinstance(argument, str) else ""
+    if (brought := given.get("accelerator")) is not None:
+        _check_agreement(argument, word, brought)
+        return _checked(Choice(KIND, brought, identify(KIND, brought), "the strategy instance brings it"))
+    if isinstance(argument, Accelerator):
+        return _checked(Choice(KIND, argument, identify(KIND, argument), "this instance was passed"))
+    if word == "auto":
+        return _of_devices(given["parallel_devices"]) if "parallel_devices" in given else _automatic()
+    if word in _STANDS_FOR:
+        return _first_of(word)
+    return _checked(create(KIND, argument, f"accelerator={argument!r} was asked for"))
+
+
+def choose_devices(
+    argument: Any,
+    accelerator: Accelerator,
+    environment: ClusterEnvironment,
+    num_nodes: int,
+    given: Mapping[str, Any],
+) -> tuple[list[torch.device], Decision]:
+    """Decide which devices of this node the run uses.
+
+    Raises:
+        DeviceError: `argument` is malformed, or asks for devices that are not here.
+    """
+    checked = check_devices(argument)
+    if (brought := given.get("parallel_devices")) is not None:
+        return _brought_devices(argument, checked, accelerator, brought)
+    if checked == "auto":
+        number, reason = _automatic_number(accelerator, environment, num_nodes)
+        indices = accelerator.parse_devices(number)
+    else:
+        reason = f"devices={argument!r} was asked for" if checked != -1 else "devices=-1 stands for all that are here"
+        indices = accelerator.parse_devices(checked)
+    if not indices:
+        raise DeviceError(f"devices={argument!r}: accelerator {accelerator.name!r} has no device here.")
+    return accelerator.torch_devices(indices), _decision(indices, reason)
+
+
+def _automatic() -> Choice[Accelerator]:
+    candidates = survey(KIND)
+    chosen = best(KIND, candidates, "accelerator={!r}")
+    also = [other.name for other in candidates if other.is_here and other is not chosen]
+    higher = [f"it is here, and comes before {', '.join(also)}"] if also else ["nothing else is here"]
+    return create(KIND, chosen.name, "; ".join(filter(None, ("auto", *higher, why_absent(candidates)))))
+
+
+def _of_devices(devices: Sequence[torch.device]) -> Choice[Accelerator]:
+    kind = devices[0].type if devices else "cpu"
+    return _checked(create(KIND, kind, f"the strategy instance has parallel_devices on {kind}"))
+
+
+def _first_of(word: str) -> Choice[Accelerator]:
+    candidates = [ask(KIND, name) for name in _STANDS_FOR[word]]
+    if not any(other.is_here or isinstance(other.detection, Broken) for other in candidates):
+        raise DeviceError(f"accelerator={word!r}: there is none here ({why_absent(candidates)}). {_alternatives()}")
+    chosen = best(KIND, candidates, "accelerator={!r}")
+    return create(KIND, chosen.name, f"accelerator={word!r} stands for the one of {', '.join(_STANDS_FOR[word])} here")
+
+
+def _checked(choice: Choice[Accelerator]) -> Choice[Accelerator]:
+    """Refuse an accelerator that was chosen by the user and isn't here."""
+    detection = choice.part.detect()
+    if isinstance(detection, Found) and detection.count > 0:
+        return choice
+    problem = "can't be used" if isinstance(detection, Broken) else "is not here"
+    why = "it counts no device" if isinstance(detection, Found) else detection.reason
+    raise DeviceError(f"Accelerator {choice.part.name!r} {problem}: {why}. {_alternatives()}")
+
+
+def _alternatives() -> str:
+    return f"Here are: {_names(other.name for other in survey(KIND) if other.is_here)}."
+
+
+def _check_agreement(argument: Any, word: str, brought: Accelerator) -> None:
+    named = _STANDS_FOR.get(word, (argument,))
+    if word != "auto" and not any(same_part(KIND, one, brought) for one in named):
+        raise ConfigurationError(
+            f"accelerator={argument!r}, but the strategy instance was made with {type(brought).__name__}. "
+            "Leave one of them out."
+        )
+
+
+def _not_an_accelerator(argument: Any) -> ConfigurationError:
+    if isinstance(argument, type) and issubclass(argument, Accelerator):
+        name = argument.__name__
+        return ConfigurationError(f"accelerator={name} is a class: pass an instance, accelerator={name}().")
+    return ConfigurationError(
+        f"accelerator={argument!r}: expected a name such as 'cpu', or an instance of core.Accelerator. "
+        + _alternatives()
+    )
+
+
+def _automatic_number(accelerator: Accelerator, environment: ClusterEnvironment, num_nodes: int) -> tuple[int, str]:
+    """How many devices `"auto"` takes. Where a scheduler made several processes, one for each of them."""
+    per_node, rest = divmod(environment.world_size(), num_nodes) if environment.creates_processes else (0, 0)
+    if per_node > 1 and not rest:
+        return per_node, f"auto: one for each of the {per_node} processes that were started on a node"
+    number = accelerator.default_num_devices()
+    return number, f"auto: {accelerator.name} takes {number}"
+
+
+def _brought_devices(
+    argument: Any, checked: Any, accelerator: Accelerator, brought: list[torch.device]
+) -> tuple[list[torch.device], Decision]:
+    indices = [device.index or 0 for device in brought]
+    if checked not in ("auto", len(brought), indices):
+        raise DeviceError(
+            f"devices={argument!r}, but the strategy instance was made with {len(brought)} parallel_devices "
+            f"({_names(map(str, brought))}). Leave one of them out."
+        )
+    expected = accelerator.torch_devices(accelerator.parse_devices(1))[0].type
+    if strangers := [device for device in brought if device.type != expected]:
+        raise DeviceError(
+            f"The strategy instance has {strangers[0]} among its parallel_devices, and accelerator "
+            f"{accelerator.name!r} has devices of type {expected!r}."
+        )
+    return brought, _decision(indices, "the strategy instance brings parallel_devices")
+
+
+def _decision(indices: Sequence[int], reason: str) -> Decision:
+    shown = list(indices) if len(indices) <= 8 else [*indices[:3], "...", indices[-1]]
+    numbers = f"{'index' if len(indices) == 1 else 'indices'} {', '.join(map(str, shown))}"
+    return Decision("devices", f"{len(indices)} ({numbers})", reason)
+
+
+def _names(names: Iterable[str]) -> str:
+    return ", ".join(names) or "none"

@@ -1,0 +1,172 @@
+"""From names and objects to parts: who they are, and which of several registered ones is here."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from core.contract import Broken, ConfigurationError, CoreError, Found
+from core.registry import (
+    ACCELERATOR_REGISTRY,
+    CHECKPOINT_IO_REGISTRY,
+    CLUSTER_ENVIRONMENT_REGISTRY,
+    LAUNCHER_REGISTRY,
+    PRECISION_REGISTRY,
+    STRATEGY_REGISTRY,
+    Registry,
+    Status,
+    plugin_manager,
+)
+from core.registry.names import split_name
+from core.resolve.decision import Choice, Identity
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from core.contract import Spec
+    from core.contract.accelerator import Detection
+
+_REGISTRIES: dict[str, Registry[Any]] = {
+    registry.kind: registry
+    for registry in (
+        STRATEGY_REGISTRY,
+        ACCELERATOR_REGISTRY,
+        PRECISION_REGISTRY,
+        CHECKPOINT_IO_REGISTRY,
+        CLUSTER_ENVIRONMENT_REGISTRY,
+        LAUNCHER_REGISTRY,
+    )
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A registered part that told whether it is here."""
+
+    name: str
+    identity: Identity
+    detection: Detection
+
+    @property
+    def is_here(self) -> bool:
+        """Whether it was found, with at least one device or process."""
+        return isinstance(self.detection, Found) and self.detection.count > 0
+
+    @property
+    def priority(self) -> int:
+        """Of a candidate that is here."""
+        return self.detection.priority if isinstance(self.detection, Found) else 0
+
+    def __str__(self) -> str:
+        reason = "it counts none" if isinstance(self.detection, Found) else self.detection.reason
+        return f"{self.name}: {reason}"
+
+
+def create(kind: str, name: str, reason: str) -> Choice[Any]:
+    """Make the part of a registered name.
+
+    Raises:
+        ConfigurationError: nobody offers it, or it can't be used; see `core.registry`.
+        PluginLoadError: it can't be imported.
+    """
+    registry = _REGISTRIES[kind]
+    return Choice(kind, registry.create(name), _identity(registry.spec(name)), reason)
+
+
+def identify(kind: str, part: object) -> Identity:
+    """Name an object that the user passed: by its alias if its class is a registered one, and else by its class."""
+    for offer in _REGISTRIES[kind].offers():
+        if offer.status is Status.OK and _loaded(offer.spec.target) is type(part):
+            return _identity(offer.spec)
+    return Identity(f"{type(part).__module__}.{type(part).__qualname__}")
+
+
+def survey(kind: str) -> list[Candidate]:
+    """Ask every registered part of a kind whether it is here.
+
+    One that can't be imported or asked is left out with a warning: nobody asked for it by name.
+    """
+    candidates = []
+    for offer in _REGISTRIES[kind].offers():
+        if offer.status not in (Status.OK, Status.CONFLICT):
+            continue
+        name = offer.spec.alias if offer.status is Status.OK else offer.spec.qualified_name
+        try:
+            candidates.append(ask(kind, name))
+        except Exception as cause:
+            advice = "" if isinstance(cause, CoreError) else f" Update {offer.spec.provider}, or tell its authors."
+            warnings.warn(
+                f"The {kind} {name!r} of {offer} was not considered: {type(cause).__name__}: {cause}{advice}",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+    return candidates
+
+
+def ask(kind: str, name: str) -> Candidate:
+    """Ask one registered part whether it is here."""
+    registry = _REGISTRIES[kind]
+    target = registry.get(name)
+    detector: Any = target if isinstance(target, type) else registry.create(name)
+    return Candidate(name, _identity(registry.spec(name)), detector.detect())
+
+
+def best(kind: str, candidates: Iterable[Candidate], explicit: str) -> Candidate:
+    """The candidate of highest priority among those that are here.
+
+    Args:
+        kind: of the candidates.
+        candidates: that were asked.
+        explicit: how a user names one, for messages; `{}` stands for the name.
+
+    Raises:
+        ConfigurationError: one is broken, several have the same priority, or none is here.
+    """
+    candidates = tuple(candidates)
+    for candidate in candidates:
+        if isinstance(candidate.detection, Broken):
+            others = [other.name for other in candidates if other.is_here]
+            advice = f" Repair it, or choose another one yourself: {explicit.format(others[-1])}." if others else ""
+            raise ConfigurationError(
+                f"The {kind} {candidate.name!r} ({candidate.identity}) is here, but it can't be used: "
+                f"{candidate.detection.reason}.{advice}"
+            )
+    here = sorted((other for other in candidates if other.is_here), key=lambda other: -other.priority)
+    if not here:
+        raise ConfigurationError(f"No {kind} is here ({why_absent(candidates)}).")
+    if rivals := [other.name for other in here if other.priority == here[0].priority][1:]:
+        raise ConfigurationError(
+            f"Several {kind}s are here with the same priority: {here[0].name!r} and {rivals[0]!r}. "
+            f"Choose one: {explicit.format(here[0].name)} or {explicit.format(rivals[0])}."
+        )
+    return here[0]
+
+
+def why_absent(candidates: Iterable[Candidate]) -> str:
+    """A reason for each of those that are not here."""
+    return "; ".join(str(candidate) for candidate in candidates if not candidate.is_here)
+
+
+def same_part(kind: str, one: object, other: object) -> bool:
+    """Whether two ways of naming a part mean the same: one object, one name, or a name and an object of its class."""
+    if not isinstance(one, str) and not isinstance(other, str):
+        return one is other
+    one_name, other_name = (
+        split_name(part)[1] if isinstance(part, str) else identify(kind, part).alias for part in (one, other)
+    )
+    return one_name == other_name
+
+
+def _identity(spec: Spec) -> Identity:
+    return Identity(spec.alias, spec.provider, plugin_manager().version(spec.provider))
+
+
+def _loaded(target: str) -> Any:
+    """The object of `module:attribute` if its module is imported already. Nothing is imported."""
+    module, _, attribute = target.partition(":")
+    part: Any = sys.modules.get(module)
+    for name in attribute.split("."):
+        part = getattr(part, name, None)
+    return part

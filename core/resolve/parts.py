@@ -1,0 +1,134 @@
+"""What stands beside the strategy: cluster environment, precision, checkpoint IO and launcher."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from core.contract import (
+    CheckpointIO,
+    ClusterEnvironment,
+    ConfigurationError,
+    Launcher,
+    Precision,
+    normalize_alias,
+)
+from core.resolve.candidates import best, create, identify, same_part, survey
+from core.resolve.decision import Choice, Identity
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from core.contract import Strategy
+    from core.resolve.plugins import Plugins
+
+_DEFAULT_PRECISION = "32-true"
+_DEFAULT_CHECKPOINT_IO = "torch"
+_IN_PLACE = "in_place"
+
+_SHORT_PRECISIONS = {"16": "16-mixed", "32": "32-true", "64": "64-true", "bf16": "bf16-mixed"}
+"""The bare numbers mean what they have always meant to users of trainers."""
+
+
+def choose_cluster_environment(plugins: Plugins, given: Mapping[str, Any]) -> Choice[ClusterEnvironment]:
+    """Decide who started the processes: what the user passed, or the one of highest priority that is here."""
+    kind = "cluster environment"
+    if (wanted := _only(kind, plugins.get(kind), given.get("cluster_environment"))) is not None:
+        return _passed(kind, wanted)
+    chosen = best(kind, survey(kind), "plugins=[{!r}]")
+    return create(kind, chosen.name, "it is the one of highest priority that this process runs in")
+
+
+def choose_precision(
+    argument: Any, strategy: Strategy, strategy_identity: Identity, plugins: Plugins, given: Mapping[str, Any]
+) -> Choice[Precision]:
+    """Decide the number formats: the strategy's own of that name, or else the generic ones.
+
+    Raises:
+        ConfigurationError: two were named, or nobody offers it.
+    """
+    kind = "precision"
+    written = _written_precision(argument)
+    wanted = _only(kind, written, plugins.get(kind), given.get("precision_plugin"))
+    if isinstance(wanted, Precision):
+        reason = "this instance was passed"
+        return Choice(kind, wanted, identify(kind, wanted), reason)
+    reason = "it is the default" if wanted is None else f"precision={argument or wanted!r} was asked for"
+    name = canonical_precision(wanted or _DEFAULT_PRECISION)
+    if ":" not in name and (own := strategy.configure_precision(name)) is not None:
+        identity = Identity(name, strategy_identity.provider, strategy_identity.version)
+        return Choice(kind, own, identity, f"{reason}; {type(strategy).__name__} has its own")
+    choice = create(kind, name, reason)
+    return Choice(kind, choice.part, Identity(name, choice.identity.provider, choice.identity.version), reason)
+
+
+def canonical_precision(name: str) -> str:
+    """`"bf16-mixed"` for `"BF16_mixed"` and `"bf16"`. A qualified name, `"core-acme:fp8"`, stays as it is."""
+    if ":" in name:
+        return name
+    folded = normalize_alias(name).replace("_", "-")
+    return _SHORT_PRECISIONS.get(folded, folded)
+
+
+def choose_checkpoint_io(strategy: Strategy, plugins: Plugins, given: Mapping[str, Any]) -> Choice[CheckpointIO]:
+    """Decide how checkpoints are stored."""
+    kind = "checkpoint io"
+    if (wanted := _only(kind, plugins.get(kind), given.get("checkpoint_io"))) is not None:
+        return _passed(kind, wanted)
+    if (own := strategy.configure_checkpoint_io()) is not None:
+        return Choice(kind, own, identify(kind, own), f"{type(strategy).__name__} has its own")
+    return create(kind, _DEFAULT_CHECKPOINT_IO, "it is the default")
+
+
+def choose_launcher(strategy: Strategy, environment: Choice[ClusterEnvironment], plugins: Plugins) -> Choice[Launcher]:
+    """Decide who makes the processes: nobody, where the cluster environment has made them already."""
+    kind = "launcher"
+    wanted = plugins.get(kind)
+    if environment.part.creates_processes:
+        unused = f"; {_show(wanted)} is not needed" if wanted is not None else ""
+        return create(kind, _IN_PLACE, f"{environment.identity.alias} has made the processes{unused}")
+    if wanted is not None:
+        return _passed(kind, wanted)
+    return create(kind, strategy.launcher_name, f"{type(strategy).__name__} asks for it")
+
+
+def _written_precision(argument: Any) -> str | Precision | None:
+    if isinstance(argument, int) and not isinstance(argument, bool):
+        return str(argument)
+    if argument is None or isinstance(argument, str | Precision):
+        return argument
+    if isinstance(argument, type) and issubclass(argument, Precision):
+        name = argument.__name__
+        raise ConfigurationError(f"precision={name} is a class: pass an instance, precision={name}().")
+    raise ConfigurationError(
+        f"precision={argument!r}: expected a name such as 'bf16-mixed', one of the numbers 16, 32, 64, "
+        "or an instance of core.Precision."
+    )
+
+
+def _only(kind: str, *sources: Any) -> Any:
+    """The one part among `sources` that was named; None if there is none."""
+    named = [source for source in sources if source is not None]
+    for other in named[1:]:
+        if not _same(kind, named[0], other):
+            raise ConfigurationError(
+                f"Two parts of the kind {kind!r} were passed: {_show(named[0])} and {_show(other)}. Keep one of them."
+            )
+    # An object says more than the name of its class.
+    return next((source for source in named if not isinstance(source, str)), named[0] if named else None)
+
+
+def _same(kind: str, one: Any, other: Any) -> bool:
+    if kind == "precision" and isinstance(one, str) | isinstance(other, str):
+        names = [canonical_precision(part if isinstance(part, str) else part.name) for part in (one, other)]
+        return names[0] == names[1]
+    return same_part(kind, one, other)
+
+
+def _passed(kind: str, part: Any) -> Choice[Any]:
+    if isinstance(part, str):
+        return create(kind, part, f"plugins=[{part!r}] was asked for")
+    return Choice(kind, part, identify(kind, part), "this instance was passed")
+
+
+def _show(part: Any) -> str:
+    return repr(part) if isinstance(part, str) else type(part).__name__

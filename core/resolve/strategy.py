@@ -1,0 +1,84 @@
+"""Which strategy."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from core.contract import ConfigurationError, Strategy, UnknownAliasError
+from core.registry import DEFAULT_PARALLEL_STRATEGY
+from core.registry.known_aliases import KNOWN_ALIASES
+from core.registry.names import split_name
+from core.resolve.candidates import create, identify
+from core.resolve.decision import Choice
+
+if TYPE_CHECKING:
+    from core.contract import Accelerator
+
+KIND = "strategy"
+
+_ONE_DEVICE = "single_device"
+
+
+def check_strategy_argument(argument: Any) -> None:
+    """Refuse what is neither a name nor an instance.
+
+    Raises:
+        ConfigurationError: with the form to write.
+    """
+    if isinstance(argument, str | Strategy):
+        return
+    if isinstance(argument, type) and issubclass(argument, Strategy):
+        name = argument.__name__
+        raise ConfigurationError(f"strategy={name} is a class: pass an instance, strategy={name}().")
+    raise ConfigurationError(
+        f"strategy={argument!r}: expected a name such as 'ddp' (see `core list-strategies`), "
+        "or an instance of core.Strategy."
+    )
+
+
+def choose_strategy(
+    argument: str | Strategy, accelerator: Accelerator, num_devices: int, num_nodes: int
+) -> Choice[Strategy]:
+    """Decide the strategy; its other parts are still open.
+
+    Raises:
+        ConfigurationError: nobody offers it, it makes no sense on this accelerator, or none was named and the one
+            that several devices need isn't installed.
+    """
+    if isinstance(argument, Strategy):
+        return Choice(KIND, argument, identify(KIND, argument), "this instance was passed")
+    if argument.strip().casefold() == "auto":
+        return _automatic(accelerator, num_devices, num_nodes)
+    return _adapted(argument, f"strategy={argument!r} was asked for", accelerator, num_devices)
+
+
+def _automatic(accelerator: Accelerator, num_devices: int, num_nodes: int) -> Choice[Strategy]:
+    wanted = f"auto: {_count(num_devices, 'device')} on {_count(num_nodes, 'node')}"
+    if (alias := accelerator.default_strategy(num_devices, num_nodes)) is not None:
+        return create(KIND, alias, f"{wanted}, and {accelerator.name} chooses this one")
+    if num_devices * num_nodes == 1:
+        return create(KIND, _ONE_DEVICE, wanted)
+    try:
+        return _adapted(DEFAULT_PARALLEL_STRATEGY, wanted, accelerator, num_devices)
+    except UnknownAliasError as unknown:
+        if unknown.alias != DEFAULT_PARALLEL_STRATEGY:
+            raise
+        package = KNOWN_ALIASES[KIND, DEFAULT_PARALLEL_STRATEGY]
+        raise ConfigurationError(
+            f"{_count(num_devices, 'device')} on {_count(num_nodes, 'node')} and no strategy: that takes "
+            f"{DEFAULT_PARALLEL_STRATEGY!r}, which is not installed. Run `pip install {package}`, name another "
+            "strategy (see `core list-strategies`), or use devices=1."
+        ) from unknown
+
+
+def _adapted(name: str, reason: str, accelerator: Accelerator, num_devices: int) -> Choice[Strategy]:
+    """The strategy of this name, or what the accelerator maps it to."""
+    alias = split_name(name)[1]
+    adapted = accelerator.adapt_strategy(alias, num_devices)
+    if adapted == alias:
+        return create(KIND, name, reason)
+    return create(KIND, adapted, f"{reason}, and on {accelerator.name} {alias!r} means this one")
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'s' * (number != 1)}"

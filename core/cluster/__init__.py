@@ -1,0 +1,20 @@
+"""Who started the processes: one class for each scheduler, chosen by what its variables say.
+
+Where several are found, the most specific wins: torchrun inside srun, or mpirun inside a SLURM job, knows the ranks.
+"""
+
+from core.cluster.kubeflow import KubeflowEnvironment
+from core.cluster.local import LocalEnvironment
+from core.cluster.lsf import LSFEnvironment
+from core.cluster.mpi import MPIEnvironment
+from core.cluster.slurm import SLURMEnvironment
+from core.cluster.torchelastic import TorchElasticEnvironment
+
+__all__ = [
+    "KubeflowEnvironment",
+    "LSFEnvironment",
+    "LocalEnvironment",
+    "MPIEnvironment",
+    "SLURMEnvironment",
+    "TorchElasticEnvironment",
+]

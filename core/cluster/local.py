@@ -1,0 +1,100 @@
+"""This machine, with nobody who starts processes for us."""
+
+from __future__ import annotations
+
+import functools
+import os
+import socket
+
+from core.cluster.variables import read_int, read_port
+from core.contract import ClusterEnvironment, ConfigurationError, Found
+
+_BY_HAND = (
+    "Without a scheduler the script is started by hand on every node, with MASTER_ADDR and MASTER_PORT (the same "
+    "everywhere, for the node of rank 0) and NODE_RANK (0, 1, ...); or use torchrun."
+)
+
+
+@functools.cache
+def free_loopback_port() -> int:
+    """A free TCP port, chosen once a process: workers that exist already know it, and a later run meets them there."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+class LocalEnvironment(ClusterEnvironment):
+    """The processes are made by the strategy's launcher. Always here, and chosen only when no scheduler is.
+
+    Variables, all optional on one node:
+        MASTER_ADDR: where rank 0 is; 127.0.0.1 if it isn't set.
+        MASTER_PORT: a free port; chosen in the main process if it isn't set.
+        NODE_RANK: which node this is, from 0. With several nodes the script is started by hand on each, and all three
+            are needed.
+
+    Ranks come from the launcher through `set_world`.
+    """
+
+    creates_processes = False
+
+    def __init__(self) -> None:
+        self._main_port: int | None = None
+        self._world: tuple[int, int, int, int] | None = None
+
+    @classmethod
+    def detect(cls) -> Found:
+        """Always found, with the lowest priority."""
+        return Found(1, priority=0)
+
+    @property
+    def main_address(self) -> str:
+        """`MASTER_ADDR`, or this machine."""
+        return os.environ.get("MASTER_ADDR", "").strip() or "127.0.0.1"
+
+    @property
+    def main_port(self) -> int:
+        """`MASTER_PORT`, or a free port. It is kept, and travels with the pickled environment into workers."""
+        if self._main_port is None:
+            self._main_port = read_port(_BY_HAND) or free_loopback_port()
+        return self._main_port
+
+    def world_size(self) -> int:
+        """Number of processes; 1 before the launcher has spoken."""
+        return self._world[0] if self._world else 1
+
+    def global_rank(self) -> int:
+        """Number of this process among all."""
+        return self._world[1] if self._world else 0
+
+    def local_rank(self) -> int:
+        """Number of this process on its node."""
+        return self._world[2] if self._world else 0
+
+    def node_rank(self) -> int:
+        """What the launcher said; before that, `NODE_RANK`, or 0."""
+        if self._world:
+            return self._world[3]
+        return read_int("NODE_RANK", hint=_BY_HAND) if os.environ.get("NODE_RANK") else 0
+
+    def set_world(self, *, world_size: int, global_rank: int, local_rank: int, node_rank: int) -> None:
+        """Take the ranks from the launcher."""
+        self._world = (world_size, global_rank, local_rank, node_rank)
+
+    def validate(self, num_devices: int, num_nodes: int) -> None:
+        """Several nodes need the variables that tell them apart.
+
+        Raises:
+            ConfigurationError: one is missing, or `NODE_RANK` is beyond the last node.
+        """
+        if num_nodes == 1:
+            return
+        if missing := [name for name in ("MASTER_ADDR", "MASTER_PORT", "NODE_RANK") if not os.environ.get(name)]:
+            scheduler = " Inside a SLURM job, start the script with srun." if "SLURM_JOB_ID" in os.environ else ""
+            raise ConfigurationError(
+                f"num_nodes={num_nodes}, and no scheduler was found that starts the processes: "
+                f"{', '.join(missing)} {'is' if len(missing) == 1 else 'are'} not set. {_BY_HAND}{scheduler}"
+            )
+        if (node_rank := self.node_rank()) >= num_nodes:
+            raise ConfigurationError(
+                f"NODE_RANK={node_rank}, but num_nodes={num_nodes}: it counts from 0, so it is at most {num_nodes - 1}."
+            )

@@ -1,0 +1,99 @@
+"""torchrun, and whoever else starts one process a rank and sets the same variables."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from core.cluster.variables import all_set, check_world, read_int, read_port, read_text
+from core.contract import Absent, ClusterEnvironment, Found
+
+if TYPE_CHECKING:
+    from core.contract.accelerator import Detection
+
+_RANK_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+_HINT = f"torchrun sets it; by hand, set all of {', '.join(_RANK_VARIABLES)}."
+
+
+class TorchElasticEnvironment(ClusterEnvironment):
+    """`torchrun`, or any launcher that sets torch.distributed's own variables for every process.
+
+    Variables:
+        RANK, WORLD_SIZE, LOCAL_RANK: ranks, and number of processes.
+        LOCAL_WORLD_SIZE: processes on this node. Optional; all of them if it isn't set.
+        GROUP_RANK: number of this node. Optional; follows from RANK and LOCAL_WORLD_SIZE if it isn't set.
+        MASTER_ADDR, MASTER_PORT: where the ranks meet.
+        TORCHELASTIC_RUN_ID: set by torchrun; name of the job.
+        TORCHELASTIC_RESTART_COUNT: how often torchrun has started the workers again.
+        TORCHELASTIC_USE_AGENT_STORE: `"True"` if torchrun's own TCP store listens at the main address.
+    """
+
+    @classmethod
+    def detect(cls) -> Detection:
+        """Here if torchrun says so, or if all of torch's variables are set."""
+        if "TORCHELASTIC_RUN_ID" not in os.environ and not all_set(*_RANK_VARIABLES):
+            return Absent("neither TORCHELASTIC_RUN_ID nor all of " + ", ".join(_RANK_VARIABLES) + " are set")
+        return Found(read_int("WORLD_SIZE", hint=_HINT, minimum=1), priority=90)
+
+    @property
+    def main_address(self) -> str:
+        """`MASTER_ADDR`."""
+        return read_text("MASTER_ADDR", hint=_HINT)
+
+    @property
+    def main_port(self) -> int:
+        """`MASTER_PORT`."""
+        return read_port(_HINT) or read_int("MASTER_PORT", hint=_HINT, minimum=1)
+
+    def world_size(self) -> int:
+        """`WORLD_SIZE`."""
+        return read_int("WORLD_SIZE", hint=_HINT, minimum=1)
+
+    def global_rank(self) -> int:
+        """`RANK`."""
+        return read_int("RANK", hint=_HINT)
+
+    def local_rank(self) -> int:
+        """`LOCAL_RANK`."""
+        return read_int("LOCAL_RANK", hint=_HINT)
+
+    def node_rank(self) -> int:
+        """`GROUP_RANK`, or what follows from the size of a node."""
+        if os.environ.get("GROUP_RANK"):
+            return read_int("GROUP_RANK", hint=_HINT)
+        return self.global_rank() // self._local_world_size()
+
+    def _local_world_size(self) -> int:
+        return read_int("LOCAL_WORLD_SIZE", "WORLD_SIZE", hint=_HINT, minimum=1)
+
+    @property
+    def restart_count(self) -> int:
+        """`TORCHELASTIC_RESTART_COUNT`, or 0."""
+        return read_int("TORCHELASTIC_RESTART_COUNT", hint=_HINT) if "TORCHELASTIC_RESTART_COUNT" in os.environ else 0
+
+    @property
+    def store_is_hosted(self) -> bool:
+        """Whether torchrun's agent keeps a store at the main address, which outlives restarts."""
+        return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+
+    def validate(self, num_devices: int, num_nodes: int) -> None:
+        """The number of processes must be the number of devices.
+
+        Raises:
+            ConfigurationError: it isn't.
+        """
+        local, world_size = self._local_world_size(), self.world_size()
+        check_world(
+            starter="torchrun",
+            world_size=world_size,
+            world_variable="WORLD_SIZE",
+            num_devices=num_devices,
+            num_nodes=num_nodes,
+            cure=f"Pass devices={local} and num_nodes={max(1, world_size // local)}, "
+            f"or start it with --nproc-per-node {num_devices} --nnodes {num_nodes}.",
+        )
+
+    def job_id(self) -> str | None:
+        """`TORCHELASTIC_RUN_ID`; None where torchrun was given no name of its own."""
+        name = os.environ.get("TORCHELASTIC_RUN_ID", "none")
+        return None if name == "none" else name

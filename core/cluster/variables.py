@@ -1,0 +1,81 @@
+"""Read what a scheduler has put into the environment, with errors that say what to do."""
+
+from __future__ import annotations
+
+import os
+import zlib
+
+from core.contract import ConfigurationError
+
+FIRST_DERIVED_PORT = 15_000
+NUM_DERIVED_PORTS = 15_000
+"""Derived ports stay below 30000, where no system hands out ephemeral ones."""
+
+
+def read_text(*names: str, hint: str) -> str:
+    """The value of the first of these variables that is set.
+
+    Raises:
+        ConfigurationError: none is set, or it is empty; `hint` says what to do.
+    """
+    for name in names:
+        if value := os.environ.get(name, "").strip():
+            return value
+    raise ConfigurationError(f"The environment variable {' or '.join(names)} is needed here and is not set. {hint}")
+
+
+def read_int(*names: str, hint: str, minimum: int = 0) -> int:
+    """The value of the first of these variables that is set, as a number.
+
+    Raises:
+        ConfigurationError: none is set, or it isn't a number of at least `minimum`.
+    """
+    text = read_text(*names, hint=hint)
+    if not (text.isascii() and text.isdigit()) or int(text) < minimum:
+        name = next(name for name in names if os.environ.get(name, "").strip())
+        raise ConfigurationError(
+            f"The environment variable {name} must be a number of at least {minimum}, but it is {text!r}. {hint}"
+        )
+    return int(text)
+
+
+def read_port(hint: str) -> int | None:
+    """`MASTER_PORT` if it is set, else None.
+
+    Raises:
+        ConfigurationError: it isn't a port number.
+    """
+    if not os.environ.get("MASTER_PORT", "").strip():
+        return None
+    port = read_int("MASTER_PORT", hint=hint, minimum=1)
+    if port > 65_535:
+        raise ConfigurationError(
+            f"The environment variable MASTER_PORT must be at most 65535, but it is {port}. {hint}"
+        )
+    return port
+
+
+def all_set(*names: str) -> bool:
+    """Whether every one of these variables is set and not empty."""
+    return all(os.environ.get(name, "").strip() for name in names)
+
+
+def derived_port(job: str) -> int:
+    """A port that all processes of one job derive alike, without a word between them, from the job's name."""
+    return FIRST_DERIVED_PORT + zlib.crc32(job.encode()) % NUM_DERIVED_PORTS
+
+
+def check_world(
+    *, starter: str, world_size: int, world_variable: str, num_devices: int, num_nodes: int, cure: str
+) -> None:
+    """Compare the number of processes that a scheduler started with what the user asked for.
+
+    Raises:
+        ConfigurationError: they differ; the message shows both, and ends with `cure`.
+    """
+    wanted = num_devices * num_nodes
+    if world_size != wanted:
+        raise ConfigurationError(
+            f"{starter} started {world_size} process{'es' if world_size != 1 else ''} ({world_variable}={world_size}), "
+            f"but devices={num_devices} and num_nodes={num_nodes} ask for {wanted}. {cure}"
+        )

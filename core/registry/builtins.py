@@ -1,0 +1,78 @@
+"""What core itself offers, as text. A provider like the others, but written in code: it needs no metadata."""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+
+from core._version import __version__
+from core.contract.kinds import KINDS
+from core.contract.spec import Spec, normalize_alias
+from core.registry.discovery import Provider
+
+CORE = "core"
+"""Name of the provider of the built-ins."""
+
+_TABLE: dict[str, dict[str, tuple[str, str]]] = {
+    "strategy": {
+        "single_device": ("core.strategies.single_device:SingleDeviceStrategy", "One process on one device"),
+    },
+    "accelerator": {
+        "cpu": ("core.accelerators.cpu:CPUAccelerator", "The processor, in one or several processes"),
+        "cuda": ("core.accelerators.cuda:CUDAAccelerator", "GPUs that torch drives through CUDA or ROCm"),
+        "mps": ("core.accelerators.mps:MPSAccelerator", "The GPU of an Apple machine"),
+    },
+    "precision": {
+        "32-true": ("core.precision.full:single", "Everything in float32"),
+        "64-true": ("core.precision.full:double", "Everything in float64"),
+        "16-true": ("core.precision.half:float16", "Everything in float16"),
+        "bf16-true": ("core.precision.half:bfloat16", "Everything in bfloat16"),
+        "16-mixed": ("core.precision.mixed:float16", "float32 weights, float16 computation, loss scaling"),
+        "bf16-mixed": ("core.precision.mixed:bfloat16", "float32 weights, bfloat16 computation"),
+        "32": ("core.precision.full:single", "Short for 32-true"),
+        "64": ("core.precision.full:double", "Short for 64-true"),
+        "16": ("core.precision.mixed:float16", "Short for 16-mixed"),
+        "bf16": ("core.precision.mixed:bfloat16", "Short for bf16-mixed"),
+    },
+    "checkpoint io": {
+        "torch": ("core.checkpoint.torch_io:TorchCheckpointIO", "One file, written with torch.save"),
+    },
+    "cluster environment": {
+        "local": ("core.cluster.local:LocalEnvironment", "This machine; the launcher makes the processes"),
+        "torchelastic": ("core.cluster.torchelastic:TorchElasticEnvironment", "Started by torchrun"),
+        "slurm": ("core.cluster.slurm:SLURMEnvironment", "Started by srun"),
+        "mpi": ("core.cluster.mpi:MPIEnvironment", "Started by mpirun"),
+        "lsf": ("core.cluster.lsf:LSFEnvironment", "Started by jsrun in an LSF job"),
+        "kubeflow": ("core.cluster.kubeflow:KubeflowEnvironment", "A PyTorchJob of Kubeflow"),
+    },
+    "launcher": {
+        "in_place": ("core.launch.in_place:InPlaceLauncher", "Calls the function in this process"),
+        "subprocess": ("core.launch.subprocess_script:SubprocessScriptLauncher", "Runs the user's script once a rank"),
+        "spawn": ("core.launch.multiprocessing:spawn", "New interpreters that import the function"),
+        "fork": ("core.launch.multiprocessing:fork", "Copies of this process"),
+        "forkserver": ("core.launch.multiprocessing:forkserver", "Copies of a small server process"),
+    },
+    "logger": {
+        "csv": ("core.loggers.csv:CSVLogger", "Rows in a CSV file"),
+        "tensorboard": ("core.loggers.tensorboard:TensorBoardLogger", "Event files for TensorBoard"),
+    },
+}
+
+BUILTINS = Provider(
+    name=CORE,
+    version=__version__,
+    specs=tuple(
+        Spec(kind, normalize_alias(alias), target, CORE, summary)
+        for kind, aliases in _TABLE.items()
+        for alias, (target, summary) in aliases.items()
+    ),
+    summary="What core itself offers",
+)
+
+_WORDS = {(kind, "auto"): "asks core to choose" for kind in KINDS}
+_WORDS["accelerator", "gpu"] = "stands for the kind of GPU that is here"
+
+RESERVED_WORDS = MappingProxyType(_WORDS)
+"""Words by `(kind, alias)` that the arguments understand and that no plugin can be called, each with its meaning."""
+
+BUILTIN_ALIASES = frozenset((spec.kind, spec.alias) for spec in BUILTINS.specs)
+"""`(kind, alias)` of all built-ins."""

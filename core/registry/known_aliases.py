@@ -1,0 +1,93 @@
+"""Well-known aliases and the distribution that each belongs to. The one place in core that names backends.
+
+It serves two ends: an error can say what to install, and an alias belongs to its distribution even where that is not
+installed, so that nobody else can take it over. Nothing is imported or chosen by it.
+"""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+
+DEFAULT_PARALLEL_STRATEGY = "ddp"
+"""What several devices without a named strategy get."""
+
+_DDP = ("ddp", "ddp_spawn", "ddp_fork", "ddp_notebook")
+_DDP_SHARDED = ("ddp_sharded", "ddp_sharded_spawn")
+_UNUSED = ("", "_find_unused_parameters_false", "_find_unused_parameters_true")
+
+_ALIASES: dict[str, dict[str, tuple[str, ...]]] = {
+    "strategy": {
+        "core-ddp": tuple(alias + suffix for alias in _DDP for suffix in _UNUSED),
+        "core-dp": ("dp", "ddp2"),
+        "core-fsdp": ("fsdp", "fsdp_cpu_offload", "model_parallel"),
+        "core-deepspeed": (
+            "deepspeed",
+            "deepspeed_stage_1",
+            "deepspeed_stage_1_offload",
+            "deepspeed_stage_2",
+            "deepspeed_stage_2_offload",
+            "deepspeed_stage_3",
+            "deepspeed_stage_3_offload",
+            "deepspeed_stage_3_offload_nvme",
+        ),
+        "core-xla": ("xla", "xla_debug", "xla_fsdp", "single_xla", "single_tpu", "tpu_spawn", "tpu_spawn_debug"),
+        "core-hpu": ("hpu_parallel", "hpu_single", "hpu_fsdp", "hpu_deepspeed"),
+        "core-ipu": ("ipu_strategy", "ipu"),
+        "core-colossalai": ("colossalai",),
+        "core-bagua": ("bagua",),
+        "core-hivemind": ("hivemind", "collaborative"),
+        "core-horovod": ("horovod",),
+        "core-fairscale": (
+            "fairscale",
+            "fsdp_fairscale",
+            *(alias + suffix for alias in _DDP_SHARDED for suffix in _UNUSED),
+        ),
+    },
+    "accelerator": {
+        "core-xla": ("tpu", "xla"),
+        "core-hpu": ("hpu",),
+        "core-ipu": ("ipu",),
+    },
+    "cluster environment": {"core-xla": ("xla",)},
+    "launcher": {"core-xla": ("xla",)},
+}
+
+_CLASSES: dict[str, dict[str, tuple[str, ...]]] = {
+    "strategy": {
+        "core-ddp": ("DDPStrategy",),
+        "core-dp": ("DataParallelStrategy", "DDP2Strategy"),
+        "core-fsdp": ("FSDPStrategy", "ModelParallelStrategy"),
+        "core-deepspeed": ("DeepSpeedStrategy",),
+        "core-xla": ("XLAStrategy", "XLAFSDPStrategy", "SingleDeviceXLAStrategy", "SingleTPUStrategy"),
+        "core-hpu": ("HPUParallelStrategy", "SingleHPUStrategy"),
+        "core-ipu": ("IPUStrategy",),
+        "core-colossalai": ("ColossalAIStrategy",),
+        "core-bagua": ("BaguaStrategy",),
+        "core-hivemind": ("HivemindStrategy",),
+        "core-horovod": ("HorovodStrategy",),
+        "core-fairscale": ("DDPShardedStrategy", "DDPSpawnShardedStrategy", "DDPFullyShardedStrategy"),
+    },
+    "accelerator": {
+        "core-xla": ("XLAAccelerator", "TPUAccelerator"),
+        "core-hpu": ("HPUAccelerator",),
+        "core-ipu": ("IPUAccelerator",),
+    },
+}
+
+
+def _by_name(table: dict[str, dict[str, tuple[str, ...]]]) -> MappingProxyType[tuple[str, str], str]:
+    return MappingProxyType(
+        {
+            (kind, name): distribution
+            for kind, owners in table.items()
+            for distribution, names in owners.items()
+            for name in names
+        }
+    )
+
+
+KNOWN_ALIASES = _by_name(_ALIASES)
+"""Distribution by `(kind, alias)`, such as `("strategy", "ddp")`."""
+
+KNOWN_CLASSES = _by_name(_CLASSES)
+"""Distribution by `(kind, class name)`: what an import of a missing class tells to install."""

@@ -1,0 +1,112 @@
+"""From an offer to the class or factory that it names, with every way to fail turned into one clear error."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import inspect
+from typing import TYPE_CHECKING, Any
+
+from core.contract.errors import ConfigurationError, CoreError
+from core.contract.kinds import KINDS
+from core.registry import refusals
+from core.registry.discovery import describe
+from core.registry.metadata import split_target
+
+if TYPE_CHECKING:
+    from core.registry.offers import Offer
+
+
+def import_target(offer: Offer) -> Any:
+    """Import what an offer names.
+
+    Raises:
+        PluginLoadError: the module raised, or doesn't have it.
+    """
+    parts = split_target(offer.spec.target)
+    assert parts is not None, "the offer's status says so"
+    module_name, attribute = parts
+    try:
+        module = importlib.import_module(module_name)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as cause:  # a module can also call sys.exit(), and torch has errors outside Exception
+        raise refusals.not_loaded(offer, f"its import raised {describe(cause)}", cause) from cause
+    try:
+        return functools.reduce(getattr, attribute.split(".") if attribute else (), module)
+    except Exception as cause:
+        raise refusals.not_loaded(offer, describe(cause), cause) from cause
+
+
+def base_class(kind: str) -> type:
+    """The class that every target of this kind subclasses or returns."""
+    module, _, attribute = KINDS[kind].base.partition(":")
+    base = getattr(importlib.import_module(module), attribute)
+    assert isinstance(base, type)
+    return base
+
+
+def unfit(target: object, kind: str) -> str:
+    """Say why `target` is neither a class nor a factory of this kind; empty if it may be one."""
+    base = base_class(kind)
+    expected = (
+        f"expected a subclass of {base.__module__}.{base.__qualname__}, or a function that returns one's instance"
+    )
+    if isinstance(target, type):
+        return "" if issubclass(target, base) else f"{expected}; got the class {target.__qualname__}"
+    return "" if callable(target) else f"{expected}; got {_shown(target)}"
+
+
+def load_target(offer: Offer) -> Any:
+    """Import what an offer names, and check that it is a class or a factory of its kind.
+
+    Raises:
+        PluginLoadError: it can't be imported, or is something else.
+    """
+    target = import_target(offer)
+    if reason := unfit(target, offer.spec.kind):
+        raise refusals.not_loaded(offer, reason)
+    return target
+
+
+def call_target(offer: Offer, target: Any, options: dict[str, Any]) -> Any:
+    """Make an instance.
+
+    Raises:
+        ConfigurationError: it doesn't take these options.
+        PluginLoadError: it raised, or returned something that is no instance of the kind's base class.
+    """
+    _check_options(offer, target, options)
+    base = base_class(offer.spec.kind)
+    try:
+        instance = target(**options)
+    except CoreError:
+        raise
+    except Exception as cause:
+        raise refusals.not_loaded(offer, f"making it raised {describe(cause)}", cause) from cause
+    if not isinstance(instance, base):
+        expected = f"{base.__module__}.{base.__qualname__}"
+        raise refusals.not_loaded(offer, f"expected an instance of {expected}; got {_shown(instance)}")
+    return instance
+
+
+def _check_options(offer: Offer, target: Any, options: dict[str, Any]) -> None:
+    try:
+        signature = inspect.signature(target)
+    except (TypeError, ValueError):
+        return
+    try:
+        signature.bind(**options)
+    except TypeError as cause:
+        raise ConfigurationError(
+            f"The {offer.spec.kind} {offer.spec.alias!r} of {offer} can't be made with {_call(options)}: {cause}. "
+            f"It takes {signature}."
+        ) from None
+
+
+def _call(options: dict[str, Any]) -> str:
+    return f"({', '.join(f'{name}={value!r}' for name, value in options.items())})"
+
+
+def _shown(value: object) -> str:
+    return f"{value!r:.80} of type {type(value).__qualname__}"

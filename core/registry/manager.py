@@ -1,0 +1,227 @@
+"""The pluggy manager: every provider is one plugin, named after its distribution."""
+
+from __future__ import annotations
+
+import os
+import threading
+import warnings
+from typing import TYPE_CHECKING, Any
+
+import pluggy
+
+from core._version import __version__
+from core.contract import hookspecs
+from core.contract.hookspecs import PROJECT
+from core.contract.kinds import KINDS
+from core.contract.spec import Spec, normalize_alias
+from core.registry.builtins import BUILTINS, CORE
+from core.registry.discovery import HOOKS, Discovery, Problem, Provider, describe, discover
+from core.registry.names import IN_PROCESS
+from core.registry.offers import Offer, classify
+from core.registry.plugins import InProcessPlugin, ProviderPlugin
+from core.registry.selection import Selection
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from core.contract.kinds import Kind
+
+
+class PluginManager(pluggy.PluginManager):
+    """All providers, as pluggy plugins: the built-ins, the installed ones, and the running process.
+
+    It is pluggy's own manager, so its methods do what their names say: `set_blocked("core-acme")` takes the provider
+    out of every registry, `list_name_plugin()` shows who is there and who is blocked, `enable_tracing()` shows the
+    calls, and `register(plugin, name="core-acme")` adds a plugin whose hooks are written in code.
+
+    Args:
+        environ: where `CORE_PLUGINS` and `CORE_DISABLE_PLUGINS` are looked up.
+    """
+
+    def __init__(self, environ: Mapping[str, str] = os.environ) -> None:
+        super().__init__(PROJECT)
+        self._environ = environ
+        self._selection = Selection()
+        self._discovery = Discovery((), ())
+        self._written_down: dict[str, Provider] = {}
+        self._in_process = InProcessPlugin()
+        self._unblocked: set[str] = set()
+        self._blocked_by_environment: set[str] = set()
+        self._offers: dict[str, tuple[Offer, ...]] = {}
+        self._hook_problems: dict[str, list[Problem]] = {}
+        self.add_hookspecs(hookspecs)
+        self.register(self._in_process, IN_PROCESS)
+        self._fill(refresh=False)
+
+    # What pluggy does, with the offers kept in step.
+
+    def register(self, plugin: Any, name: str | None = None) -> str | None:
+        """Add a plugin, whose hooks yield specs. Its name is the `provider` of those specs."""
+        self._offers.clear()
+        return super().register(plugin, name)
+
+    def unregister(self, plugin: Any = None, name: str | None = None) -> Any:
+        """Take a plugin out."""
+        self._offers.clear()
+        return super().unregister(plugin, name)
+
+    def set_blocked(self, name: str) -> None:
+        """Take a plugin out, and keep it out."""
+        super().set_blocked(name)
+        self._unblocked.discard(name)
+        self._offers.clear()
+
+    def unblock(self, name: str) -> bool:
+        """Let a blocked plugin in again, also one that the environment blocks."""
+        if not super().unblock(name):
+            return False
+        self._unblocked.add(name)
+        if name == IN_PROCESS:
+            self.register(self._in_process, name)
+        elif name in self._written_down:
+            self.register(ProviderPlugin(self._written_down[name]), name)
+        return True
+
+    def parse_hookimpl_opts(self, plugin: Any, name: str) -> Any:
+        """Leave out the methods that every object has: to look at them all takes longer than all the rest."""
+        return None if name.startswith("__") else super().parse_hookimpl_opts(plugin, name)
+
+    # Who is there.
+
+    @property
+    def providers(self) -> dict[str, Provider]:
+        """The built-ins and all installed providers by name, blocked ones too."""
+        return dict(self._written_down)
+
+    @property
+    def problems(self) -> tuple[Problem, ...]:
+        """What was left out: damaged or hidden distributions, and hook implementations that raised."""
+        for kind in KINDS:
+            self.offers(kind)
+        raised = [problem for problems in self._hook_problems.values() for problem in problems]
+        return (*self._discovery.problems, *raised)
+
+    def version(self, provider: str) -> str:
+        """Version of an installed provider; empty for one without metadata."""
+        known = self._written_down.get(provider)
+        return known.version if known else ""
+
+    def refresh(self) -> None:
+        """Look again at what is installed, and at the environment variables. Registrations stay."""
+        self._fill(refresh=True)
+
+    def _fill(self, *, refresh: bool) -> None:
+        for name in self._written_down:
+            self.unregister(name=name)
+        while self._blocked_by_environment:
+            super().unblock(self._blocked_by_environment.pop())
+        self._discovery = discover(refresh=refresh)
+        self._written_down = {CORE: BUILTINS, **{provider.name: provider for provider in self._discovery.providers}}
+        self._selection = Selection.from_environment(self._environ)
+        for name, provider in self._written_down.items():
+            self._admit(name, provider)
+        self._warn_of_unmatched_names()
+
+    def _admit(self, name: str, provider: Provider) -> None:
+        if name in self._name2plugin:
+            return  # blocked by hand, or registered in code under the same name
+        if all(self._refusal(spec) for spec in (*provider.specs, *provider.hooks)):
+            self.set_blocked(name)
+            self._blocked_by_environment.add(name)
+        else:
+            self.register(ProviderPlugin(provider), name)
+
+    def _refusal(self, spec: Spec) -> str:
+        if spec.provider in self._unblocked:
+            return ""
+        return self._selection.refusal(spec, installed=spec.provider not in (CORE, IN_PROCESS))
+
+    def _warn_of_unmatched_names(self) -> None:
+        known = [spec for provider in self._written_down.values() for spec in (*provider.specs, *provider.hooks)]
+        known += [spec for spec, _ in self._in_process.registered.values()]
+        for sentence in self._selection.unmatched(known):
+            warnings.warn(sentence, stacklevel=2)
+
+    # What they offer.
+
+    def offers(self, kind: str) -> tuple[Offer, ...]:
+        """Everything of one kind that anybody offers, each with its status, by alias and provider."""
+        if kind not in self._offers:
+            self._offers[kind] = self._classify(kind)
+        return self._offers[kind]
+
+    def _classify(self, kind: str) -> tuple[Offer, ...]:
+        specs = list(self._hook_specs() if kind == HOOKS else self._collect(KINDS[kind]))
+        judged = [(spec, self._refusal(spec)) for spec in specs]
+        judged += [(spec, self._why_blocked(spec)) for spec in self._out_of_reach(kind)]
+        let_in = [spec for spec, reason in judged if not reason]
+        blocked = [(spec, reason) for spec, reason in judged if reason]
+        return classify(let_in, blocked, self._written_down, __version__)
+
+    def _collect(self, kind: Kind) -> Iterator[Spec]:
+        """Call one implementation after the other: one that raises is left out, by name, and the others stand."""
+        problems = self._hook_problems[kind.name] = []
+        for implementation in getattr(self.hook, kind.hook).get_hookimpls():
+            plugin = implementation.plugin_name
+            try:
+                yielded: Any = self._hookexec(kind.hook, [implementation], {}, False)
+                specs = [_checked(spec, kind, plugin) for part in yielded for spec in part]
+            except Exception as cause:
+                problems.append(Problem(plugin, f"its hook {kind.hook} raised {describe(cause)}"))
+            else:
+                yield from specs
+
+    def _hook_specs(self) -> Iterator[Spec]:
+        for name, provider in self._written_down.items():
+            if not self.is_blocked(name):
+                yield from provider.hooks
+
+    def _out_of_reach(self, kind: str) -> Iterator[Spec]:
+        """What blocked providers would offer: their hooks are gone, but the text is there."""
+        for name, provider in self._written_down.items():
+            if self.is_blocked(name):
+                yield from (spec for spec in (*provider.specs, *provider.hooks) if spec.kind == kind)
+        if self.is_blocked(IN_PROCESS):
+            yield from self._in_process.specs(kind)
+
+    def _why_blocked(self, spec: Spec) -> str:
+        return self._refusal(spec) or f"the plugin manager blocks {spec.provider}"
+
+    # What the running process has registered.
+
+    def registered(self, kind: str, alias: str) -> tuple[Spec, Any] | None:
+        """Spec and object, or None."""
+        return self._in_process.registered.get((kind, alias))
+
+    def add(self, spec: Spec, target: Any) -> None:
+        """Register an object of the running process. `Registry.register` has checked that the alias is free."""
+        self._in_process.registered[spec.kind, spec.alias] = (spec, target)
+        self._offers.clear()
+
+    def discard(self, kind: str, alias: str) -> None:
+        """Take such a registration back."""
+        del self._in_process.registered[kind, alias]
+        self._offers.clear()
+
+
+def _checked(spec: object, kind: Kind, plugin: str) -> Spec:
+    if not isinstance(spec, Spec):
+        raise TypeError(f"expected a Spec, got {spec!r}")
+    if (spec.kind, spec.provider) != (kind.name, plugin):
+        raise ValueError(
+            f"expected kind {kind.name!r} and provider {plugin!r}, got {spec.kind!r} and {spec.provider!r}"
+        )
+    return Spec(spec.kind, normalize_alias(spec.alias), spec.target, spec.provider, spec.summary)
+
+
+_lock = threading.RLock()
+_manager: PluginManager | None = None
+
+
+def plugin_manager() -> PluginManager:
+    """The manager of this process. It is made, and the installed packages are looked at, when it is first needed."""
+    global _manager
+    with _lock:
+        if _manager is None:
+            _manager = PluginManager()
+        return _manager

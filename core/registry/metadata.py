@@ -1,0 +1,73 @@
+"""Installed metadata as text, read line by line: a bad line costs itself, not the whole file."""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+from core.registry.names import normalize_distribution
+
+
+class EntryPoint(NamedTuple):
+    """One line `name = value` below `[group]`."""
+
+    group: str
+    name: str
+    value: str
+
+
+def parse_entry_points(text: str) -> tuple[list[EntryPoint], list[str]]:
+    """Read `entry_points.txt`.
+
+    Returns:
+        The good lines; and a sentence for each of the others, with the line's number.
+    """
+    good: list[EntryPoint] = []
+    bad: list[str] = []
+    group = ""
+    for number, line in enumerate(map(str.strip, text.splitlines()), 1):
+        if not line or line[0] in "#;":
+            continue
+        if line[0] == "[" and line[-1] == "]":
+            group = line[1:-1].strip()
+            continue
+        name, equals, value = (part.strip() for part in line.partition("="))
+        if group and name and equals:
+            good.append(EntryPoint(group, name, value))
+        else:
+            expected = "name = value" if group else "[group]"
+            bad.append(f"line {number} of entry_points.txt is {line!r}, where {expected!r} was expected")
+    return good, bad
+
+
+def parse_headers(text: str) -> dict[str, list[str]]:
+    """Read the headers of `METADATA`, by lower-case name, each with all its values. The description is left alone."""
+    headers: dict[str, list[str]] = {}
+    for line in text.partition("\n\n")[0].splitlines():
+        if not line.strip():
+            break
+        name, colon, value = line.partition(":")
+        if colon and not line[0].isspace():
+            headers.setdefault(name.lower(), []).append(value.strip())
+    return headers
+
+
+_TARGET = re.compile(r"(?P<module>[^\W\d]\w*(\.[^\W\d]\w*)*)(:(?P<attribute>[^\W\d]\w*(\.[^\W\d]\w*)*))?")
+_EXTRAS = re.compile(r"\s*\[[^]]*]\s*$")
+
+
+def clean_target(value: str) -> str:
+    """Leave out the extras of an entry point's value, and blanks around the colon."""
+    return re.sub(r"\s*:\s*", ":", _EXTRAS.sub("", value).strip())
+
+
+def split_target(target: str) -> tuple[str, str] | None:
+    """Module and attribute of `"module:attribute"` (the attribute may be empty), or None for anything else."""
+    match = _TARGET.fullmatch(target)
+    return (match["module"], match["attribute"] or "") if match else None
+
+
+def requires_core(requirement: str) -> bool:
+    """Whether a `Requires-Dist` line is about `core` itself."""
+    match = re.match(r"\s*([\w.-]+)", requirement)
+    return match is not None and normalize_distribution(match[1]) == "core"

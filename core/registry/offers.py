@@ -1,0 +1,128 @@
+"""Everything that is offered, each with its status: what choosing, listing and the error messages all go by."""
+
+from __future__ import annotations
+
+import enum
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from core.contract.kinds import KINDS
+from core.registry.builtins import BUILTIN_ALIASES, CORE, RESERVED_WORDS
+from core.registry.compatibility import exclusion
+from core.registry.known_aliases import KNOWN_ALIASES
+from core.registry.metadata import split_target
+from core.registry.names import IN_PROCESS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from core.contract.spec import Spec
+    from core.registry.discovery import Provider
+
+
+class Status(enum.StrEnum):
+    """Whether an offer can be used. Where several reasons speak against it, the first of this list is given."""
+
+    BLOCKED = "blocked"
+    """The environment, or the plugin manager, keeps it out."""
+    BROKEN = "broken"
+    """Its target isn't `module:attribute`, or its metadata can't be read."""
+    INCOMPATIBLE = "incompatible"
+    """Its provider requires another release of core."""
+    RESERVED = "reserved"
+    """The alias belongs to somebody else; only the qualified name chooses this one."""
+    CONFLICT = "conflict"
+    """Somebody else offers the alias as well; the qualified name chooses."""
+    SHADOWED = "shadowed"
+    """Another copy of the same distribution hides it."""
+    OK = "ok"
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """A spec, and whether it can be used.
+
+    Attributes:
+        spec: what is offered.
+        version: of the provider; empty for what was registered in the running process.
+        status: whether it can be used by its alias.
+        detail: why not; empty if it can.
+        summary: one line: the spec's own, or else the provider's.
+    """
+
+    spec: Spec
+    version: str
+    status: Status = Status.OK
+    detail: str = ""
+    summary: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.spec.provider} {self.version}".rstrip()
+
+
+def owner_of(kind: str, alias: str) -> str | None:
+    """The one distribution that may offer this alias; None if anybody may."""
+    if (kind, alias) in BUILTIN_ALIASES or (kind, alias) in RESERVED_WORDS:
+        return CORE
+    return KNOWN_ALIASES.get((kind, alias))
+
+
+def classify(
+    specs: Iterable[Spec],
+    blocked: Iterable[tuple[Spec, str]],
+    providers: Mapping[str, Provider],
+    core_version: str,
+) -> tuple[Offer, ...]:
+    """Give each spec of one kind its status.
+
+    Args:
+        specs: what is let in.
+        blocked: what isn't, each with the reason.
+        providers: what is known about each provider, by name.
+        core_version: the release that runs.
+
+    Returns:
+        All of them, by alias and provider.
+    """
+    rivals: dict[str, list[Spec]] = defaultdict(list)
+    specs = tuple(specs)
+    for spec in specs:
+        if owner_of(spec.kind, spec.alias) in (None, spec.provider):
+            rivals[spec.alias].append(spec)
+    judged = [(spec, *_judge(spec, rivals[spec.alias], providers.get(spec.provider), core_version)) for spec in specs]
+    judged += [(spec, Status.BLOCKED, reason) for spec, reason in blocked]
+    judged.sort(key=lambda row: (row[0].alias, row[0].provider, row[0].target))
+    return tuple(_offer(spec, status, detail, providers.get(spec.provider)) for spec, status, detail in judged)
+
+
+def _judge(spec: Spec, rivals: list[Spec], provider: Provider | None, core_version: str) -> tuple[Status, str]:
+    if bad := _bad_target(spec):
+        return Status.BROKEN, bad
+    if reason := exclusion(provider.requires if provider else (), core_version):
+        return Status.INCOMPATIBLE, reason
+    if spec not in rivals:
+        return Status.RESERVED, f"the alias belongs to {owner_of(spec.kind, spec.alias)}"
+    if len(rivals) > 1:
+        return Status.CONFLICT, _conflict(spec, rivals)
+    return Status.OK, ""
+
+
+def _bad_target(spec: Spec) -> str:
+    parts = split_target(spec.target)
+    if spec.provider != IN_PROCESS and (parts is None or (not parts[1] and spec.kind in KINDS)):
+        return f"its target is {spec.target!r}, where 'module:attribute' was expected"
+    return ""
+
+
+def _conflict(spec: Spec, rivals: list[Spec]) -> str:
+    others = sorted({rival.provider for rival in rivals} - {spec.provider})
+    if not others:
+        return f"{spec.provider} offers this alias more than once"
+    return f"also offered by {', '.join(others)}; {spec.qualified_name!r} chooses this one"
+
+
+def _offer(spec: Spec, status: Status, detail: str, provider: Provider | None) -> Offer:
+    if provider is None:
+        return Offer(spec, "", status, detail, spec.summary)
+    return Offer(spec, provider.version, status, detail, spec.summary or provider.summary)

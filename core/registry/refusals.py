@@ -1,0 +1,218 @@
+"""The errors that choosing and loading a plugin can end in. Each says what was asked, what is there, and what to do."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from core.contract.errors import (
+    AliasConflictError,
+    BlockedPluginError,
+    IncompatiblePluginError,
+    PluginLoadError,
+    UnknownAliasError,
+)
+from core.contract.kinds import KINDS
+from core.registry.builtins import CORE, RESERVED_WORDS
+from core.registry.known_aliases import KNOWN_ALIASES
+from core.registry.names import split_name
+from core.registry.offers import Offer, Status, owner_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from core.contract.spec import Spec
+    from core.registry.manager import PluginManager
+
+_ARGUMENTS = ("strategy", "accelerator", "precision")
+_MOST_LISTED = 20
+
+
+def written(kind: str, name: str) -> str:
+    """A name as a user writes it: `strategy="core-acme:acme"`."""
+    return f'{kind}="{name}"' if kind in _ARGUMENTS else f'"{name}"'
+
+
+def unknown(kind: str, name: str, manager: PluginManager) -> UnknownAliasError:
+    """Nobody offers `name`."""
+    provider, alias = split_name(name)
+    near = _near(kind, alias, manager)
+    if provider is not None:
+        sentences = [*_about_provider(kind, provider, alias, manager)]
+    else:
+        sentences = [*_about_alias(kind, alias, manager)] or [*_did_you_mean(kind, near, manager)]
+    listed = f" {_available(kind, manager)}" if provider is None else ""
+    message = f"Unknown {kind} {name!r}. {' '.join(sentences)}".rstrip() + listed
+    return UnknownAliasError(message, kind=kind, alias=name, near=near)
+
+
+def reserved(offers: Sequence[Offer], manager: PluginManager) -> AliasConflictError:
+    """Only others offer an alias that belongs to one distribution."""
+    spec = offers[0].spec
+    owner = owner_of(spec.kind, spec.alias)
+    assert owner is not None
+    if owner == CORE:
+        claim = _reserved_word(spec.kind, spec.alias)
+    else:
+        claim = f"The {spec.kind} {spec.alias!r} belongs to {owner}. " + " ".join(_install(owner, manager))
+    others = ", ".join(f"{offer} offers it too: {written(spec.kind, offer.spec.qualified_name)}" for offer in offers)
+    return AliasConflictError(f"{claim} {others} chooses that one.", specs=[offer.spec for offer in offers])
+
+
+def taken(kind: str, alias: str, offers: Sequence[Offer]) -> AliasConflictError:
+    """A registration wants an alias that belongs to an installed plugin, or to a well-known one."""
+    if (kind, alias) in RESERVED_WORDS:
+        claim = _reserved_word(kind, alias)
+    elif offers:
+        claim = f"The {kind} {alias!r} belongs to {offers[0]}, and a registration can't replace it."
+    else:
+        claim = f"The {kind} {alias!r} belongs to {owner_of(kind, alias)}, also where that is not installed."
+    advice = "Register under another alias, or pass the class itself."
+    return AliasConflictError(f"{claim} {advice}", specs=[offer.spec for offer in offers])
+
+
+def registered_already(spec: Spec) -> AliasConflictError:
+    """A registration wants the alias of an earlier one."""
+    return AliasConflictError(
+        f"The {spec.kind} {spec.alias!r} is registered already, as {spec.target}. "
+        f"Register under another alias, remove that one first, or pass override=True.",
+        specs=[spec],
+    )
+
+
+def conflict(offers: Sequence[Offer]) -> AliasConflictError:
+    """Several offer the alias, or one does so more than once."""
+    spec = offers[0].spec
+    providers = list(dict.fromkeys(map(str, offers)))
+    if len(providers) == 1:
+        targets = " and ".join(offer.spec.target for offer in offers)
+        message = (
+            f"{providers[0]} offers the {spec.kind} {spec.alias!r} more than once: {targets}. "
+            f"Import the one that you want and pass it, and tell the authors of {spec.provider}."
+        )
+    else:
+        forms = " or ".join(dict.fromkeys(written(spec.kind, offer.spec.qualified_name) for offer in offers))
+        message = f"The {spec.kind} {spec.alias!r} is offered by {' and by '.join(providers)}. Choose one: {forms}."
+    return AliasConflictError(message, specs=[offer.spec for offer in offers])
+
+
+def blocked(offers: Sequence[Offer]) -> BlockedPluginError:
+    """All who offer the alias are kept out."""
+    spec = offers[0].spec
+    reasons = "; ".join(f"{offer} offers it, but {offer.detail}" for offer in offers)
+    return BlockedPluginError(
+        f"The {spec.kind} {spec.alias!r} is blocked: {reasons}. Change that, or choose another {spec.kind}."
+    )
+
+
+def incompatible(offer: Offer) -> IncompatiblePluginError:
+    """Its provider was made for another release of core."""
+    spec = offer.spec
+    return IncompatiblePluginError(
+        f"The {spec.kind} {spec.alias!r} of {offer} was not imported: {offer.detail}. "
+        f"Try `pip install --upgrade {spec.provider}`, or install a release of core that it accepts."
+    )
+
+
+def not_loaded(offer: Offer, detail: str, cause: BaseException | None = None) -> PluginLoadError:
+    """It was asked for, and can't be imported or isn't what it says."""
+    spec = offer.spec
+    return PluginLoadError(
+        f"The {spec.kind} {spec.alias!r} of {offer} can't be loaded from {spec.target!r}: {detail}. "
+        f"{_next_step(offer, cause)}",
+        spec=spec,
+    )
+
+
+def missing_class(kind: str, name: str, distribution: str, manager: PluginManager) -> ImportError:
+    """A well-known class was imported from core, and its distribution doesn't offer it here."""
+    advice = " ".join(_install(distribution, manager))
+    return ImportError(f"The {kind} class {name} comes with {distribution}. {advice}", name=name)
+
+
+def _reserved_word(kind: str, alias: str) -> str:
+    return f"The word {alias!r} {RESERVED_WORDS[kind, alias]}; no {kind} can take it."
+
+
+def _next_step(offer: Offer, cause: BaseException | None) -> str:
+    module = offer.spec.target.partition(":")[0]
+    provider = offer.spec.provider
+    if isinstance(cause, ModuleNotFoundError) and cause.name:
+        if module == cause.name or module.startswith(f"{cause.name}."):
+            return f"The installation is incomplete: try `pip install --force-reinstall {provider}`."
+        return f"Install what provides the module {cause.name!r}; see the documentation of {provider}."
+    return (
+        f"Tell the authors of {provider}, or leave it out with CORE_DISABLE_PLUGINS={provider}; "
+        f"`core list-{_plural(offer.spec.kind)} --all` shows what else is there."
+    )
+
+
+def _plural(kind: str) -> str:
+    return KINDS[kind].plural if kind in KINDS else "plugins"
+
+
+def _about_alias(kind: str, alias: str, manager: PluginManager) -> Iterable[str]:
+    if (kind, alias) in RESERVED_WORDS:
+        yield f"The word {RESERVED_WORDS[kind, alias]}; it names no plugin."
+    elif owner := KNOWN_ALIASES.get((kind, alias)):
+        yield f"It comes with {owner}."
+        yield from _install(owner, manager)
+
+
+def _about_provider(kind: str, provider: str, alias: str, manager: PluginManager) -> Iterable[str]:
+    offered = [offer.spec.alias for offer in manager.offers(kind) if offer.spec.provider == provider]
+    if offered:
+        yield f"{_named(provider, manager)} offers no {kind} {alias!r}, but: {_listed(offered)}."
+    elif provider in manager.providers:
+        yield f"{_named(provider, manager)} offers no {kind}."
+    elif provider in KNOWN_ALIASES.values():
+        yield from _install(provider, manager)
+    else:
+        yield f"No installed package {provider!r} offers anything to core."
+        near = _alike(provider, {offer.spec.provider for offer in manager.offers(kind) if offer.spec.alias == alias})
+        if near:
+            yield f"Did you mean {' or '.join(repr(f'{name}:{alias}') for name in near)}?"
+
+
+def _install(distribution: str, manager: PluginManager) -> Iterable[str]:
+    problems = [problem for problem in manager.problems if problem.source == distribution]
+    if problems:
+        yield f"Part of {distribution} is there, but {problems[0].detail}."
+    elif version := manager.version(distribution):
+        yield f"The installed {distribution} {version} does not offer it: try `pip install --upgrade {distribution}`."
+    else:
+        yield f"{distribution} is not installed: `pip install {distribution}`."
+
+
+def _near(kind: str, alias: str, manager: PluginManager) -> list[str]:
+    known = {known_alias for known_kind, known_alias in KNOWN_ALIASES if known_kind == kind}
+    candidates = known | {offer.spec.alias for offer in manager.offers(kind)}
+    return _alike(alias, candidates - {alias})
+
+
+def _alike(word: str, candidates: Iterable[str]) -> list[str]:
+    from difflib import get_close_matches
+
+    return get_close_matches(word, sorted(candidates), n=3)
+
+
+def _did_you_mean(kind: str, near: Sequence[str], manager: PluginManager) -> Iterable[str]:
+    here = {offer.spec.alias for offer in manager.offers(kind)}
+    forms = [
+        repr(alias) if alias in here else f"{alias!r} (`pip install {KNOWN_ALIASES[kind, alias]}`)" for alias in near
+    ]
+    if forms:
+        yield f"Did you mean {' or '.join(forms)}?"
+
+
+def _available(kind: str, manager: PluginManager) -> str:
+    aliases = [offer.spec.alias for offer in manager.offers(kind) if offer.status is Status.OK]
+    return f"Installed: {_listed(aliases)}." if aliases else f"No {kind} is installed."
+
+
+def _listed(aliases: Sequence[str]) -> str:
+    rest = len(aliases) - _MOST_LISTED
+    return ", ".join(aliases[:_MOST_LISTED]) + (f" and {rest} more" if rest > 0 else "")
+
+
+def _named(provider: str, manager: PluginManager) -> str:
+    return f"{provider} {manager.version(provider)}".rstrip()

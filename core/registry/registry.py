@@ -1,0 +1,282 @@
+"""One registry a kind: the door through which users and the core reach the plugins."""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
+
+from core.contract.errors import ConfigurationError, CoreError
+from core.contract.spec import Spec, normalize_alias
+from core.registry import refusals
+from core.registry.choice import choose
+from core.registry.known_aliases import KNOWN_CLASSES
+from core.registry.loading import call_target, load_target, unfit
+from core.registry.manager import PluginManager, plugin_manager
+from core.registry.names import IN_PROCESS, fit_alias
+from core.registry.offers import Offer, Status, owner_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from core.contract.accelerator import Accelerator
+    from core.contract.checkpoint_io import CheckpointIO
+    from core.contract.cluster_environment import ClusterEnvironment
+    from core.contract.launcher import Launcher
+    from core.contract.logger import Logger
+    from core.contract.precision import Precision
+    from core.contract.strategy import Strategy
+
+T = TypeVar("T")
+F = TypeVar("F", bound="Callable[..., Any]")
+
+
+class Registry(Generic[T]):
+    """All plugins of one kind: the built-ins, those of installed packages, and what this process registers.
+
+    A name is an alias (`"acme"`), in which case doesn't matter and `-` equals `_`, or a qualified one
+    (`"core-acme:acme"`). The installed packages are looked at when a registry is first used; a plugin is imported when
+    `get` or `create` asks for it, and not before.
+
+    Args:
+        kind: name of the kind, a key of `core.contract.KINDS`.
+        manager: returns who knows all providers; by default the manager that all registries of the process share.
+    """
+
+    def __init__(self, kind: str, manager: Callable[[], PluginManager] = plugin_manager) -> None:
+        self.kind = kind
+        self._manager = manager
+
+    # Asking.
+
+    def names(self) -> list[str]:
+        """Every alias that can be used as it stands, sorted."""
+        return [offer.spec.alias for offer in self.offers() if offer.status is Status.OK]
+
+    def available_strategies(self) -> list[str]:
+        """The same as `names`, by the name that users know."""
+        return self.names()
+
+    def offers(self) -> tuple[Offer, ...]:
+        """Everything that anybody offers, each with its status: usable, blocked, in conflict and so on."""
+        return self._manager().offers(self.kind)
+
+    def providers_of(self, alias: str) -> tuple[Offer, ...]:
+        """All offers of one alias."""
+        folded = normalize_alias(alias)
+        return tuple(offer for offer in self.offers() if offer.spec.alias == folded)
+
+    def spec(self, name: str) -> Spec:
+        """What a name stands for, without an import.
+
+        Raises:
+            UnknownAliasError: nobody offers it; says what looks alike, and what to install.
+            AliasConflictError: several do, or the alias belongs to somebody else.
+            BlockedPluginError: the environment keeps it out.
+            IncompatiblePluginError: it was made for another release of core.
+            PluginLoadError: its metadata doesn't say what to import.
+        """
+        return self._choose(name).spec
+
+    def __contains__(self, name: object) -> bool:
+        try:
+            return isinstance(name, str) and bool(self._choose(name))
+        except CoreError:
+            return False
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.names())
+
+    def __len__(self) -> int:
+        return len(self.names())
+
+    def __repr__(self) -> str:
+        return f"<registry of {self.kind}: {', '.join(self)}>"
+
+    # Loading.
+
+    def get(self, name: str) -> Callable[..., T]:
+        """Import a plugin.
+
+        Args:
+            name: alias, or `"provider:alias"`.
+
+        Returns:
+            The class, or a factory that returns an instance.
+
+        Raises:
+            CoreError: as for `spec`; and PluginLoadError if it can't be imported or isn't what it says.
+        """
+        plugin: Callable[..., T] = self._load(self._choose(name))
+        return plugin
+
+    def create(self, name: str, /, **options: Any) -> T:
+        """Import a plugin and make an instance.
+
+        Args:
+            name: alias, or `"provider:alias"`.
+            options: go to the class or factory.
+
+        Raises:
+            ConfigurationError: it doesn't take these options.
+            CoreError: as for `get`; and PluginLoadError if it raises, or returns something else.
+        """
+        offer = self._choose(name)
+        instance: T = call_target(offer, self._load(offer), options)
+        return instance
+
+    def class_named(self, name: str) -> Any:
+        """Import a plugin by the name of its class. Behind `from core.strategies import SomeStrategy`.
+
+        Raises:
+            ImportError: it is a well-known class, whose distribution is to be installed.
+            AttributeError: nobody offers such a class.
+        """
+        offers = [offer for offer in self.offers() if offer.spec.target.rpartition(":")[2] == name]
+        owner = KNOWN_CLASSES.get((self.kind, name))
+        if owner is not None:
+            offers = [offer for offer in offers if offer.spec.provider == owner]
+            if not offers:
+                raise refusals.missing_class(self.kind, name, owner, self._manager())
+        if not offers:
+            raise AttributeError(f"no installed package offers a {self.kind} class {name!r}")
+        if len({offer.spec.provider for offer in offers}) > 1:
+            raise refusals.conflict(offers)
+        return self._load(self._choose(offers[0].spec.qualified_name))
+
+    def _choose(self, name: str) -> Offer:
+        return choose(self.kind, name, self._manager())
+
+    def _load(self, offer: Offer) -> Any:
+        import logging
+
+        spec = offer.spec
+        logging.getLogger("core").info("%s %r is %s of %s", spec.kind, spec.alias, spec.target, offer)
+        registered = self._manager().registered(spec.kind, spec.alias) if spec.provider == IN_PROCESS else None
+        return registered[1] if registered else load_target(offer)
+
+    # Registering in the running process.
+
+    @overload
+    def register(
+        self, name: str, target: None = None, /, description: str | None = None, *, override: bool = False
+    ) -> Callable[[F], F]: ...
+
+    @overload
+    def register(
+        self, name: str, target: Callable[..., T], /, description: str | None = None, *, override: bool = False
+    ) -> None: ...
+
+    def register(
+        self,
+        name: str,
+        target: Callable[..., T] | None = None,
+        /,
+        description: str | None = None,
+        *,
+        override: bool = False,
+    ) -> Any:
+        """Offer a class or factory under an alias, in this process. Without a target: a decorator.
+
+        Args:
+            name: the alias. Built-ins, installed plugins and well-known aliases can't be replaced.
+            target: a subclass of the kind's base class, or a callable that returns an instance.
+            description: one line for listings; by default the first line of the docstring.
+            override: replace an earlier registration of this process, which otherwise is an error.
+
+        Raises:
+            AliasConflictError: the alias is taken.
+            ConfigurationError: it isn't a fit alias, or the target isn't a fit class or callable.
+        """
+        if target is None:
+
+            def decorate(decorated: F) -> F:
+                self.register(name, decorated, description, override=override)
+                return decorated
+
+            return decorate
+        alias = _fit_alias(name, self.kind)
+        if reason := unfit(target, self.kind):
+            raise ConfigurationError(f"The {self.kind} {alias!r} can't be registered: {reason}.")
+        self._refuse_if_taken(alias, override=override)
+        summary = description or (getattr(target, "__doc__", None) or "").strip().partition("\n")[0]
+        self._manager().add(Spec(self.kind, alias, _where(target), IN_PROCESS, summary), target)
+        return None
+
+    def remove(self, name: str) -> None:
+        """Take back a registration of this process.
+
+        Raises:
+            UnknownAliasError: nobody offers it.
+            ConfigurationError: it is a built-in, or comes with an installed package.
+        """
+        alias = normalize_alias(name.removeprefix(f"{IN_PROCESS}:"))
+        if self._manager().registered(self.kind, alias):
+            self._manager().discard(self.kind, alias)
+            return
+        offer = next(iter(self.providers_of(alias)), None)
+        if offer is None:
+            raise refusals.unknown(self.kind, name, self._manager())
+        raise ConfigurationError(
+            f"The {self.kind} {alias!r} comes with {offer}, and only what this process has registered can be removed. "
+            f"CORE_DISABLE_PLUGINS={offer.spec.qualified_name} leaves it out."
+        )
+
+    def _refuse_if_taken(self, alias: str, *, override: bool) -> None:
+        offers = [offer for offer in self.providers_of(alias) if offer.status is not Status.BLOCKED]
+        installed = [offer for offer in offers if offer.spec.provider != IN_PROCESS]
+        if installed or owner_of(self.kind, alias):
+            raise refusals.taken(self.kind, alias, installed)
+        earlier = self._manager().registered(self.kind, alias)
+        if earlier and not override:
+            raise refusals.registered_already(earlier[0])
+
+
+class StrategyRegistry(Registry["Strategy"]):
+    """The registry of strategies; the arguments of `register` may be given by name."""
+
+    def register(
+        self,
+        name: str,
+        strategy_class: Callable[..., Strategy] | None = None,
+        description: str | None = None,
+        *,
+        override: bool = False,
+    ) -> Any:
+        """Offer a strategy under an alias, in this process. See `Registry.register`."""
+        return super().register(name, strategy_class, description, override=override)
+
+
+def _fit_alias(name: str, kind: str) -> str:
+    alias = normalize_alias(name)
+    if not fit_alias(alias):
+        raise ConfigurationError(
+            f"{name!r} can't be the alias of a {kind}: expected a word without ':', ',' or blanks."
+        )
+    return alias
+
+
+def _where(target: Any) -> str:
+    inner = getattr(target, "func", target)  # a functools.partial has no name of its own
+    named = inner if hasattr(inner, "__qualname__") else type(inner)
+    return f"{named.__module__}:{named.__qualname__}"
+
+
+STRATEGY_REGISTRY = StrategyRegistry("strategy")
+ACCELERATOR_REGISTRY: Registry[Accelerator] = Registry("accelerator")
+PRECISION_REGISTRY: Registry[Precision] = Registry("precision")
+CHECKPOINT_IO_REGISTRY: Registry[CheckpointIO] = Registry("checkpoint io")
+CLUSTER_ENVIRONMENT_REGISTRY: Registry[ClusterEnvironment] = Registry("cluster environment")
+LAUNCHER_REGISTRY: Registry[Launcher] = Registry("launcher")
+LOGGER_REGISTRY: Registry[Logger] = Registry("logger")
+
+_ALL: tuple[Registry[Any], ...] = (
+    STRATEGY_REGISTRY,
+    ACCELERATOR_REGISTRY,
+    PRECISION_REGISTRY,
+    CHECKPOINT_IO_REGISTRY,
+    CLUSTER_ENVIRONMENT_REGISTRY,
+    LAUNCHER_REGISTRY,
+    LOGGER_REGISTRY,
+)
+REGISTRIES: MappingProxyType[str, Registry[Any]] = MappingProxyType({registry.kind: registry for registry in _ALL})
+"""Every registry, by its kind."""

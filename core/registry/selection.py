@@ -1,0 +1,81 @@
+"""Which plugins the environment lets in: `CORE_PLUGINS` and `CORE_DISABLE_PLUGINS`.
+
+Both are lists, split at commas or blanks, of distributions (`core-acme`), aliases (`acme`) or qualified names
+(`core-acme:acme`). They are applied before anything is imported.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from core.contract.spec import Spec, normalize_alias
+from core.registry.builtins import CORE
+from core.registry.names import normalize_distribution, split_name
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+ALLOW = "CORE_PLUGINS"
+BLOCK = "CORE_DISABLE_PLUGINS"
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """The two lists.
+
+    Attributes:
+        allowed: what `CORE_PLUGINS` names. None: it isn't set, and everything is let in. Empty: nothing is.
+        blocked: what `CORE_DISABLE_PLUGINS` names.
+    """
+
+    allowed: tuple[str, ...] | None = None
+    blocked: tuple[str, ...] = ()
+
+    @classmethod
+    def from_environment(cls, environ: Mapping[str, str]) -> Selection:
+        """Read both variables."""
+        return cls(_split(environ[ALLOW]) if ALLOW in environ else None, _split(environ.get(BLOCK, "")))
+
+    def refusal(self, spec: Spec, *, installed: bool = True) -> str:
+        """Say what keeps `spec` out; empty if nothing does.
+
+        Args:
+            spec: what is offered.
+            installed: whether by an installed plugin. The allow list is about those only.
+        """
+        for name in self.blocked:
+            if matches(name, spec):
+                return f"{BLOCK} names {name!r}"
+        if installed and self.allowed is not None and not any(matches(name, spec) for name in self.allowed):
+            return f"{ALLOW} does not name it"
+        return ""
+
+    def unmatched(self, specs: Iterable[Spec]) -> Iterator[str]:
+        """A sentence for each name in the lists that nothing installed answers to."""
+        specs = tuple(specs)
+        for variable, names in ((ALLOW, self.allowed or ()), (BLOCK, self.blocked)):
+            for name in names:
+                if not any(matches(name, spec) for spec in specs):
+                    problem = f"{variable} names {name!r}, which is neither an installed plugin nor an alias of one."
+                    yield problem + _near(name, specs)
+
+
+def matches(name: str, spec: Spec) -> bool:
+    """Whether `name`, a distribution, an alias or both with a colon between, is about `spec`."""
+    if ":" in name:
+        return split_name(name) == (spec.provider, spec.alias)
+    return spec.provider in (name, normalize_distribution(name)) or normalize_alias(name) == spec.alias
+
+
+def _split(text: str) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(text.replace(",", " ").split()))
+
+
+def _near(name: str, specs: tuple[Spec, ...]) -> str:
+    import difflib
+
+    qualified = ":" in name
+    forms = (form for spec in specs for form in ((spec.qualified_name,) if qualified else (spec.provider, spec.alias)))
+    near = difflib.get_close_matches(name.lower(), sorted(set(forms) - {CORE}), n=3)
+    return f" Did you mean {' or '.join(map(repr, near))}?" if near else ""

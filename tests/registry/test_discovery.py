@@ -1,0 +1,235 @@
+"""What one damaged, dead or hidden distribution may do to the others: nothing, but for a row that tells."""
+
+import os
+import shutil
+import sys
+
+import pytest
+
+from core.registry import discover
+from fake_distributions import make_distribution
+
+GOOD = "[core.loggers]\ngood = core_good:Good\n"
+
+
+def scan():
+    return discover(refresh=True)
+
+
+def names(found):
+    return [provider.name for provider in found.providers]
+
+
+def problem(found, source):
+    (one,) = [problem for problem in found.problems if problem.source == source]
+    return one
+
+
+def test_a_provider_is_read_from_its_metadata(site):
+    make_distribution(
+        site,
+        "Core_Acme",
+        "1.2",
+        """\
+        [core.loggers]
+        Acme-Fast = core_acme : Fast [extra]
+
+        [core.strategies]
+        # a comment
+        acme = core_acme.strategy:Acme
+
+        [core.hooks]
+        acme = core_acme.hooks
+
+        [console_scripts]
+        acme = core_acme:main
+        """,
+        requires=["core>=0.1", "core-other>=7", "torch", 'Core[testing]; extra == "test"'],
+        summary="All of Acme",
+    )
+    found = scan()
+    (provider,) = found.providers
+    assert found.problems == ()
+    assert (provider.name, provider.version, provider.summary) == ("core-acme", "1.2", "All of Acme")
+    assert provider.location == str(site)
+    assert provider.requires == ("core>=0.1", 'Core[testing]; extra == "test"')
+    assert [(spec.kind, spec.alias, spec.target) for spec in provider.specs] == [
+        ("logger", "acme_fast", "core_acme:Fast"),
+        ("strategy", "acme", "core_acme.strategy:Acme"),
+    ]
+    assert [(spec.alias, spec.target) for spec in provider.hooks] == [("acme", "core_acme.hooks")]
+
+
+def test_a_distribution_that_offers_nothing_is_no_provider(site):
+    make_distribution(site, "numerics", entry_points_text="[console_scripts]\nnumerics = numerics:main\n")
+    make_distribution(site, "plain")
+    assert scan() == discover()
+    assert scan().providers == ()
+    assert scan().problems == ()
+
+
+def test_the_pass_is_cached_until_it_is_refreshed(site):
+    scan()
+    make_distribution(site, "core-good", entry_points_text=GOOD)
+    assert names(discover()) == []
+    assert names(scan()) == ["core-good"]
+
+
+def test_a_malformed_line_costs_itself_only(site):
+    make_distribution(site, "core-good", entry_points_text=GOOD)
+    make_distribution(
+        site, "core-bad", entry_points_text="[core.loggers]\none = core_bad:One\nthis is no line\ntwo = core_bad:Two\n"
+    )
+    found = scan()
+    assert names(found) == ["core-bad", "core-good"]
+    assert [spec.alias for spec in found.providers[0].specs] == ["one", "two"]
+    assert problem(found, "core-bad").detail.startswith(
+        "line 3 of entry_points.txt is 'this is no line', where 'name = value' was expected. "
+        "Try `pip install --force-reinstall core-bad`"
+    )
+
+
+@pytest.mark.parametrize("text", ["orphan = a:b\n[core.loggers]\n", "[core.loggers\ngood = a:b\n", "[x]\n= value\n"])
+def test_other_malformed_lines(site, text):
+    make_distribution(site, "core-good", entry_points_text=GOOD)
+    make_distribution(site, "anything", entry_points_text=text)
+    found = scan()
+    assert names(found) == ["core-good"]
+    assert {problem.source for problem in found.problems} == {"anything"}
+
+
+@pytest.mark.parametrize("file", ["entry_points_text", "metadata"])
+def test_bytes_that_are_not_utf_8(site, file):
+    make_distribution(site, "core-good", entry_points_text=GOOD)
+    damaged = {"entry_points_text": "[core.loggers]\nbad = core_bad:Bad\n", file: b"Name: core-bad\n\xff\xfe\n"}
+    make_distribution(site, "core-bad", **damaged)
+    found = scan()
+    assert names(found) == ["core-good"]
+    assert "can't be read: UnicodeDecodeError" in problem(found, "core-bad").detail
+
+
+@pytest.mark.parametrize("missing", ["Name", "Version"])
+def test_metadata_that_lacks_a_field(site, missing):
+    lines = [line for line in ("Name: core-bad", "Version: 1.0") if not line.startswith(missing)]
+    make_distribution(site, "core-bad", entry_points_text=GOOD, metadata="\n".join(lines))
+    found = scan()
+    assert names(found) == []
+    assert f"METADATA has no {missing}" in problem(found, "core-bad").detail
+
+
+@pytest.mark.parametrize("entry_points", ["", GOOD])
+def test_a_dead_folder(site, entry_points):
+    make_distribution(site, "core-good", entry_points_text=GOOD)
+    dead = make_distribution(site, "core-dead", entry_points_text=entry_points, metadata=False)
+    found = scan()
+    assert names(found) == ["core-good"]
+    assert problem(found, "core-dead").detail == (
+        f"the folder {dead} has no METADATA; delete it, or install the package again"
+    )
+
+
+def test_what_pip_left_of_an_interrupted_uninstall(site):
+    make_distribution(site, "core-good", "2.0", GOOD)
+    make_distribution(site, "core-good", "1.0", GOOD, folder="~ore_good-1.0.dist-info")
+    found = scan()
+    assert [(provider.name, provider.version) for provider in found.providers] == [("core-good", "2.0")]
+    assert "left over from an interrupted `pip uninstall`" in problem(found, "~ore-good").detail
+
+
+def test_a_leftover_is_no_provider_when_it_is_alone(site):
+    make_distribution(site, "core-good", "1.0", GOOD, folder="~ore_good-1.0.dist-info")
+    assert scan().providers == ()
+
+
+def test_the_first_copy_on_the_path_hides_the_others(site, tmp_path):
+    make_distribution(site, "core-good", "1.0", GOOD)
+    make_distribution(tmp_path / "later", "Core.Good", "2.0", GOOD, folder="core.good-2.0.dist-info")
+    sys.path.append(str(tmp_path / "later"))
+    found = scan()
+    assert [(provider.name, provider.version) for provider in found.providers] == [("core-good", "1.0")]
+    hidden = problem(found, "core-good")
+    assert hidden.shadowed
+    assert hidden.detail == (
+        f"2.0 in {tmp_path / 'later'} is hidden by 1.0 in {site}, which comes first on sys.path; uninstall one of them"
+    )
+
+
+def test_a_first_copy_that_offers_nothing_hides_one_that_does(site, tmp_path):
+    make_distribution(site, "core-good", "0.9")
+    make_distribution(tmp_path / "later", "core-good", "1.0", GOOD)
+    sys.path.append(str(tmp_path / "later"))
+    found = scan()
+    assert names(found) == []
+    assert problem(found, "core-good").shadowed
+
+
+def test_one_folder_seen_twice_is_no_second_copy(site, tmp_path):
+    make_distribution(site, "core-good", "1.0", GOOD)
+    os.symlink(site, tmp_path / "lib64")
+    sys.path += [str(tmp_path / "lib64"), str(site)]
+    found = scan()
+    assert names(found) == ["core-good"]
+    assert found.problems == ()
+
+
+@pytest.mark.parametrize("versions", [("1.9", "1.10"), ("1.10", "1.9")])
+def test_of_two_versions_in_one_folder_the_higher_counts(site, versions):
+    for version in versions:
+        make_distribution(site, "core-good", version, GOOD)
+    found = scan()
+    assert [provider.version for provider in found.providers] == ["1.10"]
+    assert problem(found, "core-good").detail.startswith("1.9 is left over beside 1.10 in ")
+
+
+@pytest.mark.parametrize("alias", ["with blank", "with:colon", "with,comma"])
+def test_an_alias_that_nobody_could_write(site, alias):
+    make_distribution(site, "core-bad", entry_points_text=f"[core.loggers]\n{alias} = core_bad:Bad\n")
+    found = scan()
+    assert all(provider.specs == () for provider in found.providers)
+    assert repr(alias) in problem(found, "core-bad").detail
+
+
+def test_a_finder_that_raises_does_not_end_the_pass(site, monkeypatch):
+    class Finder:
+        def find_distributions(self, context):
+            raise OSError("no connection")
+
+        def find_spec(self, *arguments):
+            return None
+
+    make_distribution(site, "core-good", entry_points_text=GOOD)
+    monkeypatch.setattr(sys, "meta_path", [Finder(), *sys.meta_path])
+    found = scan()
+    assert names(found) == ["core-good"]
+    assert problem(found, "sys.meta_path").detail == "a finder of distributions raised OSError: no connection"
+
+
+def test_a_distribution_cannot_pose_as_core(site):
+    make_distribution(site, "core", "9.9", "[core.loggers]\ncsv = core_evil:Evil\n")
+    assert names(scan()) == []
+
+
+def test_egg_info_of_older_tools(site):
+    egg = site / "core_old.egg-info"
+    egg.mkdir()
+    (egg / "PKG-INFO").write_text("Name: core-old\nVersion: 0.3\n")
+    (egg / "entry_points.txt").write_text("[core.loggers]\nold = core_old:Old\n")
+    (egg / "requires.txt").write_text("core<0.1\ntorch\n")
+    (provider,) = scan().providers
+    assert (provider.name, provider.version, provider.requires) == ("core-old", "0.3", ("core<0.1",))
+
+
+def test_a_distribution_in_a_zip_archive(site, tmp_path):
+    make_distribution(tmp_path / "tree", "core-zipped", entry_points_text=GOOD)
+    archive = shutil.make_archive(str(tmp_path / "archive"), "zip", tmp_path / "tree")
+    sys.path.append(archive)
+    found = scan()
+    assert names(found) == ["core-zipped"]
+    assert found.problems == ()
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+def test_a_file_that_may_not_be_read(site):
+    folder = make_distribution(site, "core-secret", entry_points_text=GOOD)
+    (folder / "entry_points.txt").chmod(0)
+    assert "PermissionError" in problem(scan(), "core-secret").detail

@@ -1,0 +1,87 @@
+"""Ranks that run different plugins are told so, and not left to wait for each other."""
+
+import threading
+
+import pytest
+
+from core.contract.errors import FingerprintError
+from core.contract.spec import Spec
+from core.registry import compare, exchange, fingerprint
+
+MINE = (("accelerator", "cpu", "core", "0.1.0"), ("strategy", "acme", "core-acme", "1.0"))
+OTHER = (("accelerator", "cpu", "core", "0.1.0"), ("strategy", "acme", "core-acme", "2.0"))
+
+
+class Store:
+    """What torch's stores do: `get` waits for a key."""
+
+    def __init__(self):
+        self.values = {}
+        self.written = threading.Condition()
+
+    def set(self, key, value):
+        with self.written:
+            assert key not in self.values
+            self.values[key] = value.encode()
+            self.written.notify_all()
+
+    def get(self, key):
+        with self.written:
+            assert self.written.wait_for(lambda: key in self.values, timeout=10)
+            return self.values[key]
+
+
+def on_all_ranks(fingerprints):
+    store, outcomes = Store(), [None] * len(fingerprints)
+
+    def run(rank):
+        try:
+            exchange(store, rank, len(fingerprints), fingerprints[rank])
+        except FingerprintError as error:
+            outcomes[rank] = str(error)
+
+    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(len(fingerprints))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return outcomes
+
+
+def test_a_fingerprint_names_what_was_chosen():
+    specs = [Spec("strategy", "acme", "a:b", "core-acme"), Spec("accelerator", "cpu", "c:d", "core")]
+    versions = {"core": "0.1.0", "core-acme": "1.0"}
+    assert fingerprint(specs, versions.__getitem__) == MINE
+
+
+def test_equal_ones_pass():
+    compare([MINE] * 4)
+    assert on_all_ranks([MINE] * 3) == [None] * 3
+
+
+def test_a_table_says_who_differs():
+    with pytest.raises(FingerprintError) as raised:
+        compare([MINE, MINE, OTHER, MINE, ()], hosts=["a", "a", "b", "b", "c"])
+    table = str(raised.value).splitlines()[1:]
+    assert table == [
+        "  kind         ranks   nodes  alias  provider",
+        "  accelerator  0-1, 3  a, b   cpu    core 0.1.0",
+        "  accelerator  2       b      cpu    core 0.1.0",
+        "  accelerator  4       c      none   -",
+        "  strategy     0-1, 3  a, b   acme   core-acme 1.0",
+        "  strategy     2       b      acme   core-acme 2.0",
+        "  strategy     4       c      none   -",
+    ]
+
+
+def test_only_what_differs_is_shown():
+    with pytest.raises(FingerprintError) as raised:
+        compare([MINE, OTHER])
+    assert "accelerator" not in str(raised.value)
+    assert "?" in str(raised.value)
+
+
+def test_all_ranks_learn_of_a_difference():
+    outcomes = on_all_ranks([MINE, OTHER, MINE])
+    assert len(set(outcomes)) == 1
+    assert "core-acme 2.0" in outcomes[0]

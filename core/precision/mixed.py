@@ -1,0 +1,150 @@
+"""`16-mixed` and `bf16-mixed`: float32 weights, and torch.autocast for what can be computed in 16 bits.
+
+The method is Micikevicius et al., "Mixed Precision Training", https://arxiv.org/abs/1710.03740.
+"""
+
+from __future__ import annotations
+
+import warnings
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from core.contract.errors import ConfigurationError, DeviceError
+from core.contract.precision import NumberFormats, Precision
+from core.contract.strategy import Strategy
+from core.precision.loss_scaling import LossScaler
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch import Tensor, nn
+    from torch.amp import GradScaler
+    from torch.optim import Optimizer
+
+_NAMES = {torch.float16: "16-mixed", torch.bfloat16: "bf16-mixed"}
+
+
+def float16() -> MixedPrecision:
+    """`16-mixed`: autocast to float16; the loss is scaled so that small gradients survive."""
+    return MixedPrecision(torch.float16)
+
+
+def bfloat16() -> MixedPrecision:
+    """`bf16-mixed`: autocast to bfloat16, which has float32's range and needs no scaling."""
+    return MixedPrecision(torch.bfloat16)
+
+
+class MixedPrecision(Precision):
+    """Weights, gradients and optimizer in float32; matrix products and convolutions in 16 bits.
+
+    With a scaler, an optimizer's step is skipped when its gradients overflowed; `optimizer_step` then returns False.
+    A scaler serves any number of optimizers, also several that share one backward. Gradients that are accumulated for
+    one optimizer while another one goes on stepping would mix two scales: step both in the same window.
+
+    Args:
+        dtype: `torch.float16` or `torch.bfloat16`.
+        scaler: scales the loss; by default a `torch.amp.GradScaler` of the device for float16, none for bfloat16.
+    """
+
+    def __init__(self, dtype: torch.dtype, *, scaler: GradScaler | None = None) -> None:
+        if dtype not in _NAMES:
+            raise ConfigurationError(f"MixedPrecision({dtype}): expected torch.float16 or torch.bfloat16.")
+        self.dtype = dtype
+        self.name = _NAMES[dtype]
+        scales = dtype == torch.float16 or scaler is not None
+        self._scaler = LossScaler(scaler) if scales else None
+        self.formats = NumberFormats(torch.float32, dtype, torch.float32, torch.float32, scales_loss=scales)
+
+    @property
+    def scaler(self) -> GradScaler | None:
+        """What scales the loss; made at the first use, None for bfloat16."""
+        return self._scaler.grad_scaler if self._scaler else None
+
+    def connect(self, strategy: Any) -> None:
+        """Learn the kind of device. Anything but a strategy (`...` in a sketch) is left alone.
+
+        Raises:
+            ConfigurationError: float16 on a CPU.
+        """
+        if not isinstance(strategy, Strategy) or not strategy.parallel_devices:
+            return
+        device_type = strategy.parallel_devices[0].type
+        if device_type == "cpu" and self.dtype == torch.float16:
+            raise ConfigurationError(
+                "precision='16-mixed' is for GPUs, and this run is on a CPU, where float16 is slow and has nothing to "
+                "gain. Use precision='bf16-mixed'."
+            )
+        if self._scaler:
+            self._scaler.device_type = device_type
+
+    def convert_module(self, module: nn.Module) -> nn.Module:
+        """Leave the module as it is.
+
+        Raises:
+            ConfigurationError: it holds float16 parameters, whose gradients can't be unscaled.
+        """
+        if self._scaler is None:
+            return module
+        if half := [name for name, value in module.named_parameters() if value.dtype == torch.float16]:
+            raise ConfigurationError(
+                f"precision={self.name!r} keeps parameters in float32, and {half[0]!r} of {type(module).__name__} is "
+                "float16. Call module.float() before, or use precision='16-true'."
+            )
+        return module
+
+    def forward_context(self, device_type: str) -> torch.autocast:
+        """An autocast context for one stage. It isn't to be entered inside itself, but inside another stage's it may.
+
+        Raises:
+            DeviceError: this kind of device can't autocast to the dtype.
+        """
+        if self._scaler:
+            self._scaler.device_type = device_type
+        try:
+            with warnings.catch_warnings():
+                # torch only warns, and computes in float32.
+                warnings.simplefilter("error")
+                return torch.autocast(device_type, self.dtype)
+        except (RuntimeError, AssertionError, UserWarning) as error:
+            raise DeviceError(
+                f"precision={self.name!r} can't be had on {device_type!r}: {str(error).splitlines()[0]} "
+                "Use precision='32-true', or another accelerator."
+            ) from error
+
+    def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
+        """Compute gradients of the scaled `loss`, a scalar tensor."""
+        scaled = self._scaler.scale(loss) if self._scaler else loss
+        scaled.backward(*args, **kwargs)
+
+    def unscale_gradients(self, optimizer: Optimizer) -> None:
+        """Bring the optimizer's gradients back to their true size. A second call before its step does nothing."""
+        if self._scaler:
+            self._scaler.unscale(optimizer)
+
+    def optimizer_step(self, optimizer: Optimizer, closure: Callable[[], Any] | None = None) -> bool:
+        """Step the optimizer, unless its gradients overflowed.
+
+        Returns:
+            Whether parameters were updated.
+
+        Raises:
+            ConfigurationError: the optimizer needs a closure, or its gradients didn't come from `backward`.
+        """
+        if self._scaler is None:
+            return super().optimizer_step(optimizer, closure)
+        if closure is not None:
+            raise ConfigurationError(
+                f"{type(optimizer).__name__} evaluates the loss itself, through a closure, and precision={self.name!r} "
+                "scales the loss only around a plain step. Use precision='bf16-mixed' or '32-true'."
+            )
+        return self._scaler.step(optimizer)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The loss scale and how long it has held."""
+        return self._scaler.state_dict() if self._scaler else {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Put the loss scale back. The empty state of another precision leaves it as it is."""
+        if self._scaler and state:
+            self._scaler.load_state_dict(state)

@@ -1,0 +1,18 @@
+"""Data on its way to the model: one order shared by all ranks, and the transfer of batches to the device."""
+
+from core.data.loader import sampler_of, set_epoch, shard_loader
+from core.data.randomness import mix_seed
+from core.data.sampler import ShardedSampler
+from core.data.structure import map_leaves
+from core.data.transfer import make_transfer, to_device
+
+__all__ = [
+    "ShardedSampler",
+    "make_transfer",
+    "map_leaves",
+    "mix_seed",
+    "sampler_of",
+    "set_epoch",
+    "shard_loader",
+    "to_device",
+]

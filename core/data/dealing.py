@@ -1,0 +1,108 @@
+"""Cuts the global order of samples into steps, and each step into one share a rank.
+
+A step takes as many whole batches as there are ranks: with `batch_size` b on n ranks it is a slice of n * b samples
+of the global order, and rank r gets the r-th b of them. A user's own batches are dealt as they are, to keep what they
+were composed for.
+
+The last step may be short. Its samples are shared out evenly, one after the other. If there are fewer of them than
+ranks, it borrows from the step before, so that every rank has the same number of batches and every sample comes once.
+"""
+
+from __future__ import annotations
+
+from itertools import chain, islice, pairwise
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+    from typing import TypeAlias
+
+    Step: TypeAlias = list[list[Any]]
+    """The samples of one step: for each rank its own."""
+
+
+def deal_samples(
+    order: Iterable[Any], batch_size: int, *, size: int, position: int = 0, drop_last: bool = False
+) -> Iterator[Step]:
+    """Steps of a global order of samples, from the `position`-th sample on.
+
+    Args:
+        order: samples, one after the other.
+        batch_size: samples a rank and step.
+        size: number of ranks.
+        position: samples to leave out.
+        drop_last: leave out a short last step.
+    """
+    samples = islice(order, position, None)
+    steps = _steps_of_samples(samples, batch_size, size, drop_last)
+    return _borrow(steps, size) if size > 1 else steps
+
+
+def deal_batches(
+    order: Iterable[Iterable[Any]], *, size: int, position: int = 0, drop_last: bool = False
+) -> Iterator[Step]:
+    """Steps of a global order of whole batches, from the `position`-th sample on.
+
+    Args:
+        order: batches of samples, one after the other.
+        size: number of ranks.
+        position: samples, not batches, to leave out.
+        drop_last: leave out a last step that doesn't have a batch for every rank.
+    """
+    steps = _steps_of_batches(_skip(order, position), size, drop_last)
+    return _borrow(steps, size) if size > 1 else steps
+
+
+def _steps_of_samples(samples: Iterator[Any], batch_size: int, size: int, drop_last: bool) -> Iterator[Step]:
+    while taken := list(islice(samples, batch_size * size)):
+        if drop_last and len(taken) < batch_size * size:
+            return
+        yield _split(taken, size)
+
+
+def _steps_of_batches(batches: Iterator[list[Any]], size: int, drop_last: bool) -> Iterator[Step]:
+    while taken := list(islice(batches, size)):
+        if len(taken) == size:
+            yield taken
+        elif not drop_last:
+            yield _split(list(chain.from_iterable(taken)), size)
+
+
+def _skip(batches: Iterable[Iterable[Any]], position: int) -> Iterator[list[Any]]:
+    for batch in batches:
+        samples = list(batch)  # a sampler may fill the same list again
+        if len(samples) <= position:
+            position -= len(samples)
+        else:
+            yield samples[position:]
+            position = 0
+
+
+def _split(samples: list[Any], size: int) -> Step:
+    """Contiguous shares, as even as can be; the first ranks get one more."""
+    if size == 1:
+        return [samples]
+    least, extra = divmod(len(samples), size)
+    starts = [rank * least + min(rank, extra) for rank in range(size + 1)]
+    return [samples[start:stop] for start, stop in pairwise(starts)]
+
+
+def _borrow(steps: Iterator[Step], size: int) -> Iterator[Step]:
+    """Look one step ahead, for the last one may need samples of the one before."""
+    if (held := next(steps, None)) is None:
+        return
+    for step in steps:
+        held, step = _lend(held, step, size)
+        yield held
+        held = step
+    yield held
+
+
+def _lend(before: Step, step: Step, size: int) -> tuple[Step, Step]:
+    """Move samples from the step before if somebody would have none in this one, and both have enough together."""
+    if step[-1]:
+        return before, step
+    samples = list(chain.from_iterable(before + step))
+    if len(samples) < 2 * size:
+        return before, step
+    return _split(samples[:-size], size), _split(samples[-size:], size)

@@ -1,0 +1,98 @@
+"""Re-creates a user's DataLoader so that it yields one rank's share, in the user's own order."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from typing import TYPE_CHECKING, Any
+
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset
+
+from core.data.sampler import ShardedSampler, find_generator, sampler_chain
+
+if TYPE_CHECKING:
+    from core.contract.strategy import Stage
+
+
+def shard_loader(loader: Any, *, rank: int, size: int, seed: int, stage: Stage = "fit") -> Any:
+    """A loader of this rank's share; the user's own isn't changed.
+
+    All ranks, with the same `size`, `seed` and `stage`. On one device too, so that its order is the same.
+
+    Args:
+        loader: a DataLoader, or a subclass. Whatever can't be sharded comes back as it is, with a warning if there is
+            more than one rank: another kind of iterable, or a loader of an IterableDataset.
+        rank: whose share, of data-parallel ranks.
+        size: number of shares.
+        seed: of the shuffling, the same on all ranks.
+        stage: in `"fit"` all ranks make the same number of steps; in the others no sample is counted twice.
+
+    Returns:
+        A copy with the same class, data set, workers and options, and a `ShardedSampler` (`sampler_of` finds it).
+    """
+    if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset):
+        if size > 1 and rank == 0:
+            _warn_unsharded(loader, size)
+        return loader
+    if sampler_of(loader) is not None:
+        return loader
+    index_sampler = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
+    if any(hasattr(part, "num_replicas") for part in sampler_chain(index_sampler)):
+        rank, size = 0, 1  # torch's DistributedSampler, or one like it: the user has sharded this loader
+    return _with_sampler(loader, _make_sampler(loader, rank=rank, size=size, seed=seed, repeats=stage == "fit"))
+
+
+def sampler_of(loader: Any) -> ShardedSampler | None:
+    """The `ShardedSampler` that `shard_loader` has put in, or None."""
+    for name in ("batch_sampler", "sampler"):
+        if isinstance(sampler := getattr(loader, name, None), ShardedSampler):
+            return sampler
+    return None
+
+
+def set_epoch(loader: Any, epoch: int) -> None:
+    """Tell whatever in a loader draws anew each epoch: its sharded sampler, or its own samplers and data set."""
+    sharded = sampler_of(loader)
+    samplers = (
+        [sharded] if sharded is not None else [getattr(loader, "batch_sampler", None), getattr(loader, "sampler", None)]
+    )
+    for part in (*samplers, getattr(loader, "dataset", None)):
+        if callable(method := getattr(part, "set_epoch", None)):
+            method(epoch)
+
+
+def _make_sampler(loader: DataLoader[Any], **options: Any) -> ShardedSampler:
+    batches = loader.batch_sampler
+    if loader.generator is find_generator(loader.sampler if batches is None else batches):
+        options["loader_generator"] = loader.generator
+    if batches is None:
+        return ShardedSampler(loader.sampler, batch_size=1, yields_batches=False, **options)
+    if type(batches) is BatchSampler:
+        return ShardedSampler(batches.sampler, batch_size=batches.batch_size, drop_last=batches.drop_last, **options)
+    return ShardedSampler(batches, batch_size=None, drop_last=getattr(batches, "drop_last", False), **options)
+
+
+def _with_sampler(loader: DataLoader[Any], sampler: ShardedSampler) -> DataLoader[Any]:
+    """A copy without a call of `__init__`, which a subclass may have changed and torch's guard makes final."""
+    clone = copy.copy(loader)
+    attributes = vars(clone)
+    attributes["_iterator"] = None  # persistent workers belong to the user's loader
+    attributes["batch_sampler" if loader.batch_sampler is not None else "sampler"] = sampler
+    shared = loader.generator is not None and loader.generator is find_generator(sampler.order)
+    if shared or (loader.generator is None and loader.num_workers > 0 and sampler.size > 1):
+        # Else the loader would draw from the generator of the order, or workers of all ranks would augment alike.
+        attributes["generator"] = sampler.worker_generator
+    return clone
+
+
+def _warn_unsharded(loader: Any, size: int) -> None:
+    what = (
+        f"a DataLoader over {type(loader.dataset).__name__}"
+        if isinstance(loader, DataLoader)
+        else type(loader).__name__
+    )
+    warnings.warn(
+        f"{what} can't be sharded from outside: each of the {size} ranks reads all of it. Let it yield the share of "
+        "its own rank, which torch.distributed.get_rank() tells, and say so with use_distributed_sampler=False.",
+        stacklevel=4,
+    )

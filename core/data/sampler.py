@@ -1,0 +1,198 @@
+"""One rank's share of the user's own sampler, with a position that doesn't depend on the number of ranks."""
+
+from __future__ import annotations
+
+from collections import deque
+from itertools import chain
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils.data import RandomSampler, Sampler, SequentialSampler, SubsetRandomSampler, WeightedRandomSampler
+
+from core.contract import CheckpointError
+from core.data.dealing import deal_batches, deal_samples
+from core.data.randomness import DrawingRng, mix_seed
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from core.data.dealing import Step
+
+# These use the global generators when they begin and never again, so that later batches do without a `DrawingRng`.
+_DRAW_AT_ONCE = (SequentialSampler, RandomSampler, SubsetRandomSampler, WeightedRandomSampler, range, list, tuple)
+
+
+class ShardedSampler(Sampler[Any]):
+    """Yields this rank's batches of the user's order, epoch after epoch. Used on one device too. Not for subclassing.
+
+    All ranks draw the same global order from seed and epoch, which is also the order of one device. A user's sampler
+    that has a generator of its own draws from that. How the order becomes batches stands in `core.data.dealing`.
+
+    The call sequence, all ranks:
+
+    1. `set_epoch(epoch)` before each epoch; when a run resumes, `load_state_dict(state)` before that.
+    2. `iter(...)` by the loader, which runs ahead of what the user sees.
+    3. `advance()` by the loop, when it takes a batch from the loader. Now `position` counts that batch.
+    4. `state_dict()` at any time. It is the same on every rank, and loads with other numbers of ranks and workers.
+
+    Attributes:
+        epoch: number of the epoch that is on, from 0.
+        position: samples of this epoch that the user was given, over all ranks.
+        worker_generator: seeds a loader's workers, differently in each epoch and on each rank.
+    """
+
+    def __init__(
+        self,
+        order: Iterable[Any],
+        *,
+        batch_size: int | None,
+        drop_last: bool = False,
+        yields_batches: bool = True,
+        rank: int = 0,
+        size: int = 1,
+        seed: int = 0,
+        repeats: bool = True,
+        loader_generator: torch.Generator | None = None,
+    ) -> None:
+        """Shard an order of samples, or of batches.
+
+        Args:
+            order: the user's sampler; or batch sampler, if `batch_size` is None.
+            batch_size: samples for each rank in a step.
+            drop_last: leave out a short last step.
+            yields_batches: False for a loader that takes single indices and doesn't collate.
+            rank: whose share this is.
+            size: number of shares.
+            seed: of the draws; the same on all ranks.
+            repeats: where a last step can't have a sample for every rank, the others take one that somebody else has
+                too, so that all make the same number of steps. False, for evaluation: they end one step earlier.
+            loader_generator: the loader's, from which it seeds workers, if it is the sampler's too.
+        """
+        self.order = order
+        self.batch_size, self.drop_last, self.yields_batches = batch_size, drop_last, yields_batches
+        self.rank, self.size, self.seed, self.repeats = rank, size, seed, repeats
+        self.epoch = self.position = 0
+        self.worker_generator = torch.Generator()
+        self._generator = find_generator(order)
+        self._loader_generator = loader_generator
+        self._generator_state: torch.Tensor | None = None
+        """The user's generator's, when this epoch was drawn; None if it wasn't yet."""
+        self._on_the_way: deque[int] = deque()
+        """Samples over all ranks, for each batch that the loader took and the user wasn't given yet."""
+
+    def __iter__(self) -> Iterator[Any]:
+        # Not a generator: the loader draws its workers' seed right after this call.
+        self._rewind_generator()
+        self._seed_workers()
+        self._on_the_way = deque()
+        return self._batches(self._draw(self.epoch, self.position), self._on_the_way)
+
+    def __len__(self) -> int:
+        """Batches of a whole epoch on this rank.
+
+        Raises:
+            TypeError: the user's sampler has no length.
+        """
+        num_units = len(self.order)  # type: ignore[arg-type]  # a sampler may have a length, and torch can't say so
+        whole, rest = divmod(num_units, self.size * (self.batch_size or 1))
+        if rest == 0 or self.drop_last:
+            return whole
+        may_borrow = self.batch_size != 1 and whole > 0
+        return whole if rest <= self.rank and not (self.repeats or may_borrow) else whole + 1
+
+    def set_epoch(self, epoch: int) -> None:
+        """Begin another epoch at its first sample. The one that is on goes on."""
+        if epoch != self.epoch:
+            self.epoch, self.position, self._generator_state = epoch, 0, None
+        for part in sampler_chain(self.order):
+            if callable(method := getattr(part, "set_epoch", None)):
+                method(epoch)
+
+    def advance(self) -> None:
+        """Count the batch that the loop just took from the loader."""
+        if self._on_the_way:
+            self.position += self._on_the_way.popleft()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where we are: numbers, and the state of the user's generator from which this epoch is drawn."""
+        generator = self._generator_state
+        if generator is None and self._generator is not None:
+            generator = self._generator.get_state()
+        return {"epoch": self.epoch, "position": self.position, "seed": self.seed, "generator": generator}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """The next `iter` goes on from there.
+
+        Raises:
+            CheckpointError: `state` doesn't come from such a sampler.
+        """
+        if missing := {"epoch", "position", "seed", "generator"} - state.keys():
+            raise CheckpointError(f"A sampler's state has no {sorted(missing)}; it has {sorted(state)}.")
+        if (state["generator"] is None) != (self._generator is None):
+            saved, here = ("no generator", "one") if self._generator is not None else ("a generator", "none")
+            raise CheckpointError(
+                f"The checkpoint's sampler had {saved} of its own, and {type(self.order).__name__} has {here}: "
+                "its order can't go on. Build the loader as it was when the checkpoint was written."
+            )
+        self.set_epoch(state["epoch"])
+        self.position, self.seed, self._generator_state = state["position"], state["seed"], state["generator"]
+
+    def _rewind_generator(self) -> None:
+        """An epoch that goes on is drawn once more, from where its generator stood."""
+        if self._generator is None:
+            return
+        if self._generator_state is None:
+            self._generator_state = self._generator.get_state()
+        else:
+            self._generator.set_state(self._generator_state)
+
+    def _seed_workers(self) -> None:
+        seed = mix_seed(self.seed, self.epoch)
+        if self._loader_generator is not None:
+            # Draws what the loader would, so that the order after it is the loader's too.
+            self.worker_generator.set_state(self._loader_generator.get_state())
+            seed = int(torch.empty((), dtype=torch.int64).random_(generator=self._loader_generator))
+        if self._loader_generator is None or self.size > 1:
+            self.worker_generator.manual_seed(mix_seed(seed, self.rank))
+
+    def _draw(self, epoch: int, position: int) -> Iterator[Step]:
+        rng = DrawingRng(mix_seed(self.seed, epoch))
+        with rng:
+            steps = self._deal(position)
+            step = next(steps, None)
+        while step is not None:
+            yield step
+            if type(self.order) in _DRAW_AT_ONCE:
+                yield from steps
+                return
+            with rng:
+                step = next(steps, None)
+
+    def _deal(self, position: int) -> Iterator[Step]:
+        if self.batch_size is None:
+            return deal_batches(self.order, size=self.size, position=position, drop_last=self.drop_last)
+        return deal_samples(self.order, self.batch_size, size=self.size, position=position, drop_last=self.drop_last)
+
+    def _batches(self, steps: Iterator[Step], on_the_way: deque[int]) -> Iterator[Any]:
+        for step in steps:
+            share = step[self.rank]
+            if not share:
+                if not self.repeats:
+                    return
+                samples = list(chain.from_iterable(step))
+                share = [samples[self.rank % len(samples)]]
+            on_the_way.append(sum(map(len, step)))
+            yield share if self.yields_batches else share[0]
+
+
+def sampler_chain(sampler: Any) -> Iterator[Any]:
+    """A sampler, and those that it wraps, as a batch sampler does."""
+    while sampler is not None:
+        yield sampler
+        sampler = getattr(sampler, "sampler", None)
+
+
+def find_generator(order: Any) -> torch.Generator | None:
+    """The generator that the user gave to a sampler, or to one that it wraps."""
+    generators = (getattr(part, "generator", None) for part in sampler_chain(order))
+    return next((generator for generator in generators if isinstance(generator, torch.Generator)), None)

@@ -1,0 +1,89 @@
+"""Goes through nested data: what a collate function returns, or a user hands to a collective."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, MutableMapping
+from dataclasses import fields, is_dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+_PLAIN = frozenset({str, bytes, int, float, bool, type(None)})
+
+
+def map_leaves(function: Callable[[Any], Any], data: Any, *, is_leaf: Callable[[Any], bool] | None = None) -> Any:
+    """Apply `function` to everything that isn't a container, and rebuild only containers in which something changed.
+
+    Containers are mappings, lists, tuples, named tuples and dataclasses, nested as deep as they are.
+
+    Args:
+        function: gets tensors, numbers, strings, None and whatever else there is.
+        data: nested structure.
+        is_leaf: whether an object is handed to `function` although it may be a container. Not asked for plain lists,
+            tuples and dicts.
+    """
+
+    def visit(data: Any) -> Any:
+        kind = type(data)
+        if isinstance(data, torch.Tensor) or kind in _PLAIN:
+            return function(data)
+        if kind is tuple or kind is list:
+            items = list(map(visit, data))
+            return kind(items) if _differ(data, items) else data
+        if kind is dict:
+            items = list(map(visit, data.values()))
+            return dict(zip(data, items, strict=True)) if _differ(data.values(), items) else data
+        return function(data) if is_leaf is not None and is_leaf(data) else _map_other(visit, function, data)
+
+    return visit(data)
+
+
+def _map_other(visit: Callable[[Any], Any], function: Callable[[Any], Any], data: Any) -> Any:
+    if isinstance(data, Mapping):
+        items = list(map(visit, data.values()))
+        return _with_values(data, items) if _differ(data.values(), items) else data
+    if isinstance(data, list | tuple):
+        items = list(map(visit, data))
+        return _with_items(data, items) if _differ(data, items) else data
+    if is_dataclass(data) and not isinstance(data, type):
+        return _map_fields(visit, data)
+    return function(data)
+
+
+def _differ(before: Iterable[Any], after: list[Any]) -> bool:
+    return any(old is not new for old, new in zip(before, after, strict=True))
+
+
+def _with_values(data: Mapping[Any, Any], values: list[Any]) -> Any:
+    changed = dict(zip(data, values, strict=True))
+    if not isinstance(data, MutableMapping):
+        return type(data)(changed)  # type: ignore[call-arg]  # a Mapping says nothing about how it is made
+    clone = copy.copy(data)  # keeps what else it holds: a default factory, an encoding
+    clone.update(changed)
+    return clone
+
+
+def _with_items(data: list[Any] | tuple[Any, ...], items: list[Any]) -> Any:
+    if hasattr(data, "_make"):
+        return data._make(items)
+    if isinstance(data, tuple):
+        return type(data)(items)
+    clone = copy.copy(data)
+    clone[:] = items
+    return clone
+
+
+def _map_fields(visit: Callable[[Any], Any], data: Any) -> Any:
+    names = [field.name for field in fields(data) if hasattr(data, field.name)]
+    before = [getattr(data, name) for name in names]
+    after = list(map(visit, before))
+    if not _differ(before, after):
+        return data
+    clone = copy.copy(data)
+    for name, value in zip(names, after, strict=True):
+        object.__setattr__(clone, name, value)  # also where the dataclass is frozen
+    return clone

@@ -1,0 +1,73 @@
+"""Brings batches to a device."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from core.data.structure import map_leaves
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+# A copy to CUDA may overlap with the host. One to the CPU would be read before it is there, and to MPS too:
+# https://github.com/pytorch/pytorch/issues/83015
+_BLOCKING = ("cpu", "mps")
+
+
+def make_transfer(
+    device: torch.device, convert: Callable[[torch.Tensor], torch.Tensor] | None = None
+) -> Callable[[Any], Any] | None:
+    """A function that brings a loader's batches to `device`, made once for a whole stage.
+
+    Args:
+        device: where batches go.
+        convert: casts one floating-point tensor, after the transfer.
+
+    Returns:
+        `batch -> batch`, or None if there is never anything to do: loaders collate on the CPU, so the batches of a run
+        on the CPU are where they should be.
+    """
+    if device.type == "cpu" and convert is None:
+        return None
+    move = _mover(device, convert)
+    return lambda batch: map_leaves(move, batch, is_leaf=_moves_itself)
+
+
+def to_device(batch: Any, device: torch.device, convert: Callable[[torch.Tensor], torch.Tensor] | None = None) -> Any:
+    """Bring every tensor in `batch` to `device`; what is there already stays the same object.
+
+    Args:
+        batch: tensors of any shape in mappings, lists, tuples, named tuples and dataclasses, nested. Other objects move
+            themselves if they have a method `to(device)`, and are left alone if not.
+        device: where they go. Copies to CUDA don't wait, so that those from pinned memory overlap with the host.
+        convert: casts one floating-point tensor, after the transfer.
+    """
+    return map_leaves(_mover(device, convert), batch, is_leaf=_moves_itself)
+
+
+def _mover(device: torch.device, convert: Callable[[torch.Tensor], torch.Tensor] | None) -> Callable[[Any], Any]:
+    non_blocking = device.type not in _BLOCKING
+
+    def finish(leaf: Any) -> Any:
+        return convert(leaf) if convert is not None and _is_floating_point(leaf) else leaf
+
+    def move(leaf: Any) -> Any:
+        if isinstance(leaf, torch.Tensor):
+            return finish(leaf if leaf.device == device else leaf.to(device, non_blocking=non_blocking))
+        if not _moves_itself(leaf):
+            return leaf
+        moved = leaf.to(device)
+        moved = leaf if moved is None else moved  # it moved in place, and returned nothing
+        return moved if convert is None else map_leaves(finish, moved)
+
+    return move
+
+
+def _is_floating_point(leaf: Any) -> bool:
+    return isinstance(leaf, torch.Tensor) and leaf.is_floating_point()
+
+
+def _moves_itself(data: Any) -> bool:
+    return callable(getattr(data, "to", None))

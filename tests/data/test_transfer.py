@@ -1,0 +1,194 @@
+from collections import OrderedDict, UserDict, defaultdict, namedtuple
+from dataclasses import dataclass
+from types import MappingProxyType
+
+import pytest
+import torch
+from torch.nn.utils.rnn import pack_sequence
+
+from core.data import make_transfer, map_leaves, to_device
+
+CPU, META = torch.device("cpu"), torch.device("meta")
+Pair = namedtuple("Pair", "x y")
+
+
+@dataclass(frozen=True)
+class Sample:
+    image: torch.Tensor
+    label: str
+
+
+@dataclass(slots=True)
+class Mutable:
+    image: torch.Tensor
+    derived: torch.Tensor | None = None
+
+    def __post_init__(self):
+        self.derived = self.image + 1
+
+
+class Graph:
+    """Moves itself."""
+
+    def __init__(self, nodes):
+        self.nodes = nodes
+
+    def to(self, device):
+        return Graph(self.nodes.to(device))
+
+
+class MovesInPlace(Graph):
+    def to(self, device):
+        self.nodes = self.nodes.to(device)
+
+
+class Encoding(UserDict):
+    """A mapping with a `to` and something else besides, as tokenizers return it."""
+
+    def __init__(self, data, source=None):
+        super().__init__(data)
+        self.source = source
+
+    def to(self, device):
+        return Encoding({key: value.to(device) for key, value in self.items()}, self.source)
+
+
+def x():
+    return torch.ones(2)
+
+
+def test_a_tensor_goes_to_the_device():
+    assert to_device(x(), META).device == META
+
+
+@pytest.mark.parametrize("kind", [list, tuple])
+def test_sequences_keep_their_class(kind):
+    moved = to_device(kind([x(), "text", 1, None, {"y": x()}]), META)
+    assert type(moved) is kind
+    assert moved[0].device == moved[4]["y"].device == META
+    assert list(moved[1:4]) == ["text", 1, None]
+
+
+def test_a_named_tuple_keeps_its_names():
+    moved = to_device(Pair(x(), [x()]), META)
+    assert type(moved) is Pair
+    assert moved.x.device == moved.y[0].device == META
+
+
+@pytest.mark.parametrize("kind", [dict, OrderedDict, UserDict, lambda d: defaultdict(list, d), MappingProxyType])
+def test_mappings_keep_their_class_and_order(kind):
+    data = kind({"b": x(), "a": (x(), 3)})
+    moved = to_device(data, META)
+    assert type(moved) is type(data)
+    assert list(moved) == ["b", "a"]
+    assert moved["b"].device == moved["a"][0].device == META
+    assert data["b"].device == CPU
+
+
+def test_a_default_dict_keeps_its_factory():
+    assert to_device(defaultdict(list, y=x()), META)["new"] == []
+
+
+def test_a_frozen_dataclass_is_rebuilt():
+    data = Sample(x(), "cat")
+    moved = to_device(data, META)
+    assert moved.image.device == META
+    assert (moved.label, data.image.device) == ("cat", CPU)
+
+
+def test_a_dataclass_is_not_initialized_again():
+    data = Mutable(x())
+    data.derived = torch.zeros(3)
+    assert to_device(data, META).derived.shape == (3,)
+
+
+def test_an_object_moves_itself():
+    assert to_device([Graph(x())], META)[0].nodes.device == META
+
+
+def test_an_object_that_moves_in_place_and_returns_nothing():
+    graph = MovesInPlace(x())
+    assert to_device((graph,), META)[0] is graph
+    assert graph.nodes.device == META
+
+
+def test_a_packed_sequence_goes_to_the_device():
+    packed = pack_sequence([torch.ones(3), torch.ones(1)])
+    moved = to_device(packed, META)
+    assert type(moved) is type(packed)
+    assert moved.data.device == META
+    assert moved.batch_sizes.device == CPU
+
+
+def test_structseq_of_torch():
+    assert to_device(torch.ones(2, 2).max(dim=0), META).indices.device == META
+
+
+def test_anything_else_stays_what_it_is():
+    class Unknown: ...
+
+    batch = [Unknown(), {1, 2}, b"bytes", 3.0, range(3), Sample]
+    assert to_device(batch, META) is batch
+
+
+@pytest.mark.parametrize(
+    "batch",
+    [x(), [x(), {"y": x()}], (x(),), {"y": [x()]}, Pair(x(), x()), Sample(x(), "cat"), UserDict(y=x()), OrderedDict()],
+    ids=lambda batch: type(batch).__name__,
+)
+def test_what_is_there_already_stays_the_same_object(batch):
+    assert to_device(batch, CPU) is batch
+
+
+def to_half(tensor):
+    return tensor.half()
+
+
+def test_floating_point_tensors_are_converted_after_the_transfer():
+    batch = {"image": x(), "label": torch.arange(2), "mask": torch.tensor([True]), "path": "a.png"}
+    moved = to_device(batch, META, to_half)
+    assert {key: getattr(value, "dtype", None) for key, value in moved.items()} == {
+        "image": torch.float16,
+        "label": torch.int64,
+        "mask": torch.bool,
+        "path": None,
+    }
+    assert moved["image"].device == META
+
+
+@pytest.mark.parametrize("data", [Encoding({"pixels": x()}, source="disk"), pack_sequence([torch.ones(2)])])
+def test_a_container_that_moves_itself_is_converted_too(data):
+    moved = to_device(data, CPU, to_half)
+    assert type(moved) is type(data)
+    if isinstance(data, Encoding):
+        assert moved["pixels"].dtype == torch.float16
+        assert moved.source == "disk"
+    else:
+        assert moved.data.dtype == torch.float16
+        assert moved.batch_sizes.dtype == torch.int64
+
+
+def test_gradients_flow_back_through_a_conversion():
+    weight = torch.ones(2, requires_grad=True)
+    to_device([weight], CPU, to_half)[0].sum().backward()
+    assert weight.grad.tolist() == [1.0, 1.0]
+
+
+def test_on_the_cpu_without_conversion_nothing_has_to_be_called():
+    assert make_transfer(CPU) is None
+    assert make_transfer(CPU, to_half)([x()])[0].dtype == torch.float16
+    assert make_transfer(META)([x()])[0].device == META
+
+
+def test_map_leaves_reaches_numbers_and_keeps_structure():
+    assert map_leaves(lambda leaf: leaf * 2, {"a": [1, 2.5], "b": Pair(3, "x")}) == {"a": [2, 5.0], "b": Pair(6, "xx")}
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_pinned_memory_is_copied_without_waiting():
+    device = torch.device("cuda", 0)
+    batch = to_device({"x": torch.arange(1000.0).pin_memory()}, device)
+    torch.cuda.synchronize()
+    assert batch["x"].device == device
+    assert batch["x"].sum().item() == 499500

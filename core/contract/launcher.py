@@ -27,18 +27,34 @@ class Launcher(abc.ABC):
     """Whether `function` of rank 0 runs in the calling process. If not (spawn, fork), its result crosses a process
     boundary, and the caller puts what changed back into its own objects."""
 
-    pickles: ClassVar[bool] = False
+    pickles: bool = False
     """Whether `function` and its arguments must be picklable."""
 
     cluster_environment: ClusterEnvironment | None = None
     num_processes: int = 1
     num_nodes: int = 1
+    interactive_alias: str | None = None
 
-    def connect(self, *, cluster_environment: ClusterEnvironment | None, num_processes: int, num_nodes: int) -> None:
-        """Say how many processes this node needs, and who tells them their ranks."""
+    def connect(
+        self,
+        *,
+        cluster_environment: ClusterEnvironment | None,
+        num_processes: int,
+        num_nodes: int,
+        interactive_alias: str | None = None,
+    ) -> None:
+        """Say how many processes this node needs, and who tells them their ranks.
+
+        Args:
+            cluster_environment: told the world by the launcher, in every process that it makes.
+            num_processes: on this node.
+            num_nodes: in the whole run.
+            interactive_alias: the strategy to recommend where this launcher can't work, such as in a notebook.
+        """
         self.cluster_environment = cluster_environment
         self.num_processes = num_processes
         self.num_nodes = num_nodes
+        self.interactive_alias = interactive_alias
 
     def check(self) -> None:
         """Raise before any work if processes can't be made this way here.

@@ -24,10 +24,10 @@ if TYPE_CHECKING:
     from core.contract.accelerator import Accelerator
     from core.contract.checkpoint_io import CheckpointIO, Collectives, PathLike
     from core.contract.cluster_environment import ClusterEnvironment
+    from core.contract.fingerprint import Fingerprint
     from core.contract.launcher import Launcher
 
     Stage: TypeAlias = Literal["fit", "validate", "test", "predict"]
-    Fingerprint: TypeAlias = tuple[tuple[str, str, str, str], ...]
 
 ReduceOp = Literal["mean", "sum", "min", "max", "product"]
 
@@ -138,6 +138,7 @@ class Strategy:
     _cluster_environment: ClusterEnvironment | None = None
     _checkpoint_io: CheckpointIO | None = None
     _precision_plugin: Precision | None = None
+    _filled_in: Mapping[str, Any] | None = None
     _handles: list[ModuleHandle] | None = None
     _optimizers: list[Optimizer] | None = None
     _lr_schedulers: list[Any] | None = None
@@ -157,7 +158,11 @@ class Strategy:
         checkpoint_io: CheckpointIO,
         fingerprint: Fingerprint,
     ) -> None:
-        """Main process, once. Take the parts that were resolved; those that the user passed are among them."""
+        """Main process. Take the parts that were resolved; those that the user passed are among them.
+
+        Called once for each Fabric or Trainer that the strategy is given to; what was filled in is decided anew.
+        """
+        given = self.given_parts()
         self.accelerator = accelerator
         self._parallel_devices = list(parallel_devices)
         self.num_nodes = num_nodes
@@ -166,7 +171,27 @@ class Strategy:
         self._precision_plugin = precision_plugin
         self._checkpoint_io = checkpoint_io
         self.fingerprint = fingerprint
+        self._filled_in = {name: part for name, part in self._parts().items() if name not in given}
         precision_plugin.connect(self)
+
+    def given_parts(self) -> dict[str, Any]:
+        """Main process. The parts that the user passed or set, under the names of the options of `__init__`.
+
+        What an earlier `connect` filled in is not among them. Read by `resolve`; not meant to be overridden.
+        """
+        filled_in = self._filled_in or {}
+        return {name: part for name, part in self._parts().items() if part is not filled_in.get(name)}
+
+    def _parts(self) -> dict[str, Any]:
+        """The parts that are there."""
+        parts = {
+            "accelerator": getattr(self, "accelerator", None),
+            "parallel_devices": self._parallel_devices,
+            "cluster_environment": self._cluster_environment,
+            "checkpoint_io": self._checkpoint_io,
+            "precision_plugin": self._precision_plugin,
+        }
+        return {name: part for name, part in parts.items() if part is not None}
 
     def configure_precision(self, name: str) -> Precision | None:
         """The strategy's own precision of this name, or None for the generic one.
@@ -212,6 +237,7 @@ class Strategy:
         """In which number formats to compute."""
         if self._precision_plugin is None:
             self._precision_plugin = Precision()
+            self._filled_in = {**(self._filled_in or {}), "precision_plugin": self._precision_plugin}
         return self._precision_plugin
 
     @property

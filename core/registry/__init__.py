@@ -12,7 +12,6 @@ gives every spec its status, `choice` turns a name into one offer, `registry` is
 
 from core.registry.discovery import HOOKS, Discovery, Problem, Provider, discover
 from core.registry.event_hooks import load_hooks
-from core.registry.fingerprint import compare, exchange, fingerprint
 from core.registry.known_aliases import DEFAULT_PARALLEL_STRATEGY
 from core.registry.listing import Row, listing
 from core.registry.manager import PluginManager, plugin_manager
@@ -50,10 +49,7 @@ __all__ = [
     "Row",
     "Status",
     "StrategyRegistry",
-    "compare",
     "discover",
-    "exchange",
-    "fingerprint",
     "listing",
     "load_hooks",
     "plugin_manager",

@@ -5,8 +5,7 @@ import threading
 import pytest
 
 from core.contract.errors import FingerprintError
-from core.contract.spec import Spec
-from core.registry import compare, exchange, fingerprint
+from core.contract.fingerprint import compare, exchange
 
 MINE = (("accelerator", "cpu", "core", "0.1.0"), ("strategy", "acme", "core-acme", "1.0"))
 OTHER = (("accelerator", "cpu", "core", "0.1.0"), ("strategy", "acme", "core-acme", "2.0"))
@@ -46,12 +45,6 @@ def on_all_ranks(fingerprints):
     for thread in threads:
         thread.join()
     return outcomes
-
-
-def test_a_fingerprint_names_what_was_chosen():
-    specs = [Spec("strategy", "acme", "a:b", "core-acme"), Spec("accelerator", "cpu", "c:d", "core")]
-    versions = {"core": "0.1.0", "core-acme": "1.0"}
-    assert fingerprint(specs, versions.__getitem__) == MINE
 
 
 def test_equal_ones_pass():

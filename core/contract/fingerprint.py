@@ -1,18 +1,17 @@
-"""Do all ranks run the same plugins? Each says what it has chosen; one that differs is named before it can hang."""
+"""Do all ranks run the same plugins? Compared before the first collective, which would hang or give nonsense."""
 
 from __future__ import annotations
 
+import json
+import socket
 from collections import defaultdict
 from typing import TYPE_CHECKING, Protocol
 
 from core.contract.errors import FingerprintError
-from core.registry.manager import plugin_manager
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Iterable, Sequence
     from typing import TypeAlias
-
-    from core.contract.spec import Spec
 
     Fingerprint: TypeAlias = tuple[tuple[str, str, str, str], ...]
 
@@ -25,20 +24,6 @@ class Store(Protocol):
 
     def get(self, key: str, /) -> bytes:
         """Read; waits until somebody has written."""
-
-
-def fingerprint(choices: Iterable[Spec], version_of: Callable[[str], str] | None = None) -> Fingerprint:
-    """What was chosen, as plain text that ranks can compare.
-
-    Args:
-        choices: a spec for each choice.
-        version_of: version by provider; by default of what is installed here.
-
-    Returns:
-        (kind, alias, provider, version) of each, sorted.
-    """
-    version_of = version_of or plugin_manager().version
-    return tuple(sorted((spec.kind, spec.alias, spec.provider, version_of(spec.provider)) for spec in choices))
 
 
 def compare(fingerprints: Sequence[Fingerprint], hosts: Sequence[str] = ()) -> None:
@@ -66,15 +51,12 @@ def exchange(store: Store, rank: int, world_size: int, mine: Fingerprint, *, pre
             store or a prefix of its own.
         rank: of this process.
         world_size: number of processes.
-        mine: what `fingerprint` returned here.
+        mine: (kind, alias, provider, version) of every choice made here.
         prefix: of the keys.
 
     Raises:
         FingerprintError: on all ranks, if one differs.
     """
-    import json
-    import socket
-
     store.set(f"{prefix}/{rank}", json.dumps([socket.gethostname(), mine]))
     if rank == 0:
         store.set(f"{prefix}/verdict", _verdict([_read(store, f"{prefix}/{other}") for other in range(world_size)]))
@@ -83,8 +65,6 @@ def exchange(store: Store, rank: int, world_size: int, mine: Fingerprint, *, pre
 
 
 def _read(store: Store, key: str) -> tuple[str, Fingerprint]:
-    import json
-
     host, rows = json.loads(store.get(key))
     return host, tuple((kind, alias, provider, version) for kind, alias, provider, version in rows)
 

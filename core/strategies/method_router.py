@@ -1,0 +1,56 @@
+"""Lets a wrapper run any method of the user's module as its forward."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+class MethodRouter(nn.Module):
+    """Stands between a wrapper such as DDP, which acts in its `forward`, and the user's module, whose step has a name.
+
+    The user's module is left as it is: a copy of it that somebody makes calls its own methods. Attributes that the
+    router doesn't have are the module's.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+        self._route: tuple[str, Callable[[], None] | None] = ("forward", None)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the method that was routed last; the module itself at first."""
+        module = self._modules["module"]  # of a replica its own, and cheaper than the attribute
+        name, after = self._route
+        output = module(*args, **kwargs) if name == "forward" else getattr(module, name)(*args, **kwargs)
+        if after is not None:
+            after()
+        return output
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(super().__getattr__("module"), name)
+
+    def route(
+        self, wrapper: nn.Module, name: str, *, after: Callable[[], None] | None = None
+    ) -> Callable[..., Any]:
+        """A function that runs a method of the user's module inside the forward of `wrapper`.
+
+        Args:
+            wrapper: a module around this router.
+            name: of the method; `"forward"` calls the module, with its hooks.
+            after: called when the method has returned, still inside the wrapper's forward.
+        """
+        attributes, route = self.__dict__, (name, after)  # nn.Module.__setattr__ would cost a microsecond a step
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            attributes["_route"] = route
+            return wrapper(*args, **kwargs)
+
+        return call

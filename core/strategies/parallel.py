@@ -1,0 +1,222 @@
+"""Several processes, one device each, connected by torch.distributed."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.constants import default_pg_timeout
+
+from core.contract import Capability, ConfigurationError, Strategy
+from core.strategies import process_group
+
+if TYPE_CHECKING:
+    from datetime import timedelta
+
+    from core.contract.strategy import ReduceOp
+
+_OPERATIONS = {
+    "mean": dist.ReduceOp.SUM,  # gloo has no average
+    "avg": dist.ReduceOp.SUM,
+    "sum": dist.ReduceOp.SUM,
+    "min": dist.ReduceOp.MIN,
+    "max": dist.ReduceOp.MAX,
+    "product": dist.ReduceOp.PRODUCT,
+}
+
+
+class ParallelStrategy(Strategy):
+    """One process a device, in one process group of torch.distributed. Meant to be subclassed.
+
+    A subclass overrides `setup_module` to wrap the module, and whatever else its wrapper does differently. All
+    collectives work on tensors of any device; gloo, NCCL and every other backend of torch serve.
+    """
+
+    launcher_name: str = "subprocess"
+
+    def __init__(
+        self, *, process_group_backend: str | None = None, timeout: timedelta | None = default_pg_timeout, **parts: Any
+    ) -> None:
+        """Say how the processes talk to each other.
+
+        Args:
+            process_group_backend: `"gloo"`, `"nccl"` or another one of torch; None asks the accelerator.
+            timeout: after which a collective that not all ranks join is an error.
+            parts: `accelerator`, `parallel_devices`, `cluster_environment`, `checkpoint_io`, `precision_plugin`.
+        """
+        super().__init__(**parts)
+        self._process_group_backend = process_group_backend
+        self._timeout = timeout if timeout is not None else default_pg_timeout
+
+    _process_group_backend: str | None = None
+    _timeout: timedelta = default_pg_timeout
+    _owns_group: bool = False
+
+    @property
+    def capabilities(self) -> Capability:
+        """Those of one process, and collectives."""
+        return super().capabilities | Capability.COLLECTIVES
+
+    @property
+    def process_group_backend(self) -> str:
+        """The user's choice, or the accelerator's, or torch's own for the device."""
+        return (
+            self._process_group_backend
+            or self.accelerator.process_group_backend
+            or dist.get_default_backend_for_device(self.parallel_devices[0])
+        )
+
+    def check(self) -> None:
+        """Refuse a backend that this build of torch doesn't have.
+
+        Raises:
+            ConfigurationError: with the backends that it has.
+        """
+        names = [part.rpartition(":")[2] for part in self.process_group_backend.lower().split(",")]
+        if absent := [name for name in names if not dist.is_backend_available(name)]:
+            available = [name for name in dist.Backend.backend_list if dist.is_backend_available(name)]
+            why = " torch's wheels don't have it: it takes a torch that was built from source with MPI." * (
+                absent[0] == "mpi"
+            )
+            raise ConfigurationError(
+                f"process_group_backend={self.process_group_backend!r}: this torch {torch.__version__} has no backend "
+                f"{absent[0]!r}; it has {', '.join(map(repr, available))}.{why}"
+            )
+
+    @property
+    def num_processes_per_node(self) -> int:
+        """One for each device."""
+        return max(1, len(self.parallel_devices))
+
+    def setup_distributed(self) -> None:
+        """All ranks; idempotent. Compare fingerprints, then join the process group.
+
+        Raises:
+            ConfigurationError: this process is in a group of another size.
+            FingerprintError: the ranks have resolved to different plugins.
+        """
+        if self.cluster_environment is None:
+            raise ConfigurationError(f"{type(self).__name__} needs a cluster_environment to know its ranks.")
+        self._owns_group |= process_group.join(
+            self.cluster_environment,
+            backend=self.process_group_backend,
+            device=self.root_device,
+            timeout=self._timeout,
+            fingerprint=self.fingerprint,
+        )
+
+    @property
+    def root_device(self) -> torch.device:
+        """The one of this node's devices that belongs to this rank."""
+        return self.parallel_devices[self.local_rank]
+
+    @property
+    def world_size(self) -> int:
+        """Number of processes."""
+        return self.num_processes_per_node * self.num_nodes
+
+    @property
+    def global_rank(self) -> int:
+        """Number of this process among all, from 0."""
+        return self.cluster_environment.global_rank() if self.cluster_environment else 0
+
+    @property
+    def local_rank(self) -> int:
+        """Number of this process on its node, from 0."""
+        return self.cluster_environment.local_rank() if self.cluster_environment else 0
+
+    @property
+    def node_rank(self) -> int:
+        """Number of this node, from 0."""
+        return self.cluster_environment.node_rank() if self.cluster_environment else 0
+
+    def reduce(self, tensor: torch.Tensor, group: Any = None, reduce_op: ReduceOp | Any = "mean") -> torch.Tensor:
+        """All ranks. Combine over ranks; see `Strategy.reduce`. The mean of integers is of the default float dtype.
+
+        Raises:
+            ConfigurationError: an unknown `reduce_op`.
+        """
+        operation = self._operation(reduce_op)
+        if not self._is_connected():
+            return tensor
+        averages = isinstance(reduce_op, str) and reduce_op.lower() in ("mean", "avg")
+        if averages and not (tensor.is_floating_point() or tensor.is_complex()):
+            tensor = tensor.to(torch.get_default_dtype())
+        result = self._to_group(tensor, copy=True)
+        dist.all_reduce(result, op=operation, group=group)
+        if averages:
+            result /= dist.get_world_size(group)
+        return result.to(tensor.device)
+
+    def all_gather(self, tensor: torch.Tensor, group: Any = None, sync_grads: bool = False) -> torch.Tensor:
+        """All ranks. Stack over ranks; see `Strategy.all_gather`."""
+        if not self._is_connected():
+            return tensor
+        here = self._to_group(tensor)
+        if sync_grads:
+            from torch.distributed.nn.functional import all_gather
+
+            return torch.stack(all_gather(here, group=group)).to(tensor.device)
+        parts = [torch.empty_like(here) for _ in range(dist.get_world_size(group))]
+        dist.all_gather(parts, here, group=group)
+        return torch.stack(parts).to(tensor.device)
+
+    def broadcast(self, obj: Any, src: int = 0) -> Any:
+        """All ranks. A tensor, or any picklable object, of rank `src`; a tensor arrives on the rank's own device."""
+        if not self._is_connected():
+            return obj
+        # A pickled tensor would come back on the sender's device.
+        box = [obj.cpu() if isinstance(obj, torch.Tensor) else obj]
+        dist.broadcast_object_list(box, src=src, device=self._group_device())
+        return box[0].to(self.root_device) if isinstance(box[0], torch.Tensor) else box[0]
+
+    def gather_objects(self, obj: Any, dst: int = 0) -> list[Any] | None:
+        """All ranks. On rank `dst` everyone's picklable object, in the order of ranks; None elsewhere."""
+        if not self._is_connected():
+            return [obj]
+        gathered: list[Any] | None = [None] * self.world_size if self.global_rank == dst else None
+        dist.gather_object(obj, gathered, dst=dst)
+        return gathered
+
+    def barrier(self, name: str | None = None) -> None:
+        """All ranks. Wait until all are here; with gloo, the ranks that don't come in time are named."""
+        if not self._is_connected():
+            return
+        if dist.get_backend() == "gloo":
+            dist.monitored_barrier(timeout=self._timeout, wait_all_ranks=True)
+        elif self.root_device.type == "cuda":
+            dist.barrier(device_ids=[self.root_device.index])
+        else:
+            dist.barrier()
+
+    def reduce_boolean_decision(self, decision: bool, all: bool = True) -> bool:
+        """All ranks. Yes if all say so, or with `all=False` if any does."""
+        vote = torch.tensor(int(decision), device=self.root_device)
+        return bool(self.reduce(vote, reduce_op="min" if all else "max").item())
+
+    def teardown(self) -> None:
+        """All ranks; idempotent, also after an exception. Leave the group, if it was made here."""
+        super().teardown()
+        if self._owns_group:
+            process_group.leave()
+            self._owns_group = False
+
+    def _is_connected(self) -> bool:
+        return self.world_size > 1 and dist.is_initialized()
+
+    def _group_device(self) -> torch.device:
+        return self.root_device if dist.get_backend() != "gloo" else torch.device("cpu")
+
+    def _to_group(self, tensor: torch.Tensor, *, copy: bool = False) -> torch.Tensor:
+        """`tensor` on a device that the backend can send from, contiguous."""
+        device = self.root_device if dist.get_backend() == "nccl" else tensor.device
+        return tensor.to(device, copy=copy).contiguous()
+
+    @staticmethod
+    def _operation(reduce_op: ReduceOp | Any) -> Any:
+        if not isinstance(reduce_op, str):
+            return reduce_op
+        if (operation := _OPERATIONS.get(reduce_op.lower())) is None:
+            raise ConfigurationError(f"reduce_op={reduce_op!r}: expected one of {', '.join(map(repr, _OPERATIONS))}.")
+        return operation

@@ -1,0 +1,77 @@
+"""Joining and leaving torch.distributed's process group, again and again within one script."""
+
+from __future__ import annotations
+
+import itertools
+from typing import TYPE_CHECKING
+
+import torch.distributed as dist
+
+from core.contract import ConfigurationError
+from core.contract.fingerprint import exchange
+
+if TYPE_CHECKING:
+    from datetime import timedelta
+
+    import torch
+
+    from core.contract import ClusterEnvironment
+    from core.contract.fingerprint import Fingerprint
+
+_stores: dict[tuple[str, int, int], dist.Store] = {}
+_joins = itertools.count()
+
+
+def join(
+    environment: ClusterEnvironment,
+    *,
+    backend: str,
+    device: torch.device,
+    timeout: timedelta,
+    fingerprint: Fingerprint,
+) -> bool:
+    """All ranks. Join the group of all processes, unless this process is in one already.
+
+    Returns:
+        Whether the group was made here, and so is to be left by `leave`.
+
+    Raises:
+        ConfigurationError: this process is in a group of another size.
+        FingerprintError: the ranks have resolved to different plugins.
+    """
+    rank, world_size = environment.global_rank(), environment.world_size()
+    if dist.is_initialized():
+        if dist.get_world_size() != world_size:
+            raise ConfigurationError(
+                f"This process is in a group of {dist.get_world_size()} already, and {world_size} were asked for. "
+                "The workers of a script stay until it ends: ask for the same number, or use another script."
+            )
+        return False
+    # Every join has a prefix of its own: a group that was left, or died before a restart, leaves its keys behind.
+    store = dist.PrefixStore(
+        f"core/{environment.restart_count}/{next(_joins)}", _shared_store(environment, rank, world_size, timeout)
+    )
+    if world_size > 1:
+        exchange(store, rank, world_size, fingerprint)
+    device_id = device if device.type == "cuda" else None
+    dist.init_process_group(
+        backend, store=store, rank=rank, world_size=world_size, timeout=timeout, device_id=device_id
+    )
+    return True
+
+
+def leave() -> None:
+    """All ranks; idempotent. Leave the group; the store stays for the next one of this script."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def _shared_store(environment: ClusterEnvironment, rank: int, world_size: int, timeout: timedelta) -> dist.Store:
+    # One store a process and meeting point: a new server on the same port would race with clients of the old one.
+    key = (environment.main_address, environment.main_port, world_size)
+    if key not in _stores:
+        hosts = rank == 0 and not environment.store_is_hosted
+        _stores[key] = dist.TCPStore(
+            environment.main_address, environment.main_port, is_master=hosts, timeout=timeout, wait_for_workers=False
+        )
+    return _stores[key]

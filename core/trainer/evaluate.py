@@ -1,0 +1,85 @@
+"""The loop of validation and test."""
+
+from __future__ import annotations
+
+from itertools import islice
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+
+from core.trainer.module import require_method
+from core.trainer.signatures import call_with
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from core.trainer.loaders import StageLoader
+    from core.trainer.trainer import Trainer
+
+
+def evaluate(
+    trainer: Trainer, stage: Literal["validation", "test"], loaders: Sequence[StageLoader]
+) -> list[dict[str, float]]:
+    """All ranks. Run `validation_step` or `test_step` over all loaders, without gradients.
+
+    Returns:
+        For each loader what was logged for it, by name, reduced over batches and ranks.
+    """
+    module, events = trainer.module, trainer.events
+    modes = {child: child.training for child in module.modules()}
+    previous = trainer.metrics
+    trainer.metrics = metrics = trainer.evaluation_metrics[stage]
+    module.eval()
+    try:
+        with torch.inference_mode(trainer.options.inference_mode), torch.no_grad():
+            events.emit(f"on_{stage}_start")
+            events.emit(f"on_{stage}_epoch_start")
+            _run_loaders(trainer, stage, loaders)
+            events.emit(f"on_{stage}_epoch_end")
+            values = trainer.publish_epoch(metrics)
+        events.emit(f"on_{stage}_end")
+    finally:
+        for child, training in modes.items():
+            child.training = training
+        trainer.metrics = previous
+    return _by_loader(values, len(loaders))
+
+
+def _run_loaders(trainer: Trainer, stage: str, loaders: Sequence[StageLoader]) -> None:
+    method = require_method(trainer.module, f"{stage}_step", stage)
+    call = call_with(trainer.strategy.step_callable(f"{stage}_step", trainer.module), method, num_arguments=3)
+    context = trainer.strategy.forward_context()
+    start, end = (trainer.events.hook(f"on_{stage}_batch_{edge}") for edge in ("start", "end"))
+    transfer, metrics = trainer.make_transfer(), trainer.metrics
+    for dataloader_idx, loader in enumerate(loaders):
+        metrics.dataloader_idx = dataloader_idx if len(loaders) > 1 else None
+        for batch_idx, batch in enumerate(islice(loader.loader, loader.num_batches)):
+            if transfer is not None:
+                batch = transfer(batch)
+            metrics.batch = batch
+            if start is not None:
+                start(batch, batch_idx, dataloader_idx)
+            if context is None:
+                output = call(batch, batch_idx, dataloader_idx)
+            else:
+                with context:
+                    output = call(batch, batch_idx, dataloader_idx)
+            if end is not None:
+                end(output, batch, batch_idx, dataloader_idx)
+    metrics.dataloader_idx = metrics.batch = None
+
+
+def _by_loader(values: dict[str, float], num_loaders: int) -> list[dict[str, float]]:
+    """A dict a loader; names without an index belong to all."""
+
+    def belongs(name: str, index: int) -> bool:
+        _, marker, suffix = name.rpartition("/dataloader_idx_")
+        return not marker or suffix.removesuffix("_epoch") == str(index)
+
+    return [{name: value for name, value in values.items() if belongs(name, index)} for index in range(num_loaders)]
+
+
+def describe_results(stage: str, results: Sequence[dict[str, Any]]) -> list[tuple[str, list[float | None]]]:
+    """Rows (name, a value for each loader) of the table that ends a validation or test run."""
+    names = sorted({name for result in results for name in result})
+    return [(name, [result.get(name) for result in results]) for name in names]

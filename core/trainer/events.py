@@ -1,0 +1,73 @@
+"""Who wants to hear of what: asked once, when a stage begins, so that a step calls nobody who doesn't listen."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from core.contract.hookspecs import EventHooks
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from torch import nn
+
+    from core.callbacks.callback import Callback
+
+
+class Events:
+    """The callbacks and the module of one trainer, seen as listeners.
+
+    A callback's hook takes `(trainer, module, ...)`, the module's hook of the same name takes what follows. Callbacks
+    come first, in their order, then the module, then the callbacks that want to see everything done.
+    """
+
+    def __init__(self, trainer: Any, module: nn.Module, callbacks: Sequence[Callback]) -> None:
+        self._trainer, self._module, self._callbacks = trainer, module, callbacks
+
+    def listeners(self, name: str, *, last: bool | None = None) -> list[Callable[..., Any]]:
+        """Everyone who implements the hook, ready to be called with the event's own arguments.
+
+        Args:
+            name: of the hook.
+            last: only the callbacks that `runs_last`, or only the others and the module; None is all.
+        """
+        ordinary = [callback for callback in self._callbacks if not callback.runs_last]
+        final = [callback for callback in self._callbacks if callback.runs_last]
+        found = [] if last is True else self._bind(ordinary, name)
+        if last is not True and overrides(self._module, name):
+            found.append(getattr(self._module, name))
+        return found if last is False else found + self._bind(final, name)
+
+    def _bind(self, callbacks: Sequence[Callback], name: str) -> list[Callable[..., Any]]:
+        return [
+            partial(getattr(callback, name), self._trainer, self._module)
+            for callback in callbacks
+            if overrides(callback, name)
+        ]
+
+    def hook(self, name: str) -> Callable[..., Any] | None:
+        """One callable for all listeners, or None if there is none."""
+        listeners = self.listeners(name)
+        if len(listeners) < 2:
+            return listeners[0] if listeners else None
+
+        def call_all(*args: Any) -> Any:
+            answers = [listener(*args) for listener in listeners]
+            return -1 if any(answer == -1 for answer in answers) else None
+
+        return call_all
+
+    def emit(self, name: str, *args: Any, last: bool | None = None) -> None:
+        """Tell everyone now. For events outside of steps."""
+        for listener in self.listeners(name, last=last):
+            listener(*args)
+
+
+def overrides(listener: object, name: str) -> bool:
+    """Whether a callback or module has a hook of its own, rather than the empty one of its base class."""
+    method = getattr(listener, name, None)
+    if method is None:
+        return False
+    function = getattr(method, "__func__", method)
+    return function is not getattr(EventHooks, name, None) and not getattr(function, "_is_empty_hook", False)

@@ -1,0 +1,227 @@
+"""The user's model together with its steps."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from core.contract import ConfigurationError, ModuleError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from torch.optim import Optimizer
+
+
+def _empty_hook(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Mark a hook that does nothing, so that it is never called."""
+    function._is_empty_hook = True  # type: ignore[attr-defined]
+    return function
+
+
+class Module(nn.Module):
+    """An `nn.Module` that knows how it is trained. Meant to be subclassed.
+
+    `training_step` and `configure_optimizers` are all that `fit` needs. Any other `nn.Module` that has these methods
+    can be trained as well; this class adds logging, hyperparameters, manual optimization, and the hooks' documentation.
+    """
+
+    automatic_optimization: bool = True
+    """False if `training_step` runs backward and optimizers itself."""
+
+    _trainer: Any = None
+
+    # the user's own ------------------------------------------------------------------------------------------------
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        """Compute the loss of one batch.
+
+        Args:
+            batch: what the loader gave, on the device.
+            batch_idx: number of the batch in its epoch, from 0. May be left out of the signature.
+
+        Returns:
+            A scalar tensor with a graph; a dict with it under `"loss"`; or None to skip the batch.
+        """
+        raise NotImplementedError
+
+    def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> Any:
+        """Evaluate one batch; log what should be known of it. No gradients are computed."""
+        raise NotImplementedError
+
+    def test_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> Any:
+        """Evaluate one batch of the test data; log what should be known of it. No gradients are computed."""
+        raise NotImplementedError
+
+    def predict_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> Any:
+        """Predict for one batch. The default calls the module."""
+        return self(batch)
+
+    def configure_optimizers(self) -> Any:
+        """Build optimizers and schedulers, from parameters that are on the device already.
+
+        Returns:
+            An optimizer; a list of them; (optimizers, schedulers); a dict with `"optimizer"`, perhaps `"lr_scheduler"`
+            (a scheduler, or a dict with `"scheduler"`, `"interval"`, `"frequency"`, `"monitor"`) and `"monitor"`.
+        """
+        raise NotImplementedError
+
+    @_empty_hook
+    def configure_model(self) -> None:
+        """Build large parts here: it runs on the right device, and must do nothing the second time."""
+
+    # while it is being trained --------------------------------------------------------------------------------------
+
+    @property
+    def trainer(self) -> Any:
+        """The trainer that runs this module.
+
+        Raises:
+            ConfigurationError: none does.
+        """
+        if self._trainer is None:
+            raise ConfigurationError(f"{type(self).__name__} is not attached to a Trainer: this works while one runs it.")
+        return self._trainer
+
+    @trainer.setter
+    def trainer(self, trainer: Any) -> None:
+        # Past nn.Module's own bookkeeping; a copy of the module is nobody's, see __getstate__.
+        self.__dict__["_trainer"] = trainer
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {key: value for key, value in self.__dict__.items() if key != "_trainer"}
+
+    @property
+    def current_epoch(self) -> int:
+        """Number of the running epoch, from 0; 0 without a trainer."""
+        return self._trainer.current_epoch if self._trainer is not None else 0
+
+    @property
+    def global_step(self) -> int:
+        """Optimizer steps so far; 0 without a trainer."""
+        return self._trainer.global_step if self._trainer is not None else 0
+
+    @property
+    def global_rank(self) -> int:
+        """Number of this process among all; 0 without a trainer."""
+        return self._trainer.global_rank if self._trainer is not None else 0
+
+    @property
+    def device(self) -> torch.device:
+        """Where the parameters are; the CPU for a module without any."""
+        tensor = next(self.parameters(), None)
+        return tensor.device if tensor is not None else torch.device("cpu")
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the first floating-point parameter; torch's default for a module without any."""
+        return next((p.dtype for p in self.parameters() if p.is_floating_point()), torch.get_default_dtype())
+
+    def log(
+        self,
+        name: str,
+        value: Any,
+        prog_bar: bool = False,
+        logger: bool = True,
+        on_step: bool | None = None,
+        on_epoch: bool | None = None,
+        reduce_fx: str | Callable[..., Any] = "mean",
+        sync_dist: bool | None = None,
+        batch_size: int | None = None,
+        add_dataloader_idx: bool = True,
+        rank_zero_only: bool = False,
+    ) -> None:
+        """Record a value under a name. Does nothing without a trainer.
+
+        Args:
+            name: under which loggers, callbacks and the progress bar find it.
+            value: a number, a tensor with one element, or a torchmetrics `Metric`. Detached; no wait for the device.
+            prog_bar: show it in the progress bar.
+            logger: hand it to the loggers.
+            on_step: record single steps. None: in training yes, in evaluation no.
+            on_epoch: reduce over the epoch. None: in training no, in evaluation yes.
+            reduce_fx: `"mean"` (weighted by batch size), `"sum"`, `"min"`, `"max"`.
+            sync_dist: reduce over ranks too. None: for the epoch yes, since it costs one exchange an epoch; for single
+                steps no, since it would cost one a step.
+            batch_size: samples in this batch, if its first tensor's first dimension doesn't tell.
+            add_dataloader_idx: with several evaluation loaders, append which one it was.
+            rank_zero_only: the value of rank 0 counts alone.
+
+        Raises:
+            ModuleError: not a number, or logged in another way before.
+        """
+        if self._trainer is not None:
+            self._trainer.metrics.log(
+                name, value, prog_bar, logger, on_step, on_epoch, reduce_fx, sync_dist, batch_size,
+                add_dataloader_idx, rank_zero_only,
+            )  # fmt: skip
+
+    def log_dict(self, values: Mapping[str, Any], **options: Any) -> None:
+        """Record several values; the options are those of `log`."""
+        for name, value in values.items():
+            self.log(name, value, **options)
+
+    def print(self, *args: Any, **kwargs: Any) -> None:
+        """Print on rank 0, without tearing the progress bar."""
+        if self._trainer is None:
+            print(*args, **kwargs)  # noqa: T201
+        else:
+            self._trainer.print(*args, **kwargs)
+
+    def all_gather(self, data: Any, sync_grads: bool = False) -> Any:
+        """All ranks. Stack tensors, also nested ones, over ranks; see `Fabric.all_gather`."""
+        return self.trainer.fabric.all_gather(data, sync_grads=sync_grads)
+
+    # manual optimization --------------------------------------------------------------------------------------------
+
+    def optimizers(self) -> Any:
+        """The optimizer, or the list of them, whose `step` goes through the strategy."""
+        wrapped = self.trainer.wrapped_optimizers
+        return wrapped[0] if len(wrapped) == 1 else wrapped
+
+    def lr_schedulers(self) -> Any:
+        """The scheduler, or the list of them; None if there is none. With manual optimization you step them."""
+        schedulers = [item.scheduler for item in self.trainer.strategy.lr_schedulers]
+        return schedulers[0] if len(schedulers) == 1 else schedulers or None
+
+    def manual_backward(self, loss: Tensor, **kwargs: Any) -> None:
+        """Backward through the strategy: gradients are scaled and exchanged as it wants. `kwargs` of `Tensor.backward`."""
+        strategy = self.trainer.strategy
+        strategy.backward(loss, strategy.handle_of(self).wrapped, manual=True, **kwargs)
+
+    def toggle_optimizer(self, optimizer: Optimizer) -> None:
+        """Let only this optimizer's parameters require gradients, until `untoggle_optimizer`."""
+        own = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+        others = [parameter for parameter in self.parameters() if id(parameter) not in own]
+        self.__dict__["_toggled"] = [(parameter, parameter.requires_grad) for parameter in others]
+        for parameter in others:
+            parameter.requires_grad = False
+
+    def untoggle_optimizer(self, optimizer: Optimizer | None = None) -> None:
+        """Undo `toggle_optimizer`."""
+        for parameter, required in self.__dict__.pop("_toggled", ()):
+            parameter.requires_grad = required
+
+    def freeze(self) -> None:
+        """No parameter requires gradients any more, and the module is in evaluation mode."""
+        self.requires_grad_(False)
+        self.eval()
+
+    def unfreeze(self) -> None:
+        """All parameters require gradients, and the module is in training mode."""
+        self.requires_grad_(True)
+        self.train()
+
+
+def require_method(module: nn.Module, name: str, purpose: str) -> Callable[..., Any]:
+    """The module's own method of this name.
+
+    Raises:
+        ModuleError: it has none, or only the one of `Module` that says what to write.
+    """
+    method = getattr(module, name, None)
+    if method is None or getattr(method, "__func__", None) is getattr(Module, name):
+        raise ModuleError(f"{type(module).__name__} has no {name}(), which {purpose} needs. Define it.")
+    return method  # type: ignore[no-any-return]

@@ -1,0 +1,132 @@
+"""The arguments of `Trainer`, checked before anything else happens."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from core.contract import ConfigurationError, GradientClipping
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from core.contract.precision import ClippingAlgorithm
+
+_DEFAULT_MAX_EPOCHS = 1000
+_TIME_FORM = "a timedelta, a dict such as {'hours': 2}, or 'DD:HH:MM:SS'"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainerOptions:
+    """What the user asked of the loops; see `core.Trainer` for each."""
+
+    max_epochs: int | None
+    min_epochs: int
+    max_steps: int
+    min_steps: int
+    max_time: timedelta | None
+    limit_train_batches: int | float | None
+    limit_val_batches: int | float | None
+    limit_test_batches: int | float | None
+    val_check_interval: int | float | None
+    check_val_every_n_epoch: int | None
+    num_sanity_val_steps: int
+    log_every_n_steps: int
+    accumulate_grad_batches: int
+    clipping: GradientClipping | None
+    inference_mode: bool
+    use_distributed_sampler: bool
+
+    def __post_init__(self) -> None:
+        for name in ("accumulate_grad_batches", "log_every_n_steps"):
+            _check_int(name, getattr(self, name), least=1)
+        for name in ("min_epochs", "min_steps"):
+            _check_int(name, getattr(self, name), least=0)
+        _check_int("max_steps", self.max_steps, least=-1)
+        _check_int("num_sanity_val_steps", self.num_sanity_val_steps, least=-1)
+        if self.max_epochs is not None:
+            _check_int("max_epochs", self.max_epochs, least=-1)
+        for name in ("limit_train_batches", "limit_val_batches", "limit_test_batches", "val_check_interval"):
+            check_amount(name, getattr(self, name))
+
+
+def make_clipping(value: float | None, algorithm: ClippingAlgorithm | None) -> GradientClipping | None:
+    """What `gradient_clip_val` and `gradient_clip_algorithm` mean together.
+
+    Raises:
+        ConfigurationError: a negative value, or an unknown algorithm.
+    """
+    if algorithm not in (None, "norm", "value"):
+        raise ConfigurationError(f"gradient_clip_algorithm={algorithm!r}: expected 'norm' or 'value'.")
+    if value is None or value == 0:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float) or value < 0:
+        raise ConfigurationError(f"gradient_clip_val={value!r}: expected a positive number, or None not to clip.")
+    return GradientClipping(float(value), algorithm or "norm")
+
+
+def make_max_time(value: timedelta | Mapping[str, int] | str | None) -> timedelta | None:
+    """Understand a duration.
+
+    Raises:
+        ConfigurationError: it is of no known form.
+    """
+    if value is None or isinstance(value, timedelta):
+        return value
+    try:
+        if isinstance(value, str):
+            days, hours, minutes, seconds = (int(part) for part in value.split(":"))
+            return timedelta(days=days, hours=hours, minutes=minutes, seconds=seconds)
+        return timedelta(**value)
+    except (TypeError, ValueError):
+        raise ConfigurationError(f"max_time={value!r}: expected {_TIME_FORM}.") from None
+
+
+def make_max_epochs(max_epochs: int | None, max_steps: int, max_time: timedelta | None) -> int | None:
+    """The limit in epochs; 1000 if the user gave no limit at all."""
+    if max_epochs is None and max_steps == -1 and max_time is None:
+        return _DEFAULT_MAX_EPOCHS
+    return None if max_epochs == -1 else max_epochs
+
+
+def check_amount(name: str, value: Any) -> None:
+    """Refuse what is neither a number of batches nor a fraction of them.
+
+    Raises:
+        ConfigurationError: with both forms.
+    """
+    form = "a number of batches (int, 0 or more), a fraction of them (float, 0.0 to 1.0), or None for all"
+    if value is None:
+        return
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or value < 0 or (isinstance(value, float) and value > 1.0):
+        raise ConfigurationError(f"{name}={value!r}: expected {form}.")
+
+
+def take_amount(value: int | float | None, available: int | float, *, name: str) -> int | float:
+    """How many of the available batches an amount is; both may be infinite.
+
+    Raises:
+        ConfigurationError: a fraction of a number that nobody knows, or a fraction so small that nothing is left.
+    """
+    if value is None or (isinstance(value, float) and value == 1.0):
+        return available
+    if isinstance(value, int):
+        return min(value, available)
+    if available == float("inf") and value > 0:
+        raise ConfigurationError(
+            f"{name}={value!r} is a fraction, and the data set doesn't know its length. Give a number of batches (int)."
+        )
+    taken = int(available * value) if value > 0 else 0
+    if taken == 0 and value > 0:
+        raise ConfigurationError(
+            f"{name}={value!r} of {available} batches is less than one. Use at least {1 / available:.2g}, or an int."
+        )
+    return taken
+
+
+def _check_int(name: str, value: Any, *, least: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        unlimited = ", -1 for no limit" if least == -1 else ""
+        raise ConfigurationError(f"{name}={value!r}: expected an integer of at least {max(least, 0)}{unlimited}.")

@@ -1,0 +1,95 @@
+"""Everything from which a run can go on exactly, written and read."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from core._version import __version__
+from core.checkpoint.random_state import collect_random_state
+from core.contract import CheckpointCorruptedError
+from core.trainer.events import overrides
+
+if TYPE_CHECKING:
+    from core.contract.checkpoint_io import PathLike
+    from core.trainer.trainer import Trainer
+
+FORMAT_VERSION = 1
+
+
+def save(trainer: Trainer, path: PathLike) -> None:
+    """All ranks. Write the state between two optimizer steps."""
+    strategy = trainer.strategy
+    module_section: dict[str, Any] = {}
+    if overrides(trainer.module, "on_save_checkpoint"):
+        trainer.module.on_save_checkpoint(module_section)
+    random_states = strategy.gather_objects(collect_random_state(strategy.accelerator, strategy.root_device))
+    state = {
+        "format": {"version": FORMAT_VERSION, "core": __version__, "world_size": strategy.world_size},
+        **_parts(trainer),
+        "module_section": module_section,
+        "callbacks": {callback.state_key: _callback_state(trainer, callback) for callback in trainer.callbacks},
+        "loaders": trainer.loaders.state_dict(trainer.progress.batch),
+        "random": random_states or [],
+    }
+    strategy.save_checkpoint(path, state)
+
+
+def load(trainer: Trainer, path: PathLike) -> None:
+    """All ranks. Restore in place; the random state is kept until the first batch is asked for.
+
+    Raises:
+        CheckpointError: it can't be read, or doesn't fit.
+    """
+    strategy = trainer.strategy
+    saved = strategy.load_checkpoint(path)
+    _check_format(saved, path)
+    if overrides(trainer.module, "on_load_checkpoint"):
+        trainer.module.on_load_checkpoint(saved["module_section"])
+    if not trainer.trains:
+        strategy.restore_state(saved, {"model": trainer.module})
+        return
+    strategy.restore_state(saved, _parts(trainer))
+    for callback in trainer.callbacks:
+        if (state := saved["callbacks"].get(callback.state_key)) is not None:
+            _restore_callback(trainer, callback, state)
+    trainer.loaders.load_state_dict(saved["loaders"])
+    states = saved["random"]
+    trainer.restored_random_state = states[strategy.global_rank] if strategy.global_rank < len(states) else None
+
+
+def _parts(trainer: Trainer) -> dict[str, Any]:
+    strategy = trainer.strategy
+    return {
+        "model": trainer.module,
+        "optimizers": list(strategy.optimizers),
+        "lr_schedulers": list(strategy.lr_schedulers),
+        "precision": strategy.precision_plugin,
+        "progress": trainer.progress,
+    }
+
+
+def _callback_state(trainer: Trainer, callback: Any) -> dict[str, Any]:
+    section: dict[str, Any] = {}
+    if overrides(callback, "on_save_checkpoint"):
+        callback.on_save_checkpoint(trainer, trainer.module, section)
+    return {"state": callback.state_dict(), "section": section}
+
+
+def _restore_callback(trainer: Trainer, callback: Any, state: dict[str, Any]) -> None:
+    if overrides(callback, "on_load_checkpoint"):
+        callback.on_load_checkpoint(trainer, trainer.module, state["section"])
+    callback.load_state_dict(state["state"])
+
+
+def _check_format(saved: dict[str, Any], path: PathLike) -> None:
+    form = saved.get("format")
+    if not isinstance(form, dict) or "version" not in form:
+        raise CheckpointCorruptedError(
+            f"{path} is not a checkpoint of a Trainer: it has {sorted(map(str, saved))[:8]}. "
+            "Read files of your own with torch.load, or fabric.load."
+        )
+    if form["version"] > FORMAT_VERSION:
+        raise CheckpointCorruptedError(
+            f"{path} has format {form['version']}, written by core {form['core']}; this is core {__version__}, which "
+            f"reads up to {FORMAT_VERSION}. Update with `pip install 'core>={form['core']}'`."
+        )

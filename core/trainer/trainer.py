@@ -1,0 +1,440 @@
+"""Our loop, any strategy."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from core.callbacks.callback import Callback
+from core.contract import Strategy
+from core.data import make_transfer
+from core.fabric import Fabric
+from core.trainer import snapshot
+from core.trainer.defaults import make_callbacks, make_loggers
+from core.trainer.evaluate import evaluate
+from core.trainer.events import Events, overrides
+from core.trainer.fit import FitLoop
+from core.trainer.loaders import Loaders
+from core.trainer.metrics import Metrics
+from core.trainer.module import Module, require_method
+from core.trainer.optimization import parse_optimizers
+from core.trainer.options import TrainerOptions, make_clipping, make_max_epochs, make_max_time
+from core.trainer.outcome import Outcome
+from core.trainer.progress import Progress
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from datetime import timedelta
+
+    from torch.optim import Optimizer
+
+    from core.contract import Accelerator, Logger
+    from core.contract.accelerator import Devices
+    from core.contract.checkpoint_io import PathLike
+    from core.contract.precision import ClippingAlgorithm
+    from core.contract.strategy import Stage
+
+
+class Trainer:
+    """Trains and evaluates a module. One argument chooses the backend, and nothing else changes with it.
+
+    The public attributes `strategy`, `module`, `progress`, `callbacks`, `loggers`, `callback_metrics` and `should_stop`
+    are there for modules and callbacks to use.
+    """
+
+    def __init__(
+        self,
+        *,
+        accelerator: str | Accelerator = "auto",
+        strategy: str | Strategy = "auto",
+        devices: Devices = "auto",
+        num_nodes: int = 1,
+        precision: str | int | None = None,
+        logger: Logger | Iterable[Logger] | bool | None = None,
+        callbacks: Callback | Sequence[Callback] | None = None,
+        max_epochs: int | None = None,
+        min_epochs: int = 0,
+        max_steps: int = -1,
+        min_steps: int = 0,
+        max_time: timedelta | Mapping[str, int] | str | None = None,
+        limit_train_batches: int | float | None = None,
+        limit_val_batches: int | float | None = None,
+        limit_test_batches: int | float | None = None,
+        val_check_interval: int | float | None = None,
+        check_val_every_n_epoch: int | None = 1,
+        num_sanity_val_steps: int = 2,
+        log_every_n_steps: int = 50,
+        enable_checkpointing: bool = True,
+        enable_progress_bar: bool = True,
+        accumulate_grad_batches: int = 1,
+        gradient_clip_val: float | None = None,
+        gradient_clip_algorithm: ClippingAlgorithm | None = None,
+        inference_mode: bool = True,
+        use_distributed_sampler: bool = True,
+        plugins: Any = None,
+        default_root_dir: PathLike | None = None,
+    ) -> None:
+        """Everything is checked here, and nothing is started.
+
+        Args:
+            accelerator: `"cpu"`, `"gpu"`, `"cuda"`, `"mps"`, any registered one, an instance, or `"auto"`.
+            strategy: an alias (see `core list-strategies`), an instance with options, or `"auto"`.
+            devices: a number, `-1` or `"auto"` for all, or indices: `[1, 3]`, `"1,3"`.
+            num_nodes: machines that take part.
+            precision: `"32-true"`, `"bf16-mixed"`, `"16-mixed"`, `"64-true"`, ...; None is `"32-true"`.
+            logger: one or several loggers; True for the default one, None or False for none.
+            callbacks: one or several callbacks.
+            max_epochs: stop after so many epochs; -1 for no limit. Without any limit, 1000.
+            min_epochs: a stop that a callback asks for waits for so many epochs.
+            max_steps: stop after so many optimizer steps; -1 for no limit.
+            min_steps: a stop that a callback asks for waits for so many optimizer steps.
+            max_time: stop after so long: a timedelta, `{"hours": 2}`, or `"DD:HH:MM:SS"`.
+            limit_train_batches: batches of a training epoch: a number, or a fraction of them.
+            limit_val_batches: likewise of a validation run. 0 leaves it out.
+            limit_test_batches: likewise of a test run.
+            val_check_interval: validate every so many batches, or after such a fraction of an epoch.
+            check_val_every_n_epoch: validate after every so many epochs.
+            num_sanity_val_steps: validation batches to run before training, to find mistakes early; -1 for all.
+            log_every_n_steps: hand step values to the loggers every so many optimizer steps.
+            enable_checkpointing: save a checkpoint at the end of training.
+            enable_progress_bar: show a progress bar on rank 0.
+            accumulate_grad_batches: batches whose gradients are averaged for one optimizer step.
+            gradient_clip_val: clip gradients to this norm, or absolute value.
+            gradient_clip_algorithm: `"norm"` or `"value"`.
+            inference_mode: evaluate under `torch.inference_mode` rather than `torch.no_grad`.
+            use_distributed_sampler: give each rank its share of the data.
+            plugins: instances or aliases of a Precision, CheckpointIO, ClusterEnvironment or Launcher.
+            default_root_dir: where checkpoints and logs go; None is the current folder.
+
+        Raises:
+            ConfigurationError: arguments that can't be met, with what can.
+        """
+        duration = make_max_time(max_time)
+        self.options = TrainerOptions(
+            max_epochs=make_max_epochs(max_epochs, max_steps, duration),
+            min_epochs=min_epochs,
+            max_steps=max_steps,
+            min_steps=min_steps,
+            max_time=duration,
+            limit_train_batches=limit_train_batches,
+            limit_val_batches=limit_val_batches,
+            limit_test_batches=limit_test_batches,
+            val_check_interval=val_check_interval,
+            check_val_every_n_epoch=check_val_every_n_epoch,
+            num_sanity_val_steps=num_sanity_val_steps,
+            log_every_n_steps=log_every_n_steps,
+            accumulate_grad_batches=accumulate_grad_batches,
+            clipping=make_clipping(gradient_clip_val, gradient_clip_algorithm),
+            inference_mode=inference_mode,
+            use_distributed_sampler=use_distributed_sampler,
+        )
+        self.fabric = Fabric(
+            accelerator=accelerator,
+            strategy=strategy,
+            devices=devices,
+            num_nodes=num_nodes,
+            precision=precision,
+            plugins=plugins,
+            loggers=make_loggers(logger, default_root_dir),
+        )
+        self.default_root_dir = os.fspath(default_root_dir) if default_root_dir is not None else os.getcwd()
+        self.callbacks = make_callbacks(callbacks, enable_progress_bar, enable_checkpointing)
+        self.progress = Progress()
+        self.train_metrics = Metrics(on_epoch_default=False)
+        self.evaluation_metrics = {stage: Metrics(on_epoch_default=True) for stage in ("validation", "test")}
+        self.metrics = self.train_metrics
+        self.should_stop = False
+        self.sanity_checking = False
+        self.stage: Stage | None = None
+        self.pending_saves: list[PathLike] = []
+        self.restored_random_state: dict[str, Any] | None = None
+        self._epoch_values: dict[str, Tensor] = {}
+        self._wrapped_optimizers: list[Optimizer] | None = None
+
+    # what the user calls --------------------------------------------------------------------------------------------
+
+    def fit(
+        self,
+        module: nn.Module,
+        train_dataloaders: Any = None,
+        val_dataloaders: Any = None,
+        ckpt_path: PathLike | None = None,
+    ) -> None:
+        """Train, and validate in between.
+
+        Args:
+            module: a `core.Module`, or any `nn.Module` with `training_step` and `configure_optimizers`.
+            train_dataloaders: a loader, or any iterable of batches.
+            val_dataloaders: one or several of them; None doesn't validate.
+            ckpt_path: a checkpoint from which to go on.
+
+        Raises:
+            ModuleError: the module lacks what training needs.
+            CheckpointError: `ckpt_path` can't be read, or doesn't fit.
+        """
+        require_method(module, "training_step", "fit")
+        if not overrides(module, "configure_optimizers"):
+            require_method(module, "configure_optimizers", "fit")
+        loaders = Loaders(self.options, train=train_dataloaders, validation=val_dataloaders)
+        if loaders.validation_sources:
+            require_method(module, "validation_step", "validation during fit")
+        self.should_stop = False
+        self._launch("fit", module, loaders, ckpt_path, self._fit)
+
+    def validate(
+        self, module: nn.Module, dataloaders: Any = None, ckpt_path: PathLike | None = None
+    ) -> list[dict[str, float]]:
+        """Run `validation_step` over one or several loaders.
+
+        Args:
+            module: with `validation_step`.
+            dataloaders: one or several.
+            ckpt_path: a checkpoint whose weights are to be used.
+
+        Returns:
+            What was logged, a dict for each loader.
+        """
+        require_method(module, "validation_step", "validate")
+        loaders = Loaders(self.options, validation=dataloaders, needed="validation")
+        return self._launch("validate", module, loaders, ckpt_path, self._validate)  # type: ignore[no-any-return]
+
+    def test(
+        self, module: nn.Module, dataloaders: Any = None, ckpt_path: PathLike | None = None
+    ) -> list[dict[str, float]]:
+        """Run `test_step` over one or several loaders; see `validate`."""
+        require_method(module, "test_step", "test")
+        loaders = Loaders(self.options, test=dataloaders, needed="test")
+        return self._launch("test", module, loaders, ckpt_path, self._test)  # type: ignore[no-any-return]
+
+    def save_checkpoint(self, path: PathLike) -> None:
+        """All ranks. Save everything from which a run can go on exactly.
+
+        A checkpoint describes the state between two optimizer steps: asked for within an accumulation window, it is
+        written at the window's end.
+
+        Raises:
+            CheckpointError: it can't be written; what was at `path` is untouched.
+        """
+        if self._is_inside_window():
+            self.pending_saves.append(path)
+        else:
+            snapshot.save(self, path)
+
+    # what modules and callbacks may ask -----------------------------------------------------------------------------
+
+    @property
+    def strategy(self) -> Strategy:
+        """How the module is trained; resolved when the trainer was made."""
+        return self.fabric.strategy
+
+    @property
+    def loggers(self) -> list[Logger]:
+        """Where metrics go."""
+        return self.fabric.loggers
+
+    @property
+    def logger(self) -> Logger | None:
+        """The first logger, if there is one."""
+        return self.loggers[0] if self.loggers else None
+
+    @property
+    def current_epoch(self) -> int:
+        """Number of the running epoch, from 0."""
+        return self.progress.epoch
+
+    @property
+    def global_step(self) -> int:
+        """Optimizer steps that updated parameters."""
+        return self.progress.global_step
+
+    @property
+    def global_rank(self) -> int:
+        """Number of this process among all, from 0."""
+        return self.strategy.global_rank
+
+    @property
+    def local_rank(self) -> int:
+        """Number of this process on its node, from 0."""
+        return self.strategy.local_rank
+
+    @property
+    def world_size(self) -> int:
+        """Number of processes."""
+        return self.strategy.world_size
+
+    @property
+    def is_global_zero(self) -> bool:
+        """Whether this rank prints, logs and writes what only one may."""
+        return self.strategy.is_global_zero
+
+    @property
+    def callback_metrics(self) -> dict[str, Tensor]:
+        """The newest value of everything that was logged: scalar CPU tensors by name. Reading waits for the device."""
+        return {**self._epoch_values, **_to_tensors(self.metrics.step_values())}
+
+    @property
+    def progress_bar_metrics(self) -> dict[str, float]:
+        """Those that were logged with `prog_bar=True`. Reading waits for the device."""
+        shown = set[str]().union(*(metrics.names(prog_bar=True) for metrics in self._all_metrics()))
+        return {name: float(value) for name, value in self.callback_metrics.items() if name in shown}
+
+    @property
+    def wrapped_optimizers(self) -> list[Optimizer]:
+        """The optimizers as a module sees them in manual optimization: their `step` goes through the strategy."""
+        if self._wrapped_optimizers is None:
+            self._wrapped_optimizers = [
+                self.fabric.wrap_optimizer(optimizer, on_step=self._count_step) for optimizer in self.strategy.optimizers
+            ]
+        return self._wrapped_optimizers
+
+    def print(self, *args: Any, **kwargs: Any) -> None:
+        """Print on rank 0."""
+        self.fabric.print(*args, **kwargs)
+
+    # what the strategy asks (core.contract.SetupHost) ---------------------------------------------------------------
+
+    @property
+    def trains(self) -> bool:
+        """Whether optimizers are needed in this stage."""
+        return self.stage == "fit"
+
+    def configure_model(self) -> None:
+        """All ranks. Let the module build its large parts."""
+        if overrides(self.module, "configure_model"):
+            self.module.configure_model()
+
+    def configure_optimizers(self) -> tuple[list[Optimizer], list[Any]]:
+        """All ranks. The module's optimizers and schedulers, in one form."""
+        optimizers, schedulers = parse_optimizers(self.module.configure_optimizers())
+        return list(optimizers), list(schedulers)
+
+    def setup_dataloaders(self) -> None:
+        """All ranks. Shard the loaders of this stage and hand them to the strategy."""
+        self.loaders.setup(self.strategy)
+
+    def restore(self) -> None:
+        """All ranks. Load the checkpoint that the user named, if any."""
+        if self.trains:
+            self.events.emit("on_fit_start")
+        if self._ckpt_path is not None:
+            snapshot.load(self, self._ckpt_path)
+
+    # what the loops ask ---------------------------------------------------------------------------------------------
+
+    def make_transfer(self) -> Callable[[Any], Any] | None:
+        """How a batch gets to the device; None if it is there."""
+        precision = self.strategy.precision_plugin
+        return make_transfer(self.strategy.root_device, precision.convert_input if precision.converts_input else None)
+
+    def publish_step(self, metrics: Metrics) -> None:
+        """All ranks. Hand the newest step values to the loggers."""
+        names = metrics.logger_names()
+        values = {name: float(value) for name, value in metrics.step_values().items() if name in names}
+        if values:
+            self._log(values)
+
+    def publish_epoch(self, metrics: Metrics) -> dict[str, float]:
+        """All ranks. Reduce what an epoch has logged, show it to callbacks, and hand it to the loggers."""
+        values = metrics.reduce_epoch(self.strategy)
+        self._epoch_values.update(_to_tensors(values))
+        names = metrics.logger_names()
+        if logged := {name: value for name, value in values.items() if name in names}:
+            if not self.sanity_checking:
+                self._log(logged)
+        return values
+
+    def take_metrics(self, values: dict[str, Tensor]) -> None:
+        """Show values that were reduced elsewhere."""
+        self._epoch_values.update(values)
+
+    def write_pending(self) -> None:
+        """All ranks. Write what was asked for within the accumulation window that has just ended."""
+        for path in self.pending_saves:
+            snapshot.save(self, path)
+        self.pending_saves = []
+
+    # the stages -----------------------------------------------------------------------------------------------------
+
+    def _launch(
+        self, stage: Stage, module: nn.Module, loaders: Loaders, ckpt_path: PathLike | None, body: Callable[[], Any]
+    ) -> Any:
+        self.stage, self.module, self.loaders, self._ckpt_path = stage, module, loaders, ckpt_path
+        launcher = self.strategy.launcher
+        outcome = launcher.launch(self._run, body, not launcher.calls_in_place)
+        if not isinstance(outcome, Outcome):
+            return outcome
+        outcome.restore(self)
+        return outcome.result
+
+    def _run(self, body: Callable[[], Any], crosses_processes: bool) -> Any:
+        """All ranks, in the worker. One stage from the process group's beginning to its end."""
+        strategy, module = self.strategy, self.module
+        strategy.setup_environment()
+        if isinstance(module, Module):
+            module.trainer = self
+        self.events = Events(self, module, self.callbacks)
+        try:
+            self.events.emit("setup", self.stage)
+            strategy.setup(self)
+            result = body()
+            if crosses_processes:
+                return Outcome.of(self, result)
+            return result
+        except BaseException as error:
+            self.events.emit("on_exception", error)
+            raise
+        finally:
+            self._end()
+
+    def _end(self) -> None:
+        try:
+            self.events.emit("teardown", self.stage)
+        finally:
+            self._wrapped_optimizers = None
+            self.strategy.teardown()
+
+    def _fit(self) -> None:
+        self._sanity_check()
+        FitLoop(self).run()
+        self.events.emit("on_fit_end")
+
+    def _sanity_check(self) -> None:
+        if not self.loaders.validation or not self.options.num_sanity_val_steps or self._ckpt_path is not None:
+            return
+        self.sanity_checking = True
+        self.events.emit("on_sanity_check_start")
+        with self.loaders.limited_validation(self.options.num_sanity_val_steps) as loaders:
+            evaluate(self, "validation", loaders)
+        self.events.emit("on_sanity_check_end")
+        self._epoch_values.clear()
+        self.sanity_checking = False
+
+    def _validate(self) -> list[dict[str, float]]:
+        return evaluate(self, "validation", self.loaders.validation)
+
+    def _test(self) -> list[dict[str, float]]:
+        return evaluate(self, "test", self.loaders.test)
+
+    def _is_inside_window(self) -> bool:
+        window = self.options.accumulate_grad_batches
+        num_batches = self.loaders.num_train_batches if self.trains else 0
+        inside = self.progress.batch % window != 0 and self.progress.batch < num_batches
+        return self.trains and inside and not self.progress.epoch_is_over
+
+    def _count_step(self, updated: bool) -> None:
+        self.progress.global_step += updated
+
+    def _log(self, values: dict[str, float]) -> None:
+        if self.is_global_zero:
+            for logger in self.loggers:
+                logger.log_metrics({"epoch": float(self.current_epoch), **values}, self.global_step)
+
+    def _all_metrics(self) -> list[Metrics]:
+        return [self.train_metrics, *self.evaluation_metrics.values()]
+
+
+def _to_tensors(values: Mapping[str, Any]) -> dict[str, Tensor]:
+    return {name: torch.as_tensor(value).detach().cpu() for name, value in values.items()}

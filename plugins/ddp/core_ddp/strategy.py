@@ -1,0 +1,215 @@
+"""One replica of the model in every process; gradients are averaged while backward runs.
+
+Li et al., "PyTorch Distributed: Experiences on Accelerating Data Parallel Training", VLDB 2020.
+"""
+
+from __future__ import annotations
+
+import inspect
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, Any
+
+from core import Capability, ConfigurationError
+from core.strategies import MethodRouter, ParallelStrategy
+from torch import Tensor, nn
+from torch.distributed.algorithms.ddp_comm_hooks.post_localSGD_hook import PostLocalSGDState
+from torch.distributed.algorithms.model_averaging.averagers import ModelAverager, PeriodicModelAverager
+from torch.nn.parallel import DistributedDataParallel
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from contextlib import AbstractContextManager
+
+    from torch.optim import Optimizer
+
+_START_METHODS = ("subprocess", "spawn", "fork", "forkserver")
+_DDP_OPTIONS = frozenset(inspect.signature(DistributedDataParallel).parameters) - {"module", "process_group"}
+# Steps whose backward needs gradients averaged; the others run without the wrapper, so that ranks may differ in length.
+_WRAPPED = frozenset({"training_step", "forward"})
+
+
+class DDPStrategy(ParallelStrategy):
+    """Data parallelism with torch's DistributedDataParallel, on one node or several."""
+
+    interactive_alias = "ddp_notebook"
+
+    def __init__(
+        self,
+        *,
+        ddp_comm_state: object | None = None,
+        ddp_comm_hook: Callable[..., Any] | None = None,
+        ddp_comm_wrapper: Callable[..., Any] | None = None,
+        model_averaging_period: int | None = None,
+        start_method: str = "subprocess",
+        find_unused_parameters: bool | None = None,
+        **options: Any,
+    ) -> None:
+        """Options of the strategy, of torch's DistributedDataParallel, and of every parallel strategy.
+
+        Args:
+            ddp_comm_state: state of the communication hook.
+            ddp_comm_hook: replaces the all-reduce of gradients, such as
+                `torch.distributed.algorithms.ddp_comm_hooks.default_hooks.fp16_compress_hook`.
+            ddp_comm_wrapper: wraps the hook, such as `fp16_compress_wrapper`.
+            model_averaging_period: average the weights every so many optimizer steps. Needs the post-local SGD hook and
+                its `PostLocalSGDState` (Lin et al., "Don't Use Large Mini-Batches, Use Local SGD", ICLR 2020).
+            start_method: who makes the processes if no cluster has: `"subprocess"` runs the script again, `"spawn"`,
+                `"fork"` and `"forkserver"` call the function in new processes.
+            find_unused_parameters: some parameters get no gradient in some steps. None is yes with manual
+                optimization, where each backward uses a part of them, and no otherwise.
+            options: of DistributedDataParallel (`static_graph`, `gradient_as_bucket_view`, `bucket_cap_mb`, ...) and of
+                `ParallelStrategy` (`process_group_backend`, `timeout`, `parallel_devices`, `cluster_environment`,
+                `checkpoint_io`, `precision_plugin`, `accelerator`).
+
+        Raises:
+            ConfigurationError: an unknown option, or options that contradict each other.
+        """
+        ddp_options = {name: options.pop(name) for name in _DDP_OPTIONS & options.keys()}
+        _refuse_unknown(options)
+        super().__init__(**options)
+        if start_method not in _START_METHODS:
+            raise ConfigurationError(
+                f"start_method={start_method!r}: expected one of {', '.join(map(repr, _START_METHODS))}."
+            )
+        if model_averaging_period is not None and not isinstance(ddp_comm_state, PostLocalSGDState):
+            raise ConfigurationError(
+                f"model_averaging_period={model_averaging_period} averages weights that have drifted apart, and without "
+                "the post-local SGD hook gradients are averaged in every step. "
+                "Pass ddp_comm_state=PostLocalSGDState(...) and ddp_comm_hook=post_localSGD_hook too."
+            )
+        self.launcher_name = start_method
+        self.ddp_options = ddp_options
+        self.find_unused_parameters = find_unused_parameters
+        self._comm_hook = ddp_comm_hook if ddp_comm_wrapper is None else _wrap(ddp_comm_hook, ddp_comm_wrapper)
+        self._comm_state = ddp_comm_state
+        self._averaging_period = model_averaging_period
+        self._averager: ModelAverager | None = None
+
+    @property
+    def capabilities(self) -> Capability:
+        """Those of every parallel strategy, and accumulation without communication."""
+        return super().capabilities | Capability.NO_SYNC
+
+    def setup_module(self, module: nn.Module) -> nn.Module:
+        """All ranks. Convert and move the module, then wrap it; without trainable parameters there is nothing to wrap."""
+        super().setup_module(module)
+        if any(parameter.requires_grad for parameter in module.parameters()):
+            self.model = MethodRouter(module)
+            _keep_ignored(module, self.model)
+            self.configure_ddp()
+        return self.model
+
+    def configure_ddp(self) -> None:
+        """All ranks. Put `self.model` into its wrapper. Override to use a wrapper of your own."""
+        manual = not getattr(self.model, "automatic_optimization", True)
+        find_unused = manual if self.find_unused_parameters is None else self.find_unused_parameters
+        self.model = DistributedDataParallel(
+            self.model,
+            **{"device_ids": self.ddp_device_ids(), "find_unused_parameters": find_unused, **self.ddp_options},
+        )
+        if self._comm_hook is not None:
+            self.model.register_comm_hook(self._comm_state, self._comm_hook)
+
+    def ddp_device_ids(self) -> list[int] | None:
+        """What DistributedDataParallel wants to know of this rank's device: its index, nothing on a CPU."""
+        return None if self.root_device.type == "cpu" else [self.root_device.index]
+
+    def setup_optimizer(self, optimizer: Optimizer) -> Optimizer:
+        """All ranks. The optimizer as it is; with post-local SGD, weights will be averaged after its steps."""
+        if self._averaging_period is not None and isinstance(self._comm_state, PostLocalSGDState):
+            self._averager = PeriodicModelAverager(
+                period=self._averaging_period, warmup_steps=self._comm_state.start_localSGD_iter
+            )
+        return optimizer
+
+    def optimizer_step(self, optimizer: Optimizer, closure: Callable[[], Any] | None = None) -> bool:
+        """All ranks. Step the optimizer, and average the weights where that is due."""
+        updated = super().optimizer_step(optimizer, closure)
+        if self._averager is not None:
+            self._averager.average_parameters(optimizer.param_groups)
+        return updated
+
+    def step_callable(self, name: str, module: nn.Module | None = None) -> Callable[..., Any]:
+        """All ranks, once a stage. Training runs through the wrapper, evaluation directly."""
+        handle = self.handle_of(module)
+        wrapper, user = handle.wrapped, handle.module
+        if name not in _WRAPPED and name.endswith("_step"):
+            return super().step_callable(name, module)
+        router = next((child for child in wrapper.modules() if isinstance(child, MethodRouter)), None)
+        if router is None:  # there was nothing to train, and so nothing to wrap
+            return super().step_callable(name, module)
+        if isinstance(wrapper, DistributedDataParallel) and not getattr(user, "automatic_optimization", True):
+            return _manual_step(router, wrapper, name)
+        return router.route(wrapper, name)
+
+    def backward(self, loss: Tensor, module: nn.Module | None, *, manual: bool = False, **kwargs: Any) -> None:
+        """All ranks. Backward, which averages gradients on its way; see `Strategy.backward`."""
+        if manual:
+            self._prepare_manual_backward(loss, module)
+        super().backward(loss, module, manual=manual, **kwargs)
+
+    def _prepare_manual_backward(self, loss: Tensor, module: nn.Module | None) -> None:
+        """Tell the reducer that a backward is coming: inside its forward, DDP itself doesn't know yet."""
+        wrapper = self.handle_of(module).wrapped
+        if isinstance(wrapper, DistributedDataParallel) and wrapper.require_backward_grad_sync:
+            wrapper.reducer.prepare_for_backward([loss] if wrapper.find_unused_parameters else [])
+
+    def no_backward_sync(self, module: nn.Module, enabled: bool = True) -> AbstractContextManager[Any]:
+        """All ranks. A context in which gradients stay local."""
+        wrapper = self.handle_of(module).wrapped
+        if enabled and isinstance(wrapper, DistributedDataParallel):
+            return wrapper.no_sync()
+        return super().no_backward_sync(module, enabled)
+
+    def release(self) -> None:
+        """All ranks; idempotent. Forget the modules and the averager."""
+        super().release()
+        self._averager = None
+
+
+def _manual_step(router: MethodRouter, wrapper: DistributedDataParallel, name: str) -> Callable[..., Any]:
+    """A step with backwards of its own inside: DDP must not expect another one when its forward ends."""
+
+    def expect_no_backward() -> None:
+        wrapper.require_backward_grad_sync = False
+
+    routed = router.route(wrapper, name, after=expect_no_backward)
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        syncs = wrapper.require_backward_grad_sync
+        try:
+            return routed(*args, **kwargs)
+        finally:
+            wrapper.require_backward_grad_sync = syncs
+            wrapper.require_forward_param_sync = True
+
+    return call
+
+
+def _keep_ignored(module: nn.Module, router: MethodRouter) -> None:
+    """What the user told DDP to ignore keeps being ignored, under the router's names."""
+    if ignored := getattr(module, "_ddp_params_and_buffers_to_ignore", None):
+        DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(
+            router, [f"module.{name}" for name in ignored]
+        )
+
+
+def _wrap(hook: Callable[..., Any] | None, wrapper: Callable[..., Any]) -> Callable[..., Any]:
+    if hook is None:
+        raise ConfigurationError("ddp_comm_wrapper wraps a hook, and ddp_comm_hook is None. Pass both.")
+    wrapped: Callable[..., Any] = wrapper(hook)
+    return wrapped
+
+
+def _refuse_unknown(options: dict[str, Any]) -> None:
+    known = {
+        *(_DDP_OPTIONS),
+        *inspect.signature(ParallelStrategy).parameters,
+        *("accelerator", "parallel_devices", "cluster_environment", "checkpoint_io", "precision_plugin"),
+    } - {"parts"}
+    if unknown := sorted(options.keys() - known):
+        near = get_close_matches(unknown[0], known, n=1)
+        hint = f" Did you mean {near[0]!r}?" if near else ""
+        raise ConfigurationError(
+            f"DDPStrategy has no option {unknown[0]!r}.{hint} Its options: {', '.join(sorted(known))}."
+        )

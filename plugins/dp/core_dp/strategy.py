@@ -1,0 +1,148 @@
+"""One process with several devices: every step replicates the module, scatters the batch and gathers what comes back.
+
+torch's own documentation recommends a process a device instead; this is for where processes can't be made.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from core import Capability, ConfigurationError, Strategy
+from core.strategies import MethodRouter
+from core_ddp import DDPStrategy
+from torch import Tensor, nn
+from torch.nn.parallel import DataParallel
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import torch
+
+
+class DataParallelStrategy(Strategy):
+    """Data parallelism in one process: torch's DataParallel over the devices of one node."""
+
+    @property
+    def capabilities(self) -> Capability:
+        """Those of one process. Replicas live for one forward, so a backward inside it would be lost."""
+        return super().capabilities & ~Capability.MANUAL_OPTIMIZATION
+
+    def check(self) -> None:
+        """Refuse what DataParallel can't do.
+
+        Raises:
+            ConfigurationError: a device without replication, such as a CPU; or several nodes.
+        """
+        _refuse_device(self, alias="dp")
+        if self.num_nodes > 1:
+            raise ConfigurationError(
+                f"strategy='dp' works in one process, and num_nodes={self.num_nodes} was asked for. "
+                "Use strategy='ddp2' (dp on each node) or strategy='ddp'."
+            )
+
+    def setup_module(self, module: nn.Module) -> nn.Module:
+        """Convert the module, move it to the first device, and wrap it."""
+        super().setup_module(module)
+        self.model = DataParallel(MethodRouter(module), device_ids=_indices(self))
+        return self.model
+
+    def step_callable(self, name: str, module: nn.Module | None = None) -> Callable[..., Any]:
+        """The method, run on every device with its part of the batch; losses are averaged over devices."""
+        wrapper = self.handle_of(module).wrapped
+        call = _router_in(wrapper).route(wrapper, name)
+        return call if name == "forward" else _averaged(call)
+
+    def reduce(self, tensor: Tensor, group: Any = None, reduce_op: Any = "mean") -> Tensor:
+        """Combine what was gathered from the devices.
+
+        Args:
+            tensor: shape (num_devices,), one value a device; a scalar comes back as it is.
+            group: not used, there are no processes.
+            reduce_op: `"mean"`, `"sum"`, `"min"` or `"max"`.
+
+        Returns:
+            A scalar.
+
+        Raises:
+            ConfigurationError: another `reduce_op`.
+        """
+        if reduce_op not in _REDUCTIONS:
+            raise ConfigurationError(f"reduce_op={reduce_op!r}: expected one of {', '.join(map(repr, _REDUCTIONS))}.")
+        return tensor if tensor.dim() == 0 else _REDUCTIONS[reduce_op](tensor)
+
+
+class DDP2Strategy(DDPStrategy):
+    """One process a node: DataParallel over the node's devices, DistributedDataParallel over the nodes."""
+
+    interactive_alias = None
+
+    def check(self) -> None:
+        """Refuse a device without replication, such as a CPU.
+
+        Raises:
+            ConfigurationError: with the alias to use instead.
+        """
+        _refuse_device(self, alias="ddp2")
+        super().check()
+
+    @property
+    def num_processes_per_node(self) -> int:
+        """One."""
+        return 1
+
+    @property
+    def root_device(self) -> torch.device:
+        """The first of the node's devices, which holds the parameters."""
+        return self.parallel_devices[0]
+
+    def configure_ddp(self) -> None:
+        """Put DataParallel between the router and DistributedDataParallel."""
+        self.model = DataParallel(self.model, device_ids=_indices(self))
+        super().configure_ddp()
+
+    def ddp_device_ids(self) -> list[int] | None:
+        """None: DataParallel moves the inputs."""
+        return None
+
+    def step_callable(self, name: str, module: nn.Module | None = None) -> Callable[..., Any]:
+        """The method through both wrappers; losses are averaged over the node's devices."""
+        call = super().step_callable(name, module)
+        return _averaged(call) if name == "training_step" else call
+
+
+def _refuse_device(strategy: Strategy, *, alias: str) -> None:
+    device = strategy.parallel_devices[0]
+    if device.type in ("cpu", "mps"):
+        raise ConfigurationError(
+            f"strategy={alias!r} replicates a module over several devices of one process, which torch can't do on "
+            f"{device.type!r}. Use strategy='ddp': one process a device."
+        )
+
+
+def _indices(strategy: Strategy) -> list[int]:
+    return [device.index for device in strategy.parallel_devices]
+
+
+def _router_in(wrapper: nn.Module) -> MethodRouter:
+    return next(child for child in wrapper.modules() if isinstance(child, MethodRouter))
+
+
+def _averaged(call: Callable[..., Any]) -> Callable[..., Any]:
+    """`call`, with the losses that were gathered from the devices averaged to one scalar."""
+
+    def averaged(*args: Any, **kwargs: Any) -> Any:
+        output = call(*args, **kwargs)
+        if isinstance(output, Tensor):
+            return output.mean()
+        if isinstance(output, dict) and isinstance(output.get("loss"), Tensor):
+            return {**output, "loss": output["loss"].mean()}
+        return output
+
+    return averaged
+
+
+def _mean(tensor: Tensor) -> Tensor:
+    return (tensor if tensor.is_floating_point() or tensor.is_complex() else tensor.float()).mean()
+
+
+_REDUCTIONS = {"mean": _mean, "sum": Tensor.sum, "min": Tensor.amin, "max": Tensor.amax}

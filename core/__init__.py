@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from core._version import __version__
 
 if TYPE_CHECKING:
+    from core.callbacks import Callback
     from core.contract import *  # noqa: F403  (the contract's public names are core's)
     from core.fabric import Fabric
     from core.registry import (
@@ -28,7 +29,64 @@ if TYPE_CHECKING:
     )
     from core.trainer import Module, Trainer
 
+__all__ = [  # noqa: F405  (what the star above brings)
+    "ACCELERATOR_REGISTRY",
+    "CHECKPOINT_IO_REGISTRY",
+    "CLUSTER_ENVIRONMENT_REGISTRY",
+    "HOOKS_GROUP",
+    "KINDS",
+    "LAUNCHER_REGISTRY",
+    "LOGGER_REGISTRY",
+    "PRECISION_REGISTRY",
+    "STRATEGY_REGISTRY",
+    "Absent",
+    "Accelerator",
+    "AliasConflictError",
+    "BlockedPluginError",
+    "Broken",
+    "Callback",
+    "Capability",
+    "CheckpointCorruptedError",
+    "CheckpointError",
+    "CheckpointIO",
+    "CheckpointNotFoundError",
+    "ClusterEnvironment",
+    "Collectives",
+    "ConfigurationError",
+    "CoreError",
+    "DeviceError",
+    "EventHooks",
+    "Fabric",
+    "FingerprintError",
+    "Found",
+    "GradientClipping",
+    "IncompatiblePluginError",
+    "Kind",
+    "LaunchError",
+    "Launcher",
+    "Logger",
+    "Module",
+    "ModuleError",
+    "ModuleHandle",
+    "NumberFormats",
+    "PluginLoadError",
+    "Precision",
+    "SetupHost",
+    "Spec",
+    "StepOutput",
+    "Strategy",
+    "Trainer",
+    "TrainingStep",
+    "UnknownAliasError",
+    "UnsupportedError",
+    "WorkerError",
+    "__version__",
+    "hookimpl",
+    "normalize_alias",
+]
+
 _HOMES = {
+    "Callback": "core.callbacks",
     "Fabric": "core.fabric",
     "Module": "core.trainer",
     "Trainer": "core.trainer",
@@ -43,18 +101,12 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    if name.startswith("_"):
+    if name not in __all__:
         raise AttributeError(f"module 'core' has no attribute {name!r}")
-    module = importlib.import_module(_HOMES.get(name, "core.contract"))
-    try:
-        value = getattr(module, name)
-    except AttributeError:
-        raise AttributeError(f"module 'core' has no attribute {name!r}") from None
+    value = getattr(importlib.import_module(_HOMES.get(name, "core.contract")), name)
     globals()[name] = value
     return value
 
 
 def __dir__() -> list[str]:
-    from core import contract
-
-    return sorted({"__version__", *_HOMES, *contract.__all__})
+    return sorted(__all__)

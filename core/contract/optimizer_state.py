@@ -45,7 +45,9 @@ def to_positional(state: Mapping[str, Any], names: Sequence[str]) -> dict[str, A
             f"{where}. Build the optimizer over the same parameters as when the checkpoint was written."
         )
     position = {name: index for index, name in enumerate(names)}
-    groups = [{**group, "params": sorted(position[name] for name in group["params"])} for group in state["param_groups"]]
+    groups = [
+        {**group, "params": sorted(position[name] for name in group["params"])} for group in state["param_groups"]
+    ]
     return {
         **state,
         "state": {position[name]: entry for name, entry in state["state"].items()},

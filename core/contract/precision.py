@@ -61,7 +61,7 @@ class Precision:
         """
 
     def init_context(self) -> AbstractContextManager[Any] | None:
-        """In which new tensors get the parameter format; None if the default dtype serves. May be entered repeatedly."""
+        """In which new tensors get the parameter format; None if the default dtype serves. Re-enterable."""
         return None
 
     def convert_module(self, module: nn.Module) -> nn.Module:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from core.contract import optimizer_state
 from core.contract.capability import Capability
@@ -99,7 +99,7 @@ class Strategy:
     launcher_name: str = "in_place"
     """Alias of the launcher that makes the processes when the cluster has not."""
 
-    interactive_alias: ClassVar[str | None] = None
+    interactive_alias: str | None = None
     """Alias to recommend where this strategy's launcher can't work, such as in a notebook."""
 
     accelerator: Accelerator
@@ -245,7 +245,7 @@ class Strategy:
         """How checkpoints are stored."""
         if self._checkpoint_io is None:
             raise ConfigurationError(
-                f"{type(self).__name__} has no CheckpointIO yet: pass checkpoint_io=..., or use it through Fabric or Trainer."
+                f"{type(self).__name__} has no CheckpointIO yet: pass checkpoint_io=..., or use Fabric or Trainer."
             )
         return self._checkpoint_io
 
@@ -388,7 +388,7 @@ class Strategy:
     def _check_number(self, num_optimizers: int) -> None:
         if num_optimizers > 1 and Capability.SEVERAL_OPTIMIZERS not in self.capabilities:
             raise UnsupportedError(
-                f"{type(self).__name__} can set up one optimizer, and {num_optimizers} were given. Use parameter groups.",
+                f"{type(self).__name__} can set up one optimizer, not {num_optimizers}. Use parameter groups.",
                 capability=Capability.SEVERAL_OPTIMIZERS,
             )
 
@@ -538,9 +538,7 @@ class Strategy:
         else:
             optimizer.zero_grad()
 
-    def _step_with_closure(
-        self, batch: Any, batch_idx: int, step: TrainingStep, optimizer: Optimizer
-    ) -> StepOutput:
+    def _step_with_closure(self, batch: Any, batch_idx: int, step: TrainingStep, optimizer: Optimizer) -> StepOutput:
         losses: list[Tensor | None] = []
 
         def closure() -> Tensor | None:
@@ -594,7 +592,7 @@ class Strategy:
         """All ranks. Step the optimizer.
 
         Returns:
-            Whether parameters were updated. An overflow in fp16 skips one; a decentralized optimizer steps now and then.
+            Whether parameters were updated. An overflow in fp16 skips one; some optimizers step now and then.
         """
         return self.precision_plugin.optimizer_step(optimizer, closure)
 
@@ -692,7 +690,8 @@ class Strategy:
         """All ranks. Restore in place from a state that was read already; returns what is left over."""
         if strict and (missing := [key for key in state if key not in saved]):
             raise CheckpointError(
-                f"The checkpoint has no {missing[0]!r}; it has {sorted(saved)}. Leave it out of the state, or pass strict=False."
+                f"The checkpoint has no {missing[0]!r}; it has {sorted(saved)}. "
+                "Leave it out of the state, or pass strict=False."
             )
         return {
             key: value
@@ -712,7 +711,7 @@ class Strategy:
             raise CheckpointError(f"The checkpoint does not fit {type(module).__name__}: {error}") from error
 
     def get_optimizer_state_dict(self, optimizer: Optimizer) -> dict[str, Any]:
-        """All ranks. The optimizer's state keyed by parameter names (`core.contract.optimizer_state`); whole on rank 0."""
+        """All ranks. The optimizer's state by parameter names, see `core.contract.optimizer_state`; whole on rank 0."""
         return optimizer_state.to_named(optimizer.state_dict(), self.parameter_names(optimizer))
 
     def load_optimizer_state_dict(self, optimizer: Optimizer, state: Mapping[str, Any]) -> None:
@@ -737,8 +736,8 @@ class Strategy:
             if (name := handle.parameter_names.get(id(parameter))) is not None:
                 return index, name
         raise ConfigurationError(
-            f"The optimizer holds a parameter of shape {tuple(parameter.shape)} that belongs to no module that was set up. "
-            "Set up its module first, and build the optimizer from that module's parameters."
+            f"The optimizer holds a parameter of shape {tuple(parameter.shape)} that belongs to no module that was "
+            "set up. Set up its module first, and build the optimizer from that module's parameters."
         )
 
     def _state_of(self, value: Any) -> Any:
@@ -763,9 +762,12 @@ class Strategy:
         elif callable(method := getattr(target, "load_state_dict", None)):
             method(saved)
         elif isinstance(target, dict) and isinstance(saved, dict):
-            target.update({key: item for key, item in saved.items() if not self._restore(target.get(key), item, strict)})
+            target.update(
+                {key: item for key, item in saved.items() if not self._restore(target.get(key), item, strict)}
+            )
         elif isinstance(target, list | tuple) and isinstance(saved, list) and len(target) == len(saved):
-            return all([self._restore(item, part, strict) for item, part in zip(target, saved, strict=True)])
+            restored = [self._restore(item, part, strict) for item, part in zip(target, saved, strict=True)]
+            return all(restored)
         else:
             return False
         return True

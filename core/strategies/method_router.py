@@ -24,7 +24,7 @@ class MethodRouter(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Call the method that was routed last; the module itself at first."""
-        module = self._modules["module"]  # of a replica its own, and cheaper than the attribute
+        module: Any = self._modules["module"]  # of a replica its own, and cheaper than the attribute
         name, after = self._route
         output = module(*args, **kwargs) if name == "forward" else getattr(module, name)(*args, **kwargs)
         if after is not None:
@@ -37,9 +37,7 @@ class MethodRouter(nn.Module):
         except AttributeError:
             return getattr(super().__getattr__("module"), name)
 
-    def route(
-        self, wrapper: nn.Module, name: str, *, after: Callable[[], None] | None = None
-    ) -> Callable[..., Any]:
+    def route(self, wrapper: nn.Module, name: str, *, after: Callable[[], None] | None = None) -> Callable[..., Any]:
         """A function that runs a method of the user's module inside the forward of `wrapper`.
 
         Args:

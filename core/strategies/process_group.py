@@ -6,6 +6,7 @@ import itertools
 from typing import TYPE_CHECKING
 
 import torch.distributed as dist
+from torch.distributed.distributed_c10d import PrefixStore, Store, TCPStore
 
 from core.contract import ConfigurationError
 from core.contract.fingerprint import exchange
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from core.contract import ClusterEnvironment
     from core.contract.fingerprint import Fingerprint
 
-_stores: dict[tuple[str, int, int], dist.Store] = {}
+_stores: dict[tuple[str, int, int], Store] = {}
 _joins = itertools.count()
 
 
@@ -48,7 +49,7 @@ def join(
             )
         return False
     # Every join has a prefix of its own: a group that was left, or died before a restart, leaves its keys behind.
-    store = dist.PrefixStore(
+    store = PrefixStore(
         f"core/{environment.restart_count}/{next(_joins)}", _shared_store(environment, rank, world_size, timeout)
     )
     if world_size > 1:
@@ -66,12 +67,12 @@ def leave() -> None:
         dist.destroy_process_group()
 
 
-def _shared_store(environment: ClusterEnvironment, rank: int, world_size: int, timeout: timedelta) -> dist.Store:
+def _shared_store(environment: ClusterEnvironment, rank: int, world_size: int, timeout: timedelta) -> Store:
     # One store a process and meeting point: a new server on the same port would race with clients of the old one.
     key = (environment.main_address, environment.main_port, world_size)
     if key not in _stores:
         hosts = rank == 0 and not environment.store_is_hosted
-        _stores[key] = dist.TCPStore(
+        _stores[key] = TCPStore(
             environment.main_address, environment.main_port, is_master=hosts, timeout=timeout, wait_for_workers=False
         )
     return _stores[key]

@@ -146,7 +146,7 @@ class FitLoop:
         self.trainer.train_metrics.on_epoch_default = False
 
     def _limits_end_epoch(self) -> bool:
-        """Whether a limit, rather than an interruption, has ended the epoch early: its end is then an end like others."""
+        """Whether a limit has ended the epoch early, and no interruption: its end is then one like others."""
         return self._is_done() or self.trainer.should_stop
 
     def _set_epoch(self) -> None:

@@ -58,7 +58,7 @@ class Loaders:
         for source in (*_as_list(train), *self.validation_sources, *self.test_sources):
             if not hasattr(source, "__iter__") and not hasattr(source, "__getitem__"):
                 raise ConfigurationError(
-                    f"A loader is {type(source).__name__} {source!r:.80}; expected a DataLoader, or any iterable of batches."
+                    f"A loader is {type(source).__name__} {source!r:.80}; expected a DataLoader or an iterable."
                 )
         self.train: Any = None
         self.validation: list[StageLoader] = []
@@ -105,7 +105,7 @@ class Loaders:
     def validation_interval(self) -> int:
         """Validate every so many batches within an epoch; 0 for not within."""
         interval = self._options.val_check_interval
-        if not self.validation or interval is None or interval == 1.0 and isinstance(interval, float):
+        if not self.validation or interval is None or (interval == 1.0 and isinstance(interval, float)):
             return 0
         return int(take_amount(interval, self.num_train_batches, name="val_check_interval"))
 

@@ -82,7 +82,9 @@ class Module(nn.Module):
             ConfigurationError: none does.
         """
         if self._trainer is None:
-            raise ConfigurationError(f"{type(self).__name__} is not attached to a Trainer: this works while one runs it.")
+            raise ConfigurationError(
+                f"{type(self).__name__} is not attached to a Trainer: this works while one runs it."
+            )
         return self._trainer
 
     @trainer.setter
@@ -187,7 +189,7 @@ class Module(nn.Module):
         return schedulers[0] if len(schedulers) == 1 else schedulers or None
 
     def manual_backward(self, loss: Tensor, **kwargs: Any) -> None:
-        """Backward through the strategy: gradients are scaled and exchanged as it wants. `kwargs` of `Tensor.backward`."""
+        """Backward through the strategy, which scales and exchanges gradients. `kwargs` of `Tensor.backward`."""
         strategy = self.trainer.strategy
         strategy.backward(loss, strategy.handle_of(self).wrapped, manual=True, **kwargs)
 

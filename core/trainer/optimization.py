@@ -73,11 +73,13 @@ def _parse_dicts(items: Sequence[Mapping[str, Any]]) -> tuple[list[Optimizer], l
     for item in items:
         if unknown := sorted(item.keys() - {"optimizer", "lr_scheduler", "monitor", "lr_scheduler_config"}):
             raise ModuleError(
-                f"configure_optimizers returned a dict with {unknown[0]!r}; expected 'optimizer', 'lr_scheduler' and 'monitor'."
+                f"configure_optimizers returned a dict with {unknown[0]!r}; "
+                "expected 'optimizer', 'lr_scheduler' and 'monitor'."
             )
         if not isinstance(item.get("optimizer"), Optimizer):
             raise ModuleError(
-                f"configure_optimizers returned a dict whose 'optimizer' is {_describe(item.get('optimizer'))}; expected an Optimizer."
+                f"configure_optimizers returned a dict whose 'optimizer' is {_describe(item.get('optimizer'))}; "
+                "expected an Optimizer."
             )
         optimizers.append(item["optimizer"])
         scheduler = item.get("lr_scheduler", item.get("lr_scheduler_config"))
@@ -94,8 +96,8 @@ def _parse_scheduler(item: Any, monitor: str | None = None) -> Scheduler:
     chosen = {key: value for key, value in options.items() if key != "reduce_on_plateau"}
     if not callable(getattr(chosen.get("scheduler"), "step", None)):
         raise ModuleError(
-            f"configure_optimizers returned {_describe(chosen.get('scheduler'))} as a scheduler; expected an LRScheduler, "
-            "or a dict with 'scheduler', 'interval', 'frequency', 'monitor'."
+            f"configure_optimizers returned {_describe(chosen.get('scheduler'))} as a scheduler; "
+            "expected an LRScheduler, or a dict with 'scheduler', 'interval', 'frequency', 'monitor'."
         )
     parsed = Scheduler(**{"monitor": monitor, **chosen})
     _check_scheduler(parsed)

@@ -286,7 +286,8 @@ class Trainer:
         """The optimizers as a module sees them in manual optimization: their `step` goes through the strategy."""
         if self._wrapped_optimizers is None:
             self._wrapped_optimizers = [
-                self.fabric.wrap_optimizer(optimizer, on_step=self._count_step) for optimizer in self.strategy.optimizers
+                self.fabric.wrap_optimizer(optimizer, on_step=self._count_step)
+                for optimizer in self.strategy.optimizers
             ]
         return self._wrapped_optimizers
 
@@ -341,9 +342,9 @@ class Trainer:
         values = metrics.reduce_epoch(self.strategy)
         self._epoch_values.update(_to_tensors(values))
         names = metrics.logger_names()
-        if logged := {name: value for name, value in values.items() if name in names}:
-            if not self.sanity_checking:
-                self._log(logged)
+        logged = {name: value for name, value in values.items() if name in names}
+        if logged and not self.sanity_checking:
+            self._log(logged)
         return values
 
     def take_metrics(self, values: dict[str, Tensor]) -> None:

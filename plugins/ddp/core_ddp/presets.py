@@ -1,4 +1,4 @@
-"""The aliases that are `DDPStrategy` with other options: how processes start, and whether parameters may stay unused."""
+"""The aliases that are `DDPStrategy` with options: how processes start, whether parameters may stay unused."""
 
 from __future__ import annotations
 

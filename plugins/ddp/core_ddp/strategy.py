@@ -9,12 +9,13 @@ import inspect
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
-from core import Capability, ConfigurationError
-from core.strategies import MethodRouter, ParallelStrategy
 from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks.post_localSGD_hook import PostLocalSGDState
 from torch.distributed.algorithms.model_averaging.averagers import ModelAverager, PeriodicModelAverager
 from torch.nn.parallel import DistributedDataParallel
+
+from core import Capability, ConfigurationError
+from core.strategies import MethodRouter, ParallelStrategy
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -31,7 +32,7 @@ _WRAPPED = frozenset({"training_step", "forward"})
 class DDPStrategy(ParallelStrategy):
     """Data parallelism with torch's DistributedDataParallel, on one node or several."""
 
-    interactive_alias = "ddp_notebook"
+    interactive_alias: str | None = "ddp_notebook"
 
     def __init__(
         self,
@@ -73,8 +74,8 @@ class DDPStrategy(ParallelStrategy):
             )
         if model_averaging_period is not None and not isinstance(ddp_comm_state, PostLocalSGDState):
             raise ConfigurationError(
-                f"model_averaging_period={model_averaging_period} averages weights that have drifted apart, and without "
-                "the post-local SGD hook gradients are averaged in every step. "
+                f"model_averaging_period={model_averaging_period} averages weights that have drifted apart, and "
+                "without the post-local SGD hook gradients are averaged in every step. "
                 "Pass ddp_comm_state=PostLocalSGDState(...) and ddp_comm_hook=post_localSGD_hook too."
             )
         self.launcher_name = start_method
@@ -91,7 +92,7 @@ class DDPStrategy(ParallelStrategy):
         return super().capabilities | Capability.NO_SYNC
 
     def setup_module(self, module: nn.Module) -> nn.Module:
-        """All ranks. Convert and move the module, then wrap it; without trainable parameters there is nothing to wrap."""
+        """All ranks. Convert, move and wrap the module; without trainable parameters there is nothing to wrap."""
         super().setup_module(module)
         if any(parameter.requires_grad for parameter in module.parameters()):
             self.model = MethodRouter(module)

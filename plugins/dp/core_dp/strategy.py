@@ -7,11 +7,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from torch import Tensor, nn
+from torch.nn.parallel import DataParallel
+
 from core import Capability, ConfigurationError, Strategy
 from core.strategies import MethodRouter
 from core_ddp import DDPStrategy
-from torch import Tensor, nn
-from torch.nn.parallel import DataParallel
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -74,7 +75,7 @@ class DataParallelStrategy(Strategy):
 class DDP2Strategy(DDPStrategy):
     """One process a node: DataParallel over the node's devices, DistributedDataParallel over the nodes."""
 
-    interactive_alias = None
+    interactive_alias: str | None = None
 
     def check(self) -> None:
         """Refuse a device without replication, such as a CPU.
@@ -145,4 +146,9 @@ def _mean(tensor: Tensor) -> Tensor:
     return (tensor if tensor.is_floating_point() or tensor.is_complex() else tensor.float()).mean()
 
 
-_REDUCTIONS = {"mean": _mean, "sum": Tensor.sum, "min": Tensor.amin, "max": Tensor.amax}
+_REDUCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "mean": _mean,
+    "sum": Tensor.sum,
+    "min": Tensor.amin,
+    "max": Tensor.amax,
+}

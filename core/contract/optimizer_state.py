@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from core.contract.errors import CheckpointError
+from core.contract.errors import CheckpointError, ConfigurationError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+
+    from torch.optim import Optimizer
 
 
 def to_named(state: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
@@ -53,3 +55,30 @@ def to_positional(state: Mapping[str, Any], names: Sequence[str]) -> dict[str, A
         "state": {position[name]: entry for name, entry in state["state"].items()},
         "param_groups": groups,
     }
+
+
+def parameter_names(optimizer: Optimizer, modules: Sequence[Mapping[int, str]]) -> list[str]:
+    """Names of an optimizer's parameters, group after group.
+
+    Args:
+        optimizer: of parameters that belong to the modules.
+        modules: for each module its parameters' names by `id`. If the optimizer holds parameters of several modules,
+            names of the n-th begin with `"n."`.
+
+    Raises:
+        ConfigurationError: a parameter belongs to none of the modules.
+    """
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    places = [_place_of(parameter, modules) for parameter in parameters]
+    several = len({index for index, _ in places}) > 1
+    return [f"{index}.{name}" if several else name for index, name in places]
+
+
+def _place_of(parameter: Any, modules: Sequence[Mapping[int, str]]) -> tuple[int, str]:
+    for index, names in enumerate(modules):
+        if (name := names.get(id(parameter))) is not None:
+            return index, name
+    raise ConfigurationError(
+        f"The optimizer holds a parameter of shape {tuple(parameter.shape)} that belongs to no module that was "
+        "set up. Set up its module first, and build the optimizer from that module's parameters."
+    )

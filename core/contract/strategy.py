@@ -6,8 +6,9 @@ from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from core.contract import optimizer_state
+from core.contract import optimizer_state, state_objects
 from core.contract.capability import Capability
+from core.contract.collectives import StrategyCollectives
 from core.contract.errors import CheckpointError, ConfigurationError, UnsupportedError
 from core.contract.precision import Precision
 from core.contract.step import GradientClipping, StepOutput, TrainingStep
@@ -661,7 +662,7 @@ class Strategy:
         Raises:
             CheckpointError: it can't be written; what was at `path` is untouched.
         """
-        plain = {key: self._state_of(value) for key, value in state.items()}
+        plain = state_objects.to_plain(self, dict(state))
         writes = self.checkpoint_io.layout == "sharded" or self.is_global_zero
         self.checkpoint_io.save_checkpoint(plain if writes else None, path, collectives=self.collectives)
 
@@ -696,7 +697,7 @@ class Strategy:
         return {
             key: value
             for key, value in saved.items()
-            if key not in state or not self._restore(state[key], value, strict)
+            if key not in state or not state_objects.restore(self, state[key], value, strict)
         }
 
     def get_module_state_dict(self, module: nn.Module) -> dict[str, Any]:
@@ -726,51 +727,7 @@ class Strategy:
         Raises:
             ConfigurationError: a parameter belongs to none of the modules that were set up.
         """
-        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-        places = [self._place_of(parameter) for parameter in parameters]
-        several = len({index for index, _ in places}) > 1
-        return [f"{index}.{name}" if several else name for index, name in places]
-
-    def _place_of(self, parameter: nn.Parameter) -> tuple[int, str]:
-        for index, handle in enumerate(self.handles):
-            if (name := handle.parameter_names.get(id(parameter))) is not None:
-                return index, name
-        raise ConfigurationError(
-            f"The optimizer holds a parameter of shape {tuple(parameter.shape)} that belongs to no module that was "
-            "set up. Set up its module first, and build the optimizer from that module's parameters."
-        )
-
-    def _state_of(self, value: Any) -> Any:
-        if any(value is handle.module or value is handle.wrapped for handle in self.handles):
-            return self.get_module_state_dict(value)
-        if any(value is optimizer for optimizer in self.optimizers):
-            return self.get_optimizer_state_dict(value)
-        if callable(method := getattr(value, "state_dict", None)):
-            return method()
-        if isinstance(value, dict):
-            return {key: self._state_of(item) for key, item in value.items()}
-        if isinstance(value, list | tuple):
-            return [self._state_of(item) for item in value]
-        return value
-
-    def _restore(self, target: Any, saved: Any, strict: bool) -> bool:
-        """Whether `target` was an object that could be restored in place."""
-        if any(target is handle.module or target is handle.wrapped for handle in self.handles):
-            self.load_module_state_dict(target, saved, strict=strict)
-        elif any(target is optimizer for optimizer in self.optimizers):
-            self.load_optimizer_state_dict(target, saved)
-        elif callable(method := getattr(target, "load_state_dict", None)):
-            method(saved)
-        elif isinstance(target, dict) and isinstance(saved, dict):
-            target.update(
-                {key: item for key, item in saved.items() if not self._restore(target.get(key), item, strict)}
-            )
-        elif isinstance(target, list | tuple) and isinstance(saved, list) and len(target) == len(saved):
-            restored = [self._restore(item, part, strict) for item, part in zip(target, saved, strict=True)]
-            return all(restored)
-        else:
-            return False
-        return True
+        return optimizer_state.parameter_names(optimizer, [handle.parameter_names for handle in self.handles])
 
     # 11. end --------------------------------------------------------------------------------------------------------
 
@@ -786,25 +743,3 @@ class Strategy:
         """All ranks; idempotent. Forget modules, optimizers and schedulers, and stay in the group."""
         self._handles = self._optimizers = self._lr_schedulers = None
         self.__dict__.pop("model", None)
-
-
-class StrategyCollectives:
-    """A strategy's collectives, in the small form that a CheckpointIO takes."""
-
-    def __init__(self, strategy: Strategy) -> None:
-        self._strategy = strategy
-        connected = Capability.COLLECTIVES in strategy.capabilities
-        self.rank = strategy.global_rank if connected else 0
-        self.size = strategy.world_size if connected else 1
-
-    def barrier(self) -> None:
-        """Wait until all are here."""
-        self._strategy.barrier()
-
-    def broadcast_object(self, obj: Any, src: int = 0) -> Any:
-        """`obj` of rank `src`, on all ranks."""
-        return self._strategy.broadcast(obj, src)
-
-    def gather_objects(self, obj: Any, dst: int = 0) -> list[Any] | None:
-        """On rank `dst` everyone's `obj` in the order of ranks; None elsewhere."""
-        return self._strategy.gather_objects(obj, dst)

@@ -6,7 +6,7 @@ import itertools
 from typing import TYPE_CHECKING
 
 import torch.distributed as dist
-from torch.distributed.distributed_c10d import PrefixStore, Store, TCPStore
+from torch._C._distributed_c10d import PrefixStore, Store, TCPStore  # torch.distributed's own, with types
 
 from core.contract import ConfigurationError
 from core.contract.fingerprint import exchange

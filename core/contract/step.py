@@ -30,10 +30,19 @@ class StepOutput(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class GradientClipping:
-    """How gradients are clipped before a step: `value` is the largest norm, or the largest absolute value."""
+    """How gradients are clipped before a step.
+
+    Attributes:
+        value: the largest norm, or the largest absolute value.
+        algorithm: which of the two.
+        norm_type: p of the p-norm; `float("inf")` for the largest absolute value.
+        error_if_nonfinite: raise a RuntimeError if the norm isn't finite, rather than let it through.
+    """
 
     value: float
     algorithm: ClippingAlgorithm = "norm"
+    norm_type: float = 2.0
+    error_if_nonfinite: bool = False
 
 
 @dataclass(slots=True)

@@ -11,10 +11,20 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 from core.data.sampler import ShardedSampler, find_generator, sampler_chain
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from core.contract.strategy import Stage
 
 
-def shard_loader(loader: Any, *, rank: int, size: int, seed: int, stage: Stage = "fit") -> Any:
+def shard_loader(
+    loader: Any,
+    *,
+    rank: int,
+    size: int,
+    seed: int,
+    stage: Stage = "fit",
+    broadcast: Callable[[Any], Any] | None = None,
+) -> Any:
     """A loader of this rank's share; the user's own isn't changed.
 
     All ranks, with the same `size`, `seed` and `stage`. On one device too, so that its order is the same.
@@ -26,6 +36,7 @@ def shard_loader(loader: Any, *, rank: int, size: int, seed: int, stage: Stage =
         size: number of shares.
         seed: of the shuffling, the same on all ranks.
         stage: in `"fit"` all ranks make the same number of steps; in the others no sample is counted twice.
+        broadcast: hands rank 0's object to all ranks. With it, a generator of the user's starts from rank 0's state.
 
     Returns:
         A copy with the same class, data set, workers and options, and a `ShardedSampler` (`sampler_of` finds it).
@@ -39,7 +50,11 @@ def shard_loader(loader: Any, *, rank: int, size: int, seed: int, stage: Stage =
     index_sampler = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
     if any(hasattr(part, "num_replicas") for part in sampler_chain(index_sampler)):
         rank, size = 0, 1  # torch's DistributedSampler, or one like it: the user has sharded this loader
-    return _with_sampler(loader, _make_sampler(loader, rank=rank, size=size, seed=seed, repeats=stage == "fit"))
+    sampler = _make_sampler(loader, rank=rank, size=size, seed=seed, repeats=stage == "fit")
+    generator = find_generator(sampler.order)
+    if generator is not None and size > 1 and broadcast is not None:
+        generator.set_state(broadcast(generator.get_state()).cpu())
+    return _with_sampler(loader, sampler)
 
 
 def sampler_of(loader: Any) -> ShardedSampler | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from itertools import chain
+from itertools import chain, islice
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,8 +18,9 @@ if TYPE_CHECKING:
 
     from core.data.dealing import Step
 
-# These use the global generators when they begin and never again, so that later batches do without a `DrawingRng`.
-_DRAW_AT_ONCE = (SequentialSampler, RandomSampler, SubsetRandomSampler, WeightedRandomSampler, range, list, tuple)
+# What needs no `DrawingRng`, or none after the first batch.
+_DRAW_NOTHING = (SequentialSampler, range, list, tuple)
+_DRAW_AT_ONCE = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
 
 
 class ShardedSampler(Sampler[Any]):
@@ -156,15 +157,21 @@ class ShardedSampler(Sampler[Any]):
             self.worker_generator.manual_seed(mix_seed(seed, self.rank))
 
     def _draw(self, epoch: int, position: int) -> Iterator[Step]:
+        if type(self.order) in _DRAW_NOTHING:
+            return self._deal(position)
         rng = DrawingRng(mix_seed(self.seed, epoch))
+        if type(self.order) in _DRAW_AT_ONCE:
+            with rng:
+                steps = self._deal(position)
+                return chain(list(islice(steps, 1)), steps)
+        return self._draw_each(rng, position)
+
+    def _draw_each(self, rng: DrawingRng, position: int) -> Iterator[Step]:
         with rng:
             steps = self._deal(position)
             step = next(steps, None)
         while step is not None:
             yield step
-            if type(self.order) in _DRAW_AT_ONCE:
-                yield from steps
-                return
             with rng:
                 step = next(steps, None)
 

@@ -1,0 +1,429 @@
+"""Your own training loop, on any strategy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from core.contract import Capability, ConfigurationError, GradientClipping, ModuleError, UnsupportedError
+from core.data import make_transfer, mix_seed, shard_loader, to_device
+from core.fabric import raw_state
+from core.fabric.loader import FabricDataLoader
+from core.fabric.module import FabricModule
+from core.fabric.optimizer import FabricOptimizer
+from core.fabric.processes import Processes
+from core.fabric.state import holds_objects, take_values, unwrap, unwrap_module
+from core.registry import LOGGER_REGISTRY
+from core.resolve import resolve
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from contextlib import AbstractContextManager
+
+    from core.contract import Accelerator, Logger, Precision, Strategy
+    from core.contract.accelerator import Devices
+    from core.contract.checkpoint_io import PathLike
+    from core.contract.strategy import Stage
+    from core.resolve import Resolution
+
+
+class Fabric(Processes):
+    """Brings a loop that you write yourself to any device and any strategy.
+
+        fabric = Fabric(strategy="ddp", devices=2)
+        fabric.launch()
+        model, optimizer = fabric.setup(model, optimizer)
+        loader = fabric.setup_dataloaders(loader)
+
+        for inputs, targets in loader:
+            optimizer.zero_grad()
+            loss = loss_function(model(inputs), targets)
+            fabric.backward(loss)
+            optimizer.step()
+
+    After `launch` every line runs on every rank. With one process, or when a scheduler or torchrun has made the
+    processes, `launch` may be left out.
+    """
+
+    def __init__(
+        self,
+        accelerator: str | Accelerator = "auto",
+        strategy: str | Strategy = "auto",
+        devices: Devices = "auto",
+        num_nodes: int = 1,
+        precision: str | int | Precision | None = None,
+        plugins: Any | Sequence[Any] | None = None,
+        callbacks: Any | Sequence[Any] | None = None,
+        loggers: str | Logger | Sequence[str | Logger] | None = None,
+    ) -> None:
+        """Decide what is left open. No device is touched, and no process is made.
+
+        Args:
+            accelerator: `"cpu"`, `"gpu"`, any registered name, an instance; `"auto"` takes the best one that is here.
+            strategy: any registered name (`core list-strategies`), an instance, or `"auto"`.
+            devices: how many (`2`), which (`[1, 3]`, `"1,3"`), all (`-1`), or `"auto"`: on each node.
+            num_nodes: number of machines.
+            precision: `"bf16-mixed"`, `16`, any registered name, an instance; None is float32.
+            plugins: instances or names of Precision, CheckpointIO, ClusterEnvironment and Launcher.
+            callbacks: objects whose methods `fabric.call` calls by name.
+            loggers: instances or registered names, for `fabric.log`.
+
+        Raises:
+            ConfigurationError: what was asked, why it can't be, and the nearest that can.
+        """
+        self.resolution: Resolution = resolve(
+            strategy=strategy,
+            accelerator=accelerator,
+            devices=devices,
+            num_nodes=num_nodes,
+            precision=precision,
+            plugins=_as_list(plugins),
+        )
+        super().__init__(self.resolution.strategy)
+        self.callbacks: list[Any] = _as_list(callbacks)
+        self.loggers: list[Logger] = [
+            LOGGER_REGISTRY.create(logger) if isinstance(logger, str) else logger for logger in _as_list(loggers)
+        ]
+        self._target: nn.Module | None = None
+        """Whose loss `backward` gets if nobody says it: the only module that was set up."""
+        self._num_loaders = 0
+        self._num_logs = 0
+
+    @property
+    def logger(self) -> Logger:
+        """The first logger.
+
+        Raises:
+            ConfigurationError: there is none.
+        """
+        if not self.loggers:
+            raise ConfigurationError("This Fabric has no logger. Pass one, as in Fabric(loggers='csv').")
+        return self.loggers[0]
+
+    # setup ----------------------------------------------------------------------------------------------------------
+
+    def setup(self, module: nn.Module, *optimizers: Optimizer, scheduler: Any = None) -> Any:
+        """All ranks. Set up a module, and the optimizers of its parameters.
+
+        Args:
+            module: your model.
+            optimizers: of its parameters.
+            scheduler: of learning rates; for strategies whose engine steps it. Others hand it back as it is.
+
+        Returns:
+            The module; with optimizers, a tuple of the module, the optimizers and, if it was given, the scheduler.
+
+        Raises:
+            ModuleError: `module` isn't a module, or was set up already.
+            ConfigurationError: an optimizer isn't one, or was set up already.
+            UnsupportedError: the strategy can't set up several modules or optimizers.
+        """
+        _check_module(module)
+        _check_optimizers(optimizers)
+        self._set_up()
+        wrapped, added, scheduler = self.strategy.add_module_and_optimizers(module, optimizers, scheduler)
+        self._target = wrapped if len(self.strategy.handles) == 1 else None
+        model = FabricModule(module, wrapped, self.strategy)
+        if not optimizers:
+            return model
+        stepped = [self.wrap_optimizer(optimizer) for optimizer in added]
+        return (model, *stepped) if scheduler is None else (model, *stepped, scheduler)
+
+    def setup_module(self, module: nn.Module) -> FabricModule:
+        """All ranks. Set up a module without an optimizer, or before its optimizer is made; see `setup`."""
+        model: FabricModule = self.setup(module)
+        return model
+
+    def setup_optimizers(self, *optimizers: Optimizer) -> Any:
+        """All ranks. Set up optimizers of modules that were set up.
+
+        Returns:
+            The optimizer, or a tuple of several.
+
+        Raises:
+            UnsupportedError: the strategy sets up module and optimizer together.
+            ConfigurationError: an optimizer isn't one, or was set up already.
+        """
+        _check_optimizers(optimizers)
+        if Capability.JOINT_SETUP in self.strategy.capabilities:
+            raise UnsupportedError(
+                f"{type(self.strategy).__name__} sets up a module together with its optimizers: "
+                "use model, optimizer = fabric.setup(model, optimizer).",
+                capability=Capability.JOINT_SETUP,
+            )
+        self._set_up()
+        stepped = tuple(self.wrap_optimizer(optimizer) for optimizer in self.strategy.add_optimizers(optimizers))
+        return stepped[0] if len(stepped) == 1 else stepped
+
+    def wrap_optimizer(self, optimizer: Optimizer, on_step: Callable[[bool], None] | None = None) -> FabricOptimizer:
+        """An optimizer whose `step` goes through the strategy, for one that the strategy has set up.
+
+        Args:
+            optimizer: one of `strategy.optimizers`.
+            on_step: told after each step whether parameters were updated.
+        """
+        return FabricOptimizer(optimizer, self.strategy, on_step)
+
+    def setup_dataloaders(
+        self, *loaders: Any, use_distributed_sampler: bool = True, move_to_device: bool = True, stage: Stage = "fit"
+    ) -> Any:
+        """All ranks. Give each rank its share of the data, in the order of your own samplers, on its device.
+
+        Args:
+            loaders: DataLoaders, or other iterables of batches, which can't be sharded.
+            use_distributed_sampler: False leaves the samplers alone: each rank reads what its own loader yields.
+            move_to_device: False leaves batches where they are.
+            stage: with `"fit"` all ranks make the same number of steps; with the others no sample is counted twice.
+
+        Returns:
+            The loader, or a list of several.
+
+        Raises:
+            ConfigurationError: a loader can't be iterated over, or was set up already.
+        """
+        self._set_up()
+        set_up = [self._setup_loader(loader, use_distributed_sampler, move_to_device, stage) for loader in loaders]
+        return set_up[0] if len(set_up) == 1 else set_up
+
+    def _setup_loader(self, loader: Any, shard: bool, move: bool, stage: Stage) -> FabricDataLoader:
+        if isinstance(loader, FabricDataLoader) or not hasattr(loader, "__iter__"):
+            state = "was set up already" if isinstance(loader, FabricDataLoader) else "can't be iterated over"
+            raise ConfigurationError(f"setup_dataloaders: {type(loader).__name__} {state}. Pass your own DataLoader.")
+        strategy = self.strategy
+        if shard:
+            seed = mix_seed(strategy.broadcast(torch.initial_seed()), self._num_loaders)
+            self._num_loaders += 1
+            rank, size = strategy.data_parallel_rank, strategy.data_parallel_size
+            loader = shard_loader(loader, rank=rank, size=size, seed=seed, stage=stage, broadcast=strategy.broadcast)
+        transfer = make_transfer(self.device) if move else None
+        return FabricDataLoader(strategy.setup_dataloader(loader, stage), loader, transfer)
+
+    def init_module(self, empty_init: bool = False) -> AbstractContextManager[Any]:
+        """All ranks. A context in which a model is built on the rank's device, in the precision's format.
+
+        Args:
+            empty_init: weights will be loaded, so the strategy need not initialize them.
+        """
+        self._set_up()
+        return self.strategy.init_context(empty=empty_init)
+
+    def init_tensor(self) -> AbstractContextManager[Any]:
+        """All ranks. A context in which tensors are made on the rank's device, in the precision's format."""
+        self._set_up()
+        return self.strategy.init_context()
+
+    def to_device(self, data: Any) -> Any:
+        """All ranks. Bring a module, a tensor or nested data to the rank's device. Returns it."""
+        self._set_up()
+        if not isinstance(data, nn.Module):
+            return to_device(data, self.device)
+        self.strategy.module_to_device(unwrap_module(data))
+        return data
+
+    # steps ----------------------------------------------------------------------------------------------------------
+
+    def backward(self, tensor: Tensor, *, model: nn.Module | None = None, **kwargs: Any) -> None:
+        """All ranks. In place of `tensor.backward()`.
+
+        Args:
+            tensor: the loss, a scalar.
+            model: whose loss it is; needed where several modules were set up, with strategies whose engine asks.
+            kwargs: of `Tensor.backward`, such as `retain_graph`.
+        """
+        target = self._target if model is None else self._wrapped(model)
+        self.strategy.backward(tensor, target, **kwargs)
+
+    def clip_gradients(
+        self,
+        module: nn.Module,
+        optimizer: Optimizer,
+        clip_val: float | None = None,
+        max_norm: float | None = None,
+        norm_type: float = 2.0,
+        error_if_nonfinite: bool = False,
+    ) -> Tensor | None:
+        """All ranks. Clip gradients, after the last backward and before the optimizer's step.
+
+        Args:
+            module: whose gradients.
+            optimizer: of its parameters.
+            clip_val: the largest absolute value of a gradient. Either this or `max_norm`.
+            max_norm: the largest norm of all gradients together.
+            norm_type: p of the p-norm.
+            error_if_nonfinite: raise a RuntimeError if the norm isn't finite. Off, since gradients that overflow in
+                16-bit precision are expected, and that step is skipped.
+
+        Returns:
+            The norm before clipping, a scalar tensor; None with `clip_val`.
+
+        Raises:
+            ConfigurationError: both limits, or none.
+            UnsupportedError: the strategy can't clip by value.
+        """
+        if (clip_val is None) == (max_norm is None):
+            raise ConfigurationError(
+                f"clip_gradients: clip_val={clip_val} and max_norm={max_norm}; pass one of the two, "
+                "clip_val for the largest absolute value or max_norm for the largest norm."
+            )
+        if clip_val is not None:
+            clipping = GradientClipping(clip_val, "value")
+        else:
+            assert max_norm is not None
+            clipping = GradientClipping(max_norm, "norm", norm_type, error_if_nonfinite)
+        return self.strategy.clip_gradients(self._wrapped(module), unwrap(optimizer), clipping)
+
+    def autocast(self) -> AbstractContextManager[Any]:
+        """All ranks. The context in which modules run, for computations outside of them."""
+        return self.strategy.forward_context() or nullcontext()
+
+    def no_backward_sync(self, module: nn.Module, enabled: bool = True) -> AbstractContextManager[Any]:
+        """All ranks. A context around forward and backward in which gradients stay local, to accumulate them.
+
+        A strategy that can't leave out the exchange does it: the result is the same.
+
+        Args:
+            module: that was set up.
+            enabled: False for the last batch of a window.
+        """
+        return self.strategy.no_backward_sync(self._wrapped(module), enabled)
+
+    def _wrapped(self, module: nn.Module) -> nn.Module:
+        """What the strategy made of a module.
+
+        Raises:
+            ConfigurationError: it wasn't set up.
+        """
+        return self.strategy.handle_of(unwrap_module(module)).wrapped
+
+    # state ----------------------------------------------------------------------------------------------------------
+
+    def save(self, path: PathLike, state: Mapping[str, Any]) -> None:
+        """All ranks. Write a checkpoint, which loads under any strategy and number of processes.
+
+        Args:
+            path: a local path or a URL.
+            state: values are modules and optimizers that were set up here, objects with `state_dict()` such as
+                schedulers and loaders, or plain values.
+
+        Raises:
+            CheckpointError: it can't be written; what was at `path` is untouched.
+        """
+        self._set_up()
+        self.strategy.save_checkpoint(path, unwrap(state))
+
+    def load(self, path: PathLike, state: dict[str, Any] | None = None, *, strict: bool = True) -> dict[str, Any]:
+        """All ranks. Read a checkpoint; restore objects in `state` in place, and replace its plain values.
+
+        Args:
+            path: a local path or a URL.
+            state: as given to `save`.
+            strict: all of its names, and all keys of its modules, must be there.
+
+        Returns:
+            What was saved and isn't in `state`.
+
+        Raises:
+            CheckpointNotFoundError: nothing is at `path`.
+            CheckpointCorruptedError: it is damaged or foreign.
+            CheckpointError: it doesn't fit `state`.
+        """
+        self._set_up()
+        state = state if state is not None else {}
+        targets = unwrap(state)
+        rest = self.strategy.load_checkpoint(path, targets, strict=strict)
+        values = [name for name in state if name in rest and not holds_objects(state[name])]
+        nested = {name: value for name, value in targets.items() if isinstance(value, dict)}
+        take_values(state, nested | {name: rest.pop(name) for name in values})
+        return rest
+
+    def load_raw(self, path: PathLike, obj: nn.Module | Optimizer, *, strict: bool = True) -> None:
+        """All ranks. Load a file that `torch.save(obj.state_dict(), path)` wrote, without Fabric.
+
+        Args:
+            path: a local path or a URL.
+            obj: a module or an optimizer that was set up here.
+            strict: all keys of a module must be there.
+
+        Raises:
+            CheckpointNotFoundError: nothing is at `path`.
+            CheckpointCorruptedError: it is no file of torch's, or holds more than tensors and plain values.
+            CheckpointError: it doesn't fit `obj`.
+        """
+        self._set_up()
+        raw_state.load(self.strategy, path, unwrap(obj), strict=strict)
+
+    # callbacks and loggers ------------------------------------------------------------------------------------------
+
+    def call(self, name: str, *args: Any, **kwargs: Any) -> None:
+        """Call the method `name` of every callback that has it."""
+        for callback in self.callbacks:
+            if callable(method := getattr(callback, name, None)):
+                method(*args, **kwargs)
+
+    def log(self, name: str, value: float | Tensor, step: int | None = None) -> None:
+        """All ranks. Hand a value to the loggers; see `log_dict`."""
+        self.log_dict({name: value}, step)
+
+    def log_dict(self, metrics: Mapping[str, float | Tensor], step: int | None = None) -> None:
+        """All ranks. Hand values to the loggers, on rank 0 and as they are there: reduce them before if need be.
+
+        Args:
+            metrics: numbers or tensors of one element, by name.
+            step: number of optimizer steps so far; None counts the calls without a number.
+
+        Raises:
+            ConfigurationError: a value isn't a number.
+        """
+        if step is None:
+            step = self._num_logs
+            self._num_logs += 1
+        if self.loggers and self.is_global_zero:
+            values = {name: _as_number(name, value) for name, value in metrics.items()}
+            for logger in self.loggers:
+                logger.log_metrics(values, step)
+
+
+def _as_list(given: Any) -> list[Any]:
+    if given is None:
+        return []
+    return list(given) if isinstance(given, list | tuple) else [given]
+
+
+def _as_number(name: str, value: Any) -> float:
+    if isinstance(value, Tensor) and value.numel() == 1:
+        return float(value.item())
+    if isinstance(value, Tensor) or not hasattr(value, "__float__"):
+        what = (
+            f"a tensor of shape {tuple(value.shape)}"
+            if isinstance(value, Tensor)
+            else f"{type(value).__name__} {value!r}"
+        )
+        raise ConfigurationError(f"log({name!r}): expected a number or a tensor of one element, got {what}.")
+    return float(value)
+
+
+def _check_module(module: Any) -> None:
+    if isinstance(module, FabricModule):
+        raise ModuleError(
+            f"setup: this {type(module.module).__name__} was set up already. Pass your own module, and once only."
+        )
+    if not isinstance(module, nn.Module):
+        raise ModuleError(f"setup: expected an nn.Module first, got {type(module).__name__}.")
+
+
+def _check_optimizers(optimizers: Sequence[Any]) -> None:
+    for optimizer in optimizers:
+        if isinstance(optimizer, FabricOptimizer):
+            raise ConfigurationError(
+                f"This {type(optimizer.optimizer).__name__} was set up already. Pass your own, once."
+            )
+        if not isinstance(optimizer, Optimizer):
+            raise ConfigurationError(
+                f"Expected a torch.optim.Optimizer, got {type(optimizer).__name__}. Pass each optimizer as an argument "
+                "of its own: fabric.setup(model, optimizer_1, optimizer_2); a scheduler as scheduler=..."
+            )

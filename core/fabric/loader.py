@@ -1,0 +1,92 @@
+"""The user's loader: this rank's share of it, on the device, epoch after epoch."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from core.contract import CheckpointError
+from core.data import sampler_of, set_epoch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+
+class FabricDataLoader:
+    """What `fabric.setup_dataloaders` returns. Each iteration is an epoch: samplers that shuffle are told its number.
+
+    With a state that was loaded, the next iteration goes on in the middle of its epoch. Attributes that it doesn't have
+    itself are those of the loader.
+
+    Attributes:
+        loader: this rank's own.
+        epoch: number of the epoch that is on, or comes next; from 0.
+    """
+
+    def __init__(self, loader: Any, source: Any, transfer: Callable[[Any], Any] | None) -> None:
+        """Wrap a loader.
+
+        Args:
+            loader: yields batches.
+            source: the loader that was sharded, from which the strategy may have made another kind.
+            transfer: brings a batch to the device; None if that isn't needed.
+        """
+        self.loader = loader
+        self.epoch = 0
+        self._source = source
+        self._sampler = sampler_of(source)
+        self._transfer = transfer
+        self._has_begun = False
+
+    def __iter__(self) -> Iterator[Any]:
+        """Yield the batches of the next epoch."""
+        if self._has_begun:
+            self.epoch += 1
+        self._has_begun = True
+        set_epoch(self._source, self.epoch)
+        advance = self._sampler.advance if self._sampler is not None else None
+        transfer = self._transfer
+        for batch in self.loader:
+            if advance is not None:
+                advance()
+            yield batch if transfer is None else transfer(batch)
+        self.set_epoch(self.epoch + 1)
+
+    def __len__(self) -> int:
+        """Batches of a whole epoch on this rank."""
+        return len(self.loader)
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "loader":  # while it is being unpickled
+            raise AttributeError(name)
+        return getattr(self.loader, name)
+
+    def set_epoch(self, epoch: int) -> None:
+        """The next iteration is this epoch. The one that is on goes on where it was left."""
+        self.epoch, self._has_begun = epoch, False
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the loop is: the epoch, and the position in samples over all ranks. The same on every rank."""
+        set_epoch(self._source, self.epoch)
+        where = self._sampler.state_dict() if self._sampler is not None else getattr(self.loader, "state_dict", dict)()
+        return {"epoch": self.epoch, self._kind: where}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """The next iteration goes on from there, also with another number of ranks or workers.
+
+        Raises:
+            CheckpointError: `state` was saved by another kind of loader.
+        """
+        if self._kind not in state or "epoch" not in state:
+            raise CheckpointError(
+                f"This loader goes on from 'epoch' and {self._kind!r}; the checkpoint has {sorted(state)}. "
+                "Set the loader up as it was when the checkpoint was written."
+            )
+        self.set_epoch(state["epoch"])
+        if self._sampler is not None:
+            self._sampler.load_state_dict(state["sampler"])
+        elif state["loader"]:
+            self.loader.load_state_dict(state["loader"])
+
+    @property
+    def _kind(self) -> str:
+        return "loader" if self._sampler is None else "sampler"

@@ -1,0 +1,151 @@
+"""The user's module, called in the way that the strategy needs."""
+
+from __future__ import annotations
+
+import copy
+import functools
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from core.contract import ModuleError
+from core.data import make_transfer
+from core.fabric.delegation import delegates_to
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from core.contract import Strategy
+
+_STEPS = frozenset({"training_step", "validation_step", "test_step", "predict_step"})
+
+
+@delegates_to("module", nn.Module)
+class FabricModule(nn.Module):
+    """What `fabric.setup` returns: calls go through the strategy's wrapper, in the precision's formats.
+
+    Everything else is the user's module: parameters and their names, `state_dict()`, hooks, attributes, `train()`.
+    A copy (`copy.deepcopy`, pickle) is a copy of the user's module, which calls its own weights.
+
+    Attributes:
+        module: the user's own.
+        wrapped: what the strategy made of it; may be the same.
+    """
+
+    module: nn.Module
+    wrapped: nn.Module
+
+    def __init__(self, module: nn.Module, wrapped: nn.Module, strategy: Strategy) -> None:
+        """Wrap a module that `strategy` has set up."""
+        # Without nn.Module's own state: there is one set of parameters, and it is the user's module's.
+        vars(self).update(module=module, wrapped=wrapped, strategy=strategy, _forward_methods=set(_STEPS))
+        vars(self)["_run"] = self._prepare("forward")
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the user's `forward`, with its hooks."""
+        return self._run(*args, **kwargs)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """The same as calling the module."""
+        return self._run(*args, **kwargs)
+
+    def mark_forward_method(self, name: str) -> None:
+        """From now on the method `name` of the user's module runs as `forward` does.
+
+        Methods that compute a loss by other ways than `forward` need it: what happens outside of the strategy's wrapper
+        is not synchronized. `training_step`, `validation_step`, `test_step` and `predict_step` are marked already.
+
+        Raises:
+            ModuleError: the user's module has no such method.
+        """
+        if not callable(getattr(self.module, name, None)):
+            raise ModuleError(
+                f"mark_forward_method({name!r}): {type(self.module).__name__} has no method of this name."
+            )
+        self._forward_methods.add(name)
+        vars(self).pop(name, None)
+
+    def __getattr__(self, name: str) -> Any:
+        attributes = vars(self)
+        value = getattr(attributes["module"], name)
+        if name in attributes["_forward_methods"]:
+            value = attributes[name] = self._prepare(name)
+        elif self._bypasses_wrapper(value):
+            return self._guard(name, value)
+        return value
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self.module, name, value)
+
+    def __delattr__(self, name: str) -> None:
+        delattr(self.module, name)
+
+    def __dir__(self) -> list[str]:
+        return sorted({*object.__dir__(self), *dir(self.module)})
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.module!r})"
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> nn.Module:
+        return copy.deepcopy(self.module, memo)
+
+    def __copy__(self) -> nn.Module:
+        return copy.copy(self.module)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return _same, (self.module,)
+
+    def _prepare(self, name: str) -> Callable[..., Any]:
+        """How a method is called, with nothing in between that isn't needed."""
+        call: Callable[..., Any] = self.strategy.step_callable(name, self.module)
+        precision = self.strategy.precision_plugin
+        if (context := self.strategy.forward_context()) is not None:
+            call = _within(context, call)
+        if precision.converts_input:
+            call = _converting(make_transfer(self.strategy.root_device, precision.convert_input), call)
+        return call
+
+    def _bypasses_wrapper(self, value: Any) -> bool:
+        return self.wrapped is not self.module and getattr(value, "__self__", None) is self.module
+
+    def _guard(self, name: str, method: Callable[..., Any]) -> Callable[..., Any]:
+        """Run a method, and refuse a forward with gradients inside it: those would stay on this rank."""
+
+        @functools.wraps(method)
+        def guarded(*args: Any, **kwargs: Any) -> Any:
+            parts = set(map(id, self.module.modules()))
+
+            def refuse(part: nn.Module, inputs: Any) -> None:
+                if id(part) in parts and torch.is_grad_enabled():
+                    raise ModuleError(
+                        f"{type(self.module).__name__}.{name}() computes with gradients, which "
+                        f"{type(self.strategy).__name__} can't see: they would stay on this rank. Call "
+                        f"model.mark_forward_method({name!r}) once after setup, or use torch.no_grad()."
+                    )
+
+            with nn.modules.module.register_module_forward_pre_hook(refuse):
+                return method(*args, **kwargs)
+
+        return guarded
+
+
+def _within(context: Any, call: Callable[..., Any]) -> Callable[..., Any]:
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with context:
+            return call(*args, **kwargs)
+
+    return run
+
+
+def _converting(convert: Callable[[Any], Any] | None, call: Callable[..., Any]) -> Callable[..., Any]:
+    assert convert is not None
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        return call(*convert(args), **convert(kwargs))
+
+    return run
+
+
+def _same(module: nn.Module) -> nn.Module:
+    return module

@@ -1,0 +1,210 @@
+"""The processes of a run: making them, knowing which one this is, talking to the others."""
+
+from __future__ import annotations
+
+import atexit
+import weakref
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from core.contract import LaunchError
+from core.data import map_leaves
+from core.fabric.seed import seed_everything
+from core.fabric.state import unwrap
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from core.contract import Strategy
+    from core.contract.strategy import ReduceOp
+
+
+class Processes:
+    """What Fabric can do before a model is there. Not meant to be used by itself."""
+
+    def __init__(self, strategy: Strategy) -> None:
+        self.strategy = strategy
+        self._is_set_up = False
+
+    # where we are ---------------------------------------------------------------------------------------------------
+
+    @property
+    def device(self) -> torch.device:
+        """This rank's device."""
+        return self.strategy.root_device
+
+    @property
+    def world_size(self) -> int:
+        """Number of processes."""
+        return self.strategy.world_size
+
+    @property
+    def global_rank(self) -> int:
+        """Number of this process among all, from 0."""
+        return self.strategy.global_rank
+
+    @property
+    def local_rank(self) -> int:
+        """Number of this process on its node, from 0."""
+        return self.strategy.local_rank
+
+    @property
+    def node_rank(self) -> int:
+        """Number of this node, from 0."""
+        return self.strategy.node_rank
+
+    @property
+    def is_global_zero(self) -> bool:
+        """Whether this is rank 0."""
+        return self.strategy.is_global_zero
+
+    # processes ------------------------------------------------------------------------------------------------------
+
+    def launch(self, function: Callable[..., Any] | None = None, *args: Any, **kwargs: Any) -> Any:
+        """Main process. Make the processes that the strategy needs and nobody has made, and join them.
+
+        Args:
+            function: called as `function(fabric, *args, **kwargs)` on every rank. A strategy that spawns or forks needs
+                one; with all others the script may go on after `launch()` on every rank instead.
+            args: for the function.
+            kwargs: for the function.
+
+        Returns:
+            What the function returned on rank 0; with a launcher that calls in place, on each rank its own.
+
+        Raises:
+            LaunchError: the strategy needs a function and there is none, or processes can't be made here.
+            WorkerError: a worker ended before its work did.
+        """
+        launcher = self.strategy.launcher
+        if function is None and not launcher.calls_in_place:
+            raise LaunchError(
+                f"{type(self.strategy).__name__} makes its processes with {type(launcher).__name__}, which calls a "
+                "function in each of them: use fabric.launch(train), where train(fabric) holds your loop."
+            )
+        if function is not None and not callable(function):
+            raise LaunchError(
+                f"fabric.launch({function!r}): expected a function, which gets this Fabric as its first argument."
+            )
+        return launcher.launch(self._run, function, args, kwargs)
+
+    def _run(self, function: Callable[..., Any] | None, args: Any, kwargs: Any) -> Any:
+        """All ranks, in the process that was made."""
+        if self.strategy.launcher.calls_in_place:
+            self._set_up()
+            return None if function is None else function(self, *args, **kwargs)
+        try:
+            self._set_up()
+            assert function is not None
+            return unwrap(function(self, *args, **kwargs))
+        finally:
+            self.teardown()
+
+    def _set_up(self) -> None:
+        """All ranks; idempotent. Select the device and join the group."""
+        if self._is_set_up:
+            return
+        self._require_processes()
+        self.strategy.setup_environment()
+        self._is_set_up = True
+        atexit.register(self.strategy.teardown)
+        # The strategy lives until then, but not the models of a Fabric that nobody has any more.
+        weakref.finalize(self, self.strategy.release).atexit = False
+
+    def _require_processes(self) -> None:
+        environment, num_processes = self.strategy.cluster_environment, self.strategy.world_size
+        if environment is not None and environment.world_size() < num_processes:
+            launch = "fabric.launch()" if self.strategy.launcher.calls_in_place else "fabric.launch(train)"
+            raise LaunchError(
+                f"{type(self.strategy).__name__} runs in {num_processes} processes, and they don't exist yet. "
+                f"Call {launch} first."
+            )
+
+    def teardown(self) -> None:
+        """All ranks; idempotent. Leave the process group and forget modules and optimizers. Happens at exit too."""
+        atexit.unregister(self.strategy.teardown)
+        if self._is_set_up:
+            self._is_set_up = False
+            self.strategy.teardown()
+
+    # talking to the others ------------------------------------------------------------------------------------------
+
+    def all_reduce(self, data: Any, group: Any = None, reduce_op: ReduceOp | Any = "mean") -> Any:
+        """All ranks. Combine tensors over ranks, also nested ones and plain numbers, which come back as tensors.
+
+        Args:
+            data: of the same structure and shapes on all ranks. Not changed.
+            group: a process group; None for all ranks.
+            reduce_op: `"mean"`, `"sum"`, `"min"`, `"max"`, `"product"`, or the backend's own.
+        """
+        return self._map_tensors(lambda tensor: self.strategy.all_reduce(tensor, group, reduce_op), data)
+
+    def all_gather(self, data: Any, group: Any = None, sync_grads: bool = False) -> Any:
+        """All ranks. Stack tensors of all ranks, also nested ones and plain numbers, which come back as tensors.
+
+        Args:
+            data: of the same structure and shapes on all ranks; tensors of shape (...).
+            group: a process group; None for all ranks.
+            sync_grads: let gradients flow back to the ranks that they belong to.
+
+        Returns:
+            The same structure; tensors of shape (world_size, ...), or (...) with one process.
+        """
+        return self._map_tensors(lambda tensor: self.strategy.all_gather(tensor, group, sync_grads), data)
+
+    def broadcast(self, obj: Any, src: int = 0) -> Any:
+        """All ranks. A tensor, or any picklable object, of rank `src`."""
+        self._set_up()
+        return self.strategy.broadcast(obj, src)
+
+    def barrier(self, name: str | None = None) -> None:
+        """All ranks. Wait until all are here."""
+        self._set_up()
+        self.strategy.barrier(name)
+
+    @contextmanager
+    def rank_zero_first(self, local: bool = False) -> Iterator[None]:
+        """All ranks. A context that rank 0 goes through before the others, to download or prepare something once.
+
+        Args:
+            local: the first rank of each node goes first, where nodes share no storage.
+        """
+        self._set_up()
+        goes_first = self.local_rank == 0 if local else self.is_global_zero
+        if not goes_first:
+            self.barrier("rank_zero_first")
+        try:
+            yield
+        finally:
+            if goes_first:
+                self.barrier("rank_zero_first")
+
+    def print(self, *args: Any, **kwargs: Any) -> None:
+        """All ranks. Print on rank 0."""
+        if self.is_global_zero:
+            print(*args, **kwargs)  # noqa: T201  # it is what this method is for
+
+    def seed_everything(self, seed: int, *, per_rank: bool = False) -> int:
+        """All ranks. Seed Python's, NumPy's and torch's generators, from which the shuffling of data follows too.
+
+        Args:
+            seed: from 0 to 2**32 - 1; the same on all ranks.
+            per_rank: add the rank, so that ranks draw other noise. Not while a model is being built.
+
+        Returns:
+            The seed of this rank.
+        """
+        return seed_everything((seed + self.global_rank) % 2**32 if per_rank else seed)
+
+    def _map_tensors(self, function: Callable[[Tensor], Tensor], data: Any) -> Any:
+        self._set_up()
+
+        def apply(leaf: Any) -> Any:
+            if isinstance(leaf, int | float):
+                leaf = torch.tensor(leaf, device=self.device)
+            return function(leaf.to(self.device)) if isinstance(leaf, Tensor) else leaf
+
+        return map_leaves(apply, data)

@@ -1,0 +1,50 @@
+"""Files that were written with plain `torch.save`."""
+
+from __future__ import annotations
+
+import pickle
+from typing import TYPE_CHECKING, Any
+
+import fsspec
+import torch
+from torch import nn
+
+from core.contract import CheckpointCorruptedError, CheckpointError, CheckpointNotFoundError, optimizer_state
+
+if TYPE_CHECKING:
+    from torch.optim import Optimizer
+
+    from core.contract import Strategy
+    from core.contract.checkpoint_io import PathLike
+
+
+def load(strategy: Strategy, path: PathLike, target: nn.Module | Optimizer, *, strict: bool) -> None:
+    """All ranks. Restore from what `torch.save(target.state_dict(), path)` wrote; see `Fabric.load_raw`."""
+    state = _read(path)
+    if isinstance(target, nn.Module):
+        strategy.load_module_state_dict(target, state, strict=strict)
+        return
+    if not {"state", "param_groups"} <= state.keys():
+        raise CheckpointError(f"{path} holds {sorted(map(str, state))}, which is not the state of an optimizer.")
+    names = strategy.parameter_names(target)
+    num_saved = sum(len(group["params"]) for group in state["param_groups"])
+    if num_saved != len(names):
+        raise CheckpointError(
+            f"{path} is the state of an optimizer of {num_saved} parameters; this one has {len(names)}."
+        )
+    strategy.load_optimizer_state_dict(target, optimizer_state.to_named(state, names))
+
+
+def _read(path: PathLike) -> dict[str, Any]:
+    try:
+        with fsspec.open(str(path), "rb") as file:
+            state = torch.load(file, map_location="cpu", weights_only=True)
+    except FileNotFoundError as error:
+        raise CheckpointNotFoundError(f"There is no file at {path}.") from error
+    except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError) as error:
+        raise CheckpointCorruptedError(
+            f"{path} is damaged, or not a file of tensors and plain values that torch.save wrote: {error}"
+        ) from error
+    if not isinstance(state, dict):
+        raise CheckpointCorruptedError(f"{path} holds {type(state).__name__}; expected what state_dict() returns.")
+    return state

@@ -1,0 +1,33 @@
+"""One number for all random generators."""
+
+from __future__ import annotations
+
+import random
+import sys
+
+import torch
+
+from core.contract import ConfigurationError
+
+
+def seed_everything(seed: int) -> int:
+    """Seed Python's, NumPy's (where it is used) and torch's generators, those of devices included.
+
+    The shuffling of data follows from it, and on several ranks the loaders' workers too, each in its own way.
+
+    Args:
+        seed: from 0 to 2**32 - 1, which is what NumPy takes.
+
+    Returns:
+        The seed.
+
+    Raises:
+        ConfigurationError: another number.
+    """
+    if not 0 <= seed < 2**32:
+        raise ConfigurationError(f"seed_everything({seed!r}): expected an integer from 0 to 2**32 - 1.")
+    random.seed(seed)
+    if (numpy := sys.modules.get("numpy")) is not None:
+        numpy.random.seed(seed)
+    torch.manual_seed(seed)
+    return seed

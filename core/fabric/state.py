@@ -1,0 +1,58 @@
+"""Fabric's wrappers in the state that a user saves and loads."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+from core.data import map_leaves
+from core.fabric.module import FabricModule
+from core.fabric.optimizer import FabricOptimizer
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+def unwrap(data: Any) -> Any:
+    """Nested data with the strategy's modules and optimizers in place of Fabric's wrappers around them."""
+    return map_leaves(_unwrap_leaf, data, is_leaf=_has_state)
+
+
+def unwrap_module(module: Any) -> Any:
+    """The user's module, out of Fabric's wrapper, and out of that of `torch.compile` around it."""
+    if isinstance(module, nn.Module) and not isinstance(module, FabricModule):
+        inner = module._modules.get("_orig_mod")
+        module = inner if isinstance(inner, FabricModule) else module
+    return module.module if isinstance(module, FabricModule) else module
+
+
+def take_values(state: dict[str, Any], loaded: Mapping[str, Any]) -> None:
+    """Put what was loaded into the user's state, but for objects, which were restored in place."""
+    for name, value in loaded.items():
+        mine = state.get(name)
+        if isinstance(mine, dict) and isinstance(value, dict):
+            if mine is not value:
+                take_values(mine, value)
+        elif not holds_objects(mine):
+            state[name] = value
+
+
+def holds_objects(data: Any) -> bool:
+    """Whether something in nested data is restored in place."""
+    found = False
+
+    def look(leaf: Any) -> None:
+        nonlocal found
+        found |= _has_state(leaf)
+
+    map_leaves(look, data, is_leaf=_has_state)
+    return found
+
+
+def _has_state(data: Any) -> bool:
+    return hasattr(data, "state_dict")
+
+
+def _unwrap_leaf(leaf: Any) -> Any:
+    return leaf.optimizer if isinstance(leaf, FabricOptimizer) else unwrap_module(leaf)

@@ -31,6 +31,7 @@ class LocalEnvironment(ClusterEnvironment):
         MASTER_PORT: a free port; chosen in the main process if it isn't set.
         NODE_RANK: which node this is, from 0. With several nodes the script is started by hand on each, and all three
             are needed.
+        CORE_GLOBAL_RANK: which rank a worker will be, as its launcher has announced.
 
     Ranks come from the launcher through `set_world`.
     """
@@ -63,8 +64,10 @@ class LocalEnvironment(ClusterEnvironment):
         return self._world[0] if self._world else 1
 
     def global_rank(self) -> int:
-        """Number of this process among all."""
-        return self._world[1] if self._world else 0
+        """Number of this process among all; before the launcher has spoken, `CORE_GLOBAL_RANK`, or 0."""
+        if self._world:
+            return self._world[1]
+        return read_int("CORE_GLOBAL_RANK", hint=_BY_HAND) if os.environ.get("CORE_GLOBAL_RANK") else 0
 
     def local_rank(self) -> int:
         """Number of this process on its node."""

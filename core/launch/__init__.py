@@ -1,0 +1,18 @@
+"""Make the processes, when the cluster has not: in place, by running the script again, or by multiprocessing.
+
+How a run ends is the same for all of them. The rank that fails first is named, and its traceback comes first; the
+others get an exception that says so and time for their `finally` blocks; nothing is left, whatever kills whom.
+"""
+
+from core.launch.in_place import InPlaceLauncher
+from core.launch.multiprocessing import MultiprocessingLauncher, fork, forkserver, spawn
+from core.launch.subprocess_script import SubprocessScriptLauncher
+
+__all__ = [
+    "InPlaceLauncher",
+    "MultiprocessingLauncher",
+    "SubprocessScriptLauncher",
+    "fork",
+    "forkserver",
+    "spawn",
+]

@@ -1,0 +1,21 @@
+"""Somebody else made the processes, or one is enough."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from core.contract import Launcher
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+class InPlaceLauncher(Launcher):
+    """Calls the function in this process, which is one rank of a world that exists already."""
+
+    def launch(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Run `function(*args, **kwargs)` here. Returns this rank's own result."""
+        environment = self.cluster_environment
+        if environment is not None and not environment.creates_processes:
+            environment.set_world(world_size=1, global_rank=0, local_rank=0, node_rank=0)
+        return function(*args, **kwargs)

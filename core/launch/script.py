@@ -1,0 +1,113 @@
+"""The user's program: can it be run again, and how?"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import multiprocessing
+import os
+import sys
+from pathlib import Path
+
+from core.contract import LaunchError
+
+_SHELLS_OF_PYTHON = ("ipykernel_launcher", "colab_kernel_launcher")
+
+
+def describe_interactive() -> str | None:
+    """What the user sits in, if there is no file to run again: `"a notebook"`, `"python -c"`; else None."""
+    if hasattr(builtins, "__IPYTHON__") or any(name in argument for name in _SHELLS_OF_PYTHON for argument in sys.argv):
+        return "a notebook or IPython"
+    if hasattr(sys, "ps1") or sys.flags.interactive:
+        return "an interactive prompt"
+    path = main_file()
+    if path is not None and path.exists():
+        return None
+    return "python -c" if sys.argv[:1] == ["-c"] else "standard input"
+
+
+def main_file() -> Path | None:
+    """The file of the running program, None if it has none."""
+    name = getattr(sys.modules.get("__main__"), "__file__", None)
+    return Path(name) if name else None
+
+
+def script_command() -> list[str]:
+    """The command line that runs this program again, as it was started: interpreter, its options, script, arguments.
+
+    `python -m package.module` stays so. A relative script's path is made whole, since the program may have changed its
+    working directory.
+    """
+    command = [sys.executable, *sys.orig_argv[1:]]
+    path = main_file()
+    if path is not None and sys.argv and sys.argv[0] in command and not Path(sys.argv[0]).is_absolute():
+        command[command.index(sys.argv[0])] = str(path.absolute())
+    return command
+
+
+def refuse_interactive(alternative: str | None, reason: str) -> None:
+    """Raise if the program has no file.
+
+    Raises:
+        LaunchError: with the strategy to use instead.
+    """
+    if (place := describe_interactive()) is None:
+        return
+    instead = f'pass strategy="{alternative}", which works here, or ' if alternative else ""
+    raise LaunchError(
+        f"This program runs from {place}, and {reason}. Instead, {instead}put it into a file and run `python file.py`."
+    )
+
+
+def refuse_nested() -> None:
+    """Raise in a process that multiprocessing made, where launching would go round in circles.
+
+    Raises:
+        LaunchError: the `if __name__ == "__main__":` is missing, or a worker process launches.
+    """
+    process = multiprocessing.current_process()
+    if getattr(process, "_inheriting", False):
+        raise LaunchError(_missing_guard("This process was started to run a part of the program, and ran all of it"))
+    if multiprocessing.parent_process() is not None:
+        raise LaunchError(
+            f"This is {process.name}, a process that multiprocessing made, and it can't launch processes of its own. "
+            "Launch from the main process."
+        )
+
+
+def refuse_unguarded(start_method: str) -> None:
+    """Raise if the program's file has no `if __name__ == "__main__":`, and launching comes from its top level.
+
+    Raises:
+        LaunchError: with the lines to write.
+    """
+    path = main_file()
+    if path is None or not _is_called_from_top_level() or _has_guard(path):
+        return
+    raise LaunchError(_missing_guard(f"The start method {start_method!r} imports {os.fspath(path)} in every worker"))
+
+
+def _missing_guard(why: str) -> str:
+    guard = 'if __name__ == "__main__":'
+    return f"{why}, so that what starts training must stand under a guard:\n\n    {guard}\n        main()"
+
+
+def _is_called_from_top_level() -> bool:
+    """Whether a statement at the top level of the program's file is being executed."""
+    namespace = vars(sys.modules["__main__"])
+    frame = sys._getframe()
+    while frame.f_back is not None:
+        frame = frame.f_back
+        if frame.f_globals is namespace and frame.f_code.co_name == "<module>":
+            return True
+    return False
+
+
+def _has_guard(path: Path) -> bool:
+    try:
+        tree = ast.parse(path.read_bytes(), str(path))
+    except (OSError, SyntaxError, ValueError):
+        return True  # an archive or a compiled file: nothing can be said
+    comparisons = (node for node in ast.walk(tree) if isinstance(node, ast.Compare))
+    names = (part.id for node in comparisons for part in ast.walk(node) if isinstance(part, ast.Name))
+    return "__name__" in names

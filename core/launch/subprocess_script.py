@@ -1,0 +1,183 @@
+"""Runs the user's script once a rank."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from core.contract import ClusterEnvironment, ConfigurationError, Launcher, LaunchError
+from core.launch.channel import Channel, open_channel, signal_process
+from core.launch.cores import share_cores
+from core.launch.group import Worker
+from core.launch.main_process import MainProcess
+from core.launch.script import refuse_interactive, refuse_nested, script_command
+from core.launch.worker import Membership, in_main_thread
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+@dataclass(frozen=True, slots=True)
+class _World:
+    """How many processes there are, and which one this is."""
+
+    world_size: int
+    global_rank: int
+    local_rank: int
+    node_rank: int
+
+
+class SubprocessScriptLauncher(Launcher):
+    """Makes every rank but this one by running the user's script again; each comes to the same `launch` call.
+
+    This process is the node's first rank, so that results stay where they are. The workers are **the process's**, not
+    the launcher object's: they live until the script ends. A later `launch`, by this object or by another Trainer's,
+    joins the same workers, which have come to the same call in their run of the script.
+
+    Variables, set for the workers: CORE_WORLD_SIZE, CORE_GLOBAL_RANK, CORE_LOCAL_RANK, CORE_NODE_RANK, MASTER_ADDR,
+    MASTER_PORT; and CORE_CHANNEL, the line on which they hear that another rank has failed.
+    """
+
+    def check(self) -> None:
+        """Refuse where there is no script to run, or signals can't be handled.
+
+        Raises:
+            LaunchError: why not, and what to use instead.
+        """
+        if self.num_processes == 1:
+            return
+        refuse_nested()
+        refuse_interactive(self.interactive_alias, "its processes are made by running the program's file once a rank")
+        if not in_main_thread():
+            raise LaunchError(
+                "Processes that run the script again can be made from the main thread only, where Python handles "
+                "signals, and this is another. Call it from the main thread, or use a strategy that spawns."
+            )
+
+    def launch(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Run the function on every rank, in this process on the node's first. Returns this rank's result.
+
+        Raises:
+            LaunchError: processes can't be made here, or those that exist are another number than is asked for.
+            WorkerError: a worker ended first; its traceback is the cause.
+        """
+        _process.join(self)
+        if _process.main is None:
+            return function(*args, **kwargs)
+        try:
+            return function(*args, **kwargs)
+        except BaseException as error:
+            first = _process.main.explain(error)
+            if first is error:
+                raise
+            raise first from first.__cause__
+
+    def close(self) -> None:
+        """Idempotent. Wait until the workers have finished the script; stop them if this process fails."""
+        if _process.main is not None:
+            _process.main.close()
+
+    @property
+    def environment(self) -> ClusterEnvironment:
+        """The environment that was connected."""
+        if self.cluster_environment is None:
+            raise ConfigurationError("The launcher needs a cluster environment to tell ranks; call connect(...) first.")
+        return self.cluster_environment
+
+
+class _Process:
+    """What this process is to the others; the same for all launchers in it, for as long as it lives."""
+
+    def __init__(self) -> None:
+        self.world: _World | None = None
+        self.main: MainProcess | None = None
+        self.membership: Membership | None = None
+
+    def join(self, launcher: SubprocessScriptLauncher) -> None:
+        """Make the workers, or be one; then tell the environment the ranks."""
+        if self.world is None:
+            self.world = self._join_as_worker() or self._start_workers(launcher)
+            share_cores(launcher.num_processes)
+        wanted = launcher.num_processes * launcher.num_nodes
+        if wanted != self.world.world_size:
+            raise LaunchError(
+                f"This script runs in {self.world.world_size} process(es) since its first launch, and now "
+                f"devices={launcher.num_processes} and num_nodes={launcher.num_nodes} ask for {wanted}. "
+                "The number can't change within a script: use the same devices and num_nodes, or another script."
+            )
+        if self.main is not None:
+            self.main.check()
+        world = self.world
+        launcher.environment.set_world(
+            world_size=world.world_size,
+            global_rank=world.global_rank,
+            local_rank=world.local_rank,
+            node_rank=world.node_rank,
+        )
+
+    def _join_as_worker(self) -> _World | None:
+        """The world that the main process has written into the environment, if this is its worker."""
+        if (end := _inherited_channel()) is None:
+            return None
+        self.membership = Membership(Channel(end))
+        self.membership.report_uncaught()
+        self.membership.begin()
+        names = ("CORE_WORLD_SIZE", "CORE_GLOBAL_RANK", "CORE_LOCAL_RANK", "CORE_NODE_RANK")
+        return _World(*(int(os.environ[name]) for name in names))
+
+    def _start_workers(self, launcher: SubprocessScriptLauncher) -> _World:
+        launcher.check()
+        node_rank, num_processes = launcher.environment.node_rank(), launcher.num_processes
+        first_rank = node_rank * num_processes
+        world_size = num_processes * launcher.num_nodes
+        worlds = [_World(world_size, first_rank + index, index, node_rank) for index in range(num_processes)]
+        if num_processes > 1:
+            self.main = MainProcess(_start_all(worlds[1:], launcher.environment), first_rank)
+        return worlds[0]
+
+
+def _inherited_channel() -> socket.socket | None:
+    """The worker's end, if this process itself inherited it. A process that a worker starts has the variable only."""
+    number, _, inode = os.environ.get("CORE_CHANNEL", "").partition(":")
+    try:
+        if not number or os.fstat(int(number)).st_ino != int(inode):
+            return None
+    except (OSError, ValueError):
+        return None
+    os.set_inheritable(int(number), False)
+    return socket.socket(fileno=int(number))
+
+
+def _start_all(worlds: list[_World], environment: ClusterEnvironment) -> list[Worker]:
+    command = script_command()
+    shared = {"MASTER_ADDR": environment.main_address, "MASTER_PORT": str(environment.main_port)}
+    started: list[Worker] = []
+    try:
+        started.extend(_start(command, world, shared) for world in worlds)
+    except OSError as error:
+        # Hanging up ends those that run.
+        for worker in started:
+            worker.channel.close()
+        raise LaunchError(f"{' '.join(command)!r} can't be started again: {error}") from error
+    return started
+
+
+def _start(command: list[str], world: _World, shared: dict[str, str]) -> Worker:
+    channel, end = open_channel()
+    with end:
+        variables = {
+            "CORE_WORLD_SIZE": str(world.world_size),
+            "CORE_GLOBAL_RANK": str(world.global_rank),
+            "CORE_LOCAL_RANK": str(world.local_rank),
+            "CORE_NODE_RANK": str(world.node_rank),
+            "CORE_CHANNEL": f"{end.fileno()}:{os.fstat(end.fileno()).st_ino}",
+        }
+        process = subprocess.Popen(command, env=os.environ | shared | variables, pass_fds=[end.fileno()])
+        signal_process(end, process.pid)
+    return Worker(world.global_rank, process.pid, process.wait, channel)
+
+
+_process = _Process()

@@ -1,0 +1,87 @@
+"""The worker's side: how it hears that others are gone, and how it says why it goes itself."""
+
+from __future__ import annotations
+
+import atexit
+import faulthandler
+import signal
+import sys
+import threading
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from core.contract import WorkerError
+from core.launch.report import Report
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from core.launch.channel import Channel
+
+GRACE_S = 4.0
+"""How long a rank may run its `finally` blocks after another has failed, before it is ended."""
+
+
+class Membership:
+    """A worker's bond to the main process that made it. One a process."""
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+        self._previous_hook = sys.excepthook
+
+    def begin(self) -> None:
+        """Hear from the main process from now on. Main thread only, as Python's signal handlers are.
+
+        Raises:
+            WorkerError: the main process is gone already.
+        """
+        signal.signal(signal.SIGIO, self._on_news)
+        if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+            signal.signal(signal.SIGTERM, exit_on_signal)
+        atexit.register(self._end)
+        self._on_news(signal.SIGIO, None)
+
+    def report_uncaught(self) -> None:
+        """Let the main process show uncaught exceptions of this worker, in their order, instead of this one."""
+        self._previous_hook, sys.excepthook = sys.excepthook, self._on_uncaught
+
+    def report(self, error: BaseException) -> None:
+        """Tell the main process why this worker ends."""
+        self._channel.send(Report.of(error).to_message())
+
+    @property
+    def is_orphaned(self) -> bool:
+        """Whether the main process is gone."""
+        self._channel.receive()
+        return self._channel.peer_is_gone
+
+    def _on_uncaught(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        if self.is_orphaned:
+            self._previous_hook(kind, error, trace)
+        elif not isinstance(error, KeyboardInterrupt):
+            self.report(error)
+        self._end()
+
+    def _end(self) -> None:
+        """No `finally` is left to run: from here on, news end the process at once."""
+        signal.signal(signal.SIGIO, signal.SIG_DFL)
+
+    def _on_news(self, signum: int, frame: Any) -> None:
+        note = self._channel.receive()
+        error = WorkerError(note["message"], rank=note["rank"]) if note else None
+        if self._channel.peer_is_gone:
+            signal.signal(signal.SIGIO, signal.SIG_IGN)
+            # A watchdog in C, which also ends a process that is stuck in native code, and says where.
+            faulthandler.dump_traceback_later(GRACE_S, exit=True, file=2)
+            error = error or WorkerError("The main process is gone, so its workers end too.", rank=0)
+        if error is not None and sys.exception() is None:
+            raise error
+
+
+def exit_on_signal(signum: int, frame: Any) -> NoReturn:
+    """End by an exception, so that `finally` blocks run, with the code that shells give to this signal."""
+    raise SystemExit(128 + signum)
+
+
+def in_main_thread() -> bool:
+    """Whether Python lets this thread set signal handlers."""
+    return threading.current_thread() is threading.main_thread()

@@ -1,0 +1,279 @@
+"""The launchers that make processes by spawn, fork and forkserver."""
+
+import os
+import signal
+import sys
+
+import pytest
+
+METHODS = ["spawn", "fork", "forkserver"]
+
+WORK = """
+import torch
+
+def work(environment, model=None):
+    join(environment)
+    total = torch.tensor([environment.global_rank() + 1])
+    dist.all_reduce(total)
+    if model is not None:
+        with torch.no_grad():
+            model.weight += environment.global_rank()
+        dist.barrier()
+    dist.destroy_process_group()
+    return {"rank": environment.global_rank(), "total": total, "model": model}
+"""
+
+
+@pytest.fixture
+def own_temporary_directory(tmp_path, monkeypatch):
+    path = tmp_path / "tmp"
+    path.mkdir()
+    monkeypatch.setenv("TMPDIR", str(path))
+    return path
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_the_result_of_rank_0_comes_back(program, own_temporary_directory, method):
+    done = program(
+        WORK
+        + """
+if __name__ == "__main__":
+    model = torch.nn.Linear(2, 2)
+    before = model.weight.clone()
+    launcher = connected(MultiprocessingLauncher(sys.argv[1]))
+    for _ in range(2):
+        result = launcher.launch(work, launcher.cluster_environment, model=model)
+        say(result["rank"], result["total"].item(), torch.equal(result["model"].weight, before),
+            torch.equal(model.weight, before))
+    say(launcher.calls_in_place, launcher.pickles)
+""",
+        method,
+    ).finish()
+    assert done.code == 0, done.errors
+    # Rank 1 adds 1 to its weights: were they shared memory, rank 0 and the caller would see it.
+    assert done.output.splitlines() == ["0 3 True True"] * 2 + [f"False {method != 'fork'}"]
+    assert not list(own_temporary_directory.iterdir())
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_an_exception_ends_the_others_and_is_named(program, own_temporary_directory, method):
+    done = program(
+        """
+        import torch
+        from core.contract import WorkerError
+
+        def work(environment):
+            join(environment)
+            if environment.global_rank() == 1:
+                raise ValueError("boom in rank 1")
+            try:
+                dist.all_reduce(torch.ones(1))
+            finally:
+                say("rank 0 cleans up")
+
+        if __name__ == "__main__":
+            launcher = connected(MultiprocessingLauncher(sys.argv[1]))
+            try:
+                launcher.launch(work, launcher.cluster_environment)
+            except WorkerError as error:
+                say(error.rank, error.exit_code, "boom" in error.worker_traceback)
+                raise
+        """,
+        method,
+    ).finish()
+    assert (done.code, done.output) == (1, "rank 0 cleans up\n1 1 True\n")
+    first = done.errors.index('raise ValueError("boom in rank 1")')
+    assert first < done.errors.index("WorkerError: Rank 1 failed with ValueError: boom in rank 1")
+    assert "gloo" not in done.errors, "the others' lost connections are not shown"
+    assert not list(own_temporary_directory.iterdir())
+
+
+def test_a_rank_that_is_not_connected_gets_an_exception_with_the_cause(program):
+    done = program("""
+        def work(environment):
+            if environment.global_rank() == 1:
+                os.kill(os.getpid(), 9)
+            try:
+                time.sleep(600)
+            except BaseException as error:
+                say(type(error).__name__, error)
+                raise
+
+        if __name__ == "__main__":
+            launcher = connected(MultiprocessingLauncher("spawn"))
+            launcher.launch(work, launcher.cluster_environment)
+        """).finish(timeout_s=30)
+    assert done.code == 1
+    assert done.output.startswith(
+        "WorkerError Rank 1 ended first, and this rank stops because of it. Rank 1 was killed"
+    )
+    assert "WorkerError: Rank 1 was killed by SIGKILL" in done.errors
+
+
+def test_the_code_of_a_worker_that_exits_is_kept(program):
+    done = program("""
+        from core.contract import WorkerError
+
+        if __name__ == "__main__":
+            launcher = connected(MultiprocessingLauncher("spawn"))
+            try:
+                launcher.launch(sys.exit, 3)
+            except WorkerError as error:
+                say(error.exit_code, error.worker_traceback)
+        """).finish()
+    assert (done.code, done.output) == (0, "3 None\n")
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, -signal.SIGINT)])
+def test_a_terminated_run_leaves_nothing(program, own_temporary_directory, number, code):
+    running = program("""
+        def work():
+            try:
+                say("at work")
+                time.sleep(600)
+            finally:
+                say("cleans up")
+
+        if __name__ == "__main__":
+            connected(MultiprocessingLauncher("spawn")).launch(work)
+        """)
+    running.await_line("at work")
+    running.await_line("at work")
+    os.kill(running.process.pid, number)
+    done = running.finish(timeout_s=20)
+    assert done.code == code, done.errors
+    assert done.output.count("cleans up") == 2
+    assert not running.survivors()
+    assert not list(own_temporary_directory.iterdir())
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_workers_die_with_the_main_process(program, own_temporary_directory, method):
+    running = program(
+        """
+        def work():
+            try:
+                say("at work")
+                time.sleep(600)
+            finally:
+                say("cleans up")
+
+        if __name__ == "__main__":
+            connected(MultiprocessingLauncher(sys.argv[1])).launch(work)
+        """,
+        method,
+    )
+    running.await_line("at work")
+    running.await_line("at work")
+    running.process.kill()
+    running.await_line("cleans up")
+    running.await_line("cleans up")
+    assert not running.survivors()
+    assert not list(own_temporary_directory.glob("core-launch-*"))
+
+
+def test_what_does_not_pickle_is_named(program):
+    done = program("""
+        class Strategy:
+            def __init__(self):
+                self._options = {"timeout": 3, "hook": lambda state, bucket: bucket}
+
+            def run(self, batch):
+                pass
+
+        if __name__ == "__main__":
+            launcher = connected(MultiprocessingLauncher("spawn"))
+            launcher.launch(Strategy().run, 1)
+        """).finish()
+    assert done.code == 1
+    assert (
+        "LaunchError: The start method 'spawn' pickles what its workers need, and strategy._options['hook'] can't"
+        in (done.errors)
+    )
+    assert "Define it at the top level of a module" in done.errors
+
+
+def test_fork_needs_no_pickling(program):
+    done = program("""
+        local = 5
+        say(connected(MultiprocessingLauncher("fork")).launch(lambda: local))
+        """).finish()
+    assert (done.code, done.output) == (0, "5\n"), done.errors
+
+
+def test_an_unpicklable_result_is_an_error_of_rank_0(program):
+    done = program("""
+        connected(MultiprocessingLauncher("fork")).launch(lambda: (lambda: None))
+        """).finish()
+    assert done.code == 1
+    assert "WorkerError: Rank 0 failed with" in done.errors
+    assert "pickle" in done.errors
+
+
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_a_missing_main_guard_is_an_error_before_anything_starts(program, method):
+    done = program(
+        """
+        say("once")
+        connected(MultiprocessingLauncher(sys.argv[1])).launch(print, "launched")
+        """,
+        method,
+    ).finish()
+    assert (done.code, done.output) == (1, "once\n")
+    assert f"LaunchError: The start method '{method}' imports" in done.errors
+    assert 'if __name__ == "__main__":' in done.errors
+
+
+def test_spawn_from_a_program_without_a_file_is_refused(program):
+    source = (
+        "from helpers import *\n"
+        "connected(MultiprocessingLauncher('spawn'), interactive_alias='good_alias').launch(print, 'launched')\n"
+    )
+    done = program("", command=[sys.executable, "-c", source]).finish()
+    assert done.code == 1
+    assert "runs from python -c, and the start method 'spawn' has to import its file" in done.errors
+    assert 'pass strategy="good_alias"' in done.errors
+
+
+def test_fork_works_without_a_file(program):
+    source = "from helpers import *\nprint(connected(MultiprocessingLauncher('fork')).launch(lambda: 'done'))\n"
+    done = program("", command=[sys.executable, "-c", source]).finish()
+    assert (done.code, done.output) == (0, "done\n"), done.errors
+
+
+def test_fork_with_other_threads_is_refused(program):
+    done = program("""
+        import threading
+
+        threading.Thread(target=time.sleep, args=(5,), name="prefetch", daemon=True).start()
+        connected(MultiprocessingLauncher("fork")).launch(print, "launched")
+        """).finish()
+    assert done.code == 1
+    assert "LaunchError: This process has other threads (prefetch)" in done.errors
+    assert "use the start method 'spawn'" in done.errors
+
+
+def test_fork_after_openmp_was_used(program):
+    """GNU's OpenMP hangs in a forked worker that uses more than one thread."""
+    done = program("""
+        import torch
+
+        def work():
+            return torch.ones(2_000_000).mul(2).sum().item(), torch.get_num_threads()
+
+        torch.set_num_threads(2)
+        work()
+        say(connected(MultiprocessingLauncher("fork")).launch(work))
+        """).finish()
+    assert (done.code, done.output) == (0, "(4000000.0, 1)\n"), done.errors
+
+
+def test_a_worker_that_launches_is_refused(program):
+    done = program("""
+        def inner():
+            connected(MultiprocessingLauncher("fork")).launch(print, "launched")
+
+        connected(MultiprocessingLauncher("fork")).launch(inner)
+        """).finish()
+    assert done.code == 1
+    assert "a process that multiprocessing made, and it can't launch processes of its own" in done.errors

@@ -1,0 +1,374 @@
+"""The launcher that runs the user's script once a rank: what it starts, and how a run ends."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+
+import pytest
+
+LOOP = """
+def train(environment):
+    join(environment)
+    rank = environment.global_rank()
+    try:
+        for step in range(10_000):
+            import torch
+            dist.all_reduce(torch.ones(1))
+            if step == 3:
+                say("rank", rank, "pid", os.getpid())
+            time.sleep(0.01)
+    except BaseException as error:
+        say(f"rank {rank} got {type(error).__name__}: {error}")
+        raise
+    finally:
+        say("rank", rank, "cleans up")
+
+launcher = connected(SubprocessScriptLauncher())
+launcher.launch(train, launcher.cluster_environment)
+say("the script went on")
+"""
+
+
+def pids(running):
+    """Wait until both ranks are at work, and return their process ids by rank."""
+    found = {}
+    while len(found) < 2:
+        match = re.search(r"rank (\d) pid (\d+)", running.await_line("pid"))
+        found[int(match[1])] = int(match[2])
+    return found
+
+
+def test_every_rank_runs_the_function_and_the_rest_of_the_script(program):
+    done = program(
+        """
+        def work(environment, offset):
+            import torch
+            join(environment)
+            total = torch.tensor([environment.global_rank() + offset])
+            dist.all_reduce(total)
+            dist.destroy_process_group()
+            return environment.global_rank(), environment.local_rank(), environment.node_rank(), total.item()
+
+        launcher = connected(SubprocessScriptLauncher())
+        say(sys.argv[1:], launcher.launch(work, launcher.cluster_environment, offset=1))
+        """,
+        "--lr",
+        "a b",
+    ).finish()
+    assert done.code == 0, done.errors
+    assert sorted(done.output.splitlines()) == ["['--lr', 'a b'] (0, 0, 0, 3)", "['--lr', 'a b'] (1, 1, 0, 3)"]
+    assert done.errors == ""
+
+
+def test_a_relative_script_keeps_interpreter_options(program, tmp_path):
+    (tmp_path / "elsewhere").mkdir()
+    done = program(
+        """
+        os.chdir(os.path.join(os.path.dirname(os.path.abspath(__file__)), "elsewhere"))
+        launcher = connected(SubprocessScriptLauncher())
+        say(launcher.launch(lambda: (sys.flags.dev_mode, sys._xoptions, sys.warnoptions[-1:])))
+        """,
+        command=[sys.executable, "-X", "dev", "-X", "mine=1", "-W", "ignore", "script.py"],
+    ).finish()
+    assert done.code == 0, done.errors
+    assert done.output.splitlines() == ["(True, {'dev': True, 'mine': '1'}, ['ignore'])"] * 2
+
+
+def test_python_m_package_module(program, tmp_path):
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package" / "__init__.py").touch()
+    (tmp_path / "package" / "train.py").write_text(
+        "from helpers import *\nlauncher = connected(SubprocessScriptLauncher())\n"
+        "say(__package__, launcher.launch(lambda: launcher.cluster_environment.global_rank()), sys.argv[1:])\n"
+    )
+    done = program("", command=[sys.executable, "-m", "package.train", "--fast"]).finish()
+    assert done.code == 0, done.errors
+    assert sorted(done.output.splitlines()) == ["package 0 ['--fast']", "package 1 ['--fast']"]
+
+
+def test_a_later_launch_joins_the_same_workers(program):
+    done = program("""
+        def work(environment, name):
+            import torch
+            join(environment, name)
+            ones = torch.ones(1)
+            dist.all_reduce(ones)
+            dist.barrier()
+            dist.destroy_process_group()
+            return ones.item()
+
+        for name in ("fit", "validate"):  # a launcher and an environment each, as two Trainers have
+            launcher = connected(SubprocessScriptLauncher())
+            say(name, os.getpid(), launcher.launch(work, launcher.cluster_environment, name))
+        """).finish()
+    assert done.code == 0, done.errors
+    lines = [line.split() for line in done.output.splitlines()]
+    assert sorted(name for name, _, _ in lines) == ["fit", "fit", "validate", "validate"]
+    assert {total for _, _, total in lines} == {"2.0"}
+    assert len({pid for _, pid, _ in lines}) == 2
+
+
+def test_another_number_of_processes_in_one_script_is_an_error(program):
+    done = program("""
+        connected(SubprocessScriptLauncher()).launch(lambda: None)
+        connected(SubprocessScriptLauncher(), num_processes=3).launch(lambda: None)
+        """).finish()
+    assert done.code == 1
+    assert "runs in 2 process(es) since its first launch, and now devices=3 and num_nodes=1 ask for 3" in done.errors
+    assert done.errors.count("Traceback") == 1, "the other rank's equal mistake is told once"
+
+
+def test_one_process_is_called_in_place(program):
+    done = program("say(connected(SubprocessScriptLauncher(), num_processes=1).launch(lambda: 'result'))").finish()
+    assert (done.code, done.output) == (0, "result\n")
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_killed_rank_ends_the_run(program, victim):
+    running = program(LOOP)
+    found = pids(running)
+    os.kill(found[victim], signal.SIGKILL)
+    done = running.finish(timeout_s=10)
+    assert not running.survivors(), "nothing is left"
+    assert f"rank {1 - victim} cleans up" in done.output, "its finally blocks ran"
+    if victim == 1:
+        assert done.code == 1
+        assert "WorkerError: Rank 1 was killed by SIGKILL" in done.errors
+        assert "Rank 0 then stopped with" in done.errors or "rank 0 got WorkerError" in done.output
+    else:
+        assert done.code == -signal.SIGKILL
+    assert "the script went on" not in done.output
+
+
+def test_a_rank_that_is_not_connected_hears_of_a_failure_too(program):
+    done = program("""
+        def work(environment):
+            if environment.global_rank() == 1:
+                os.kill(os.getpid(), 9)
+            try:
+                time.sleep(600)
+            finally:
+                say("rank 0 cleans up")
+
+        launcher = connected(SubprocessScriptLauncher())
+        launcher.launch(work, launcher.cluster_environment)
+        """).finish(timeout_s=30)
+    assert (done.code, done.output) == (1, "rank 0 cleans up\n")
+    assert "WorkerError: Rank 1 was killed by SIGKILL" in done.errors
+
+
+def test_the_traceback_of_the_rank_that_failed_comes_first(program):
+    done = program("""
+        def work(environment):
+            import torch
+            join(environment)
+            if environment.global_rank() == 1:
+                raise ValueError("boom in rank 1")
+            dist.all_reduce(torch.ones(1))
+
+        launcher = connected(SubprocessScriptLauncher())
+        launcher.launch(work, launcher.cluster_environment)
+        """).finish()
+    assert done.code == 1
+    first = done.errors.index('raise ValueError("boom in rank 1")')
+    assert (
+        done.errors.index("Traceback") < first < done.errors.index("WorkerError: Rank 1 failed with ValueError: boom")
+    )
+    assert done.errors.count('raise ValueError("boom in rank 1")') == 1, "it is told once"
+
+
+def test_a_worker_error_can_be_caught_and_carries_what_is_known(program):
+    done = program("""
+        from core.contract import WorkerError
+
+        def work(environment):
+            import torch
+            join(environment)
+            if environment.global_rank() == 1:
+                sys.exit(3)
+            dist.all_reduce(torch.ones(1))
+
+        launcher = connected(SubprocessScriptLauncher())
+        try:
+            launcher.launch(work, launcher.cluster_environment)
+        except WorkerError as error:
+            say(error.rank, error.exit_code, error)
+            sys.exit(error.exit_code)
+        """).finish()
+    assert (done.code, done.output) == (3, "1 3 Rank 1 exited with code 3.\n")
+
+
+def test_an_exception_of_rank_0_reaches_the_others(program):
+    done = program("""
+        def work(environment):
+            if environment.global_rank() == 0:
+                raise KeyError("only here")
+            try:
+                time.sleep(600)
+            except BaseException as error:
+                say(type(error).__name__, error)
+                raise
+
+        launcher = connected(SubprocessScriptLauncher())
+        say("pid", os.getpid())
+        launcher.launch(work, launcher.cluster_environment)
+        """).finish(timeout_s=30)
+    assert done.code == 1
+    assert done.errors.count("Traceback") == 1
+    assert "KeyError: 'only here'" in done.errors
+
+
+def test_a_caught_exception_leaves_the_workers_alone(program):
+    done = program("""
+        def fail():
+            raise ValueError("on every rank")
+
+        launcher = connected(SubprocessScriptLauncher())
+        try:
+            launcher.launch(fail)
+        except ValueError:
+            pass
+        say(launcher.launch(lambda: "second"))
+        """).finish()
+    assert (done.code, done.output, done.errors) == (0, "second\nsecond\n", "")
+
+
+def test_a_failure_between_launches_ends_the_script(program):
+    """As with Fabric, where the user's loop runs outside of any launched function."""
+    done = program("""
+        launcher = connected(SubprocessScriptLauncher())
+        launcher.launch(lambda: None)
+        if launcher.cluster_environment.global_rank() == 1:
+            raise ValueError("boom in the loop")
+        time.sleep(600)
+        """).finish(timeout_s=30)
+    assert done.code == 1
+    assert 'raise ValueError("boom in the loop")' in done.errors
+    assert "WorkerError: Rank 1 failed with ValueError: boom in the loop" in done.errors
+
+
+def test_a_worker_that_fails_after_the_main_process_has_finished(program):
+    done = program("""
+        launcher = connected(SubprocessScriptLauncher())
+        launcher.launch(lambda: None)
+        if launcher.cluster_environment.global_rank() == 1:
+            time.sleep(1)
+            sys.exit(7)
+        """).finish()
+    assert done.code == 1
+    assert "WorkerError: Rank 1 exited with code 7" in done.errors
+
+
+def test_a_main_thread_that_is_stuck_in_native_code_is_ended(program):
+    done = program("""
+        import ctypes
+
+        def work(environment):
+            if environment.global_rank() == 1:
+                time.sleep(0.5)
+                os.kill(os.getpid(), 9)
+            mask = ctypes.c_uint64 * 16
+            ctypes.pythonapi.PyThread_acquire_lock.restype = ctypes.c_int
+            lock = ctypes.pythonapi.PyThread_allocate_lock
+            lock.restype = ctypes.c_void_p
+            held = ctypes.c_void_p(lock())
+            native = ctypes.CDLL(None).sem_wait  # waits without the GIL, and goes on waiting after a signal
+            semaphore = ctypes.create_string_buffer(64)
+            ctypes.CDLL(None).sem_init(semaphore, 0, 0)
+            while native(semaphore):
+                pass
+
+        launcher = connected(SubprocessScriptLauncher())
+        launcher.launch(work, launcher.cluster_environment)
+        """).finish(timeout_s=40)
+    assert done.code == 1
+    assert "WorkerError: Rank 1 was killed by SIGKILL" in done.errors
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, -signal.SIGINT)])
+@pytest.mark.parametrize("whole_group", [False, True], ids=["main process", "process group"])
+def test_a_terminated_run_says_so(program, number, code, whole_group):
+    running = program(LOOP)
+    pids(running)
+    if whole_group:
+        os.killpg(running.process.pid, number)
+    else:
+        os.kill(running.process.pid, number)
+    done = running.finish(timeout_s=20)
+    assert done.code == code, done.errors
+    assert not running.survivors()
+    assert "rank 0 cleans up" in done.output
+    assert "rank 1 cleans up" in done.output
+    assert "WorkerError" not in done.errors
+    if number == signal.SIGTERM:
+        assert "Traceback" not in done.errors
+
+
+def test_workers_that_are_still_importing_die_with_the_main_process(program):
+    running = program("""
+        if "CORE_CHANNEL" in os.environ:
+            say("worker imports")
+            time.sleep(600)
+        launcher = connected(SubprocessScriptLauncher())
+        launcher.launch(time.sleep, 600)
+        """)
+    running.await_line("worker imports")
+    assert len(running.workers()) == 1
+    running.process.kill()
+    assert not running.survivors()
+
+
+@pytest.mark.parametrize(
+    ("command", "stdin", "place"),
+    [
+        ([sys.executable, "-c"], None, "python -c"),
+        ([sys.executable], "source", "standard input"),
+        ([sys.executable, "-i"], "source", "an interactive prompt"),
+    ],
+)
+def test_a_program_without_a_file_is_refused(tmp_path, program, command, stdin, place):
+    source = (
+        "from helpers import *\n"
+        "connected(SubprocessScriptLauncher(), interactive_alias='good_alias').launch(print, 'launched')\n"
+    )
+    running = program("", command=command if stdin else [*command, source], stdin=subprocess.PIPE)
+    running.process.stdin.write(source if stdin else "")
+    done = running.finish()
+    assert f"LaunchError: This program runs from {place}, and its processes are made by running" in done.errors
+    assert 'Instead, pass strategy="good_alias", which works here, or put it into a file' in done.errors
+    assert "launched" not in done.output
+
+
+def test_a_program_that_a_worker_starts_is_not_a_worker(program):
+    done = program("""
+        import subprocess
+
+        def work(environment):
+            if environment.global_rank() == 1:
+                subprocess.run([sys.executable, __file__, "inner"], check=True)
+
+        if sys.argv[1:]:
+            say("inner", connected(SubprocessScriptLauncher(), num_processes=1).launch(lambda: "alone"))
+        else:
+            launcher = connected(SubprocessScriptLauncher())
+            launcher.launch(work, launcher.cluster_environment)
+        """).finish()
+    assert (done.code, done.output) == (0, "inner alone\n"), done.errors
+
+
+def test_a_launch_inside_a_process_of_multiprocessing_is_refused(program):
+    done = program("""
+        import multiprocessing
+
+        def inner():
+            connected(SubprocessScriptLauncher()).launch(print, "launched")
+
+        if __name__ == "__main__":
+            process = multiprocessing.get_context("spawn").Process(target=inner)
+            process.start()
+            process.join()
+        """).finish()
+    assert "a process that multiprocessing made, and it can't launch processes of its own" in done.errors
+    assert "launched" not in done.output

@@ -580,7 +580,7 @@ class Strategy:
         self.precision_plugin.unscale_gradients(optimizer)
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         if clipping.algorithm == "norm":
-            return clip_grad_norm_(parameters, clipping.value)
+            return clip_grad_norm_(parameters, clipping.value, clipping.norm_type, clipping.error_if_nonfinite)
         if Capability.CLIP_BY_VALUE not in self.capabilities:
             raise UnsupportedError(
                 f"{type(self).__name__} can't clip gradients by value: use gradient_clip_algorithm='norm'.",

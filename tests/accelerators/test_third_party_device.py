@@ -23,7 +23,7 @@ module.device_count = lambda: 2
 
 def set_device(device):
     if device.index not in states:
-        raise RuntimeError("acme error: invalid device ordinal\nat acme.cpp:12")
+        raise RuntimeError("acme error: invalid device ordinal")
     current[0] = device.index
 
 module.set_device = set_device

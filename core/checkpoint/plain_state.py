@@ -1,0 +1,144 @@
+"""What a checkpoint may hold: plain types, tensors and arrays. Anything else is refused before a byte is written."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter, OrderedDict
+from typing import Any
+
+import torch
+
+from core.contract.errors import CheckpointError
+
+_SCALARS = (type(None), bool, int, float, complex, str, bytes, bytearray)
+_DESCRIPTIONS = (torch.Size, torch.dtype, torch.device)
+_MAX_INT_BITS = 8 * 255 - 1
+"""As many as the safe unpickler of torch reads."""
+_EXPECTED = "numbers, strings, bytes, None, dict, list, tuple, set, torch.Tensor, NumPy arrays of numbers or strings"
+
+
+def to_plain(state: dict[str, Any]) -> dict[str, Any]:
+    """A copy of `state` that can be written and be loaded without running code.
+
+    Tensors are detached, on the CPU, and without the rest of a larger storage that they are a view of. Those that
+    share memory go on sharing it.
+
+    Raises:
+        CheckpointError: something in it is of another type; its path is named, as `state["callbacks"]["x"][3]`.
+    """
+    if type(state) not in (dict, OrderedDict):
+        raise _refusal("state", state)
+    try:
+        return dict(_Converter().convert(state, "state"))
+    except RecursionError:
+        raise CheckpointError(
+            "The state is nested too deeply to be saved, or holds itself. Save plain, finite data."
+        ) from None
+
+
+class _Converter:
+    """One walk over a state."""
+
+    def __init__(self) -> None:
+        self._tensors: dict[tuple[Any, ...], torch.Tensor] = {}
+
+    def convert(self, value: Any, path: str) -> Any:
+        # Exact types: a subclass, such as a named tuple or an enum, needs its class to come back.
+        kind = type(value)
+        if kind is str:
+            return _checked_text(value, path)
+        if kind is int and value.bit_length() > _MAX_INT_BITS:
+            raise CheckpointError(
+                f"{path} is an int of {value.bit_length()} bits; at most {_MAX_INT_BITS} can be saved."
+            )
+        if kind in _SCALARS or kind in _DESCRIPTIONS:
+            return value
+        if kind in (dict, OrderedDict, Counter):
+            return self._mapping(value, path)
+        if kind in (list, tuple):
+            return kind(self.convert(item, f"{path}[{index}]") for index, item in enumerate(value))
+        if kind is set:
+            return {self.convert(item, f"{path}{{{item!r}}}") for item in value}
+        if kind in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer):
+            return self._tensor(value, path)
+        return _checked_array(value, path)
+
+    def _mapping(self, value: Any, path: str) -> Any:
+        pairs = {_checked_key(key, path): self.convert(item, f"{path}[{key!r}]") for key, item in value.items()}
+        copied = type(value)(pairs)
+        # A module's state_dict carries the versions of its submodules in an attribute.
+        if metadata := getattr(value, "_metadata", None):
+            copied._metadata = self.convert(metadata, f"{path}._metadata")
+        return copied
+
+    def _tensor(self, tensor: torch.Tensor, path: str) -> torch.Tensor:
+        if tensor.is_meta:
+            raise CheckpointError(
+                f"{path} is a tensor on the meta device, which has no values to save. Materialize the module before."
+            )
+        if tensor.layout != torch.strided:
+            return tensor.detach().cpu()
+        storage = tensor.untyped_storage()
+        place = (
+            tensor.device,
+            storage.data_ptr(),
+            tensor.storage_offset(),
+            tensor.shape,
+            tensor.stride(),
+            tensor.dtype,
+        )
+        if place not in self._tensors or not tensor.numel():
+            moved = tensor.detach().cpu()
+            is_part = moved.untyped_storage().nbytes() > moved.nbytes
+            self._tensors[place] = moved.clone() if is_part else moved
+        return self._tensors[place]
+
+
+def _checked_text(text: str, path: str) -> str:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise CheckpointError(f"{path} is a string with a lone surrogate, {text!r}, which has no bytes.") from None
+    return text
+
+
+def _checked_key(key: Any, path: str) -> Any:
+    parts = key if type(key) is tuple else (key,)
+    if not all(type(part) in _SCALARS and type(part) is not bytearray for part in parts):
+        raise _refusal(f"the key {key!r} of {path}", key)
+    return key
+
+
+def _checked_array(value: Any, path: str) -> Any:
+    numpy = sys.modules.get("numpy")
+    if numpy is None or not (type(value) is numpy.ndarray or isinstance(value, numpy.generic)):
+        raise _refusal(path, value)
+    # torch's safe unpickler drops the byte order, and so would return other numbers.
+    if value.dtype.kind not in "biufcSU" or not value.dtype.isnative:
+        raise CheckpointError(
+            f"{path} is a NumPy array of type {value.dtype.str!r}, which would not come back as it is. "
+            "Expected numbers or strings in this machine's byte order: convert it."
+        )
+    return value
+
+
+def _refusal(path: str, value: Any) -> CheckpointError:
+    kind = type(value)
+    hint = " Save its state_dict() instead." if callable(getattr(value, "state_dict", None)) else ""
+    return CheckpointError(
+        f"{path} is a {kind.__module__}.{kind.__qualname__}, which a checkpoint can't hold: nothing in it is executed "
+        f"when it is loaded.{hint} Expected {_EXPECTED}."
+    )
+
+
+def safe_globals() -> list[Any]:
+    """What `torch.load(weights_only=True)` has to accept beyond its own list: empty bytes, NumPy arrays and scalars."""
+    try:
+        import numpy
+    except ImportError:
+        return [bytes]
+    rebuild_array, rebuild_scalar = numpy.zeros(0).__reduce__()[0], numpy.float64(0).__reduce__()[0]
+    dtypes = [type(numpy.dtype(code)) for code in "?bhilqBHILQefdgFDGSU"]
+    # NumPy 1 pickled them under this module.
+    old = [(rebuild_array, "numpy.core.multiarray._reconstruct"), (rebuild_scalar, "numpy.core.multiarray.scalar")]
+    return [bytes, rebuild_array, rebuild_scalar, *old, numpy.ndarray, numpy.dtype, *dtypes]

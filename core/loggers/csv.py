@@ -1,0 +1,118 @@
+"""Metrics as rows of a CSV file."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import fcntl
+import io
+import os
+from typing import TYPE_CHECKING, Any
+
+from core.contract.errors import ConfigurationError
+from core.loggers.run_folder import RunFolderLogger, to_number
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from pathlib import Path
+
+
+class CSVLogger(RunFolderLogger):
+    """Writes `metrics.csv`: a row a call, a column a metric, `step` first; and `hparams.json`.
+
+    A metric that comes later adds a column: the file is then written anew, whole or not at all. No file stays open
+    between two writes.
+
+    Args:
+        save_dir: holds the experiments.
+        name: of the experiment, a folder in `save_dir`.
+        version: of this run; by default the next number that is free. One that is there already is continued.
+        flush_logs_every_n_steps: rows that are kept in memory before they are written.
+    """
+
+    def __init__(
+        self,
+        save_dir: str | os.PathLike[str] = ".",
+        name: str = "core_logs",
+        version: int | str | None = None,
+        *,
+        flush_logs_every_n_steps: int = 100,
+    ) -> None:
+        if flush_logs_every_n_steps < 1:
+            raise ConfigurationError(
+                f"flush_logs_every_n_steps={flush_logs_every_n_steps}: expected a number of rows from 1."
+            )
+        super().__init__(save_dir, name, version)
+        self._flush_every = flush_logs_every_n_steps
+        self._rows: list[dict[str, Any]] = []
+
+    @property
+    def metrics_path(self) -> Path:
+        """The file."""
+        return self.folder() / "metrics.csv"
+
+    def log_metrics(self, metrics: Mapping[str, float], step: int) -> None:
+        """Add a row. A metric named `step` takes the place of the number of steps.
+
+        Raises:
+            ConfigurationError: a value isn't one number.
+        """
+        self._rows.append({"step": step, **{name: to_number(name, value) for name, value in metrics.items()}})
+        if len(self._rows) >= self._flush_every:
+            self.save()
+
+    def save(self) -> None:
+        """Write the rows that are in memory."""
+        if not self._rows:
+            return
+        path = self.metrics_path
+        with _locked(path.parent):
+            self._write(path)
+        self._rows = []
+
+    def finalize(self, status: str) -> None:
+        """The run is over."""
+        self.save()
+
+    def _write(self, path: Path) -> None:
+        present = _read_columns(path)
+        columns = list(dict.fromkeys([*present, *(name for row in self._rows for name in row)]))
+        if columns == present:
+            with path.open("a", encoding="utf-8", newline="") as file:
+                file.write(_to_text(columns, self._rows))
+            return
+        earlier = _read_rows(path)
+        temporary = path.with_name(f".{path.name}.partial")
+        header = dict(zip(columns, columns, strict=True))
+        temporary.write_text(_to_text(columns, [header, *earlier, *self._rows]), encoding="utf-8", newline="")
+        temporary.replace(path)
+
+
+def _read_columns(path: Path) -> list[str]:
+    with contextlib.suppress(FileNotFoundError), path.open(encoding="utf-8", newline="") as file:
+        return next(csv.reader(file), [])
+    return []
+
+
+def _read_rows(path: Path) -> list[dict[str, Any]]:
+    with contextlib.suppress(FileNotFoundError), path.open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+    return []
+
+
+def _to_text(columns: list[str], rows: list[dict[str, Any]]) -> str:
+    text = io.StringIO()
+    csv.DictWriter(text, columns, restval="", lineterminator="\n", extrasaction="ignore").writerows(rows)
+    return text.getvalue()
+
+
+@contextlib.contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """One writer at a time, should two runs have been given the same version."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        with contextlib.suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,110 @@
+"""The folder of one run: `save_dir/name/version_3`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from core.contract.errors import ConfigurationError
+from core.contract.logger import Logger
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Mapping
+
+_PREFIX = "version_"
+
+
+class RunFolderLogger(Logger):
+    """A logger that writes to a local folder of its own for each run. Meant to be subclassed.
+
+    The folder is made when something is first written, or its name is asked for. Two runs that begin at once get two:
+    making a folder succeeds for one of them only.
+
+    Args:
+        save_dir: holds the experiments.
+        name: of the experiment, a folder in `save_dir`; empty for none.
+        version: of this run: a number, or a name of its own for the folder; by default the next number that is free.
+            A version that is there already is continued.
+    """
+
+    def __init__(
+        self, save_dir: str | os.PathLike[str] = ".", name: str = "core_logs", version: int | str | None = None
+    ) -> None:
+        self._save_dir = Path(save_dir)
+        self._name = name
+        self._version = version
+        self._made = False
+
+    @property
+    def name(self) -> str:
+        """Name of the experiment."""
+        return self._name
+
+    @property
+    def version(self) -> int | str:
+        """Number or name of this run."""
+        self.folder()
+        assert self._version is not None
+        return self._version
+
+    @property
+    def log_dir(self) -> str:
+        """Folder of this run."""
+        return str(self.folder())
+
+    def folder(self) -> Path:
+        """The folder of this run, which exists.
+
+        Raises:
+            ConfigurationError: it can't be made.
+        """
+        experiment = self._save_dir / self._name
+        try:
+            if self._version is None:
+                self._version = _claim_next(experiment)
+            folder = experiment / (self._version if isinstance(self._version, str) else f"{_PREFIX}{self._version}")
+            if not self._made:
+                folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigurationError(
+                f"{type(self).__name__} can't make a folder in {str(experiment)!r}: {error.strerror}. "
+                "Expected a save_dir that this process may write to."
+            ) from error
+        self._made = True
+        return folder
+
+    def log_hyperparams(self, params: Mapping[str, Any]) -> None:
+        """Write the options of the run to `hparams.json`; what JSON doesn't know is written as its `str`."""
+        text = json.dumps(dict(params), indent=2, default=str, skipkeys=True)
+        (self.folder() / "hparams.json").write_text(text + "\n", encoding="utf-8")
+
+
+def to_number(name: str, value: Any) -> float:
+    """A metric's value.
+
+    Raises:
+        ConfigurationError: it isn't one number.
+    """
+    try:
+        return float(value)
+    except (TypeError, ValueError, RuntimeError) as error:
+        shape = f" of shape {tuple(value.shape)}" if hasattr(value, "shape") else ""
+        raise ConfigurationError(
+            f"The metric {name!r} is a {type(value).__name__}{shape}. Expected one number: log its mean, or each part "
+            "under a name of its own."
+        ) from error
+
+
+def _claim_next(experiment: Path) -> int:
+    experiment.mkdir(parents=True, exist_ok=True)
+    taken = [path.name.removeprefix(_PREFIX) for path in experiment.glob(f"{_PREFIX}*")]
+    number = max((int(text) for text in taken if text.isdecimal()), default=-1) + 1
+    while True:
+        try:
+            (experiment / f"{_PREFIX}{number}").mkdir()
+        except FileExistsError:
+            number += 1
+        else:
+            return number

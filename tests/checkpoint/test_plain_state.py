@@ -1,0 +1,58 @@
+"""Whatever is accepted comes back: tried with states that nobody thought of."""
+
+import io
+
+import numpy as np
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+
+from core.checkpoint.plain_state import safe_globals, to_plain
+
+text = st.text(st.characters(codec="utf-8"), max_size=10)
+scalars = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(),
+    st.floats(allow_nan=False),
+    st.complex_numbers(allow_nan=False),
+    text,
+    st.binary(max_size=10),
+    st.binary(max_size=10).map(bytearray),
+)
+keys = st.one_of(st.integers(), text, st.binary(max_size=5), st.tuples(text, st.integers()))
+array_types = st.one_of(
+    arrays.boolean_dtypes(),
+    arrays.integer_dtypes(endianness="="),
+    arrays.floating_dtypes(endianness="="),
+    arrays.unicode_string_dtypes(endianness="="),
+    arrays.byte_string_dtypes(),
+)
+some_arrays = arrays.arrays(array_types, arrays.array_shapes(min_dims=0, min_side=0, max_side=3))
+states = st.recursive(
+    scalars | some_arrays,
+    lambda inner: st.lists(inner, max_size=4) | st.tuples(inner, inner) | st.dictionaries(keys, inner, max_size=4),
+    max_leaves=12,
+)
+
+
+def equal(one, other):
+    if isinstance(one, np.ndarray):
+        return one.dtype == other.dtype and one.shape == other.shape and one.tobytes() == other.tobytes()
+    if isinstance(one, dict):
+        return list(one) == list(other) and all(equal(one[key], other[key]) for key in one)
+    if isinstance(one, list | tuple):
+        return len(one) == len(other) and all(map(equal, one, other))
+    return one == other and type(one) is type(other)
+
+
+@settings(deadline=None, max_examples=200)
+@given(states)
+def test_whatever_is_accepted_comes_back(state):
+    buffer = io.BytesIO()
+    torch.save(to_plain({"state": state}), buffer)
+    buffer.seek(0)
+    with torch.serialization.safe_globals(safe_globals()):
+        loaded = torch.load(buffer, weights_only=True)
+    assert equal(loaded, {"state": state})

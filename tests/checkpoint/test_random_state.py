@@ -1,0 +1,65 @@
+import random
+
+import numpy as np
+import pytest
+import torch
+
+from checkpoint_collectives import Alone
+from core.accelerators import CPUAccelerator
+from core.checkpoint import TorchCheckpointIO, collect_random_state, restore_random_state
+
+CPU = torch.device("cpu")
+
+
+class DeviceWithGenerator(CPUAccelerator):
+    """A device whose generator is its own."""
+
+    def __init__(self, size=16):
+        self.state = torch.zeros(size, dtype=torch.uint8)
+
+    def get_rng_state(self, device):
+        return self.state.clone()
+
+    def set_rng_state(self, state, device):
+        self.state = state.clone()
+
+
+def draw():
+    return [random.random(), random.gauss(0, 1), np.random.rand(), np.random.randn(), *torch.rand(2).tolist()]
+
+
+@pytest.mark.parametrize("burn", [0, 3])
+def test_every_generator_goes_on_where_it_was(tmp_path, burn):
+    accelerator = DeviceWithGenerator()
+    for _ in range(burn):
+        draw()
+    state = collect_random_state(accelerator, CPU)
+    expected = draw()
+    accelerator.state += 1
+
+    path = tmp_path / "last.ckpt"
+    TorchCheckpointIO().save_checkpoint(state, path, collectives=Alone())
+    loaded = TorchCheckpointIO().load_checkpoint(path, collectives=Alone())
+    restore_random_state(loaded, accelerator, CPU)
+    assert draw() == expected
+    assert accelerator.state.tolist() == [0] * 16
+
+
+def test_another_kind_of_device_restores_what_they_share():
+    state = collect_random_state(DeviceWithGenerator(), CPU)
+    expected = draw()
+    other = DeviceWithGenerator(size=8)
+    other.state += 5
+    restore_random_state(state, other, CPU)
+    assert draw() == expected
+    assert other.state.tolist() == [5] * 8
+    restore_random_state(state, CPUAccelerator(), CPU)
+    assert draw() == expected
+
+
+def test_a_storage_that_knows_no_tuples_will_do():
+    state = collect_random_state(CPUAccelerator(), CPU)
+    expected = draw()
+    version, words, gauss = state["python"]
+    restore_random_state({**state, "python": [version, list(words), gauss]}, CPUAccelerator(), CPU)
+    assert draw() == expected

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import shutil
 import signal
 import sys
@@ -38,6 +39,7 @@ class _Call(NamedTuple):
     function: Callable[..., Any]
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
+    random_state: dict[str, Any]
 
 
 class MultiprocessingLauncher(Launcher):
@@ -83,7 +85,7 @@ class MultiprocessingLauncher(Launcher):
         self.check()
         if self.cluster_environment is None:
             raise ConfigurationError("The launcher needs a cluster environment to tell ranks; call connect(...) first.")
-        call = _Call(self.cluster_environment, function, args, kwargs)
+        call = _Call(self.cluster_environment, function, args, kwargs, _random_state())
         # Asked here, so that every worker gets the same.
         _ = call.environment.main_address, call.environment.main_port
         with tempfile.TemporaryDirectory(prefix="core-launch-") as directory:
@@ -163,6 +165,27 @@ class MultiprocessingLauncher(Launcher):
         return Worker(world["global_rank"], process.pid, lambda: _wait(process), channel)
 
 
+def _random_state() -> dict[str, Any]:
+    """Of all generators: a worker goes on from there however it is made, so that the user's seed holds in it too."""
+    import torch
+
+    state: dict[str, Any] = {"python": random.getstate(), "torch": torch.get_rng_state()}
+    if (numpy := sys.modules.get("numpy")) is not None:
+        state["numpy"] = numpy.random.get_state()
+    return state
+
+
+def _set_random_state(state: dict[str, Any]) -> None:
+    import torch
+
+    random.setstate(state["python"])
+    torch.set_rng_state(state["torch"])
+    if "numpy" in state:
+        import numpy
+
+        numpy.random.set_state(state["numpy"])
+
+
 def _wait(process: Any) -> int:
     process.join()
     return int(process.exitcode or 0)
@@ -184,6 +207,7 @@ def _work(end: socket.socket, payload: Path | _Call, world: dict[str, int], num_
     try:
         call = payload if isinstance(payload, _Call) else _load(payload)
         call.environment.set_world(**world)
+        _set_random_state(call.random_state)
         outcome = call.function(*call.args, **call.kwargs)
         if world["local_rank"] == 0:
             torch.save(outcome, directory / _RESULT)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import sys
 from typing import TYPE_CHECKING
 
 import torch.distributed as dist
@@ -55,9 +56,11 @@ def join(
     if world_size > 1:
         exchange(store, rank, world_size, fingerprint)
     device_id = device if device.type == "cuda" else None
+    hook = sys.excepthook
     dist.init_process_group(
         backend, store=store, rank=rank, world_size=world_size, timeout=timeout, device_id=device_id
     )
+    sys.excepthook = hook  # torch puts "[rank0]:" before every line of a traceback, once for every group of a script
     return True
 
 

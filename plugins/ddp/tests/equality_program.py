@@ -27,6 +27,7 @@ class Case:
     clip_algorithm: str = "norm"
     shuffle: bool = False
     num_samples: int = 64
+    frozen: bool = False
     loop: str = "trainer"
 
 
@@ -39,7 +40,8 @@ CASES = {
     "clipped_by_value": Case(clip=0.01, clip_algorithm="value"),
     "fabric": Case(loop="fabric"),
     "fabric_accumulated": Case(loop="fabric", accumulate=2, clip=0.05),
-    "frozen": Case(optimizer="frozen"),
+    "fabric_shuffled": Case(loop="fabric", shuffle=True),
+    "frozen": Case(frozen=True),
 }
 
 
@@ -48,6 +50,7 @@ class Net(Module):
         super().__init__()
         torch.manual_seed(3)
         self.net = nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 2)).to(case.dtype)
+        self.net[0].requires_grad_(not case.frozen)
         self.case = case
 
     def forward(self, x):
@@ -60,8 +63,6 @@ class Net(Module):
     def configure_optimizers(self):
         if self.case.optimizer == "sgd":
             return torch.optim.SGD(self.parameters(), lr=0.1)
-        if self.case.optimizer == "frozen":
-            self.net[0].requires_grad_(False)
         return torch.optim.AdamW(self.parameters(), lr=0.01)
 
 

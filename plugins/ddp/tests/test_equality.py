@@ -9,9 +9,9 @@ import pytest
 import torch
 
 PROGRAM = Path(__file__).with_name("equality_program.py")
-CASES = (
-    "plain sgd_fp32 shuffled accumulated clipped clipped_by_value fabric fabric_accumulated frozen"
-).split()
+CASES = ("plain sgd_fp32 shuffled accumulated clipped clipped_by_value fabric fabric_accumulated fabric_shuffled frozen").split()
+# Every fit of ddp_spawn starts two interpreters.
+FEW_CASES = ("plain", "shuffled", "fabric_accumulated")
 # Relative to the largest weight. Averaging two halves rounds once more than one whole does.
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-6}
 
@@ -24,7 +24,8 @@ WAYS = {
 
 
 def run(command, out, strategy, devices):
-    arguments = [*command, str(PROGRAM), str(out), "--strategy", strategy, "--devices", str(devices)]
+    cases = FEW_CASES if strategy == "ddp_spawn" else CASES
+    arguments = [*command, str(PROGRAM), str(out), "--strategy", strategy, "--devices", str(devices), "--cases", *cases]
     finished = subprocess.run(
         arguments, env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=280
     )
@@ -45,6 +46,9 @@ def result(request, tmp_path_factory):
 
 @pytest.mark.parametrize("case", CASES)
 def test_losses_and_weights_equal_one_device(reference, result, case):
+    if case not in result:
+        assert case not in FEW_CASES
+        pytest.skip("ddp_spawn trains a few of the cases")
     losses, weights = result[case]
     expected_losses, expected_weights = reference[case]
     dtype = next(iter(expected_weights.values())).dtype

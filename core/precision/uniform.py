@@ -25,7 +25,7 @@ class UniformPrecision(Precision):
     """Everything that floats has one dtype. Complex and integer tensors stay as they are.
 
     The default dtype is set while modules are built and while the user's step runs, so that a `torch.zeros(3)` in it
-    fits the rest. That costs under a microsecond a step, and saves errors (or silent float32 in a float64 run).
+    fits the rest. That costs one or two microseconds a step, and saves errors (or silent float32 in a float64 run).
     Nothing scales the loss: in float16, small gradients vanish. `"16-mixed"` is the one that takes care of them.
 
     Args:

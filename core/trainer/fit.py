@@ -49,10 +49,6 @@ class FitLoop:
         self.batch_start = events.hook("on_train_batch_start")
         self.batch_end = events.hook("on_train_batch_end")
         self.transfer = self.trainer.make_transfer()
-        self.step_schedulers = [item for item in self.strategy.lr_schedulers if item.interval == "step"]
-        self.epoch_schedulers = [item for item in self.strategy.lr_schedulers if item.interval == "epoch"]
-        if self.step.manual or Capability.OWNS_SCHEDULER in self.strategy.capabilities:
-            self.step_schedulers, self.epoch_schedulers = [], []
         self.log_every = self.options.log_every_n_steps if self.trainer.loggers else 0
         self.started_s = time.monotonic() - self.progress.elapsed_s
         max_time = self.options.max_time
@@ -70,7 +66,7 @@ class FitLoop:
             module=strategy.handle_of(module).wrapped,
             optimizers=optimizers,
             manual=manual,
-            num_accumulated=1 if owns_accumulation else options.accumulate_grad_batches,
+            num_accumulated=1 if owns_accumulation else trainer.accumulate_grad_batches,
             clipping=None if Capability.OWNS_CLIPPING in capabilities else options.clipping,
             needs_closure=any(_evaluates_loss(optimizer) for optimizer in optimizers),
             before_backward=events.hook("on_before_backward"),
@@ -126,6 +122,7 @@ class FitLoop:
         self._set_epoch()
         if progress.batch == 0:
             self._emit_epoch("on_train_epoch_start")
+        self._take_changes()
         self.num_batches = trainer.loaders.num_train_batches
         self.validate_every = trainer.loaders.validation_interval
         finished = self._run_batches()
@@ -139,6 +136,17 @@ class FitLoop:
         progress.epoch += 1
         progress.batch = 0
         progress.epoch_is_over = False
+
+    def _take_changes(self) -> None:
+        """What callbacks may change from one epoch to the next: the accumulation window, and the schedulers."""
+        capabilities = self.strategy.capabilities
+        self.step.ends_window = True
+        if Capability.OWNS_ACCUMULATION not in capabilities:
+            self.step.num_accumulated = self.trainer.accumulate_grad_batches
+        owned = self.step.manual or Capability.OWNS_SCHEDULER in capabilities
+        schedulers = [] if owned else self.strategy.lr_schedulers
+        self.step_schedulers = [item for item in schedulers if item.interval == "step"]
+        self.epoch_schedulers = [item for item in schedulers if item.interval == "epoch"]
 
     def _emit_epoch(self, name: str, **which: bool) -> None:
         self.trainer.train_metrics.on_epoch_default = True
@@ -173,7 +181,7 @@ class FitLoop:
         metrics = trainer.train_metrics
         run, transfer = self.strategy.run_training_step, self.transfer
         batch_start, batch_end = self.batch_start, self.batch_end
-        accumulated, num_batches = self.options.accumulate_grad_batches, self.num_batches
+        accumulated, num_batches = trainer.accumulate_grad_batches, self.num_batches
         validate_every, max_steps = self.validate_every, self.options.max_steps
         has_deadline = self.deadline_s is not None
         batches = self._open_loader()

@@ -67,8 +67,8 @@ class Entry:
             self.total = _pick(self.reduce_fx, self.total, value)
 
     def clear(self) -> None:
-        """Begin a new epoch."""
-        self.total, self.count, self.last = None, 0.0, None
+        """Begin a new epoch. The newest value stays to be seen."""
+        self.total, self.count = None, 0.0
 
 
 @dataclass(slots=True)

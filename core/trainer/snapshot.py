@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from core._version import __version__
 from core.checkpoint.random_state import collect_random_state
-from core.contract import CheckpointCorruptedError
+from core.contract import CheckpointCorruptedError, CheckpointError
 from core.trainer.events import overrides
 
 if TYPE_CHECKING:
@@ -16,22 +16,29 @@ if TYPE_CHECKING:
 FORMAT_VERSION = 1
 
 
-def save(trainer: Trainer, path: PathLike) -> None:
-    """All ranks. Write the state between two optimizer steps."""
+def save(trainer: Trainer, path: PathLike, *, weights_only: bool = False) -> None:
+    """All ranks. Write the state between two optimizer steps, or only what evaluation needs of it."""
     strategy = trainer.strategy
     module_section: dict[str, Any] = {}
     if overrides(trainer.module, "on_save_checkpoint"):
         trainer.module.on_save_checkpoint(module_section)
-    random_states = strategy.gather_objects(collect_random_state(strategy.accelerator, strategy.root_device))
     state = {
         "format": {"version": FORMAT_VERSION, "core": __version__, "world_size": strategy.world_size},
-        **_parts(trainer),
+        "model": trainer.module,
         "module_section": module_section,
+    }
+    strategy.save_checkpoint(path, state if weights_only else {**state, **_training_state(trainer)})
+
+
+def _training_state(trainer: Trainer) -> dict[str, Any]:
+    strategy = trainer.strategy
+    random_states = strategy.gather_objects(collect_random_state(strategy.accelerator, strategy.root_device))
+    return {
+        **_parts(trainer),
         "callbacks": {callback.state_key: _callback_state(trainer, callback) for callback in trainer.callbacks},
         "loaders": trainer.loaders.state_dict(trainer.progress.batch),
         "random": random_states or [],
     }
-    strategy.save_checkpoint(path, state)
 
 
 def load(trainer: Trainer, path: PathLike) -> None:
@@ -45,13 +52,17 @@ def load(trainer: Trainer, path: PathLike) -> None:
     _check_format(saved, path)
     if overrides(trainer.module, "on_load_checkpoint"):
         trainer.module.on_load_checkpoint(saved["module_section"])
-    if not trainer.trains:
-        strategy.restore_state(saved, {"model": trainer.module})
-        return
-    strategy.restore_state(saved, _parts(trainer))
+    if trainer.trains and "progress" not in saved:
+        raise CheckpointError(
+            f"{path} holds weights only, so training can't go on from it. Load it for evaluation, or pass a checkpoint "
+            "that was saved with save_weights_only=False."
+        )
+    strategy.restore_state(saved, _parts(trainer) if trainer.trains else {"model": trainer.module})
     for callback in trainer.callbacks:
-        if (state := saved["callbacks"].get(callback.state_key)) is not None:
+        if (state := saved.get("callbacks", {}).get(callback.state_key)) is not None:
             _restore_callback(trainer, callback, state)
+    if not trainer.trains:
+        return
     trainer.loaders.load_state_dict(saved["loaders"])
     states = saved["random"]
     trainer.restored_random_state = states[strategy.global_rank] if strategy.global_rank < len(states) else None
@@ -78,7 +89,8 @@ def _callback_state(trainer: Trainer, callback: Any) -> dict[str, Any]:
 def _restore_callback(trainer: Trainer, callback: Any, state: dict[str, Any]) -> None:
     if overrides(callback, "on_load_checkpoint"):
         callback.on_load_checkpoint(trainer, trainer.module, state["section"])
-    callback.load_state_dict(state["state"])
+    if trainer.trains:
+        callback.load_state_dict(state["state"])
 
 
 def _check_format(saved: dict[str, Any], path: PathLike) -> None:

@@ -149,8 +149,10 @@ class Trainer:
         self.should_stop = False
         self.sanity_checking = False
         self.stage: Stage | None = None
-        self.pending_saves: list[PathLike] = []
+        self.accumulate_grad_batches = accumulate_grad_batches
+        self.pending_saves: list[tuple[PathLike, bool]] = []
         self.restored_random_state: dict[str, Any] | None = None
+        self._ckpt_path: PathLike | None = None
         self._epoch_values: dict[str, Tensor] = {}
         self._wrapped_optimizers: list[Optimizer] | None = None
 
@@ -209,19 +211,23 @@ class Trainer:
         loaders = Loaders(self.options, test=dataloaders, needed="test")
         return self._launch("test", module, loaders, ckpt_path, self._test)  # type: ignore[no-any-return]
 
-    def save_checkpoint(self, path: PathLike) -> None:
+    def save_checkpoint(self, path: PathLike, weights_only: bool = False) -> None:
         """All ranks. Save everything from which a run can go on exactly.
 
         A checkpoint describes the state between two optimizer steps: asked for within an accumulation window, it is
         written at the window's end.
 
+        Args:
+            path: a local path or a URL.
+            weights_only: leave out what only training needs. Such a checkpoint can be evaluated, not resumed.
+
         Raises:
             CheckpointError: it can't be written; what was at `path` is untouched.
         """
         if self._is_inside_window():
-            self.pending_saves.append(path)
+            self.pending_saves.append((path, weights_only))
         else:
-            snapshot.save(self, path)
+            snapshot.save(self, path, weights_only=weights_only)
 
     # what modules and callbacks may ask -----------------------------------------------------------------------------
 
@@ -239,6 +245,11 @@ class Trainer:
     def logger(self) -> Logger | None:
         """The first logger, if there is one."""
         return self.loggers[0] if self.loggers else None
+
+    @property
+    def ckpt_path(self) -> PathLike | None:
+        """The checkpoint from which the running stage began, if the user named one."""
+        return self._ckpt_path
 
     @property
     def current_epoch(self) -> int:
@@ -272,14 +283,24 @@ class Trainer:
 
     @property
     def callback_metrics(self) -> dict[str, Tensor]:
-        """The newest value of everything that was logged: scalar CPU tensors by name. Reading waits for the device."""
-        return {**self._epoch_values, **_to_tensors(self.metrics.step_values())}
+        """The newest value of everything that was logged: scalar CPU tensors by name. Reading waits for the device.
+
+        What is logged by step and by epoch is found under its own name too: the epoch's value, or before the first
+        epoch's end the step's.
+        """
+        values = self._newest_values()
+        for entry in (entry for metrics in self._all_metrics() for entry in metrics.entries.values()):
+            if entry.on_step and entry.on_epoch:
+                found = values.get(entry.epoch_name, values.get(entry.step_name))
+                if found is not None:
+                    values[entry.name] = found
+        return values
 
     @property
     def progress_bar_metrics(self) -> dict[str, float]:
         """Those that were logged with `prog_bar=True`. Reading waits for the device."""
         shown = set[str]().union(*(metrics.names(prog_bar=True) for metrics in self._all_metrics()))
-        return {name: float(value) for name, value in self.callback_metrics.items() if name in shown}
+        return {name: float(value) for name, value in self._newest_values().items() if name in shown}
 
     @property
     def wrapped_optimizers(self) -> list[Optimizer]:
@@ -335,7 +356,7 @@ class Trainer:
         names = metrics.logger_names()
         values = {name: float(value) for name, value in metrics.step_values().items() if name in names}
         if values:
-            self._log(values)
+            self.log_metrics(values)
 
     def publish_epoch(self, metrics: Metrics) -> dict[str, float]:
         """All ranks. Reduce what an epoch has logged, show it to callbacks, and hand it to the loggers."""
@@ -344,17 +365,30 @@ class Trainer:
         names = metrics.logger_names()
         logged = {name: value for name, value in values.items() if name in names}
         if logged and not self.sanity_checking:
-            self._log(logged)
+            self.log_metrics(logged)
         return values
 
-    def take_metrics(self, values: dict[str, Tensor]) -> None:
-        """Show values that were reduced elsewhere."""
-        self._epoch_values.update(values)
+    def take_metrics(self, values: Mapping[str, Any]) -> None:
+        """Show values that were measured or reduced elsewhere in `callback_metrics`."""
+        self._epoch_values.update(_to_tensors(values))
+
+    def log_metrics(self, values: Mapping[str, float], step: int | None = None) -> None:
+        """Hand values to the loggers, on rank 0, with the running epoch.
+
+        Args:
+            values: a number by name.
+            step: optimizer steps that they belong to; None is `global_step`.
+        """
+        if self.is_global_zero:
+            for logger in self.loggers:
+                logger.log_metrics(
+                    {"epoch": float(self.current_epoch), **values}, self.global_step if step is None else step
+                )
 
     def write_pending(self) -> None:
         """All ranks. Write what was asked for within the accumulation window that has just ended."""
-        for path in self.pending_saves:
-            snapshot.save(self, path)
+        for path, weights_only in self.pending_saves:
+            snapshot.save(self, path, weights_only=weights_only)
         self.pending_saves = []
 
     # the stages -----------------------------------------------------------------------------------------------------
@@ -385,6 +419,7 @@ class Trainer:
                 return Outcome.of(self, result)
             return result
         except BaseException as error:
+            self._return_to_step()
             self.events.emit("on_exception", error)
             raise
         finally:
@@ -420,18 +455,23 @@ class Trainer:
         return evaluate(self, "test", self.loaders.test)
 
     def _is_inside_window(self) -> bool:
-        window = self.options.accumulate_grad_batches
+        window = self.accumulate_grad_batches
         num_batches = self.loaders.num_train_batches if self.trains else 0
         inside = self.progress.batch % window != 0 and self.progress.batch < num_batches
         return self.trains and inside and not self.progress.epoch_is_over
 
+    def _return_to_step(self) -> None:
+        """After an exception: gradients of an unfinished window are lost, so its batches don't count."""
+        if self._is_inside_window():
+            unfinished = self.progress.batch % self.accumulate_grad_batches
+            self.progress.batch -= unfinished
+            self.progress.total_batches -= unfinished
+
     def _count_step(self, updated: bool) -> None:
         self.progress.global_step += updated
 
-    def _log(self, values: dict[str, float]) -> None:
-        if self.is_global_zero:
-            for logger in self.loggers:
-                logger.log_metrics({"epoch": float(self.current_epoch), **values}, self.global_step)
+    def _newest_values(self) -> dict[str, Tensor]:
+        return {**self._epoch_values, **_to_tensors(self.metrics.step_values())}
 
     def _all_metrics(self) -> list[Metrics]:
         return [self.train_metrics, *self.evaluation_metrics.values()]

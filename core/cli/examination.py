@@ -17,6 +17,7 @@ from core.registry import (
     ACCELERATOR_REGISTRY,
     CLUSTER_ENVIRONMENT_REGISTRY,
     Registry,
+    Row,
     Status,
     listing,
     plugin_manager,
@@ -49,17 +50,12 @@ class Finding:
 
 def examine() -> Iterator[Finding]:
     """Look at everything, in the order of the report."""
-    for examination in (
-        _python,
-        _core,
-        _other_cores,
-        _torch,
-        _backends,
-        _accelerators,
-        _clusters,
-        _selection,
-        _plugins,
-    ):
+    for examination in (_python, _core, _other_cores, _torch):
+        yield from _guarded(examination)
+    # A second attempt to import a torch that has failed can end the interpreter.
+    for examination in (_backends, _accelerators, _clusters) if "torch" in sys.modules else ():
+        yield from _guarded(examination)
+    for examination in (_selection, _plugins):
         yield from _guarded(examination)
 
 
@@ -128,11 +124,22 @@ def _torch() -> Iterator[Finding]:
     try:
         import torch
     except Exception as cause:
-        yield Finding("torch", "broken", f"its import raised {type(cause).__name__}: {cause}. Install torch again.")
+        yield Finding("torch", "broken", f"its import raised {type(cause).__name__}: {cause}. {_torch_advice()}")
         return
     builds = {"CUDA": torch.version.cuda, "ROCm": torch.version.hip, "XPU": torch.version.xpu}
     build = [f"{name} {version}" for name, version in builds.items() if version] or ["CPU only"]
     yield Finding("torch", "ok", f"{torch.__version__}, built for {', '.join(build)}, {Path(torch.__file__).parent}")
+
+
+def _torch_advice() -> str:
+    """`import torch` looks for plugins of torch, and raises if the metadata of any package at all is malformed."""
+    damaged = dict.fromkeys(row.provider for row in listing() if not row.kind and row.status is Status.BROKEN)
+    if damaged:
+        return (
+            f"torch reads the metadata of all packages, and that of {', '.join(damaged)} is damaged (see below): "
+            "repair it, or set TORCH_DEVICE_BACKEND_AUTOLOAD=0. Devices were not examined."
+        )
+    return "Install torch again. Devices were not examined."
 
 
 def _backends() -> Iterator[Finding]:
@@ -199,9 +206,11 @@ def _plugins() -> Iterator[Finding]:
             f"{number} {status}" for status, number in Counter(str(row.status) for row in offered).items()
         )
         yield Finding(f"plugin {provider.name}", "ok", f"{provider.version}: {counts or 'offers nothing'}")
-    for row in rows:
-        if row.status is Status.OK:
-            continue
-        subject = f"{row.kind} {row.alias}" if row.kind else f"plugin {row.provider}"
-        broken = row.status in (Status.BROKEN, Status.INCOMPATIBLE)
-        yield Finding(subject, "broken" if broken else "note", f"{row.status}: {row.detail} ({row.provider})")
+    # A folder that is on the path twice is read twice.
+    yield from dict.fromkeys(_problem(row) for row in rows if row.status is not Status.OK)
+
+
+def _problem(row: Row) -> Finding:
+    subject, owner = (f"{row.kind} {row.alias}", row.provider) if row.kind else (f"plugin {row.provider}", row.location)
+    state: State = "broken" if row.status in (Status.BROKEN, Status.INCOMPATIBLE) else "note"
+    return Finding(subject, state, f"{row.status}: {row.detail} ({owner})".removesuffix(" ()"))

@@ -6,7 +6,7 @@ a library would break it in the middle.
 
 from __future__ import annotations
 
-import shutil
+import os
 import textwrap
 from typing import TYPE_CHECKING
 
@@ -22,8 +22,14 @@ _NARROWEST_NAME = 12
 
 
 def terminal_width() -> int:
-    """Columns of the terminal, or of `COLUMNS`; 80 where there is neither."""
-    return max(20, shutil.get_terminal_size((80, 24)).columns)
+    """`COLUMNS`, or that of the terminal; 80 where there is neither."""
+    wanted = os.environ.get("COLUMNS", "")
+    if wanted.isdecimal() and int(wanted):
+        return max(20, int(wanted))
+    try:
+        return max(20, os.get_terminal_size(1).columns or 80)
+    except OSError:
+        return 80
 
 
 def table(

@@ -52,7 +52,7 @@ def look_into(target: Any) -> Factory:
     """Tell a class, a `functools.partial` of a class, and a function apart."""
     preset: dict[str, Any] = {}
     while isinstance(target, functools.partial):
-        preset = {**target.keywords, **preset}
+        preset = dict(zip(_names(target.func), target.args, strict=False)) | target.keywords | preset
         target = target.func
     return Factory(target, preset) if isinstance(target, type) else Factory(None, preset, target)
 
@@ -88,6 +88,10 @@ def documented(doc: str | None) -> dict[str, str]:
         elif name:
             entries[name] = f"{entries[name]} {line.strip()}".strip()
     return entries
+
+
+def _names(function: Any) -> list[str]:
+    return [parameter.name for parameter in _parameters(function)]
 
 
 def _constructors(target: Any) -> Iterator[tuple[Any, str | None]]:

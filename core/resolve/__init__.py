@@ -84,6 +84,7 @@ def resolve(
         cluster_environment=environment.part,
         num_processes=chosen.part.num_processes_per_node,
         num_nodes=num_nodes,
+        interactive_alias=chosen.part.interactive_alias,
     )
     _check(chosen.part, num_nodes)
     nodes = Decision("nodes", str(num_nodes), f"num_nodes={num_nodes}")

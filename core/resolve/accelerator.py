@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from core.contract import Accelerator, Broken, ConfigurationError, DeviceError, Found, normalize_alias
-from core.resolve.candidates import ask, best, create, identify, same_part, survey, why_absent
+from core.resolve.candidates import ask, best, create, identify, precedence, same_part, survey, why_absent
 from core.resolve.decision import Choice, Decision
 from core.resolve.devices import check_devices
 
@@ -77,9 +77,8 @@ def choose_devices(
 def _automatic() -> Choice[Accelerator]:
     candidates = survey(KIND)
     chosen = best(KIND, candidates, "accelerator={!r}")
-    also = [other.name for other in candidates if other.is_here and other is not chosen]
-    higher = [f"it is here, and comes before {', '.join(also)}"] if also else ["nothing else is here"]
-    return create(KIND, chosen.name, "; ".join(filter(None, ("auto", *higher, why_absent(candidates)))))
+    reason = "; ".join(filter(None, (precedence(chosen, candidates), why_absent(candidates))))
+    return create(KIND, chosen.name, reason)
 
 
 def _of_devices(devices: Sequence[torch.device]) -> Choice[Accelerator]:

@@ -7,7 +7,7 @@ import warnings
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from core.contract import Broken, ConfigurationError, CoreError, Found
+from core.contract import AliasConflictError, Broken, ConfigurationError, CoreError, Found
 from core.registry import (
     ACCELERATOR_REGISTRY,
     CHECKPOINT_IO_REGISTRY,
@@ -86,22 +86,23 @@ def identify(kind: str, part: object) -> Identity:
 def survey(kind: str) -> list[Candidate]:
     """Ask every registered part of a kind whether it is here.
 
-    One that can't be imported or asked is left out with a warning: nobody asked for it by name.
+    One that can't be imported, or crashes, is left out with a warning: nobody asked for it by name.
+
+    Raises:
+        ConfigurationError: one is here, and finds its surroundings contradictory.
     """
     candidates = []
     for offer in _REGISTRIES[kind].offers():
-        if offer.status not in (Status.OK, Status.CONFLICT):
-            continue
-        name = offer.spec.alias if offer.status is Status.OK else offer.spec.qualified_name
-        try:
-            candidates.append(ask(kind, name))
-        except Exception as cause:
-            advice = "" if isinstance(cause, CoreError) else f" Update {offer.spec.provider}, or tell its authors."
-            warnings.warn(
-                f"The {kind} {name!r} of {offer} was not considered: {type(cause).__name__}: {cause}{advice}",
-                RuntimeWarning,
-                stacklevel=2,
-            )
+        if offer.status in (Status.OK, Status.CONFLICT):
+            name = offer.spec.alias if offer.status is Status.OK else offer.spec.qualified_name
+            try:
+                candidates.append(ask(kind, name))
+            except Exception as cause:
+                if isinstance(cause, ConfigurationError) and not isinstance(cause, AliasConflictError):
+                    raise
+                detail = str(cause) if isinstance(cause, CoreError) else f"{type(cause).__name__}: {cause}"
+                message = f"The {kind} {name!r} of {offer} was not considered. {detail}"
+                warnings.warn(message, RuntimeWarning, stacklevel=2)
     return candidates
 
 
@@ -142,6 +143,12 @@ def best(kind: str, candidates: Iterable[Candidate], explicit: str) -> Candidate
             f"Choose one: {explicit.format(here[0].name)} or {explicit.format(rivals[0])}."
         )
     return here[0]
+
+
+def precedence(chosen: Candidate, candidates: Iterable[Candidate]) -> str:
+    """Why `chosen` won."""
+    others = [other.name for other in candidates if other.is_here and other is not chosen]
+    return f"auto; it is here, and comes before {', '.join(others)}" if others else "auto; nothing else is here"
 
 
 def why_absent(candidates: Iterable[Candidate]) -> str:

@@ -12,7 +12,7 @@ from core.contract import (
     Precision,
     normalize_alias,
 )
-from core.resolve.candidates import best, create, identify, same_part, survey
+from core.resolve.candidates import best, create, identify, precedence, same_part, survey
 from core.resolve.decision import Choice, Identity
 
 if TYPE_CHECKING:
@@ -34,8 +34,9 @@ def choose_cluster_environment(plugins: Plugins, given: Mapping[str, Any]) -> Ch
     kind = "cluster environment"
     if (wanted := _only(kind, plugins.get(kind), given.get("cluster_environment"))) is not None:
         return _passed(kind, wanted)
-    chosen = best(kind, survey(kind), "plugins=[{!r}]")
-    return create(kind, chosen.name, "it is the one of highest priority that this process runs in")
+    candidates = survey(kind)
+    chosen = best(kind, candidates, "plugins=[{!r}]")
+    return create(kind, chosen.name, precedence(chosen, candidates))
 
 
 def choose_precision(

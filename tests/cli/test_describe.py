@@ -1,0 +1,133 @@
+import pytest
+
+ACME = '''
+from functools import partial
+
+from core import Strategy
+
+
+class Base(Strategy):
+    """The base."""
+
+    def __init__(self, *, period: int = 4, **parts):
+        """Make it.
+
+        Args:
+            period: steps between two exchanges;
+                zero is never.
+            parts: of every strategy.
+        """
+        super().__init__(**parts)
+
+
+class AcmeStrategy(Base):
+    """Trains with acme.
+
+    A second paragraph.
+    """
+
+    def __init__(self, level: "str | None", *, verbose: bool = False, **options):
+        """Make it.
+
+        Args:
+            level: how hard to try.
+            verbose: say more.
+
+        Raises:
+            ValueError: not an option.
+        """
+        super().__init__(**options)
+
+
+class Plain(Strategy):
+    """Has the options of every strategy."""
+
+
+acme_fast = partial(AcmeStrategy, "high", period=16)
+
+
+def acme_slow(delay_s: float = 1.0):
+    """Build it slowly.
+
+    Args:
+        delay_s: seconds to wait.
+    """
+    return Plain()
+
+
+def acme_bad(needed):
+    return Plain()
+'''
+
+
+@pytest.fixture
+def acme(core_cli):
+    aliases = {"acme": "AcmeStrategy", "acme_fast": "acme_fast", "acme_slow": "acme_slow", "acme_bad": "acme_bad"}
+    lines = "".join(f"{alias} = core_acme:{attribute}\n" for alias, attribute in aliases.items())
+    core_cli.install("core-acme", f"[core.strategies]\n{lines}", modules={"core_acme": ACME}, summary="Acme for core")
+    return core_cli
+
+
+def test_options_of_a_class_and_its_bases(acme):
+    done = acme("describe", "Acme")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(
+        "acme: a strategy of core-acme 1.0\nAcme for core\n\ncore_acme.AcmeStrategy\n    Trains with acme.\n\nOptions\n"
+        "  level: str | None\n      how hard to try.\n  verbose: bool = False\n      say more.\n"
+        "  period: int = 4\n      steps between two exchanges; zero is never.\n"
+        "  accelerator: Accelerator | None = None\n"
+    )
+    assert "not an option" not in done.stdout
+
+
+def test_a_preset(acme):
+    text = acme("describe", "acme_fast").stdout
+    assert "A preset of core_acme.AcmeStrategy(level='high', period=16)\n    Trains with acme.\n" in text
+    assert "  level: str | None = 'high' (set by this alias)\n" in text
+    assert "  period: int = 16 (set by this alias)\n" in text
+
+
+def test_a_function(acme):
+    text = acme("describe", "acme_slow").stdout
+    assert "A preset of core_acme.Plain\n    Has the options of every strategy.\n" in text
+    assert "  delay_s: float = 1.0\n      seconds to wait.\n" in text
+
+
+def test_a_function_that_needs_an_argument(acme):
+    done = acme("describe", "acme_bad")
+    assert done.returncode == 0
+    assert "what it makes can't be shown" in done.stdout
+    assert "  needed\n" in done.stdout
+
+
+def test_without_options(core_cli):
+    assert "It takes no options." in core_cli("describe", "cpu").stdout
+
+
+def test_an_alias_of_several_kinds(core_cli):
+    core_cli.install(
+        "core-acme", "[core.precisions]\nacme = a:A\n[core.checkpoint_ios]\nacme = a:B\n", modules={"a": ""}
+    )
+    done = core_cli("describe", "acme")
+    assert done.returncode == 1
+    assert "'acme' is a precision and a checkpoint io" in done.stderr
+    assert "`core describe acme --kind checkpoint-io`" in done.stderr
+    assert "no attribute 'B'" in core_cli("describe", "acme", "--kind", "checkpoint-io").stderr
+
+
+def test_a_misspelt_alias(core_cli):
+    done = core_cli("describe", "single_devise")
+    assert done.returncode == 1
+    assert done.stderr == "Error: Nothing is called 'single_devise'. Did you mean 'single_device'?\n"
+
+
+def test_a_well_known_alias_that_is_not_installed(core_cli):
+    assert "`pip install core-deepspeed`" in core_cli("describe", "deepspeed").stderr
+
+
+def test_a_plugin_that_cannot_be_imported(core_cli):
+    core_cli.install("core-bad", "[core.strategies]\nbad = core_bad:S\n", modules={"core_bad": "1 / 0"})
+    done = core_cli("describe", "bad")
+    assert done.returncode == 1
+    assert "ZeroDivisionError" in done.stderr
+    assert "Traceback" not in done.stderr

@@ -1,0 +1,104 @@
+import json
+
+import torch
+
+
+def findings_of(done):
+    return {finding["subject"]: finding for finding in json.loads(done.stdout)}
+
+
+def test_a_machine_in_order(core_cli):
+    done = core_cli("doctor")
+    assert done.returncode == 0, done.stdout
+    assert done.stdout.endswith("\nEverything is in order.\n")
+    findings = findings_of(core_cli("doctor", "--json"))
+    assert findings["torch"]["state"] == "ok"
+    assert findings["torch"]["detail"].startswith(torch.__version__)
+    assert findings["accelerator cpu"]["state"] == "ok"
+    assert findings["gloo"]["state"] == "ok"
+    assert findings["mpi"] == {"subject": "mpi", "state": "absent", "detail": "this torch was built without it"}
+    assert findings["cluster local"]["state"] == "ok"
+    assert findings["plugin core"]["state"] == "ok"
+
+
+def test_the_report_fits(core_cli):
+    lines = core_cli("doctor").stdout.splitlines()
+    assert not [line for line in lines if len(line) > 80 and len(line.split()) > 3]
+
+
+def test_broken_things_are_named_and_counted(core_cli):
+    core_cli.install("core-old", "[core.strategies]\nold = core_old:S\n", requires=("core>=99",))
+    core_cli.install("core-bad", "[core.strategies]\nbad = no target\n")
+    core_cli.install(
+        "core-card",
+        "[core.accelerators]\ncard = core_card:Card\n",
+        modules={
+            "core_card": """
+                from core import Accelerator, Broken
+
+                class Card(Accelerator):
+                    @classmethod
+                    def detect(cls):
+                        return Broken("the driver does not answer")
+
+                    def torch_devices(self, indices):
+                        return []
+            """
+        },
+    )
+    done = core_cli("doctor")
+    assert done.returncode == 1
+    last = " ".join(done.stdout.partition("\nBroken: ")[2].split())
+    assert last == "accelerator card, strategy bad, strategy old."
+    findings = findings_of(core_cli("doctor", "--json"))
+    assert findings["accelerator card"]["detail"] == "the driver does not answer"
+    assert "it requires core>=99" in findings["strategy old"]["detail"]
+    assert "its target is 'no target'" in findings["strategy bad"]["detail"]
+
+
+def test_damaged_metadata_that_torch_stumbles_over(core_cli):
+    """torch's own look for plugins raises for a malformed file of any package."""
+    core_cli.install("other", "[anything]\nmalformed\n")
+    done = core_cli("doctor", "--json")
+    assert done.returncode == 1, done.stderr
+    findings = findings_of(done)
+    assert "that of other is damaged (see below)" in findings["torch"]["detail"]
+    assert "TORCH_DEVICE_BACKEND_AUTOLOAD=0" in findings["torch"]["detail"]
+    assert "'malformed'" in findings["plugin other"]["detail"]
+    findings = findings_of(core_cli("doctor", "--json", TORCH_DEVICE_BACKEND_AUTOLOAD="0"))
+    assert findings["torch"]["state"] == "ok"
+    assert findings["accelerator cpu"]["state"] == "ok"
+
+
+def test_the_variables_in_force(core_cli):
+    findings = findings_of(core_cli("doctor", "--json", CORE_PLUGINS="", CORE_DISABLE_PLUGINS="mps"))
+    assert findings["CORE_PLUGINS"]["detail"] == "is set and empty"
+    assert findings["CORE_DISABLE_PLUGINS"]["detail"] == "'mps' is in force"
+    assert "accelerator mps" in findings
+    assert findings["accelerator mps"]["state"] == "note"
+
+
+def test_another_core_on_the_path(core_cli):
+    (core_cli.packages.parent / "later" / "core").mkdir(parents=True)
+    (core_cli.packages.parent / "later" / "core" / "__init__.py").touch()
+    program = f"import sys; sys.path.append({str(core_cli.packages.parent / 'later')!r})\n"
+    (core_cli.packages / "sitecustomize.py").write_text(program)
+    findings = findings_of(core_cli("doctor", "--json"))
+    assert findings["another core"]["state"] == "note"
+    assert "later/core has the same name" in findings["another core"]["detail"]
+
+
+def test_the_folder_where_the_user_stands(core_cli):
+    folder = core_cli.working / "core"
+    folder.mkdir()
+    (folder / "model.py").touch()
+    findings = findings_of(core_cli("doctor", "--json"))
+    assert findings["another core"]["detail"].startswith(f"{folder} has no __init__.py, and so hides nothing")
+
+
+def test_a_core_that_hides_this_one(core_cli):
+    """As the console script sees it, which doesn't look into the current folder."""
+    (core_cli.working / "core.py").touch()
+    findings = findings_of(core_cli("doctor", "--json", PYTHONSAFEPATH="1"))
+    assert "core.py hides the package" in findings["another core"]["detail"]
+    assert findings["core"]["state"] == "ok"

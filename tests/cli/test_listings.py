@@ -1,0 +1,224 @@
+import json
+import os
+import re
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+from core.contract import KINDS
+
+STRATEGY = """
+from core import Strategy
+
+class AcmeStrategy(Strategy):
+    '''A strategy of acme.'''
+"""
+
+FIELDS = {"kind", "alias", "target", "provider", "version", "status", "detail", "summary", "location"}
+
+
+def acme(core_cli, name="core-acme", alias="acme", module="core_acme", source=STRATEGY, **options):
+    core_cli.install(
+        name,
+        f"[core.strategies]\n{alias} = {module}:AcmeStrategy\n",
+        requires=options.pop("requires", ("core>=0.1",)),
+        modules={module: source},
+        **options,
+    )
+
+
+def rows_of(done):
+    assert done.returncode in (0, 1), done.stderr
+    return {row["alias"] or row["provider"]: row for row in json.loads(done.stdout)}
+
+
+def test_a_plugin_with_package_and_version(core_cli):
+    acme(core_cli, version="2.5")
+    done = core_cli("list-strategies")
+    assert done.returncode == 0
+    assert re.search(r"^acme +AcmeStrategy +core-acme +2\.5 +ok$", done.stdout, re.MULTILINE)
+    assert re.search(r"^Alias +Class +Package +Version +Status$", done.stdout, re.MULTILINE)
+    assert re.search(r"^single_device +SingleDeviceStrategy +core ", done.stdout, re.MULTILINE)
+
+
+@pytest.mark.parametrize("kind", KINDS.values(), ids=lambda kind: kind.plural)
+def test_every_kind_has_its_listing(core_cli, kind):
+    core_cli.install("core-acme", f"[{kind.group}]\nacme_thing = core_acme:Thing\n")
+    done = core_cli(f"list-{kind.plural}", "--json")
+    rows = rows_of(done)
+    assert rows["acme_thing"]["provider"] == "core-acme"
+    assert all(row["kind"] == kind.name for row in rows.values())
+    assert rows.keys() > {"acme_thing"}, "and the built-ins"
+
+
+def test_json_schema(core_cli):
+    acme(core_cli)
+    for row in json.loads(core_cli("list-strategies", "--json", "--all").stdout):
+        assert row.keys() == FIELDS
+        assert all(isinstance(value, str) for value in row.values())
+    checked = json.loads(core_cli("list-strategies", "--json", "--check").stdout)
+    assert {row["alias"] for row in checked} >= {"acme", "single_device"}
+    for row in checked:
+        assert row.keys() == FIELDS | {"check"}
+        assert row["check"].keys() == {"status", "import_s", "error"}
+
+
+def test_the_unusable_are_counted_and_shown_on_request(core_cli):
+    acme(core_cli)
+    acme(core_cli, "core-old", alias="old", module="core_old", requires=("core>=99",))
+    acme(core_cli, "core-rival", alias="acme", module="core_rival")
+    acme(core_cli, "core-shut", alias="shut", module="core_shut")
+    core_cli.install("core-bad", "[core.strategies]\nbad = no target\nthis line is malformed\n")
+    short = core_cli("list-strategies", CORE_DISABLE_PLUGINS="core-shut")
+    assert "acme" not in short.stdout
+    hint = " ".join(short.stderr.split())
+    assert "Not shown: 1 blocked, 2 broken, 2 conflict, 1 incompatible. See `core list-strategies --all`." in hint
+    long = core_cli("list-strategies", "--all", CORE_DISABLE_PLUGINS="core-shut")
+    text = " ".join(long.stdout.split())
+    for fact in (
+        "core-shut 1.0 blocked CORE_DISABLE_PLUGINS names 'core-shut'",
+        "it requires core>=99",
+        "'core-acme:acme' chooses this one",
+        "its target is 'no target'",
+        "'this line is malformed'",
+    ):
+        assert fact in text
+    statuses = {row["status"] for row in json.loads(core_cli("list-strategies", "--all", "--json").stdout)}
+    assert statuses >= {"ok", "conflict", "incompatible", "broken"}
+
+
+def test_nothing_heavy_is_imported_to_list(core_cli):
+    acme(core_cli)
+    program = """
+        import sys
+        from core.cli import main
+        sys.argv = ["core", "list-strategies", "--all"]
+        try:
+            main()
+        except SystemExit as end:
+            assert not end.code
+        heavy = {"torch", "core_acme", "rich", "numpy"} & set(sys.modules)
+        assert not heavy, heavy
+    """
+    path = os.pathsep.join(filter(None, [str(core_cli.packages), os.environ.get("PYTHONPATH")]))
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program)],
+        cwd=core_cli.working,
+        env=os.environ | {"PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "acme" in done.stdout
+
+
+HANGING = "import time, sys\nprint('noise')\ntime.sleep(3600)\n"
+RAISING = "raise OSError('libacme.so is missing')\n"
+EXITING = "import os\nos._exit(0)\n"
+LEAVING = "import sys\nsys.exit(3)\n"
+DYING = "import os, signal\nos.kill(os.getpid(), signal.SIGKILL)\n"
+CHATTY = "import os\nos.write(1, b'[1, 2]\\n')\nprint('{}')\n" + STRATEGY
+
+
+@pytest.mark.parametrize(
+    ("source", "status", "error"),
+    [
+        (STRATEGY, "ok", ""),
+        (CHATTY, "ok", ""),
+        (HANGING, "hangs", "did not end within 5 s"),
+        (RAISING, "fails", "OSError: libacme.so is missing"),
+        (LEAVING, "fails", "SystemExit: 3"),
+        (EXITING, "exits", "ended the interpreter with exit code 0"),
+        (DYING, "exits", "ended the interpreter with signal SIGKILL"),
+        ("AcmeStrategy = int\n", "fails", "expected a subclass of core.contract.strategy.Strategy"),
+        ("", "fails", "has no attribute 'AcmeStrategy'"),
+    ],
+    ids=["good", "chatty", "hangs", "raises", "sys.exit", "os._exit", "killed", "wrong class", "empty"],
+)
+def test_check_imports_each_in_a_process_of_its_own(core_cli, source, status, error):
+    acme(core_cli, source=source)
+    timeout_s = "5" if status == "hangs" else "60"
+    only_acme = {"CORE_PLUGINS": "core-acme", "CORE_DISABLE_PLUGINS": "single_device"}
+    done = core_cli("list-strategies", "--check", "--json", "--timeout", timeout_s, **only_acme)
+    rows = rows_of(done)
+    assert rows.keys() == {"acme"}
+    check = rows["acme"]["check"]
+    assert check["status"] == status
+    assert error in check["error"]
+    assert (check["import_s"] is None) == (status in ("hangs", "exits"))
+    assert done.returncode == (0 if status == "ok" else 1)
+
+
+def test_check_as_text(core_cli):
+    acme(core_cli, source=RAISING)
+    done = core_cli("list-strategies", "--check")
+    assert done.returncode == 1
+    assert re.search(r"^acme +AcmeStrategy +core-acme +1\.0 +fails +\d+\.\d\d s$", done.stdout, re.MULTILINE)
+    assert "OSError: libacme.so is missing" in " ".join(done.stdout.split())
+    assert re.search(r"^single_device .* ok +\d+\.\d\d s$", done.stdout, re.MULTILINE)
+
+
+@pytest.mark.parametrize("columns", [30, 40, 60, 80, 120])
+@pytest.mark.parametrize(
+    "arguments", [["list-strategies", "--all"], ["list-plugins", "--all"]], ids=lambda words: words[0]
+)
+def test_nothing_is_cut_off_at_any_width(core_cli, columns, arguments):
+    long = "acme_with_a_name_that_goes_on_for_a_while_true"
+    acme(core_cli, alias=long)
+    acme(core_cli, "core-old", alias="old", module="core_old", requires=("core>=99",))
+    done = core_cli(*arguments, columns=columns)
+    assert "…" not in done.stdout
+    assert "core>=99" in done.stdout
+    if arguments[0] == "list-strategies":
+        assert long in done.stdout.split()
+        assert "SingleDeviceStrategy" in done.stdout.split()
+    lines = done.stdout.splitlines()
+    assert not [line for line in lines if len(line) > columns and len(line.split()) > 1], done.stdout
+
+
+def test_more_is_a_pip_install_away(core_cli):
+    hint = " ".join(core_cli("list-strategies", CORE_PLUGINS="").stderr.split())
+    assert "`pip install core-ddp`" in hint
+    acme(core_cli)
+    assert "pip install" not in core_cli("list-strategies").stderr
+
+
+def test_a_long_list_into_a_pipe_that_closes(core_cli):
+    lines = "".join(f"alias_{number} = core_acme:AcmeStrategy\n" for number in range(3000))
+    core_cli.install("core-acme", f"[core.strategies]\n{lines}")
+    path = os.pathsep.join(filter(None, [str(core_cli.packages), os.environ.get("PYTHONPATH")]))
+    for count in (1, 2000):
+        done = subprocess.run(
+            f"{sys.executable} -m core list-strategies | head -n {count}",
+            shell=True,
+            cwd=core_cli.working,
+            env=os.environ | {"PYTHONPATH": path},
+            capture_output=True,
+            text=True,
+        )
+        assert len(done.stdout.splitlines()) == count
+        assert done.stderr == ""
+
+
+def test_list_plugins(core_cli):
+    acme(core_cli, version="2.5", summary="Acme for core")
+    core_cli.install("core-events", "[core.hooks]\nprinter = core_events\n")
+    core_cli.install("core-bad", "[core.strategies]\nthis line is malformed\n[core.loggers]\nbad = core_bad:Bad\n")
+    done = core_cli("list-plugins")
+    assert re.search(r"^core-acme +2\.5 +ok +1 strategy$", done.stdout, re.MULTILINE)
+    assert re.search(r"^core-events +1\.0 +ok +1 event hook$", done.stdout, re.MULTILINE)
+    problems = " ".join(done.stdout.partition("Problems")[2].split())
+    assert problems.startswith("core-bad broken line 2 of entry_points.txt is 'this line is malformed'")
+    entries = {entry["provider"]: entry for entry in json.loads(core_cli("list-plugins", "--json").stdout)}
+    assert entries["core-acme"]["offers"] == {"strategy": 1}
+    assert entries["core-acme"]["summary"] == "Acme for core"
+    assert entries["core-acme"]["location"] == str(core_cli.packages)
+
+
+def test_list_plugins_with_a_blocked_one(core_cli):
+    acme(core_cli)
+    assert "core-acme" not in core_cli("list-plugins", CORE_DISABLE_PLUGINS="core-acme").stdout
+    done = core_cli("list-plugins", "--all", CORE_DISABLE_PLUGINS="core-acme")
+    assert re.search(r"^core-acme +1\.0 +blocked +1 strategy$", done.stdout, re.MULTILINE)

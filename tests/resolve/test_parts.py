@@ -1,0 +1,260 @@
+import logging
+
+import pytest
+
+from core import ConfigurationError, Found, LaunchError, UnknownAliasError
+from core.resolve import resolve
+from resolve_fakes import (
+    Cluster,
+    FourDevices,
+    HalfPrecision,
+    HereLauncher,
+    ManyDevices,
+    ManyProcesses,
+    MemoryIO,
+)
+
+
+def decision(resolution, subject):
+    return next(decision for decision in resolution.decisions if decision.subject == subject)
+
+
+def resolved(**arguments):
+    return resolve(**{"accelerator": "cpu", **arguments}).strategy
+
+
+# precision
+
+
+@pytest.mark.parametrize(
+    ("written", "name"),
+    [
+        (None, "32-true"),
+        (32, "32-true"),
+        ("32", "32-true"),
+        ("32-true", "32-true"),
+        (64, "64-true"),
+        ("64_True", "64-true"),
+        ("bf16", "bf16-mixed"),
+        ("BF16-mixed", "bf16-mixed"),
+        ("bf16-true", "bf16-true"),
+    ],
+)
+def test_precision_names(written, name):
+    resolution = resolve(accelerator="cpu", precision=written)
+    assert resolution.strategy.precision_plugin.name == name
+    assert decision(resolution, "precision").choice == name
+
+
+def test_a_strategy_is_asked_for_its_own_precision_by_the_usual_name(register):
+    asked = []
+
+    class Engine(ManyDevices):
+        def configure_precision(self, name):
+            asked.append(name)
+            return HalfPrecision() if name == "16-mixed" else None
+
+    resolution = resolve(accelerator="cpu", strategy=Engine(), precision=16)
+    assert type(resolution.strategy.precision_plugin) is HalfPrecision
+    assert decision(resolution, "precision").reason == "precision=16 was asked for; Engine has its own"
+    assert resolved(strategy=Engine(), precision="bf16").precision_plugin.name == "bf16-mixed"
+    assert resolved(strategy=Engine()).precision_plugin.name == "32-true"
+    assert asked == ["16-mixed", "bf16-mixed", "32-true"]
+
+
+def test_a_third_party_precision(register):
+    register("precision", "half", HalfPrecision)
+    assert type(resolved(precision="half").precision_plugin) is HalfPrecision
+    assert type(resolved(plugins=["half"]).precision_plugin) is HalfPrecision
+
+
+def test_a_precision_instance_from_every_side():
+    mine = HalfPrecision()
+    assert resolved(plugins=[mine]).precision_plugin is mine
+    assert resolved(precision=mine).precision_plugin is mine
+    assert resolved(strategy=ManyDevices(precision_plugin=mine)).precision_plugin is mine
+    assert resolved(strategy=ManyDevices(precision_plugin=mine), plugins=[mine]).precision_plugin is mine
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"precision": "bf16-mixed", "plugins": [HalfPrecision()]},
+        {"precision": "bf16-mixed", "strategy": ManyDevices(precision_plugin=HalfPrecision())},
+    ],
+)
+def test_two_precisions_are_one_too_many(arguments):
+    with pytest.raises(
+        ConfigurationError, match=r"^Two parts of the kind 'precision' were passed: 'bf16-mixed' and HalfPrecision"
+    ):
+        resolved(**arguments)
+
+
+def test_malformed_precisions():
+    with pytest.raises(ConfigurationError, match=r"precision=HalfPrecision is a class: .*precision=HalfPrecision\(\)"):
+        resolved(precision=HalfPrecision)
+    with pytest.raises(ConfigurationError, match=r"precision=16.0: expected a name such as 'bf16-mixed'"):
+        resolved(precision=16.0)
+    with pytest.raises(UnknownAliasError, match=r"bf16-mixd.*bf16_mixed"):
+        resolved(precision="bf16-mixd")
+    with pytest.raises(UnknownAliasError, match="Unknown precision '8'"):
+        resolved(precision=8)
+
+
+# checkpoint io
+
+
+def test_checkpoint_io_from_every_side():
+    mine = MemoryIO()
+    assert resolved(plugins=[mine]).checkpoint_io is mine
+    assert resolved(plugins=mine).checkpoint_io is mine
+    assert resolved(strategy=ManyDevices(checkpoint_io=mine)).checkpoint_io is mine
+    assert type(resolved().checkpoint_io).__name__ == "TorchCheckpointIO"
+    assert decision(resolve(accelerator="cpu"), "checkpoint io").choice == "torch"
+
+
+def test_a_strategy_has_its_own_default():
+    class Engine(ManyDevices):
+        def configure_checkpoint_io(self):
+            return MemoryIO()
+
+    assert type(resolved(strategy=Engine()).checkpoint_io) is MemoryIO
+    assert type(resolved(strategy=Engine(), plugins=["torch"]).checkpoint_io).__name__ == "TorchCheckpointIO"
+
+
+# cluster environment
+
+
+def test_a_third_party_environment_of_highest_priority(register):
+    register("cluster environment", "acme", Cluster)
+    resolution = resolve(accelerator="cpu")
+    assert type(resolution.strategy.cluster_environment) is Cluster
+    assert decision(resolution, "cluster environment").choice == "acme"
+    assert decision(resolution, "launcher").choice == "in_place"
+    assert decision(resolution, "launcher").reason == "acme has made the processes"
+
+
+def test_local_when_there_is_no_other():
+    assert decision(resolve(accelerator="cpu"), "cluster environment").choice == "local"
+
+
+@pytest.fixture
+def two_processes_of_torchrun(monkeypatch):
+    variables = {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
+    for name, value in (variables | {"MASTER_PORT": "29500", "TORCHELASTIC_RUN_ID": "none"}).items():
+        monkeypatch.setenv(name, value)
+
+
+def test_processes_that_exist_already_are_used(two_processes_of_torchrun, caplog):
+    with caplog.at_level(logging.INFO, logger="core"):
+        resolution = resolve(accelerator="cpu", strategy=ManyProcesses(), devices=2)
+    assert decision(resolution, "cluster environment").choice == "torchelastic"
+    assert decision(resolution, "cluster environment").reason == "auto; it is here, and comes before local"
+    assert decision(resolution, "launcher").choice == "in_place"
+    assert resolution.summary not in caplog.messages, "this is rank 1"
+    assert len(resolved(strategy=ManyProcesses()).parallel_devices) == 2
+
+
+def test_processes_that_nobody_would_use_are_an_error(two_processes_of_torchrun):
+    with pytest.raises(ConfigurationError, match=r"torchrun.*2"):
+        resolved(strategy="single_device", devices=1)
+
+
+def test_contradictory_variables_are_not_passed_over(two_processes_of_torchrun, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "two")
+    with pytest.raises(ConfigurationError, match="WORLD_SIZE"):
+        resolved()
+
+
+def test_an_environment_that_is_passed_is_not_asked():
+    mine = Cluster()
+    assert resolved(plugins=[mine]).cluster_environment is mine
+    assert resolved(strategy=ManyDevices(cluster_environment=mine)).cluster_environment is mine
+
+
+def test_devices_auto_follows_the_processes_that_were_started():
+    class Three(Cluster):
+        size = 6
+
+    resolution = resolve(accelerator="cpu", strategy=ManyProcesses(), num_nodes=2, plugins=[Three()])
+    assert len(resolution.strategy.parallel_devices) == 3
+    assert decision(resolution, "devices").reason == "auto: one for each of the 3 processes that were started on a node"
+
+
+def test_an_environment_that_does_not_fit_is_an_error_before_any_process():
+    class Strict(Cluster):
+        def validate(self, num_devices, num_nodes):
+            if num_devices * num_nodes != 1:
+                raise ConfigurationError(f"1 process was started, and devices={num_devices}: start 2")
+
+    with pytest.raises(ConfigurationError, match="devices=2: start 2"):
+        resolved(strategy=ManyProcesses(), devices=2, plugins=[Strict()])
+    assert resolved(strategy=ManyDevices(), devices=2, plugins=[Strict()])
+
+
+def test_two_environments_of_one_priority(register):
+    register("cluster environment", "acme", Cluster)
+    register("cluster environment", "zenith", type("Zenith", (Cluster,), {}))
+    with pytest.raises(ConfigurationError, match=r"Several cluster environments.*plugins=\['acme'\] or plugins=\['ze"):
+        resolved()
+    assert type(resolved(plugins=["zenith"]).cluster_environment).__name__ == "Zenith"
+
+
+# launcher
+
+
+def test_the_strategy_names_its_launcher():
+    resolution = resolve(accelerator="cpu", strategy=ManyProcesses(), devices=2)
+    assert decision(resolution, "launcher").choice == "spawn"
+    assert resolution.strategy.launcher.num_processes == 2
+
+
+def test_a_launcher_that_is_passed():
+    mine = HereLauncher()
+    assert resolved(plugins=[mine]).launcher is mine
+    resolution = resolve(accelerator="cpu", plugins=[mine, Cluster()])
+    assert decision(resolution, "launcher").choice == "in_place"
+    assert "HereLauncher is not needed" in decision(resolution, "launcher").reason
+
+
+def test_a_launcher_that_cannot_work_here_says_so_at_once():
+    class Nowhere(HereLauncher):
+        def check(self):
+            raise LaunchError("no processes in this sandbox: use strategy='single_device'")
+
+    with pytest.raises(LaunchError, match="single_device"):
+        resolved(plugins=[Nowhere()])
+
+
+# plugins
+
+
+@pytest.mark.parametrize(
+    ("plugins", "message"),
+    [
+        ([MemoryIO(), MemoryIO()], "plugins has two parts of the kind 'checkpoint io': MemoryIO and MemoryIO"),
+        (["local", Cluster()], "plugins has two parts of the kind 'cluster environment': 'local' and Cluster"),
+        ([MemoryIO], r"plugins has the class MemoryIO: pass an instance, MemoryIO\(\)"),
+        ([FourDevices()], "plugins has a FourDevices: pass it as accelerator="),
+        ([ManyDevices()], "plugins has a ManyDevices: pass it as strategy="),
+        ([3], "plugins has 3: expected instances, or registered names, of these kinds: precision, checkpoint io"),
+        (["torhc"], "plugins has 'torhc', which nobody offers.*Did you mean 'torch'"),
+        (["qqqq"], "plugins has 'qqqq', which nobody offers.*`core list-precisions`"),
+        ([("local",)], r"plugins has \('local',\): expected"),
+    ],
+)
+def test_malformed_plugins(plugins, message):
+    with pytest.raises(ConfigurationError, match=message):
+        resolved(plugins=plugins)
+
+
+def test_none_and_nothing():
+    assert resolved(plugins=None)
+    assert resolved(plugins=())
+
+
+def test_a_name_of_two_kinds_is_ambiguous(register):
+    register("precision", "acme", HalfPrecision)
+    register("cluster environment", "acme", type("Low", (Cluster,), {"detect": classmethod(lambda cls: Found(1, -1))}))
+    with pytest.raises(ConfigurationError, match="'acme', which is a precision and a cluster environment"):
+        resolved(plugins=["acme"])

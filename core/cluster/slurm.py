@@ -142,7 +142,7 @@ def first_host(nodelist: str) -> str:
     Raises:
         ConfigurationError: it isn't such a list.
     """
-    first = re.match(r"(?:[^,\[\]]|\[[^\[\]]*\])+", nodelist)
+    first = re.match(r"(?:[^,\[\]]|\[[^\[\]]*\])+(?=,|$)", nodelist)
     host = re.sub(r"\[(\w+)[^\]]*\]", r"\1", first.group()) if first else ""
     if not re.fullmatch(r"[\w.:-]+", host):
         raise ConfigurationError(

@@ -92,7 +92,8 @@ def _what_it_makes(registry: Registry[Any], name: str, factory: Factory) -> Iter
             return
     preset = ", ".join(f"{option}={value!r}" for option, value in factory.preset.items())
     whole = f"{made.__module__}.{made.__qualname__}"
-    yield f"{'A preset of ' if preset or factory.function else ''}{whole}{f'({preset})' if preset else ''}"
+    a_preset_of = "A preset of " if preset or factory.function else ""
+    yield from paragraph(f"{a_preset_of}{whole}{f'({preset})' if preset else ''}")
     if summary := (inspect.getdoc(made) or "").partition("\n\n")[0]:
         yield from paragraph(" ".join(summary.split()), indent="    ")
     yield ""

@@ -49,12 +49,13 @@ def table(
     width = width or terminal_width()
     notes = notes or [""] * len(rows)
     widths = _column_widths([headers, *rows], width)
-    head = [click.style(header, bold=True) for header in headers]
     if widths is None:
         for row, note in zip(rows, notes, strict=True):
-            yield from _stacked(headers, row, note, width)
+            yield row[0]
+            yield from paragraph(_GAP.join(filter(None, row[1:])), width, indent=_INDENT)
+            yield from paragraph(note, width, indent=_INDENT)
         return
-    yield from _row(head, widths)
+    yield from _row([click.style(header, bold=True) for header in headers], widths)
     for row, note in zip(rows, notes, strict=True):
         yield from _row(row, widths)
         yield from paragraph(note, width, indent=_INDENT)
@@ -99,11 +100,3 @@ def _row(cells: Sequence[str], widths: Sequence[int]) -> Iterator[str]:
     for line in lines or [""]:
         yield f"{left}{line}".rstrip()
         left = " " * _length(left)
-
-
-def _stacked(headers: Sequence[str], row: Sequence[str], note: str, width: int) -> Iterator[str]:
-    yield row[0]
-    for header, cell in zip(headers[1:], row[1:], strict=True):
-        if cell:
-            yield from paragraph(f"{header.lower()}: {cell}", width, indent=_INDENT)
-    yield from paragraph(note, width, indent=_INDENT)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -87,13 +88,21 @@ def _ask_child(rows: Sequence[Row], timeout_s: float) -> dict[Row, Outcome]:
     )
     try:
         output, errors = child.communicate(request, timeout=timeout_s)
-        missing = Outcome("exits", error=_last_words(rows[0], child.returncode, errors))
+        missing = Outcome("exits", error=_last_words(child.returncode, errors))
     except subprocess.TimeoutExpired:
-        os.killpg(child.pid, signal.SIGKILL)
+        _kill_group(child)
         output, _ = child.communicate()
         missing = Outcome("hangs", error=f"Its import did not end within {timeout_s:g} s.")
+    finally:
+        _kill_group(child)
     told = [_read(line) for line in output.splitlines()]
     return {row: told[number] if number < len(told) else missing for number, row in enumerate(rows)}
+
+
+def _kill_group(child: subprocess.Popen[str]) -> None:
+    """End the child, and what the plugin has started in it."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(child.pid, signal.SIGKILL)
 
 
 def _read(line: str) -> Outcome:
@@ -101,7 +110,7 @@ def _read(line: str) -> Outcome:
     return Outcome("fails" if error else "ok", import_s, error)
 
 
-def _last_words(row: Row, code: int, errors: str) -> str:
+def _last_words(code: int, errors: str) -> str:
     ending = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
     words = errors.strip().splitlines()[-1:] or ["it wrote nothing"]
     return f"Its import ended the interpreter with {ending}; the last words: {words[0]}"

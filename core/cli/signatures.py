@@ -67,7 +67,9 @@ def options_of(target: Any) -> list[Option]:
             found.setdefault(parameter.name, _option(parameter, entries))
         if all(parameter.kind is not _CATCH_ALL for parameter in parameters):
             break
-    return sorted(found.values(), key=lambda option: option.name.startswith("**"))
+    passed_on = [option for option in found.values() if option.name.startswith("**")]
+    # What a base passes on in its turn has been listed by name.
+    return [option for option in found.values() if option not in passed_on] + passed_on[:1]
 
 
 def documented(doc: str | None) -> dict[str, str]:

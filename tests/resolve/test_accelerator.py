@@ -9,7 +9,7 @@ from resolve_fakes import FourDevices, ManyDevices, OneDevice
 
 def detecting(detection):
     """An accelerator class with this answer."""
-    return type("Fake", (OneDevice,), {"detect": classmethod(lambda cls: detection)})
+    return type("Fake", (OneDevice,), {"name": "acme", "detect": classmethod(lambda cls: detection)})
 
 
 def decision(resolution, subject):
@@ -93,9 +93,9 @@ def test_auto_warns_of_an_accelerator_that_cannot_be_asked(register):
 )
 def test_one_that_was_asked_for_must_be_here(register, detection, problem):
     register("accelerator", "acme", detecting(detection))
-    with pytest.raises(DeviceError, match=rf"^Accelerator 'fourdevices' {problem}. Here are: .*cpu"):
+    with pytest.raises(DeviceError, match=rf"^Accelerator 'acme' {problem}. Here are: .*cpu"):
         resolve(accelerator="acme")
-    with pytest.raises(DeviceError, match=rf"^Accelerator 'fourdevices' {problem}. Here are: .*cpu"):
+    with pytest.raises(DeviceError, match=rf"^Accelerator 'acme' {problem}. Here are: .*cpu"):
         resolve(accelerator=detecting(detection)())
 
 

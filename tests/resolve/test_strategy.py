@@ -44,19 +44,23 @@ def test_auto_with_several_devices_says_what_to_install(monkeypatch):
 
 def test_auto_asks_the_accelerator_first(register):
     class Choosing(FourDevices):
+        name = "acme"
+
         def default_strategy(self, num_devices, num_nodes):
             return f"acme_{num_devices}_{num_nodes}"
 
     register("strategy", "acme_3_1", ManyDevices)
     resolution = resolve(accelerator=Choosing())
     assert decision(resolution, "strategy").choice == "acme_3_1"
-    assert decision(resolution, "strategy").reason == "auto: 3 devices on 1 node, and fourdevices chooses this one"
+    assert decision(resolution, "strategy").reason == "auto: 3 devices on 1 node, and acme chooses this one"
     with pytest.raises(UnknownAliasError, match="acme_2_1"):
         resolve(accelerator=Choosing(), devices=2)
 
 
 def test_an_accelerator_maps_a_generic_alias(register):
     class Adapting(FourDevices):
+        name = "acme"
+
         def adapt_strategy(self, alias, num_devices):
             if alias == "forked":
                 raise ConfigurationError("'forked' can't work on this device: use 'acme_spawn'.")
@@ -65,7 +69,7 @@ def test_an_accelerator_maps_a_generic_alias(register):
     register("strategy", "acme_spawn", ManyDevices)
     resolution = resolve(accelerator=Adapting(), strategy="Generic")
     assert decision(resolution, "strategy").choice == "acme_spawn"
-    assert "on fourdevices 'generic' means this one" in decision(resolution, "strategy").reason
+    assert "on acme 'generic' means this one" in decision(resolution, "strategy").reason
     with pytest.raises(ConfigurationError, match="use 'acme_spawn'"):
         resolve(accelerator=Adapting(), strategy="forked")
 

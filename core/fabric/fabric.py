@@ -128,7 +128,7 @@ class Fabric(Processes):
         self._set_up()
         wrapped, added, scheduler = self.strategy.add_module_and_optimizers(module, optimizers, scheduler)
         self._target = wrapped if len(self.strategy.handles) == 1 else None
-        model = FabricModule(module, wrapped, self.strategy)
+        model = FabricModule(module, wrapped, self)
         if not optimizers:
             return model
         stepped = [self.wrap_optimizer(optimizer) for optimizer in added]

@@ -16,7 +16,7 @@ from core.fabric.delegation import delegates_to
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from core.contract import Strategy
+    from core.fabric.processes import Processes
 
 _STEPS = frozenset({"training_step", "validation_step", "test_step", "predict_step"})
 
@@ -36,10 +36,11 @@ class FabricModule(nn.Module):
     module: nn.Module
     wrapped: nn.Module
 
-    def __init__(self, module: nn.Module, wrapped: nn.Module, strategy: Strategy) -> None:
-        """Wrap a module that `strategy` has set up."""
+    def __init__(self, module: nn.Module, wrapped: nn.Module, fabric: Processes) -> None:
+        """Wrap a module that the strategy of `fabric` has set up."""
         # Without nn.Module's own state: there is one set of parameters, and it is the user's module's.
-        vars(self).update(module=module, wrapped=wrapped, strategy=strategy, _forward_methods=set(_STEPS))
+        # It holds Fabric, since a Fabric that is gone lets go of its models.
+        vars(self).update(module=module, wrapped=wrapped, _fabric=fabric, _forward_methods=set(_STEPS))
         vars(self)["_run"] = self._prepare("forward")
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -98,12 +99,13 @@ class FabricModule(nn.Module):
 
     def _prepare(self, name: str) -> Callable[..., Any]:
         """How a method is called, with nothing in between that isn't needed."""
-        call: Callable[..., Any] = self.strategy.step_callable(name, self.module)
-        precision = self.strategy.precision_plugin
-        if (context := self.strategy.forward_context()) is not None:
+        strategy = self._fabric.strategy
+        call: Callable[..., Any] = strategy.step_callable(name, self.module)
+        if (context := strategy.forward_context()) is not None:
             call = _within(context, call)
-        if precision.converts_input:
-            call = _converting(make_transfer(self.strategy.root_device, precision.convert_input), call)
+        if strategy.precision_plugin.converts_input:
+            convert = make_transfer(strategy.root_device, strategy.precision_plugin.convert_input)
+            call = _converting(convert, call)
         return call
 
     def _bypasses_wrapper(self, value: Any) -> bool:
@@ -120,7 +122,7 @@ class FabricModule(nn.Module):
                 if id(part) in parts and torch.is_grad_enabled():
                     raise ModuleError(
                         f"{type(self.module).__name__}.{name}() computes with gradients, which "
-                        f"{type(self.strategy).__name__} can't see: they would stay on this rank. Call "
+                        f"{type(self._fabric.strategy).__name__} can't see: they would stay on this rank. Call "
                         f"model.mark_forward_method({name!r}) once after setup, or use torch.no_grad()."
                     )
 

@@ -1,0 +1,404 @@
+import gc
+import random
+import weakref
+from itertools import chain, islice
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, IterableDataset, RandomSampler, WeightedRandomSampler
+
+from core import Capability, ConfigurationError, Fabric, LaunchError, Logger, ModuleError, UnsupportedError
+from core.fabric import FabricModule, FabricOptimizer, seed_everything
+from core.strategies import SingleDeviceStrategy
+
+
+@pytest.fixture
+def fabric():
+    return Fabric(accelerator="cpu")
+
+
+def linear():
+    torch.manual_seed(0)
+    return nn.Linear(3, 1, dtype=torch.float64)
+
+
+def sgd(module, **options):
+    return torch.optim.SGD(module.parameters(), lr=0.1, **options)
+
+
+# The loop -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_loop_gives_what_the_same_loop_without_fabric_gives(fabric):
+    def losses(model, optimizer, loader, backward):
+        for _ in range(2):
+            for x, y in loader:
+                optimizer.zero_grad()
+                loss = (model(x) - y).square().mean()
+                backward(loss)
+                optimizer.step()
+                yield loss.item()
+
+    data = torch.utils.data.TensorDataset(torch.rand(10, 3).double(), torch.rand(10, 1).double())
+    raw = linear()
+    expected = list(losses(raw, sgd(raw, momentum=0.9), DataLoader(data, batch_size=4), torch.Tensor.backward))
+    ours = linear()
+    model, optimizer = fabric.setup(ours, sgd(ours, momentum=0.9))
+    loader = fabric.setup_dataloaders(DataLoader(data, batch_size=4))
+    assert list(losses(model, optimizer, loader, fabric.backward)) == expected
+    assert torch.equal(raw.weight, ours.weight)
+
+
+def test_launch_calls_a_function_with_this_fabric(fabric):
+    assert fabric.launch(lambda self, a, *, b: (self is fabric, a, b), 1, b=2) == (True, 1, 2)
+    assert fabric.launch() is None
+
+
+def test_where_we_are(fabric):
+    assert (fabric.world_size, fabric.global_rank, fabric.local_rank, fabric.node_rank) == (1, 0, 0, 0)
+    assert fabric.is_global_zero
+    assert fabric.device == torch.device("cpu")
+    assert isinstance(fabric.strategy, SingleDeviceStrategy)
+    assert "single_device" in fabric.resolution.summary
+
+
+def test_a_model_without_fabric_goes_on_and_is_let_go():
+    model = Fabric(accelerator="cpu").setup(linear())
+    gc.collect()
+    model.mark_forward_method("forward")
+    assert model(torch.ones(1, 3).double()).shape == (1, 1)
+    gone = weakref.ref(model.module)
+    del model
+    gc.collect()
+    assert gone() is None
+
+
+def test_print_and_collectives_on_one_process(fabric, capsys):
+    fabric.print("a", 1, sep="-")
+    assert capsys.readouterr().out == "a-1\n"
+    tensor = torch.ones(2)
+    assert fabric.all_gather(tensor) is tensor
+    reduced = fabric.all_reduce({"loss": 2.0, "parts": [torch.ones(1)], "name": "x"})
+    assert torch.equal(reduced["loss"], torch.tensor(2.0))
+    assert reduced["name"] == "x"
+    assert fabric.broadcast({"any": object}) == {"any": object}
+    fabric.barrier()
+    with fabric.rank_zero_first(), fabric.rank_zero_first(local=True):
+        pass
+
+
+def test_init_module_and_init_tensor_use_the_precisions_format():
+    fabric = Fabric(accelerator="cpu", precision="64-true")
+    with fabric.init_module():
+        assert nn.Linear(1, 1).weight.dtype == torch.float64
+    with fabric.init_tensor():
+        assert torch.ones(1).dtype == torch.float64
+    assert torch.ones(1).dtype == torch.float32
+
+
+def test_autocast_outside_of_a_module():
+    with Fabric(accelerator="cpu", precision="bf16-mixed").autocast():
+        assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype == torch.bfloat16
+    with Fabric(accelerator="cpu").autocast():
+        assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype == torch.float32
+
+
+def test_to_device_returns_what_it_was_given(fabric):
+    model = fabric.setup(linear())
+    batch = {"x": torch.ones(1)}
+    assert fabric.to_device(model) is model
+    assert fabric.to_device(batch) is batch
+
+
+def test_clipping_by_norm_and_by_value(fabric):
+    module = linear()
+    model, optimizer = fabric.setup(module, sgd(module))
+
+    def gradients():
+        optimizer.zero_grad()
+        fabric.backward(model(torch.full((1, 3), 4.0).double()).sum())
+
+    gradients()
+    norm = fabric.clip_gradients(model, optimizer, max_norm=1.0)
+    assert norm.item() == pytest.approx(7.0)  # of three 4s and the bias' 1
+    assert torch.cat([p.grad.flatten() for p in module.parameters()]).norm().item() == pytest.approx(1.0, abs=1e-5)
+    gradients()
+    assert fabric.clip_gradients(model, optimizer, max_norm=2.0, norm_type=float("inf")).item() == 4.0
+    gradients()
+    assert fabric.clip_gradients(model, optimizer, clip_val=0.5) is None
+    assert module.weight.grad.unique().tolist() == [0.5]
+    module.weight.grad.fill_(float("nan"))
+    with pytest.raises(RuntimeError, match="non-finite"):
+        fabric.clip_gradients(model, optimizer, max_norm=1.0, error_if_nonfinite=True)
+
+
+@pytest.mark.parametrize("limits", [{}, {"clip_val": 1.0, "max_norm": 2.0}])
+def test_clipping_needs_one_limit(fabric, limits):
+    module = linear()
+    model, optimizer = fabric.setup(module, sgd(module))
+    with pytest.raises(ConfigurationError, match=r"clip_val=.* and max_norm=.*; pass one of the two"):
+        fabric.clip_gradients(model, optimizer, **limits)
+
+
+def test_several_modules_and_optimizers(fabric):
+    one, two = linear(), linear()
+    model_1, optimizer_1, optimizer_2 = fabric.setup(
+        one, torch.optim.SGD([one.weight], lr=0.1), torch.optim.SGD([one.bias], lr=0.2)
+    )
+    model_2 = fabric.setup_module(two)
+    optimizer_3 = fabric.setup_optimizers(sgd(two))
+    assert all(isinstance(part, FabricModule) for part in (model_1, model_2))
+    assert all(isinstance(part, FabricOptimizer) for part in (optimizer_1, optimizer_2, optimizer_3))
+    fabric.backward(model_1(model_2(torch.ones(3, 3).double()).T).sum(), model=model_1)
+    with fabric.no_backward_sync(model_2):
+        fabric.backward(model_2(torch.ones(1, 3).double()).sum())
+    assert one.weight.grad is not None
+    assert two.weight.grad is not None
+
+
+def test_a_scheduler_comes_back_last(fabric):
+    module = linear()
+    optimizer = sgd(module)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    assert fabric.setup(module, optimizer, scheduler=scheduler)[2] is scheduler
+
+
+# Loaders ------------------------------------------------------------------------------------------------------------
+
+
+def batches(loader):
+    return [batch.tolist() for batch in loader]
+
+
+def test_every_iteration_is_an_epoch(fabric):
+    loader = fabric.setup_dataloaders(DataLoader(range(20), batch_size=4, shuffle=True))
+    first, second = batches(loader), batches(loader)
+    assert first != second
+    assert sorted(chain(*second)) == list(range(20))
+    loader.set_epoch(0)
+    assert batches(loader) == first
+    assert (len(loader), loader.batch_size, loader.epoch) == (5, 4, 1)
+
+
+def test_a_broken_iteration_was_an_epoch_too(fabric):
+    loader = fabric.setup_dataloaders(DataLoader(range(20), batch_size=4, shuffle=True))
+    first = next(iter(loader)).tolist()
+    assert next(iter(loader)).tolist() != first
+    assert loader.epoch == 1
+
+
+def test_two_loaders_of_one_length_are_shuffled_apart(fabric):
+    one, two = fabric.setup_dataloaders(*(DataLoader(range(20), batch_size=4, shuffle=True) for _ in range(2)))
+    assert batches(one) != batches(two)
+
+
+def test_the_order_follows_from_the_seed():
+    def order(seed):
+        fabric = Fabric(accelerator="cpu")
+        fabric.seed_everything(seed)
+        torch.rand(seed)
+        return batches(fabric.setup_dataloaders(DataLoader(range(20), batch_size=4, shuffle=True)))
+
+    assert order(1) == order(1) != order(2)
+
+
+@pytest.mark.parametrize(
+    ("sampler", "allowed"),
+    [(None, range(8)), (WeightedRandomSampler([0, 0, 0, 0, 1, 1, 1, 1], 8), range(4, 8)), ([3, 1, 2], [3, 1, 2])],
+)
+def test_the_users_order_is_kept(fabric, sampler, allowed):
+    loader = fabric.setup_dataloaders(DataLoader(range(8), batch_size=2, sampler=sampler))
+    samples = list(chain(*batches(loader)))
+    assert set(samples) <= set(allowed)
+    if not isinstance(sampler, WeightedRandomSampler):
+        assert samples == list(allowed)
+
+
+def test_an_iterable_data_set_and_other_iterables(fabric):
+    class Stream(IterableDataset):
+        epoch = 0
+
+        def __iter__(self):
+            return iter([self.epoch, 10 + self.epoch])
+
+        def set_epoch(self, epoch):
+            self.epoch = epoch
+
+    loader = fabric.setup_dataloaders(DataLoader(Stream(), batch_size=2))
+    assert batches(loader) + batches(loader) == [[0, 10], [1, 11]]
+    assert list(fabric.setup_dataloaders(["a", "b"])) == ["a", "b"]
+
+
+def test_samplers_can_be_left_alone(fabric):
+    own = DataLoader(range(4), sampler=RandomSampler(range(4)))
+    assert fabric.setup_dataloaders(own, use_distributed_sampler=False).loader is own
+
+
+@pytest.mark.parametrize("num_taken", [0, 2, 5])
+def test_a_loader_goes_on_where_its_state_was_saved(num_taken):
+    def make(seed):
+        torch.manual_seed(seed)
+        return Fabric(accelerator="cpu").setup_dataloaders(DataLoader(range(20), batch_size=4, shuffle=True))
+
+    whole = make(0)
+    expected = [batches(whole) for _ in range(3)]
+    stopped = make(0)
+    batches(stopped)
+    before = batches(islice(stopped, num_taken))
+    state = stopped.state_dict()
+    resumed = make(1)
+    resumed.load_state_dict(state)
+    assert before + batches(resumed) == expected[1]
+    assert batches(resumed) == expected[2]
+
+
+def test_a_state_of_another_kind_of_loader_is_refused(fabric):
+    loader = fabric.setup_dataloaders(DataLoader(range(4)))
+    state = fabric.setup_dataloaders([1, 2]).state_dict()
+    with pytest.raises(
+        Exception, match=r"goes on from 'epoch' and 'sampler'; the checkpoint has \['epoch', 'loader'\]"
+    ):
+        loader.load_state_dict(state)
+
+
+# Callbacks and loggers ----------------------------------------------------------------------------------------------
+
+
+class Notes(Logger):
+    def __init__(self):
+        self.rows = []
+
+    def log_metrics(self, metrics, step):
+        self.rows.append((step, metrics))
+
+
+def test_values_reach_every_logger():
+    one, two = Notes(), Notes()
+    fabric = Fabric(accelerator="cpu", loggers=[one, two])
+    fabric.log("loss", torch.tensor([0.5]), step=3)
+    fabric.log_dict({"a": 1, "b": np.float32(0.25)})
+    fabric.log("loss", 0.25)
+    assert one.rows == two.rows == [(3, {"loss": 0.5}), (0, {"a": 1.0, "b": 0.25}), (1, {"loss": 0.25})]
+    assert fabric.logger is one
+
+
+@pytest.mark.parametrize(("value", "what"), [(torch.ones(2), r"a tensor of shape \(2,\)"), ("0.5", "str '0.5'")])
+def test_only_numbers_can_be_logged(value, what):
+    fabric = Fabric(accelerator="cpu", loggers=Notes())
+    with pytest.raises(ConfigurationError, match=rf"log\('loss'\): expected a number .*, got {what}"):
+        fabric.log("loss", value)
+
+
+def test_there_may_be_no_logger(fabric):
+    fabric.log("loss", torch.ones(2))
+    with pytest.raises(ConfigurationError, match=r"no logger. Pass one, as in Fabric\(loggers='csv'\)"):
+        _ = fabric.logger
+
+
+def test_a_logger_by_name(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    fabric = Fabric(accelerator="cpu", loggers="csv")
+    fabric.log("loss", 1.0, step=0)
+    fabric.logger.save()
+    assert any("loss" in file.read_text() for file in tmp_path.rglob("*.csv"))
+
+
+def test_callbacks_are_called_by_name():
+    class Greets:
+        greeting = "not a method"
+
+        def __init__(self):
+            self.heard = []
+
+        def on_hello(self, *args, **kwargs):
+            self.heard.append((args, kwargs))
+
+    one, two = Greets(), Greets()
+    fabric = Fabric(accelerator="cpu", callbacks=[one, object(), two])
+    fabric.call("on_hello", 1, a=2)
+    fabric.call("greeting")
+    fabric.call("on_nothing")
+    assert one.heard == two.heard == [((1,), {"a": 2})]
+
+
+# Seeds --------------------------------------------------------------------------------------------------------------
+
+
+def test_seed_everything_seeds_all_generators(fabric):
+    def draw(seed):
+        assert fabric.seed_everything(seed) == seed
+        return random.random(), np.random.rand(), torch.rand(1).item()
+
+    assert draw(3) == draw(3) != draw(4)
+    assert fabric.seed_everything(5, per_rank=True) == 5
+
+
+@pytest.mark.parametrize("seed", [-1, 2**32])
+def test_a_seed_has_bounds(seed):
+    with pytest.raises(ConfigurationError, match=r"expected an integer from 0 to 2\*\*32 - 1"):
+        seed_everything(seed)
+
+
+# Mistakes -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_module_is_set_up_once(fabric):
+    model = fabric.setup(linear())
+    with pytest.raises(ModuleError, match=r"this Linear was set up already. Pass your own module, and once only"):
+        fabric.setup(model)
+
+
+def test_the_first_argument_is_a_module(fabric):
+    with pytest.raises(ModuleError, match=r"expected an nn.Module first, got SGD"):
+        fabric.setup(sgd(linear()))
+
+
+def test_optimizers_are_arguments_of_their_own(fabric):
+    module = linear()
+    with pytest.raises(ConfigurationError, match=r"Expected a torch.optim.Optimizer, got list. .*argument of its own"):
+        fabric.setup(module, [sgd(module)])
+    _, optimizer = fabric.setup(module, sgd(module))
+    with pytest.raises(ConfigurationError, match="This SGD was set up already"):
+        fabric.setup_optimizers(optimizer)
+
+
+@pytest.mark.parametrize(("loader", "why"), [(3, "int can't be iterated over"), (None, "NoneType can't be")])
+def test_a_loader_can_be_iterated_over(fabric, loader, why):
+    with pytest.raises(ConfigurationError, match=why):
+        fabric.setup_dataloaders(loader)
+
+
+def test_a_loader_is_set_up_once(fabric):
+    with pytest.raises(ConfigurationError, match=r"FabricDataLoader was set up already. Pass your own DataLoader"):
+        fabric.setup_dataloaders(fabric.setup_dataloaders([1]))
+
+
+def test_a_module_that_was_not_set_up(fabric):
+    with pytest.raises(ConfigurationError, match=r"Linear was not set up .*call fabric.setup\(module\) first"):
+        fabric.no_backward_sync(linear())
+
+
+class Joint(SingleDeviceStrategy):
+    @property
+    def capabilities(self):
+        return (super().capabilities | Capability.JOINT_SETUP) & ~Capability.SEVERAL_MODULES
+
+
+def test_a_strategy_that_sets_up_everything_together():
+    fabric = Fabric(accelerator="cpu", strategy=Joint())
+    module = linear()
+    with pytest.raises(UnsupportedError, match=r"use model, optimizer = fabric.setup\(model, optimizer\)") as raised:
+        fabric.setup_optimizers(sgd(module))
+    assert raised.value.capability == Capability.JOINT_SETUP
+    model, optimizer = fabric.setup(module, sgd(module))
+    fabric.backward(model(torch.ones(1, 3).double()).sum())
+    optimizer.step()
+
+
+def test_launch_wants_a_function(fabric):
+    with pytest.raises(
+        LaunchError, match=r"fabric.launch\(3\): expected a function, which gets this Fabric as its first"
+    ):
+        fabric.launch(3)

@@ -1,0 +1,281 @@
+"""Fabric in two real processes."""
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+from itertools import chain
+
+import pytest
+
+from core import Fabric, LaunchError
+
+HEADER = """
+import json, os, time
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Sampler, WeightedRandomSampler
+from core import CoreError, Fabric
+
+def tell(**values):
+    os.write(1, (json.dumps(values) + "\\n").encode())  # in one piece, whatever the other rank does
+"""
+
+
+@pytest.fixture
+def run(tmp_path):
+    """Run a program; returns what its ranks told, by rank."""
+
+    def run(body, *, command=(), code=0, expect=2):
+        script = tmp_path / "program.py"
+        script.write_text(HEADER + textwrap.dedent(body))
+        done = subprocess.run(
+            [sys.executable, *command, str(script)],
+            capture_output=True,
+            text=True,
+            timeout=120,
+            cwd=tmp_path,
+            env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "error::UserWarning"},
+        )
+        assert done.returncode == code, done.stdout + done.stderr
+        assert "destroy_process_group" not in done.stderr
+        told = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+        assert len(told) == expect, done.stdout + done.stderr
+        return sorted(told, key=lambda values: values.get("rank", 0))
+
+    return run
+
+
+COLLECTIVES = """
+fabric.barrier()
+tell(
+    rank=fabric.global_rank,
+    world=fabric.world_size,
+    local=fabric.local_rank,
+    gathered={key: value.tolist() for key, value in fabric.all_gather({"a": fabric.global_rank}).items()},
+    mean=fabric.all_reduce([float(fabric.global_rank)])[0].item(),
+    sum=fabric.all_reduce(torch.ones(2), reduce_op="sum").tolist(),
+    sent=fabric.broadcast({"from": fabric.global_rank}, src=1),
+    seed=fabric.seed_everything(4, per_rank=True),
+)
+fabric.print("{}")
+"""
+
+
+def check_collectives(told):
+    told = [values for values in told if values]
+    assert [values["rank"] for values in told] == [0, 1] == [values["local"] for values in told]
+    for values in told:
+        assert values["world"] == 2
+        assert values["gathered"] == {"a": [0, 1]}
+        assert values["mean"] == 0.5
+        assert values["sum"] == [2.0, 2.0]
+        assert values["sent"] == {"from": 1}
+    assert [values["seed"] for values in told] == [4, 5]
+
+
+def test_a_script_that_launches_itself(run):
+    body = "fabric = Fabric(accelerator='cpu', strategy='ddp', devices=2)\nfabric.launch()\n"
+    check_collectives(run(body + COLLECTIVES, expect=3))
+
+
+@pytest.mark.parametrize("launch", ["fabric.launch()\n", ""])
+def test_the_same_script_under_torchrun(run, launch):
+    command = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "0", "--standalone"]
+    body = "fabric = Fabric(accelerator='cpu', strategy='ddp', devices=2)\n" + launch
+    check_collectives(run(body + COLLECTIVES, command=command, expect=3))
+
+
+@pytest.mark.slow
+def test_spawned_processes_get_a_function_and_return_rank_zeros_result(run):
+    told = run(
+        """
+        def train(fabric, start, *, by):
+            module = nn.Linear(1, 1, bias=False)
+            nn.init.constant_(module.weight, start)
+            model, optimizer = fabric.setup(module, torch.optim.SGD(module.parameters(), lr=1.0))
+            x = torch.tensor([[float(fabric.global_rank)]])
+            fabric.backward(model(x).sum() * by)
+            optimizer.step()
+            tell(rank=fabric.global_rank, weight=module.weight.item())
+            return {"rank": fabric.global_rank, "model": model}
+
+        if __name__ == "__main__":
+            fabric = Fabric(accelerator="cpu", strategy="ddp_spawn", devices=2)
+            for _ in range(2):
+                result = fabric.launch(train, 3.0, by=2.0)
+                tell(rank=2, result=[result["rank"], type(result["model"]).__name__, result["model"].weight.item()])
+        """,
+        expect=6,
+    )
+    assert [values["weight"] for values in told[:4]] == [2.0] * 4
+    assert [values["result"] for values in told[4:]] == [[0, "Linear", 2.0]] * 2
+
+
+LOADERS = """
+class Buckets(Sampler):
+    def __iter__(self):
+        return iter([[0, 0], [1], [2, 2, 2], [3], [4, 4]])
+
+def batches(loader):
+    return [batch.tolist() for batch in loader]
+
+def make(**options):
+    torch.rand(int(os.environ.get("CORE_GLOBAL_RANK", 0)))  # ranks whose generators stand apart
+    loader = DataLoader(range(11), **options)
+    return fabric.setup_dataloaders(loader)
+
+torch.manual_seed(1)
+shuffled = make(batch_size=4 // fabric.world_size, shuffle=True)
+own = torch.Generator().manual_seed(fabric.global_rank)
+tell(
+    rank=fabric.global_rank,
+    sequential=batches(make(batch_size=4 // fabric.world_size)),
+    epochs=[batches(shuffled), batches(shuffled)],
+    weighted=batches(make(batch_size=2, sampler=WeightedRandomSampler([0.0] * 6 + [1.0] * 5, 8))),
+    buckets=batches(make(batch_sampler=Buckets())),
+    own=batches(make(batch_size=4 // fabric.world_size, shuffle=True, generator=own)),
+    workers=batches(make(batch_size=4 // fabric.world_size, num_workers=1, shuffle=True)),
+)
+"""
+
+
+def steps(first, second):
+    return [here + there for here, there in zip(first, second, strict=True)]
+
+
+def test_two_ranks_share_the_order_of_one_device(run):
+    (alone,) = run("fabric = Fabric(accelerator='cpu')\n" + LOADERS, expect=1)
+    first, second = run("fabric = Fabric(accelerator='cpu', strategy='ddp', devices=2)\nfabric.launch()\n" + LOADERS)
+    assert first["sequential"] == [[0, 1], [4, 5], [8, 9]]
+    assert second["sequential"] == [[2, 3], [6, 7], [10]]
+    for here, there, together in zip(first["epochs"], second["epochs"], alone["epochs"], strict=True):
+        assert steps(here, there) == together
+        assert sorted(chain(*together)) == list(range(11))
+    assert {sample for batch in first["weighted"] + second["weighted"] for sample in batch} <= set(range(6, 11))
+    assert (first["buckets"], second["buckets"]) == ([[0, 0], [2, 2, 2], [4]], [[1], [3], [4]])
+    assert steps(first["own"], second["own"]) == alone["own"]
+    assert steps(first["workers"], second["workers"]) == alone["workers"]
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_with_another_number_of_processes(run):
+    body = """
+    fabric.seed_everything({seed})
+    module = nn.Linear(1, 1).double()
+    model, optimizer = fabric.setup(module, torch.optim.SGD(module.parameters(), lr=1e-3, momentum=0.9))
+    data = torch.arange(24.0).double().view(24, 1)
+    loader = fabric.setup_dataloaders(DataLoader(data, batch_size=4 // fabric.world_size, shuffle=True))
+    state = {{"model": model, "optimizer": optimizer, "loader": loader}}
+    losses = []
+    if {resume}:
+        fabric.load("run.ckpt", state)
+    for epoch in range(2 - {resume}):
+        for batch in loader:
+            optimizer.zero_grad()
+            loss = model(batch).square().mean()
+            fabric.backward(loss)
+            optimizer.step()
+            losses.append(fabric.all_reduce(loss.detach()).item())
+            if len(losses) == 8 and {save}:
+                fabric.save("run.ckpt", state)
+    tell(rank=fabric.global_rank, losses=losses)
+    """
+    one = "fabric = Fabric(accelerator='cpu')\n"
+    two = "fabric = Fabric(accelerator='cpu', strategy='ddp', devices=2)\nfabric.launch()\n"
+
+    def losses(start, **options):
+        return run(start + textwrap.dedent(body).format(**options), expect=1 + (start is two))[0]["losses"]
+
+    whole = losses(two, seed=3, resume=0, save=1)
+    assert len(whole) == 12
+    assert losses(one, seed=4, resume=1, save=0) == pytest.approx(whole[8:], rel=1e-12)
+
+
+def test_rank_zero_goes_first(run):
+    told = run(
+        """
+        fabric = Fabric(accelerator="cpu", strategy="ddp", devices=2)
+        fabric.launch()
+        with fabric.rank_zero_first(local=True):
+            tell(rank=fabric.global_rank, at=time.monotonic())
+            if fabric.is_global_zero:
+                time.sleep(0.2)
+                open("prepared", "w").close()
+            else:
+                assert os.path.exists("prepared")
+        """
+    )
+    assert told[0]["at"] < told[1]["at"]
+
+
+def test_gradients_stay_local_within_no_backward_sync(run):
+    first, second = run(
+        """
+        fabric = Fabric(accelerator="cpu", strategy="ddp", devices=2)
+        fabric.launch()
+        module = nn.Linear(1, 1, bias=False)
+        model = fabric.setup(module)
+        x = torch.tensor([[float(fabric.global_rank)]])
+        with fabric.no_backward_sync(model):
+            fabric.backward(model(x).sum())
+        local = module.weight.grad.item()
+        with fabric.no_backward_sync(model, enabled=False):
+            fabric.backward(model(x).sum())
+        tell(rank=fabric.global_rank, local=local, both=module.weight.grad.item())
+        """
+    )
+    assert (first["local"], second["local"]) == (0.0, 1.0)
+    assert first["both"] == second["both"] == 1.0
+
+
+def test_a_function_on_a_script_strategy(run):
+    told = run(
+        """
+        fabric = Fabric(accelerator="cpu", strategy="ddp", devices=2)
+        tell(rank=fabric.launch(lambda fabric: fabric.global_rank))
+        """
+    )
+    assert told == [{"rank": 0}, {"rank": 1}]
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        "fabric.setup(nn.Linear(1, 1))",
+        "fabric.setup_dataloaders([1])",
+        "fabric.all_reduce(1.0)",
+        "fabric.init_module()",
+        "fabric.barrier()",
+    ],
+)
+def test_processes_must_be_launched_first(call):
+    from torch import nn
+
+    fabric = Fabric(accelerator="cpu", strategy="ddp_spawn", devices=2)
+    with pytest.raises(LaunchError) as raised:
+        eval(call, {"fabric": fabric, "nn": nn})
+    assert str(raised.value) == (
+        "DDPStrategy runs in 2 processes, and they don't exist yet. Call fabric.launch(train) first."
+    )
+
+
+def test_the_script_form_is_named_too(run):
+    told = run(
+        """
+        fabric = Fabric(accelerator="cpu", strategy="ddp", devices=2)
+        try:
+            fabric.setup(nn.Linear(1, 1))
+        except CoreError as error:
+            tell(error=str(error))
+        """,
+        expect=1,
+    )
+    assert told[0]["error"].endswith("they don't exist yet. Call fabric.launch() first.")
+
+
+def test_spawning_needs_a_function():
+    fabric = Fabric(accelerator="cpu", strategy="ddp_spawn", devices=2)
+    with pytest.raises(LaunchError, match=r"use fabric.launch\(train\), where train\(fabric\) holds your loop"):
+        fabric.launch()

@@ -1,0 +1,145 @@
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+
+from core import CheckpointCorruptedError, CheckpointError, CheckpointNotFoundError, Fabric
+
+
+class Run:
+    """A small training run with everything that has a state."""
+
+    def __init__(self, seed):
+        torch.manual_seed(seed)
+        self.fabric = Fabric(accelerator="cpu")
+        net = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1)).double()
+        self.model, self.optimizer = self.fabric.setup(net, torch.optim.Adam(net.parameters(), lr=0.1))
+        self.scheduler = torch.optim.lr_scheduler.ExponentialLR(self.optimizer, 0.9)
+        self.loader = self.fabric.setup_dataloaders(
+            DataLoader(torch.arange(24.0).double().view(12, 2), batch_size=2, shuffle=True)
+        )
+
+    def train(self, number):
+        losses = []
+        for batch in self.loader:
+            self.optimizer.zero_grad()
+            loss = self.model(batch).square().mean()
+            self.fabric.backward(loss)
+            self.optimizer.step()
+            self.scheduler.step()
+            losses.append(loss.item())
+            if len(losses) == number:
+                break
+        return losses
+
+    def state(self, **values):
+        return {
+            "model": self.model,
+            "parts": {"optimizer": self.optimizer, "step": 0, **values},
+            "others": [self.scheduler, self.loader],
+        }
+
+
+def test_a_run_goes_on_bit_for_bit(tmp_path):
+    whole = Run(0).train(5)
+    stopped = Run(0)
+    first = stopped.train(2)
+    stopped.fabric.save(tmp_path / "run.ckpt", {**stopped.state(step=2), "note": "hello", "best": 0.5})
+    resumed = Run(1)
+    state = {**resumed.state(), "best": None}
+    rest = resumed.fabric.load(tmp_path / "run.ckpt", state)
+    assert rest == {"note": "hello"}
+    assert state["best"] == 0.5
+    assert state["parts"]["step"] == 2
+    assert state["parts"]["optimizer"] is resumed.optimizer
+    assert state["model"] is resumed.model
+    assert first + resumed.train(3) == whole
+
+
+def test_names_in_the_file_are_the_users_own(tmp_path):
+    run = Run(0)
+    run.train(1)
+    run.fabric.save(tmp_path / "run.ckpt", run.state())
+    saved = run.fabric.load(tmp_path / "run.ckpt")
+    assert list(saved["model"]) == ["0.weight", "0.bias", "1.weight", "1.bias"]
+    assert list(saved["parts"]["optimizer"]["state"]) == ["0.weight", "0.bias", "1.weight", "1.bias"]
+
+
+def test_a_compiled_wrapper_is_saved_as_the_users_module(tmp_path):
+    run = Run(0)
+    run.fabric.save(tmp_path / "run.ckpt", {"model": torch.compile(run.model, backend="eager")})
+    assert next(iter(run.fabric.load(tmp_path / "run.ckpt")["model"])) == "0.weight"
+
+
+def test_plain_lists_are_replaced_and_lists_of_objects_are_not(tmp_path):
+    run = Run(0)
+    run.fabric.save(tmp_path / "run.ckpt", {"history": [1, 2], "mixed": [run.model, 3]})
+    state = {"history": [], "mixed": [run.model, 4]}
+    rest = run.fabric.load(tmp_path / "run.ckpt", state)
+    assert state["history"] == [1, 2]
+    assert state["mixed"] == [run.model, 4]
+    assert rest["mixed"][1] == 3
+
+
+def test_a_name_that_is_missing(tmp_path):
+    run = Run(0)
+    run.fabric.save(tmp_path / "run.ckpt", {"model": run.model})
+    state = {"model": run.model, "epoch": 3}
+    with pytest.raises(CheckpointError, match=r"The checkpoint has no 'epoch'; it has \['model'\]"):
+        run.fabric.load(tmp_path / "run.ckpt", state)
+    assert run.fabric.load(tmp_path / "run.ckpt", state, strict=False) == {}
+    assert state["epoch"] == 3
+
+
+def test_nothing_at_the_path(tmp_path):
+    with pytest.raises(CheckpointNotFoundError):
+        Run(0).fabric.load(tmp_path / "run.ckpt")
+
+
+# Files of torch.save ------------------------------------------------------------------------------------------------
+
+
+def test_raw_files_of_a_module_and_an_optimizer(tmp_path):
+    source, target = Run(0), Run(1)
+    source.train(2)
+    torch.save(source.model.module.state_dict(), tmp_path / "model.pt")
+    torch.save(source.optimizer.optimizer.state_dict(), tmp_path / "optimizer.pt")
+    target.fabric.load_raw(tmp_path / "model.pt", target.model)
+    target.fabric.load_raw(tmp_path / "optimizer.pt", target.optimizer)
+    for name, value in source.model.state_dict().items():
+        assert torch.equal(value, target.model.state_dict()[name])
+    for here, there in zip(source.model.parameters(), target.model.parameters(), strict=True):
+        assert torch.equal(source.optimizer.state[here]["exp_avg"], target.optimizer.state[there]["exp_avg"])
+
+
+def test_a_raw_file_that_does_not_fit(tmp_path):
+    run = Run(0)
+    torch.save({"0.weight": torch.ones(3, 2)}, tmp_path / "part.pt")
+    with pytest.raises(CheckpointError, match="does not fit Sequential"):
+        run.fabric.load_raw(tmp_path / "part.pt", run.model)
+    run.fabric.load_raw(tmp_path / "part.pt", run.model, strict=False)
+    assert run.model.state_dict()["0.weight"].unique().tolist() == [1.0]
+    with pytest.raises(CheckpointError, match=r"holds \['0.weight'\], which is not the state of an optimizer"):
+        run.fabric.load_raw(tmp_path / "part.pt", run.optimizer)
+    torch.save(torch.optim.SGD([nn.Parameter(torch.ones(1))]).state_dict(), tmp_path / "other.pt")
+    with pytest.raises(CheckpointError, match="of an optimizer of 1 parameters; this one has 4"):
+        run.fabric.load_raw(tmp_path / "other.pt", run.optimizer)
+
+
+class Foreign:
+    pass
+
+
+@pytest.mark.parametrize("content", [Foreign(), torch.ones(2), b"no file of torch's"])
+def test_a_raw_file_is_never_executed(tmp_path, content):
+    path = tmp_path / "raw.pt"
+    path.write_bytes(content) if isinstance(content, bytes) else torch.save(content, path)
+    run = Run(0)
+    with pytest.raises(CheckpointCorruptedError, match=r"raw\.pt"):
+        run.fabric.load_raw(path, run.model)
+
+
+def test_no_raw_file(tmp_path):
+    run = Run(0)
+    with pytest.raises(CheckpointNotFoundError, match=r"There is no file at .*raw\.pt"):
+        run.fabric.load_raw(tmp_path / "raw.pt", run.model)

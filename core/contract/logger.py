@@ -13,7 +13,8 @@ class Logger(abc.ABC):
     """Receives metrics and hyperparameters. Meant to be subclassed; `log_metrics` is all that is needed.
 
     Every method is called on rank 0 only. A logger opens its files or connections at the first call, not when it is
-    made, so that it can be pickled and costs nothing where it isn't used.
+    made, so that it can be pickled and costs nothing where it isn't used. One that is chosen by its alias,
+    `Trainer(logger="acme")`, is made without arguments; if it takes `save_dir`, it gets the trainer's `default_root_dir`.
     """
 
     @property
@@ -47,4 +48,14 @@ class Logger(abc.ABC):
         """Flush what is buffered."""
 
     def finalize(self, status: str) -> None:
-        """The run is over. `status`: `"success"`, `"failed"` or `"interrupted"`."""
+        """A stage is over, also one that wrote nothing. `status`: `"success"`, `"failed"` or `"interrupted"`.
+
+        Everything must have arrived afterwards. Another stage may follow and go on with the same run.
+        """
+
+    def state_dict(self) -> dict[str, Any]:
+        """Which run this is, such as its version: a worker process tells it to the process that started it."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on with the run that `state_dict` tells of."""

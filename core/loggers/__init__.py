@@ -6,13 +6,17 @@ from core.contract.logger import Logger
 
 if TYPE_CHECKING:
     from core.loggers.csv import CSVLogger
+    from core.loggers.mlflow import MLFlowLogger
     from core.loggers.tensorboard import TensorBoardLogger
+    from core.loggers.wandb import WandbLogger
 
-__all__ = ["CSVLogger", "Logger", "TensorBoardLogger"]
+__all__ = ["CSVLogger", "Logger", "MLFlowLogger", "TensorBoardLogger", "WandbLogger"]
 
 _MODULES = {
     "CSVLogger": "core.loggers.csv",
+    "MLFlowLogger": "core.loggers.mlflow",
     "TensorBoardLogger": "core.loggers.tensorboard",
+    "WandbLogger": "core.loggers.wandb",
 }
 
 

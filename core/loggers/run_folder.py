@@ -75,6 +75,14 @@ class RunFolderLogger(Logger):
         self._made = True
         return folder
 
+    def state_dict(self) -> dict[str, Any]:
+        """Number or name of this run, None if it has none yet."""
+        return {"version": self._version}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue that run."""
+        self._version = state["version"]
+
     def log_hyperparams(self, params: Mapping[str, Any]) -> None:
         """Write the options of the run to `hparams.json`; what JSON doesn't know is written as its `str`."""
         text = json.dumps(dict(params), indent=2, default=str, skipkeys=True)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.util
 from typing import TYPE_CHECKING, Any
 
-from core.contract.errors import ConfigurationError
+from core.loggers.hyperparameters import flatten
+from core.loggers.packages import require_package
 from core.loggers.run_folder import RunFolderLogger, to_number
 
 if TYPE_CHECKING:
@@ -35,11 +35,7 @@ class TensorBoardLogger(RunFolderLogger):
         version: int | str | None = None,
         **options: Any,
     ) -> None:
-        if importlib.util.find_spec("tensorboard") is None:
-            raise ConfigurationError(
-                "TensorBoardLogger needs the package tensorboard, which is not installed: "
-                "pip install 'core[tensorboard]'. CSVLogger needs no package."
-            )
+        require_package("TensorBoardLogger", "tensorboard", extra="tensorboard")
         super().__init__(save_dir, name, version)
         self._options = options
         self._writer: SummaryWriter | None = None
@@ -68,7 +64,7 @@ class TensorBoardLogger(RunFolderLogger):
 
         super().log_hyperparams(params)
         shown = (bool, int, float, str)
-        plain = {name: value if isinstance(value, shown) else str(value) for name, value in params.items()}
+        plain = {name: value if isinstance(value, shown) else str(value) for name, value in flatten(params).items()}
         for summary in hparams(plain, {}):
             self.experiment._get_file_writer().add_summary(summary)
 

@@ -54,6 +54,8 @@ _TABLE: dict[str, dict[str, tuple[str, str]]] = {
     "logger": {
         "csv": ("core.loggers.csv:CSVLogger", "Rows in a CSV file"),
         "tensorboard": ("core.loggers.tensorboard:TensorBoardLogger", "Event files for TensorBoard"),
+        "wandb": ("core.loggers.wandb:WandbLogger", "Weights & Biases, through its own library"),
+        "mlflow": ("core.loggers.mlflow:MLFlowLogger", "MLflow, through its own library"),
     },
 }
 

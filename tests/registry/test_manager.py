@@ -11,6 +11,9 @@ from core.contract.spec import Spec
 from core.registry import HOOKS, Registry, load_hooks
 from fake_distributions import make_distribution
 
+OWN = ["csv", "mlflow", "tensorboard", "wandb"]
+"""The loggers of core itself."""
+
 BOTH = """\
 [core.loggers]
 acme = core_acme:Acme
@@ -47,7 +50,7 @@ def aliases(manager, kind="logger"):
 def test_the_block_list(acme, manager, monkeypatch, blocked, loggers, strategies):
     monkeypatch.setenv("CORE_DISABLE_PLUGINS", blocked)
     made = manager()
-    assert aliases(made) == sorted([*loggers, "csv", "tensorboard"])
+    assert aliases(made) == sorted([*loggers, *OWN])
     assert aliases(made, "strategy") == sorted([*strategies, "single_device"])
     assert "core_acme" not in sys.modules
 
@@ -58,13 +61,13 @@ def test_the_block_list(acme, manager, monkeypatch, blocked, loggers, strategies
 )
 def test_the_allow_list_lets_in_built_ins_and_what_it_names(acme, manager, monkeypatch, allowed, loggers):
     monkeypatch.setenv("CORE_PLUGINS", allowed)
-    assert aliases(manager()) == sorted([*loggers, "csv", "tensorboard"])
+    assert aliases(manager()) == sorted([*loggers, *OWN])
 
 
 def test_the_block_list_is_stronger_than_the_allow_list(acme, manager, monkeypatch):
     monkeypatch.setenv("CORE_PLUGINS", "core-acme")
     monkeypatch.setenv("CORE_DISABLE_PLUGINS", "core-acme")
-    assert aliases(manager()) == ["csv", "tensorboard"]
+    assert aliases(manager()) == OWN
 
 
 def test_a_built_in_can_be_blocked(manager, monkeypatch):
@@ -111,7 +114,7 @@ def test_every_provider_is_a_plugin_with_its_name(acme, manager, monkeypatch, si
 def test_set_blocked_and_unblock(acme, manager):
     made = manager()
     made.set_blocked("core-acme")
-    assert aliases(made) == ["csv", "tensorboard"]
+    assert aliases(made) == OWN
     with pytest.raises(BlockedPluginError, match=r"core-acme 1.0 offers it, but the plugin manager blocks core-acme"):
         Registry("logger", lambda: made).get("acme")
     assert made.unblock("core-acme")
@@ -134,7 +137,7 @@ def test_a_refresh_reads_packages_and_environment_again(acme, manager, monkeypat
     make_distribution(site, "core-late", entry_points_text="[core.loggers]\nlate = core_late:L\n")
     monkeypatch.delenv("CORE_DISABLE_PLUGINS")
     made.refresh()
-    assert aliases(made) == ["acme", "bolt", "csv", "late", "tensorboard"]
+    assert aliases(made) == sorted(["acme", "bolt", "late", *OWN])
     assert made.is_blocked("core-bolt")
 
 
@@ -189,7 +192,7 @@ def test_a_hook_that_raises_is_attributed_and_harms_nobody(acme, manager, offer,
 
     made = manager()
     made.register(Plugin(), name="core-bad")
-    assert aliases(made) == ["acme", "bolt", "csv", "tensorboard"]
+    assert aliases(made) == ["acme", "bolt", *OWN]
     assert [(problem.source, problem.detail) for problem in made.problems] == [("core-bad", detail)]
 
 

@@ -8,10 +8,13 @@ their own; they are the same in every run.
 """
 
 import argparse
+import io
 import statistics
 import sys
+import tempfile
 import time
 from collections.abc import Callable
+from contextlib import redirect_stdout
 from dataclasses import dataclass
 
 import torch
@@ -89,7 +92,9 @@ OFF = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": Fa
 
 def trainer_loop(module_class: type[Net] = Net, **options) -> Callable[[int], None]:
     def run(num_steps: int) -> None:
-        Trainer(accelerator="cpu", max_epochs=1, **options).fit(module_class(), Batches(num_steps))
+        with tempfile.TemporaryDirectory() as root, redirect_stdout(io.StringIO()):
+            trainer = Trainer(accelerator="cpu", max_epochs=1, default_root_dir=root, **options)
+            trainer.fit(module_class(), Batches(num_steps))
 
     return run
 

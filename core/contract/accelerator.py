@@ -70,7 +70,7 @@ class Accelerator(abc.ABC):
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
-        if "name" not in vars(cls) and not cls.name:
+        if "name" not in vars(cls):
             cls.name = cls.__name__.removesuffix("Accelerator").lower()
 
     @classmethod

@@ -702,7 +702,7 @@ class Strategy:
 
     def get_module_state_dict(self, module: nn.Module) -> dict[str, Any]:
         """All ranks. The module's state under the names of the user's own module; whole on rank 0."""
-        return dict(self.handle_of(module).module.state_dict())
+        return self.handle_of(module).module.state_dict()  # as it is: it carries the versions of torch's modules
 
     def load_module_state_dict(self, module: nn.Module, state: Mapping[str, Any], *, strict: bool = True) -> None:
         """All ranks. Put back what `get_module_state_dict` gave, in place."""

@@ -10,6 +10,7 @@ from torch.distributed.constants import default_pg_timeout
 
 from core.contract import Capability, ConfigurationError, Strategy
 from core.strategies import process_group
+from core.strategies.gather import GatherWithGradients
 
 if TYPE_CHECKING:
     from datetime import timedelta
@@ -154,13 +155,9 @@ class ParallelStrategy(Strategy):
         if not self._is_connected():
             return tensor
         here = self._to_group(tensor)
-        if sync_grads:
-            from torch.distributed.nn.functional import all_gather
-
-            return torch.stack(all_gather(here, group=group)).to(tensor.device)
-        parts = [torch.empty_like(here) for _ in range(dist.get_world_size(group))]
-        dist.all_gather(parts, here, group=group)
-        return torch.stack(parts).to(tensor.device)
+        source = here if sync_grads else here.detach()
+        stacked: torch.Tensor = GatherWithGradients.apply(source, group)
+        return stacked.to(tensor.device)
 
     def broadcast(self, obj: Any, src: int = 0) -> Any:
         """All ranks. A tensor, or any picklable object, of rank `src`; a tensor arrives on the rank's own device."""

@@ -207,7 +207,8 @@ class FitLoop:
             if stepped and self.step_schedulers:
                 self._step_schedulers(self.step_schedulers, progress.global_step)
             if batch_end is not None:
-                batch_end(self._outputs(output), batch, batch_idx - output.num_batches)
+                outputs = output.loss if type(self.outputs) is Tensor else self._outputs(output)
+                batch_end(outputs, batch, batch_idx - output.num_batches)
             if stepped and self.log_every and progress.global_step % self.log_every == 0:
                 trainer.publish_step(metrics)
             if validate_every and batch_idx % validate_every == 0 and batch_idx < num_batches:
@@ -238,7 +239,7 @@ class FitLoop:
         """What `training_step` returned, with its loss detached."""
         if isinstance(self.outputs, dict) and "loss" in self.outputs:
             return {**self.outputs, "loss": output.loss}
-        return output.loss if isinstance(self.outputs, Tensor) else self.outputs
+        return self.outputs
 
     def _validate(self) -> None:
         evaluate(self.trainer, "validation", self.trainer.loaders.validation)

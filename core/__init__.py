@@ -17,7 +17,7 @@ from core._version import __version__
 if TYPE_CHECKING:
     from core.callbacks import Callback
     from core.contract import *  # noqa: F403  (the contract's public names are core's)
-    from core.fabric import Fabric
+    from core.fabric import Fabric, seed_everything
     from core.registry import (
         ACCELERATOR_REGISTRY,
         CHECKPOINT_IO_REGISTRY,
@@ -83,11 +83,13 @@ __all__ = [  # noqa: F405  (what the star above brings)
     "__version__",
     "hookimpl",
     "normalize_alias",
+    "seed_everything",
 ]
 
 _HOMES = {
     "Callback": "core.callbacks",
     "Fabric": "core.fabric",
+    "seed_everything": "core.fabric",
     "Module": "core.trainer",
     "Trainer": "core.trainer",
     "ACCELERATOR_REGISTRY": "core.registry",

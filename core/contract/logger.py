@@ -14,7 +14,7 @@ class Logger(abc.ABC):
 
     Every method is called on rank 0 only. A logger opens its files or connections at the first call, not when it is
     made, so that it can be pickled and costs nothing where it isn't used. One that is chosen by its alias,
-    `Trainer(logger="acme")`, is made without arguments; if it takes `save_dir`, it gets the trainer's `default_root_dir`.
+    `Trainer(logger="acme")`, is made without arguments; if it takes `save_dir`, it gets the `default_root_dir`.
     """
 
     @property

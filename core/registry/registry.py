@@ -150,7 +150,7 @@ class Registry(Generic[T]):
         import logging
 
         spec = offer.spec
-        logging.getLogger("core").info("%s %r is %s of %s", spec.kind, spec.alias, spec.target, offer)
+        logging.getLogger("core").debug("%s %r is %s of %s", spec.kind, spec.alias, spec.target, offer)
         registered = self._manager().registered(spec.kind, spec.alias) if spec.provider == IN_PROCESS else None
         return registered[1] if registered else load_target(offer)
 

@@ -20,7 +20,7 @@ class GatherWithGradients(torch.autograd.Function):
         return torch.stack(parts)
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:  # type: ignore[override]
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
         """All ranks."""
         gradient = gradient.contiguous()
         dist.all_reduce(gradient, group=ctx.group)

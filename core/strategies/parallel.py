@@ -156,7 +156,7 @@ class ParallelStrategy(Strategy):
             return tensor
         here = self._to_group(tensor)
         source = here if sync_grads else here.detach()
-        stacked: torch.Tensor = GatherWithGradients.apply(source, group)
+        stacked: torch.Tensor = GatherWithGradients.apply(source, group)  # type: ignore[no-untyped-call]  # torch's
         return stacked.to(tensor.device)
 
     def broadcast(self, obj: Any, src: int = 0) -> Any:

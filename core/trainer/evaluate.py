@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import islice
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -53,7 +52,7 @@ def _run_loaders(trainer: Trainer, stage: str, loaders: Sequence[StageLoader]) -
     transfer, metrics = trainer.make_transfer(), trainer.metrics
     for dataloader_idx, loader in enumerate(loaders):
         metrics.dataloader_idx = dataloader_idx if len(loaders) > 1 else None
-        for batch_idx, batch in enumerate(islice(loader.loader, loader.num_batches)):
+        for batch_idx, batch in enumerate(loader.batches()):
             if transfer is not None:
                 batch = transfer(batch)
             metrics.batch = batch

@@ -30,6 +30,10 @@ class StageLoader:
     loader: Any
     num_batches: int | float
 
+    def batches(self) -> Iterator[Any]:
+        """As many batches as are wanted."""
+        return iter(self.loader) if self.num_batches == _UNKNOWN else islice(self.loader, int(self.num_batches))
+
 
 class Loaders:
     """The loaders of one call of `fit`, `validate` or `test`; sharded by `setup`."""
@@ -75,7 +79,9 @@ class Loaders:
             loader = source
             if options.use_distributed_sampler:
                 rank, size = strategy.data_parallel_rank, strategy.data_parallel_size
-                loader = shard_loader(source, rank=rank, size=size, seed=seed, stage=stage)
+                loader = shard_loader(
+                    source, rank=rank, size=size, seed=seed, stage=stage, broadcast=strategy.broadcast
+                )
             loader = strategy.setup_dataloader(loader, stage)
             return StageLoader(loader, take_amount(limit, length_of(loader), name=name))
 
@@ -132,7 +138,7 @@ class Loaders:
 
     def open_train(self, start_batch: int) -> Iterator[Any]:
         """All ranks. The epoch's batches from one on; what can't begin there is read up to there."""
-        batches = iter(self.train)
+        batches: Iterator[Any] = iter(self.train)
         if sampler_of(self.train) is None:
             for _ in islice(batches, start_batch):
                 pass

@@ -51,7 +51,7 @@ class TrainerOptions:
             check_amount(name, getattr(self, name))
 
 
-def make_clipping(value: float | None, algorithm: ClippingAlgorithm | None) -> GradientClipping | None:
+def make_clipping(value: Any, algorithm: ClippingAlgorithm | None) -> GradientClipping | None:
     """What `gradient_clip_val` and `gradient_clip_algorithm` mean together.
 
     Raises:

@@ -149,6 +149,7 @@ class Trainer:
         self.should_stop = False
         self.sanity_checking = False
         self.stage: Stage | None = None
+        self.module: Any = None  # the user's nn.Module, whose methods no type checker knows
         self.accumulate_grad_batches = accumulate_grad_batches
         self.pending_saves: list[tuple[PathLike, bool]] = []
         self.restored_random_state: dict[str, Any] | None = None

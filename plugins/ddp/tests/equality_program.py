@@ -1,6 +1,6 @@
 """Trains every case of CASES under one strategy and saves losses and weights; `test_equality.py` compares them.
 
-    python equality_program.py OUT --strategy ddp --devices 2
+python equality_program.py OUT --strategy ddp --devices 2
 """
 
 import argparse

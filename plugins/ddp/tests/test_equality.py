@@ -9,7 +9,10 @@ import pytest
 import torch
 
 PROGRAM = Path(__file__).with_name("equality_program.py")
-CASES = ("plain sgd_fp32 shuffled accumulated clipped clipped_by_value fabric fabric_accumulated fabric_shuffled frozen").split()
+CASES = [
+    *("plain", "sgd_fp32", "shuffled", "accumulated", "clipped", "clipped_by_value", "frozen"),
+    *("fabric", "fabric_accumulated", "fabric_shuffled"),
+]
 # Every fit of ddp_spawn starts two interpreters.
 FEW_CASES = ("plain", "shuffled", "fabric_accumulated")
 # Relative to the largest weight. Averaging two halves rounds once more than one whole does.

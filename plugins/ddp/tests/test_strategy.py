@@ -207,12 +207,12 @@ def test_an_overridden_configure_ddp():
 
 
 def test_a_misspelt_option_names_the_right_one():
-    with pytest.raises(ConfigurationError, match="no option 'static_grph'. Did you mean 'static_graph'"):
+    with pytest.raises(ConfigurationError, match=r"no option 'static_grph'\. Did you mean 'static_graph'"):
         DDPStrategy(static_grph=True)
 
 
 def test_an_unknown_start_method_lists_those_that_exist():
-    with pytest.raises(ConfigurationError, match="start_method='popen'.*'subprocess', 'spawn', 'fork'"):
+    with pytest.raises(ConfigurationError, match=r"start_method='popen'.*'subprocess', 'spawn', 'fork'"):
         DDPStrategy(start_method="popen")
 
 

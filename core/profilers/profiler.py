@@ -5,7 +5,7 @@ from __future__ import annotations
 import abc
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 from core.contract.errors import ConfigurationError
 
@@ -24,9 +24,9 @@ class Profiler(abc.ABC):
     hooks once, when a stage begins:
 
     1. `setup(stage, ...)`, all ranks: measuring begins anew.
-    2. `wrap(action, function)`, all ranks: for the trainer's own actions (`fetch_batch`, `transfer_batch`,
-       `run_training_step`, in it `training_step`, `backward` and `optimizer_step`; `validation_step`,
-       `save_checkpoint`) and for hooks (`EarlyStopping.on_train_batch_end`).
+    2. `wrap(action, function)`, all ranks: for the trainer's own actions (`setup_strategy`, `fetch_batch`,
+       `transfer_batch`, `run_training_step`, in it `training_step`, `backward` and `optimizer_step`; `validation_step`,
+       `save_checkpoint`, `log_metrics`) and for hooks (`EarlyStopping.on_train_batch_end`).
     3. `start(action)` and `stop(action)` around each call. Actions nest; they begin and end in one thread.
     4. `step()` after each batch with its hooks.
     5. `teardown()`, all ranks, also after an exception: the report is written; rank 0 prints `describe()`.
@@ -118,30 +118,3 @@ class Profiler(abc.ABC):
             f"{type(self).__name__}.stop({action!r}): this action isn't running. Call start({action!r}) before, or use "
             f"`with trainer.profile({action!r}):`."
         )
-
-
-def make_profiler(profiler: Any) -> Profiler | None:
-    """What `Trainer(profiler=...)` means.
-
-    Raises:
-        ConfigurationError: neither a name of ours nor a Profiler.
-    """
-    if profiler is None or isinstance(profiler, Profiler):
-        return profiler
-    match profiler:
-        case "simple":
-            from core.profilers.simple import SimpleProfiler
-
-            return SimpleProfiler()
-        case "advanced":
-            from core.profilers.advanced import AdvancedProfiler
-
-            return AdvancedProfiler()
-        case "pytorch":
-            from core.profilers.pytorch import PyTorchProfiler
-
-            return PyTorchProfiler()
-    raise ConfigurationError(
-        f"profiler={profiler!r}: expected 'simple', 'advanced', 'pytorch', an instance of core.profilers.Profiler, or "
-        "None to measure nothing."
-    )

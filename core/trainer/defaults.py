@@ -1,15 +1,20 @@
-"""The callbacks and loggers that a trainer has if the user says nothing else."""
+"""What `callbacks`, `logger` and `profiler` mean, and what a trainer has if the user says nothing."""
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from core.callbacks import Callback, ModelCheckpoint, ProgressBar
 from core.contract import ConfigurationError, Logger
+from core.registry import LOGGER_REGISTRY
 
 if TYPE_CHECKING:
     from core.contract.checkpoint_io import PathLike
+    from core.profilers import Profiler
+
+_PROFILERS = {"simple": "SimpleProfiler", "advanced": "AdvancedProfiler", "pytorch": "PyTorchProfiler"}
 
 
 def make_callbacks(
@@ -43,20 +48,46 @@ def _add_default(chosen: list[Callback], kind: type[Callback], enabled: bool, ar
         chosen.append(kind())
 
 
-def make_loggers(logger: Logger | Iterable[Logger] | bool | None, root: PathLike | None) -> list[Logger]:
-    """The user's loggers; for True the CSV logger.
+def make_loggers(logger: str | Logger | Iterable[str | Logger] | bool | None, root: PathLike | None) -> list[Logger]:
+    """The user's loggers; the CSV logger if nothing else was asked for, whatever is installed.
 
     Raises:
         ConfigurationError: not a logger.
+        UnknownAliasError: no such logger.
     """
-    if logger is None or logger is False:
+    if logger is False:
         return []
-    if logger is True:
-        from core.loggers import CSVLogger
+    if logger is None or logger is True:
+        return [_make_logger("csv", root)]
+    given = [logger] if isinstance(logger, str | Logger) or not isinstance(logger, Iterable) else list(logger)
+    for item in given:
+        if not isinstance(item, str | Logger):
+            raise ConfigurationError(
+                f"logger has {item!r}; expected aliases ({', '.join(LOGGER_REGISTRY)}) or instances of core.Logger, "
+                "one or several; True or None for the CSV logger; False for none."
+            )
+    return [_make_logger(item, root) if isinstance(item, str) else item for item in given]
 
-        return [CSVLogger(root or ".")]
-    loggers: list[Any] = [logger] if isinstance(logger, Logger) else list(logger)
-    for item in loggers:
-        if not isinstance(item, Logger):
-            raise ConfigurationError(f"logger has {item!r}; expected instances of core.Logger, True or False.")
-    return loggers
+
+def _make_logger(alias: str, root: PathLike | None) -> Logger:
+    """Made with the folder for everything, if it takes one."""
+    takes_folder = "save_dir" in inspect.signature(LOGGER_REGISTRY.get(alias)).parameters
+    return LOGGER_REGISTRY.create(alias, **({"save_dir": root} if takes_folder and root is not None else {}))
+
+
+def make_profiler(profiler: Any) -> Profiler:
+    """The user's profiler.
+
+    Raises:
+        ConfigurationError: neither a name of ours nor a profiler.
+    """
+    from core import profilers
+
+    if isinstance(profiler, str) and profiler in _PROFILERS:
+        profiler = getattr(profilers, _PROFILERS[profiler])()
+    if isinstance(profiler, profilers.Profiler):
+        return profiler
+    raise ConfigurationError(
+        f"profiler={profiler!r}: expected {', '.join(map(repr, _PROFILERS))}, an instance of core.profilers.Profiler, "
+        "or None to measure nothing."
+    )

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 from core.trainer.module import require_method
+from core.trainer.profiling import mark_steps, profiled_batches
 from core.trainer.signatures import call_with
 
 if TYPE_CHECKING:
@@ -47,12 +48,15 @@ def evaluate(
 def _run_loaders(trainer: Trainer, stage: str, loaders: Sequence[StageLoader]) -> None:
     method = require_method(trainer.module, f"{stage}_step", stage)
     call = call_with(trainer.strategy.step_callable(f"{stage}_step", trainer.module), method, num_arguments=3)
+    call = trainer.profiled(f"{stage}_step", call)
     context = trainer.strategy.forward_context()
     start, end = (trainer.events.hook(f"on_{stage}_batch_{edge}") for edge in ("start", "end"))
+    if trainer.stage != "fit":
+        end = mark_steps(trainer, end)
     transfer, metrics = trainer.make_transfer(), trainer.metrics
     for dataloader_idx, loader in enumerate(loaders):
         metrics.dataloader_idx = dataloader_idx if len(loaders) > 1 else None
-        for batch_idx, batch in enumerate(loader.batches()):
+        for batch_idx, batch in enumerate(profiled_batches(trainer, loader.batches())):
             if transfer is not None:
                 batch = transfer(batch)
             metrics.batch = batch

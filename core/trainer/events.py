@@ -36,15 +36,18 @@ class Events:
         final = [callback for callback in self._callbacks if callback.runs_last]
         found = [] if last is True else self._bind(ordinary, name)
         if last is not True and overrides(self._module, name):
-            found.append(getattr(self._module, name))
+            found.append(self._profiled(self._module, name, getattr(self._module, name)))
         return found if last is False else found + self._bind(final, name)
 
     def _bind(self, callbacks: Sequence[Callback], name: str) -> list[Callable[..., Any]]:
         return [
-            partial(getattr(callback, name), self._trainer, self._module)
+            self._profiled(callback, name, partial(getattr(callback, name), self._trainer, self._module))
             for callback in callbacks
             if overrides(callback, name)
         ]
+
+    def _profiled(self, listener: object, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        return self._trainer.profiled(f"{type(listener).__qualname__}.{name}", call)  # type: ignore[no-any-return]
 
     def hook(self, name: str) -> Callable[..., Any] | None:
         """One callable for all listeners, or None if there is none."""

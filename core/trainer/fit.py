@@ -13,6 +13,7 @@ from core.contract import Capability, ModuleError, TrainingStep
 from core.trainer.evaluate import evaluate
 from core.trainer.module import require_method
 from core.trainer.optimization import takes_metric
+from core.trainer.profiling import mark_steps, profile_parts
 from core.trainer.signatures import call_with
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ class FitLoop:
         events = self.trainer.events
         self.step = self._make_step()
         self.batch_start = events.hook("on_train_batch_start")
-        self.batch_end = events.hook("on_train_batch_end")
+        self.batch_end = mark_steps(self.trainer, events.hook("on_train_batch_end"))
         self.transfer = self.trainer.make_transfer()
         self.log_every = self.options.log_every_n_steps if self.trainer.loggers else 0
         self.started_s = time.monotonic() - self.progress.elapsed_s
@@ -61,7 +62,7 @@ class FitLoop:
         manual = not getattr(module, "automatic_optimization", True)
         owns_accumulation = Capability.OWNS_ACCUMULATION in capabilities
         optimizers = strategy.optimizers
-        return TrainingStep(
+        step = TrainingStep(
             compute_loss=self._make_compute_loss(manual),
             module=strategy.handle_of(module).wrapped,
             optimizers=optimizers,
@@ -74,6 +75,8 @@ class FitLoop:
             before_optimizer_step=events.hook("on_before_optimizer_step"),
             before_zero_grad=events.hook("on_before_zero_grad"),
         )
+        profile_parts(trainer, step)
+        return step
 
     def _make_compute_loss(self, manual: bool) -> Callable[[Any, int], Tensor | None]:
         module = self.trainer.module
@@ -179,7 +182,9 @@ class FitLoop:
         """Whether the epoch came to its end."""
         trainer, progress, step = self.trainer, self.progress, self.step
         metrics = trainer.train_metrics
-        run, transfer = self.strategy.run_training_step, self.transfer
+        run = trainer.profiled("run_training_step", self.strategy.run_training_step)
+        fetch: Callable[..., Any] = trainer.profiled("fetch_batch", next)
+        transfer = self.transfer
         batch_start, batch_end = self.batch_start, self.batch_end
         accumulated, num_batches = trainer.accumulate_grad_batches, self.num_batches
         validate_every, max_steps = self.validate_every, self.options.max_steps
@@ -187,7 +192,7 @@ class FitLoop:
         batches = self._open_loader()
         batch_idx = progress.batch
         while batch_idx < num_batches:
-            batch = next(batches, _END)
+            batch = fetch(batches, _END)
             if batch is _END:
                 break
             if transfer is not None:

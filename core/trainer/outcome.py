@@ -20,6 +20,7 @@ class Outcome:
     metrics: dict[str, Tensor]
     progress: dict[str, Any]
     callbacks: dict[str, dict[str, Any]]
+    loggers: list[dict[str, Any]]
     should_stop: bool
 
     @classmethod
@@ -34,6 +35,7 @@ class Outcome:
             metrics=trainer.callback_metrics,
             progress=trainer.progress.state_dict(),
             callbacks={callback.state_key: callback.state_dict() for callback in trainer.callbacks},
+            loggers=[logger.state_dict() for logger in trainer.loggers],
             should_stop=trainer.should_stop,
         )
 
@@ -46,3 +48,5 @@ class Outcome:
         trainer.take_metrics(self.metrics)
         for callback in trainer.callbacks:
             callback.load_state_dict(self.callbacks[callback.state_key])
+        for logger, state in zip(trainer.loggers, self.loggers, strict=True):
+            logger.load_state_dict(state)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -12,8 +13,8 @@ from core.callbacks.callback import Callback
 from core.contract import Strategy
 from core.data import make_transfer
 from core.fabric import Fabric
-from core.trainer import snapshot
-from core.trainer.defaults import make_callbacks, make_loggers
+from core.trainer import run_logs, snapshot
+from core.trainer.defaults import make_callbacks, make_loggers, make_profiler
 from core.trainer.evaluate import evaluate
 from core.trainer.events import Events, overrides
 from core.trainer.fit import FitLoop
@@ -23,10 +24,12 @@ from core.trainer.module import Module, require_method
 from core.trainer.optimization import parse_optimizers
 from core.trainer.options import TrainerOptions, make_clipping, make_max_epochs, make_max_time
 from core.trainer.outcome import Outcome
+from core.trainer.profiling import profiled_stage
 from core.trainer.progress import Progress
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
+    from contextlib import AbstractContextManager
     from datetime import timedelta
 
     from torch.optim import Optimizer
@@ -36,6 +39,10 @@ if TYPE_CHECKING:
     from core.contract.checkpoint_io import PathLike
     from core.contract.precision import ClippingAlgorithm
     from core.contract.strategy import Stage
+    from core.profilers import Profiler
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 class Trainer:
@@ -53,7 +60,7 @@ class Trainer:
         devices: Devices = "auto",
         num_nodes: int = 1,
         precision: str | int | None = None,
-        logger: Logger | Iterable[Logger] | bool | None = None,
+        logger: str | Logger | Iterable[str | Logger] | bool | None = None,
         callbacks: Callback | Sequence[Callback] | None = None,
         max_epochs: int | None = None,
         min_epochs: int = 0,
@@ -75,6 +82,7 @@ class Trainer:
         inference_mode: bool = True,
         use_distributed_sampler: bool = True,
         plugins: Any = None,
+        profiler: Profiler | Literal["simple", "advanced", "pytorch"] | None = None,
         default_root_dir: PathLike | None = None,
     ) -> None:
         """Everything is checked here, and nothing is started.
@@ -85,7 +93,8 @@ class Trainer:
             devices: a number, `-1` or `"auto"` for all, or indices: `[1, 3]`, `"1,3"`.
             num_nodes: machines that take part.
             precision: `"32-true"`, `"bf16-mixed"`, `"16-mixed"`, `"64-true"`, ...; None is `"32-true"`.
-            logger: one or several loggers; True for the default one, None or False for none.
+            logger: aliases (`"tensorboard"`, see `core list-loggers`) or instances, one or several; False for none.
+                None and True write a CSV file, in `core_logs` in `default_root_dir`.
             callbacks: one or several callbacks.
             max_epochs: stop after so many epochs; -1 for no limit. Without any limit, 1000.
             min_epochs: a stop that a callback asks for waits for so many epochs.
@@ -107,6 +116,7 @@ class Trainer:
             inference_mode: evaluate under `torch.inference_mode` rather than `torch.no_grad`.
             use_distributed_sampler: give each rank its share of the data.
             plugins: instances or aliases of a Precision, CheckpointIO, ClusterEnvironment or Launcher.
+            profiler: measures where the time goes: `"simple"`, `"advanced"`, `"pytorch"`, or an instance.
             default_root_dir: where checkpoints and logs go; None is the current folder.
 
         Raises:
@@ -141,6 +151,8 @@ class Trainer:
             loggers=make_loggers(logger, default_root_dir),
         )
         self.default_root_dir = os.fspath(default_root_dir) if default_root_dir is not None else os.getcwd()
+        self.loggers = self.fabric.loggers
+        self.profiler = make_profiler(profiler) if profiler is not None else None
         self.callbacks = make_callbacks(callbacks, enable_progress_bar, enable_checkpointing)
         self.progress = Progress()
         self.train_metrics = Metrics(on_epoch_default=False)
@@ -154,6 +166,7 @@ class Trainer:
         self.pending_saves: list[tuple[PathLike, bool]] = []
         self.restored_random_state: dict[str, Any] | None = None
         self._ckpt_path: PathLike | None = None
+        self._described_module: nn.Module | None = None
         self._epoch_values: dict[str, Tensor] = {}
         self._wrapped_optimizers: list[Optimizer] | None = None
 
@@ -228,7 +241,7 @@ class Trainer:
         if self._is_inside_window():
             self.pending_saves.append((path, weights_only))
         else:
-            snapshot.save(self, path, weights_only=weights_only)
+            self._write_checkpoint(path, weights_only)
 
     # what modules and callbacks may ask -----------------------------------------------------------------------------
 
@@ -238,14 +251,18 @@ class Trainer:
         return self.fabric.strategy
 
     @property
-    def loggers(self) -> list[Logger]:
-        """Where metrics go."""
-        return self.fabric.loggers
+    def logger(self) -> Logger | None:
+        """The first logger, if there is one. On all ranks but 0, while a stage runs, one that does nothing."""
+        return self.loggers[0] if self.loggers else None
 
     @property
-    def logger(self) -> Logger | None:
-        """The first logger, if there is one."""
-        return self.loggers[0] if self.loggers else None
+    def log_dir(self) -> str:
+        """Folder of this run: that of the first logger which has one, or else `default_root_dir`.
+
+        The same on all ranks while a stage runs. Asking a logger for its folder makes one.
+        """
+        folders = (logger.log_dir for logger in self.loggers)
+        return next(filter(None, folders), self.default_root_dir)
 
     @property
     def ckpt_path(self) -> PathLike | None:
@@ -317,6 +334,10 @@ class Trainer:
         """Print on rank 0."""
         self.fabric.print(*args, **kwargs)
 
+    def profile(self, action: str) -> AbstractContextManager[None]:
+        """A context whose time the profiler reports under this name; without a profiler it does nothing."""
+        return self.profiler.profile(action) if self.profiler is not None else nullcontext()
+
     # what the strategy asks (core.contract.SetupHost) ---------------------------------------------------------------
 
     @property
@@ -350,7 +371,13 @@ class Trainer:
     def make_transfer(self) -> Callable[[Any], Any] | None:
         """How a batch gets to the device; None if it is there."""
         precision = self.strategy.precision_plugin
-        return make_transfer(self.strategy.root_device, precision.convert_input if precision.converts_input else None)
+        convert = precision.convert_input if precision.converts_input else None
+        transfer = make_transfer(self.strategy.root_device, convert)
+        return transfer and self.profiled("transfer_batch", transfer)
+
+    def profiled(self, action: str, function: Callable[P, R]) -> Callable[P, R]:
+        """Asked once a stage: the function, measured if there is a profiler."""
+        return self.profiler.wrap(action, function) if self.profiler is not None else function
 
     def publish_step(self, metrics: Metrics) -> None:
         """All ranks. Hand the newest step values to the loggers."""
@@ -380,17 +407,22 @@ class Trainer:
             values: a number by name.
             step: optimizer steps that they belong to; None is `global_step`.
         """
-        if self.is_global_zero:
+        if not self.is_global_zero or not self.loggers:
+            return
+        values, step = {"epoch": float(self.current_epoch), **values}, self.global_step if step is None else step
+        with self.profile("log_metrics"):
             for logger in self.loggers:
-                logger.log_metrics(
-                    {"epoch": float(self.current_epoch), **values}, self.global_step if step is None else step
-                )
+                logger.log_metrics(values, step)
 
     def write_pending(self) -> None:
         """All ranks. Write what was asked for within the accumulation window that has just ended."""
         for path, weights_only in self.pending_saves:
-            snapshot.save(self, path, weights_only=weights_only)
+            self._write_checkpoint(path, weights_only)
         self.pending_saves = []
+
+    def _write_checkpoint(self, path: PathLike, weights_only: bool) -> None:
+        with self.profile("save_checkpoint"):
+            snapshot.save(self, path, weights_only=weights_only)
 
     # the stages -----------------------------------------------------------------------------------------------------
 
@@ -413,15 +445,21 @@ class Trainer:
             module.trainer = self
         self.events = Events(self, module, self.callbacks)
         try:
-            self.events.emit("setup", self.stage)
-            strategy.setup(self)
-            result = body()
+            self.loggers = run_logs.loggers_of_rank(self.fabric.loggers, strategy)
+            with profiled_stage(self):
+                self.events.emit("setup", self.stage)
+                self.profiled("setup_strategy", strategy.setup)(self)
+                result = body()
+            run_logs.finalize(self.loggers)
             if crosses_processes:
                 return Outcome.of(self, result)
             return result
         except BaseException as error:
             self._return_to_step()
-            self.events.emit("on_exception", error)
+            try:
+                self.events.emit("on_exception", error)
+            finally:
+                run_logs.finalize_after(self.loggers, error)
             raise
         finally:
             self._end()
@@ -434,6 +472,9 @@ class Trainer:
             self.strategy.teardown()
 
     def _fit(self) -> None:
+        if self._described_module is not self.module:
+            run_logs.log_hyperparameters(self)
+            self._described_module = self.module
         self._sanity_check()
         FitLoop(self).run()
         self.events.emit("on_fit_end")

@@ -88,8 +88,10 @@ class LocalPlace:
 
     def read_digest(self) -> bytes | None:
         """Content of the digest file, None if there is none."""
+        # A symbolic link has none of its own: the digest stands beside the file.
+        path = LocalPlace(self.path.resolve()).digest_path if self.path.is_symlink() else self.digest_path
         with contextlib.suppress(FileNotFoundError):
-            return self.digest_path.read_bytes()
+            return path.read_bytes()
         return None
 
     def exists(self) -> bool:

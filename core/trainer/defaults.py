@@ -6,7 +6,11 @@ import inspect
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from core.callbacks import Callback, ModelCheckpoint, ProgressBar
+from core.callbacks.callback import Callback
+from core.callbacks.model_checkpoint import ModelCheckpoint
+from core.callbacks.model_summary import ModelSummary
+from core.callbacks.progress_bar import ProgressBar
+from core.callbacks.rich_progress_bar import RichProgressBar
 from core.contract import ConfigurationError, Logger
 from core.registry import LOGGER_REGISTRY
 
@@ -18,9 +22,15 @@ _PROFILERS = {"simple": "SimpleProfiler", "advanced": "AdvancedProfiler", "pytor
 
 
 def make_callbacks(
-    callbacks: Callback | Sequence[Callback] | None, enable_progress_bar: bool, enable_checkpointing: bool
+    callbacks: Callback | Sequence[Callback] | None,
+    *,
+    enable_progress_bar: bool,
+    enable_model_summary: bool,
+    enable_checkpointing: bool,
 ) -> list[Callback]:
-    """The user's callbacks, a progress bar and a checkpoint at the end unless there are some already.
+    """The user's callbacks; a progress bar, a summary of the model and checkpoints, unless there are some already.
+
+    Checkpoints come last, whatever the order, so that they hold the state that all others have reached.
 
     Raises:
         ConfigurationError: not a callback; two with one state key; a callback of a kind that was switched off.
@@ -29,23 +39,34 @@ def make_callbacks(
     for callback in chosen:
         if not isinstance(callback, Callback):
             raise ConfigurationError(f"callbacks has {callback!r}; expected instances of core.callbacks.Callback.")
-    _add_default(chosen, ProgressBar, enable_progress_bar, "enable_progress_bar")
-    _add_default(chosen, ModelCheckpoint, enable_checkpointing, "enable_checkpointing")
-    keys = [callback.state_key for callback in chosen]
+    _add_default(chosen, ProgressBar, RichProgressBar, enable_progress_bar, "enable_progress_bar")
+    _add_default(chosen, ModelSummary, ModelSummary, enable_model_summary, "enable_model_summary")
+    _add_default(chosen, ModelCheckpoint, ModelCheckpoint, enable_checkpointing, "enable_checkpointing")
+    _refuse_equal_keys(chosen)
+    return sorted(chosen, key=lambda callback: isinstance(callback, ModelCheckpoint))
+
+
+def _add_default(
+    chosen: list[Callback], kind: type[Callback], default: type[Callback], enabled: bool, argument: str
+) -> None:
+    present = [callback for callback in chosen if isinstance(callback, kind)]
+    if present and not enabled:
+        name = type(present[0]).__name__
+        raise ConfigurationError(f"{argument}=False, and callbacks has a {name}. Leave one of them out.")
+    if kind is ProgressBar and len(present) > 1:
+        names = " and ".join(type(callback).__name__ for callback in present)
+        raise ConfigurationError(f"callbacks has {names}; expected one progress bar: they draw on the same lines.")
+    if enabled and not present:
+        chosen.append(default())
+
+
+def _refuse_equal_keys(callbacks: Sequence[Callback]) -> None:
+    keys = [callback.state_key for callback in callbacks if callback.keeps_state]
     if duplicates := sorted({key for key in keys if keys.count(key) > 1}):
         raise ConfigurationError(
             f"Two callbacks have the state key {duplicates[0]!r}, so their states can't be told apart in a checkpoint. "
             "Override state_key in one of them."
         )
-    return chosen
-
-
-def _add_default(chosen: list[Callback], kind: type[Callback], enabled: bool, argument: str) -> None:
-    present = any(isinstance(callback, kind) for callback in chosen)
-    if present and not enabled:
-        raise ConfigurationError(f"{argument}=False, and callbacks has a {kind.__name__}. Leave one of them out.")
-    if enabled and not present:
-        chosen.append(kind())
 
 
 def make_loggers(logger: str | Logger | Iterable[str | Logger] | bool | None, root: PathLike | None) -> list[Logger]:

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
+from core.callbacks.duration import parse_duration
 from core.contract import ConfigurationError, GradientClipping
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from datetime import timedelta
 
     from core.contract.precision import ClippingAlgorithm
 
 _DEFAULT_MAX_EPOCHS = 1000
-_TIME_FORM = "a timedelta, a dict such as {'hours': 2}, or 'DD:HH:MM:SS'"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,15 +72,7 @@ def make_max_time(value: timedelta | Mapping[str, int] | str | None) -> timedelt
     Raises:
         ConfigurationError: it is of no known form.
     """
-    if value is None or isinstance(value, timedelta):
-        return value
-    try:
-        if isinstance(value, str):
-            days, hours, minutes, seconds = (int(part) for part in value.split(":"))
-            return timedelta(days=days, hours=hours, minutes=minutes, seconds=seconds)
-        return timedelta(**value)
-    except (TypeError, ValueError):
-        raise ConfigurationError(f"max_time={value!r}: expected {_TIME_FORM}.") from None
+    return None if value is None else parse_duration("max_time", value)
 
 
 def make_max_epochs(max_epochs: int | None, max_steps: int, max_time: timedelta | None) -> int | None:

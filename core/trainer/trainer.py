@@ -76,6 +76,7 @@ class Trainer:
         log_every_n_steps: int = 50,
         enable_checkpointing: bool = True,
         enable_progress_bar: bool = True,
+        enable_model_summary: bool = True,
         accumulate_grad_batches: int = 1,
         gradient_clip_val: float | None = None,
         gradient_clip_algorithm: ClippingAlgorithm | None = None,
@@ -108,8 +109,10 @@ class Trainer:
             check_val_every_n_epoch: validate after every so many epochs.
             num_sanity_val_steps: validation batches to run before training, to find mistakes early; -1 for all.
             log_every_n_steps: hand step values to the loggers every so many optimizer steps.
-            enable_checkpointing: save a checkpoint at the end of training.
+            enable_checkpointing: save a checkpoint at the end of every epoch, and keep the newest; or what a
+                ModelCheckpoint in `callbacks` says.
             enable_progress_bar: show a progress bar on rank 0.
+            enable_model_summary: print a table of the model on rank 0 when fit begins.
             accumulate_grad_batches: batches whose gradients are averaged for one optimizer step.
             gradient_clip_val: clip gradients to this norm, or absolute value.
             gradient_clip_algorithm: `"norm"` or `"value"`.
@@ -153,7 +156,12 @@ class Trainer:
         self.default_root_dir = os.fspath(default_root_dir) if default_root_dir is not None else os.getcwd()
         self.loggers = self.fabric.loggers
         self.profiler = make_profiler(profiler) if profiler is not None else None
-        self.callbacks = make_callbacks(callbacks, enable_progress_bar, enable_checkpointing)
+        self.callbacks = make_callbacks(
+            callbacks,
+            enable_progress_bar=enable_progress_bar,
+            enable_model_summary=enable_model_summary,
+            enable_checkpointing=enable_checkpointing,
+        )
         self.progress = Progress()
         self.train_metrics = Metrics(on_epoch_default=False)
         self.evaluation_metrics = {stage: Metrics(on_epoch_default=True) for stage in ("validation", "test")}

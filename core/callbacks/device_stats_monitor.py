@@ -1,0 +1,72 @@
+"""Memory of the device in the log."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from core.callbacks.arguments import require_logger
+from core.callbacks.callback import Callback
+from core.contract import ConfigurationError
+
+if TYPE_CHECKING:
+    from torch import nn
+
+_PREFIX = "device"
+
+
+class DeviceStatsMonitor(Callback):
+    """Logs what `Accelerator.memory_stats` tells of rank 0's device, as `device/allocated_bytes` and so on.
+
+    Logged with the other metrics of steps, every `log_every_n_steps`.
+    """
+
+    def __init__(self, cpu_stats: bool = False) -> None:
+        """Say what to log.
+
+        Args:
+            cpu_stats: also load and memory of the machine, which takes the package psutil.
+
+        Raises:
+            ConfigurationError: psutil isn't installed.
+        """
+        self.cpu_stats = cpu_stats
+        self._logged_step = -1
+        if cpu_stats:
+            _read_machine()
+
+    def on_train_start(self, trainer: Any, module: nn.Module) -> None:
+        """Refuse to work for nobody.
+
+        Raises:
+            ConfigurationError: the trainer has no logger.
+        """
+        require_logger("DeviceStatsMonitor", trainer)
+        self._every = trainer.options.log_every_n_steps
+
+    def on_train_batch_end(self, trainer: Any, module: nn.Module, outputs: Any, batch: Any, batch_idx: int) -> None:
+        """Log, if this step's metrics are logged."""
+        step = trainer.global_step
+        if step % self._every or step == self._logged_step or not trainer.is_global_zero:
+            return
+        self._logged_step = step
+        strategy = trainer.strategy
+        values = dict(strategy.accelerator.memory_stats(strategy.root_device))
+        if self.cpu_stats:
+            values |= _read_machine()
+        trainer.log_metrics({f"{_PREFIX}/{name}": value for name, value in values.items()}, step)
+
+
+def _read_machine() -> dict[str, float]:
+    try:
+        import psutil  # type: ignore[import-untyped]  # its stubs are a package of their own
+    except ImportError as error:
+        raise ConfigurationError(
+            "DeviceStatsMonitor(cpu_stats=True) needs the package psutil: run `pip install psutil`."
+        ) from error
+    memory, swap = psutil.virtual_memory(), psutil.swap_memory()
+    return {
+        "cpu_percent": float(psutil.cpu_percent()),
+        "cpu_memory_percent": float(memory.percent),
+        "cpu_memory_used_bytes": float(memory.used),
+        "cpu_swap_percent": float(swap.percent),
+    }

@@ -1,0 +1,31 @@
+"""Saving when an exception ends the run."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+
+def save_after_exception(trainer: Any, path: str, exception: BaseException, *, weights_only: bool = False) -> bool:
+    """Save before `exception` ends the run, and tell where. Batches of an unfinished accumulation window don't count.
+
+    A checkpoint is written by all ranks together, and an exception may have come on one of them alone: with several
+    processes nothing is saved. A failure to save is a warning: the exception is what the user must see.
+
+    Returns:
+        Whether it was saved.
+    """
+    if trainer.world_size > 1:
+        warnings.warn(
+            f"{type(exception).__name__} came in a run of {trainer.world_size} processes, which can't be brought to "
+            "save together now. Save every so many steps: ModelCheckpoint(every_n_train_steps=...).",
+            stacklevel=3,
+        )
+        return False
+    try:
+        trainer.save_checkpoint(path, weights_only=weights_only)
+    except Exception as error:
+        warnings.warn(f"The state can't be saved to {path} after {type(exception).__name__}: {error}", stacklevel=3)
+        return False
+    trainer.print(f"{type(exception).__name__}: the state after step {trainer.global_step} is saved in {path}")
+    return True

@@ -1,0 +1,39 @@
+"""A checkpoint when something goes wrong."""
+
+from __future__ import annotations
+
+import os
+import posixpath
+from typing import TYPE_CHECKING, Any
+
+from core.callbacks.callback import Callback
+from core.callbacks.checkpoint_name import EXTENSION
+from core.callbacks.exception_save import save_after_exception
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from core.contract.checkpoint_io import PathLike
+
+
+class OnExceptionCheckpoint(Callback):
+    """Saves when an exception ends `fit`, such as Ctrl-C or an error in the module.
+
+    With several processes this can't be done, since the others go on waiting for each other; a warning says so.
+    """
+
+    runs_last = True
+
+    def __init__(self, dirpath: PathLike, filename: str = "on_exception") -> None:
+        """Say where.
+
+        Args:
+            dirpath: a folder or URL.
+            filename: without its ending `.ckpt`. What is there is overwritten.
+        """
+        self.ckpt_path = posixpath.join(os.fspath(dirpath), filename + EXTENSION)
+
+    def on_exception(self, trainer: Any, module: nn.Module, exception: BaseException) -> None:
+        """Save, and tell where."""
+        if trainer.stage == "fit":
+            save_after_exception(trainer, self.ckpt_path, exception)

@@ -1,0 +1,98 @@
+"""Predictions that go to storage instead of memory."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal
+
+from core.callbacks.callback import Callback
+from core.contract import ConfigurationError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import nn
+
+_INTERVALS = ("batch", "epoch", "batch_and_epoch")
+
+
+class BasePredictionWriter(Callback):
+    """Hands over the predictions of `trainer.predict`, batch by batch, or all at its end. Meant to be subclassed.
+
+    Override `write_on_batch_end`, `write_on_epoch_end`, or both. Every rank writes its own share: put the rank into the
+    file's name. Pass `return_predictions=False` to `predict`, and memory holds one batch at a time.
+    """
+
+    def __init__(self, write_interval: Literal["batch", "epoch", "batch_and_epoch"] = "batch") -> None:
+        """Say when to write.
+
+        Args:
+            write_interval: after each batch, at the end, or both.
+
+        Raises:
+            ConfigurationError: none of these.
+        """
+        if write_interval not in _INTERVALS:
+            raise ConfigurationError(
+                f"{type(self).__name__}(write_interval={write_interval!r}): expected one of "
+                f"{', '.join(map(repr, _INTERVALS))}."
+            )
+        self.write_interval = write_interval
+        self._predictions: list[list[Any]] = []
+        if write_interval != "epoch":
+            _refuse_missing(self, "write_on_batch_end")
+        if write_interval != "batch":
+            _refuse_missing(self, "write_on_epoch_end")
+
+    def write_on_batch_end(
+        self, trainer: Any, module: nn.Module, prediction: Any, batch: Any, batch_idx: int, dataloader_idx: int
+    ) -> None:
+        """All ranks. Write what `predict_step` returned for one batch.
+
+        Args:
+            trainer: the running trainer.
+            module: the user's module.
+            prediction: what `predict_step` returned, on the device.
+            batch: its input.
+            batch_idx: number of the batch on this rank, from 0.
+            dataloader_idx: number of the loader, from 0.
+        """
+        raise NotImplementedError
+
+    def write_on_epoch_end(self, trainer: Any, module: nn.Module, predictions: Sequence[Sequence[Any]]) -> None:
+        """All ranks. Write everything at once.
+
+        Args:
+            trainer: the running trainer.
+            module: the user's module.
+            predictions: for each loader what `predict_step` returned, batch after batch, of this rank's share.
+        """
+        raise NotImplementedError
+
+    def on_predict_start(self, trainer: Any, module: nn.Module) -> None:
+        """Begin with nothing."""
+        self._predictions = []
+
+    def on_predict_batch_end(
+        self, trainer: Any, module: nn.Module, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int
+    ) -> None:
+        """Write the batch, or keep it for the end."""
+        if self.write_interval != "epoch":
+            self.write_on_batch_end(trainer, module, outputs, batch, batch_idx, dataloader_idx)
+        if self.write_interval != "batch":
+            while len(self._predictions) <= dataloader_idx:
+                self._predictions.append([])
+            self._predictions[dataloader_idx].append(outputs)
+
+    def on_predict_epoch_end(self, trainer: Any, module: nn.Module) -> None:
+        """Write what was kept."""
+        if self.write_interval != "batch":
+            self.write_on_epoch_end(trainer, module, self._predictions)
+            self._predictions = []
+
+
+def _refuse_missing(writer: BasePredictionWriter, method: str) -> None:
+    if getattr(type(writer), method) is getattr(BasePredictionWriter, method):
+        raise ConfigurationError(
+            f"{type(writer).__name__}(write_interval={writer.write_interval!r}) has no {method}(), which would be "
+            "called. Define it, or choose another write_interval."
+        )

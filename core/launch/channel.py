@@ -55,6 +55,10 @@ class Channel:
         message: dict[str, Any] = json.loads(line)
         return message
 
+    def claim(self) -> None:
+        """Let the kernel send SIGIO to this process; the main process may have died before it could arrange that."""
+        signal_process(self._socket, os.getpid())
+
     def close(self) -> None:
         """Idempotent. Hang up."""
         self._socket.close()

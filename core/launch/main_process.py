@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from core.contract import WorkerError
 from core.launch.group import Worker, WorkerGroup
 from core.launch.report import summarize
+from core.launch.signal_watch import SignalWatch, call_main_thread
 from core.launch.worker import GRACE_S
 
 if TYPE_CHECKING:
@@ -30,7 +31,8 @@ class MainProcess:
     - A worker fails: the main thread gets a WorkerError that names it, wherever it is; a main thread that is stuck in
       native code, so that it can't get it, is ended.
     - The script fails here: the workers get an exception that says so, time for their `finally` blocks, and are ended.
-    - SIGTERM ends the script by SystemExit(143), Ctrl-C by KeyboardInterrupt, and the workers with it.
+    - SIGTERM ends the script by SystemExit(143), Ctrl-C by KeyboardInterrupt, and the workers with it, also if the
+      main thread waits in native code for a rank that never comes.
     - The script ends well: it waits for the workers, and ends with 1 if one of them failed unseen. (Who catches the
       WorkerError that `launch` raises chooses the code.)
     """
@@ -40,12 +42,14 @@ class MainProcess:
         self._is_told = threading.Event()
         self._ends_badly: str | None = None
         self._is_raised = False
-        signal.signal(signal.SIGIO, self._on_worker_failure)
+        signal.signal(signal.SIGIO, self._on_call)
         if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
             signal.signal(signal.SIGTERM, self._on_terminate)
         self._previous_hook, sys.excepthook = sys.excepthook, self._on_uncaught
         self._group = WorkerGroup(workers, self._interrupt)
+        self._watch = SignalWatch(self._free_main_thread)
         atexit.register(self.close)
+        os.register_at_fork(after_in_child=self._forget)
 
     def check(self) -> None:
         """Raise what a worker has failed with since the last launch.
@@ -93,10 +97,15 @@ class MainProcess:
 
     # in the main thread ---------------------------------------------------------------------------------------------
 
-    def _on_worker_failure(self, signum: int, frame: Any) -> None:
+    def _on_call(self, signum: int, frame: Any) -> None:
+        self._watch.answer()
+        if self._group.failure is not None:
+            self._on_worker_failure(self._group.failure)
+
+    def _on_worker_failure(self, failure: WorkerError) -> None:
         is_first, handled = not self._is_told.is_set(), sys.exception()
         self._is_told.set()
-        if is_first and handled is None and self._ends_badly is None and (failure := self._group.failure) is not None:
+        if is_first and handled is None and self._ends_badly is None:
             raise failure from failure.__cause__
 
     def _on_terminate(self, signum: int, frame: Any) -> None:
@@ -118,14 +127,25 @@ class MainProcess:
             if summarize(error) not in str(other):
                 error.add_note(str(other))
 
+    def _forget(self) -> None:
+        """In a forked copy, such as a loader's worker: the workers aren't its own."""
+        atexit.unregister(self.close)
+        sys.excepthook = self._previous_hook
+        signal.signal(signal.SIGIO, signal.SIG_DFL)
+        if signal.getsignal(signal.SIGTERM) == self._on_terminate:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
     # in a watching thread -------------------------------------------------------------------------------------------
 
     def _interrupt(self, failure: WorkerError) -> None:
-        main_thread = threading.main_thread().ident
-        assert main_thread is not None
         with contextlib.suppress(ProcessLookupError):
-            signal.pthread_kill(main_thread, signal.SIGIO)
+            call_main_thread()
         threading.Thread(target=self._end_if_stuck, args=(failure,), name="end if stuck", daemon=True).start()
+
+    def _free_main_thread(self, number: int) -> None:
+        """Without its workers, a collective that it waits in fails."""
+        self._ends_badly = signal.Signals(number).name
+        self._group.stop(f"Rank {self.rank} is to end by {self._ends_badly}, and so do its workers.", self.rank)
 
     def _end_if_stuck(self, failure: WorkerError) -> None:
         if not self._is_told.wait(2 * GRACE_S):

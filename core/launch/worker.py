@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import faulthandler
+import os
 import signal
 import sys
 import threading
@@ -38,6 +39,8 @@ class Membership:
         if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
             signal.signal(signal.SIGTERM, exit_on_signal)
         atexit.register(self._end)
+        os.register_at_fork(after_in_child=self._forget)
+        self._channel.claim()
         self._on_news(signal.SIGIO, None)
 
     def report_uncaught(self) -> None:
@@ -64,6 +67,13 @@ class Membership:
     def _end(self) -> None:
         """No `finally` is left to run: from here on, news end the process at once."""
         signal.signal(signal.SIGIO, signal.SIG_DFL)
+
+    def _forget(self) -> None:
+        """In a forked copy, such as a loader's worker: the bond isn't its own."""
+        sys.excepthook = self._previous_hook
+        if signal.getsignal(signal.SIGTERM) is exit_on_signal:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        self._end()
 
     def _on_news(self, signum: int, frame: Any) -> None:
         note = self._channel.receive()

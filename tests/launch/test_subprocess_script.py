@@ -142,7 +142,7 @@ def test_a_killed_rank_ends_the_run(program, victim):
     assert "the script went on" not in done.output
 
 
-def test_a_rank_that_is_not_connected_hears_of_a_failure_too(program):
+def test_a_rank_that_sleeps_hears_of_a_failure_too(program):
     done = program("""
         def work(environment):
             if environment.global_rank() == 1:
@@ -269,11 +269,6 @@ def test_a_main_thread_that_is_stuck_in_native_code_is_ended(program):
             if environment.global_rank() == 1:
                 time.sleep(0.5)
                 os.kill(os.getpid(), 9)
-            mask = ctypes.c_uint64 * 16
-            ctypes.pythonapi.PyThread_acquire_lock.restype = ctypes.c_int
-            lock = ctypes.pythonapi.PyThread_allocate_lock
-            lock.restype = ctypes.c_void_p
-            held = ctypes.c_void_p(lock())
             native = ctypes.CDLL(None).sem_wait  # waits without the GIL, and goes on waiting after a signal
             semaphore = ctypes.create_string_buffer(64)
             ctypes.CDLL(None).sem_init(semaphore, 0, 0)
@@ -304,6 +299,56 @@ def test_a_terminated_run_says_so(program, number, code, whole_group):
     assert "WorkerError" not in done.errors
     if number == signal.SIGTERM:
         assert "Traceback" not in done.errors
+
+
+def test_a_main_process_that_waits_for_a_rank_in_vain_can_be_terminated(program):
+    """Its main thread is in a collective, where Python's signal handlers don't run."""
+    running = program("""
+        def work(environment):
+            import torch
+            join(environment)
+            dist.barrier()
+            say("at work")
+            if environment.global_rank() == 0:
+                dist.all_reduce(torch.ones(1))
+            time.sleep(600)
+
+        launcher = connected(SubprocessScriptLauncher())
+        launcher.launch(work, launcher.cluster_environment)
+        """)
+    running.await_line("at work")
+    running.await_line("at work")
+    running.process.terminate()
+    done = running.finish(timeout_s=30)
+    assert done.code == 143, done.errors
+    assert not running.survivors()
+
+
+def test_forked_copies_of_a_rank_can_come_and_go(program):
+    done = program("""
+        import multiprocessing, signal
+
+        def work(environment):
+            context = multiprocessing.get_context("fork")
+            ended = context.Process(target=time.sleep, args=(600,))
+            failed = context.Process(target=sys.exit, args=(5,))
+            ended.start(), failed.start()
+            ended.terminate()
+            ended.join(), failed.join()
+            if os.fork() == 0:
+                raise RuntimeError("only a copy")
+            os.wait()
+            return ended.exitcode, failed.exitcode
+
+        launcher = connected(SubprocessScriptLauncher())
+        say(launcher.launch(work, launcher.cluster_environment))
+        say(launcher.launch(lambda: "still here"))
+        """).finish()
+    assert done.code == 0, done.errors
+    lines = done.output.splitlines()
+    assert (lines.count("still here"), len(lines)) == (2, 4)
+    assert lines.count(f"({-signal.SIGTERM}, 5)") == 2
+    assert done.errors.count("RuntimeError: only a copy") == 2
 
 
 def test_workers_that_are_still_importing_die_with_the_main_process(program):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
 import itertools
 import sys
+import time
 from typing import TYPE_CHECKING
 
 import torch.distributed as dist
@@ -22,6 +24,10 @@ if TYPE_CHECKING:
 
 _stores: dict[tuple[str, int, int], Store] = {}
 _joins = itertools.count()
+
+# A thread of gloo's lets go of a collective's tensors a moment after it is done, and takes Python's lock for it. If the
+# interpreter ends in that moment, the process aborts (`std::terminate`, seen with torch 2.13 in one of five runs).
+_SETTLE_S = 0.05
 
 
 def join(
@@ -60,6 +66,8 @@ def join(
     dist.init_process_group(
         backend, store=store, rank=rank, world_size=world_size, timeout=timeout, device_id=device_id
     )
+    atexit.unregister(_settle)
+    atexit.register(_settle)
     sys.excepthook = hook  # torch puts "[rank0]:" before every line of a traceback, once for every group of a script
     return True
 
@@ -68,6 +76,10 @@ def leave() -> None:
     """All ranks; idempotent. Leave the group; the store stays for the next one of this script."""
     if dist.is_initialized():
         dist.destroy_process_group()
+
+
+def _settle() -> None:
+    time.sleep(_SETTLE_S)
 
 
 def _shared_store(environment: ClusterEnvironment, rank: int, world_size: int, timeout: timedelta) -> Store:

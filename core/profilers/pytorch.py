@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -77,8 +78,12 @@ class PyTorchProfiler(Profiler):
 
     def step(self) -> None:
         """All ranks. A batch is over: the schedule goes on."""
-        if self._profile is not None:
-            self._num_steps += 1
+        if self._profile is None:
+            return
+        self._num_steps += 1
+        with warnings.catch_warnings():
+            # Each cycle is taken when it is over, so what torch warns of is what should happen.
+            warnings.filterwarnings("ignore", message=".*Profiler clears events at the end of each cycle")
             self._profile.step()
 
     def teardown(self) -> None:

@@ -1,0 +1,355 @@
+"""Loggers through a Trainer: which are there, what they get, and how a run ends for them."""
+
+import csv
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from argparse import Namespace
+from pathlib import Path
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+from core import LOGGER_REGISTRY, Callback, ConfigurationError, Logger, Module, Trainer
+from core.contract import UnknownAliasError
+from core.loggers import CSVLogger, TensorBoardLogger
+
+OFF = ("enable_progress_bar", "enable_model_summary", "enable_checkpointing")
+ON_CPU = {"accelerator": "cpu", "devices": 1, **dict.fromkeys(OFF, False)}
+
+
+class Net(Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(4, 1)
+
+    def training_step(self, batch, batch_idx):
+        self.log("batch_idx", float(batch_idx))
+        self.log("unseen", 1.0, logger=False)
+        return self.layer(batch[0]).sum()
+
+    def validation_step(self, batch, batch_idx):
+        self.log("val", 2.0)
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+class Recorder(Logger):
+    """Keeps everything that it is told, in order."""
+
+    def __init__(self):
+        self.told = []
+
+    def log_metrics(self, metrics, step):
+        self.told.append((step, metrics))
+
+    def log_hyperparams(self, params):
+        self.told.append(("hyperparameters", dict(params)))
+
+    def finalize(self, status):
+        self.told.append(("finalize", status))
+
+
+def loader(num_batches=4):
+    return DataLoader(TensorDataset(torch.ones(2 * num_batches, 4)), batch_size=2)
+
+
+def rows(folder):
+    with open(Path(folder) / "metrics.csv", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+# Which loggers are there.
+
+
+def test_the_default_is_a_csv_file_in_the_folder_for_everything(tmp_path):
+    trainer = Trainer(**ON_CPU | {"enable_checkpointing": True}, max_epochs=1, default_root_dir=tmp_path)
+    trainer.fit(Net(), loader(), loader())
+    assert trainer.log_dir == str(tmp_path / "core_logs" / "version_0")
+    assert [row["val"] for row in rows(trainer.log_dir) if row["val"]] == ["2.0"]
+    assert any((tmp_path / "core_logs" / "version_0" / "checkpoints").iterdir())
+
+
+@pytest.mark.parametrize("logger", [False, []])
+def test_without_a_logger_nothing_is_written(tmp_path, logger):
+    trainer = Trainer(**ON_CPU, max_epochs=1, default_root_dir=tmp_path, logger=logger)
+    trainer.fit(Net(), loader())
+    assert (trainer.logger, trainer.log_dir) == (None, str(tmp_path))
+    assert not list(tmp_path.iterdir())
+
+
+def test_loggers_are_chosen_by_alias_and_all_get_the_same(tmp_path):
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    mine = Recorder()
+    trainer = Trainer(
+        **ON_CPU,
+        max_epochs=1,
+        log_every_n_steps=2,
+        default_root_dir=tmp_path,
+        logger=["tensorboard", CSVLogger(tmp_path, "csv"), mine],
+    )
+    trainer.fit(Net(), loader())
+    assert isinstance(trainer.logger, TensorBoardLogger)
+    events = EventAccumulator(trainer.log_dir)
+    events.Reload()
+    assert [(event.step, event.value) for event in events.Scalars("batch_idx")] == [(2, 1.0), (4, 3.0)]
+    assert rows(tmp_path / "csv" / "version_0") == [
+        {"step": "2", "epoch": "0.0", "batch_idx": "1.0"},
+        {"step": "4", "epoch": "0.0", "batch_idx": "3.0"},
+    ]
+    assert mine.told == [
+        (2, {"epoch": 0.0, "batch_idx": 1.0}),
+        (4, {"epoch": 0.0, "batch_idx": 3.0}),
+        ("finalize", "success"),
+    ]
+
+
+class InFolder(Recorder):
+    def __init__(self, save_dir="elsewhere"):
+        super().__init__()
+        self.save_dir = save_dir
+
+
+@pytest.mark.parametrize("kind", [Recorder, InFolder])
+def test_a_logger_that_somebody_else_has_registered(tmp_path, kind):
+    LOGGER_REGISTRY.register("somebodys", kind)
+    try:
+        trainer = Trainer(**ON_CPU, max_epochs=1, log_every_n_steps=4, default_root_dir=tmp_path, logger="Somebodys")
+    finally:
+        LOGGER_REGISTRY.remove("somebodys")
+    trainer.fit(Net(), loader())
+    assert trainer.logger.told[0] == (4, {"epoch": 0.0, "batch_idx": 3.0})
+    assert getattr(trainer.logger, "save_dir", tmp_path) == tmp_path
+
+
+def test_an_alias_that_nobody_offers():
+    with pytest.raises(UnknownAliasError, match=r"Unknown logger 'tensorbord'\. Did you mean 'tensorboard'"):
+        Trainer(**ON_CPU, logger="tensorbord")
+
+
+@pytest.mark.parametrize("logger", [3, [CSVLogger]])
+def test_what_is_no_logger(logger):
+    expected = r"logger has .*; expected aliases \(.*csv.*\) or instances of core\.Logger, one or several; True or None"
+    with pytest.raises(ConfigurationError, match=expected):
+        Trainer(**ON_CPU, logger=logger)
+
+
+# Hyperparameters.
+
+
+@pytest.mark.parametrize("hparams", [{"lr": 0.1}, Namespace(lr=0.1)])
+def test_hyperparameters_are_logged_once(hparams):
+    mine, module = Recorder(), Net()
+    module.hparams = hparams
+    trainer = Trainer(**ON_CPU, max_epochs=0, logger=mine)
+    trainer.fit(module, loader())
+    trainer.fit(module, loader())
+    trainer.validate(module, loader())
+    other = Net()
+    other.hparams = {"lr": 0.2}
+    trainer.fit(other, loader())
+    assert [told for told in mine.told if told[0] == "hyperparameters"] == [
+        ("hyperparameters", {"lr": 0.1}),
+        ("hyperparameters", {"lr": 0.2}),
+    ]
+    assert mine.told[0][0] == "hyperparameters"
+
+
+# How a run ends.
+
+
+class Trouble(Callback):
+    def __init__(self, error):
+        self.error = error
+
+    def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx):
+        raise self.error
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [(RuntimeError("mine"), "failed"), (KeyboardInterrupt(), "interrupted"), (SystemExit(), "interrupted")],
+)
+def test_loggers_are_told_how_the_run_ended(error, status):
+    mine = Recorder()
+    trainer = Trainer(**ON_CPU, max_epochs=1, logger=mine, callbacks=Trouble(error))
+    with pytest.raises(type(error)) as raised:
+        trainer.fit(Net(), loader())
+    assert raised.value is error
+    assert mine.told == [("finalize", status)]
+
+
+def test_rows_that_were_in_memory_survive_an_exception(tmp_path):
+    trainer = Trainer(
+        **ON_CPU, max_epochs=1, log_every_n_steps=1, default_root_dir=tmp_path, callbacks=Late(RuntimeError("mine"))
+    )
+    with pytest.raises(RuntimeError, match="mine"):
+        trainer.fit(Net(), loader())
+    assert [row["batch_idx"] for row in rows(trainer.log_dir)] == ["0.0", "1.0"]
+
+
+class Late(Trouble):
+    def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx):
+        if batch_idx == 2:
+            raise self.error
+
+
+class Stubborn(Recorder):
+    def finalize(self, status):
+        super().finalize(status)
+        raise OSError("the disk is full")
+
+
+def test_a_loggers_own_trouble_does_not_hide_the_error(caplog):
+    mine, last = Stubborn(), Recorder()
+    trainer = Trainer(**ON_CPU, max_epochs=1, logger=[mine, last], callbacks=Trouble(RuntimeError("mine")))
+    with pytest.raises(RuntimeError, match="mine"):
+        trainer.fit(Net(), loader())
+    assert last.told == [("finalize", "failed")]
+    assert "Stubborn could not be finalized" in caplog.text
+    assert "the disk is full" in caplog.text
+
+
+def test_a_loggers_own_trouble_is_an_error_where_nothing_else_is():
+    with pytest.raises(OSError, match="the disk is full"):
+        Trainer(**ON_CPU, max_epochs=1, logger=Stubborn()).fit(Net(), loader())
+
+
+def test_stages_go_on_in_one_run(tmp_path):
+    trainer = Trainer(**ON_CPU, max_epochs=1, default_root_dir=tmp_path, log_every_n_steps=4)
+    module = Net()
+    trainer.fit(module, loader())
+    trainer.validate(module, loader())
+    [folder] = (tmp_path / "core_logs").iterdir()
+    assert [(row["batch_idx"], row["val"]) for row in rows(folder)] == [("3.0", ""), ("", "2.0")]
+
+
+# Several processes.
+
+TWO_RANKS = """
+import json, sys
+from pathlib import Path
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+from core import Module, Trainer
+from core.loggers import CSVLogger
+
+class Net(Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(4, 1)
+
+    def training_step(self, batch, batch_idx):
+        self.log("loss", 1.0)
+        return self.layer(batch[0]).sum()
+
+    def on_train_end(self):
+        logger = self.trainer.logger
+        logger.mine.add_image("x")[0] = 3
+        with logger.experiment.section() as section:
+            assert list(section.items) == [] or self.global_rank == 0
+        seen = [type(logger).__name__, logger.name, logger.version, logger.log_dir, self.trainer.log_dir]
+        Path(sys.argv[2], f"rank{self.global_rank}.json").write_text(json.dumps(seen))
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+class Mine(CSVLogger):
+    class mine:
+        @staticmethod
+        def add_image(name):
+            return {}
+
+    class experiment:
+        import contextlib
+        @staticmethod
+        @contextlib.contextmanager
+        def section():
+            yield type("Section", (), {"items": []})
+
+def main():
+    logger = Mine(sys.argv[2], "exp")
+    quiet = {"enable_progress_bar": False, "enable_checkpointing": False}
+    trainer = Trainer(
+        accelerator="cpu", devices=2, strategy=sys.argv[1], max_epochs=1, log_every_n_steps=2, logger=logger, **quiet
+    )
+    data = DataLoader(TensorDataset(torch.ones(8, 4)), batch_size=2)
+    module = Net()
+    trainer.fit(module, data)
+    trainer.progress.epoch = 0
+    trainer.fit(module, data)
+    if trainer.is_global_zero:
+        assert trainer.logger is logger
+        print(logger.version, logger.metrics_path)
+
+if __name__ == "__main__":
+    main()
+"""
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "ddp_fork"])
+def test_one_rank_writes_and_all_know_where(tmp_path, strategy):
+    """With `ddp_fork` the process that called `fit` is no rank at all, and learns which run it was."""
+    program = tmp_path / "program.py"
+    program.write_text(TWO_RANKS)
+    done = subprocess.run(
+        [sys.executable, program, strategy, str(tmp_path)], capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    folder = tmp_path / "exp" / "version_0"
+    assert [path.name for path in (tmp_path / "exp").iterdir()] == ["version_0"]
+    assert done.stdout.split()[-2:] == ["0", str(folder / "metrics.csv")]
+    seen = [json.loads((tmp_path / f"rank{rank}.json").read_text()) for rank in range(2)]
+    assert seen == [[kind, "exp", 0, str(folder), str(folder)] for kind in ("Mine", "SilentLogger")]
+    assert [row["loss"] for row in rows(folder)] == ["1.0", "1.0"]
+
+
+# Libraries of others.
+
+
+def test_mlflow_gets_metrics_options_and_status(tmp_path, monkeypatch):
+    mlflow = pytest.importorskip("mlflow")
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", (tmp_path / "mlruns").as_uri())
+    trainer = Trainer(**ON_CPU, max_epochs=1, log_every_n_steps=2, default_root_dir=tmp_path, logger="mlflow")
+    module = Net()
+    module.hparams = {"lr": 0.1, "model": {"width": 8}}
+    trainer.fit(module, loader(), loader())
+    client = mlflow.MlflowClient()
+    run = client.get_run(trainer.logger.version)
+    assert (run.info.status, run.data.params) == ("FINISHED", {"lr": "0.1", "model/width": "8"})
+    assert run.data.metrics == {"batch_idx": 3.0, "epoch": 0.0, "val": 2.0}
+    assert trainer.log_dir == str(tmp_path / "core_logs" / run.info.run_id)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("wandb") is None, reason="pip install 'core[wandb]'")
+def test_wandb_is_chosen_by_alias(tmp_path):
+    program = f"""
+import sys
+sys.path.append({os.path.dirname(__file__)!r})
+from test_in_trainer import Net, ON_CPU, loader
+from core import Trainer
+trainer = Trainer(**ON_CPU, max_epochs=1, log_every_n_steps=2, default_root_dir=".", logger="wandb")
+module = Net()
+module.hparams = {{"lr": 0.1}}
+trainer.fit(module, loader(), loader())
+run = trainer.logger.experiment
+summary = {{name: run.summary[name] for name in ("batch_idx", "val", "trainer/global_step")}}
+print(summary, run.config["lr"], run.offline)
+"""
+    settings = {"WANDB_MODE": "offline", "WANDB_SILENT": "true", "WANDB_ERROR_REPORTING": "false"}
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=tmp_path,
+        env={**os.environ, **settings},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.stdout.strip() == "{'batch_idx': 3, 'val': 2, 'trainer/global_step': 4} 0.1 True", done.stderr

@@ -3,6 +3,8 @@
 Where several are found, the most specific wins: torchrun inside srun, or mpirun inside a SLURM job, knows the ranks.
 """
 
+from typing import Any
+
 from core.cluster.kubeflow import KubeflowEnvironment
 from core.cluster.local import LocalEnvironment
 from core.cluster.lsf import LSFEnvironment
@@ -18,3 +20,9 @@ __all__ = [
     "SLURMEnvironment",
     "TorchElasticEnvironment",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    from core.registry.lazy_exports import plugin_class
+
+    return plugin_class("cluster environment", name, __name__)

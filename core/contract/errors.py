@@ -22,17 +22,20 @@ CoreError
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from core.contract.capability import Capability
     from core.contract.spec import Spec
 
 
 class CoreError(Exception):
-    """The root of all errors that `core` raises on purpose."""
+    """The root of all errors that `core` raises on purpose. Picklable with all attributes, to cross processes."""
+
+    def __reduce__(self) -> tuple[Callable[..., CoreError], tuple[Any, ...]]:
+        return _rebuild, (type(self), self.args, self.__dict__)
 
 
 class ConfigurationError(CoreError, ValueError):
@@ -139,3 +142,11 @@ class CheckpointNotFoundError(CheckpointError, FileNotFoundError):
 
 class CheckpointCorruptedError(CheckpointError):
     """There is something at this path, and it is damaged, foreign or incomplete."""
+
+
+def _rebuild(kind: type[CoreError], args: tuple[Any, ...], attributes: dict[str, Any]) -> CoreError:
+    """An unpickled error: its class may want keyword arguments, which pickle alone doesn't hand over."""
+    error = kind.__new__(kind, *args)
+    error.args = args
+    error.__dict__.update(attributes)
+    return error

@@ -4,6 +4,8 @@ How a run ends is the same for all of them. The rank that fails first is named, 
 others get an exception that says so and time for their `finally` blocks; nothing is left, whatever kills whom.
 """
 
+from typing import Any
+
 from core.launch.in_place import InPlaceLauncher
 from core.launch.multiprocessing import MultiprocessingLauncher, fork, forkserver, spawn
 from core.launch.subprocess_script import SubprocessScriptLauncher
@@ -16,3 +18,9 @@ __all__ = [
     "forkserver",
     "spawn",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    from core.registry.lazy_exports import plugin_class
+
+    return plugin_class("launcher", name, __name__)

@@ -56,6 +56,7 @@ class RichProgressBar(ProgressBar):
         self._view: View | None = None
         self._work: list[Work] = []
         self._due_s = float("inf")
+        self._paused_s, self._first_batch = 0.0, 0
         self._table = EpochTable()
 
     def __getstate__(self) -> dict[str, Any]:

@@ -91,10 +91,9 @@ def _folder_of_core() -> Path:
 
 
 def _named_core(place: Path) -> list[Path]:
-    folder = place / "core"
-    return [
-        path for path in (folder, place / "core.py") if path.is_file() or (path.is_dir() and any(path.glob("*.py")))
-    ]
+    folder, module = place / "core", place / "core.py"  # the command itself is a file `core`, which nobody can import
+    found = [folder] if folder.is_dir() and any(folder.glob("*.py")) else []
+    return [*found, module] if module.is_file() else found
 
 
 def _trap(found: Path, place: Path) -> str:

@@ -1,0 +1,71 @@
+"""What a stranger does: a new environment outside the checkout, the built wheels, one more package, one less."""
+
+import os
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.skipif("CORE_WHEELS" not in os.environ, reason="only tox has built the wheels")
+
+PROGRAM = """
+from core import Trainer
+Trainer(strategy="ddp", accelerator="cpu", devices=2)
+print("made")
+"""
+
+
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory):
+    """A virtual environment with our dependencies, linked rather than downloaded, and nothing of ours."""
+    folder = tmp_path_factory.mktemp("fresh")
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
+    site = Path(sysconfig.get_path("purelib", vars={"base": str(folder)}))
+    for entry in Path(sysconfig.get_path("purelib")).iterdir():
+        if not entry.name.startswith(("core", "_core", "__editable__")):
+            (site / entry.name).symlink_to(entry)
+    return folder
+
+
+def run(environment, *command, check=True):
+    variables = {name: value for name, value in os.environ.items() if not name.startswith(("CORE_", "PYTHON"))}
+    return subprocess.run(
+        [environment / "bin" / command[0], *command[1:]],
+        cwd=environment,
+        env=variables,
+        capture_output=True,
+        text=True,
+        check=check,
+        timeout=120,
+    )
+
+
+def pip(environment, *arguments):
+    python = str(environment / "bin" / "python")
+    subprocess.run([sys.executable, "-m", "pip", "--quiet", "--python", python, *arguments], check=True)
+
+
+def install(environment, *prefixes):
+    wheels = [str(path) for path in Path(os.environ["CORE_WHEELS"]).glob("*.whl") if path.name.startswith(prefixes)]
+    assert len(wheels) == len(prefixes)
+    pip(environment, "install", "--no-index", "--no-deps", *wheels)
+
+
+def test_a_backend_comes_and_goes_with_its_package(environment):
+    install(environment, "core-", "core_ddp-")
+    listed = run(environment, "core", "list-strategies").stdout
+    rows = [line.split() for line in listed.splitlines()]
+    assert ["ddp", "DDPStrategy", "core-ddp", "0.1.0", "ok"] in rows
+    assert ["single_device", "SingleDeviceStrategy", "core", "0.1.0", "ok"] in rows
+    assert "made" in run(environment, "python", "-c", PROGRAM.replace("2)", "1)")).stdout
+    doctor = run(environment, "core", "doctor")
+    assert "Everything is in order." in doctor.stdout
+    assert "another core" not in doctor.stdout
+
+    pip(environment, "uninstall", "--yes", "core-ddp")
+    assert "ddp" not in run(environment, "core", "list-strategies").stdout
+    refused = run(environment, "python", "-c", PROGRAM, check=False)
+    assert refused.returncode == 1
+    assert "`pip install core-ddp`" in refused.stderr

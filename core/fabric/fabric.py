@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
@@ -93,6 +94,7 @@ class Fabric(Processes):
         """Whose loss `backward` gets if nobody says it: the only module that was set up."""
         self._num_loaders = 0
         self._num_logs = 0
+        self._saving: weakref.finalize[..., Any] | None = None
 
     @property
     def logger(self) -> Logger:
@@ -384,8 +386,25 @@ class Fabric(Processes):
             self._num_logs += 1
         if self.loggers and self.is_global_zero:
             values = {name: _as_number(name, value) for name, value in metrics.items()}
+            if self._saving is None or not self._saving.alive:
+                # Loggers keep values back, and nobody says when a loop of one's own has logged its last.
+                self._saving = weakref.finalize(self, _save, self.loggers)
             for logger in self.loggers:
                 logger.log_metrics(values, step)
+
+    def teardown(self) -> None:
+        """All ranks; idempotent. Leave the process group, forget modules and optimizers, and write what was logged.
+
+        Happens at exit too.
+        """
+        if self._saving is not None:
+            self._saving()
+        super().teardown()
+
+
+def _save(loggers: Sequence[Logger]) -> None:
+    for logger in loggers:
+        logger.save()
 
 
 def _as_list(given: Any) -> list[Any]:

@@ -7,6 +7,7 @@ import csv
 import fcntl
 import io
 import os
+import time
 from typing import TYPE_CHECKING, Any
 
 from core.contract.errors import ConfigurationError
@@ -27,7 +28,8 @@ class CSVLogger(RunFolderLogger):
         save_dir: holds the experiments.
         name: of the experiment, a folder in `save_dir`.
         version: of this run; by default the next number that is free. One that is there already is continued.
-        flush_logs_every_n_steps: rows that are kept in memory before they are written.
+        flush_logs_every_n_steps: rows that are kept in memory before they are written,
+        flush_interval_s: or seconds.
     """
 
     def __init__(
@@ -37,13 +39,15 @@ class CSVLogger(RunFolderLogger):
         version: int | str | None = None,
         *,
         flush_logs_every_n_steps: int = 100,
+        flush_interval_s: float = 10.0,
     ) -> None:
         if flush_logs_every_n_steps < 1:
             raise ConfigurationError(
                 f"flush_logs_every_n_steps={flush_logs_every_n_steps}: expected a number of rows from 1."
             )
         super().__init__(save_dir, name, version)
-        self._flush_every = flush_logs_every_n_steps
+        self._flush_every, self._flush_interval_s = flush_logs_every_n_steps, flush_interval_s
+        self._saved_s = time.monotonic()
         self._rows: list[dict[str, Any]] = []
 
     @property
@@ -58,11 +62,13 @@ class CSVLogger(RunFolderLogger):
             ConfigurationError: a value isn't one number.
         """
         self._rows.append({"step": step, **{name: to_number(name, value) for name, value in metrics.items()}})
-        if len(self._rows) >= self._flush_every:
+        is_late = time.monotonic() - self._saved_s >= self._flush_interval_s
+        if is_late or len(self._rows) >= self._flush_every:
             self.save()
 
     def save(self) -> None:
         """Write the rows that are in memory."""
+        self._saved_s = time.monotonic()
         if not self._rows:
             return
         path = self.metrics_path

@@ -52,6 +52,12 @@ def test_rows_are_kept_until_there_are_enough(tmp_path):
     assert len(rows(logger)) == 4
 
 
+def test_rows_are_not_kept_for_long(tmp_path):
+    logger = CSVLogger(tmp_path, flush_interval_s=0)
+    logger.log_metrics({"loss": 1}, 0)
+    assert len(rows(logger)) == 1
+
+
 def test_a_metric_named_step_takes_the_place_of_the_step(tmp_path):
     logger = CSVLogger(tmp_path)
     logger.log_metrics({"step": 0.5, "loss": 1}, step=7)

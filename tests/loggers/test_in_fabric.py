@@ -1,0 +1,40 @@
+"""A loop of one's own logs, and nobody tells the logger that it is over."""
+
+import csv
+import subprocess
+import sys
+
+import pytest
+
+PROGRAM = """
+import sys
+from core import Fabric
+from core.loggers import CSVLogger
+
+def train(fabric):
+    for step in range(3):
+        fabric.log("loss", step / 2, step)
+    if sys.argv[2] == "fails":
+        raise RuntimeError("mine")
+
+if __name__ == "__main__":
+    fabric = Fabric(accelerator="cpu", devices=int(sys.argv[3]), strategy=sys.argv[4], loggers=CSVLogger(sys.argv[1]))
+    fabric.launch(train)
+"""
+
+
+@pytest.mark.parametrize("how", ["ends", "fails"])
+@pytest.mark.parametrize(("devices", "strategy"), [(1, "auto"), (2, "ddp"), (2, "ddp_fork")])
+def test_all_values_are_written(tmp_path, devices, strategy, how):
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM)
+    done = subprocess.run(
+        [sys.executable, program, str(tmp_path), how, str(devices), strategy],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert (done.returncode == 0) == (how == "ends"), done.stderr
+    with open(tmp_path / "core_logs" / "version_0" / "metrics.csv", newline="") as file:
+        assert [row["loss"] for row in csv.DictReader(file)] == ["0.0", "0.5", "1.0"]
+    assert [path.name for path in (tmp_path / "core_logs").iterdir()] == ["version_0"]

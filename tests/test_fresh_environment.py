@@ -24,7 +24,7 @@ def environment(tmp_path_factory):
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
     site = Path(sysconfig.get_path("purelib", vars={"base": str(folder)}))
     for entry in Path(sysconfig.get_path("purelib")).iterdir():
-        if not entry.name.startswith(("core", "_core", "__editable__")):
+        if not entry.name.startswith("core") and entry.suffix != ".pth":
             (site / entry.name).symlink_to(entry)
     return folder
 

@@ -12,10 +12,11 @@ import os
 from pathlib import Path
 
 import torch
-from core import Fabric
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset, RandomSampler
+
+from core import Fabric
 
 TEXT_BYTES = 2_000_000
 CONTEXT = 64

@@ -8,13 +8,14 @@ torchrun --nproc-per-node 2 examples/digits.py --accelerator cpu
 import argparse
 
 import torch
-from core import Module, Trainer
 from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim.lr_scheduler import CosineAnnealingLR
 from torch.utils.data import DataLoader, TensorDataset
+
+from core import Module, Trainer
 
 
 class DigitReader(Module):

@@ -7,12 +7,13 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from core.callbacks.callback import Callback
+from core.callbacks.hook_plugin import hook_callback
 from core.callbacks.model_checkpoint import ModelCheckpoint
 from core.callbacks.model_summary import ModelSummary
 from core.callbacks.progress_bar import ProgressBar
 from core.callbacks.rich_progress_bar import RichProgressBar
 from core.contract import ConfigurationError, Logger
-from core.registry import LOGGER_REGISTRY
+from core.registry import LOGGER_REGISTRY, load_hooks
 
 if TYPE_CHECKING:
     from core.contract.checkpoint_io import PathLike
@@ -22,7 +23,7 @@ _PROFILERS = {"simple": "SimpleProfiler", "advanced": "AdvancedProfiler", "pytor
 
 
 def make_callbacks(
-    callbacks: Callback | Sequence[Callback] | None,
+    callbacks: str | Callback | Sequence[str | Callback] | None,
     *,
     enable_progress_bar: bool,
     enable_model_summary: bool,
@@ -33,17 +34,25 @@ def make_callbacks(
     Checkpoints come last, whatever the order, so that they hold the state that all others have reached.
 
     Raises:
-        ConfigurationError: not a callback; two with one state key; a callback of a kind that was switched off.
+        ConfigurationError: not a callback, nor the name of installed event hooks; two with one state key; a callback of a kind that was switched off.
     """
-    chosen = [callbacks] if isinstance(callbacks, Callback) else list(callbacks or ())
-    for callback in chosen:
-        if not isinstance(callback, Callback):
-            raise ConfigurationError(f"callbacks has {callback!r}; expected instances of core.callbacks.Callback.")
+    given = [callbacks] if isinstance(callbacks, str | Callback) else list(callbacks or ())
+    chosen = [_make_callback(item) for item in given]
     _add_default(chosen, ProgressBar, RichProgressBar, enable_progress_bar, "enable_progress_bar")
     _add_default(chosen, ModelSummary, ModelSummary, enable_model_summary, "enable_model_summary")
     _add_default(chosen, ModelCheckpoint, ModelCheckpoint, enable_checkpointing, "enable_checkpointing")
     _refuse_equal_keys(chosen)
     return sorted(chosen, key=lambda callback: isinstance(callback, ModelCheckpoint))
+
+
+def _make_callback(item: Any) -> Callback:
+    if isinstance(item, str):
+        return hook_callback(item, load_hooks(item))
+    if isinstance(item, Callback):
+        return item
+    raise ConfigurationError(
+        f"callbacks has {item!r}; expected instances of core.Callback, or names of installed event hooks."
+    )
 
 
 def _add_default(

@@ -61,7 +61,7 @@ class Trainer:
         num_nodes: int = 1,
         precision: str | int | None = None,
         logger: str | Logger | Iterable[str | Logger] | bool | None = None,
-        callbacks: Callback | Sequence[Callback] | None = None,
+        callbacks: str | Callback | Sequence[str | Callback] | None = None,
         max_epochs: int | None = None,
         min_epochs: int = 0,
         max_steps: int = -1,
@@ -96,7 +96,7 @@ class Trainer:
             precision: `"32-true"`, `"bf16-mixed"`, `"16-mixed"`, `"64-true"`, ...; None is `"32-true"`.
             logger: aliases (`"tensorboard"`, see `core list-loggers`) or instances, one or several; False for none.
                 None and True write a CSV file, in `core_logs` in `default_root_dir`.
-            callbacks: one or several callbacks.
+            callbacks: one or several callbacks, or names of installed event hooks (entry points of `core.hooks`).
             max_epochs: stop after so many epochs; -1 for no limit. Without any limit, 1000.
             min_epochs: a stop that a callback asks for waits for so many epochs.
             max_steps: stop after so many optimizer steps; -1 for no limit.

@@ -35,8 +35,8 @@ class MLFlowLogger(Logger):
     Args:
         experiment_name: made if it isn't there.
         run_name: for people; None lets MLflow invent one.
-        tracking_uri: of the server or store: `"http://..."`, `"sqlite:///mlflow.db"`, `"file:./mlruns"` (which MLflow
-            from 3.7 allows with MLFLOW_ALLOW_FILE_STORE=true). None is MLflow's own choice: MLFLOW_TRACKING_URI.
+        tracking_uri: of the server or store: `"http://..."`, `"sqlite:///mlflow.db"`, `"file:./mlruns"` (recent
+            releases want MLFLOW_ALLOW_FILE_STORE=true for it). None is MLflow's own choice: MLFLOW_TRACKING_URI.
         version: id of a run to continue; None makes a new one.
         save_dir: holds a folder `experiment_name/version` for what belongs to the run, such as checkpoints.
         tags: of a new run.

@@ -1,0 +1,388 @@
+"""Programs from the guides that users of other trainers know, with `core` in place of the package that they name.
+
+The devices are processes of a CPU; what needs a package that isn't installed says which.
+"""
+
+import os
+import subprocess
+import sys
+from datetime import timedelta
+from importlib.metadata import PackageNotFoundError, distribution
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from core import Accelerator, ClusterEnvironment, Fabric, Module, Precision, Strategy, Trainer
+from core.accelerators import CPUAccelerator, find_usable_cuda_devices
+from core.checkpoint import TorchCheckpointIO
+from core.contract import ConfigurationError, DeviceError, UnknownAliasError
+from core.strategies import (
+    STRATEGY_REGISTRY,
+    DataParallelStrategy,
+    DDPStrategy,
+    ParallelStrategy,
+    SingleDeviceStrategy,
+)
+
+on_cpu = pytest.mark.skipif(torch.cuda.is_available(), reason="tells what happens without a GPU")
+
+
+def is_installed(name):
+    try:
+        distribution(name)
+    except PackageNotFoundError:
+        return False
+    return True
+
+
+# by name, or as an instance ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "num_processes"),
+    [
+        ({"strategy": "ddp", "accelerator": "cpu", "devices": 3}, 3),
+        ({"strategy": "ddp", "accelerator": "cpu", "devices": 4}, 4),
+        ({"strategy": "ddp_fork", "accelerator": "cpu", "devices": 4}, 4),
+        ({"accelerator": "cpu", "devices": 2}, 2),
+    ],
+)
+def test_a_strategy_by_its_name(arguments, num_processes):
+    trainer = Trainer(**arguments)
+    assert type(trainer.strategy) is DDPStrategy
+    assert trainer.world_size == num_processes
+
+
+def test_ddp_with_options_configured():
+    trainer = Trainer(strategy=DDPStrategy(static_graph=True), accelerator="cpu", devices=4)
+    assert trainer.strategy.ddp_options == {"static_graph": True}
+
+
+def test_ddp_spawn_with_automatic_accelerator():
+    trainer = Trainer(strategy="ddp_spawn", accelerator="auto", devices=4)
+    assert trainer.strategy.launcher_name == "spawn"
+    assert trainer.strategy.num_devices == 4
+
+
+def test_everything_automatic_is_the_default():
+    trainer, equivalent = Trainer(accelerator="auto", devices="auto", strategy="auto"), Trainer()
+    assert trainer.fabric.resolution.decisions == equivalent.fabric.resolution.decisions
+
+
+@on_cpu
+def test_fabric_takes_a_single_device_by_itself():
+    assert type(Fabric(strategy="auto").strategy) is SingleDeviceStrategy
+
+
+# devices ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("devices", [2, "2", [0, 1], "0,1", "0, 1", list(range(2))])
+def test_two_devices_in_every_form(devices):
+    assert Trainer(accelerator="cpu", devices=devices).world_size == 2
+
+
+@pytest.mark.parametrize("devices", [-1, "-1"])
+def test_minus_one_stands_for_all_devices(devices):
+    num_cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    assert Trainer(accelerator="cpu", devices=devices).world_size == num_cores
+
+
+@on_cpu
+@pytest.mark.parametrize("accelerator", ["gpu", "cuda"])
+def test_a_gpu_that_is_not_here(accelerator):
+    with pytest.raises(DeviceError, match=r"(?s)cuda.*Here are: cpu"):
+        Trainer(accelerator=accelerator, devices=8, strategy="ddp", num_nodes=4)
+
+
+@on_cpu
+def test_usable_cuda_devices_where_there_are_none():
+    with pytest.raises(DeviceError, match=r"No CUDA device is here: .*\. Expected 2 usable\."):
+        find_usable_cuda_devices(2)
+
+
+@on_cpu
+def test_half_precision_on_a_cpu_names_the_one_that_works():
+    with pytest.raises(ConfigurationError, match=r"precision='16-mixed' is for GPUs.*Use precision='bf16-mixed'"):
+        Trainer(accelerator="cpu", devices=2, strategy="ddp", precision=16)
+
+
+@on_cpu
+def test_dp_on_a_cpu_names_ddp():
+    with pytest.raises(ConfigurationError, match=r"strategy='dp' replicates .*'cpu'\. Use strategy='ddp'"):
+        Fabric(strategy="dp", devices=4)
+
+
+# several nodes ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def second_node(monkeypatch):
+    """The variables of a script that is started by hand on the second of two nodes."""
+    for name, value in {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500", "NODE_RANK": "1"}.items():
+        monkeypatch.setenv(name, value)
+
+
+@pytest.mark.usefixtures("second_node")
+def test_ddp_with_custom_settings():
+    ddp_strategy = DDPStrategy(
+        process_group_backend="gloo",
+        timeout=timedelta(minutes=30),
+        find_unused_parameters=False,
+        gradient_as_bucket_view=True,
+    )
+    fabric = Fabric(strategy=ddp_strategy, accelerator="cpu", devices=4, num_nodes=2)
+    assert fabric.strategy.process_group_backend == "gloo"
+    assert (fabric.world_size, fabric.node_rank) == (8, 1)
+
+
+def test_several_nodes_without_a_scheduler_say_what_is_missing():
+    with pytest.raises(ConfigurationError, match=r"MASTER_ADDR"):
+        Fabric(strategy="ddp", accelerator="cpu", devices=4, num_nodes=2)
+
+
+# backends that are not installed ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "package"),
+    [
+        ({"strategy": "deepspeed", "devices": "auto"}, "core-deepspeed"),
+        ({"strategy": "deepspeed", "devices": 8, "precision": "16-mixed"}, "core-deepspeed"),
+        ({"strategy": "fsdp", "devices": 2, "precision": "bf16-mixed"}, "core-fsdp"),
+        ({"strategy": "ddp_spawn", "accelerator": "tpu", "devices": 8}, "core-xla"),
+        ({"strategy": "xla", "accelerator": "tpu", "devices": 8, "precision": "bf16-mixed"}, "core-xla"),
+        ({"accelerator": "ipu", "devices": 8}, "core-ipu"),
+    ],
+)
+@pytest.mark.parametrize("door", [Trainer, Fabric])
+def test_a_backend_that_is_not_installed(door, arguments, package):
+    if is_installed(package):
+        pytest.skip(f"{package} is installed")
+    with pytest.raises(UnknownAliasError, match=f"`pip install {package}`"):
+        door(**arguments)
+
+
+@pytest.mark.parametrize(
+    ("name", "package"),
+    [("DeepSpeedStrategy", "core-deepspeed"), ("FSDPStrategy", "core-fsdp"), ("XLAStrategy", "core-xla")],
+)
+def test_the_class_of_a_backend_that_is_not_installed(name, package):
+    if is_installed(package):
+        pytest.skip(f"{package} is installed")
+    with pytest.raises(ImportError, match=f"pip install {package}"):
+        exec(f"from core.strategies import {name}")
+
+
+# strategies of one's own ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def custom_strategy():
+    class CustomStrategy(Strategy):
+        def setup_module(self, module):
+            # Custom module setup
+            return module
+
+        def reduce(self, tensor, *args, **kwargs):
+            # Custom reduction logic
+            return tensor
+
+    # Register custom strategy
+    STRATEGY_REGISTRY.register("custom", CustomStrategy)
+    yield CustomStrategy
+    STRATEGY_REGISTRY.remove("custom")
+
+
+def test_a_registered_strategy_trains_through_fabric(custom_strategy):
+    fabric = Fabric(strategy="custom")
+    assert type(fabric.strategy) is custom_strategy
+    model, optimizer = make_model()
+    model, optimizer = fabric.setup(model, optimizer)
+    before = model.weight.detach().clone()
+    for (inputs,) in fabric.setup_dataloaders(make_loader()):
+        loss = model(inputs).square().mean()
+        fabric.backward(loss)
+        optimizer.step()
+        # Mark step boundary for XLA
+        if hasattr(fabric.strategy, "mark_step"):
+            fabric.strategy.mark_step()
+    assert not torch.equal(model.weight, before)
+
+
+def test_a_registered_strategy_trains_through_the_trainer(custom_strategy, tmp_path):
+    trainer = Trainer(strategy="custom", max_epochs=1, default_root_dir=tmp_path, enable_progress_bar=False)
+    module = SquareOutputs()
+    before = module.layer.weight.detach().clone()
+    trainer.fit(module, make_loader())
+    assert type(trainer.strategy) is custom_strategy
+    assert not torch.equal(module.layer.weight, before)
+
+
+def test_the_registry_of_strategies(custom_strategy):
+    assert STRATEGY_REGISTRY.get("custom") is custom_strategy
+    assert {"custom", "ddp", "single_device"} <= set(STRATEGY_REGISTRY.available_strategies())
+    assert "custom" in STRATEGY_REGISTRY
+    STRATEGY_REGISTRY.remove("custom")
+    assert "custom" not in STRATEGY_REGISTRY
+    STRATEGY_REGISTRY.register(name="custom", strategy_class=custom_strategy, description="One of my own")
+
+
+CUSTOM_DDP = """
+import torch
+from core import Module, Precision, Trainer
+from core.accelerators import CPUAccelerator
+from core.strategies import DDPStrategy
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader
+
+
+class MyDistributedDataParallel(DistributedDataParallel):
+    def __init__(self, module, device_ids):
+        super().__init__(module)
+
+
+class MyAccelerator(CPUAccelerator):
+    num_setups = 0
+
+    def setup(self):
+        MyAccelerator.num_setups += 1
+
+
+class MyPrecision(Precision):
+    connected = []
+
+    def connect(self, *args):
+        MyPrecision.connected += args
+
+
+class CustomDDPStrategy(DDPStrategy):
+    def configure_ddp(self):
+        self.model = MyDistributedDataParallel(
+            self.model,
+            device_ids=...,
+        )
+
+    def setup(self, trainer):
+        # you can access the accelerator and plugins directly
+        self.accelerator.setup()
+        self.precision_plugin.connect(...)
+        super().setup(trainer)
+
+
+class Mean(Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.zeros(()))
+
+    def training_step(self, batch, batch_idx):
+        assert type(self.trainer.strategy.model) is MyDistributedDataParallel
+        return (batch - self.weight).square().mean() / 2
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=1.0)
+
+
+# custom strategy, with new accelerator and plugins
+accelerator = MyAccelerator()
+precision_plugin = MyPrecision()
+strategy = CustomDDPStrategy(accelerator=accelerator, precision_plugin=precision_plugin)
+trainer = Trainer(
+    strategy=strategy, devices=2, max_epochs=1, enable_progress_bar=False, enable_checkpointing=False
+)
+module = Mean()
+trainer.fit(module, DataLoader([1.0, 2.0, 3.0, 6.0], batch_size=2))
+assert trainer.strategy is strategy and strategy.accelerator is accelerator
+assert MyAccelerator.num_setups >= 2 and ... in MyPrecision.connected
+print(f"rank {trainer.global_rank}: {module.weight.item()}")
+"""
+
+
+def test_a_ddp_strategy_with_a_wrapper_accelerator_and_precision_of_ones_own(tmp_path):
+    """Both ranks step to the mean of all four numbers: gradients went through the wrapper."""
+    program = tmp_path / "program.py"
+    program.write_text(CUSTOM_DDP)
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run([sys.executable, program], capture_output=True, text=True, env=environment, timeout=120)
+    assert done.returncode == 0, done.stderr
+    results = sorted(line for line in done.stdout.splitlines() if line.startswith("rank"))
+    assert results == ["rank 0: 3.0", "rank 1: 3.0"]
+
+
+def test_a_custom_strategy_without_options_is_passed_as_it_is(tmp_path):
+    class CustomDDPStrategy(DDPStrategy):
+        pass
+
+    trainer = Trainer(strategy=CustomDDPStrategy(), accelerator="cpu")
+    assert type(trainer.strategy) is CustomDDPStrategy
+
+
+# the classes, with the options that the guides give them ----------------------------------------------------------
+
+
+@pytest.mark.parametrize("base", [Strategy, SingleDeviceStrategy, ParallelStrategy])
+def test_a_strategy_may_extend_each_base_class(base):
+    own = type("OwnStrategy", (base,), {})
+    assert isinstance(Fabric(strategy=own(), accelerator="cpu").strategy, base)
+
+
+def test_single_device_strategy_takes_its_device():
+    fabric = Fabric(strategy=SingleDeviceStrategy(device=torch.device("cpu")))
+    assert fabric.device == torch.device("cpu")
+
+
+def test_ddp_strategy_takes_parts():
+    devices, checkpoint_io, precision = [torch.device("cpu")] * 2, TorchCheckpointIO(), Precision()
+    strategy = DDPStrategy(
+        parallel_devices=devices,
+        checkpoint_io=checkpoint_io,
+        precision_plugin=precision,
+        ddp_comm_state=None,
+        ddp_comm_hook=None,
+        ddp_comm_wrapper=None,
+        model_averaging_period=None,
+        process_group_backend=None,
+        timeout=None,
+    )
+    fabric = Fabric(strategy=strategy)
+    assert strategy.parallel_devices == devices
+    assert (strategy.checkpoint_io, strategy.precision_plugin) == (checkpoint_io, precision)
+    assert isinstance(strategy.accelerator, Accelerator)
+    assert isinstance(strategy.cluster_environment, ClusterEnvironment)
+    assert fabric.world_size == 2
+
+
+def test_data_parallel_strategy_takes_its_devices():
+    devices = [torch.device("cuda", index) for index in range(2)]
+    assert DataParallelStrategy(parallel_devices=devices).parallel_devices == devices
+
+
+def test_the_accelerator_may_be_an_instance():
+    accelerator = CPUAccelerator()
+    assert Trainer(accelerator=accelerator, devices=1).strategy.accelerator is accelerator
+
+
+# what they train --------------------------------------------------------------------------------------------------
+
+
+class SquareOutputs(Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 2)
+
+    def training_step(self, batch, batch_idx):
+        return self.layer(batch[0]).square().mean()
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+def make_model():
+    model = nn.Linear(4, 2)
+    return model, torch.optim.SGD(model.parameters(), lr=0.1)
+
+
+def make_loader():
+    return DataLoader(TensorDataset(torch.randn(8, 4)), batch_size=4)

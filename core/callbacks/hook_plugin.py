@@ -50,7 +50,8 @@ def hook_callback(name: str, plugin: Any) -> Callback:
     manager.register(plugin, name)
     callers = manager.get_hookcallers(plugin) or []
     methods = {caller.name: _method(caller, name) for caller in callers}
-    return type(HookPlugin.__name__, (HookPlugin,), methods)(name, plugin)
+    listener: type[HookPlugin] = type(HookPlugin.__name__, (HookPlugin,), methods)
+    return listener(name, plugin)
 
 
 def _method(caller: pluggy.HookCaller, name: str) -> Callable[..., None]:

@@ -34,7 +34,8 @@ def make_callbacks(
     Checkpoints come last, whatever the order, so that they hold the state that all others have reached.
 
     Raises:
-        ConfigurationError: not a callback, nor the name of installed event hooks; two with one state key; a callback of a kind that was switched off.
+        ConfigurationError: neither a callback nor the name of installed event hooks; two with one state key; a callback
+            of a kind that was switched off.
     """
     given = [callbacks] if isinstance(callbacks, str | Callback) else list(callbacks or ())
     chosen = [_make_callback(item) for item in given]

@@ -100,7 +100,7 @@ def test_it_goes_to_spawned_workers(installed):
 
 
 def test_neither_a_callback_nor_a_name():
-    with pytest.raises(ConfigurationError, match="expected instances of core.Callback, or names of installed event"):
+    with pytest.raises(ConfigurationError, match=r"expected instances of core\.Callback, or names of installed event"):
         fit(callbacks=[types.SimpleNamespace()])
     with pytest.raises(ConfigurationError, match="'nobody'"):
         fit(callbacks="nobody")

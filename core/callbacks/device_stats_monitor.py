@@ -30,7 +30,6 @@ class DeviceStatsMonitor(Callback):
             ConfigurationError: psutil isn't installed.
         """
         self.cpu_stats = cpu_stats
-        self._logged_step = -1
         if cpu_stats:
             _read_machine()
 
@@ -41,14 +40,16 @@ class DeviceStatsMonitor(Callback):
             ConfigurationError: the trainer has no logger.
         """
         require_logger("DeviceStatsMonitor", trainer)
-        self._every = trainer.options.log_every_n_steps
+        self._every, self._step_seen = trainer.options.log_every_n_steps, trainer.global_step
 
     def on_train_batch_end(self, trainer: Any, module: nn.Module, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Log, if this step's metrics are logged."""
         step = trainer.global_step
-        if step % self._every or step == self._logged_step or not trainer.is_global_zero:
+        if step == self._step_seen:
             return
-        self._logged_step = step
+        self._step_seen = step
+        if step % self._every or not trainer.is_global_zero:
+            return
         strategy = trainer.strategy
         values = dict(strategy.accelerator.memory_stats(strategy.root_device))
         if self.cpu_stats:

@@ -24,8 +24,9 @@ def collect_random_state(accelerator: Accelerator, device: torch.device) -> dict
     state: dict[str, Any] = {"python": random.getstate(), "torch": torch.get_rng_state()}
     if (numpy := sys.modules.get("numpy")) is not None:
         state["numpy"] = saved = numpy.random.get_state(legacy=False)
-        # As a tensor, so that torch.load(weights_only=True) reads the file without knowing NumPy's types.
-        saved["state"]["key"] = torch.from_numpy(saved["state"]["key"])
+        # As a tensor, so that torch.load(weights_only=True) reads the file without knowing NumPy's types. And not of
+        # uint32, as it is: torch 2.13 pickles a tensor of that type, and can't read it again.
+        saved["state"]["key"] = torch.from_numpy(saved["state"]["key"].astype(numpy.int64))
     if (own := accelerator.get_rng_state(device)) is not None:
         state["device"] = own
     return state
@@ -43,7 +44,8 @@ def restore_random_state(state: Mapping[str, Any], accelerator: Accelerator, dev
         import numpy
 
         saved = state["numpy"]
-        numpy.random.set_state({**saved, "state": {**saved["state"], "key": saved["state"]["key"].numpy()}})
+        key = saved["state"]["key"].numpy().astype(numpy.uint32)
+        numpy.random.set_state({**saved, "state": {**saved["state"], "key": key}})
     current = accelerator.get_rng_state(device)
     if current is not None and "device" in state and state["device"].shape == current.shape:
         accelerator.set_rng_state(state["device"], device)

@@ -1,3 +1,4 @@
+import pickle
 import random
 
 import numpy as np
@@ -43,6 +44,13 @@ def test_every_generator_goes_on_where_it_was(tmp_path, burn):
     restore_random_state(loaded, accelerator, CPU)
     assert draw() == expected
     assert accelerator.state.tolist() == [0] * 16
+
+
+def test_ranks_can_send_it_to_each_other():
+    state = collect_random_state(CPUAccelerator(), CPU)
+    expected = draw()
+    restore_random_state(pickle.loads(pickle.dumps(state)), CPUAccelerator(), CPU)
+    assert draw() == expected
 
 
 def test_another_kind_of_device_restores_what_they_share():

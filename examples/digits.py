@@ -86,6 +86,7 @@ def main() -> None:
         accelerator=arguments.accelerator,
         precision=arguments.precision,
         max_epochs=arguments.epochs,
+        logger=False,
         enable_checkpointing=False,
     )
     seen, unseen = load_data()

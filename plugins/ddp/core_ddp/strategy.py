@@ -139,9 +139,11 @@ class DDPStrategy(ParallelStrategy):
         router = next((child for child in wrapper.modules() if isinstance(child, MethodRouter)), None)
         if router is None:  # there was nothing to train, and so nothing to wrap
             return super().step_callable(name, module)
+        # Compiled inside of the wrapper, where torch's compiler sees DDP and cuts the graph at its buckets.
+        replacement = handle.user_callable(name) if handle.compiler is not None else None
         if isinstance(wrapper, DistributedDataParallel) and not getattr(user, "automatic_optimization", True):
-            return _manual_step(router, wrapper, name)
-        return router.route(wrapper, name)
+            return _manual_step(router, wrapper, name, replacement)
+        return router.route(wrapper, name, replacement=replacement)
 
     def backward(self, loss: Tensor, module: nn.Module | None, *, manual: bool = False, **kwargs: Any) -> None:
         """All ranks. Backward, which averages gradients on its way; see `Strategy.backward`."""
@@ -168,13 +170,15 @@ class DDPStrategy(ParallelStrategy):
         self._averager = None
 
 
-def _manual_step(router: MethodRouter, wrapper: DistributedDataParallel, name: str) -> Callable[..., Any]:
+def _manual_step(
+    router: MethodRouter, wrapper: DistributedDataParallel, name: str, replacement: Callable[..., Any] | None
+) -> Callable[..., Any]:
     """A step with backwards of its own inside: DDP must not expect another one when its forward ends."""
 
     def expect_no_backward() -> None:
         wrapper.require_backward_grad_sync = False
 
-    routed = router.route(wrapper, name, after=expect_no_backward)
+    routed = router.route(wrapper, name, replacement=replacement, after=expect_no_backward)
 
     def call(*args: Any, **kwargs: Any) -> Any:
         syncs = wrapper.require_backward_grad_sync

@@ -8,6 +8,7 @@ import os
 from dataclasses import dataclass
 
 import torch
+import torch._dynamo  # every optimizer imports it when it is made: here once, and not in each forked worker
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 

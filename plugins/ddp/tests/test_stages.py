@@ -51,7 +51,7 @@ def test_fit_validate_and_test_in_one_script_and_another_size_is_refused(tmp_pat
     assert f"[{{'val_mean': {expected_mean}, 'val_count': {expected_count}}}]" in out
     assert f"[{{'test_count': {expected_count}}}]" in out
     assert code == 1
-    assert "2 processes since its first launch, and now 3" in err
+    assert "since its first launch, and now devices=3" in err
 
 
 def test_a_killed_worker_ends_the_run_and_is_named(tmp_path):

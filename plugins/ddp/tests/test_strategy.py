@@ -5,6 +5,7 @@ from datetime import timedelta
 
 import pytest
 import torch
+import torch._dynamo  # every optimizer imports it when it is made: here once, and not in each forked worker
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, post_localSGD_hook
 from torch.nn.parallel import DistributedDataParallel

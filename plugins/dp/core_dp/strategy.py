@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 from torch.nn.parallel import DataParallel
 
-from core import Capability, ConfigurationError, Strategy
+from core import Capability, ConfigurationError, Strategy, UnsupportedError
 from core.strategies import MethodRouter
 from core_ddp import DDPStrategy
 
@@ -43,6 +43,7 @@ class DataParallelStrategy(Strategy):
 
     def setup_module(self, module: nn.Module) -> nn.Module:
         """Convert the module, move it to the first device, and wrap it."""
+        _refuse_compiler(self, alias="dp")
         super().setup_module(module)
         self.model = DataParallel(MethodRouter(module), device_ids=_indices(self))
         return self.model
@@ -98,6 +99,7 @@ class DDP2Strategy(DDPStrategy):
 
     def configure_ddp(self) -> None:
         """Put DataParallel between the router and DistributedDataParallel."""
+        _refuse_compiler(self, alias="ddp2")
         self.model = DataParallel(self.model, device_ids=_indices(self))
         super().configure_ddp()
 
@@ -109,6 +111,14 @@ class DDP2Strategy(DDPStrategy):
         """The method through both wrappers; losses are averaged over the node's devices."""
         call = super().step_callable(name, module)
         return _averaged(call) if name == "training_step" else call
+
+
+def _refuse_compiler(strategy: Strategy, *, alias: str) -> None:
+    if strategy.compiler is not None:
+        raise UnsupportedError(
+            f"strategy={alias!r} makes new replicas of the module in each step, which torch.compile can't follow. "
+            "Use strategy='ddp', or leave out compile."
+        )
 
 
 def _refuse_device(strategy: Strategy, *, alias: str) -> None:

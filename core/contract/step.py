@@ -61,10 +61,11 @@ class TrainingStep:
         num_accumulated: batches of an accumulation window. 1 for a strategy with `OWNS_ACCUMULATION`.
         ends_window: set by the loop before each step: does this batch end its window?
         clipping: None if gradients aren't clipped, or the strategy has `OWNS_CLIPPING`.
-        needs_closure: an optimizer evaluates the loss itself (LBFGS).
+        needs_closure: an optimizer evaluates the loss itself (LBFGS), or the module overrides the optimizer's step.
         before_backward: `(loss)`, after_backward: `()`, before_optimizer_step: `(optimizer)`,
             before_zero_grad: `(optimizer)`: the hooks that somebody implements.
-        clip_gradients: `(optimizer, clipping)`: replaces the strategy's, when the module overrides it.
+        backward: `(loss)`: replaces the strategy's, when the module overrides it.
+        clip_gradients: `(optimizer)`: replaces the strategy's, when the module overrides it.
         step_optimizer: `(optimizer, closure)`: replaces the strategy's, when the module overrides it.
         zero_grad: `(optimizer)`: replaces `optimizer.zero_grad()`, when the module overrides it.
     """
@@ -81,6 +82,7 @@ class TrainingStep:
     after_backward: Callable[[], None] | None = None
     before_optimizer_step: Callable[[Optimizer], None] | None = None
     before_zero_grad: Callable[[Optimizer], None] | None = None
-    clip_gradients: Callable[[Optimizer, GradientClipping], None] | None = None
+    backward: Callable[[Tensor], None] | None = None
+    clip_gradients: Callable[[Optimizer], None] | None = None
     step_optimizer: Callable[[Optimizer, Callable[[], Any] | None], bool] | None = None
     zero_grad: Callable[[Optimizer], None] | None = None

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from contextlib import ExitStack, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from core.contract import optimizer_state, state_objects
+from core.contract import module_tree, optimizer_state, state_objects
 from core.contract.capability import Capability
 from core.contract.collectives import StrategyCollectives
 from core.contract.errors import CheckpointError, ConfigurationError, UnsupportedError
@@ -64,12 +64,29 @@ class ModuleHandle:
     Attributes:
         module: the user's own.
         wrapped: what `setup_module` returned; may be the same.
-        parameter_names: name of each parameter by `id`, as it was before anything was wrapped or replaced.
+        original_names: name of each parameter by `id`, as it was before anything was wrapped or replaced.
+        compiler: what the user's methods go through before they are called, such as `torch.compile`.
     """
 
     module: nn.Module
     wrapped: nn.Module
-    parameter_names: dict[int, str]
+    original_names: dict[int, str]
+    compiler: Callable[[Any], Any] | None = None
+    _compiled: dict[str, Callable[..., Any]] = field(default_factory=dict)
+
+    @property
+    def parameter_names(self) -> dict[int, str]:
+        """Name of each parameter by `id`. Converting may have replaced some, so both identities are known."""
+        return self.original_names | module_tree.parameter_names(self.module)
+
+    def user_callable(self, name: str) -> Callable[..., Any]:
+        """The user's own method, or for `"forward"` the user's module, compiled if that was asked for."""
+        call = self.module if name == "forward" else getattr(self.module, name)
+        if self.compiler is None:
+            return call
+        if name not in self._compiled:
+            self._compiled[name] = self.compiler(call)
+        return self._compiled[name]
 
 
 class Strategy:
@@ -108,6 +125,8 @@ class Strategy:
     model: nn.Module
     fingerprint: Fingerprint = ()
     """(kind, alias, provider, version) of every choice, set by `resolve`; ranks compare it before they communicate."""
+    compiler: Callable[[Any], Any] | None = None
+    """What the methods of the next module that is added go through, such as `torch.compile`; see `ModuleHandle`."""
 
     def __init__(
         self,
@@ -333,7 +352,10 @@ class Strategy:
 
     def module_to_device(self, module: nn.Module) -> None:
         """All ranks. Move parameters and buffers to `root_device`, in place."""
-        module.to(self.root_device)
+        from torch import nn
+
+        if not module_tree.is_on(module, self.root_device, nn.Module):  # torch would walk through all for nothing
+            module.to(self.root_device)
 
     def setup_optimizer(self, optimizer: Optimizer) -> Optimizer:
         """All ranks, after the module of its parameters. Wrap the optimizer, or re-bind it to replaced parameters."""
@@ -357,7 +379,7 @@ class Strategy:
                 f"{type(self).__name__} can set up one module, and this is the second. Put both into one nn.Module.",
                 capability=Capability.SEVERAL_MODULES,
             )
-        names = {id(parameter): name for name, parameter in module.named_parameters()}
+        names = module_tree.parameter_names(module)
         wrapped = self.setup_module(module)
         self._keep(module, wrapped, names)
         return wrapped
@@ -380,7 +402,7 @@ class Strategy:
         if Capability.JOINT_SETUP not in self.capabilities:
             return self.add_module(module), self.add_optimizers(optimizers), scheduler
         self._check_number(len(optimizers))
-        names = {id(parameter): name for name, parameter in module.named_parameters()}
+        names = module_tree.parameter_names(module)
         wrapped, added, scheduler = self.setup_module_and_optimizers(module, list(optimizers), scheduler)
         self._keep(module, wrapped, names)
         self.optimizers = [*self.optimizers, *added]
@@ -394,9 +416,7 @@ class Strategy:
             )
 
     def _keep(self, module: nn.Module, wrapped: nn.Module, names: dict[int, str]) -> None:
-        # Converting may have replaced parameters, so names under both identities are known.
-        names |= {id(parameter): name for name, parameter in module.named_parameters()}
-        self.handles.append(ModuleHandle(module, wrapped, names))
+        self.handles.append(ModuleHandle(module, wrapped, names, self.compiler))
         self.model = wrapped
 
     @property
@@ -460,7 +480,9 @@ class Strategy:
             module: the user's module if there are several.
         """
         handle = self.handle_of(module)
-        return handle.wrapped if name == "forward" else getattr(handle.module, name)
+        if name != "forward" or handle.wrapped is handle.module:
+            return handle.user_callable(name)
+        return handle.wrapped if handle.compiler is None else handle.compiler(handle.wrapped)
 
     def handle_of(self, module: nn.Module | None = None) -> ModuleHandle:
         """The handle of a module, own or wrapped; of the last one that was set up if None is given.
@@ -496,7 +518,8 @@ class Strategy:
         if step.needs_closure and optimizer is not None:
             return self._step_with_closure(batch, batch_idx, step, optimizer)
         loss = self._compute_gradients(batch, batch_idx, step)
-        if optimizer is None:
+        skipped = loss is None and step.num_accumulated == 1
+        if optimizer is None or skipped:
             return StepOutput(loss)
         return StepOutput(loss, 1, self._update(optimizer, step))
 
@@ -505,9 +528,14 @@ class Strategy:
         if loss is None:
             return None
         share = loss / step.num_accumulated if step.num_accumulated > 1 else loss
+        if not share.requires_grad and not step.optimizers:
+            return loss  # training without an optimizer, and without anything that backward could reach
         if step.before_backward is not None:
             step.before_backward(share)
-        self.backward(share, step.module)
+        if step.backward is not None:
+            step.backward(share)
+        else:
+            self.backward(share, step.module)
         if step.after_backward is not None:
             step.after_backward()
         return loss.detach()
@@ -517,17 +545,16 @@ class Strategy:
             self._prepare_update(optimizer, step)
         step_optimizer = step.step_optimizer or self.optimizer_step
         updated = step_optimizer(optimizer, closure)
-        if closure is None:
-            self._zero_grad(optimizer, step)
+        self._zero_grad(optimizer, step)
         return int(updated)
 
     def _prepare_update(self, optimizer: Optimizer, step: TrainingStep) -> None:
         if step.before_optimizer_step is not None:
             self.precision_plugin.unscale_gradients(optimizer)
             step.before_optimizer_step(optimizer)
-        if step.clip_gradients is not None and step.clipping is not None:
+        if step.clip_gradients is not None:
             self.precision_plugin.unscale_gradients(optimizer)
-            step.clip_gradients(optimizer, step.clipping)
+            step.clip_gradients(optimizer)
         elif step.clipping is not None:
             self.clip_gradients(step.module, optimizer, step.clipping)
 
@@ -543,7 +570,8 @@ class Strategy:
         losses: list[Tensor | None] = []
 
         def closure() -> Tensor | None:
-            self._zero_grad(optimizer, step)
+            if losses:  # what the first evaluation has found, and it alone, may add to earlier batches of the window
+                self._zero_grad(optimizer, step)
             losses.append(self._compute_gradients(batch, batch_idx, step))
             self._prepare_update(optimizer, step)
             return losses[-1]
@@ -702,12 +730,14 @@ class Strategy:
 
     def get_module_state_dict(self, module: nn.Module) -> dict[str, Any]:
         """All ranks. The module's state under the names of the user's own module; whole on rank 0."""
-        return self.handle_of(module).module.state_dict()  # as it is: it carries the versions of torch's modules
+        # Not copied: torch's dict carries the versions of torch's modules.
+        return module_tree.to_canonical(self.handle_of(module).module.state_dict())  # type: ignore[return-value]
 
     def load_module_state_dict(self, module: nn.Module, state: Mapping[str, Any], *, strict: bool = True) -> None:
         """All ranks. Put back what `get_module_state_dict` gave, in place."""
+        own = self.handle_of(module).module
         try:
-            self.handle_of(module).module.load_state_dict(state, strict=strict)
+            own.load_state_dict(module_tree.from_canonical(own, state), strict=strict)
         except RuntimeError as error:
             raise CheckpointError(f"The checkpoint does not fit {type(module).__name__}: {error}") from error
 

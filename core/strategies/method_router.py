@@ -8,6 +8,9 @@ from torch import nn
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from typing import TypeAlias
+
+    _Route: TypeAlias = tuple[str, Callable[..., Any] | None, Callable[[], None] | None]
 
 
 class MethodRouter(nn.Module):
@@ -20,13 +23,16 @@ class MethodRouter(nn.Module):
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
         self.module = module
-        self._route: tuple[str, Callable[[], None] | None] = ("forward", None)
+        self._route: _Route = ("forward", None, None)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Call the method that was routed last; the module itself at first."""
         module: Any = self._modules["module"]  # of a replica its own, and cheaper than the attribute
-        name, after = self._route
-        output = module(*args, **kwargs) if name == "forward" else getattr(module, name)(*args, **kwargs)
+        name, replacement, after = self._route
+        if replacement is not None:
+            output = replacement(*args, **kwargs)
+        else:
+            output = module(*args, **kwargs) if name == "forward" else getattr(module, name)(*args, **kwargs)
         if after is not None:
             after()
         return output
@@ -37,15 +43,24 @@ class MethodRouter(nn.Module):
         except AttributeError:
             return getattr(super().__getattr__("module"), name)
 
-    def route(self, wrapper: nn.Module, name: str, *, after: Callable[[], None] | None = None) -> Callable[..., Any]:
+    def route(
+        self,
+        wrapper: nn.Module,
+        name: str,
+        *,
+        replacement: Callable[..., Any] | None = None,
+        after: Callable[[], None] | None = None,
+    ) -> Callable[..., Any]:
         """A function that runs a method of the user's module inside the forward of `wrapper`.
 
         Args:
             wrapper: a module around this router.
             name: of the method; `"forward"` calls the module, with its hooks.
+            replacement: called in place of the method, such as the same one compiled.
             after: called when the method has returned, still inside the wrapper's forward.
         """
-        attributes, route = self.__dict__, (name, after)  # nn.Module.__setattr__ would cost a microsecond a step
+        route = (name, replacement, after)
+        attributes = self.__dict__  # nn.Module.__setattr__ would cost a microsecond a step
 
         def call(*args: Any, **kwargs: Any) -> Any:
             attributes["_route"] = route

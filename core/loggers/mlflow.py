@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import time
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,13 +23,13 @@ if TYPE_CHECKING:
 
 _MAX_METRICS = 1000
 _MAX_PARAMS = 100
-_MAX_BATCHES = 8
+_MAX_SENDING = 8
 _STATUSES = {"success": "FINISHED", "failed": "FAILED", "interrupted": "KILLED"}
 _FOREIGN = re.compile(r"[^\w\-./: ]")
 
 
 class MLFlowLogger(Logger):
-    """Hands metrics to a tracking server or store of MLflow, in batches and from a thread of the library's own.
+    """Hands metrics to a tracking server or store of MLflow, in batches and from a thread of its own.
 
     Characters that MLflow refuses in names become underscores. Nested options are recorded as `model/width`.
 
@@ -65,7 +66,9 @@ class MLFlowLogger(Logger):
         self._client: MlflowClient | None = None
         self._waiting: list[Metric] = []
         self._waiting_since_s = 0.0
-        self._sending: list[Any] = []
+        # The library's own way to send in the background leaves threads behind, with which no worker can be forked.
+        self._sender: ThreadPoolExecutor | None = None
+        self._sending: list[Future[None]] = []
 
     @property
     def name(self) -> str:
@@ -139,13 +142,15 @@ class MLFlowLogger(Logger):
             self._send()
 
     def _send(self) -> None:
-        """Hand what waits to the library's thread; wait for it only where it has fallen far behind."""
+        """Hand what waits to the thread; wait for it only where it has fallen far behind."""
         waiting, self._waiting = self._waiting, []
+        if self._sender is None:
+            self._sender = ThreadPoolExecutor(1, thread_name_prefix="MLFlowLogger")
         for start in range(0, len(waiting), _MAX_METRICS):
             batch = waiting[start : start + _MAX_METRICS]
-            self._sending.append(self.experiment.log_batch(self.version, metrics=batch, synchronous=False))
-        while len(self._sending) > _MAX_BATCHES:
-            self._sending.pop(0).wait()
+            self._sending.append(self._sender.submit(self.experiment.log_batch, self.version, metrics=batch))
+        while len(self._sending) > _MAX_SENDING:
+            self._sending.pop(0).result()
 
     def log_hyperparams(self, params: Mapping[str, Any]) -> None:
         """Record the options."""
@@ -157,10 +162,14 @@ class MLFlowLogger(Logger):
 
     def save(self) -> None:
         """Send what waits, and wait until all of it has arrived; what went wrong on the way is raised here."""
-        self._send()
+        if self._waiting:
+            self._send()
+        sender, self._sender = self._sender, None
+        if sender is not None:
+            sender.shutdown()
         sending, self._sending = self._sending, []
-        for operations in sending:
-            operations.wait()
+        for batch in sending:
+            batch.result()
 
     def finalize(self, status: str) -> None:
         """The stage is over: send the rest, and give the run its status."""
@@ -178,4 +187,4 @@ class MLFlowLogger(Logger):
 
     def __getstate__(self) -> dict[str, Any]:
         # A client holds connections and threads; the copy opens its own, and nothing is sent twice.
-        return {**self.__dict__, "_client": None, "_waiting": [], "_sending": []}
+        return {**self.__dict__, "_client": None, "_waiting": [], "_sender": None, "_sending": []}

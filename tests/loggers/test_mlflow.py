@@ -5,6 +5,7 @@ import os
 import pickle
 import subprocess
 import sys
+import threading
 
 import pytest
 import torch
@@ -51,6 +52,18 @@ def test_more_values_than_one_request_may_have(store):
     logger.save()
     assert history(logger, "metric_699") == [(0, 699.0), (1, 699.0), (2, 699.0)]
     assert len(logger.experiment.get_run(logger.version).data.params) == 250
+
+
+def test_no_thread_is_left(store):
+    """With another thread in the process, no worker can be forked."""
+    threads = threading.active_count()
+    logger = MLFlowLogger(tracking_uri=store, flush_interval_s=0)
+    for step in range(20):
+        logger.log_metrics({"loss": step}, step)
+    assert threading.active_count() > threads
+    logger.finalize("success")
+    assert threading.active_count() == threads
+    assert len(history(logger, "loss")) == 20
 
 
 def test_values_wait_for_their_batch(store):

@@ -65,8 +65,12 @@ class WorkerGroup:
         self._is_deciding = False
         self._is_stopping = False
         self.failure: WorkerError | None = None
-        for worker in self._workers:
-            threading.Thread(target=self._watch, args=(worker,), name=f"watch rank {worker.rank}", daemon=True).start()
+        self._watchers = [
+            threading.Thread(target=self._watch, args=(worker,), name=f"watch rank {worker.rank}", daemon=True)
+            for worker in self._workers
+        ]
+        for watcher in self._watchers:
+            watcher.start()
 
     def wait(self, timeout_s: float | None = None) -> bool:
         """Wait until all workers have ended and it is known why. Whether they have."""
@@ -93,6 +97,11 @@ class WorkerGroup:
                 self._changed.wait_for(self._are_all_ended, GRACE_S)
         finally:
             self.kill()
+
+    def join(self) -> None:
+        """Wait for the watching threads, after `stop`: a fork that comes next refuses to copy threads."""
+        for watcher in self._watchers:
+            watcher.join(GRACE_S)
 
     def kill(self) -> None:
         """End what is left at once, and wait for it."""

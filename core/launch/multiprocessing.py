@@ -102,6 +102,7 @@ class MultiprocessingLauncher(Launcher):
                 group.wait()
             finally:
                 group.stop("The main process was interrupted, and its workers end too.", 0)
+                group.join()
         if group.failure is not None:
             raise group.failure from group.failure.__cause__
         # Our own file, in a directory of our own.

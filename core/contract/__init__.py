@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from core.contract.launcher import Launcher
     from core.contract.logger import Logger
     from core.contract.precision import NumberFormats, Precision
+    from core.contract.sharded_leaf import Chunk, ShardedLeaf, TensorDescription
     from core.contract.spec import Spec, normalize_alias
     from core.contract.step import GradientClipping, StepOutput, TrainingStep
     from core.contract.strategy import ModuleHandle, SetupHost, Strategy
@@ -53,6 +54,7 @@ __all__ = [
     "CheckpointError",
     "CheckpointIO",
     "CheckpointNotFoundError",
+    "Chunk",
     "ClusterEnvironment",
     "Collectives",
     "ConfigurationError",
@@ -73,9 +75,11 @@ __all__ = [
     "PluginLoadError",
     "Precision",
     "SetupHost",
+    "ShardedLeaf",
     "Spec",
     "StepOutput",
     "Strategy",
+    "TensorDescription",
     "TrainingStep",
     "UnknownAliasError",
     "UnsupportedError",
@@ -112,6 +116,7 @@ _NAMES = {
     "launcher": ("Launcher",),
     "logger": ("Logger",),
     "precision": ("NumberFormats", "Precision"),
+    "sharded_leaf": ("Chunk", "ShardedLeaf", "TensorDescription"),
     "spec": ("Spec", "normalize_alias"),
     "step": ("GradientClipping", "StepOutput", "TrainingStep"),
     "strategy": ("ModuleHandle", "SetupHost", "Strategy"),

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 if TYPE_CHECKING:
     import os
+    from collections.abc import Mapping
     from typing import TypeAlias
 
     PathLike: TypeAlias = str | os.PathLike[str]
@@ -23,6 +24,10 @@ class Collectives(Protocol):
     def size(self) -> int:
         """Number of processes that take part."""
 
+    @property
+    def writer(self) -> Mapping[str, Any]:
+        """Who saves, in plain types, for a reader of the checkpoint: alias and provider of the strategy, and so on."""
+
     def barrier(self) -> None:
         """Wait until all are here."""
 
@@ -31,6 +36,13 @@ class Collectives(Protocol):
 
     def gather_objects(self, obj: Any, dst: int = 0) -> list[Any] | None:
         """On rank `dst` everyone's `obj` in the order of ranks; None elsewhere."""
+
+    def in_background(self) -> Collectives:
+        """The same ranks, for one background thread. All ranks call this, in their main thread.
+
+        Raises:
+            UnsupportedError: these ranks can't talk while the main thread does.
+        """
 
 
 class CheckpointIO(abc.ABC):
@@ -49,7 +61,8 @@ class CheckpointIO(abc.ABC):
         """Write `state` to `path`, replacing what is there.
 
         Args:
-            state: nested dicts and lists of plain types, tensors and arrays, in the canonical form.
+            state: nested dicts and lists of plain types, tensors and arrays, in the canonical form. For layout
+                `sharded`, DTensors and `ShardedLeaf`s too; plain tensors and values are those of rank 0.
             path: a local path or a URL that fsspec knows.
             collectives: the ranks that call this together.
 
@@ -66,7 +79,8 @@ class CheckpointIO(abc.ABC):
         Args:
             path: a local path or a URL that fsspec knows.
             collectives: the ranks that call this together.
-            state: for layout `sharded`, tensors of the wanted shapes, filled in place.
+            state: for layout `sharded`, tensors, DTensors and `ShardedLeaf`s at their places in nested dicts and
+                lists, of the wanted shapes. They are filled, and returned, in place of whole tensors.
 
         Returns:
             The state, on all ranks.
@@ -75,6 +89,17 @@ class CheckpointIO(abc.ABC):
             CheckpointNotFoundError: nothing is there.
             CheckpointCorruptedError: damaged, incomplete, or not a checkpoint; the file is named.
         """
+
+    def describe_checkpoint(self, path: PathLike, *, collectives: Collectives) -> dict[str, Any] | None:
+        """All ranks. What was saved at `path`, with a `TensorDescription` in the place of each tensor.
+
+        Raises:
+            As `load_checkpoint`.
+
+        Returns:
+            None if that can't be told without reading all of it.
+        """
+        return None
 
     @abc.abstractmethod
     def remove_checkpoint(self, path: PathLike, *, collectives: Collectives) -> None:

@@ -7,6 +7,9 @@ from typing import TYPE_CHECKING, Any
 from core.contract.capability import Capability
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from core.contract.checkpoint_io import Collectives
     from core.contract.strategy import Strategy
 
 
@@ -19,6 +22,15 @@ class StrategyCollectives:
         self.rank = strategy.global_rank if connected else 0
         self.size = strategy.world_size if connected else 1
 
+    @property
+    def writer(self) -> Mapping[str, Any]:
+        """Alias, provider and version of the strategy and its precision."""
+        return {
+            kind: {"alias": alias, "provider": provider, "version": version}
+            for kind, alias, provider, version in self._strategy.fingerprint
+            if kind in ("strategy", "precision")
+        }
+
     def barrier(self) -> None:
         """Wait until all are here."""
         self._strategy.barrier()
@@ -30,3 +42,7 @@ class StrategyCollectives:
     def gather_objects(self, obj: Any, dst: int = 0) -> list[Any] | None:
         """On rank `dst` everyone's `obj` in the order of ranks; None elsewhere."""
         return self._strategy.gather_objects(obj, dst)
+
+    def in_background(self) -> Collectives:
+        """The same ranks, for one background thread."""
+        return self._strategy.background_collectives()

@@ -13,9 +13,9 @@ if TYPE_CHECKING:
 
 def to_plain(strategy: Strategy, value: Any) -> Any:
     """All ranks. Replace modules, optimizers and whatever has a `state_dict()` by their states, nested ones too."""
-    if _is_module(strategy, value):
+    if is_module(strategy, value):
         return strategy.get_module_state_dict(value)
-    if _is_optimizer(strategy, value):
+    if is_optimizer(strategy, value):
         return strategy.get_optimizer_state_dict(value)
     if callable(method := getattr(value, "state_dict", None)):
         return method()
@@ -28,9 +28,9 @@ def to_plain(strategy: Strategy, value: Any) -> Any:
 
 def restore(strategy: Strategy, target: Any, saved: Any, strict: bool) -> bool:
     """All ranks. Put a saved state back into `target`. Returns whether that could be done in place."""
-    if _is_module(strategy, target):
+    if is_module(strategy, target):
         strategy.load_module_state_dict(target, saved, strict=strict)
-    elif _is_optimizer(strategy, target):
+    elif is_optimizer(strategy, target):
         strategy.load_optimizer_state_dict(target, saved)
     elif callable(method := getattr(target, "load_state_dict", None)):
         method(saved)
@@ -45,9 +45,11 @@ def restore(strategy: Strategy, target: Any, saved: Any, strict: bool) -> bool:
     return True
 
 
-def _is_module(strategy: Strategy, value: Any) -> bool:
+def is_module(strategy: Strategy, value: Any) -> bool:
+    """Whether the strategy has set up this module."""
     return any(value is handle.module or value is handle.wrapped for handle in strategy.handles)
 
 
-def _is_optimizer(strategy: Strategy, value: Any) -> bool:
+def is_optimizer(strategy: Strategy, value: Any) -> bool:
+    """Whether the strategy has set up this optimizer."""
     return any(value is optimizer for optimizer in strategy.optimizers)

@@ -6,15 +6,16 @@ from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from core.contract import module_tree, optimizer_state, state_objects
+from core.contract import load_targets, module_tree, optimizer_state, replicas, state_objects
 from core.contract.capability import Capability
 from core.contract.collectives import StrategyCollectives
 from core.contract.errors import CheckpointError, ConfigurationError, UnsupportedError
+from core.contract.mismatch import describe_mismatch
 from core.contract.precision import Precision
 from core.contract.step import GradientClipping, StepOutput, TrainingStep
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from contextlib import AbstractContextManager
     from typing import TypeAlias
 
@@ -241,6 +242,14 @@ class Strategy:
             | Capability.CLIP_BY_VALUE
             | Capability.BIT_EXACT_RESUME
         )
+
+    @property
+    def replicates_parameters(self) -> bool:
+        """Whether parameters, and what optimizers keep for them, are the same on all ranks, bit for bit.
+
+        Then the ranks share the work of writing them.
+        """
+        return False
 
     @property
     def parallel_devices(self) -> list[torch.device]:
@@ -677,6 +686,19 @@ class Strategy:
         """As much communication as a CheckpointIO needs."""
         return StrategyCollectives(self)
 
+    def background_collectives(self) -> Collectives:
+        """All ranks. The same, for one background thread: apart from those of the training, and at the same time.
+
+        Raises:
+            UnsupportedError: several processes that have no second line to each other.
+        """
+        if self.collectives.size > 1:
+            raise UnsupportedError(
+                f"{type(self).__name__} can't communicate in the background, so several processes can't save there. "
+                "Use the CheckpointIO without AsyncCheckpointIO around it."
+            )
+        return self.collectives
+
     # 7. and 10. state -----------------------------------------------------------------------------------------------
 
     def save_checkpoint(self, path: PathLike, state: Mapping[str, Any]) -> None:
@@ -691,8 +713,21 @@ class Strategy:
             CheckpointError: it can't be written; what was at `path` is untouched.
         """
         plain = state_objects.to_plain(self, dict(state))
-        writes = self.checkpoint_io.layout == "sharded" or self.is_global_zero
-        self.checkpoint_io.save_checkpoint(plain if writes else None, path, collectives=self.collectives)
+        sharded, collectives = self.checkpoint_io.layout == "sharded", self.collectives
+        if sharded and self.replicates_parameters and collectives.size > 1:
+            plain = replicas.share_out(plain, self._parameter_tensors(), rank=collectives.rank, size=collectives.size)
+        writes = sharded or self.is_global_zero
+        self.checkpoint_io.save_checkpoint(plain if writes else None, path, collectives=collectives)
+
+    def _parameter_tensors(self) -> Iterator[Tensor]:
+        """Parameters of all modules, and the tensors that optimizers keep for them, in an order that ranks share."""
+        for handle in self.handles:
+            yield from handle.module.parameters()
+        for optimizer in self.optimizers:
+            for group in optimizer.param_groups:
+                for parameter in group["params"]:
+                    entry = optimizer.state.get(parameter, {})
+                    yield from (value for value in entry.values() if hasattr(value, "data_ptr"))
 
     def load_checkpoint(
         self, path: PathLike, state: Mapping[str, Any] | None = None, *, strict: bool = True
@@ -712,8 +747,30 @@ class Strategy:
             CheckpointCorruptedError: it is damaged or foreign.
             CheckpointError: it doesn't fit what is to be restored.
         """
-        saved = self.checkpoint_io.load_checkpoint(path, collectives=self.collectives)
-        return self.restore_state(saved, state or {}, strict=strict)
+        return self.restore_state(self.read_checkpoint(path, state), state or {}, strict=strict)
+
+    def read_checkpoint(self, path: PathLike, state: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """All ranks. Read a checkpoint, the tensors of what `state` names into their places, if they fit there.
+
+        With a CheckpointIO of layout `sharded`, each rank reads the parts that it needs, and no tensor is held twice.
+
+        Args:
+            path: a local path or a URL.
+            state: as given to `save_checkpoint`.
+
+        Returns:
+            All that was saved, for `restore_state`.
+
+        Raises:
+            CheckpointNotFoundError: nothing is at `path`.
+            CheckpointCorruptedError: it is damaged or foreign.
+        """
+        checkpoint_io, collectives = self.checkpoint_io, self.collectives
+        targets = None
+        if state and checkpoint_io.layout == "sharded":
+            described = checkpoint_io.describe_checkpoint(path, collectives=collectives)
+            targets = load_targets.targets_of(self, described, dict(state))
+        return checkpoint_io.load_checkpoint(path, collectives=collectives, state=targets)
 
     def restore_state(self, saved: dict[str, Any], state: Mapping[str, Any], *, strict: bool = True) -> dict[str, Any]:
         """All ranks. Restore in place from a state that was read already; returns what is left over."""
@@ -739,7 +796,8 @@ class Strategy:
         try:
             own.load_state_dict(module_tree.from_canonical(own, state), strict=strict)
         except RuntimeError as error:
-            raise CheckpointError(f"The checkpoint does not fit {type(module).__name__}: {error}") from error
+            report = describe_mismatch(self.get_module_state_dict(module), state) or str(error)
+            raise CheckpointError(f"The checkpoint does not fit {type(own).__name__}.\n{report}") from error
 
     def get_optimizer_state_dict(self, optimizer: Optimizer) -> dict[str, Any]:
         """All ranks. The optimizer's state by parameter names, see `core.contract.optimizer_state`; whole on rank 0."""

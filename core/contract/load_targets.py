@@ -1,0 +1,75 @@
+"""Where the tensors of a checkpoint go while it is read, so that nothing is held twice."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from core.contract import state_objects
+from core.contract.sharded_leaf import TensorDescription
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from core.contract.strategy import Strategy
+
+
+def targets_of(strategy: Strategy, described: Any, value: Any) -> Any:
+    """All ranks. Tensors to fill for what `value` stands for; None where whatever was saved is to be read whole.
+
+    Args:
+        strategy: knows its modules and optimizers.
+        described: the part of the checkpoint that belongs to `value`, with descriptions in the place of tensors.
+        value: as in the state that is given to `Strategy.load_checkpoint`.
+    """
+    if state_objects.is_module(strategy, value):
+        return module_targets(described, strategy.get_module_state_dict(value))
+    if state_objects.is_optimizer(strategy, value):
+        return optimizer_targets(strategy, described, value)
+    if isinstance(value, dict) and isinstance(described, dict):
+        return {key: targets_of(strategy, described[key], item) for key, item in value.items() if key in described}
+    if isinstance(value, list | tuple) and isinstance(described, list) and len(value) == len(described):
+        return [targets_of(strategy, part, item) for part, item in zip(described, value, strict=True)]
+    return None
+
+
+def module_targets(described: Any, own: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The module's own tensors, if the checkpoint has exactly these; else its own hooks have a say in what fits."""
+    if not isinstance(described, dict) or described.keys() != own.keys():
+        return None
+    pairs = [(described[name], value) for name, value in own.items()]
+    fits = all(
+        isinstance(part, TensorDescription) == hasattr(value, "shape") and _shape(part) == _shape(value)
+        for part, value in pairs
+    )
+    return {name: value for name, value in own.items() if hasattr(value, "shape")} if fits else None
+
+
+def optimizer_targets(strategy: Strategy, described: Any, optimizer: Any) -> dict[str, Any] | None:
+    """For each saved tensor of a parameter's shape, an empty one that lies as the parameter does.
+
+    So a sharded parameter's moments are read in shards, without a step of the optimizer to make them first.
+    """
+    entries = described.get("state") if isinstance(described, dict) else None
+    if not isinstance(entries, dict):
+        return None
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    by_name = dict(zip(strategy.parameter_names(optimizer), parameters, strict=True))
+    return {
+        "state": {
+            name: {key: _empty_like(by_name[name], part) for key, part in entry.items()}
+            for name, entry in entries.items()
+            if name in by_name and isinstance(entry, dict)
+        }
+    }
+
+
+def _empty_like(parameter: Any, described: Any) -> Any:
+    import torch
+
+    if not isinstance(described, TensorDescription) or described.shape != _shape(parameter) or not described.shape:
+        return None
+    return torch.empty_like(parameter, dtype=described.dtype, requires_grad=False)
+
+
+def _shape(value: Any) -> tuple[int, ...] | None:
+    return tuple(value.shape) if hasattr(value, "shape") else None

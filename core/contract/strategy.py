@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     import torch
     from torch import Tensor, nn
+    from torch.distributed.device_mesh import DeviceMesh
     from torch.optim import Optimizer
 
     from core.contract.accelerator import Accelerator
@@ -126,6 +127,8 @@ class Strategy:
     model: nn.Module
     fingerprint: Fingerprint = ()
     """(kind, alias, provider, version) of every choice, set by `resolve`; ranks compare it before they communicate."""
+    device_mesh: DeviceMesh | None = None
+    """All devices of the run by named axes, from `setup_environment` on; None for a strategy that has no such axes."""
     compiler: Callable[[Any], Any] | None = None
     """What the methods of the next module that is added go through, such as `torch.compile`; see `ModuleHandle`."""
 

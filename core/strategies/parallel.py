@@ -195,6 +195,10 @@ class ParallelStrategy(Strategy):
     def teardown(self) -> None:
         """All ranks; idempotent, also after an exception. Leave the group, if it was made here."""
         super().teardown()
+        self.leave_group()
+
+    def leave_group(self) -> None:
+        """All ranks; idempotent. Leave the group, if it was made here. A strategy whose modules need it may stay."""
         if self._owns_group:
             process_group.leave()
             self._owns_group = False

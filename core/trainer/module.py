@@ -117,6 +117,11 @@ class Module(nn.Module):
         return tensor.device if tensor is not None else torch.device("cpu")
 
     @property
+    def device_mesh(self) -> Any:
+        """The strategy's mesh of devices with named axes; None if it has none. Ask for it in `configure_model`."""
+        return self.trainer.strategy.device_mesh
+
+    @property
     def dtype(self) -> torch.dtype:
         """Of the first floating-point parameter; torch's default for a module without any."""
         return next((p.dtype for p in self.parameters() if p.is_floating_point()), torch.get_default_dtype())

@@ -45,7 +45,7 @@ def test_an_alias_in_any_spelling(site, registry):
 
 def test_the_provider_that_was_used_is_logged(site, registry, caplog):
     install(site, "core-acme", "1.5")
-    with caplog.at_level("INFO", logger="core"):
+    with caplog.at_level("DEBUG", logger="core"):
         registry().get("acme")
     assert caplog.messages == ["logger 'acme' is core_acme:Acme of core-acme 1.5"]
 

@@ -799,7 +799,7 @@ class Strategy:
         try:
             own.load_state_dict(module_tree.from_canonical(own, state), strict=strict)
         except RuntimeError as error:
-            report = describe_mismatch(self.get_module_state_dict(module), state) or str(error)
+            report = describe_mismatch(module_tree.to_canonical(own.state_dict()), state) or str(error)
             raise CheckpointError(f"The checkpoint does not fit {type(own).__name__}.\n{report}") from error
 
     def get_optimizer_state_dict(self, optimizer: Optimizer) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from core.callbacks.best_models import BestModels
 from core.callbacks.callback import Callback
 from core.callbacks.checkpoint_name import DEFAULT_PATTERN, EXTENSION, format_name
 from core.callbacks.duration import parse_duration
-from core.callbacks.exception_save import save_after_exception
+from core.callbacks.exception_save import can_save_after, save_after
 from core.contract import ConfigurationError
 
 if TYPE_CHECKING:
@@ -234,10 +234,11 @@ class ModelCheckpoint(Callback):
 
     def on_exception(self, trainer: Any, module: nn.Module, exception: BaseException) -> None:
         """Save what there is, if the user wants that."""
-        if self.save_on_exception and trainer.stage == "fit" and trainer.global_step != self._judged_step:
+        wanted = self.save_on_exception and trainer.stage == "fit" and trainer.global_step != self._judged_step
+        if wanted and can_save_after(trainer, exception):
             name = format_name(DEFAULT_PATTERN, _counters(trainer), insert_names=True)
             path = self._free_path(trainer, f"exception-{name}", own="")
-            save_after_exception(trainer, path, exception, weights_only=self.save_weights_only)
+            save_after(trainer, path, exception, weights_only=self.save_weights_only)
 
     # what -----------------------------------------------------------------------------------------------------------
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from core.callbacks.callback import Callback
 from core.callbacks.checkpoint_name import EXTENSION
-from core.callbacks.exception_save import save_after_exception
+from core.callbacks.exception_save import can_save_after, save_after
 
 if TYPE_CHECKING:
     from torch import nn
@@ -35,5 +35,5 @@ class OnExceptionCheckpoint(Callback):
 
     def on_exception(self, trainer: Any, module: nn.Module, exception: BaseException) -> None:
         """Save, and tell where."""
-        if trainer.stage == "fit":
-            save_after_exception(trainer, self.ckpt_path, exception)
+        if trainer.stage == "fit" and can_save_after(trainer, exception):
+            save_after(trainer, self.ckpt_path, exception)

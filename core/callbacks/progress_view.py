@@ -145,9 +145,8 @@ def format_metrics(metrics: Mapping[str, float]) -> str:
 
 def format_value(value: float) -> str:
     """Four digits that count; a whole number without a fraction."""
-    if value == int(value) and abs(value) < 1e6 if abs(value) != float("inf") and value == value else False:
-        return str(int(value))
-    return f"{value:#.4g}"
+    is_whole = abs(value) < 1e6 and value == int(value)
+    return str(int(value)) if is_whole else f"{value:#.4g}".rstrip(".")
 
 
 def shorten_number(value: float) -> str:

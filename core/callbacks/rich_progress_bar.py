@@ -94,7 +94,7 @@ class RichProgressBar(ProgressBar):
         if self._view is None or not self._work:
             return
         work = self._work[-1]
-        work.advance(trainer.progress.batch, trainer.progress_bar_metrics)
+        work.advance(trainer.progress.batch, _read_metrics(trainer))
         seconds = work.elapsed_s
         self._end()
         if self.leave:
@@ -212,7 +212,7 @@ class RichProgressBar(ProgressBar):
         """Metrics are shown for epochs of training: those of a validation run are complete at its end."""
         assert self._view is not None
         work = self._work[-1]
-        work.advance(done, trainer.progress_bar_metrics if trainer is not None else {})
+        work.advance(done, _read_metrics(trainer) if trainer is not None else {})
         self._view.update(work)
         self._due_s = time.monotonic() + self._view.interval_s
 
@@ -239,3 +239,9 @@ class RichProgressBar(ProgressBar):
         if self._view is not None:
             self._view.close()
         self._forget()
+
+
+def _read_metrics(trainer: Any) -> dict[str, float]:
+    """Those of training first. Waits for the device."""
+    training = trainer.train_metrics.names()
+    return dict(sorted(trainer.progress_bar_metrics.items(), key=lambda item: item[0] not in training))

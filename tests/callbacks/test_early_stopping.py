@@ -1,8 +1,8 @@
 import math
 
 import pytest
-from callbacks.tiny import Tiny, loader, make_trainer
 
+from callbacks.tiny import Tiny, loader, make_trainer
 from core import ConfigurationError
 from core.callbacks import EarlyStopping, ModelCheckpoint
 
@@ -96,7 +96,7 @@ def test_a_sanity_check_does_not_count(tmp_path):
 def test_a_metric_that_was_never_logged(tmp_path):
     with pytest.raises(
         ConfigurationError,
-        match=r"EarlyStopping monitors 'loss', which was not logged; logged was 'train_loss', 'val_loss'\. Call self\.log",
+        match=r"EarlyStopping monitors 'loss', which was not logged; logged was 'train_loss', 'val_loss'\. Call self",
     ):
         fit(tmp_path, EarlyStopping("loss"), [1])
 

@@ -1,7 +1,7 @@
 import pytest
 import torch
-from callbacks.tiny import Tiny, loader, make_trainer
 
+from callbacks.tiny import Tiny, loader, make_trainer
 from core.callbacks import EMA, LambdaCallback, ModelCheckpoint, OnExceptionCheckpoint
 
 
@@ -89,5 +89,8 @@ def test_an_exception_in_evaluation_saves_nothing(tmp_path):
 
 def test_a_state_that_cannot_be_saved_does_not_hide_the_exception(tmp_path):
     (tmp_path / "file").touch()
-    with pytest.warns(UserWarning, match=r"can't be saved to .* after RuntimeError"), pytest.raises(RuntimeError, match="bro"):
+    with (
+        pytest.warns(UserWarning, match=r"can't be saved to .* after RuntimeError"),
+        pytest.raises(RuntimeError, match="bro"),
+    ):
         fit(tmp_path, Breaking(), OnExceptionCheckpoint(tmp_path / "file"))

@@ -1,6 +1,6 @@
 import pytest
-from callbacks.tiny import Tiny, loader, make_trainer
 
+from callbacks.tiny import Tiny, loader, make_trainer
 from core import ConfigurationError
 from core.callbacks import GradientAccumulationScheduler, LambdaCallback, ModelCheckpoint
 
@@ -41,7 +41,9 @@ def test_a_run_that_is_resumed_within_an_epoch_has_its_window(tmp_path):
 
 
 def test_what_contradicts_it(tmp_path):
-    with pytest.raises(ConfigurationError, match=r"accumulate_grad_batches=2\) and a GradientAccumulationScheduler contra"):
+    with pytest.raises(
+        ConfigurationError, match=r"accumulate_grad_batches=2\) and a GradientAccumulationScheduler contra"
+    ):
         steps_by_epoch(tmp_path, GradientAccumulationScheduler({1: 2}), accumulate_grad_batches=2)
 
     class Manual(Tiny):

@@ -1,6 +1,6 @@
 import pytest
-from callbacks.tiny import Tiny, loader, make_trainer
 
+from callbacks.tiny import Tiny, loader, make_trainer
 from core import Callback, ConfigurationError
 from core.callbacks import LambdaCallback
 from core.contract import EventHooks
@@ -54,7 +54,9 @@ def test_several_without_state_in_one_trainer(tmp_path):
 
 
 def test_what_is_no_hook(tmp_path):
-    with pytest.raises(ConfigurationError, match=r"got 'on_train_stop'; expected names of hooks\. Did you mean 'on_train_"):
+    with pytest.raises(
+        ConfigurationError, match=r"got 'on_train_stop'; expected names of hooks\. Did you mean 'on_train_"
+    ):
         LambdaCallback(on_train_stop=print)
     with pytest.raises(ConfigurationError, match=r"LambdaCallback\(on_train_end=3\): expected a function"):
         LambdaCallback(on_train_end=3)

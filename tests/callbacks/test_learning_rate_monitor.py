@@ -3,9 +3,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from callbacks.tiny import Tiny, loader, make_trainer
 from torch.optim.lr_scheduler import StepLR
 
+from callbacks.tiny import Tiny, loader, make_trainer
 from core import ConfigurationError
 from core.callbacks import LearningRateMonitor
 
@@ -82,7 +82,9 @@ def test_groups_and_several_optimizers(tmp_path):
                 optimizer.step()
 
         def configure_optimizers(self):
-            first = torch.optim.Adam([{"params": [self.layer.weight]}, {"params": [self.layer.bias], "lr": 0.5}], lr=0.25)
+            first = torch.optim.Adam(
+                [{"params": [self.layer.weight]}, {"params": [self.layer.bias], "lr": 0.5}], lr=0.25
+            )
             second = torch.optim.Adam([{"params": [self.layer.bias], "name": "bias"}], lr=0.125)
             return [first, second]
 

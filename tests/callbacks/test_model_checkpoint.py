@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from callbacks.tiny import Tiny, loader, make_trainer
 
+from callbacks.tiny import Tiny, loader, make_trainer
 from core import CheckpointError, ConfigurationError
 from core.callbacks import Callback, LambdaCallback, ModelCheckpoint
 from core.checkpoint import TorchCheckpointIO
@@ -258,7 +258,9 @@ def test_a_url(tmp_path):
 
 
 def test_a_field_that_was_not_logged(tmp_path):
-    with pytest.raises(ConfigurationError, match=r"has the field 'vall_loss', which was not logged; known are 'epoch', "):
+    with pytest.raises(
+        ConfigurationError, match=r"has the field 'vall_loss', which was not logged; known are 'epoch', "
+    ):
         fit(tmp_path, ModelCheckpoint(filename="{vall_loss}"))
 
 

@@ -2,10 +2,10 @@ import io
 
 import pytest
 import torch
-from callbacks.tiny import Tiny, loader, make_trainer
 from rich.console import Console
 from torch import nn
 
+from callbacks.tiny import Tiny, loader, make_trainer
 from core import ConfigurationError, Module
 from core.callbacks import ModelSummary
 from core.callbacks.layer_summary import summarize
@@ -69,7 +69,9 @@ def test_examples_of_several_arguments(tmp_path, capsys, example, arguments):
     assert "4         floating-point operations in a forward of the example" in summary_of(tmp_path, capsys, Two())
 
 
-@pytest.mark.parametrize(("depth", "names"), [(0, []), (1, ["layer", "body"]), (-1, ["layer", "body", "body.0", "body.1", "body.2"])])
+@pytest.mark.parametrize(
+    ("depth", "names"), [(0, []), (1, ["layer", "body"]), (-1, ["layer", "body", "body.0", "body.1", "body.2"])]
+)
 def test_depth(tmp_path, capsys, depth, names):
     trainer = make_trainer(tmp_path, ModelSummary(max_depth=depth), enable_model_summary=True, max_steps=1)
     trainer.fit(Nested(), loader())
@@ -124,7 +126,8 @@ def test_a_rich_table_for_a_terminal():
 
 
 @pytest.mark.parametrize(
-    ("number", "text"), [(0, "0"), (999, "999"), (1000, "1.0 K"), (1_234_567, "1.2 M"), (7e9, "7.0 B"), (10**18, "1000.0 P")]
+    ("number", "text"),
+    [(0, "0"), (999, "999"), (1000, "1.0 K"), (1_234_567, "1.2 M"), (7e9, "7.0 B"), (10**18, "1000.0 P")],
 )
 def test_shorten(number, text):
     assert shorten(int(number)) == text

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from callbacks.tiny import Tiny, loader, make_trainer
 
+from callbacks.tiny import Tiny, loader, make_trainer
 from core import ConfigurationError
 from core.accelerators import CPUAccelerator
 from core.callbacks import DeviceStatsMonitor, LambdaCallback, ModelCheckpoint, ThroughputMonitor
@@ -23,7 +23,9 @@ def columns(trainer):
 
 
 def fit(root, monitor, *others, ckpt_path=None, **options):
-    trainer = make_trainer(root, monitor, *others, **{"logger": True, "max_epochs": 1, "log_every_n_steps": 2, **options})
+    trainer = make_trainer(
+        root, monitor, *others, **{"logger": True, "max_epochs": 1, "log_every_n_steps": 2, **options}
+    )
     trainer.fit(Tiny(), loader(), loader(), ckpt_path=ckpt_path)
     return trainer
 
@@ -60,7 +62,9 @@ def test_samples_tokens_and_flops(tmp_path):
     )
     trainer = fit(tmp_path, monitor)
     found = columns(trainer)
-    rates = {name: found[f"throughput/{name}"] for name in ("batches_per_s", "samples_per_s", "tokens_per_s", "flops_per_s")}
+    rates = {
+        name: found[f"throughput/{name}"] for name in ("batches_per_s", "samples_per_s", "tokens_per_s", "flops_per_s")
+    }
     for step in (2, 4):
         assert rates["samples_per_s"][step] == pytest.approx(2 * rates["batches_per_s"][step])
         assert rates["tokens_per_s"][step] == pytest.approx(4 * rates["batches_per_s"][step])
@@ -109,7 +113,9 @@ def test_the_size_of_nested_batches(tmp_path):
 
 @pytest.mark.parametrize("monitor", [DeviceStatsMonitor, ThroughputMonitor])
 def test_they_need_a_logger(tmp_path, monitor):
-    with pytest.raises(ConfigurationError, match=rf"{monitor.__name__} has nowhere to log to: the trainer has no logger"):
+    with pytest.raises(
+        ConfigurationError, match=rf"{monitor.__name__} has nowhere to log to: the trainer has no logger"
+    ):
         fit(tmp_path, monitor(), logger=False)
 
 

@@ -2,8 +2,8 @@ import time
 from datetime import timedelta
 
 import pytest
-from callbacks.tiny import Tiny, loader, make_trainer
 
+from callbacks.tiny import Tiny, loader, make_trainer
 from core import ConfigurationError
 from core.callbacks import LambdaCallback, ModelCheckpoint, Timer
 
@@ -26,7 +26,7 @@ def test_it_measures_each_stage(tmp_path):
     trainer.test(Tiny(), loader())
     assert timer.time_elapsed() >= 2 * 4 * 2 * 0.02
     assert 2 * 4 * 0.02 <= timer.time_elapsed("validate") < timer.time_elapsed("train")
-    assert 2 * 0.02 <= timer.time_elapsed("sanity_check")
+    assert timer.time_elapsed("sanity_check") >= 2 * 0.02
     assert timer.time_elapsed("test") > 0
     assert timer.end_time() > timer.start_time()
     assert Timer().start_time("test") is Timer().end_time("test") is None

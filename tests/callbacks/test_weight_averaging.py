@@ -2,11 +2,11 @@ import pickle
 
 import pytest
 import torch
-from callbacks.tiny import Tiny, loader, make_trainer
 from torch import nn
 from torch.optim.lr_scheduler import StepLR
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn, update_bn
 
+from callbacks.tiny import Tiny, loader, make_trainer
 from core import Capability, CheckpointError, ConfigurationError, UnsupportedError
 from core.callbacks import EMA, Callback, LambdaCallback, ModelCheckpoint, StochasticWeightAveraging
 from core.strategies import SingleDeviceStrategy
@@ -158,7 +158,9 @@ def test_an_average_of_another_model(tmp_path):
     ema = EMA(0.5)
     trainer = make_trainer(tmp_path)
     trainer.validate(Tiny(), loader())
-    with pytest.raises(CheckpointError, match=r"average of EMA doesn't fit the model: only one of the two has 'layer.bias'"):
+    with pytest.raises(
+        CheckpointError, match=r"average of EMA doesn't fit the model: only one of the two has 'layer.bias'"
+    ):
         ema.on_load_checkpoint(trainer, Tiny(), {"average": average, "num_averaged": 1})
 
 
@@ -272,7 +274,9 @@ def test_batch_norm_needs_a_forward(tmp_path):
 
 
 def test_a_fraction_of_unknown_epochs(tmp_path):
-    with pytest.raises(ConfigurationError, match=r"swa_epoch_start=0.8\) is a fraction of max_epochs, which the trainer"):
+    with pytest.raises(
+        ConfigurationError, match=r"swa_epoch_start=0.8\) is a fraction of max_epochs, which the trainer"
+    ):
         fit(tmp_path, StochasticWeightAveraging(0.3), Tiny(), max_epochs=None, max_steps=4)
 
 

@@ -1,0 +1,62 @@
+"""What callbacks decide when the ranks see other metrics and other clocks. Imported by workers."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from callbacks.tiny import Tiny
+from core import Trainer
+
+
+class Torn(Tiny):
+    """Rank 0's `val_loss` gets worse after the second epoch; rank 1's never does, and it has no `x`."""
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        rank, epoch = self.global_rank, self.current_epoch
+        value = [3.0, 1.0, 2.0, 2.5, 4.0][epoch] if rank == 0 else -float(epoch)
+        self.log("val_loss", value, sync_dist=False)
+        if rank == 0:
+            self.log("x", value, sync_dist=False)
+
+    def on_train_end(self) -> None:
+        steps = self.trainer.strategy.gather_objects((self.trainer.current_epoch, self.trainer.global_step))
+        if self.global_rank == 0:
+            Path(os.environ["RANKS_OUT"]).write_text(repr(steps))
+
+
+class Normalized(Tiny):
+    def __init__(self, has_equal_statistics: bool) -> None:
+        super().__init__()
+        self.has_equal_statistics = has_equal_statistics
+        self.norm = torch.nn.BatchNorm1d(2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(self.norm(x))
+
+    def compared(self) -> torch.Tensor:
+        statistics = [self.norm.running_mean, self.norm.running_var] if self.has_equal_statistics else []
+        return torch.cat([self.layer.weight.detach().flatten(), *statistics])
+
+    def teardown(self, stage: str) -> None:
+        ranks = self.trainer.strategy.all_gather(self.compared())
+        if self.global_rank == 0:
+            Path(os.environ["RANKS_OUT"]).write_text(repr(ranks.tolist()))
+
+
+def make_trainer(root: Any, *callbacks: Any, **options: Any) -> Trainer:
+    return Trainer(
+        accelerator="cpu",
+        strategy="ddp_spawn",
+        devices=2,
+        logger=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        num_sanity_val_steps=0,
+        default_root_dir=root,
+        callbacks=list(callbacks),
+        **options,
+    )

@@ -1,0 +1,241 @@
+import io
+import os
+import pickle
+import pty
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from callbacks.tiny import Tiny, loader, make_trainer
+from core import ConfigurationError, Trainer
+from core.callbacks import LambdaCallback, ProgressBar, RichProgressBar
+from core.callbacks.progress_view import Work, format_seconds, format_value
+
+PROGRAM = Path(__file__).with_name("bar_program.py")
+
+
+def terminal(width=100):
+    return Console(file=io.StringIO(), force_terminal=True, width=width, _environ={})
+
+
+def text_of(console):
+    return without_control(console.file.getvalue())
+
+
+def without_control(text):
+    return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text)
+
+
+def fit(root, bar, *others, module=None, **options):
+    defaults = {"max_epochs": 2, "enable_progress_bar": True, "num_sanity_val_steps": 1}
+    trainer = make_trainer(root, bar, *others, **{**defaults, **options})
+    trainer.fit(module or Tiny([0.5, 0.25]), loader(), loader())
+    return trainer
+
+
+# redrawn ------------------------------------------------------------------------------------------------------------
+
+
+def test_bars_and_a_table(tmp_path):
+    console = terminal()
+    bar = RichProgressBar(console=console, refresh_interval_s=1e-9)
+    trainer = fit(tmp_path, bar)
+    trainer.test(Tiny(), loader())
+    trainer.validate(Tiny([0.125]), loader())
+    text = text_of(console)
+    for shown in ("Sanity check", "Epoch 0/1", "Epoch 1/1", "Validation", "Test", "4/4", "it/s", "━"):
+        assert shown in text
+    lines = [line.split() for line in text.splitlines()]
+    assert ["epoch", "step", "time", "it/s", "train_loss", "val_loss"] in lines
+    rows = [line for line in lines if len(line) == 6 and line[:1] in (["0"], ["1"])]
+    assert [(row[0], row[1], row[5]) for row in rows] == [("0", "4", "0.5000"), ("1", "8", "0.2500")]
+    assert any(line.startswith("Test: test_loss 0.") for line in text.splitlines())
+    assert "Validation: val_loss 0.1250" in text.splitlines()
+
+
+def test_the_screen_is_left_in_order(tmp_path):
+    def fail(*_):
+        raise RuntimeError("broken")
+
+    for hook in ("on_train_batch_end", "on_validation_batch_end"):
+        console = terminal()
+        with pytest.raises(RuntimeError):
+            fit(tmp_path, RichProgressBar(console=console), LambdaCallback(**{hook: fail}))
+        shown, hidden = console.file.getvalue().count("\x1b[?25h"), console.file.getvalue().count("\x1b[?25l")
+        assert shown == hidden > 0, "the cursor is visible again"
+    assert sys.stdout is not None
+    assert type(sys.stdout).__name__ != "FileProxy"
+
+
+def test_without_rows(tmp_path):
+    console = terminal()
+    fit(tmp_path, RichProgressBar(console=console, leave=False))
+    assert "Epoch 1/1" in text_of(console)
+    assert not any(line.startswith("epoch") for line in text_of(console).splitlines())
+
+
+def test_metrics_that_do_not_fit_are_cut(tmp_path):
+    class Many(Tiny):
+        def training_step(self, batch, batch_idx):
+            self.log_dict({f"metric_{index}": float(index) for index in range(9)}, prog_bar=True)
+            return super().training_step(batch, batch_idx)
+
+    console = terminal(width=70)
+    fit(tmp_path, RichProgressBar(console=console, refresh_interval_s=1e-9, leave=False), module=Many())
+    assert all(len(line) <= 70 for part in text_of(console).split("\r") for line in part.splitlines())
+
+
+def test_a_loader_without_a_length(tmp_path):
+    class Endless:
+        def __iter__(self):
+            yield from loader()
+
+    console = terminal()
+    bar = RichProgressBar(console=console, refresh_interval_s=1e-9)
+    make_trainer(tmp_path, bar, enable_progress_bar=True, max_epochs=1).fit(Tiny(), Endless())
+    lines = [part for line in text_of(console).split("\r") for part in line.splitlines()]
+    assert any(re.match(r"Epoch 0/0 \S+ 3 \d+ it/s 0:00 train_loss", line) for line in lines)
+
+
+def test_on_a_terminal_what_is_printed_stays_whole_above_the_bar(tmp_path):
+    leader, follower = pty.openpty()
+    environment = {**os.environ, "TERM": "xterm", "COLUMNS": "80", "PYTHONPATH": os.pathsep.join(sys.path)}
+    process = subprocess.Popen([sys.executable, PROGRAM, tmp_path], stdout=follower, stderr=follower, env=environment)
+    os.close(follower)
+    written = b""
+    try:
+        while chunk := os.read(leader, 65536):
+            written += chunk
+    except OSError:  # how Linux says that the other side is closed
+        pass
+    finally:
+        os.close(leader)
+    assert process.wait() == 0
+    raw = written.decode()
+    assert "Epoch 0/1" in raw
+    assert raw.count("\x1b[?25l") == raw.count("\x1b[?25h")
+    text = " ".join(without_control(raw).split())
+    for step in (2, 6):
+        assert f"step {step} says {'hello ' * 30}end" in text
+    assert "trainable parameters" in text
+
+
+# lines --------------------------------------------------------------------------------------------------------------
+
+
+def test_without_a_terminal_the_table_is_plain(tmp_path):
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    out = subprocess.run(
+        [sys.executable, PROGRAM, tmp_path], capture_output=True, text=True, env=environment, check=True
+    )
+    assert "\x1b" not in out.stdout
+    assert "Epoch" not in out.stdout
+    lines = [line.split() for line in out.stdout.splitlines()]
+    assert ["epoch", "step", "time", "it/s", "train_loss", "val_loss"] in lines
+    assert [line[:2] for line in lines if len(line) == 6 and line[0] in "01"] == [["0", "4"], ["1", "8"]]
+    assert out.stdout.splitlines()[-1].startswith("Test: test_loss ")
+    assert out.stderr == ""
+
+
+def test_rich_is_not_imported_without_a_terminal(tmp_path):
+    code = (
+        f"import runpy, sys; sys.argv = ['', {str(tmp_path)!r}]; runpy.run_path({str(PROGRAM)!r}, run_name='__main__');"
+        "print('rich' in sys.modules)"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=True)
+    assert out.stdout.splitlines()[-1] == "False"
+
+
+def test_a_long_epoch_has_lines_in_between(tmp_path, capsys):
+    fit(tmp_path, RichProgressBar(line_interval_s=1e-9), max_epochs=1)
+    lines = capsys.readouterr().out.splitlines()
+    epochs = [line for line in lines if line.startswith("Epoch 0/0  ")]
+    assert [line.split()[2] for line in epochs] == ["1/4", "2/4", "3/4", "4/4"]
+    assert re.fullmatch(r"Epoch 0/0  4/4  \d+ it/s  0:00 < 0:00  train_loss \d.*", epochs[-1])
+    assert any(line.startswith("Validation  3/4") for line in lines)
+    assert any(line.startswith("Sanity check  1/1") for line in lines)
+
+
+def test_columns_that_come_later_bring_a_new_header(tmp_path, capsys):
+    fit(tmp_path, RichProgressBar(), max_epochs=2, check_val_every_n_epoch=2, num_sanity_val_steps=0)
+    headers = [line.split()[4:] for line in capsys.readouterr().out.splitlines() if line.startswith("epoch")]
+    assert headers == [["train_loss"], ["train_loss", "val_loss"]]
+
+
+# what it costs ------------------------------------------------------------------------------------------------------
+
+
+def test_metrics_are_read_only_when_something_is_drawn(tmp_path):
+    reads = []
+
+    class Counting(Trainer):
+        @property
+        def progress_bar_metrics(self):
+            reads.append(self.global_step)
+            return super().progress_bar_metrics
+
+    bar = RichProgressBar(console=terminal(), refresh_interval_s=1e9)
+    trainer = Counting(
+        accelerator="cpu", devices=1, max_epochs=2, logger=False, default_root_dir=tmp_path, callbacks=bar,
+        enable_model_summary=False,
+    )  # fmt: skip
+    trainer.fit(Tiny(), loader(), loader())
+    assert reads == [4, 8]
+
+
+# which one ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_bar_of_the_users_own_replaces_it(tmp_path):
+    class Own(ProgressBar):
+        epochs = 0
+
+        def on_train_epoch_end(self, trainer, module):
+            self.epochs += 1
+            assert trainer.progress_bar_metrics.keys() == {"train_loss", "val_loss"}
+
+    own = Own()
+    trainer = fit(tmp_path, own)
+    assert own.epochs == 2
+    assert not any(isinstance(callback, RichProgressBar) for callback in trainer.callbacks)
+
+
+def test_what_contradicts_it(tmp_path):
+    with pytest.raises(ConfigurationError, match=r"enable_progress_bar=False, and callbacks has a RichProgressBar"):
+        make_trainer(tmp_path, RichProgressBar())
+    with pytest.raises(ConfigurationError, match=r"callbacks has RichProgressBar and RichProgressBar; expected one"):
+        make_trainer(tmp_path, RichProgressBar(), RichProgressBar(), enable_progress_bar=True)
+    with pytest.raises(
+        ConfigurationError, match=r"RichProgressBar\(refresh_interval_s=0\): expected a positive number"
+    ):
+        RichProgressBar(refresh_interval_s=0)
+
+
+def test_it_pickles():
+    bar = pickle.loads(pickle.dumps(RichProgressBar(line_interval_s=7, console=terminal())))
+    assert bar.line_interval_s == 7
+
+
+# numbers ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(0, "0:00"), (65.9, "1:05"), (3661, "1:01:01")])
+def test_seconds(seconds, text):
+    assert format_seconds(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0.5, "0.5000"), (3.0, "3"), (1234.56, "1235"), (1e-7, "1.000e-07"), (float("nan"), "nan"), (float("inf"), "inf")],
+)
+def test_values(value, text):
+    assert format_value(value) == text
+
+
+def test_nobody_knows_how_long_an_endless_loader_takes():
+    assert Work("Epoch", float("inf")).remaining_s is None

@@ -8,6 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from core.contract import ConfigurationError, ModuleError
+from core.trainer.data_hooks import DataHooks
+from core.trainer.events import empty_hook
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -15,13 +17,7 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
 
-def _empty_hook(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Mark a hook that does nothing, so that it is never called."""
-    function._is_empty_hook = True  # type: ignore[attr-defined]
-    return function
-
-
-class Module(nn.Module):
+class Module(nn.Module, DataHooks):
     """An `nn.Module` that knows how it is trained. Meant to be subclassed.
 
     `training_step` and `configure_optimizers` are all that `fit` needs. Any other `nn.Module` that has these methods
@@ -68,7 +64,7 @@ class Module(nn.Module):
         """
         raise NotImplementedError
 
-    @_empty_hook
+    @empty_hook
     def configure_model(self) -> None:
         """Build large parts here: it runs on the right device, and must do nothing the second time."""
 
@@ -118,8 +114,11 @@ class Module(nn.Module):
 
     @property
     def device_mesh(self) -> Any:
-        """The strategy's mesh of devices with named axes; None if it has none. Ask for it in `configure_model`."""
-        return self.trainer.strategy.device_mesh
+        """The mesh of all devices with named axes; None without a trainer, or if the strategy has none.
+
+        Ask for it in `configure_model`. A caller that gets its weights back from workers calls that without a mesh.
+        """
+        return self._trainer.strategy.device_mesh if self._trainer is not None else None
 
     @property
     def dtype(self) -> torch.dtype:
@@ -228,7 +227,12 @@ def require_method(module: nn.Module, name: str, purpose: str) -> Callable[..., 
     Raises:
         ModuleError: it has none, or only the one of `Module` that says what to write.
     """
-    method = getattr(module, name, None)
-    if method is None or getattr(method, "__func__", None) is getattr(Module, name):
+    if not has_method(module, name):
         raise ModuleError(f"{type(module).__name__} has no {name}(), which {purpose} needs. Define it.")
-    return method  # type: ignore[no-any-return]
+    return getattr(module, name)  # type: ignore[no-any-return]
+
+
+def has_method(module: nn.Module, name: str) -> bool:
+    """Whether the module has a method of its own of this name."""
+    method = getattr(module, name, None)
+    return method is not None and getattr(method, "__func__", None) is not getattr(Module, name)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 from typing import TYPE_CHECKING
 
@@ -33,6 +34,15 @@ class SLURMEnvironment(ClusterEnvironment):
 
     A script that runs in a batch job without srun is not in a step: there the launcher makes the processes, too.
     """
+
+    def __init__(self, *, requeue_signal: signal.Signals | None = signal.SIGUSR1) -> None:
+        """Say how SLURM announces that it will take the machine away.
+
+        Args:
+            requeue_signal: what `--signal` of sbatch names, as in `#SBATCH --signal=USR1@120`; SIGTERM for a cluster
+                that pre-empts with it. A Trainer then saves, and asks for another run of the job. None for never.
+        """
+        self.requeue_signal = requeue_signal
 
     @classmethod
     def detect(cls) -> Detection:

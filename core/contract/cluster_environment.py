@@ -6,6 +6,8 @@ import abc
 from typing import TYPE_CHECKING, ClassVar
 
 if TYPE_CHECKING:
+    import signal
+
     from core.contract.accelerator import Detection
 
 
@@ -23,6 +25,10 @@ class ClusterEnvironment(abc.ABC):
 
     creates_processes: ClassVar[bool] = True
     """Whether whoever started us starts every rank. False: the strategy's launcher has to."""
+
+    requeue_signal: signal.Signals | None = None
+    """The signal by which the scheduler announces that it will take the machine away, so that the job should save and
+    `requeue`. None: it announces nothing."""
 
     @classmethod
     @abc.abstractmethod

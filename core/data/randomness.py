@@ -32,7 +32,7 @@ class DrawingRng:
     def __enter__(self) -> None:
         self._outside = _states()
         if self._inside is None:
-            _seed(self._seed)
+            seed_generators(self._seed)
         else:
             _restore(self._inside)
 
@@ -55,7 +55,8 @@ def _restore(states: dict[str, Any]) -> None:
         sys.modules["numpy"].random.set_state(states["numpy"])
 
 
-def _seed(seed: int) -> None:
+def seed_generators(seed: int) -> None:
+    """Seed Python's, NumPy's (where it is used) and torch's generator of the CPU."""
     random.seed(seed)
     torch.default_generator.manual_seed(seed)
     if (numpy := sys.modules.get("numpy")) is not None:

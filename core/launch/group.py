@@ -64,6 +64,7 @@ class WorkerGroup:
         self._ended: list[Worker] = []
         self._is_deciding = False
         self._is_stopping = False
+        self._handed_on: int | None = None
         self.failure: WorkerError | None = None
         self._watchers = [
             threading.Thread(target=self._watch, args=(worker,), name=f"watch rank {worker.rank}", daemon=True)
@@ -98,6 +99,13 @@ class WorkerGroup:
         finally:
             self.kill()
 
+    def hand_on(self, number: int) -> None:
+        """Send a signal to all workers, by which they end as they see fit: that is no failure, and has time."""
+        self._handed_on = number
+        for worker in self._running():
+            with suppress(ProcessLookupError):
+                os.kill(worker.pid, number)
+
     def join(self) -> None:
         """Wait for the watching threads, after `stop`: a fork that comes next refuses to copy threads."""
         for watcher in self._watchers:
@@ -123,8 +131,12 @@ class WorkerGroup:
     def _are_all_ended(self) -> bool:
         return len(self._ended) == len(self._workers)
 
+    def _is_unexpected(self, worker: Worker) -> bool:
+        handed_on = self._handed_on
+        return worker.has_failed and (handed_on is None or worker.exit_code not in (128 + handed_on, -handed_on))
+
     def _is_over(self) -> bool:
-        is_clear = self.failure is not None or self._is_stopping or not any(w.has_failed for w in self._ended)
+        is_clear = self.failure is not None or self._is_stopping or not any(map(self._is_unexpected, self._ended))
         return self._are_all_ended() and is_clear
 
     def _watch(self, worker: Worker) -> None:
@@ -136,7 +148,7 @@ class WorkerGroup:
             worker.exit_code = exit_code
             self._ended.append(worker)
             self._changed.notify_all()
-            if not worker.has_failed or self._is_deciding or self._is_stopping:
+            if not self._is_unexpected(worker) or self._is_deciding or self._is_stopping:
                 return
             self._is_deciding = True
         self._decide()

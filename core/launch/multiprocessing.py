@@ -9,8 +9,7 @@ import signal
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -18,9 +17,10 @@ from core.contract import ClusterEnvironment, ConfigurationError, Launcher, Laun
 from core.launch.channel import Channel, open_channel, signal_process
 from core.launch.cores import share_cores
 from core.launch.group import Worker, WorkerGroup
+from core.launch.handed_on import HandedOn
 from core.launch.pickling import find_unpicklable
 from core.launch.script import describe_interactive, refuse_interactive, refuse_nested, refuse_unguarded
-from core.launch.worker import Membership, exit_on_signal, in_main_thread
+from core.launch.worker import Membership, exit_on_signal
 
 if TYPE_CHECKING:
     import socket
@@ -95,14 +95,16 @@ class MultiprocessingLauncher(Launcher):
         import torch
 
         payload = self._write(call, directory) if self.pickles else call
-        with _terminable():
+        with HandedOn() as signals:
             workers = self._start_all(payload, directory, call.environment.node_rank())
             group = WorkerGroup(workers, lambda failure: None)
             try:
+                signals.to(group)
                 group.wait()
             finally:
                 group.stop("The main process was interrupted, and its workers end too.", 0)
                 group.join()
+            signals.raise_for()
         if group.failure is not None:
             raise group.failure from group.failure.__cause__
         # Our own file, in a directory of our own.
@@ -198,7 +200,7 @@ def _work(end: socket.socket, payload: Path | _Call, world: dict[str, int], num_
 
     # A forked worker has the main process's handlers.
     signal.signal(signal.SIGTERM, exit_on_signal)
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGINT, exit_on_signal)
     membership = Membership(Channel(end))
     membership.begin()
     if num_sharing:
@@ -249,19 +251,6 @@ def _refuse_fork() -> None:
             f"This process has other threads ({', '.join(others)}). A fork copies the locks that they hold, but not "
             "the threads that would release them. End them first, or use the start method 'spawn'."
         )
-
-
-@contextmanager
-def _terminable() -> Iterator[None]:
-    """SIGTERM ends the main process by an exception, as Ctrl-C does, so that the workers end too."""
-    is_ours = in_main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
-    if is_ours:
-        signal.signal(signal.SIGTERM, exit_on_signal)
-    try:
-        yield
-    finally:
-        if is_ours:
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def spawn() -> MultiprocessingLauncher:

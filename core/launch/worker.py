@@ -8,7 +8,8 @@ import os
 import signal
 import sys
 import threading
-from typing import TYPE_CHECKING, Any, NoReturn
+import time
+from typing import TYPE_CHECKING, Any
 
 from core.contract import WorkerError
 from core.launch.report import Report
@@ -20,6 +21,12 @@ if TYPE_CHECKING:
 
 GRACE_S = 4.0
 """How long a rank may run its `finally` blocks after another has failed, before it is ended."""
+
+
+ECHO_S = 1.0
+"""How soon a signal must come again to be the same one."""
+
+_signals: dict[int, float] = {}
 
 
 class Membership:
@@ -87,9 +94,15 @@ class Membership:
             raise error
 
 
-def exit_on_signal(signum: int, frame: Any) -> NoReturn:
-    """End by an exception, so that `finally` blocks run, with the code that shells give to this signal."""
-    raise SystemExit(128 + signum)
+def exit_on_signal(signum: int, frame: Any) -> None:
+    """End by an exception, so that `finally` blocks run, with the code that shells give to this signal.
+
+    The same signal that comes again at once is an echo: sent to the whole group, and handed on by the main process.
+    """
+    now_s = time.monotonic()
+    came_s, _signals[signum] = _signals.get(signum, -ECHO_S), now_s
+    if now_s - came_s >= ECHO_S:
+        raise KeyboardInterrupt if signum == signal.SIGINT else SystemExit(128 + signum)
 
 
 def in_main_thread() -> bool:

@@ -38,13 +38,21 @@ class BasePredictionWriter(Callback):
             )
         self.write_interval = write_interval
         self._predictions: list[list[Any]] = []
+        self._indices: list[list[Any]] = []
         if write_interval != "epoch":
             _refuse_missing(self, "write_on_batch_end")
         if write_interval != "batch":
             _refuse_missing(self, "write_on_epoch_end")
 
     def write_on_batch_end(
-        self, trainer: Any, module: nn.Module, prediction: Any, batch: Any, batch_idx: int, dataloader_idx: int
+        self,
+        trainer: Any,
+        module: nn.Module,
+        prediction: Any,
+        batch_indices: Sequence[Any] | None,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int,
     ) -> None:
         """All ranks. Write what `predict_step` returned for one batch.
 
@@ -52,42 +60,59 @@ class BasePredictionWriter(Callback):
             trainer: the running trainer.
             module: the user's module.
             prediction: what `predict_step` returned, on the device.
+            batch_indices: where the batch's samples are in the data set; None for a loader that isn't a DataLoader over
+                a data set with indices.
             batch: its input.
             batch_idx: number of the batch on this rank, from 0.
             dataloader_idx: number of the loader, from 0.
         """
         raise NotImplementedError
 
-    def write_on_epoch_end(self, trainer: Any, module: nn.Module, predictions: Sequence[Sequence[Any]]) -> None:
+    def write_on_epoch_end(
+        self,
+        trainer: Any,
+        module: nn.Module,
+        predictions: Sequence[Sequence[Any]],
+        batch_indices: Sequence[Sequence[Any]],
+    ) -> None:
         """All ranks. Write everything at once.
 
         Args:
             trainer: the running trainer.
             module: the user's module.
             predictions: for each loader what `predict_step` returned, batch after batch, of this rank's share.
+            batch_indices: for each of them where its samples are in the data set; see `write_on_batch_end`.
         """
         raise NotImplementedError
 
     def on_predict_start(self, trainer: Any, module: nn.Module) -> None:
         """Begin with nothing."""
-        self._predictions = []
+        self._predictions = [[] for _ in trainer.loaders.predict]
+        self._indices = [[] for _ in trainer.loaders.predict]
 
     def on_predict_batch_end(
         self, trainer: Any, module: nn.Module, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int
     ) -> None:
         """Write the batch, or keep it for the end."""
+        indices = _take_indices(trainer.loaders.predict[dataloader_idx].loader)
         if self.write_interval != "epoch":
-            self.write_on_batch_end(trainer, module, outputs, batch, batch_idx, dataloader_idx)
+            self.write_on_batch_end(trainer, module, outputs, indices, batch, batch_idx, dataloader_idx)
         if self.write_interval != "batch":
-            while len(self._predictions) <= dataloader_idx:
-                self._predictions.append([])
             self._predictions[dataloader_idx].append(outputs)
+            self._indices[dataloader_idx].append(indices)
 
     def on_predict_epoch_end(self, trainer: Any, module: nn.Module) -> None:
         """Write what was kept."""
         if self.write_interval != "batch":
-            self.write_on_epoch_end(trainer, module, self._predictions)
-            self._predictions = []
+            self.write_on_epoch_end(trainer, module, self._predictions, self._indices)
+        self._predictions, self._indices = [], []
+
+
+def _take_indices(loader: Any) -> Any:
+    """Indices of the batch that the loop has just taken; the sampler that deals out the shares knows them."""
+    samplers = (getattr(loader, name, None) for name in ("batch_sampler", "sampler"))
+    sampler = next((sampler for sampler in samplers if hasattr(sampler, "advance")), None)
+    return sampler.advance() if sampler is not None else None
 
 
 def _refuse_missing(writer: BasePredictionWriter, method: str) -> None:

@@ -1,0 +1,9 @@
+"""torch's FSDP2 and tensor parallelism for `core`: `Trainer(strategy="fsdp", devices=4)`."""
+
+from core_fsdp._version import __version__
+from core_fsdp.model_parallel import ModelParallelStrategy
+from core_fsdp.precision import ShardedMixedPrecision
+from core_fsdp.presets import fsdp_cpu_offload
+from core_fsdp.strategy import FSDPStrategy
+
+__all__ = ["FSDPStrategy", "ModelParallelStrategy", "ShardedMixedPrecision", "__version__", "fsdp_cpu_offload"]

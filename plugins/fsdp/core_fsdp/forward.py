@@ -1,0 +1,58 @@
+"""How methods run and gradients are exchanged in a module of several units."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from torch.distributed.fsdp import FSDPModule
+
+
+def without_inference_mode(method: Callable[..., Any], units: Sequence[FSDPModule]) -> Callable[..., Any]:
+    """The method, so that it may run in inference mode before or between steps of training.
+
+    Gathered parameters are kept from step to step: made in inference mode, they could never train. And after a step
+    without gradients nothing would free them.
+    """
+    if not units:
+        return method
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if torch.is_grad_enabled():
+            return method(*args, **kwargs)
+        with torch.inference_mode(False), torch.no_grad():
+            output = method(*args, **kwargs)
+        reshard(units)
+        return output
+
+    return call
+
+
+@contextmanager
+def no_sync(units: Sequence[FSDPModule]) -> Iterator[None]:
+    """In which backward leaves gradients whole and local; the next one outside reduces their sum."""
+    for unit in units:
+        unit.set_requires_gradient_sync(False, recurse=False)
+    try:
+        yield
+    finally:
+        for unit in units:
+            unit.set_requires_gradient_sync(True, recurse=False)
+
+
+def reshard(units: Sequence[FSDPModule]) -> None:
+    """Let go of what is gathered: it may be older than the shards."""
+    for unit in units:
+        unit.reshard()
+
+
+def prefetch_forward(units: Sequence[FSDPModule]) -> None:
+    """Gather each unit's parameters while the one before it computes."""
+    for unit, following in pairwise(units):
+        unit.set_modules_to_forward_prefetch([following])

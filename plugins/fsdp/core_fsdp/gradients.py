@@ -1,0 +1,54 @@
+"""Clipping gradients that lie in shards, perhaps over different axes of the mesh."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+from torch.nn.utils import clip_grad_value_, clip_grads_with_norm_, get_total_norm
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from core import GradientClipping
+
+
+def clip_by_norm(parameters: Iterable[Tensor], clipping: GradientClipping) -> Tensor:
+    """All ranks. Scale gradients in place so that their norm over all shards is at most `clipping.value`.
+
+    Returns:
+        The norm before, a scalar tensor, the same on all ranks.
+    """
+    placed = _by_mesh(parameters)
+    # One tensor operation takes tensors of one mesh only; a replicated gradient counts once.
+    norms = [_norm_of(group, clipping.norm_type) for group in placed]
+    if not norms:
+        return torch.tensor(0.0)
+    norms = [norm.to(norms[0].device) for norm in norms]
+    total = get_total_norm(norms, clipping.norm_type, clipping.error_if_nonfinite)
+    for group in placed:
+        clip_grads_with_norm_(group, clipping.value, total)
+    return total
+
+
+def clip_by_value(parameters: Iterable[Tensor], value: float) -> None:
+    """All ranks. Bound each element of the gradients, in place; shards need no communication for that."""
+    for group in _by_mesh(parameters):
+        clip_grad_value_(group, value)
+
+
+def _norm_of(parameters: list[Tensor], norm_type: float) -> Tensor:
+    norm = get_total_norm([parameter.grad for parameter in parameters if parameter.grad is not None], norm_type)
+    return norm.full_tensor() if isinstance(norm, DTensor) else norm
+
+
+def _by_mesh(parameters: Iterable[Tensor]) -> list[list[Tensor]]:
+    groups: dict[object, list[Tensor]] = defaultdict(list)
+    for parameter in parameters:
+        if parameter.grad is not None:
+            gradient = parameter.grad
+            groups[gradient.device_mesh if isinstance(gradient, DTensor) else None].append(parameter)
+    return list(groups.values())

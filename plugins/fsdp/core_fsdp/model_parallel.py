@@ -1,0 +1,114 @@
+"""Layers cut over the devices of one axis, data over those of the other.
+
+Shoeybi et al., "Megatron-LM: Training Multi-Billion Parameter Language Models Using Model Parallelism", 2019.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal
+
+from torch.distributed.device_mesh import init_device_mesh
+
+from core import ConfigurationError
+from core_fsdp.strategy import FSDPStrategy
+
+if TYPE_CHECKING:
+    from torch import nn
+    from torch.distributed.device_mesh import DeviceMesh
+
+Size = int | Literal["auto"]
+
+
+class ModelParallelStrategy(FSDPStrategy):
+    """Tensor parallelism by the user's plan, combined with sharded data parallelism.
+
+    The user's `configure_model` cuts layers with torch's styles, over the axis `"tensor_parallel"` of `device_mesh`:
+
+        def configure_model(self):
+            plan = {"up": ColwiseParallel(), "down": RowwiseParallel()}
+            parallelize_module(self.block, self.device_mesh["tensor_parallel"], plan)
+
+    What it leaves as it is, is computed alike on all ranks of a tensor group: they get the same batches. Over the axis
+    `"data_parallel"` everything is sharded as under `fsdp`, with the same options, if that axis has more than one rank.
+    """
+
+    data_axes = ("data_parallel", "tensor_parallel")
+
+    def __init__(
+        self, *, data_parallel_size: Size = "auto", tensor_parallel_size: Size = "auto", **options: Any
+    ) -> None:
+        """Sizes of the two axes, and options of `FSDPStrategy`.
+
+        Args:
+            data_parallel_size: into how many shares the data is split. `"auto"` is what the other one leaves over, or
+                the number of nodes.
+            tensor_parallel_size: over how many devices a layer is cut. `"auto"` is what the other one leaves over, or
+                all devices of a node, which are connected best.
+            options: of `FSDPStrategy`; its hybrid and unsharded strategies need a third axis, and are refused.
+
+        Raises:
+            ConfigurationError: an unknown option, or a size that isn't one.
+        """
+        super().__init__(**options)
+        if self.sharding.replicates or self._mesh_option is not None:
+            raise ConfigurationError(
+                f"{type(self).__name__} lays out its own mesh of data_parallel and tensor_parallel, and takes neither "
+                "device_mesh nor replicas: use sharding_strategy='FULL_SHARD' or 'SHARD_GRAD_OP'."
+            )
+        self._data_size = _parse("data_parallel_size", data_parallel_size)
+        self._tensor_size = _parse("tensor_parallel_size", tensor_parallel_size)
+
+    def mesh_shape(self) -> tuple[int, ...]:
+        """Sizes of the axes `data_parallel` and `tensor_parallel`.
+
+        Raises:
+            ConfigurationError: they don't make up the number of processes.
+        """
+        data, tensor, world_size = self._data_size, self._tensor_size, self.world_size
+        if data is None:
+            data = self.num_nodes if tensor is None else max(1, world_size // tensor)
+        if tensor is None:
+            tensor = max(1, world_size // data)
+        if data * tensor != world_size:
+            given = [size or "auto" for size in (self._data_size, self._tensor_size)]
+            raise ConfigurationError(
+                f"data_parallel_size={given[0]!r} and tensor_parallel_size={given[1]!r} make "
+                f"{data} x {tensor} = {data * tensor} processes, and there are {world_size} "
+                f"({self.num_processes_per_node} on each of {self.num_nodes} nodes). "
+                "Choose sizes whose product is that number."
+            )
+        return data, tensor
+
+    def configure_device_mesh(self) -> DeviceMesh:
+        """All ranks. Two axes; ranks of one tensor group follow each other, and so are on one node."""
+        return init_device_mesh(self.root_device.type, self.mesh_shape(), mesh_dim_names=self.data_axes)
+
+    @property
+    def sharding_mesh(self) -> DeviceMesh:
+        """The axis over which the data is split."""
+        assert self.device_mesh is not None, "setup_environment has laid it out"
+        return self.device_mesh["data_parallel"]
+
+    @property
+    def data_parallel_size(self) -> int:
+        """Number of tensor groups: each gets one share of the data."""
+        return self.mesh_shape()[0]
+
+    @property
+    def data_parallel_rank(self) -> int:
+        """Which tensor group this rank belongs to."""
+        return self.global_rank // self.mesh_shape()[1]
+
+    def configure_sharding(self, module: nn.Module) -> None:
+        """All ranks. Shard over the data axis, if it has more than one rank."""
+        if self.data_parallel_size > 1:
+            super().configure_sharding(module)
+
+
+def _parse(name: str, size: Any) -> int | None:
+    """A size, or None if it is to be derived."""
+    if size == "auto":
+        return None
+    if not isinstance(size, int) or isinstance(size, bool) or size < 1:
+        raise ConfigurationError(f"{name}={size!r}: expected a positive number, or 'auto'.")
+    return size

@@ -1,0 +1,56 @@
+"""Between a whole tensor and the shards of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+
+def own_part(whole: Tensor, like: DTensor) -> Tensor:
+    """This rank's part of a tensor that every rank has, as a view; no communication.
+
+    Args:
+        whole: shape of `like`, on any device.
+        like: whose placement it gets.
+    """
+    shape, offset = compute_local_shape_and_global_offset(like.shape, like.device_mesh, like.placements)
+    return whole[tuple(slice(start, start + size) for start, size in zip(offset, shape, strict=True))]
+
+
+def shard_like(whole: Tensor, like: DTensor) -> DTensor:
+    """All ranks. A DTensor placed as `like` is, over this rank's part of `whole`; no communication."""
+    return DTensor.from_local(
+        own_part(whole, like),
+        like.device_mesh,
+        like.placements,
+        run_check=False,
+        shape=like.shape,
+        stride=like.stride(),
+    )
+
+
+def fill_from(whole: Tensor, target: Tensor) -> None:
+    """Copy this rank's part of `whole` into `target`, in place; all of it if `target` isn't sharded."""
+    with torch.no_grad():
+        if isinstance(target, DTensor):
+            target.to_local().copy_(own_part(whole, target))
+        else:
+            target.copy_(whole)
+
+
+def gather(value: Any, *, keep: bool) -> Any:
+    """All ranks. A sharded tensor as a whole one on the CPU, where it is to be kept; anything else as it is.
+
+    Args:
+        value: a leaf of a state.
+        keep: whether this rank wants it; the others only take part, and get None.
+    """
+    if not isinstance(value, DTensor):
+        return value if keep else None
+    with torch.no_grad():
+        whole = value.full_tensor()
+    return whole.cpu() if keep else None

@@ -1,0 +1,449 @@
+"""Parameters, gradients and optimizer state cut into shards, one on each rank; gathered unit by unit when needed.
+
+Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", SC 2020; Zhao et al.,
+"PyTorch FSDP: Experiences on Scaling Fully Sharded Data Parallel", VLDB 2023.
+"""
+
+from __future__ import annotations
+
+import inspect
+from contextlib import contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    FSDPModule,
+    MixedPrecisionPolicy,
+    OffloadPolicy,
+    fully_shard,
+    register_fsdp_forward_method,
+)
+from torch.distributed.tensor import DTensor
+
+from core import Capability, ConfigurationError
+from core.strategies import ParallelStrategy
+from core_fsdp import forward, gradients, options, wrapping
+from core_fsdp import state as states
+from core_fsdp.initialization import InitialWeights
+from core_fsdp.precision import DTYPES, ShardedMixedPrecision
+from core_fsdp.rebinding import ReplacedParameters
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+    from contextlib import AbstractContextManager
+
+    from torch.distributed.fsdp import CPUOffload, MixedPrecision, ShardingStrategy, StateDictType
+    from torch.optim import Optimizer
+
+    from core import GradientClipping, Precision
+    from core_fsdp.wrapping import Policy
+
+
+class FSDPStrategy(ParallelStrategy):
+    """Sharded data parallelism with torch's `fully_shard` (FSDP2), on one node or several.
+
+    Parameters become DTensors in place: names and shapes stay, and the user's module is the wrapped one.
+    """
+
+    data_axes: tuple[str, ...] = ("data_parallel",)
+    """Names of the axes of `device_mesh` over which the data is split: replicas (if there are any), then shards."""
+
+    def __init__(
+        self,
+        *,
+        cpu_offload: bool | CPUOffload | CPUOffloadPolicy | None = None,
+        mixed_precision: MixedPrecision | MixedPrecisionPolicy | None = None,
+        auto_wrap_policy: Policy | None = None,
+        activation_checkpointing: bool | set[type[nn.Module]] | None = None,
+        activation_checkpointing_policy: Policy | None = None,
+        sharding_strategy: str | ShardingStrategy = "FULL_SHARD",
+        state_dict_type: str | StateDictType | None = None,
+        use_orig_params: bool = True,
+        limit_all_gathers: bool = True,
+        sync_module_states: bool = True,
+        forward_prefetch: bool = False,
+        device_mesh: tuple[int, int] | DeviceMesh | None = None,
+        start_method: str = "subprocess",
+        **others: Any,
+    ) -> None:
+        """Options of the strategy, and of every parallel strategy.
+
+        Args:
+            cpu_offload: let shards, their gradients and the optimizer rest in the memory of the CPU.
+            mixed_precision: formats of gathered parameters and of the reduction, by module; instead of `precision=`.
+            auto_wrap_policy: which layers are units, that are gathered and freed together: a set of classes, a function
+                `(module) -> bool`, or one of torch's wrap policies. None makes the whole module one unit.
+            activation_checkpointing: compute activations of the units (True), or of layers of these classes, again in
+                backward.
+            activation_checkpointing_policy: which ones, as in `auto_wrap_policy`.
+            sharding_strategy: `"FULL_SHARD"`; `"SHARD_GRAD_OP"` keeps gathered parameters from forward to backward;
+                `"NO_SHARD"` replicates; `"HYBRID_SHARD"` shards within a node and replicates over nodes.
+            state_dict_type: in which form a checkpoint is handed over, `"full"` or `"sharded"`; None asks the
+                CheckpointIO.
+            use_orig_params: always so.
+            limit_all_gathers: always so.
+            sync_module_states: begin with rank 0's weights and buffers on all ranks.
+            forward_prefetch: gather the next unit, in the order of registration, before the running one is done.
+            device_mesh: for hybrid sharding `(replicas, shards)`, or a mesh with these two axes.
+            start_method: who makes the processes if no cluster has: `"subprocess"` runs the script again, `"spawn"`,
+                `"fork"` and `"forkserver"` call the function in new processes.
+            others: of `ParallelStrategy`: `process_group_backend`, `timeout`, `parallel_devices`,
+                `cluster_environment`, `checkpoint_io`, `precision_plugin`, `accelerator`.
+
+        Raises:
+            ConfigurationError: an unknown option, or one that FSDP2 doesn't have.
+        """
+        options.refuse_unknown(type(self).__name__, others, self._known_options())
+        options.refuse_gone(use_orig_params=use_orig_params, limit_all_gathers=limit_all_gathers)
+        super().__init__(**others)
+        if start_method not in options.START_METHODS:
+            raise ConfigurationError(
+                f"start_method={start_method!r}: expected one of {', '.join(map(repr, options.START_METHODS))}."
+            )
+        self.launcher_name = start_method
+        self.sharding = options.parse_sharding(sharding_strategy)
+        self.cpu_offload = options.parse_offload(cpu_offload)
+        self.mixed_precision, self._buffer_dtype = options.parse_mixed_precision(mixed_precision)
+        self.state_dict_type = options.parse_state_dict_type(state_dict_type)
+        self.auto_wrap_policy = auto_wrap_policy
+        self.activation_checkpointing = activation_checkpointing
+        self.activation_checkpointing_policy = activation_checkpointing_policy
+        self.sync_module_states = sync_module_states
+        self.forward_prefetch = forward_prefetch
+        self._mesh_option = device_mesh
+        self._replaced = ReplacedParameters()
+        self._routed: list[tuple[nn.Module, str]] = []
+
+    @classmethod
+    def _known_options(cls) -> set[str]:
+        owners = [owner for owner in cls.__mro__ if "__init__" in vars(owner)]
+        named = {name for owner in owners for name in inspect.signature(owner).parameters}
+        return named - {"self", "others", "options", "parts", "args", "kwargs"}
+
+    # composition ----------------------------------------------------------------------------------------------------
+
+    @property
+    def capabilities(self) -> Capability:
+        """Those of every parallel strategy, accumulation without communication, and state in shards."""
+        return super().capabilities | Capability.NO_SYNC | Capability.SHARDED_STATE
+
+    def configure_precision(self, name: str) -> Precision | None:
+        """The mixed ones are sharded: parameters are gathered in 16 bits."""
+        return ShardedMixedPrecision(DTYPES[name]) if name in DTYPES else None
+
+    @property
+    def process_group_backend(self) -> str:
+        """As of every parallel strategy; shards on the CPU of a GPU's rank need a backend for either."""
+        backend = super().process_group_backend
+        if self.cpu_offload and self._process_group_backend is None and self.parallel_devices[0].type != "cpu":
+            return f"cpu:gloo,{self.parallel_devices[0].type}:{backend}"
+        return backend
+
+    def check(self) -> None:
+        """Refuse options that contradict each other or the number of processes.
+
+        Raises:
+            ConfigurationError: with what fits.
+        """
+        super().check()
+        self.mesh_shape()
+        if self.mixed_precision is not None and isinstance(self.precision_plugin, ShardedMixedPrecision):
+            raise ConfigurationError(
+                f"mixed_precision and precision={self.precision_plugin.name!r} both say in which formats to compute. "
+                "Keep one: precision= is autocast with sharded parameters, mixed_precision= casts module by module."
+            )
+        layout = self.checkpoint_io.layout
+        if self.state_dict_type not in (None, layout):
+            raise ConfigurationError(
+                f"state_dict_type={self.state_dict_type!r}, and {type(self.checkpoint_io).__name__} stores the "
+                f"{layout} form. Leave state_dict_type out, or pass a checkpoint_io that stores the other form."
+            )
+
+    def mesh_shape(self) -> tuple[int, ...]:
+        """Sizes of the axes of `device_mesh`.
+
+        Raises:
+            ConfigurationError: they don't make up the number of processes.
+        """
+        if not self.sharding.replicates:
+            return (self.world_size,)
+        if self.sharding.name == "NO_SHARD":
+            return (self.world_size, 1)
+        given = self._mesh_option
+        if given is None:
+            return (self.num_nodes, self.num_processes_per_node)
+        shape = tuple(given.shape) if isinstance(given, DeviceMesh) else tuple(given)
+        if len(shape) != 2 or shape[0] * shape[1] != self.world_size:
+            raise ConfigurationError(
+                f"device_mesh={shape}: expected (replicas, shards) whose product is the number of processes, "
+                f"{self.world_size}."
+            )
+        return shape
+
+    # environment ----------------------------------------------------------------------------------------------------
+
+    def setup_environment(self) -> None:
+        """All ranks. Join the group and lay out the mesh."""
+        super().setup_environment()
+        if self.device_mesh is None:
+            self.device_mesh = self.configure_device_mesh()
+
+    def configure_device_mesh(self) -> DeviceMesh:
+        """All ranks. The mesh of all processes. Override to lay it out otherwise."""
+        if isinstance(self._mesh_option, DeviceMesh):
+            return self._mesh_option
+        shape = self.mesh_shape()
+        names = self.data_axes if len(shape) == 1 else ("data_parallel_replicate", "data_parallel_shard")
+        return init_device_mesh(self.root_device.type, shape, mesh_dim_names=names)
+
+    @property
+    def sharding_mesh(self) -> DeviceMesh:
+        """The part of the mesh over which `fully_shard` works: one axis, or replicas and shards."""
+        assert self.device_mesh is not None, "setup_environment has laid it out"
+        return self.device_mesh
+
+    @property
+    def parameter_device(self) -> torch.device:
+        """Where shards rest between steps."""
+        return torch.device("cpu") if self.cpu_offload else self.root_device
+
+    # module ---------------------------------------------------------------------------------------------------------
+
+    def init_context(self, *, empty: bool = False) -> AbstractContextManager[Any]:
+        """All ranks. In which a model is built: on the CPU, from where units go to the device when they are cut.
+
+        Args:
+            empty: build it on meta, without memory; `setup_module` gives memory to shards only, and values from each
+                submodule's `reset_parameters()`.
+        """
+        return self._built_on(torch.device("meta") if empty else torch.device("cpu"))
+
+    @contextmanager
+    def _built_on(self, device: torch.device) -> Iterator[None]:
+        precision = self.precision_plugin.init_context()
+        with device:
+            if precision is None:
+                yield
+            else:
+                with precision:
+                    yield
+
+    def setup_module(self, module: nn.Module) -> nn.Module:
+        """All ranks. Cut the module into shards, in place. One that is sharded already stays so.
+
+        Raises:
+            ModuleError: a parameter can't be sharded, or the ranks have built different modules.
+        """
+        if wrapping.sharded_units(module):
+            self.model = module
+            self._replaced.remember(module)
+            self._finish(module, None)
+            return self.model
+        wrapping.check_parameters(module)
+        weights = InitialWeights(module, self, synchronizes=self.sync_module_states)
+        self.model = self.precision_plugin.convert_module(module)
+        self._replaced.remember(module)
+        wrapping.checkpoint_activations(self._checkpointed_modules(module))
+        self.configure_sharding(module)
+        self._finish(module, weights)
+        return self.model
+
+    def configure_fsdp_auto_wrap_policy(self, module: nn.Module) -> Policy | None:
+        """All ranks. Which layers of the module are units. Override to decide by the module."""
+        return self.auto_wrap_policy
+
+    def configure_sharding(self, module: nn.Module) -> None:
+        """All ranks. Call `fully_shard` on the units and on the module itself. Override to do so by hand."""
+        policy = self.configure_fsdp_auto_wrap_policy(module)
+        units = wrapping.units_of(module, wrapping.choose_modules(module, policy, "auto_wrap_policy"))
+        roots = [module]
+        if not getattr(module, "automatic_optimization", True):
+            roots = wrapping.units_for_manual_optimization(module)
+        if self.reduced_dtype is not None:
+            self._shard_normalizations(module)
+        for unit in units:
+            if unit not in roots:
+                self._shard(unit, reshard_after_forward=self.sharding.reshard_after_forward is not False)
+        for root in roots:
+            self._shard(root, reshard_after_forward=self.sharding.reshard_after_forward)
+        if self.forward_prefetch:
+            forward.prefetch_forward(wrapping.sharded_units(module))
+
+    def _shard_normalizations(self, module: nn.Module) -> None:
+        """Batch normalization keeps float32: its running statistics and its weights have to be of one format."""
+        policy = MixedPrecisionPolicy(cast_forward_inputs=False)
+        for part in module.modules():
+            if isinstance(part, nn.modules.batchnorm._BatchNorm) and part is not module and list(part.parameters()):
+                self._shard(part, reshard_after_forward=None, mp_policy=policy)
+
+    def _shard(self, module: nn.Module, **changed: Any) -> None:
+        chosen = {"mesh": self.sharding_mesh, "mp_policy": self._policy(), "offload_policy": self._offload(), **changed}
+        fully_shard(module, **chosen)
+
+    @property
+    def reduced_dtype(self) -> torch.dtype | None:
+        """The 16-bit format in which parameters are gathered; None if it is their own."""
+        return self._policy().param_dtype
+
+    def _policy(self) -> MixedPrecisionPolicy:
+        if self.mixed_precision is not None:
+            return self.mixed_precision
+        own = self.precision_plugin
+        return own.policy if isinstance(own, ShardedMixedPrecision) else MixedPrecisionPolicy()
+
+    def _offload(self) -> OffloadPolicy:
+        return CPUOffloadPolicy(pin_memory=self.root_device.type == "cuda") if self.cpu_offload else OffloadPolicy()
+
+    def _checkpointed_modules(self, module: nn.Module) -> list[nn.Module]:
+        chosen = self.activation_checkpointing
+        policy = self.activation_checkpointing_policy
+        if chosen is False or (chosen is None and policy is None):
+            return []
+        if policy is None:
+            policy = self.configure_fsdp_auto_wrap_policy(module) if isinstance(chosen, bool) else chosen
+        if policy is None:
+            raise ConfigurationError(
+                "activation_checkpointing=True means the units of auto_wrap_policy, which is None. Pass a set of layer "
+                "classes to either of the two."
+            )
+        selected = wrapping.choose_modules(module, policy, "activation_checkpointing")
+        return [part for part in selected if wrapping.has_forward(part)]
+
+    def _finish(self, module: nn.Module, weights: InitialWeights | None) -> None:
+        if weights is not None:
+            weights.fill(self.parameter_device)
+        self.module_to_device(module)
+        if self._buffer_dtype is not None:
+            for buffer in module.buffers():
+                if buffer.is_floating_point():
+                    buffer.data = buffer.to(self._buffer_dtype)
+
+    def module_to_device(self, module: nn.Module) -> None:
+        """All ranks. Move what isn't sharded to `root_device`: shards are where they have to be."""
+        if not wrapping.is_sharded(module):
+            super().module_to_device(module)
+            return
+        for tensor in (*module.parameters(), *module.buffers()):
+            if not isinstance(tensor, DTensor):
+                tensor.data = tensor.data.to(self.root_device)
+
+    # optimizers -----------------------------------------------------------------------------------------------------
+
+    def setup_optimizer(self, optimizer: Optimizer) -> Optimizer:
+        """All ranks. Let the optimizer hold the shards, if it was made before there were any.
+
+        Raises:
+            ConfigurationError: it holds a parameter of no module that was set up.
+        """
+        for handle in self.handles:
+            handle.original_names.clear()  # an identity that was replaced may be that of another object by now
+        self._replaced.rebind(optimizer)
+        self.parameter_names(optimizer)  # complains of a parameter that it doesn't know
+        if len({getattr(p, "device_mesh", None) for group in optimizer.param_groups for p in group["params"]}) > 1:
+            # One fused or foreach operation takes tensors of one mesh only.
+            for group in optimizer.param_groups:
+                group.update({name: False for name in ("foreach", "fused") if name in group})
+        return optimizer
+
+    # steps ----------------------------------------------------------------------------------------------------------
+
+    def step_callable(self, name: str, module: nn.Module | None = None) -> Callable[..., Any]:
+        """All ranks, once a stage. Any method runs as a forward of the module, with its parameters gathered."""
+        handle = self.handle_of(module)
+        user = handle.module
+        if name != "forward" and isinstance(user, FSDPModule) and (user, name) not in self._routed:
+            register_fsdp_forward_method(user, name)
+            self._routed.append((user, name))
+        return forward.without_inference_mode(handle.user_callable(name), wrapping.sharded_units(user))
+
+    def no_backward_sync(self, module: nn.Module, enabled: bool = True) -> AbstractContextManager[Any]:
+        """All ranks. A context in which gradients stay whole and local; the next backward outside reduces their sum."""
+        if not enabled:
+            return super().no_backward_sync(module, enabled)
+        return forward.no_sync(wrapping.sharded_units(self.handle_of(module).module))
+
+    def clip_gradients(self, module: nn.Module, optimizer: Optimizer, clipping: GradientClipping) -> Tensor | None:
+        """All ranks. Clip over all shards and axes of the mesh; see `Strategy.clip_gradients`."""
+        self.precision_plugin.unscale_gradients(optimizer)
+        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        if clipping.algorithm == "norm":
+            return gradients.clip_by_norm(parameters, clipping)
+        gradients.clip_by_value(parameters, clipping.value)
+        return None
+
+    def optimizer_step(self, optimizer: Optimizer, closure: Callable[[], Any] | None = None) -> bool:
+        """All ranks. Step the optimizer over its shards; what is gathered of the old weights is let go."""
+        updated = super().optimizer_step(optimizer, closure)
+        self._reshard()
+        return updated
+
+    def _reshard(self) -> None:
+        for handle in self.handles:
+            forward.reshard(wrapping.sharded_units(handle.module))
+
+    # state ----------------------------------------------------------------------------------------------------------
+
+    def get_module_state_dict(self, module: nn.Module) -> dict[str, Any]:
+        """All ranks. Under the user's names: whole on rank 0 and nothing elsewhere, or each rank's shards.
+
+        Which one, the CheckpointIO says (`layout`). Whole tensors are gathered one at a time, and kept on the CPU.
+        """
+        self._reshard()
+        named = super().get_module_state_dict(module)
+        converted = states.module_state(named, self.handle_of(module).module, self._leaves())
+        return converted if self._has_state else {}
+
+    def load_module_state_dict(self, module: nn.Module, state: Mapping[str, Any], *, strict: bool = True) -> None:
+        """All ranks. Put a state back, whole or in shards of any mesh; each rank copies its own part."""
+        self._reshard()
+        placed = states.for_module(super().get_module_state_dict(module), state)
+        super().load_module_state_dict(module, placed, strict=strict)
+
+    def get_optimizer_state_dict(self, optimizer: Optimizer) -> dict[str, Any]:
+        """All ranks. By parameter names: whole on rank 0 and nothing elsewhere, or each rank's shards."""
+        converted = states.optimizer_state(super().get_optimizer_state_dict(optimizer), self._leaves())
+        return converted if self._has_state else {}
+
+    def load_optimizer_state_dict(self, optimizer: Optimizer, state: Mapping[str, Any]) -> None:
+        """All ranks. Put a state back, whole or in shards of any mesh; each rank keeps its own part."""
+        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        by_name = dict(zip(self.parameter_names(optimizer), parameters, strict=True))
+        super().load_optimizer_state_dict(optimizer, states.for_optimizer(state, by_name))
+
+    def parameter_names(self, optimizer: Optimizer) -> list[str]:
+        """Names of the optimizer's shards; see `Strategy.parameter_names`."""
+        self._reshard()
+        return super().parameter_names(optimizer)
+
+    def _leaves(self) -> Callable[[Any], Any]:
+        return (
+            states.sharded_leaf if self._layout == "sharded" else partial(states.whole_leaf, keep=self.is_global_zero)
+        )
+
+    @property
+    def _has_state(self) -> bool:
+        return self._layout == "sharded" or self.is_global_zero
+
+    @property
+    def _layout(self) -> str:
+        return self.checkpoint_io.layout if self._checkpoint_io is not None else "full"
+
+    # end ------------------------------------------------------------------------------------------------------------
+
+    def leave_group(self) -> None:
+        """All ranks. Modules stay sharded for the next stage of the script, and so need the group until it ends."""
+        if self.launcher.calls_in_place and self._replaced:
+            return
+        self.device_mesh = None
+        super().leave_group()
+
+    def release(self) -> None:
+        """All ranks; idempotent. Forget the modules, and take away what routed their methods."""
+        super().release()
+        for module, name in self._routed:
+            vars(module).pop(name, None)
+        self._routed = []

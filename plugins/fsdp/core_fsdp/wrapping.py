@@ -1,0 +1,174 @@
+"""Which modules are units: gathered, computed and freed together."""
+
+from __future__ import annotations
+
+import inspect
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from torch import nn
+from torch.distributed._composable.checkpoint_activation import checkpoint
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.fsdp.wrap import CustomPolicy, ModuleWrapPolicy
+from torch.distributed.tensor import DTensor
+
+from core import ConfigurationError, ModuleError
+
+Policy = Callable[..., Any] | CustomPolicy | ModuleWrapPolicy | Iterable[type[nn.Module]]
+
+
+def choose_modules(root: nn.Module, policy: Policy | None, option: str) -> list[nn.Module]:
+    """The modules below `root` that a policy selects, each before those that contain it.
+
+    Args:
+        root: is never among them.
+        policy: layer classes; a predicate `(module) -> bool`; or one of torch's policies: an object of
+            `torch.distributed.fsdp.wrap`, or a function `(module, recurse, nonwrapped_numel) -> bool`.
+        option: that the user wrote it for.
+
+    Raises:
+        ConfigurationError: the policy is of no known form, or selects nothing.
+    """
+    if policy is None:
+        return []
+    selected = _select(root, policy, option)
+    chosen = [module for module in reversed(list(root.modules())) if module in selected and module is not root]
+    if not chosen:
+        raise ConfigurationError(
+            f"{option} selects no module of {type(root).__name__}: it holds "
+            f"{', '.join(sorted({type(module).__name__ for module in root.modules()} - {type(root).__name__})[:12])}."
+        )
+    return chosen
+
+
+def _select(root: nn.Module, policy: Any, option: str) -> set[nn.Module]:
+    if isinstance(policy, CustomPolicy):
+        return _select_custom(root, policy, option)
+    if isinstance(policy, Iterable):
+        classes = tuple(policy)
+        if all(_is_layer_class(item) for item in classes):
+            return {module for module in root.modules() if isinstance(module, classes)}
+    elif _is_function(policy):
+        if _num_arguments(policy) == 1:
+            return {module for module in root.modules() if policy(module)}
+        selected: set[nn.Module] = set()
+        _recurse(root, policy, selected, is_root=True)
+        return selected
+    raise ConfigurationError(
+        f"{option}={policy!r}: expected a set of layer classes such as {{TransformerBlock}}, or a function "
+        "(module, recurse, nonwrapped_numel) -> bool, such as those of torch.distributed.fsdp.wrap."
+    )
+
+
+def _is_layer_class(item: Any) -> bool:
+    return isinstance(item, type) and issubclass(item, nn.Module)
+
+
+def _is_function(policy: Any) -> bool:
+    return callable(policy) and not isinstance(policy, type)
+
+
+def _select_custom(root: nn.Module, policy: CustomPolicy, option: str) -> set[nn.Module]:
+    selected = policy._run_policy(root, ignored_modules=set(), root_kwargs={})
+    if with_options := [(module, options) for module, options in selected.items() if options]:
+        module, options = with_options[0]
+        raise ConfigurationError(
+            f"{option}: the policy gives {type(module).__name__} options of its own ({', '.join(options)}), which "
+            "FSDPStrategy doesn't take. Return True or False; for units of another kind call fully_shard(...) on them "
+            "in configure_model."
+        )
+    return set(selected)
+
+
+def _num_arguments(policy: Callable[..., Any]) -> int:
+    """How many arguments a policy needs; `partial` has bound some of torch's."""
+    parameters = inspect.signature(policy).parameters.values()
+    needed = [each for each in parameters if each.default is each.empty]
+    return sum(each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD) for each in needed)
+
+
+def _recurse(module: nn.Module, policy: Callable[..., bool], selected: set[nn.Module], *, is_root: bool) -> int:
+    """Ask a policy of torch's as the old wrapper did; returns how many elements are in selected modules."""
+    numel = sum(parameter.numel() for parameter in module.parameters())
+    if not policy(module=module, recurse=True, nonwrapped_numel=numel):
+        return 0
+    wrapped = sum(_recurse(child, policy, selected, is_root=False) for child in module.children())
+    if is_root or not policy(module=module, recurse=False, nonwrapped_numel=numel - wrapped):
+        return wrapped
+    selected.add(module)
+    return numel
+
+
+def units_of(root: nn.Module, selected: list[nn.Module]) -> list[nn.Module]:
+    """Those of the selected modules that can be units by themselves.
+
+    A container without a forward of its own, such as ModuleList, leaves its parameters to the unit around it. So does a
+    module that shares a parameter with one outside of it: they have to be gathered together.
+    """
+    owners: dict[int, set[int]] = defaultdict(set)
+    for module in root.modules():
+        for parameter in module.parameters(recurse=False):
+            owners[id(parameter)].add(id(module))
+
+    def is_closed(unit: nn.Module) -> bool:
+        inside = {id(module) for module in unit.modules()}
+        return all(owners[id(parameter)] <= inside for parameter in unit.parameters())
+
+    return [module for module in selected if has_forward(module) and is_closed(module)]
+
+
+def units_for_manual_optimization(root: nn.Module) -> list[nn.Module]:
+    """The children of a module whose step runs several backwards: each is gathered and reduced by itself.
+
+    The step itself can't be a unit, since its gradients would be reduced after it has used them.
+
+    Raises:
+        ModuleError: the module holds parameters that belong to no child.
+    """
+    if own := [name for name, _ in root.named_parameters(recurse=False)]:
+        raise ModuleError(
+            f"{type(root).__name__} has automatic_optimization = False and holds the parameter {own[0]!r} itself. "
+            "With manual optimization parameters are gathered by the submodule that uses them: put it into one."
+        )
+    units: list[nn.Module] = []
+    for child in root.children():
+        units += [child] if has_forward(child) else units_for_manual_optimization(child)
+    return [unit for unit in units if next(unit.parameters(), None) is not None]
+
+
+def has_forward(module: nn.Module) -> bool:
+    """Whether a module can be called, and so can be gathered when it is."""
+    return type(module).forward is not nn.Module.forward and not isinstance(module, nn.ModuleList | nn.ModuleDict)
+
+
+def sharded_units(root: nn.Module) -> list[FSDPModule]:
+    """All units below and including `root`."""
+    return [module for module in root.modules() if isinstance(module, FSDPModule)]
+
+
+def is_sharded(root: nn.Module) -> bool:
+    """Whether a unit or a sharded parameter is in it."""
+    return bool(sharded_units(root)) or any(isinstance(parameter, DTensor) for parameter in root.parameters())
+
+
+def checkpoint_activations(modules: Iterable[nn.Module]) -> None:
+    """Compute the activations of these modules again in backward instead of keeping them; names stay as they are."""
+    for module in modules:
+        if not getattr(module, "_core_checkpoints_activations", False):
+            checkpoint(module)
+            module.__dict__["_core_checkpoints_activations"] = True
+
+
+def check_parameters(root: nn.Module) -> None:
+    """Refuse parameters that can't be sharded.
+
+    Raises:
+        ModuleError: one has no dimension.
+    """
+    for name, parameter in root.named_parameters():
+        if parameter.ndim == 0:
+            raise ModuleError(
+                f"{name!r} of {type(root).__name__} is a parameter of shape (), which has no dimension to be sharded "
+                "along. Give it one: nn.Parameter(torch.ones(1))."
+            )

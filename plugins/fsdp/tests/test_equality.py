@@ -1,0 +1,53 @@
+"""Losses and whole weights of 20 steps under every way to shard equal those of one device."""
+
+import functools
+
+import pytest
+import torch
+from sharded_training import CASES, NUM_STEPS, Block, train
+
+from core_fsdp import FSDPStrategy, ModelParallelStrategy
+
+# Relative to the largest weight. Averaging parts rounds more often than one whole does.
+TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-6}
+
+fork = functools.partial(FSDPStrategy, start_method="fork", auto_wrap_policy={Block})
+fork_parallel = functools.partial(ModelParallelStrategy, start_method="fork", auto_wrap_policy={Block})
+
+WAYS = {
+    "full": (fork, 2, 2),
+    "one_unit": (functools.partial(FSDPStrategy, start_method="fork"), 2, 2),
+    "grad_op": (functools.partial(fork, sharding_strategy="SHARD_GRAD_OP"), 2, 2),
+    "no_shard": (functools.partial(fork, sharding_strategy="NO_SHARD"), 2, 2),
+    "tensor": (functools.partial(fork_parallel, tensor_parallel_size=2), 2, 1),
+    "hybrid": (functools.partial(fork, sharding_strategy="HYBRID_SHARD", device_mesh=(2, 2)), 4, 4),
+    "data_tensor": (functools.partial(fork_parallel, tensor_parallel_size=2, data_parallel_size=2), 4, 2),
+}
+# Four processes take their time; the other ways have shown these cases.
+ONLY_ON_TWO = {"clipped_by_value", "foreach", "fabric_accumulated"}
+PAIRS = [(way, case) for way, (_, num, _) in WAYS.items() for case in CASES if num == 2 or case not in ONLY_ON_TWO]
+
+
+@functools.cache
+def reference(case):
+    return train(CASES[case])
+
+
+@pytest.mark.parametrize(("way", "case"), PAIRS)
+def test_losses_and_weights_equal_one_device(way, case):
+    make, devices, num_shares = WAYS[way]
+    losses, weights = train(CASES[case], make(), devices, num_shares)
+    expected_losses, expected_weights = reference(case)
+    tolerance = TOLERANCE[CASES[case].dtype]
+    scale = max(value.abs().max().item() for value in expected_weights.values() if value.is_floating_point())
+    assert len(losses) == NUM_STEPS
+    assert losses == pytest.approx(expected_losses, rel=tolerance * 10)
+    assert weights.keys() == expected_weights.keys()
+    for name, expected in expected_weights.items():
+        assert (weights[name] - expected).abs().max().item() <= tolerance * scale, name
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_training_goes_somewhere(case):
+    losses, _ = reference(case)
+    assert losses[-1] < losses[0]

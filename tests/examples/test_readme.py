@@ -1,0 +1,113 @@
+"""README and docs say what is true: programs run and print what stands below them, and links lead somewhere.
+
+A Python block that imports `core` is a program: it runs in a process and a folder of its own, and if a `text` block
+follows, that is its output. Other Python blocks are fragments, which have to be Python.
+"""
+
+import ast
+import os
+import re
+import shlex
+import subprocess
+import sys
+from dataclasses import dataclass
+from itertools import zip_longest
+from pathlib import Path
+
+import pytest
+import torch
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", *sorted(ROOT.glob("docs/*.md")), *sorted(ROOT.glob("plugins/*/README.md"))]
+FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"\[[^\]]*\]\(([^)#\s]+)[^)]*\)")
+CLOCK = re.compile(r"\b\d+:\d\d\b")
+
+
+@dataclass(frozen=True)
+class Block:
+    """A fenced block, and the block that follows it directly."""
+
+    page: Path
+    line: int
+    language: str
+    text: str
+    output: str | None
+
+    @property
+    def is_program(self) -> bool:
+        return re.search(r"^\s*(from|import) core", self.text, re.MULTILINE) is not None
+
+    def __str__(self) -> str:
+        return f"{self.page.relative_to(ROOT)}:{self.line}"
+
+
+def blocks_of(page):
+    content = page.read_text(encoding="utf-8")
+    fences = list(FENCE.finditer(content))
+    for fence, following in zip_longest(fences, fences[1:]):
+        follows = following is not None and not content[fence.end() : following.start()].strip()
+        output = following[2] if follows and following[1] == "text" else None
+        yield Block(page, content.count("\n", 0, fence.start()) + 1, fence[1], fence[2], output)
+
+
+BLOCKS = [block for page in PAGES for block in blocks_of(page)]
+PYTHON = [block for block in BLOCKS if block.language == "python"]
+PROGRAMS = [block for block in PYTHON if block.is_program]
+COMMANDS = [block for block in BLOCKS if block.language == "console" and block.text.startswith("$ core ")]
+
+
+def comparable(output):
+    """Lines without trailing blanks; in those that tell a time, which is different on each machine, without numbers."""
+    lines = (line.rstrip() for line in output.splitlines())
+    return [re.sub(r"[\d.e-]+", "#", " ".join(line.split())) if CLOCK.search(line) else line for line in lines]
+
+
+def run(command, folder):
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, env=environment, timeout=120)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_there_are_blocks_to_look_at():
+    assert len(PROGRAMS) > 5
+    assert any(block.output for block in PROGRAMS)
+    assert COMMANDS
+
+
+@pytest.mark.parametrize("block", PROGRAMS, ids=str)
+def test_a_program_runs_and_prints_what_stands_below_it(block, tmp_path):
+    if '"cuda"' in block.text and torch.cuda.device_count() < 2:
+        pytest.skip("needs GPUs")
+    program = tmp_path / "program.py"
+    program.write_text(block.text, encoding="utf-8")
+    output = run([sys.executable, "-W", "error", program], tmp_path)
+    if block.output is not None:
+        assert comparable(output) == comparable(block.output)
+
+
+@pytest.mark.parametrize("block", [block for block in PYTHON if not block.is_program], ids=str)
+def test_a_fragment_is_python(block):
+    ast.parse(block.text)
+
+
+@pytest.mark.parametrize("block", COMMANDS, ids=str)
+def test_a_command_prints_what_stands_below_it(block, tmp_path):
+    """Lines that are left out are shown as dots; columns are as wide as what else is installed needs."""
+    first, *shown = block.text.splitlines()
+    _, *arguments = shlex.split(first.removeprefix("$ "))
+    printed = [line.split() for line in run([sys.executable, "-m", "core", *arguments], tmp_path).splitlines()]
+    assert not [line for line in shown if line != "..." and line.split() not in printed]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_to_files(page):
+    targets = [target for target in LINK.findall(page.read_text(encoding="utf-8")) if "://" not in target]
+    assert not [target for target in targets if not (page.parent / target).exists()]
+
+
+def test_the_opening_fits_on_a_screen():
+    opening = (ROOT / "README.md").read_text(encoding="utf-8").partition("\n## ")[0]
+    assert len(opening.splitlines()) < 40
+    assert "```python" in opening

@@ -12,7 +12,7 @@ def can_save_after(trainer: Any, exception: BaseException) -> bool:
     All ranks write a checkpoint together, and an exception may have come on one of them alone: it would wait for the
     others for ever, in any collective.
     """
-    if trainer.world_size == 1:
+    if trainer.world_size == 1 or getattr(exception, "is_agreed", False):
         return True
     warnings.warn(
         f"{type(exception).__name__} came in a run of {trainer.world_size} processes, which can't be brought to save "

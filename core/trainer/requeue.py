@@ -1,0 +1,52 @@
+"""A scheduler announces that it will take the machine away: save, and ask it to run the job again."""
+
+from __future__ import annotations
+
+import logging
+import posixpath
+from typing import TYPE_CHECKING
+
+from core.trainer.interruption import Interrupted
+
+if TYPE_CHECKING:
+    from core.trainer.trainer import Trainer
+
+
+def warning_signals(trainer: Trainer) -> list[int]:
+    """Signals by which the scheduler announces the end."""
+    environment = trainer.strategy.cluster_environment
+    return [environment.requeue_signal] if environment is not None and environment.requeue_signal is not None else []
+
+
+def checkpoint_path(trainer: Trainer) -> str | None:
+    """Where this job saves, and looks when it runs again; None outside of a scheduler that runs jobs again."""
+    environment = trainer.strategy.cluster_environment
+    if environment is None or environment.requeue_signal is None or (job := environment.job_id()) is None:
+        return None
+    return posixpath.join(trainer.default_root_dir, f"requeue-{job}.ckpt")
+
+
+def requeue_after(trainer: Trainer, error: BaseException) -> None:
+    """All ranks. If `error` is the scheduler's warning, save what can be saved, and ask for another run of the job."""
+    if not isinstance(error, Interrupted) or error.signal not in warning_signals(trainer):
+        return
+    path, environment = checkpoint_path(trainer), trainer.strategy.cluster_environment
+    log = logging.getLogger("core")
+    if path is not None and trainer.trains and error.is_agreed:
+        try:
+            trainer.save_checkpoint(path)
+        except Exception:
+            log.exception("The state can't be saved to %s; the job runs again from what was saved before.", path)
+    if trainer.is_global_zero and environment is not None:
+        accepted = environment.requeue()
+        trainer.print(
+            f"{error.signal.name}: step {trainer.global_step} is saved in {path}; the scheduler "
+            + ("runs this job again." if accepted else "did not accept to run this job again: start it by hand.")
+        )
+
+
+def forget(trainer: Trainer) -> None:
+    """All ranks, when training has come to its end: nothing is left to go on with."""
+    path, strategy = checkpoint_path(trainer), trainer.strategy
+    if path is not None:
+        strategy.checkpoint_io.remove_checkpoint(path, collectives=strategy.collectives)

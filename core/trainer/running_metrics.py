@@ -1,0 +1,101 @@
+"""What an unfinished epoch has logged on one rank, in plain types: its end gives the values of an unbroken run."""
+
+from __future__ import annotations
+
+import warnings
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from core.data import map_leaves
+from core.trainer.metrics import Entry, Metrics
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from core.trainer.trainer import Trainer
+
+_FLAGS = ("on_step", "on_epoch", "prog_bar", "logger", "reduce_fx", "sync_dist", "rank_zero_only")
+
+
+def collect(trainer: Trainer) -> dict[str, Any]:
+    """All ranks. Running reductions, the newest values of everything, and the states of torchmetrics objects."""
+    return {
+        "reductions": {entry.name: _describe(entry) for entry in _running(trainer.train_metrics)},
+        "values": dict(trainer.callback_metrics),
+        "torchmetrics": {name: _metric_state(metric) for name, metric in _torchmetrics(trainer.module)},
+    }
+
+
+def restore(trainer: Trainer, saved: Sequence[dict[str, Any]]) -> None:
+    """All ranks. Go on from what each rank of the saved run had collected.
+
+    With fewer ranks than before, one takes over the reductions of several; with more, some begin with nothing. Sums
+    and weights are added over ranks in the end, so that the epoch's value is the same. Torchmetrics objects can't be
+    handed on in this way, and begin anew.
+    """
+    rank, size = trainer.strategy.global_rank, trainer.strategy.world_size
+    own = saved[min(rank, len(saved) - 1)]
+    trainer.take_metrics(own["values"])
+    for part in saved[rank::size]:
+        for name, state in part["reductions"].items():
+            _add(trainer.train_metrics, name, state, trainer.strategy.root_device)
+    if len(saved) == size:
+        for name, metric in _torchmetrics(trainer.module):
+            if name in own["torchmetrics"]:
+                _restore_metric(metric, own["torchmetrics"][name])
+    elif any(state["update_count"] for part in saved for state in part["torchmetrics"].values()):
+        warnings.warn(
+            f"The checkpoint was saved by {len(saved)} ranks within an epoch, and goes on with {size}: torchmetrics "
+            "objects begin anew, and will tell of this epoch what comes from here on.",
+            stacklevel=2,
+        )
+
+
+def _running(metrics: Metrics) -> Iterator[Entry]:
+    return (entry for entry in metrics.entries.values() if entry.metric is None and entry.total is not None)
+
+
+def _describe(entry: Entry) -> dict[str, Any]:
+    total = entry.total
+    on_host = total.cpu() if isinstance(total, Tensor) else total
+    is_moved = on_host is not total
+    return {
+        "total": on_host,
+        "is_on_device": is_moved,
+        "count": entry.count,
+        **{name: getattr(entry, name) for name in _FLAGS},
+    }
+
+
+def _add(metrics: Metrics, name: str, state: dict[str, Any], device: torch.device) -> None:
+    total = state["total"].to(device) if state["is_on_device"] else state["total"]
+    entry = metrics.entries.get(name)
+    if entry is None:
+        entry = metrics.entries[name] = Entry(name, **{flag: state[flag] for flag in _FLAGS}, options=())
+    entry.merge(total, state["count"])
+
+
+def _torchmetrics(module: nn.Module) -> Iterator[tuple[str, Any]]:
+    """The module's own torchmetrics objects by name, known by their attributes: the library may not be installed."""
+    return (
+        (name, child)
+        for name, child in module.named_modules()
+        if "_update_count" in vars(child) and hasattr(type(child), "metric_state")
+    )
+
+
+def _metric_state(metric: Any) -> dict[str, Any]:
+    state = _moved(metric.metric_state, torch.device("cpu"))
+    return {"state": state, "update_count": metric._update_count}
+
+
+def _restore_metric(metric: Any, saved: dict[str, Any]) -> None:
+    for name, value in saved["state"].items():
+        setattr(metric, name, _moved(value, metric.device))
+    metric._update_count, metric._computed = saved["update_count"], None
+
+
+def _moved(state: Any, device: torch.device) -> Any:
+    return map_leaves(lambda leaf: leaf.detach().to(device) if isinstance(leaf, Tensor) else leaf, state)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
         PRECISION_REGISTRY,
         STRATEGY_REGISTRY,
     )
-    from core.trainer import Module, Trainer
+    from core.trainer import CombinedLoader, DataModule, Module, Trainer
 
 __all__ = [  # noqa: F405  (what the star above brings)
     "ACCELERATOR_REGISTRY",
@@ -53,8 +53,10 @@ __all__ = [  # noqa: F405  (what the star above brings)
     "Chunk",
     "ClusterEnvironment",
     "Collectives",
+    "CombinedLoader",
     "ConfigurationError",
     "CoreError",
+    "DataModule",
     "DeviceError",
     "EventHooks",
     "Fabric",
@@ -93,6 +95,8 @@ _HOMES = {
     "Callback": "core.callbacks",
     "Fabric": "core.fabric",
     "seed_everything": "core.fabric",
+    "CombinedLoader": "core.trainer",
+    "DataModule": "core.trainer",
     "Module": "core.trainer",
     "Trainer": "core.trainer",
     "ACCELERATOR_REGISTRY": "core.registry",

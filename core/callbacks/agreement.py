@@ -32,8 +32,10 @@ def not_logged(who: str, name: str, logged: Iterable[str]) -> ConfigurationError
 
 def validates_within_epochs(trainer: Any) -> bool:
     """Whether validation has another rhythm than once at the end of every epoch."""
-    loaders, options = trainer.loaders, trainer.options
-    return bool(loaders.validation) and (loaders.validation_interval > 0 or options.check_val_every_n_epoch != 1)
+    options, interval = trainer.options, trainer.options.val_check_interval
+    by_epoch = interval is None or (isinstance(interval, float) and interval == 1.0)
+    regular = by_epoch and options.val_check_time is None and options.check_val_every_n_epoch == 1
+    return bool(trainer.loaders.validation) and not regular
 
 
 class PacedQuestion:

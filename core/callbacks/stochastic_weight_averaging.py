@@ -165,7 +165,7 @@ class StochasticWeightAveraging(WeightAveraging):
 def _training_batches(trainer: Any) -> Iterator[Any]:
     """This rank's share of one epoch, on the device."""
     loaders, transfer = trainer.loaders, trainer.make_transfer()
-    loaders.begin_epoch(trainer.current_epoch, 0)
+    loaders.begin_epoch(trainer.current_epoch)
     limit = loaders.num_train_batches
-    batches = islice(loaders.open_train(0), None if limit == float("inf") else int(limit))
+    batches = islice(loaders.open_train(), None if limit == float("inf") else int(limit))
     return batches if transfer is None else map(transfer, batches)

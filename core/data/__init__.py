@@ -1,12 +1,14 @@
 """Data on its way to the model: one order shared by all ranks, and the transfer of batches to the device."""
 
-from core.data.loader import sampler_of, set_epoch, shard_loader
+from core.data.feed import Feed
+from core.data.loader import sampler_of, set_epoch, shard_loader, shuffles, without_shuffling
 from core.data.randomness import mix_seed
 from core.data.sampler import ShardedSampler
 from core.data.structure import map_leaves
 from core.data.transfer import make_transfer, to_device
 
 __all__ = [
+    "Feed",
     "ShardedSampler",
     "make_transfer",
     "map_leaves",
@@ -14,5 +16,7 @@ __all__ = [
     "sampler_of",
     "set_epoch",
     "shard_loader",
+    "shuffles",
     "to_device",
+    "without_shuffling",
 ]

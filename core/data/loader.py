@@ -6,7 +6,15 @@ import copy
 import warnings
 from typing import TYPE_CHECKING, Any
 
-from torch.utils.data import BatchSampler, DataLoader, IterableDataset
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
 
 from core.data.sampler import ShardedSampler, find_generator, sampler_chain
 
@@ -14,6 +22,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from core.contract.strategy import Stage
+
+
+_SHUFFLING = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
 
 
 def shard_loader(
@@ -66,14 +77,34 @@ def sampler_of(loader: Any) -> ShardedSampler | None:
 
 
 def set_epoch(loader: Any, epoch: int) -> None:
-    """Tell whatever in a loader draws anew each epoch: its sharded sampler, or its own samplers and data set."""
+    """Tell whatever in a loader draws anew each epoch: its sharded sampler, or its own samplers and data set, or it."""
     sharded = sampler_of(loader)
     samplers = (
         [sharded] if sharded is not None else [getattr(loader, "batch_sampler", None), getattr(loader, "sampler", None)]
     )
-    for part in (*samplers, getattr(loader, "dataset", None)):
+    for part in (*samplers, getattr(loader, "dataset", None), loader):
         if callable(method := getattr(part, "set_epoch", None)):
             method(epoch)
+
+
+def shuffles(loader: Any) -> bool:
+    """Whether a DataLoader draws its samples in random order, by one of torch's own samplers."""
+    if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset):
+        return False
+    order = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
+    return any(isinstance(part, _SHUFFLING) for part in sampler_chain(order))
+
+
+def without_shuffling(loader: DataLoader[Any]) -> DataLoader[Any]:
+    """A copy of a loader that `shuffles`, whose samples come in the order of the data set."""
+    order = SequentialSampler(loader.dataset)  # type: ignore[arg-type]  # a map-style data set has a length
+    clone = copy.copy(loader)
+    attributes = vars(clone)
+    attributes["_iterator"], attributes["sampler"] = None, order
+    if (batches := loader.batch_sampler) is not None:
+        drop_last = bool(getattr(batches, "drop_last", False))
+        attributes["batch_sampler"] = BatchSampler(order, getattr(batches, "batch_size", None) or 1, drop_last)
+    return clone
 
 
 def _make_sampler(loader: DataLoader[Any], **options: Any) -> ShardedSampler:

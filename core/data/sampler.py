@@ -114,6 +114,12 @@ class ShardedSampler(Sampler[Any]):
         if self._on_the_way:
             self.position += self._on_the_way.popleft()
 
+    def num_batches_given(self, *, default: int) -> int:
+        """How many of this rank's batches the position is; `default` where batches are of any size."""
+        if self.batch_size is None:
+            return default
+        return -(-self.position // (self.batch_size * self.size))
+
     def state_dict(self) -> dict[str, Any]:
         """Where we are: numbers, and the state of the user's generator from which this epoch is drawn."""
         generator = self._generator_state

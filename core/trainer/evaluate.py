@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -11,9 +13,10 @@ from core.trainer.profiling import mark_steps, profiled_batches
 from core.trainer.signatures import call_with
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from core.trainer.loaders import StageLoader
+    from core.trainer.metrics import Metrics
     from core.trainer.trainer import Trainer
 
 
@@ -25,24 +28,37 @@ def evaluate(
     Returns:
         For each loader what was logged for it, by name, reduced over batches and ranks.
     """
-    module, events = trainer.module, trainer.events
-    modes = {child: child.training for child in module.modules()}
-    previous = trainer.metrics
-    trainer.metrics = metrics = trainer.evaluation_metrics[stage]
-    module.eval()
-    try:
-        with torch.inference_mode(trainer.options.inference_mode), torch.no_grad():
+    events, metrics = trainer.events, trainer.evaluation_metrics[stage]
+    with evaluation_mode(trainer, metrics):
+        with without_gradients(trainer):
             events.emit(f"on_{stage}_start")
             events.emit(f"on_{stage}_epoch_start")
             _run_loaders(trainer, stage, loaders)
             events.emit(f"on_{stage}_epoch_end")
             values = trainer.publish_epoch(metrics)
         events.emit(f"on_{stage}_end")
+    return _by_loader(values, len(loaders))
+
+
+@contextmanager
+def evaluation_mode(trainer: Trainer, metrics: Metrics) -> Iterator[None]:
+    """All ranks. The module is in evaluation mode, and logs to `metrics`; afterwards all is as it was."""
+    modes = {child: child.training for child in trainer.module.modules()}
+    previous, trainer.metrics = trainer.metrics, metrics
+    trainer.module.eval()
+    try:
+        yield
     finally:
         for child, training in modes.items():
             child.training = training
         trainer.metrics = previous
-    return _by_loader(values, len(loaders))
+
+
+@contextmanager
+def without_gradients(trainer: Trainer) -> Iterator[None]:
+    """All ranks. Nothing inside keeps a graph."""
+    with torch.inference_mode(trainer.options.inference_mode), torch.no_grad():
+        yield
 
 
 def _run_loaders(trainer: Trainer, stage: str, loaders: Sequence[StageLoader]) -> None:
@@ -53,8 +69,9 @@ def _run_loaders(trainer: Trainer, stage: str, loaders: Sequence[StageLoader]) -
     start, end = (trainer.events.hook(f"on_{stage}_batch_{edge}") for edge in ("start", "end"))
     if trainer.stage != "fit":
         end = mark_steps(trainer, end)
-    transfer, metrics = trainer.make_transfer(), trainer.metrics
+    metrics = trainer.metrics
     for dataloader_idx, loader in enumerate(loaders):
+        transfer, batch_idx = trainer.make_transfer(dataloader_idx), -1
         metrics.dataloader_idx = dataloader_idx if len(loaders) > 1 else None
         for batch_idx, batch in enumerate(profiled_batches(trainer, loader.batches())):
             if transfer is not None:
@@ -69,7 +86,18 @@ def _run_loaders(trainer: Trainer, stage: str, loaders: Sequence[StageLoader]) -
                     output = call(batch, batch_idx, dataloader_idx)
             if end is not None:
                 end(output, batch, batch_idx, dataloader_idx)
+        if batch_idx < 0 and loader.num_batches:
+            warn_of_silence(stage, loader)
     metrics.dataloader_idx = metrics.batch = None
+
+
+def warn_of_silence(stage: str, loader: StageLoader) -> None:
+    """A loader has given nothing, which may be right for one rank of several."""
+    warnings.warn(
+        f"A {stage} loader ({type(loader.loader).__name__}) gave no batch: it is empty, or an iterator that can be "
+        "read once.",
+        stacklevel=2,
+    )
 
 
 def _by_loader(values: dict[str, float], num_loaders: int) -> list[dict[str, float]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from core.contract.hookspecs import EventHooks
 
@@ -14,16 +14,22 @@ if TYPE_CHECKING:
 
     from core.callbacks.callback import Callback
 
+_DATAMODULE_HOOKS = ("setup", "teardown", "on_exception")
+
+F = TypeVar("F", bound="Callable[..., Any]")
+
 
 class Events:
     """The callbacks and the module of one trainer, seen as listeners.
 
     A callback's hook takes `(trainer, module, ...)`, the module's hook of the same name takes what follows. Callbacks
-    come first, in their order, then the module, then the callbacks that want to see everything done.
+    come first, in their order, then the module, then the callbacks that want to see everything done. A data module
+    hears of the stage's beginning and end, before all others.
     """
 
-    def __init__(self, trainer: Any, module: nn.Module, callbacks: Sequence[Callback]) -> None:
+    def __init__(self, trainer: Any, module: nn.Module, callbacks: Sequence[Callback], datamodule: Any = None) -> None:
         self._trainer, self._module, self._callbacks = trainer, module, callbacks
+        self._datamodule = datamodule
 
     def listeners(self, name: str, *, last: bool | None = None) -> list[Callable[..., Any]]:
         """Everyone who implements the hook, ready to be called with the event's own arguments.
@@ -34,10 +40,15 @@ class Events:
         """
         ordinary = [callback for callback in self._callbacks if not callback.runs_last]
         final = [callback for callback in self._callbacks if callback.runs_last]
-        found = [] if last is True else self._bind(ordinary, name)
+        found = [] if last is True else [*self._bind_datamodule(name), *self._bind(ordinary, name)]
         if last is not True and overrides(self._module, name):
             found.append(self._profiled(self._module, name, getattr(self._module, name)))
         return found if last is False else found + self._bind(final, name)
+
+    def _bind_datamodule(self, name: str) -> list[Callable[..., Any]]:
+        if name not in _DATAMODULE_HOOKS or self._datamodule is None or not overrides(self._datamodule, name):
+            return []
+        return [self._profiled(self._datamodule, name, getattr(self._datamodule, name))]
 
     def _bind(self, callbacks: Sequence[Callback], name: str) -> list[Callable[..., Any]]:
         return [
@@ -65,6 +76,12 @@ class Events:
         """Tell everyone now. For events outside of steps."""
         for listener in self.listeners(name, last=last):
             listener(*args)
+
+
+def empty_hook(function: F) -> F:
+    """Mark a hook whose default does nothing that isn't done anyway, so that it is never called."""
+    function._is_empty_hook = True  # type: ignore[attr-defined]
+    return function
 
 
 def overrides(listener: object, name: str) -> bool:

@@ -11,10 +11,12 @@ from torch import Tensor
 from core.checkpoint.random_state import restore_random_state
 from core.contract import Capability, ModuleError, TrainingStep
 from core.trainer.evaluate import evaluate
+from core.trainer.look_ahead import LookAhead
 from core.trainer.module import require_method
 from core.trainer.optimization import takes_metric
 from core.trainer.profiling import mark_steps, profile_parts
 from core.trainer.signatures import call_with
+from core.trainer.validation_schedule import ValidationSchedule
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -50,6 +52,7 @@ class FitLoop:
         self.batch_start = events.hook("on_train_batch_start")
         self.batch_end = mark_steps(self.trainer, events.hook("on_train_batch_end"))
         self.transfer = self.trainer.make_transfer()
+        self.schedule = ValidationSchedule(self.trainer)
         self.log_every = self.options.log_every_n_steps if self.trainer.loggers else 0
         self.started_s = time.monotonic() - self.progress.elapsed_s
         max_time = self.options.max_time
@@ -126,8 +129,8 @@ class FitLoop:
         if progress.batch == 0:
             self._emit_epoch("on_train_epoch_start")
         self._take_changes()
-        self.num_batches = trainer.loaders.num_train_batches
-        self.validate_every = trainer.loaders.validation_interval
+        self.num_batches: int | float = trainer.loaders.num_train_batches
+        self.is_validation_due = self.schedule.begin_epoch()
         finished = self._run_batches()
         if not finished and not self._limits_end_epoch():
             return
@@ -161,7 +164,7 @@ class FitLoop:
         return self._is_done() or self.trainer.should_stop
 
     def _set_epoch(self) -> None:
-        self.trainer.loaders.begin_epoch(self.progress.epoch, self.progress.batch)
+        self.trainer.loaders.begin_epoch(self.progress.epoch)
 
     def _is_done(self) -> bool:
         """Whether a limit is reached. A stop that somebody asked for waits for the least epochs and steps."""
@@ -187,9 +190,11 @@ class FitLoop:
         transfer = self.transfer
         batch_start, batch_end = self.batch_start, self.batch_end
         accumulated, num_batches = trainer.accumulate_grad_batches, self.num_batches
-        validate_every, max_steps = self.validate_every, self.options.max_steps
+        is_validation_due, max_steps = self.is_validation_due, self.options.max_steps
         has_deadline = self.deadline_s is not None
         batches = self._open_loader()
+        ahead = LookAhead(batches) if accumulated > 1 and not trainer.loaders.knows_length else None
+        batches = ahead or batches
         batch_idx = progress.batch
         while batch_idx < num_batches:
             batch = fetch(batches, _END)
@@ -200,6 +205,8 @@ class FitLoop:
             metrics.batch = batch
             if accumulated > 1:
                 step.ends_window = (batch_idx + 1) % accumulated == 0 or batch_idx + 1 == num_batches
+                if ahead is not None and not step.ends_window and ahead.is_last():
+                    step.ends_window, trainer.loaders.epoch_end = True, batch_idx + 1
             if batch_start is not None and batch_start(batch, batch_idx) == -1:
                 return True
             steps_before = progress.global_step
@@ -216,14 +223,16 @@ class FitLoop:
                 batch_end(outputs, batch, batch_idx - output.num_batches)
             if stepped and self.log_every and progress.global_step % self.log_every == 0:
                 trainer.publish_step(metrics)
-            if validate_every and batch_idx % validate_every == 0 and batch_idx < num_batches:
+            if is_validation_due is not None and is_validation_due(batch_idx):
                 self._validate()
             if trainer.pending_saves and step.ends_window:
                 trainer.write_pending()
             if (progress.global_step == max_steps or trainer.should_stop or has_deadline) and self._is_done():
                 return batch_idx >= num_batches
         metrics.batch = None
-        if trainer.loaders.validates_after_epoch(progress.epoch):
+        if batch_idx == 0:
+            trainer.loaders.refuse_silence()
+        if self.schedule.is_due_after_epoch():
             self._validate()
         return True
 
@@ -235,7 +244,7 @@ class FitLoop:
         state, self.trainer.restored_random_state = self.trainer.restored_random_state, None
         if state is not None and self.progress.batch == 0:
             restore_random_state(state, self.strategy.accelerator, self.strategy.root_device)
-        batches = self.trainer.loaders.open_train(self.progress.batch)
+        batches: Iterator[Any] = self.trainer.loaders.open_train()
         if state is not None and self.progress.batch > 0:
             restore_random_state(state, self.strategy.accelerator, self.strategy.root_device)
         return batches
@@ -248,6 +257,7 @@ class FitLoop:
 
     def _validate(self) -> None:
         evaluate(self.trainer, "validation", self.trainer.loaders.validation)
+        self.schedule.note()
 
     def _step_schedulers(self, schedulers: list[Any], count: int) -> None:
         for item in schedulers:

@@ -1,24 +1,30 @@
-"""The data of a run: whose loaders, how many of their batches, and where to go on."""
+"""The data of a run: this rank's loaders, how many of their batches, and where to go on."""
 
 from __future__ import annotations
 
+import warnings
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.utils.data import DataLoader, IterableDataset
 
-from core.contract import ConfigurationError
-from core.data import sampler_of, set_epoch, shard_loader
+from core.contract import Capability, CheckpointError, ConfigurationError
+from core.data import Feed, shard_loader, shuffles, without_shuffling
+from core.trainer.collection import is_collection, leaves_of
+from core.trainer.combined import CombinedFeed, CombinedLoader
 from core.trainer.options import take_amount
+from core.trainer.sources import PREDICTION, TEST, TRAIN, VALIDATION
+from core.trainer.validation_schedule import check_interval
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from core.contract import Strategy
-    from core.contract.strategy import Stage
     from core.trainer.options import TrainerOptions
+    from core.trainer.sources import Role, Source
 
 _UNKNOWN = float("inf")
 
@@ -36,92 +42,167 @@ class StageLoader:
 
 
 class Loaders:
-    """The loaders of one call of `fit`, `validate` or `test`; sharded by `setup`."""
+    """The loaders of one call of `fit`, `validate`, `test` or `predict`.
 
-    def __init__(
-        self,
-        options: TrainerOptions,
-        *,
-        train: Any = None,
-        validation: Any = None,
-        test: Any = None,
-        needed: str = "train",
-    ) -> None:
-        """Take the user's loaders as they are.
+    Made in the main process, from sources that aren't asked yet; `setup` does that on all ranks.
 
-        Raises:
-            ConfigurationError: those that are needed aren't there, or can't be iterated over.
-        """
+    Attributes:
+        train: what is iterated over in training; None before `setup`.
+        validation, test, predict: one for each loader.
+        num_train_batches: batches of an epoch on this rank; infinite if nobody knows.
+        knows_length: whether the training loader's own length can be relied upon.
+        epoch_end: batches of the running epoch, known at the latest when its last one is there.
+    """
+
+    def __init__(self, options: TrainerOptions, sources: Sequence[Source]) -> None:
         self._options = options
-        self.train_source = train
-        self.validation_sources = _as_list(validation)
-        self.test_sources = _as_list(test)
-        for name, source in (("train", train), ("validation", validation), ("test", test)):
-            if source is None and name == needed:
-                raise ConfigurationError(f"No {name} loader was given. Pass a DataLoader, or any iterable of batches.")
-        for source in (*_as_list(train), *self.validation_sources, *self.test_sources):
-            if not hasattr(source, "__iter__") and not hasattr(source, "__getitem__"):
-                raise ConfigurationError(
-                    f"A loader is {type(source).__name__} {source!r:.80}; expected a DataLoader or an iterable."
-                )
+        self._sources = {source.role: source for source in sources}
+        self._strategy: Strategy | None = None
+        self._feed: Feed | CombinedFeed | None = None
+        self._restored: dict[str, Any] | None = None
+        self._asked_in_epoch = 0
         self.train: Any = None
         self.validation: list[StageLoader] = []
         self.test: list[StageLoader] = []
+        self.predict: list[StageLoader] = []
         self.num_train_batches: int | float = 0
-        self._num_counted = 0
+        self.epoch_end: int | float = 0
+        self.knows_length = True
 
     def setup(self, strategy: Strategy) -> None:
-        """All ranks. Shard the loaders, hand them to the strategy, and count their batches."""
-        seed = strategy.broadcast(torch.initial_seed())
-        options = self._options
+        """All ranks. Ask for the loaders, shard them, hand them to the strategy, and count their batches. Idempotent.
 
-        def prepare(source: Any, stage: Stage, limit: int | float | None, name: str) -> StageLoader:
-            loader = source
-            if options.use_distributed_sampler:
-                rank, size = strategy.data_parallel_rank, strategy.data_parallel_size
-                loader = shard_loader(
-                    source, rank=rank, size=size, seed=seed, stage=stage, broadcast=strategy.broadcast
-                )
-            loader = strategy.setup_dataloader(loader, stage)
-            return StageLoader(loader, take_amount(limit, length_of(loader), name=name))
+        Raises:
+            ConfigurationError: a loader is empty, or ranks would make different numbers of training steps.
+        """
+        if self._strategy is None:
+            self._strategy = strategy
+            self._ask()
 
-        self.validation = [
-            prepare(source, "validate", options.limit_val_batches, "limit_val_batches")
-            for source in self.validation_sources
-        ]
-        self.validation = [loader for loader in self.validation if loader.num_batches]
-        self.test = [
-            prepare(source, "test", options.limit_test_batches, "limit_test_batches") for source in self.test_sources
-        ]
-        if self.train_source is not None:
-            train = prepare(self.train_source, "fit", options.limit_train_batches, "limit_train_batches")
-            self.train, self.num_train_batches = train.loader, train.num_batches
-            self._refuse_empty()
+    def ask_again(self) -> None:
+        """All ranks. Make all loaders anew; a position that was restored holds for the new ones."""
+        self._ask()
+        if self._restored is not None:
+            self._train_feed.load_state_dict(self._restored)
 
-    def _refuse_empty(self) -> None:
-        if self.num_train_batches == 0:
+    def _ask(self) -> None:
+        self.test = self._make_evaluation(TEST)
+        self.predict = self._make_evaluation(PREDICTION)
+        self.validation = self._make_evaluation(VALIDATION)
+        if (source := self._sources.get(TRAIN)) is not None:
+            self._make_train(source)
+
+    # making ---------------------------------------------------------------------------------------------------------
+
+    def _make_train(self, source: Source) -> None:
+        loaders = source.ask()
+        if loaders is None:
+            owner = type(source.owner).__name__
+            raise ConfigurationError(f"{owner}.train_dataloader() returned None; expected a loader.")
+        combined = CombinedLoader(loaders, "max_size_cycle") if is_collection(loaders) else loaders
+        if isinstance(combined, CombinedLoader):
+            self._feed = CombinedFeed(combined, [self._make_feed(leaf, TRAIN) for _, leaf in combined.leaves])
+        else:
+            self._feed = self._make_feed(combined, TRAIN)
+        self.train = self._feed.loader
+        available = length_of(self.train)
+        self.knows_length = available != _UNKNOWN and not any(map(_estimates_length, _leaves(combined)))
+        self.num_train_batches = take_amount(self._limit(TRAIN), available, name=TRAIN.limit)
+        self._check_train(self._gather(self.num_train_batches))
+        check_interval(self._options, self)
+
+    def _check_train(self, counts: list[int | float]) -> None:
+        if min(counts) == 0:
+            raise self._empty(TRAIN)
+        if min(counts) != max(counts):
+            uneven = ", ".join(f"{count} on rank {rank}" for rank, count in enumerate(counts))
             raise ConfigurationError(
-                "The training loader gives no batch: its data set is empty, drop_last dropped all of it, or "
-                f"limit_train_batches={self._options.limit_train_batches!r} left none."
+                f"The training loader has a different number of batches on each rank: {uneven}. The ranks with more "
+                "would wait for the others forever. Give all of them the same, or pass "
+                f"limit_train_batches={min(counts)}."
             )
 
+    def _make_evaluation(self, role: Role) -> list[StageLoader]:
+        source, limit = self._sources.get(role), self._limit(role)
+        loaders = source.ask() if source is not None and limit != 0 else None
+        if loaders is None:
+            return []
+        if isinstance(loaders, CombinedLoader) and loaders.mode != "sequential":
+            feeds = [self._make_feed(leaf, role) for _, leaf in loaders.leaves]
+            made = [loaders.with_feeds(feeds)]
+        else:
+            leaves = loaders.leaves if isinstance(loaders, CombinedLoader) else leaves_of(loaders)
+            made = [self._make_feed(leaf, role).loader for _, leaf in leaves]
+        return self._count(made, role)
+
+    def _count(self, loaders: list[Any], role: Role) -> list[StageLoader]:
+        """Shares may differ by a batch: a fraction is of the longest, and only a loader that is empty for all is."""
+        lengths = [length_of(loader) for loader in loaders]
+        longest = [max(counts) for counts in zip(*self._gather(lengths), strict=True)]
+        if 0 in longest:
+            raise self._empty(role)
+        wanted = [take_amount(self._limit(role), available, name=role.limit) for available in longest]
+        return [StageLoader(*pair) for pair in zip(loaders, map(min, wanted, lengths), strict=True)]
+
+    def _make_feed(self, source: Any, role: Role) -> Feed:
+        """Shard one loader, and hand it to the strategy."""
+        strategy, options = self._strategy, self._options
+        assert strategy is not None
+        if shuffles(source):
+            source = self._take_shuffling(source, role)
+        if options.use_distributed_sampler:
+            source = shard_loader(
+                source,
+                rank=strategy.data_parallel_rank,
+                size=strategy.data_parallel_size,
+                seed=strategy.broadcast(torch.initial_seed()),
+                stage=role.stage,
+                broadcast=strategy.broadcast,
+            )
+        return Feed(strategy.setup_dataloader(source, role.stage), source)
+
+    def _take_shuffling(self, loader: Any, role: Role) -> Any:
+        """Shuffling is for training, and for a different batch each time."""
+        assert self._strategy is not None
+        warns = self._strategy.is_global_zero
+        if self._options.overfit_batches and role in (TRAIN, VALIDATION):
+            if warns:
+                warnings.warn(
+                    f"overfit_batches={self._options.overfit_batches!r} needs the same batches in each epoch: the "
+                    f"{role.name} loader doesn't shuffle any more.",
+                    stacklevel=2,
+                )
+            return without_shuffling(loader)
+        if warns and role is not TRAIN:
+            warnings.warn(
+                f"The {role.name} loader shuffles. Is it the training loader? Pass DataLoader(..., shuffle=False).",
+                stacklevel=2,
+            )
+        return loader
+
+    def _limit(self, role: Role) -> int | float | None:
+        options = self._options
+        if options.overfit_batches and role in (TRAIN, VALIDATION):
+            return options.overfit_batches
+        limit: int | float | None = getattr(options, role.limit)
+        return limit
+
+    def _gather(self, value: Any) -> list[Any]:
+        """All ranks. What each rank says."""
+        strategy = self._strategy
+        assert strategy is not None
+        if strategy.world_size == 1 or Capability.COLLECTIVES not in strategy.capabilities:
+            return [value]
+        return list(strategy.broadcast(strategy.gather_objects(value)))
+
+    def _empty(self, role: Role) -> ConfigurationError:
+        limit = self._limit(role)
+        return ConfigurationError(
+            f"The {role.name} loader gives no batch: its data set is empty, drop_last dropped all of it"
+            + (f", or {role.limit}={limit!r} left none." if limit is not None else ".")
+        )
+
     # validation in between ------------------------------------------------------------------------------------------
-
-    @property
-    def validation_interval(self) -> int:
-        """Validate every so many batches within an epoch; 0 for not within."""
-        interval = self._options.val_check_interval
-        if not self.validation or interval is None or (interval == 1.0 and isinstance(interval, float)):
-            return 0
-        return int(take_amount(interval, self.num_train_batches, name="val_check_interval"))
-
-    def validates_after_epoch(self, epoch: int) -> bool:
-        """Whether a validation is due when an epoch has ended, and hasn't just been made."""
-        every = self._options.check_val_every_n_epoch
-        if not self.validation or every is None or (epoch + 1) % every:
-            return False
-        interval = self.validation_interval
-        return interval == 0 or self.num_train_batches % interval == 0
 
     @contextmanager
     def limited_validation(self, num_batches: int) -> Iterator[list[StageLoader]]:
@@ -131,34 +212,76 @@ class Loaders:
 
     # position -------------------------------------------------------------------------------------------------------
 
-    def begin_epoch(self, epoch: int, start_batch: int) -> None:
-        """All ranks, before the training loader is iterated over."""
-        set_epoch(self.train, epoch)
-        self._num_counted = start_batch
+    def begin_epoch(self, epoch: int) -> None:
+        """All ranks, before the training loader is opened. Asks for new loaders in the epochs in which they are due."""
+        every = self._options.reload_dataloaders_every_n_epochs
+        if every and self._asked_in_epoch != epoch - epoch % every:
+            self._asked_in_epoch = epoch - epoch % every
+            self.ask_again()
+        self._restored = None
+        self._train_feed.begin(epoch)
+        self.epoch_end = self.num_train_batches
 
-    def open_train(self, start_batch: int) -> Iterator[Any]:
-        """All ranks. The epoch's batches from one on; what can't begin there is read up to there."""
-        batches: Iterator[Any] = iter(self.train)
-        if sampler_of(self.train) is None:
-            for _ in islice(batches, start_batch):
-                pass
-        return batches
+    def open_train(self) -> Iterator[Any]:
+        """All ranks. The epoch's batches from the position on."""
+        return self._train_feed.open()
+
+    def refuse_silence(self) -> None:
+        """An epoch has ended without a batch.
+
+        Raises:
+            ConfigurationError: always.
+        """
+        raise ConfigurationError(
+            f"The training loader ({type(self.train).__name__}) gave no batch in this epoch: it is empty, or an "
+            "iterator that can be read once. Pass what can be iterated over in every epoch, such as a DataLoader."
+        )
 
     def state_dict(self, num_batches: int) -> dict[str, Any]:
         """All ranks. The training data's position after so many batches of this epoch on this rank."""
-        sampler = sampler_of(self.train)
-        if sampler is None:
-            return {}
-        for _ in range(num_batches - self._num_counted):
-            sampler.advance()
-        self._num_counted = num_batches
-        return {"train": sampler.state_dict()}
+        feed = self._train_feed
+        feed.count(num_batches)
+        state = feed.state_dict()
+        return {"train_by_rank": self._gather(state)} if feed.differs_by_rank else {"train": state}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """All ranks. Go on from a position; the loader begins there."""
-        sampler = sampler_of(self.train)
-        if sampler is not None and "train" in state:
-            sampler.load_state_dict(state["train"])
+    def load_state_dict(self, state: dict[str, Any], num_batches: int) -> int:
+        """All ranks. Go on from a position; the loader begins there.
+
+        Args:
+            state: from `state_dict`.
+            num_batches: of the epoch, as the rank that saved it counted.
+
+        Returns:
+            What that is for this rank, whose batches may be larger shares.
+
+        Raises:
+            CheckpointError: it was saved by other loaders, or by another number of ranks where that matters.
+        """
+        feed, saved = self._train_feed, self._state_of_rank(state)
+        if saved is None:
+            return num_batches
+        feed.load_state_dict(saved)
+        self._restored = saved
+        return feed.num_batches if num_batches else 0
+
+    def _state_of_rank(self, state: dict[str, Any]) -> dict[str, Any] | None:
+        strategy = self._strategy
+        assert strategy is not None
+        if "train_by_rank" not in state:
+            return state.get("train")
+        states = state["train_by_rank"]
+        if len(states) != strategy.world_size:
+            raise CheckpointError(
+                f"The training loader keeps a state of its own, which was saved on {len(states)} ranks and can't be "
+                f"shared out to {strategy.world_size}. Go on with {len(states)} ranks, or use a map-style data set."
+            )
+        found: dict[str, Any] = states[strategy.global_rank]
+        return found
+
+    @property
+    def _train_feed(self) -> Feed | CombinedFeed:
+        assert self._feed is not None
+        return self._feed
 
 
 def length_of(loader: Any) -> int | float:
@@ -169,7 +292,10 @@ def length_of(loader: Any) -> int | float:
         return _UNKNOWN
 
 
-def _as_list(loaders: Any) -> list[Any]:
-    if loaders is None:
-        return []
-    return list(loaders) if isinstance(loaders, list | tuple) else [loaders]
+def _leaves(loader: Any) -> list[Any]:
+    return [leaf for _, leaf in loader.leaves] if isinstance(loader, CombinedLoader) else [loader]
+
+
+def _estimates_length(loader: Any) -> bool:
+    """Whether the length is only what the user's data set says: workers may share it out in other ways."""
+    return isinstance(loader, DataLoader) and isinstance(loader.dataset, IterableDataset)

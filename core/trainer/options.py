@@ -29,7 +29,11 @@ class TrainerOptions:
     limit_train_batches: int | float | None
     limit_val_batches: int | float | None
     limit_test_batches: int | float | None
+    limit_predict_batches: int | float | None
+    overfit_batches: int | float
     val_check_interval: int | float | None
+    val_check_time: timedelta | None
+    reload_dataloaders_every_n_epochs: int
     check_val_every_n_epoch: int | None
     num_sanity_val_steps: int
     log_every_n_steps: int
@@ -41,14 +45,31 @@ class TrainerOptions:
     def __post_init__(self) -> None:
         for name in ("accumulate_grad_batches", "log_every_n_steps"):
             _check_int(name, getattr(self, name), least=1)
-        for name in ("min_epochs", "min_steps"):
+        for name in ("min_epochs", "min_steps", "reload_dataloaders_every_n_epochs"):
             _check_int(name, getattr(self, name), least=0)
         _check_int("max_steps", self.max_steps, least=-1)
         _check_int("num_sanity_val_steps", self.num_sanity_val_steps, least=-1)
         if self.max_epochs is not None:
             _check_int("max_epochs", self.max_epochs, least=-1)
-        for name in ("limit_train_batches", "limit_val_batches", "limit_test_batches", "val_check_interval"):
+        limits = ("limit_train_batches", "limit_val_batches", "limit_test_batches", "limit_predict_batches")
+        for name in (*limits, "overfit_batches", "val_check_interval"):
             check_amount(name, getattr(self, name))
+        self._check_validation()
+
+    def _check_validation(self) -> None:
+        interval, every = self.val_check_interval, self.check_val_every_n_epoch
+        if interval == 0:
+            raise ConfigurationError(
+                f"val_check_interval={interval!r}: expected at least 1, or a fraction above 0.0. "
+                "Pass limit_val_batches=0 not to validate."
+            )
+        if every is not None:
+            _check_int("check_val_every_n_epoch", every, least=1)
+        elif self.val_check_time is None and (isinstance(interval, float) or interval is None):
+            raise ConfigurationError(
+                f"check_val_every_n_epoch=None counts batches over epochs, and val_check_interval={interval!r} isn't a "
+                "number of them. Pass an int, such as val_check_interval=1000, or a time."
+            )
 
 
 def make_clipping(value: Any, algorithm: ClippingAlgorithm | None) -> GradientClipping | None:
@@ -73,6 +94,22 @@ def make_max_time(value: timedelta | Mapping[str, int] | str | None) -> timedelt
         ConfigurationError: it is of no known form.
     """
     return None if value is None else parse_duration("max_time", value)
+
+
+def make_val_check(
+    value: int | float | timedelta | Mapping[str, int] | str | None,
+) -> tuple[int | float | None, timedelta | None]:
+    """Tell an interval in batches from one in time.
+
+    Raises:
+        ConfigurationError: a time of no known form.
+    """
+    if value is None or isinstance(value, int | float):
+        return value, None
+    duration = parse_duration("val_check_interval", value)
+    if not duration:
+        raise ConfigurationError(f"val_check_interval={value!r}: expected a time above 0.")
+    return None, duration
 
 
 def make_max_epochs(max_epochs: int | None, max_steps: int, max_time: timedelta | None) -> int | None:

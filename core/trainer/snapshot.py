@@ -37,6 +37,7 @@ def _training_state(trainer: Trainer) -> dict[str, Any]:
         **_parts(trainer),
         "callbacks": {callback.state_key: _callback_state(trainer, callback) for callback in trainer.callbacks},
         "loaders": trainer.loaders.state_dict(trainer.progress.batch),
+        **_datamodule_state(trainer),
         "random": random_states or [],
     }
 
@@ -63,7 +64,10 @@ def load(trainer: Trainer, path: PathLike) -> None:
             _restore_callback(trainer, callback, state)
     if not trainer.trains:
         return
-    trainer.loaders.load_state_dict(saved["loaders"])
+    if "datamodule" in saved and trainer.datamodule is not None and overrides(trainer.datamodule, "load_state_dict"):
+        trainer.datamodule.load_state_dict(saved["datamodule"])
+        trainer.loaders.ask_again()
+    trainer.progress.batch = trainer.loaders.load_state_dict(saved["loaders"], trainer.progress.batch)
     states = saved["random"]
     trainer.restored_random_state = states[strategy.global_rank] if strategy.global_rank < len(states) else None
 
@@ -77,6 +81,11 @@ def _parts(trainer: Trainer) -> dict[str, Any]:
         "precision": strategy.precision_plugin,
         "progress": trainer.progress,
     }
+
+
+def _datamodule_state(trainer: Trainer) -> dict[str, Any]:
+    state = trainer.datamodule.state_dict() if trainer.datamodule is not None else {}
+    return {"datamodule": state} if state else {}
 
 
 def _callback_state(trainer: Trainer, callback: Any) -> dict[str, Any]:

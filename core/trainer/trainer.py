@@ -11,9 +11,9 @@ from torch import Tensor, nn
 
 from core.callbacks.callback import Callback
 from core.contract import Strategy
-from core.data import make_transfer
 from core.fabric import Fabric
-from core.trainer import run_logs, snapshot
+from core.trainer import quick_runs, run_logs, snapshot
+from core.trainer.data_views import DataViews
 from core.trainer.defaults import make_callbacks, make_loggers, make_profiler
 from core.trainer.evaluate import evaluate
 from core.trainer.events import Events, overrides
@@ -22,10 +22,24 @@ from core.trainer.loaders import Loaders
 from core.trainer.metrics import Metrics
 from core.trainer.module import Module, require_method
 from core.trainer.optimization import parse_optimizers
-from core.trainer.options import TrainerOptions, make_clipping, make_max_epochs, make_max_time
+from core.trainer.options import TrainerOptions, make_clipping, make_max_epochs, make_max_time, make_val_check
 from core.trainer.outcome import Outcome
+from core.trainer.predict import predict
+from core.trainer.prepare import prepare_data
 from core.trainer.profiling import profiled_stage
 from core.trainer.progress import Progress
+from core.trainer.sources import (
+    PREDICTION,
+    TEST,
+    TRAIN,
+    VALIDATION,
+    check_reload,
+    find_source,
+    find_validation,
+    need_source,
+    take_datamodule,
+)
+from core.trainer.transfer import batch_transfer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -40,12 +54,14 @@ if TYPE_CHECKING:
     from core.contract.precision import ClippingAlgorithm
     from core.contract.strategy import Stage
     from core.profilers import Profiler
+    from core.trainer.datamodule import DataModule
+    from core.trainer.sources import Role, Source
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 
-class Trainer:
+class Trainer(DataViews):
     """Trains and evaluates a module. One argument chooses the backend, and nothing else changes with it.
 
     The public attributes `strategy`, `module`, `progress`, `callbacks`, `loggers`, `callback_metrics` and `should_stop`
@@ -70,8 +86,12 @@ class Trainer:
         limit_train_batches: int | float | None = None,
         limit_val_batches: int | float | None = None,
         limit_test_batches: int | float | None = None,
-        val_check_interval: int | float | None = None,
+        limit_predict_batches: int | float | None = None,
+        overfit_batches: int | float = 0,
+        fast_dev_run: bool | int = False,
+        val_check_interval: int | float | timedelta | Mapping[str, int] | str | None = None,
         check_val_every_n_epoch: int | None = 1,
+        reload_dataloaders_every_n_epochs: int = 0,
         num_sanity_val_steps: int = 2,
         log_every_n_steps: int = 50,
         enable_checkpointing: bool = True,
@@ -105,8 +125,15 @@ class Trainer:
             limit_train_batches: batches of a training epoch: a number, or a fraction of them.
             limit_val_batches: likewise of a validation run. 0 leaves it out.
             limit_test_batches: likewise of a test run.
-            val_check_interval: validate every so many batches, or after such a fraction of an epoch.
-            check_val_every_n_epoch: validate after every so many epochs.
+            limit_predict_batches: likewise of a prediction run.
+            overfit_batches: train and validate on so many first batches of each loader, or such a fraction, which are
+                the same in each epoch: loaders that shuffle stop doing so, with a warning. 0 for all data.
+            fast_dev_run: run one batch of everything, or so many, to find mistakes. Nothing is logged or saved.
+            val_check_interval: validate every so many batches, after such a fraction of an epoch, or after such a time:
+                a timedelta, `{"minutes": 10}`, or `"DD:HH:MM:SS"`.
+            check_val_every_n_epoch: validate in every n-th epoch only. None: `val_check_interval` counts batches over
+                all epochs.
+            reload_dataloaders_every_n_epochs: ask the hooks for new loaders every so many epochs; 0 for never.
             num_sanity_val_steps: validation batches to run before training, to find mistakes early; -1 for all.
             log_every_n_steps: hand step values to the loggers every so many optimizer steps.
             enable_checkpointing: save a checkpoint at the end of every epoch, and keep the newest; or what a
@@ -126,6 +153,7 @@ class Trainer:
             ConfigurationError: arguments that can't be met, with what can.
         """
         duration = make_max_time(max_time)
+        val_check_batches, val_check_time = make_val_check(val_check_interval)
         self.options = TrainerOptions(
             max_epochs=make_max_epochs(max_epochs, max_steps, duration),
             min_epochs=min_epochs,
@@ -135,7 +163,11 @@ class Trainer:
             limit_train_batches=limit_train_batches,
             limit_val_batches=limit_val_batches,
             limit_test_batches=limit_test_batches,
-            val_check_interval=val_check_interval,
+            limit_predict_batches=limit_predict_batches,
+            overfit_batches=overfit_batches,
+            val_check_interval=val_check_batches,
+            val_check_time=val_check_time,
+            reload_dataloaders_every_n_epochs=reload_dataloaders_every_n_epochs,
             check_val_every_n_epoch=check_val_every_n_epoch,
             num_sanity_val_steps=num_sanity_val_steps,
             log_every_n_steps=log_every_n_steps,
@@ -144,6 +176,9 @@ class Trainer:
             inference_mode=inference_mode,
             use_distributed_sampler=use_distributed_sampler,
         )
+        self.fast_dev_run = quick_runs.count_batches(fast_dev_run)
+        if self.fast_dev_run:
+            self.options = quick_runs.limit_options(self.options, self.fast_dev_run)
         self.fabric = Fabric(
             accelerator=accelerator,
             strategy=strategy,
@@ -154,6 +189,8 @@ class Trainer:
             loggers=make_loggers(logger, default_root_dir),
         )
         self.default_root_dir = os.fspath(default_root_dir) if default_root_dir is not None else os.getcwd()
+        if self.fast_dev_run:
+            self.fabric.loggers = quick_runs.silence(self.fabric.loggers)
         self.loggers = self.fabric.loggers
         self.profiler = make_profiler(profiler) if profiler is not None else None
         self.callbacks = make_callbacks(
@@ -162,6 +199,8 @@ class Trainer:
             enable_model_summary=enable_model_summary,
             enable_checkpointing=enable_checkpointing,
         )
+        if self.fast_dev_run:
+            self.callbacks = quick_runs.without_traces(self.callbacks)
         self.progress = Progress()
         self.train_metrics = Metrics(on_epoch_default=False)
         self.evaluation_metrics = {stage: Metrics(on_epoch_default=True) for stage in ("validation", "test")}
@@ -170,11 +209,14 @@ class Trainer:
         self.sanity_checking = False
         self.stage: Stage | None = None
         self.module: Any = None  # the user's nn.Module, whose methods no type checker knows
+        self.datamodule: DataModule | None = None
+        self.loaders: Any = None  # a `Loaders` from the first stage on
         self.accumulate_grad_batches = accumulate_grad_batches
         self.pending_saves: list[tuple[PathLike, bool]] = []
         self.restored_random_state: dict[str, Any] | None = None
         self._ckpt_path: PathLike | None = None
         self._described_module: nn.Module | None = None
+        self._returns_predictions = True
         self._epoch_values: dict[str, Tensor] = {}
         self._wrapped_optimizers: list[Optimizer] | None = None
 
@@ -185,53 +227,98 @@ class Trainer:
         module: nn.Module,
         train_dataloaders: Any = None,
         val_dataloaders: Any = None,
+        datamodule: DataModule | None = None,
         ckpt_path: PathLike | None = None,
     ) -> None:
         """Train, and validate in between.
 
+        Loaders that aren't passed are those of the data module, or else of the module, if they have hooks for them.
+
         Args:
             module: a `core.Module`, or any `nn.Module` with `training_step` and `configure_optimizers`.
-            train_dataloaders: a loader, or any iterable of batches.
-            val_dataloaders: one or several of them; None doesn't validate.
+            train_dataloaders: a loader, or any iterable of batches; several in a dict, a list or a `CombinedLoader`.
+                A DataModule may stand here.
+            val_dataloaders: one or several of them; without any, there is no validation.
+            datamodule: makes all loaders.
             ckpt_path: a checkpoint from which to go on.
 
         Raises:
             ModuleError: the module lacks what training needs.
+            ConfigurationError: no training loader, or something that is none.
             CheckpointError: `ckpt_path` can't be read, or doesn't fit.
         """
         require_method(module, "training_step", "fit")
         if not overrides(module, "configure_optimizers"):
             require_method(module, "configure_optimizers", "fit")
-        loaders = Loaders(self.options, train=train_dataloaders, validation=val_dataloaders)
-        if loaders.validation_sources:
-            require_method(module, "validation_step", "validation during fit")
+        train_dataloaders, datamodule = take_datamodule(train_dataloaders, datamodule, val_dataloaders)
+        train = need_source(find_source(TRAIN, train_dataloaders, datamodule, module), TRAIN, datamodule, module)
+        sources = [train, *find_validation(val_dataloaders, datamodule, module)]
+        check_reload(self.options, sources)
         self.should_stop = False
-        self._launch("fit", module, loaders, ckpt_path, self._fit)
+        self._launch("fit", module, sources, datamodule, ckpt_path, self._fit)
 
     def validate(
-        self, module: nn.Module, dataloaders: Any = None, ckpt_path: PathLike | None = None
+        self,
+        module: nn.Module,
+        dataloaders: Any = None,
+        datamodule: DataModule | None = None,
+        ckpt_path: PathLike | None = None,
     ) -> list[dict[str, float]]:
         """Run `validation_step` over one or several loaders.
 
         Args:
             module: with `validation_step`.
-            dataloaders: one or several.
+            dataloaders: one or several; if None, those of the data module or the module.
+            datamodule: makes them.
             ckpt_path: a checkpoint whose weights are to be used.
 
         Returns:
             What was logged, a dict for each loader.
         """
         require_method(module, "validation_step", "validate")
-        loaders = Loaders(self.options, validation=dataloaders, needed="validation")
-        return self._launch("validate", module, loaders, ckpt_path, self._validate)  # type: ignore[no-any-return]
+        arguments = self._take_sources(VALIDATION, module, dataloaders, datamodule)
+        return self._launch("validate", module, *arguments, ckpt_path, self._validate)  # type: ignore[no-any-return]
 
     def test(
-        self, module: nn.Module, dataloaders: Any = None, ckpt_path: PathLike | None = None
+        self,
+        module: nn.Module,
+        dataloaders: Any = None,
+        datamodule: DataModule | None = None,
+        ckpt_path: PathLike | None = None,
     ) -> list[dict[str, float]]:
         """Run `test_step` over one or several loaders; see `validate`."""
         require_method(module, "test_step", "test")
-        loaders = Loaders(self.options, test=dataloaders, needed="test")
-        return self._launch("test", module, loaders, ckpt_path, self._test)  # type: ignore[no-any-return]
+        arguments = self._take_sources(TEST, module, dataloaders, datamodule)
+        return self._launch("test", module, *arguments, ckpt_path, self._test)  # type: ignore[no-any-return]
+
+    def predict(
+        self,
+        module: nn.Module,
+        dataloaders: Any = None,
+        datamodule: DataModule | None = None,
+        return_predictions: bool | None = None,
+        ckpt_path: PathLike | None = None,
+    ) -> list[Any] | None:
+        """Run `predict_step` over one or several loaders.
+
+        Args:
+            module: with `predict_step`; that of `core.Module` calls the module.
+            dataloaders: one or several; if None, those of the data module or the module.
+            datamodule: makes them.
+            return_predictions: collect what `predict_step` returns; None is True. False saves the memory, for a
+                `BasePredictionWriter`.
+            ckpt_path: a checkpoint whose weights are to be used.
+
+        Returns:
+            What `predict_step` returned, a list of batches on the CPU; with several loaders a list of such lists. On
+            rank 0, and so for the caller of every launcher, those of all ranks in the order of the data set, as on one
+            device; on the other ranks their own. None with `return_predictions=False`.
+        """
+        if not hasattr(module, "predict_step"):
+            require_method(module, "predict_step", "predict")
+        arguments = self._take_sources(PREDICTION, module, dataloaders, datamodule)
+        self._returns_predictions = return_predictions is not False
+        return self._launch("predict", module, *arguments, ckpt_path, self._predict)  # type: ignore[no-any-return]
 
     def save_checkpoint(self, path: PathLike, weights_only: bool = False) -> None:
         """All ranks. Save everything from which a run can go on exactly.
@@ -364,7 +451,7 @@ class Trainer:
         return list(optimizers), list(schedulers)
 
     def setup_dataloaders(self) -> None:
-        """All ranks. Shard the loaders of this stage and hand them to the strategy."""
+        """All ranks. Ask for the loaders of this stage, shard them and hand them to the strategy."""
         self.loaders.setup(self.strategy)
 
     def restore(self) -> None:
@@ -376,11 +463,9 @@ class Trainer:
 
     # what the loops ask ---------------------------------------------------------------------------------------------
 
-    def make_transfer(self) -> Callable[[Any], Any] | None:
-        """How a batch gets to the device; None if it is there."""
-        precision = self.strategy.precision_plugin
-        convert = precision.convert_input if precision.converts_input else None
-        transfer = make_transfer(self.strategy.root_device, convert)
+    def make_transfer(self, dataloader_idx: int = 0) -> Callable[[Any], Any] | None:
+        """How a loader's batches get to the device; None if they are there."""
+        transfer = batch_transfer(self, dataloader_idx)
         return transfer and self.profiled("transfer_batch", transfer)
 
     def profiled(self, action: str, function: Callable[P, R]) -> Callable[P, R]:
@@ -434,10 +519,24 @@ class Trainer:
 
     # the stages -----------------------------------------------------------------------------------------------------
 
+    def _take_sources(
+        self, role: Role, module: nn.Module, loaders: Any, datamodule: DataModule | None
+    ) -> tuple[list[Source], DataModule | None]:
+        loaders, datamodule = take_datamodule(loaders, datamodule)
+        source = need_source(find_source(role, loaders, datamodule, module), role, datamodule, module)
+        return [source], datamodule
+
     def _launch(
-        self, stage: Stage, module: nn.Module, loaders: Loaders, ckpt_path: PathLike | None, body: Callable[[], Any]
+        self,
+        stage: Stage,
+        module: nn.Module,
+        sources: list[Source],
+        datamodule: DataModule | None,
+        ckpt_path: PathLike | None,
+        body: Callable[[], Any],
     ) -> Any:
-        self.stage, self.module, self.loaders, self._ckpt_path = stage, module, loaders, ckpt_path
+        self.stage, self.module, self.datamodule, self._ckpt_path = stage, module, datamodule, ckpt_path
+        self.loaders = Loaders(self.options, sources)
         launcher = self.strategy.launcher
         outcome = launcher.launch(self._run, body, not launcher.calls_in_place)
         if not isinstance(outcome, Outcome):
@@ -451,10 +550,15 @@ class Trainer:
         strategy.setup_environment()
         if isinstance(module, Module):
             module.trainer = self
-        self.events = Events(self, module, self.callbacks)
+        if self.datamodule is not None:
+            self.datamodule.trainer = self
+        self.events = Events(self, module, self.callbacks, self.datamodule)
         try:
             self.loggers = run_logs.loggers_of_rank(self.fabric.loggers, strategy)
+            if self.fast_dev_run:
+                quick_runs.announce(self, self.fast_dev_run)
             with profiled_stage(self):
+                prepare_data(self)
                 self.events.emit("setup", self.stage)
                 self.profiled("setup_strategy", strategy.setup)(self)
                 result = body()
@@ -504,9 +608,12 @@ class Trainer:
     def _test(self) -> list[dict[str, float]]:
         return evaluate(self, "test", self.loaders.test)
 
+    def _predict(self) -> list[Any] | None:
+        return predict(self, self.loaders.predict, returns=self._returns_predictions)
+
     def _is_inside_window(self) -> bool:
         window = self.accumulate_grad_batches
-        num_batches = self.loaders.num_train_batches if self.trains else 0
+        num_batches = self.loaders.epoch_end if self.trains else 0
         inside = self.progress.batch % window != 0 and self.progress.batch < num_batches
         return self.trains and inside and not self.progress.epoch_is_over
 

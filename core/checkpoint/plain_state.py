@@ -27,7 +27,7 @@ def to_plain(state: dict[str, Any]) -> dict[str, Any]:
         CheckpointError: something in it is of another type; its path is named, as `state["callbacks"]["x"][3]`.
     """
     if type(state) not in (dict, OrderedDict):
-        raise _refusal("state", state)
+        raise refusal("state", state)
     try:
         return dict(_Converter().convert(state, "state"))
     except RecursionError:
@@ -46,11 +46,9 @@ class _Converter:
         # Exact types: a subclass, such as a named tuple or an enum, needs its class to come back.
         kind = type(value)
         if kind is str:
-            return _checked_text(value, path)
-        if kind is int and value.bit_length() > _MAX_INT_BITS:
-            raise CheckpointError(
-                f"{path} is an int of {value.bit_length()} bits; at most {_MAX_INT_BITS} can be saved."
-            )
+            return check_text(value, path)
+        if kind is int:
+            return check_int(value, path)
         if kind in _SCALARS or kind in _DESCRIPTIONS:
             return value
         if kind in (dict, OrderedDict, Counter):
@@ -61,10 +59,10 @@ class _Converter:
             return {self.convert(item, f"{path}{{{item!r}}}") for item in value}
         if kind in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer):
             return self._tensor(value, path)
-        return _checked_array(value, path)
+        return check_array(value, path)
 
     def _mapping(self, value: Any, path: str) -> Any:
-        pairs = {_checked_key(key, path): self.convert(item, f"{path}[{key!r}]") for key, item in value.items()}
+        pairs = {check_key(key, path): self.convert(item, f"{path}[{key!r}]") for key, item in value.items()}
         copied = type(value)(pairs)
         # A module's state_dict carries the versions of its submodules in an attribute.
         if metadata := getattr(value, "_metadata", None):
@@ -94,7 +92,23 @@ class _Converter:
         return self._tensors[place]
 
 
-def _checked_text(text: str, path: str) -> str:
+def check_int(value: int, path: str) -> int:
+    """The number, if it isn't too large.
+
+    Raises:
+        CheckpointError: with its path.
+    """
+    if value.bit_length() > _MAX_INT_BITS:
+        raise CheckpointError(f"{path} is an int of {value.bit_length()} bits; at most {_MAX_INT_BITS} can be saved.")
+    return value
+
+
+def check_text(text: str, path: str) -> str:
+    """The text, if it can be encoded.
+
+    Raises:
+        CheckpointError: with its path.
+    """
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -102,17 +116,27 @@ def _checked_text(text: str, path: str) -> str:
     return text
 
 
-def _checked_key(key: Any, path: str) -> Any:
+def check_key(key: Any, path: str) -> Any:
+    """The key of the dict at `path`, if it is a scalar or a tuple of those.
+
+    Raises:
+        CheckpointError: with the path.
+    """
     parts = key if type(key) is tuple else (key,)
     if not all(type(part) in _SCALARS and type(part) is not bytearray for part in parts):
-        raise _refusal(f"the key {key!r} of {path}", key)
+        raise refusal(f"the key {key!r} of {path}", key)
     return key
 
 
-def _checked_array(value: Any, path: str) -> Any:
+def check_array(value: Any, path: str) -> Any:
+    """The NumPy array or scalar, if it is one of numbers or strings.
+
+    Raises:
+        CheckpointError: with its path.
+    """
     numpy = sys.modules.get("numpy")
     if numpy is None or not (type(value) is numpy.ndarray or isinstance(value, numpy.generic)):
-        raise _refusal(path, value)
+        raise refusal(path, value)
     # torch's safe unpickler drops the byte order, and so would return other numbers.
     if value.dtype.kind not in "biufcSU" or not value.dtype.isnative:
         raise CheckpointError(
@@ -122,7 +146,8 @@ def _checked_array(value: Any, path: str) -> Any:
     return value
 
 
-def _refusal(path: str, value: Any) -> CheckpointError:
+def refusal(path: str, value: Any) -> CheckpointError:
+    """The error for a value of a type that can't be saved."""
     kind = type(value)
     hint = " Save its state_dict() instead." if callable(getattr(value, "state_dict", None)) else ""
     return CheckpointError(

@@ -27,7 +27,7 @@ def targets_of(strategy: Strategy, described: Any, value: Any) -> Any:
         return optimizer_targets(strategy, described, value)
     if isinstance(value, dict) and isinstance(described, dict):
         return {key: targets_of(strategy, described[key], item) for key, item in value.items() if key in described}
-    if isinstance(value, list | tuple) and isinstance(described, list) and len(value) == len(described):
+    if isinstance(value, list | tuple) and isinstance(described, list | tuple) and len(value) == len(described):
         return [targets_of(strategy, part, item) for part, item in zip(described, value, strict=True)]
     return None
 
@@ -45,7 +45,7 @@ def module_targets(described: Any, own: Mapping[str, Any]) -> dict[str, Any] | N
 
 
 def optimizer_targets(strategy: Strategy, described: Any, optimizer: Any) -> dict[str, Any] | None:
-    """For each saved tensor of a parameter's shape, an empty one that lies as the parameter does.
+    """For each saved tensor of a parameter's shape, one that lies as the parameter does.
 
     So a sharded parameter's moments are read in shards, without a step of the optimizer to make them first.
     """
@@ -56,19 +56,17 @@ def optimizer_targets(strategy: Strategy, described: Any, optimizer: Any) -> dic
     by_name = dict(zip(strategy.parameter_names(optimizer), parameters, strict=True))
     return {
         "state": {
-            name: {key: _empty_like(by_name[name], part) for key, part in entry.items()}
+            name: {key: _like(by_name[name], part) for key, part in entry.items()}
             for name, entry in entries.items()
             if name in by_name and isinstance(entry, dict)
         }
     }
 
 
-def _empty_like(parameter: Any, described: Any) -> Any:
-    import torch
-
+def _like(parameter: Any, described: Any) -> Any:
     if not isinstance(described, TensorDescription) or described.shape != _shape(parameter) or not described.shape:
         return None
-    return torch.empty_like(parameter, dtype=described.dtype, requires_grad=False)
+    return parameter.detach().to(described.dtype, copy=True)
 
 
 def _shape(value: Any) -> tuple[int, ...] | None:

@@ -46,10 +46,10 @@ def _replace(value: Any, owners: Mapping[tuple[int, int], int], rank: int) -> An
         for key, item in value.items():
             copied[key] = _replace(item, owners, rank)
         if hasattr(value, "_metadata"):
-            copied._metadata = value._metadata
+            copied._metadata = value._metadata  # type: ignore[attr-defined]
         return copied
-    if type(value) is list:
-        return [_replace(item, owners, rank) for item in value]
+    if type(value) in (list, tuple):
+        return type(value)(_replace(item, owners, rank) for item in value)
     if not hasattr(value, "data_ptr") or (owner := owners.get(_place(value))) is None:
         return value
     shape = tuple(value.shape)

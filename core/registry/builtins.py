@@ -34,7 +34,15 @@ _TABLE: dict[str, dict[str, tuple[str, str]]] = {
         "bf16": ("core.precision.mixed:bfloat16", "Short for bf16-mixed"),
     },
     "checkpoint io": {
+        "distributed": (
+            "core.checkpoint.distributed_io:DistributedCheckpointIO",
+            "A folder, to which every rank writes its part",
+        ),
         "torch": ("core.checkpoint.torch_io:TorchCheckpointIO", "One file, written with torch.save"),
+        "safetensors": (
+            "core.checkpoint.safetensors_io:SafetensorsCheckpointIO",
+            "Weights alone, in one file for other programs",
+        ),
     },
     "cluster environment": {
         "local": ("core.cluster.local:LocalEnvironment", "This machine; the launcher makes the processes"),

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from core.resolve.plugins import Plugins
 
 _DEFAULT_PRECISION = "32-true"
-_DEFAULT_CHECKPOINT_IO = "torch"
+_DEFAULT_CHECKPOINT_IO = "distributed"
 _IN_PLACE = "in_place"
 
 _SHORT_PRECISIONS = {"16": "16-mixed", "32": "32-true", "64": "64-true", "bf16": "bf16-mixed"}

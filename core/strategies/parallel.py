@@ -11,10 +11,12 @@ from torch.distributed.constants import default_pg_timeout
 from core.contract import Capability, ConfigurationError, Strategy
 from core.strategies import process_group
 from core.strategies.gather import GatherWithGradients
+from core.strategies.group_collectives import GroupCollectives
 
 if TYPE_CHECKING:
     from datetime import timedelta
 
+    from core.contract import Collectives
     from core.contract.strategy import ReduceOp
 
 _OPERATIONS = {
@@ -191,6 +193,13 @@ class ParallelStrategy(Strategy):
         """All ranks. Yes if all say so, or with `all=False` if any does."""
         vote = torch.tensor(int(decision), device=self.root_device)
         return bool(self.reduce(vote, reduce_op="min" if all else "max").item())
+
+    def background_collectives(self) -> Collectives:
+        """All ranks. A group of its own, over gloo, for one background thread."""
+        if not self._is_connected():
+            return super().background_collectives()
+        group = dist.new_group(backend="gloo", timeout=self._timeout)
+        return GroupCollectives(group, self.collectives.writer)
 
     def teardown(self) -> None:
         """All ranks; idempotent, also after an exception. Leave the group, if it was made here."""

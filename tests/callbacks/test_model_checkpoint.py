@@ -9,7 +9,7 @@ import torch
 from callbacks.tiny import Tiny, loader, make_trainer
 from core import CheckpointError, ConfigurationError
 from core.callbacks import Callback, LambdaCallback, ModelCheckpoint
-from core.checkpoint import TorchCheckpointIO
+from core.checkpoint import TorchCheckpointIO, load_checkpoint
 
 
 def names(folder):
@@ -17,7 +17,7 @@ def names(folder):
 
 
 def read(path):
-    return torch.load(path, weights_only=True)
+    return load_checkpoint(path)
 
 
 def fit(root, checkpoint, *others, val_losses=(), module=None, validate=True, ckpt_path=None, **options):

@@ -109,8 +109,8 @@ def test_checkpoint_io_from_every_side():
     assert resolved(plugins=[mine]).checkpoint_io is mine
     assert resolved(plugins=mine).checkpoint_io is mine
     assert resolved(strategy=ManyDevices(checkpoint_io=mine)).checkpoint_io is mine
-    assert type(resolved().checkpoint_io).__name__ == "TorchCheckpointIO"
-    assert decision(resolve(accelerator="cpu"), "checkpoint io").choice == "torch"
+    assert type(resolved().checkpoint_io).__name__ == "DistributedCheckpointIO"
+    assert decision(resolve(accelerator="cpu"), "checkpoint io").choice == "distributed"
 
 
 def test_a_strategy_has_its_own_default():

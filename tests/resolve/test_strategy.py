@@ -147,7 +147,7 @@ def test_everything_is_connected():
     assert isinstance(strategy.accelerator, CPUAccelerator)
     assert strategy.launcher.cluster_environment is strategy.cluster_environment
     assert (strategy.launcher.num_processes, strategy.launcher.num_nodes) == (1, 1)
-    assert strategy.checkpoint_io.layout == "full"
+    assert strategy.checkpoint_io.layout == "sharded"
 
 
 def test_the_fingerprint_names_every_choice_that_ranks_must_share():

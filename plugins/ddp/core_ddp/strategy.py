@@ -91,6 +91,15 @@ class DDPStrategy(ParallelStrategy):
         """Those of every parallel strategy, and accumulation without communication."""
         return super().capabilities | Capability.NO_SYNC
 
+    @property
+    def replicates_parameters(self) -> bool:
+        """Whether nothing lets the weights of the ranks drift apart: no hook, wrapper or parameter that is left out."""
+        averages_alone = self._comm_hook is None and type(self).configure_ddp is DDPStrategy.configure_ddp
+        wrapped = [handle.wrapped for handle in self.handles]
+        return averages_alone and all(
+            isinstance(module, DistributedDataParallel) and not module.parameters_to_ignore for module in wrapped
+        )
+
     def setup_module(self, module: nn.Module) -> nn.Module:
         """All ranks. Convert, move and wrap the module; without trainable parameters there is nothing to wrap."""
         super().setup_module(module)

@@ -1,0 +1,74 @@
+"""Everything that changes a local disk when a folder is written: one place to look for what may fail, or come too late.
+
+A change is safe from a crash of the machine when the file, and the folder that names it, were synced.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, BinaryIO
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+_BUFFER_BYTES = 1 << 18
+
+
+def create(path: Path) -> BinaryIO:
+    """A new file to write. What is larger than a small buffer is written without being copied."""
+    return path.open("xb", buffering=_BUFFER_BYTES)
+
+
+def sync(file: BinaryIO) -> None:
+    """Bring what was written to the disk."""
+    file.flush()
+    os.fsync(file.fileno())
+
+
+def sync_folder(path: Path) -> None:
+    """Bring the names in a folder to the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def make_folder(path: Path) -> None:
+    """A new, empty folder."""
+    path.mkdir()
+
+
+def make_parents(path: Path) -> None:
+    """The folder, and those above it that are missing, each with its name synced."""
+    if not path.is_dir():
+        make_parents(path.parent)
+        path.mkdir(exist_ok=True)
+        sync_folder(path.parent)
+
+
+def rename(old: Path, new: Path) -> None:
+    """Give a file or folder another name, in one step. A file takes the place of a file, a folder that of an empty one.
+
+    Raises:
+        OSError: also if a folder would take the place of one that isn't empty.
+    """
+    old.rename(new)
+
+
+def unlink(path: Path) -> None:
+    """Delete a file, if it is there."""
+    path.unlink(missing_ok=True)
+
+
+def remove_folder(path: Path) -> None:
+    """Delete an empty folder."""
+    path.rmdir()
+
+
+def remove_tree(path: Path) -> None:
+    """Delete a folder with all in it, if it is there."""
+    if path.is_dir():
+        for entry in path.iterdir():
+            remove_tree(entry) if entry.is_dir() and not entry.is_symlink() else unlink(entry)
+        remove_folder(path)

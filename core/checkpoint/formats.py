@@ -1,0 +1,122 @@
+"""Reading and removing a checkpoint of whichever form is at a path."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from core.checkpoint import manifest, messages, safetensors_file, torch_file
+from core.checkpoint.folder import folder_of
+from core.checkpoint.opened import OpenedCheckpoint
+from core.checkpoint.storage import place_of
+from core.contract.errors import CheckpointCorruptedError, CheckpointError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from core.checkpoint.folder import Folder
+    from core.contract.checkpoint_io import PathLike
+
+T = TypeVar("T")
+
+FILE_SUFFIXES = (".ckpt", ".pt", ".pth", safetensors_file.SUFFIX)
+"""Names of files in a folder that are taken for checkpoints end so."""
+
+
+def load_checkpoint(path: PathLike, targets: Any = None) -> dict[str, Any]:
+    """This rank. The state of a folder or a file; `targets` are filled from a folder.
+
+    Raises:
+        CheckpointNotFoundError: nothing is there.
+        CheckpointCorruptedError: damaged, incomplete, or not a checkpoint; the file is named.
+        CheckpointError: it can't be read.
+    """
+    folder = open_place(path)
+    return _load_file(path) if folder.is_file() else with_folder(folder, lambda opened: opened.load(targets))
+
+
+def describe(path: PathLike) -> dict[str, Any] | None:
+    """This rank. The state of a folder, with descriptions in the place of tensors; None for a file."""
+    folder = open_place(path)
+    return None if folder.is_file() else with_folder(folder, lambda opened: opened.describe())
+
+
+def verify_checkpoint(path: PathLike) -> None:
+    """This rank. Read every byte and compare its digest.
+
+    Raises:
+        As `load_checkpoint`.
+    """
+    folder = open_place(path)
+    if folder.is_file():
+        _load_file(path)
+    else:
+        with_folder(folder, lambda opened: opened.verify())
+
+
+def remove(path: PathLike) -> None:
+    """Rank 0. Delete a folder or a file, if it is there.
+
+    Raises:
+        CheckpointError: it can't be deleted.
+    """
+    try:
+        folder = folder_of(path)
+        place_of(path).remove() if folder.is_file() else folder.remove()
+    except Exception as error:
+        raise messages.cannot_delete(os.fspath(path), error) from error
+
+
+def open_place(path: PathLike) -> Folder:
+    """The place that a path names.
+
+    Raises:
+        CheckpointError: nothing can be read there.
+    """
+    try:
+        return folder_of(path)
+    except Exception as error:
+        raise messages.cannot_read(os.fspath(path), error) from error
+
+
+def with_folder(folder: Folder, work: Callable[[OpenedCheckpoint], T]) -> T:
+    """Open a checkpoint folder and do something with it, again if another process replaces it meanwhile.
+
+    Raises:
+        CheckpointNotFoundError: nothing is there.
+        CheckpointCorruptedError: damaged, incomplete, or not a checkpoint; the file is named.
+        CheckpointError: it can't be read.
+    """
+    while True:
+        raw_manifest = _read_manifest(folder)
+        try:
+            return work(OpenedCheckpoint(folder, raw_manifest))
+        except Exception as error:
+            if _read_manifest(folder) != raw_manifest:
+                continue
+            if isinstance(error, CheckpointError):
+                raise
+            if isinstance(error, FileNotFoundError):
+                raise CheckpointCorruptedError(
+                    f"{str(folder)!r} is incomplete: its file {os.path.basename(error.filename or str(error))!r} is "
+                    "missing. Load an earlier checkpoint."
+                ) from error
+            raise messages.cannot_read(str(folder), error) from error
+
+
+def _read_manifest(folder: Folder) -> bytes:
+    try:
+        return folder.read_manifest()
+    except FileNotFoundError as error:
+        if not folder.is_folder():
+            raise messages.not_found(str(folder), folder.siblings()) from error
+        raise CheckpointCorruptedError(
+            f"{str(folder)!r} is a folder without {manifest.NAME}: not a checkpoint of core, or one that was never "
+            "completed. Load an earlier checkpoint."
+        ) from error
+    except OSError as error:
+        raise messages.cannot_read(str(folder), error) from error
+
+
+def _load_file(path: PathLike) -> dict[str, Any]:
+    return safetensors_file.read(path) if os.fspath(path).endswith(safetensors_file.SUFFIX) else torch_file.read(path)

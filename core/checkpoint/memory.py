@@ -1,0 +1,58 @@
+"""Tensors as bytes, and bytes as tensors, without a copy where that is possible."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_PIECE_BYTES = 2 << 20
+"""So much is copied at a time of a tensor that isn't in the processor's memory, or not in order."""
+
+
+def pieces(tensor: torch.Tensor) -> Iterator[Any]:
+    """The elements in order, as bytes: a contiguous tensor on the CPU whole, others in small copies.
+
+    Each piece is to be used before the next one is asked for.
+    """
+    if not tensor.numel():
+        return
+    if (tensor.device.type == "cpu" and tensor.is_contiguous()) or tensor.nbytes <= _PIECE_BYTES:
+        held = tensor.cpu().contiguous()
+        yield _bytes_of(held)
+        return
+    row_bytes = tensor.nbytes // tensor.shape[0]
+    if row_bytes > _PIECE_BYTES:
+        for row in tensor:
+            yield from pieces(row)
+        return
+    for part in tensor.split(_PIECE_BYTES // row_bytes):
+        held = part.cpu().contiguous()
+        yield _bytes_of(held)
+
+
+def _bytes_of(tensor: torch.Tensor) -> Any:
+    """A view that is good as long as somebody holds the tensor."""
+    return memoryview((ctypes.c_char * tensor.nbytes).from_address(tensor.data_ptr())).cast("B")
+
+
+def box_span(sizes: tuple[int, ...], offsets: tuple[int, ...], lengths: tuple[int, ...]) -> tuple[int, int]:
+    """First element, and the one after the last, of a box in a contiguous tensor of shape `sizes`."""
+    strides = strides_of(sizes)
+    start = sum(offset * stride for offset, stride in zip(offsets, strides, strict=True))
+    return start, start + 1 + sum((length - 1) * stride for length, stride in zip(lengths, strides, strict=True))
+
+
+def strides_of(sizes: tuple[int, ...]) -> tuple[int, ...]:
+    """Of a contiguous tensor."""
+    return tuple(math.prod(sizes[dim + 1 :]) for dim in range(len(sizes)))
+
+
+def box_of(buffer: Any, dtype: torch.dtype, sizes: tuple[int, ...], lengths: tuple[int, ...]) -> torch.Tensor:
+    """A box of a contiguous tensor of shape `sizes`, on memory that begins with the box's first element."""
+    return torch.frombuffer(buffer, dtype=dtype).as_strided(lengths, strides_of(sizes))

@@ -1,0 +1,64 @@
+"""Which parts of a leaf this rank has: boxes of the whole tensor, with the memory that holds them."""
+
+from __future__ import annotations
+
+import zlib
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from core.contract.sharded_leaf import Chunk, ShardedLeaf
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+def chunks_to_write(name: str, leaf: Any, rank: int) -> Sequence[Chunk]:
+    """What this rank has to write of a leaf, without asking the others: a plain tensor is rank 0's.
+
+    Args:
+        name: of the leaf.
+        leaf: a tensor, a DTensor, or a `ShardedLeaf`.
+        rank: of this process.
+    """
+    if isinstance(leaf, ShardedLeaf):
+        return leaf.chunks
+    if not hasattr(type(leaf), "__create_chunk_list__"):
+        return [_whole(leaf)] if rank == 0 else []
+    return chunks_to_fill(leaf) if _is_first_replica(name, leaf) else []
+
+
+def chunks_to_fill(leaf: Any) -> Sequence[Chunk]:
+    """All that this rank has of a leaf."""
+    if isinstance(leaf, ShardedLeaf):
+        return leaf.chunks
+    if not hasattr(type(leaf), "__create_chunk_list__"):
+        return [_whole(leaf)]
+    local = leaf.to_local().detach()
+    if not local.numel():
+        return []
+    (box,) = leaf.__create_chunk_list__()
+    return [Chunk(tuple(box.offsets), tuple(box.sizes), local)]
+
+
+def shape_of(leaf: Any) -> tuple[int, ...]:
+    """Of the whole tensor."""
+    return leaf.global_shape if isinstance(leaf, ShardedLeaf) else tuple(leaf.shape)
+
+
+def _whole(tensor: torch.Tensor) -> Chunk:
+    return Chunk((0,) * tensor.dim(), tuple(tensor.shape), tensor.detach())
+
+
+def _is_first_replica(name: str, leaf: Any) -> bool:
+    """Whether it falls to this rank to write, of those that have the same part. Takes turns with the leaf's name."""
+    coordinate = leaf.device_mesh.get_coordinate()
+    if coordinate is None:
+        return False
+    replicated = [dim for dim, placement in enumerate(leaf.placements) if placement.is_replicate()]
+    turn = zlib.crc32(name.encode())
+    for dim in replicated:
+        turn, chosen = divmod(turn, leaf.device_mesh.size(dim))
+        if coordinate[dim] != chosen:
+            return False
+    return True

@@ -1,0 +1,93 @@
+"""A checkpoint in one file, with its digest in a second one beside it: replaced whole, and verified when it is read."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+from core.checkpoint import digest, messages
+from core.checkpoint.storage import Place, place_of
+from core.contract.errors import CheckpointCorruptedError, CheckpointError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from core.contract.checkpoint_io import PathLike
+
+
+def replace(path: PathLike, write: Callable[[digest.HashingWriter], None]) -> None:
+    """Replace what is at `path` by what `write` writes, front to back.
+
+    Raises:
+        CheckpointError: it can't be written; what was there is untouched.
+    """
+    writer: digest.HashingWriter | None = None
+
+    def fill(file: BinaryIO) -> str:
+        nonlocal writer
+        writer = digest.HashingWriter(file)
+        write(writer)
+        return writer.hexdigest()
+
+    try:
+        place_of(path).replace(fill)
+    except Exception as error:
+        cause = (writer and writer.error) or error
+        raise messages.cannot_write(os.fspath(path), cause) from cause
+
+
+def read(path: PathLike, parse: Callable[[BinaryIO, str], dict[str, Any]]) -> dict[str, Any]:
+    """What `parse` makes of the file and its name, once its digest is known to be right.
+
+    Raises:
+        CheckpointNotFoundError: nothing is there.
+        CheckpointCorruptedError: it is damaged, or not a checkpoint.
+        CheckpointError: it can't be read.
+    """
+    try:
+        place = place_of(path)
+        return _verified(place, os.fspath(path), parse)
+    except CheckpointError:
+        raise
+    except FileNotFoundError as error:
+        raise messages.not_found(os.fspath(path), _siblings(place)) from error
+    except Exception as error:
+        raise messages.cannot_read(os.fspath(path), error) from error
+
+
+def _verified(place: Place, path: str, parse: Callable[[BinaryIO, str], dict[str, Any]]) -> dict[str, Any]:
+    while True:
+        content = place.read_digest()
+        with place.open() as file:
+            if content is None:
+                warnings.warn(
+                    f"{path!r} has no digest beside it ({path}{digest.SUFFIX}), so damage to it would not be seen. "
+                    "Save it again with core to get one.",
+                    stacklevel=2,
+                )
+                return parse(file, path)
+            if digest.of_file(file) in digest.from_text(content):
+                file.seek(0)
+                return parse(file, path)
+        # Another process may have replaced both between the two reads.
+        if place.read_digest() == content:
+            raise _damaged(path, content)
+
+
+def _damaged(path: str, content: bytes) -> CheckpointCorruptedError:
+    if not digest.from_text(content):
+        return CheckpointCorruptedError(
+            f"{path}{digest.SUFFIX} is damaged: expected lines with a digest. Delete it to load {path!r} unverified."
+        )
+    return CheckpointCorruptedError(
+        f"{path!r} is damaged: its content does not have the digest in {path}{digest.SUFFIX}. Load an earlier "
+        "checkpoint. If you replaced the file yourself, delete that digest."
+    )
+
+
+def _siblings(place: Place) -> list[str] | None:
+    try:
+        return place.siblings()
+    except OSError:
+        return None

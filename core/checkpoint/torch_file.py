@@ -1,0 +1,58 @@
+"""A state in one file, as torch.save writes it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+import torch
+
+from core.checkpoint import messages, single_file
+from core.checkpoint.plain_state import safe_globals, to_plain
+from core.contract.errors import CheckpointCorruptedError
+
+if TYPE_CHECKING:
+    from core.contract.checkpoint_io import PathLike
+
+
+def write(state: dict[str, Any], path: PathLike) -> None:
+    """Replace what is at `path`.
+
+    Raises:
+        CheckpointError: it can't be written, or `state` holds something else than plain types, tensors and arrays.
+    """
+    plain = to_plain(state)
+    # It needs `write` and `flush` only.
+    single_file.replace(path, lambda file: torch.save(plain, file))  # type: ignore[arg-type]
+
+
+def read(path: PathLike) -> dict[str, Any]:
+    """The state in a file, verified.
+
+    Raises:
+        As `single_file.read`.
+    """
+    return single_file.read(path, _load)
+
+
+def _load(file: BinaryIO, path: str) -> dict[str, Any]:
+    try:
+        with torch.serialization.safe_globals(safe_globals()):
+            loaded = torch.load(file, map_location="cpu", weights_only=True)
+    except (MemoryError, OSError):
+        raise
+    except Exception as error:
+        raise CheckpointCorruptedError(
+            f"{path!r} is not a checkpoint that can be loaded without running code from it: {_reason(error)}. "
+            "Expected a file written by core, or by torch.save with plain types and tensors only."
+        ) from error
+    if not isinstance(loaded, dict):
+        raise CheckpointCorruptedError(
+            f"{path!r} holds a {type(loaded).__name__}. Expected a dict, the state of a run."
+        )
+    return loaded
+
+
+def _reason(error: Exception) -> str:
+    """Why torch didn't load a file; its message begins with advice to load it unsafely."""
+    _, found, reason = str(error).partition("WeightsUnpickler error: ")
+    return reason.partition(" by default")[0].partition("\n")[0] if found else messages.describe(error)

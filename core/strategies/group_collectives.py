@@ -1,0 +1,48 @@
+"""Objects between the ranks of a process group."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch.distributed as dist
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from core.contract import Collectives
+
+
+class GroupCollectives:
+    """As much communication as storage needs, over one group of CPU processes."""
+
+    def __init__(self, group: dist.ProcessGroup, writer: Mapping[str, Any]) -> None:
+        """Take a group that is nobody else's.
+
+        Args:
+            group: of all ranks, with a backend for the CPU.
+            writer: who saves, for a reader of the checkpoint.
+        """
+        self._group = group
+        self.writer = writer
+        self.rank = dist.get_rank(group)
+        self.size = dist.get_world_size(group)
+
+    def barrier(self) -> None:
+        """Wait until all are here."""
+        dist.barrier(self._group)
+
+    def broadcast_object(self, obj: Any, src: int = 0) -> Any:
+        """`obj` of rank `src`, on all ranks."""
+        box = [obj]
+        dist.broadcast_object_list(box, src=src, group=self._group)
+        return box[0]
+
+    def gather_objects(self, obj: Any, dst: int = 0) -> list[Any] | None:
+        """On rank `dst` everyone's `obj` in the order of ranks; None elsewhere."""
+        gathered: list[Any] | None = [None] * self.size if self.rank == dst else None
+        dist.gather_object(obj, gathered, dst=dst, group=self._group)
+        return gathered
+
+    def in_background(self) -> Collectives:
+        """These are in the background."""
+        return self

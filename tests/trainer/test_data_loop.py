@@ -1,0 +1,317 @@
+import pytest
+import torch
+from torch.utils.data import DataLoader, IterableDataset
+
+from core import Callback, CheckpointError, ConfigurationError, DataModule
+from trainer.recording import (
+    Numbers,
+    Recorder,
+    Validating,
+    forget,
+    loader,
+    make_parallel_trainer,
+    make_trainer,
+    seen,
+    stream,
+)
+
+
+class Steps(Callback):
+    """After which batches the optimizer has stepped."""
+
+    def __init__(self):
+        self.at = []
+
+    def on_before_zero_grad(self, trainer, module, optimizer):
+        self.at.append(trainer.progress.total_batches + 1)
+
+
+@pytest.mark.parametrize("data", [loader(5, 1), stream(5, 1)], ids=["sized", "unsized"])
+def test_the_last_window_of_an_epoch_may_be_short(tmp_path, data):
+    steps = Steps()
+    trainer = make_trainer(tmp_path, max_epochs=2, accumulate_grad_batches=2, callbacks=steps)
+    trainer.fit(Recorder(tmp_path), data)
+    assert steps.at == [2, 4, 5, 7, 9, 10]
+    assert trainer.global_step == 6
+    assert seen(tmp_path) == [[0], [1], [2], [3], [4]] * 2
+
+
+def test_a_limit_beyond_the_end_of_an_unsized_loader(tmp_path):
+    steps = Steps()
+    trainer = make_trainer(tmp_path, limit_train_batches=10, accumulate_grad_batches=4, callbacks=steps)
+    trainer.fit(Recorder(tmp_path), stream(6, 1))
+    assert steps.at == [4, 6]
+
+
+def test_a_loader_that_promises_too_much(tmp_path):
+    class Optimist(IterableDataset):
+        def __len__(self):
+            return 8
+
+        def __iter__(self):
+            return iter(range(3))
+
+    steps = Steps()
+    make_trainer(tmp_path, accumulate_grad_batches=2, callbacks=steps).fit(
+        Recorder(tmp_path), DataLoader(Optimist(), batch_size=1)
+    )
+    assert steps.at == [2, 3]
+
+
+def test_a_save_in_the_last_short_window_is_made_at_once(tmp_path):
+    class Saving(Callback):
+        def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx):
+            if batch_idx == 2:
+                trainer.save_checkpoint(tmp_path / "end.ckpt")
+                assert (tmp_path / "end.ckpt").exists()
+
+    make_trainer(tmp_path, accumulate_grad_batches=2, callbacks=Saving()).fit(Recorder(tmp_path), stream(3, 1))
+    assert (tmp_path / "end.ckpt").exists()
+
+
+def test_nothing_is_fetched_ahead_without_accumulation(tmp_path):
+    fetched = []
+
+    def generate():
+        for number in range(3):
+            fetched.append(number)
+            yield torch.tensor([number])
+
+    class Watching(Recorder):
+        def training_step(self, batch, batch_idx):
+            assert fetched[-1] == batch_idx
+            return super().training_step(batch, batch_idx)
+
+    make_trainer(tmp_path).fit(Watching(tmp_path), generate())
+    assert fetched == [0, 1, 2]
+
+
+def test_a_generator_is_empty_in_the_second_epoch(tmp_path):
+    generator = (torch.tensor([number]) for number in range(2))
+    with pytest.raises(
+        ConfigurationError, match=r"\(generator\) gave no batch in this epoch: .* that can be read once"
+    ):
+        make_trainer(tmp_path, max_epochs=2).fit(Recorder(tmp_path), generator)
+    assert seen(tmp_path) == [[0], [1]]
+
+
+@pytest.mark.parametrize("make", [make_trainer, make_parallel_trainer], ids=["1", "2"])
+def test_an_empty_training_loader(tmp_path, make):
+    message = "The training loader gives no batch: its data set is empty, drop_last dropped all of it"
+    with pytest.raises(Exception, match=message):
+        make(tmp_path).fit(Recorder(tmp_path), loader(1, 8, drop_last=True))
+    with pytest.raises(ConfigurationError, match="or limit_train_batches=0 left none"):
+        make_trainer(tmp_path, limit_train_batches=0).fit(Recorder(tmp_path), loader())
+
+
+def test_an_empty_evaluation_loader(tmp_path):
+    with pytest.raises(ConfigurationError, match="The validation loader gives no batch: its data set is empty"):
+        make_trainer(tmp_path).fit(Validating(tmp_path), loader(), loader(0))
+    with pytest.raises(ConfigurationError, match="The test loader gives no batch"):
+        make_trainer(tmp_path).test(Recorder(tmp_path), loader(0))
+    with pytest.warns(UserWarning, match=r"A test loader \(generator\) gave no batch: it is empty, or an iterator"):
+        make_trainer(tmp_path).test(Recorder(tmp_path), (number for number in ()))
+    assert make_trainer(tmp_path, limit_val_batches=0).validate(Validating(tmp_path), loader(0)) == []
+
+
+def test_a_rank_without_samples_takes_part_in_evaluation(tmp_path):
+    (result,) = make_parallel_trainer(tmp_path).validate(Validating(tmp_path), loader(1, start=5))
+    assert result == {"total": 5.0}
+    assert [seen(tmp_path, "validation", rank) for rank in (0, 1)] == [[[5]], []]
+
+
+def test_a_training_loader_in_evaluation(tmp_path):
+    with pytest.warns(UserWarning, match="The validation loader shuffles. Is it the training loader"):
+        make_trainer(tmp_path).validate(Validating(tmp_path), loader(shuffle=True))
+    with pytest.warns(UserWarning, match="The prediction loader shuffles"):
+        make_trainer(tmp_path).predict(Recorder(tmp_path), loader(shuffle=True))
+
+
+class RankStream(IterableDataset):
+    """Shares itself out: as many samples as `counts` says for the rank."""
+
+    def __init__(self, *counts):
+        self.counts = counts
+
+    def __len__(self):
+        return self.counts[torch.distributed.get_rank()]
+
+    def __iter__(self):
+        rank = torch.distributed.get_rank()
+        return iter(range(100 * rank, 100 * rank + self.counts[rank]))
+
+
+def test_a_data_set_that_shares_itself_out(tmp_path):
+    data = DataLoader(RankStream(4, 4), batch_size=2)
+    make_parallel_trainer(tmp_path, use_distributed_sampler=False).fit(Recorder(tmp_path), data)
+    assert [seen(tmp_path, rank=rank) for rank in (0, 1)] == [[[0, 1], [2, 3]], [[100, 101], [102, 103]]]
+
+
+def test_shares_of_different_lengths_are_refused(tmp_path):
+    data = DataLoader(RankStream(4, 2), batch_size=2)
+    message = "different number of batches on each rank: 2 on rank 0, 1 on rank 1.*or pass limit_train_batches=1"
+    with pytest.raises(Exception, match=message):
+        make_parallel_trainer(tmp_path, use_distributed_sampler=False).fit(Recorder(tmp_path), data)
+    make_parallel_trainer(tmp_path, use_distributed_sampler=False, limit_train_batches=1).fit(Recorder(tmp_path), data)
+    assert [seen(tmp_path, rank=rank) for rank in (0, 1)] == [[[0, 1]], [[100, 101]]]
+
+
+def test_use_distributed_sampler_false_leaves_a_loader_alone(tmp_path):
+    make_parallel_trainer(tmp_path, use_distributed_sampler=False).fit(Recorder(tmp_path), loader())
+    assert seen(tmp_path, rank=0) == seen(tmp_path, rank=1) == [[0, 1], [2, 3], [4, 5]]
+
+
+def test_a_stream_is_read_by_every_rank_with_a_warning(tmp_path):
+    with pytest.raises(Exception, match="a DataLoader over Stream can't be sharded from outside"):
+        make_parallel_trainer(tmp_path).fit(Recorder(tmp_path), stream())
+
+
+class Stateful:
+    """Orders its data by itself, and knows where it is, as torchdata's StatefulDataLoader does."""
+
+    def __init__(self, num_batches=4):
+        self.position, self.num_batches = 0, num_batches
+
+    def __iter__(self):
+        while self.position < self.num_batches:
+            self.position += 1
+            yield torch.tensor([self.position, self._rank()])
+        self.position = 0
+
+    def _rank(self):
+        return torch.distributed.get_rank() if torch.distributed.is_initialized() else 0
+
+    def state_dict(self):
+        return {"position": self.position, "rank": self._rank()}
+
+    def load_state_dict(self, state):
+        assert state["rank"] == self._rank()
+        self.position = state["position"]
+
+
+class Saving(Callback):
+    def __init__(self, path, batch=2):
+        self.path, self.batch = path, batch
+
+    def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx):
+        if trainer.progress.total_batches == self.batch:
+            trainer.save_checkpoint(self.path)
+
+
+@pytest.mark.parametrize("window", [1, 2])
+def test_a_loaders_own_state_is_used(tmp_path, window):
+    path = tmp_path / "middle.ckpt"
+    options = {"max_epochs": 2, "accumulate_grad_batches": window}
+    make_trainer(tmp_path, callbacks=Saving(path, 2), **options).fit(Recorder(tmp_path), Stateful())
+    whole = seen(tmp_path)
+    assert len(whole) == 8
+    forget(tmp_path)
+    resumed = Stateful()
+    make_trainer(tmp_path, **options).fit(Recorder(tmp_path), resumed, ckpt_path=path)
+    assert seen(tmp_path) == whole[2:]
+
+
+def test_an_epoch_begins_at_its_first_batch_whatever_the_state(tmp_path):
+    path = tmp_path / "end.ckpt"
+    trainer = make_trainer(tmp_path, callbacks=AtEnd(path))
+    trainer.fit(Recorder(tmp_path), Stateful())
+    forget(tmp_path)
+    make_trainer(tmp_path, max_epochs=2).fit(Recorder(tmp_path), Stateful(), ckpt_path=path)
+    assert seen(tmp_path) == [[1, 0], [2, 0], [3, 0], [4, 0]]
+
+
+class AtEnd(Callback):
+    runs_last = True
+
+    def __init__(self, path):
+        self.path = path
+
+    def on_train_epoch_end(self, trainer, module):
+        trainer.save_checkpoint(self.path)
+
+
+def test_every_rank_has_its_own_state_back(tmp_path):
+    path = tmp_path / "middle.ckpt"
+    options = {"use_distributed_sampler": False}
+    make_parallel_trainer(tmp_path, callbacks=Saving(path), **options).fit(Recorder(tmp_path), Stateful())
+    forget(tmp_path)
+    make_parallel_trainer(tmp_path, **options).fit(Recorder(tmp_path), Stateful(), ckpt_path=path)
+    assert [seen(tmp_path, rank=rank) for rank in (0, 1)] == [[[3, 0], [4, 0]], [[3, 1], [4, 1]]]
+    with pytest.raises(
+        CheckpointError, match="a state of its own, which was saved on 2 ranks and can't be shared out to"
+    ):
+        make_trainer(tmp_path, **options).fit(Recorder(tmp_path), Stateful(), ckpt_path=path)
+
+
+def test_another_kind_of_loader_is_refused(tmp_path):
+    path = tmp_path / "middle.ckpt"
+    make_trainer(tmp_path, callbacks=Saving(path)).fit(Recorder(tmp_path), Stateful())
+    with pytest.raises(
+        CheckpointError, match="a loader that orders its data itself, and this is a DataLoader with a sa"
+    ):
+        make_trainer(tmp_path).fit(Recorder(tmp_path), loader(), ckpt_path=path)
+
+
+class Reloading(DataModule):
+    def __init__(self):
+        self.asked = []
+
+    def train_dataloader(self):
+        self.asked.append(self.trainer.current_epoch)
+        return loader(4, start=100 * self.trainer.current_epoch, shuffle=True)
+
+
+def test_loaders_are_made_anew(tmp_path):
+    data = Reloading()
+    make_trainer(tmp_path, max_epochs=5, reload_dataloaders_every_n_epochs=2).fit(Recorder(tmp_path), datamodule=data)
+    assert data.asked == [0, 2, 4]
+    assert [min(batch) // 100 for batch in seen(tmp_path)[::2]] == [0, 0, 2, 2, 4]
+
+
+def test_a_resumed_run_has_the_loaders_of_its_epoch(tmp_path):
+    torch.manual_seed(0)
+    path = tmp_path / "middle.ckpt"
+    options = {"max_epochs": 3, "reload_dataloaders_every_n_epochs": 1}
+    make_trainer(tmp_path, callbacks=Saving(path, 3), **options).fit(Recorder(tmp_path), datamodule=Reloading())
+    whole = seen(tmp_path)
+    forget(tmp_path)
+    torch.manual_seed(1)
+    make_trainer(tmp_path, **options).fit(Recorder(tmp_path), datamodule=Reloading(), ckpt_path=path)
+    assert seen(tmp_path) == whole[3:]
+
+
+def test_passed_loaders_cannot_be_made_anew(tmp_path):
+    message = "reload_dataloaders_every_n_epochs=1 asks hooks for new loaders, and train_dataloaders were passed"
+    with pytest.raises(ConfigurationError, match=message):
+        make_trainer(tmp_path, reload_dataloaders_every_n_epochs=1).fit(Recorder(tmp_path), loader())
+
+
+def test_estimated_stepping_batches(tmp_path):
+    found = []
+
+    class Scheduled(Recorder):
+        def configure_optimizers(self):
+            found.append(self.trainer.estimated_stepping_batches)
+            return super().configure_optimizers()
+
+    for options, data in [
+        ({"max_epochs": 3, "accumulate_grad_batches": 2}, loader(5, 1)),
+        ({"max_epochs": 3, "max_steps": 4}, loader(5, 1)),
+        ({"max_epochs": -1, "max_steps": 2}, stream()),
+        ({"limit_train_batches": 1}, loader()),
+    ]:
+        make_trainer(tmp_path, **options).fit(Scheduled(tmp_path), data)
+    assert found == [9, 4, 2, 1]
+    make_parallel_trainer(tmp_path, max_epochs=2).fit(Scheduled(tmp_path), loader(8))
+
+
+def test_numbers_of_batches_and_loaders_can_be_asked_for(tmp_path):
+    trainer = make_trainer(tmp_path, num_sanity_val_steps=2, limit_val_batches=3)
+    assert (trainer.train_dataloader, trainer.val_dataloaders, trainer.num_training_batches) == (None, None, 0)
+    trainer.fit(Validating(tmp_path), loader(), [loader(2), loader(20)])
+    assert (trainer.num_training_batches, trainer.num_val_batches) == (3, [1, 3])
+    assert trainer.num_sanity_val_batches == [1, 2]
+    assert isinstance(trainer.train_dataloader.dataset, Numbers)
+    trainer.test(Recorder(tmp_path), loader(4))
+    assert trainer.num_test_batches == [2]
+    assert len(trainer.test_dataloaders) == 2

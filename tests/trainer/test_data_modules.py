@@ -1,0 +1,296 @@
+import pytest
+import torch
+
+from core import Callback, ConfigurationError, DataModule, Module
+from trainer.recording import Numbers, Recorder, Validating, forget, loader, make_parallel_trainer, make_trainer, seen
+
+
+class Data(DataModule):
+    """Writes down its calls through the module that it serves."""
+
+    def __init__(self, root):
+        self.root, self.ready = root, False
+
+    def note(self, call):
+        rank = self.trainer.global_rank if self.trainer is not None else 0
+        with (self.root / f"calls-{rank}.jsonl").open("a") as file:
+            file.write(f'"{call}"\n')
+
+    def prepare_data(self):
+        self.note("prepare_data")
+        (self.root / "downloaded").write_text("data")
+
+    def setup(self, stage):
+        self.note(f"setup {stage} {(self.root / 'downloaded').exists()}")
+        self.ready = True
+
+    def train_dataloader(self):
+        self.note("train_dataloader")
+        return loader() if self.ready else None
+
+    def val_dataloader(self):
+        return loader(4)
+
+    def test_dataloader(self):
+        return loader(2)
+
+    def predict_dataloader(self):
+        return loader(2)
+
+    def teardown(self, stage):
+        self.note(f"teardown {stage}")
+
+
+def test_it_serves_every_stage(tmp_path):
+    trainer, module, data = make_trainer(tmp_path), Validating(tmp_path), Data(tmp_path)
+    trainer.fit(module, datamodule=data)
+    assert seen(tmp_path) == [[0, 1], [2, 3], [4, 5]]
+    assert seen(tmp_path, "validation") == [[0, 1], [2, 3]]
+    assert trainer.datamodule is data
+    assert data.trainer is trainer
+    forget(tmp_path)
+    assert trainer.validate(module, datamodule=data) == [{"total": 6.0}]
+    trainer.test(module, datamodule=data)
+    assert seen(tmp_path, "test") == [[0, 1]]
+    assert [batch.tolist() for batch in trainer.predict(module, datamodule=data)] == [[0, 10]]
+    stages = [call.removeprefix("setup ") for call in seen(tmp_path, "calls") if call.startswith("setup")]
+    assert stages == ["validate True", "test True", "predict True"]
+
+
+def test_the_order_of_its_hooks_and_of_others(tmp_path):
+    class Net(Validating):
+        def setup(self, stage):
+            self.note("calls", f"module setup {stage}")
+
+        def teardown(self, stage):
+            self.note("calls", f"module teardown {stage}")
+
+        def prepare_data(self):
+            self.note("calls", "module prepare_data")
+
+        def configure_model(self):
+            self.note("calls", "configure_model")
+
+    class Listener(Callback):
+        def setup(self, trainer, module, stage):
+            module.note("calls", "callback setup")
+
+        def teardown(self, trainer, module, stage):
+            module.note("calls", "callback teardown")
+
+    make_trainer(tmp_path, callbacks=Listener()).fit(Net(tmp_path), datamodule=Data(tmp_path))
+    assert seen(tmp_path, "calls") == [
+        "prepare_data",
+        "module prepare_data",
+        "setup fit True",
+        "callback setup",
+        "module setup fit",
+        "configure_model",
+        "train_dataloader",
+        "teardown fit",
+        "callback teardown",
+        "module teardown fit",
+    ]
+
+
+@pytest.mark.parametrize("stage", ["fit", "validate", "test", "predict"])
+def test_it_may_stand_in_the_place_of_loaders(tmp_path, stage):
+    trainer, data = make_trainer(tmp_path), Data(tmp_path)
+    getattr(trainer, stage)(Validating(tmp_path), data)
+    assert trainer.datamodule is data
+
+
+def test_two_processes_prepare_once_and_share_its_samples(tmp_path):
+    make_parallel_trainer(tmp_path).fit(Validating(tmp_path), datamodule=Data(tmp_path))
+    assert seen(tmp_path, "calls", 0) == ["prepare_data", "setup fit True", "train_dataloader", "teardown fit"]
+    assert seen(tmp_path, "calls", 1) == ["setup fit True", "train_dataloader", "teardown fit"]
+    assert [seen(tmp_path, rank=rank) for rank in (0, 1)] == [[[0, 1], [4]], [[2, 3], [5]]]
+    assert [seen(tmp_path, "validation", rank) for rank in (0, 1)] == [[[0, 1]], [[2, 3]]]
+
+
+def test_the_others_wait_for_a_slow_download(tmp_path):
+    class Slow(Data):
+        def prepare_data(self):
+            import time
+
+            time.sleep(0.5)
+            super().prepare_data()
+
+    make_parallel_trainer(tmp_path).validate(Validating(tmp_path), datamodule=Slow(tmp_path))
+    assert "setup validate True" in seen(tmp_path, "calls", 1)
+
+
+def test_an_exception_comes_to_it(tmp_path):
+    class Failing(Validating):
+        def training_step(self, batch, batch_idx):
+            raise ValueError("no")
+
+    class Watching(Data):
+        def on_exception(self, exception):
+            self.note(f"exception {exception}")
+
+    with pytest.raises(ValueError, match="no"):
+        make_trainer(tmp_path).fit(Failing(tmp_path), datamodule=Watching(tmp_path))
+    assert seen(tmp_path, "calls")[-2:] == ["exception no", "teardown fit"]
+
+
+class Curriculum(DataModule):
+    """Its data depends on its state."""
+
+    def __init__(self):
+        self.difficulty, self.restored = 0, None
+
+    def train_dataloader(self):
+        return loader(4, start=100 * self.difficulty)
+
+    def state_dict(self):
+        return {"difficulty": self.difficulty}
+
+    def load_state_dict(self, state):
+        self.restored = dict(state)
+        self.difficulty = state["difficulty"]
+
+
+def test_a_resumed_run_uses_its_state(tmp_path):
+    class Saving(Callback):
+        def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx):
+            if trainer.global_step == 1:
+                trainer.save_checkpoint(tmp_path / "first.ckpt")
+
+    data = Curriculum()
+    data.difficulty = 7
+    make_trainer(tmp_path, callbacks=Saving()).fit(Recorder(tmp_path), datamodule=data)
+    assert seen(tmp_path) == [[700, 701], [702, 703]]
+    forget(tmp_path)
+    resumed = Curriculum()
+    make_trainer(tmp_path).fit(Recorder(tmp_path), datamodule=resumed, ckpt_path=tmp_path / "first.ckpt")
+    assert resumed.restored == {"difficulty": 7}
+    assert seen(tmp_path) == [[702, 703]]
+
+
+class OwnData(Validating):
+    def train_dataloader(self):
+        return loader(2, start=20)
+
+    def val_dataloader(self):
+        return loader(2, start=30)
+
+
+def test_the_modules_own_hooks(tmp_path):
+    make_trainer(tmp_path).fit(OwnData(tmp_path))
+    assert seen(tmp_path) == [[20, 21]]
+    assert seen(tmp_path, "validation") == [[30, 31]]
+
+
+def test_any_nn_module_may_have_the_hooks(tmp_path):
+    class Plain(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer, self.batches = torch.nn.Linear(1, 1), []
+
+        def training_step(self, batch):
+            self.batches.append(batch.tolist())
+            return self.layer(batch.float()[:, None]).mean()
+
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parameters(), lr=0.1)
+
+        def train_dataloader(self):
+            return loader(2)
+
+    module = Plain()
+    make_trainer(tmp_path).fit(module)
+    assert module.batches == [[0, 1]]
+
+
+def test_arguments_come_before_hooks(tmp_path):
+    make_trainer(tmp_path).fit(OwnData(tmp_path), loader(2))
+    assert seen(tmp_path) == [[0, 1]]
+    assert seen(tmp_path, "validation") == [[30, 31]]
+
+
+def test_a_data_module_comes_before_the_module(tmp_path):
+    class TrainOnly(DataModule):
+        def train_dataloader(self):
+            return loader(2, start=40)
+
+    make_trainer(tmp_path).fit(OwnData(tmp_path), datamodule=TrainOnly())
+    assert seen(tmp_path) == [[40, 41]]
+    assert seen(tmp_path, "validation") == [[30, 31]]
+
+
+def test_prepare_data_once_for_shared_storage(tmp_path):
+    class Shared(Data):
+        prepare_data_per_node = False
+
+    make_parallel_trainer(tmp_path).test(Recorder(tmp_path), datamodule=Shared(tmp_path))
+    assert seen(tmp_path, "calls", 0)[0] == "prepare_data"
+    assert seen(tmp_path, "calls", 1)[0] == "setup test True"
+
+
+def test_no_validation_step_leaves_the_hook_alone(tmp_path):
+    class TrainsOnly(Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = torch.nn.Linear(1, 1)
+
+        def training_step(self, batch):
+            return self.layer(batch.float()[:, None]).mean()
+
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parameters(), lr=0.1)
+
+    trainer = make_trainer(tmp_path)
+    with pytest.warns(UserWarning, match=r"TrainsOnly has no validation_step\(\), so that Data.val_dataloader\(\)"):
+        trainer.fit(TrainsOnly(), datamodule=Data(tmp_path))
+    assert trainer.global_step == 3
+
+
+def refuse(tmp_path, message, **arguments):
+    with pytest.raises(ConfigurationError, match=message):
+        make_trainer(tmp_path).fit(Recorder(tmp_path), **arguments)
+
+
+def test_conflicts_and_mistakes(tmp_path):
+    data = Data(tmp_path)
+    both = "Both loaders and datamodule=Data were passed"
+    refuse(tmp_path, both, train_dataloaders=loader(), datamodule=data)
+    refuse(tmp_path, both, train_dataloaders=data, val_dataloaders=loader())
+    refuse(tmp_path, "datamodule is type; expected an instance of core.DataModule, not the class", datamodule=Data)
+    refuse(tmp_path, "datamodule is DataLoader; expected an instance of core.DataModule", datamodule=loader())
+    refuse(
+        tmp_path,
+        r"val_dataloaders has Data .*pass a DataModule as datamodule",
+        train_dataloaders=loader(),
+        val_dataloaders=data,
+    )
+
+
+def test_nobody_has_loaders(tmp_path):
+    class Empty(DataModule):
+        pass
+
+    refuse(tmp_path, r"No training loader was given. Pass train_dataloaders=..., or define train_dataloader\(\)")
+    refuse(tmp_path, r"Empty with no loaders has no train_dataloader\(\)", datamodule=Empty())
+    with pytest.raises(ConfigurationError, match=r"No test loader was given; .*define test_dataloader\(\)"):
+        make_trainer(tmp_path).test(Recorder(tmp_path), datamodule=Empty())
+
+
+def test_something_that_is_no_loader(tmp_path):
+    refuse(tmp_path, r"wrap the data set in DataLoader\(dataset, batch_size=...\)", train_dataloaders=Numbers(3))
+    refuse(tmp_path, r"expected a DataLoader or an iterable of batches\.", train_dataloaders=3)
+    refuse(tmp_path, "an iterable of batches: call it", train_dataloaders=Data(tmp_path).train_dataloader)
+    refuse(tmp_path, r"train_dataloaders has Numbers", train_dataloaders={"a": loader(), "b": Numbers(3)})
+    refuse(tmp_path, "train_dataloaders is an empty dict", train_dataloaders={})
+
+
+def test_a_hook_that_returns_no_loader(tmp_path):
+    class Wrong(DataModule):
+        def __init__(self, value):
+            self.value = value
+
+        def train_dataloader(self):
+            return self.value
+
+    refuse(tmp_path, r"Wrong.train_dataloader\(\) returned None; expected a loader", datamodule=Wrong(None))
+    refuse(tmp_path, r"Wrong.train_dataloader\(\) has int 5; expected a DataLoader", datamodule=Wrong(5))

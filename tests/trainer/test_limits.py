@@ -1,0 +1,304 @@
+from datetime import timedelta
+
+import pytest
+import torch
+
+from core import Callback, ConfigurationError, Logger
+from core.callbacks import EarlyStopping, LearningRateMonitor, ModelCheckpoint
+from trainer.recording import (
+    Recorder,
+    Validating,
+    forget,
+    loader,
+    make_parallel_trainer,
+    make_trainer,
+    seen,
+    stream,
+)
+
+
+class Rhythm(Callback):
+    """After how many training batches validation ran."""
+
+    def __init__(self):
+        self.at = []
+
+    def on_validation_start(self, trainer, module):
+        self.at.append("sanity" if trainer.sanity_checking else trainer.progress.total_batches)
+
+
+def rhythm(tmp_path, data=None, **options):
+    """Of two epochs of eight batches each."""
+    listener = Rhythm()
+    trainer = make_trainer(tmp_path, callbacks=listener, **{"max_epochs": 2, **options})
+    trainer.fit(Validating(tmp_path), loader(8, 1) if data is None else data, loader(2))
+    return listener.at
+
+
+# limits of batches ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("limit", "batches"), [(2, 2), (0.5, 4), (1.0, 8), (1, 1), (100, 8), (None, 8)])
+def test_limits(tmp_path, limit, batches):
+    names = ("limit_train_batches", "limit_val_batches", "limit_test_batches", "limit_predict_batches")
+    trainer = make_trainer(tmp_path, **dict.fromkeys(names, limit))
+    module = Validating(tmp_path)
+    trainer.fit(module, loader(8, 1), loader(8, 1))
+    trainer.test(module, loader(8, 1))
+    assert [len(seen(tmp_path, kind)) for kind in ("train", "validation", "test")] == [batches] * 3
+    assert len(trainer.predict(module, loader(8, 1))) == batches
+
+
+def test_a_limit_holds_for_each_loader_and_each_rank(tmp_path):
+    make_parallel_trainer(tmp_path, limit_val_batches=1).validate(Validating(tmp_path), [loader(8), loader(8)])
+    assert [len(seen(tmp_path, "validation", rank)) for rank in (0, 1)] == [2, 2]
+
+
+def test_limits_of_zero_leave_a_stage_out(tmp_path):
+    trainer = make_trainer(tmp_path, limit_val_batches=0, limit_predict_batches=0)
+    trainer.fit(Validating(tmp_path), loader(), loader())
+    assert seen(tmp_path, "validation") == []
+    assert trainer.predict(Validating(tmp_path), loader()) == []
+
+
+@pytest.mark.parametrize("name", ["limit_predict_batches", "overfit_batches", "limit_train_batches"])
+@pytest.mark.parametrize("value", [-1, 1.5, True, "2"])
+def test_what_is_no_limit(tmp_path, name, value):
+    with pytest.raises(
+        ConfigurationError, match=rf"{name}=.*expected a number of batches \(int, 0 or more\), a fraction"
+    ):
+        make_trainer(tmp_path, **{name: value})
+
+
+def test_a_fraction_of_nobody_knows_what(tmp_path):
+    with pytest.raises(ConfigurationError, match=r"limit_train_batches=0\.5 is a fraction, and the data set"):
+        make_trainer(tmp_path, limit_train_batches=0.5).fit(Recorder(tmp_path), stream())
+    with pytest.raises(ConfigurationError, match=r"limit_predict_batches=0\.1 of 3 batches is less than"):
+        make_trainer(tmp_path, limit_predict_batches=0.1).predict(Recorder(tmp_path), loader())
+
+
+# overfit_batches ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("amount", [2, 0.5])
+def test_overfit_batches_are_the_same_in_each_epoch(tmp_path, amount):
+    trainer = make_trainer(tmp_path, overfit_batches=amount, max_epochs=2)
+    trainer.fit(Validating(tmp_path), loader(4, 1), loader(4, 1, start=50))
+    assert seen(tmp_path) == [[0], [1]] * 2
+    assert seen(tmp_path, "validation") == [[50], [51]] * 2
+
+
+def test_overfitting_stops_shuffling(tmp_path):
+    trainer = make_trainer(tmp_path, overfit_batches=2, max_epochs=3)
+    with pytest.warns(UserWarning, match="overfit_batches=2 needs the same batches in each epoch: the training loader"):
+        trainer.fit(Recorder(tmp_path), loader(20, shuffle=True))
+    assert seen(tmp_path) == [[0, 1], [2, 3]] * 3
+    forget(tmp_path)
+    trainer = make_trainer(tmp_path, overfit_batches=1)
+    with pytest.warns(UserWarning, match="the training loader"):
+        trainer.fit(Recorder(tmp_path), loader(5, 3, shuffle=True, drop_last=True))
+    assert seen(tmp_path) == [[0, 1, 2]]
+
+
+def test_two_ranks_overfit_on_their_shares(tmp_path):
+    make_parallel_trainer(tmp_path, overfit_batches=1, max_epochs=2).fit(Recorder(tmp_path), loader(20))
+    assert [seen(tmp_path, rank=rank) for rank in (0, 1)] == [[[0, 1]] * 2, [[2, 3]] * 2]
+
+
+# fast_dev_run ---------------------------------------------------------------------------------------------------------
+
+
+class Writing(Logger):
+    def __init__(self, root):
+        self.root = root
+
+    @property
+    def name(self):
+        return "writing"
+
+    @property
+    def version(self):
+        return 0
+
+    def log_metrics(self, metrics, step):
+        (self.root / "logged").write_text("")
+
+
+@pytest.mark.parametrize(("value", "batches"), [(True, 1), (3, 3)])
+def test_fast_dev_run(tmp_path, capsys, value, batches):
+    callbacks = [
+        ModelCheckpoint(tmp_path / "checkpoints"),
+        EarlyStopping("never_logged"),
+        LearningRateMonitor(),
+        Rhythm(),
+    ]
+    trainer = make_trainer(
+        tmp_path,
+        fast_dev_run=value,
+        max_epochs=50,
+        min_steps=40,
+        num_sanity_val_steps=2,
+        limit_val_batches=7,
+        val_check_interval=2,
+        log_every_n_steps=1,
+        callbacks=callbacks,
+        logger=Writing(tmp_path),
+        enable_checkpointing=True,
+    )
+    module = Validating(tmp_path)
+    trainer.fit(module, loader(20), loader(20))
+    assert (len(seen(tmp_path)), len(seen(tmp_path, "validation"))) == (batches, batches)
+    assert callbacks[-1].at == [batches]
+    assert [type(callback).__name__ for callback in trainer.callbacks] == ["Rhythm"]
+    assert not (tmp_path / "checkpoints").exists()
+    assert not (tmp_path / "logged").exists()
+    assert f"fast_dev_run: {batches} batch" in capsys.readouterr().out
+    trainer.test(module, loader(20))
+    assert len(seen(tmp_path, "test")) == batches
+    assert len(trainer.predict(module, loader(20))) == batches
+
+
+def test_a_quick_run_takes_what_a_module_tells_its_logger(tmp_path):
+    class Talking(Recorder):
+        def on_train_start(self):
+            self.logger.experiment.add_image("x", torch.zeros(1))
+            self.trainer.logger.log_metrics({"x": 1.0}, 0)
+
+    trainer = make_trainer(tmp_path, fast_dev_run=True, logger=Writing(tmp_path))
+    trainer.fit(Talking(tmp_path), loader())
+    assert not (tmp_path / "logged").exists()
+
+
+def test_a_quick_run_of_two_processes_says_it_once(tmp_path, capfd):
+    make_parallel_trainer(tmp_path, fast_dev_run=True).fit(Recorder(tmp_path), loader(20))
+    assert capfd.readouterr().out.count("fast_dev_run: 1 batch of each stage") == 1
+
+
+def test_no_quick_run(tmp_path):
+    make_trainer(tmp_path, fast_dev_run=0).fit(Recorder(tmp_path), loader())
+    assert len(seen(tmp_path)) == 3
+    with pytest.raises(ConfigurationError, match="fast_dev_run=-1: expected True for one batch, a number of batches"):
+        make_trainer(tmp_path, fast_dev_run=-1)
+
+
+# when validation runs -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({}, [8, 16]),
+        ({"val_check_interval": 3}, [3, 6, 11, 14]),
+        ({"val_check_interval": 4}, [4, 8, 12, 16]),
+        ({"val_check_interval": 8}, [8, 16]),
+        ({"val_check_interval": 1.0}, [8, 16]),
+        ({"val_check_interval": 0.25}, [2, 4, 6, 8, 10, 12, 14, 16]),
+        ({"check_val_every_n_epoch": 2}, [16]),
+        ({"check_val_every_n_epoch": 2, "val_check_interval": 4}, [12, 16]),
+        ({"check_val_every_n_epoch": 3}, []),
+        ({"check_val_every_n_epoch": None, "val_check_interval": 5}, [5, 10, 15]),
+        ({"check_val_every_n_epoch": None, "val_check_interval": 12}, [12]),
+        ({"check_val_every_n_epoch": None, "val_check_interval": 8}, [8, 16]),
+        ({"check_val_every_n_epoch": None, "val_check_interval": 8, "max_epochs": 3}, [8, 16, 24]),
+    ],
+)
+def test_rhythm(tmp_path, options, expected):
+    assert rhythm(tmp_path, **options) == expected
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({}, [8, 16]),
+        ({"val_check_interval": 3}, [3, 6, 11, 14]),
+        ({"val_check_interval": 4}, [4, 8, 12, 16]),
+        ({"val_check_interval": 4, "limit_train_batches": 20}, [4, 8, 12, 16]),
+        ({"val_check_interval": 4, "limit_train_batches": 6}, [4, 10]),
+        ({"check_val_every_n_epoch": None, "val_check_interval": 12}, [12]),
+    ],
+)
+def test_rhythm_without_a_length(tmp_path, options, expected):
+    assert rhythm(tmp_path, stream(8, 1), **options) == expected
+
+
+@pytest.mark.parametrize(("steps", "batches"), [(0, 0), (2, 2), (-1, 5), (100, 5)])
+def test_sanity_check(tmp_path, steps, batches):
+    trainer = make_trainer(tmp_path, num_sanity_val_steps=steps, limit_train_batches=1, check_val_every_n_epoch=9)
+    trainer.fit(Validating(tmp_path), loader(), loader(5, 1))
+    assert len(seen(tmp_path, "validation")) == batches
+
+
+def test_a_time_between_validations(tmp_path):
+    class Slow(Validating):
+        def training_step(self, batch, batch_idx):
+            if batch_idx == 3:
+                import time
+
+                time.sleep(0.3)
+            return super().training_step(batch, batch_idx)
+
+    listener = Rhythm()
+    interval = timedelta(seconds=0.3)
+    trainer = make_trainer(tmp_path, callbacks=listener, val_check_interval=interval)
+    trainer.fit(Slow(tmp_path), loader(8, 1), loader(2))
+    assert len(listener.at) == 1
+    assert listener.at[0] >= 4
+
+
+@pytest.mark.parametrize("value", ["00:00:00:01", {"seconds": 1}, timedelta(seconds=1)])
+def test_forms_of_time(tmp_path, value):
+    trainer = make_trainer(tmp_path, val_check_interval=value)
+    assert trainer.options.val_check_time == timedelta(seconds=1)
+    trainer.fit(Validating(tmp_path), loader(), loader())
+
+
+def test_ranks_agree_on_the_time(tmp_path):
+    class Uneven(Validating):
+        def training_step(self, batch, batch_idx):
+            import time
+
+            time.sleep(0.02 * (self.global_rank + 1))
+            return super().training_step(batch, batch_idx)
+
+        def on_validation_start(self):
+            self.note("at", self.trainer.progress.total_batches)
+
+    trainer = make_parallel_trainer(tmp_path, val_check_interval={"milliseconds": 60})
+    trainer.fit(Uneven(tmp_path), loader(60), loader(4))
+    ranks = [seen(tmp_path, "at", rank) for rank in (0, 1)]
+    assert ranks[0] == ranks[1]
+    assert ranks[0]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"val_check_interval": 0}, "val_check_interval=0: expected at least 1, or a fraction above 0.0"),
+        ({"val_check_interval": 1.5}, "val_check_interval=1.5: expected a number of batches"),
+        ({"val_check_interval": "1 hour"}, "val_check_interval='1 hour': expected a timedelta, a dict such as"),
+        ({"val_check_interval": timedelta(0)}, "expected a time above 0"),
+        ({"check_val_every_n_epoch": 0}, "check_val_every_n_epoch=0: expected an integer of at least 1"),
+        (
+            {"check_val_every_n_epoch": None},
+            "check_val_every_n_epoch=None counts batches over epochs, and val_check_int",
+        ),
+        ({"check_val_every_n_epoch": None, "val_check_interval": 0.5}, "isn't a number of them. Pass an int"),
+        (
+            {"reload_dataloaders_every_n_epochs": -1},
+            "reload_dataloaders_every_n_epochs=-1: expected an integer of at l",
+        ),
+        ({"num_sanity_val_steps": -2}, "num_sanity_val_steps=-2: expected an integer of at least 0, -1 for no limit"),
+    ],
+)
+def test_mistakes(tmp_path, options, message):
+    with pytest.raises(ConfigurationError, match=message):
+        make_trainer(tmp_path, **options)
+
+
+def test_an_interval_that_no_epoch_reaches(tmp_path):
+    message = "val_check_interval=9 is more than the 8 batches of an epoch, so validation would never run"
+    with pytest.raises(ConfigurationError, match=message):
+        rhythm(tmp_path, val_check_interval=9)
+    assert rhythm(tmp_path, val_check_interval=9, limit_val_batches=0) == []
+    with pytest.raises(ConfigurationError, match=r"val_check_interval=0\.5 is a fraction, and the data"):
+        rhythm(tmp_path, stream(8, 1), val_check_interval=0.5)

@@ -1,4 +1,4 @@
-"""Bars that are redrawn, by rich: on a terminal or in a notebook."""
+"""Bars that are redrawn, by rich, on a terminal."""
 
 from __future__ import annotations
 
@@ -43,22 +43,22 @@ class LiveView:
     def begin(self, work: Work) -> None:
         """Add its bar."""
         if not self._tasks:
-            self._progress.start()
+            self._start()
         total = None if work.total == float("inf") else work.total
         self._tasks[id(work)] = self._progress.add_task(work.name, total=total, **_fields(work))
-        self._progress.refresh()
+        self._draw()
 
     def update(self, work: Work) -> None:
         """Redraw."""
-        self._progress.update(self._tasks[id(work)], completed=work.done, refresh=True, **_fields(work))
+        self._progress.update(self._tasks[id(work)], completed=work.done, **_fields(work))
+        self._draw()
 
     def end(self, work: Work) -> None:
         """Remove its bar; without any, the screen is everybody's."""
         self._progress.remove_task(self._tasks.pop(id(work)))
-        if self._tasks:
-            self._progress.refresh()
-        else:
-            self._progress.stop()
+        self._draw()
+        if not self._tasks:
+            self._stop()
 
     def write(self, line: str, *, is_header: bool = False) -> None:
         """A line above the bars."""
@@ -69,6 +69,15 @@ class LiveView:
         for task in self._tasks.values():
             self._progress.remove_task(task)
         self._tasks = {}
+        self._stop()
+
+    def _start(self) -> None:
+        self._progress.start()
+
+    def _draw(self) -> None:
+        self._progress.refresh()
+
+    def _stop(self) -> None:
         self._progress.stop()
 
 

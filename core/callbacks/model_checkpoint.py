@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import posixpath
-import secrets
 import time
 import warnings
 from typing import TYPE_CHECKING, Any, Literal
@@ -15,6 +14,7 @@ from core.callbacks.agreement import PacedQuestion, agree_on_metrics, not_logged
 from core.callbacks.arguments import check_int, check_mode
 from core.callbacks.best_models import BestModels
 from core.callbacks.callback import Callback
+from core.callbacks.checkpoint_files import find_free_path, is_local, link_checkpoint, remove_checkpoint
 from core.callbacks.checkpoint_name import DEFAULT_PATTERN, EXTENSION, format_name
 from core.callbacks.duration import parse_duration
 from core.callbacks.exception_save import can_save_after, save_after
@@ -282,25 +282,11 @@ class ModelCheckpoint(Callback):
     def _save_last(self, trainer: Any, values: dict[str, float], saved: str) -> None:
         old = self.last_model_path
         path = self.last_model_path = self._path_for(trainer, self.CHECKPOINT_NAME_LAST, values, own=old)
-        if self.save_last == "link" and saved and _is_local(saved) and not trainer.pending_saves:
-            self._link(trainer, saved, path)
+        if self.save_last == "link" and saved and is_local(saved) and not trainer.pending_saves:
+            link_checkpoint(trainer, saved, path)
             self._drop(trainer, path, old)
         else:
             self._replace(trainer, path, old)
-
-    def _link(self, trainer: Any, target: str, path: str) -> None:
-        """Let `path` point to `target`, at once where there was a link before."""
-        if trainer.is_global_zero and not os.path.islink(path):
-            is_there = trainer.strategy.checkpoint_io.exists(path)
-        else:
-            is_there = False
-        if trainer.strategy.broadcast(is_there):
-            self._remove(trainer, path)
-        if trainer.is_global_zero:
-            temporary = f"{path}.{secrets.token_hex(4)}"
-            os.symlink(os.path.relpath(target, os.path.dirname(path)), temporary)
-            os.replace(temporary, path)
-        trainer.strategy.barrier()
 
     def _replace(self, trainer: Any, path: str, old: str | None) -> None:
         """Write the new one, then remove the old one."""
@@ -319,12 +305,8 @@ class ModelCheckpoint(Callback):
         """Remove what was replaced; not yet if the new one is only written at the accumulation window's end."""
         if not trainer.pending_saves:
             for path in self._obsolete:
-                self._remove(trainer, path)
+                remove_checkpoint(trainer, path)
             self._obsolete = []
-
-    def _remove(self, trainer: Any, path: str) -> None:
-        strategy = trainer.strategy
-        strategy.checkpoint_io.remove_checkpoint(path, collectives=strategy.collectives)
 
     # where ----------------------------------------------------------------------------------------------------------
 
@@ -333,27 +315,16 @@ class ModelCheckpoint(Callback):
         return self._free_path(trainer, name, own=own)
 
     def _free_path(self, trainer: Any, name: str, *, own: str) -> str:
-        """All ranks. A path that nobody else's file has; `own` is about to be replaced, and may be overwritten."""
         assert self.dirpath is not None
-        path = posixpath.join(self.dirpath, name + EXTENSION)
         if not self.enable_version_counter:
-            return path
-        if trainer.is_global_zero:
-            version, exists = 0, trainer.strategy.checkpoint_io.exists
-            while path != own and (exists(path) or path in self._best.scores):
-                version += 1
-                path = posixpath.join(self.dirpath, f"{name}-v{version}{EXTENSION}")
-        return str(trainer.strategy.broadcast(path))
+            return posixpath.join(self.dirpath, name + EXTENSION)
+        return find_free_path(trainer, self.dirpath, name, own=own, taken=self._best.scores)
 
 
 def _counters(trainer: Any) -> dict[str, float]:
     """Epoch and step that the present state belongs to; between two epochs, it is the one that has ended."""
     between = trainer.progress.batch == 0 and trainer.current_epoch > 0
     return {"epoch": trainer.current_epoch - between, "step": trainer.global_step}
-
-
-def _is_local(path: str) -> bool:
-    return "://" not in path and "::" not in path
 
 
 def _check(

@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 class RichProgressBar(ProgressBar):
     """A bar for the running epoch, validation, test or prediction, and a table with a row for each epoch, on rank 0.
 
-    On a terminal and in a notebook (with ipywidgets) it is drawn by rich, under whatever else is printed. Elsewhere the
-    table is plain text, with a line in between when an epoch takes long. Metrics are read, and the device waited for,
-    only when something is drawn.
+    On a terminal it is drawn under whatever else is printed, in a notebook above it, by rich. Elsewhere the table is
+    plain text, with a line in between when an epoch takes long. Metrics are read, and the device waited for, only when
+    something is drawn.
     """
 
     def __init__(
@@ -182,9 +182,7 @@ class RichProgressBar(ProgressBar):
     def _make_view(self) -> View:
         console = find_console() if self._console is None else self._console
         if console is not None and can_redraw(console):
-            from core.callbacks.live_view import LiveView
-
-            return LiveView(console, self.refresh_interval_s)
+            return _make_live_view(console, self.refresh_interval_s)
         if console is not None:
             return LineView(self.line_interval_s, lambda line: console.print(line, markup=False, highlight=False))
         return LineView(self.line_interval_s, lambda line: print(line, flush=True))  # noqa: T201  # this is the output
@@ -239,6 +237,16 @@ class RichProgressBar(ProgressBar):
         if self._view is not None:
             self._view.close()
         self._forget()
+
+
+def _make_live_view(console: Console, interval_s: float) -> View:
+    if console.is_jupyter:
+        from core.callbacks.notebook_view import NotebookView
+
+        return NotebookView(console, interval_s)
+    from core.callbacks.live_view import LiveView
+
+    return LiveView(console, interval_s)
 
 
 def _read_metrics(trainer: Any) -> dict[str, float]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import sys
 from typing import TYPE_CHECKING
@@ -12,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def find_console() -> Console | None:
-    """A console on standard output, if that is a terminal or a notebook which can redraw; else None.
+    """A console on standard output, if that is a terminal or a notebook; None where nothing can be redrawn.
 
     rich is imported only then: a batch job doesn't pay for it.
     """
@@ -25,10 +24,8 @@ def find_console() -> Console | None:
 
 
 def can_redraw(console: Console) -> bool:
-    """Whether what was written can be replaced. In a notebook that takes the package ipywidgets."""
-    if console.is_jupyter:
-        return importlib.util.find_spec("ipywidgets") is not None
-    return console.is_terminal and not console.is_dumb_terminal
+    """Whether what was written can be replaced."""
+    return console.is_jupyter or (console.is_terminal and not console.is_dumb_terminal)
 
 
 def _may_redraw() -> bool:

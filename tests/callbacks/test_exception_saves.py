@@ -3,6 +3,7 @@ import torch
 
 from callbacks.tiny import Tiny, loader, make_trainer
 from core.callbacks import EMA, LambdaCallback, ModelCheckpoint, OnExceptionCheckpoint
+from core.checkpoint import load_checkpoint
 
 
 class Breaking(Tiny):
@@ -47,7 +48,7 @@ def test_batches_of_an_unfinished_window_are_seen_again(tmp_path):
     module.fails_at = 3
     with pytest.raises(RuntimeError):
         fit(tmp_path, module, OnExceptionCheckpoint(tmp_path, "mine"), accumulate_grad_batches=2)
-    saved = torch.load(tmp_path / "mine.ckpt", weights_only=True)
+    saved = load_checkpoint(tmp_path / "mine.ckpt")
     assert (saved["progress"]["batch"], saved["progress"]["global_step"]) == (2, 3)
     resumed = Tiny()
     fit(tmp_path, resumed, ckpt_path=tmp_path / "mine.ckpt", accumulate_grad_batches=2)
@@ -73,7 +74,7 @@ def test_a_failure_in_validation_saves_the_weights_and_not_their_average(tmp_pat
         fit(tmp_path, module, OnExceptionCheckpoint(tmp_path), EMA(0.5))
     plain = Tiny()
     fit(tmp_path / "plain", plain, max_epochs=1)
-    saved = torch.load(tmp_path / "on_exception.ckpt", weights_only=True)
+    saved = load_checkpoint(tmp_path / "on_exception.ckpt")
     assert torch.equal(saved["model"]["layer.weight"], plain.layer.weight)
 
 

@@ -239,3 +239,24 @@ def test_values(value, text):
 
 def test_nobody_knows_how_long_an_endless_loader_takes():
     assert Work("Epoch", float("inf")).remaining_s is None
+
+
+# in a notebook ------------------------------------------------------------------------------------------------------
+
+
+def test_in_a_notebook_the_bar_is_updated_and_lines_follow(tmp_path, monkeypatch):
+    nbclient, nbformat = pytest.importorskip("nbclient"), pytest.importorskip("nbformat")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
+    code = (
+        f"import runpy, sys; sys.argv = ['', {str(tmp_path)!r}]; runpy.run_path({str(PROGRAM)!r}, run_name='__main__');"
+    )
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(code)])
+    nbclient.NotebookClient(notebook, timeout=100).execute()
+    outputs = notebook.cells[0].outputs
+    printed = "".join(output.text for output in outputs if output.output_type == "stream")
+    rows = [line.split() for line in printed.splitlines()]
+    assert ["epoch", "step", "time", "it/s", "train_loss", "val_loss"] in rows
+    assert [row[:2] for row in rows if len(row) == 6 and row[0] in "01"] == [["0", "4"], ["1", "8"]]
+    shown = "".join(output.data.get("text/plain", "") for output in outputs if output.output_type == "display_data")
+    assert "━" not in shown, "the bar is gone at the end"
+    assert "trainable parameters" in shown

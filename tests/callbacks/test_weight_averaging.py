@@ -9,6 +9,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn, update_bn
 from callbacks.tiny import Tiny, loader, make_trainer
 from core import Capability, CheckpointError, ConfigurationError, UnsupportedError
 from core.callbacks import EMA, Callback, LambdaCallback, ModelCheckpoint, StochasticWeightAveraging
+from core.checkpoint import load_checkpoint
 from core.strategies import SingleDeviceStrategy
 
 
@@ -115,7 +116,7 @@ def test_a_run_that_is_resumed_ends_with_the_same_average(tmp_path):
 def test_a_checkpoint_holds_both_weights_and_is_evaluated_by_the_average(tmp_path):
     checkpoint = ModelCheckpoint(tmp_path / "c", "{epoch}", monitor="val_loss")
     fit(tmp_path, EMA(0.9), Tiny(), checkpoint, validate=True)
-    saved = torch.load(checkpoint.best_model_path, weights_only=True)
+    saved = load_checkpoint(checkpoint.best_model_path)
     average = saved["callbacks"]["EMA"]["section"]["average"]
     assert average.keys() == saved["model"].keys()
     assert not torch.equal(average["layer.weight"], saved["model"]["layer.weight"])
@@ -152,7 +153,7 @@ def test_nobody_saves_the_average_as_the_weights(tmp_path):
 def test_an_average_of_another_model(tmp_path):
     checkpoint = ModelCheckpoint(tmp_path / "c", "{epoch}")
     fit(tmp_path, EMA(0.5), Tiny(), checkpoint)
-    saved = torch.load(checkpoint.best_model_path, weights_only=True)
+    saved = load_checkpoint(checkpoint.best_model_path)
     average = saved["callbacks"]["EMA"]["section"]["average"]
     average["other"] = average.pop("layer.bias")
     ema = EMA(0.5)

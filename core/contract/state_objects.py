@@ -22,7 +22,7 @@ def to_plain(strategy: Strategy, value: Any) -> Any:
     if isinstance(value, dict):
         return {key: to_plain(strategy, item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [to_plain(strategy, item) for item in value]
+        return (tuple if isinstance(value, tuple) else list)(to_plain(strategy, item) for item in value)
     return value
 
 
@@ -37,7 +37,7 @@ def restore(strategy: Strategy, target: Any, saved: Any, strict: bool) -> bool:
     elif isinstance(target, dict) and isinstance(saved, dict):
         in_place = {key for key, item in saved.items() if restore(strategy, target.get(key), item, strict)}
         target.update({key: item for key, item in saved.items() if key not in in_place})
-    elif isinstance(target, list | tuple) and isinstance(saved, list) and len(target) == len(saved):
+    elif isinstance(target, list | tuple) and isinstance(saved, list | tuple) and len(target) == len(saved):
         restored = [restore(strategy, item, part, strict) for item, part in zip(target, saved, strict=True)]
         return all(restored)
     else:

@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 from core.contract import Capability, ConfigurationError, GradientClipping, ModuleError, UnsupportedError
 from core.data import make_transfer, mix_seed, shard_loader, to_device
 from core.fabric import raw_state
+from core.fabric.compilation import make_compiler, split_compiled
 from core.fabric.loader import FabricDataLoader
 from core.fabric.module import FabricModule
 from core.fabric.optimizer import FabricOptimizer
@@ -61,6 +62,7 @@ class Fabric(Processes):
         plugins: Any | Sequence[Any] | None = None,
         callbacks: Any | Sequence[Any] | None = None,
         loggers: str | Logger | Sequence[str | Logger] | None = None,
+        compile: bool | Mapping[str, Any] = False,
     ) -> None:
         """Decide what is left open. No device is touched, and no process is made.
 
@@ -73,6 +75,9 @@ class Fabric(Processes):
             plugins: instances or names of Precision, CheckpointIO, ClusterEnvironment and Launcher.
             callbacks: objects whose methods `fabric.call` calls by name.
             loggers: instances or registered names, for `fabric.log`.
+            compile: whether modules that are set up run through `torch.compile`, or a dict of its options. A module
+                that you have compiled before, by `torch.compile(module)`, is compiled in the same way again, inside of
+                the strategy's wrapper.
 
         Raises:
             ConfigurationError: what was asked, why it can't be, and the nearest that can.
@@ -90,6 +95,7 @@ class Fabric(Processes):
         self.loggers: list[Logger] = [
             LOGGER_REGISTRY.create(logger) if isinstance(logger, str) else logger for logger in _as_list(loggers)
         ]
+        self.compiler = make_compiler(compile)
         self._target: nn.Module | None = None
         """Whose loss `backward` gets if nobody says it: the only module that was set up."""
         self._num_loaders = 0
@@ -128,6 +134,8 @@ class Fabric(Processes):
         _check_module(module)
         _check_optimizers(optimizers)
         self._set_up()
+        module, compiler = split_compiled(module)
+        self.strategy.compiler = compiler or self.compiler
         wrapped, added, scheduler = self.strategy.add_module_and_optimizers(module, optimizers, scheduler)
         self._target = wrapped if len(self.strategy.handles) == 1 else None
         model = FabricModule(module, wrapped, self)
@@ -162,14 +170,20 @@ class Fabric(Processes):
         stepped = tuple(self.wrap_optimizer(optimizer) for optimizer in self.strategy.add_optimizers(optimizers))
         return stepped[0] if len(stepped) == 1 else stepped
 
-    def wrap_optimizer(self, optimizer: Optimizer, on_step: Callable[[bool], None] | None = None) -> FabricOptimizer:
+    def wrap_optimizer(
+        self,
+        optimizer: Optimizer,
+        on_step: Callable[[bool], None] | None = None,
+        before_step: Callable[[Optimizer], None] | None = None,
+    ) -> FabricOptimizer:
         """An optimizer whose `step` goes through the strategy, for one that the strategy has set up.
 
         Args:
             optimizer: one of `strategy.optimizers`.
             on_step: told after each step whether parameters were updated.
+            before_step: told before each step, when gradients are there.
         """
-        return FabricOptimizer(optimizer, self.strategy, on_step)
+        return FabricOptimizer(optimizer, self.strategy, on_step, before_step)
 
     def setup_dataloaders(
         self, *loaders: Any, use_distributed_sampler: bool = True, move_to_device: bool = True, stage: Stage = "fit"

@@ -27,16 +27,24 @@ class FabricOptimizer(Optimizer):
 
     optimizer: Optimizer
 
-    def __init__(self, optimizer: Optimizer, strategy: Strategy, on_step: Callable[[bool], None] | None = None) -> None:
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        strategy: Strategy,
+        on_step: Callable[[bool], None] | None = None,
+        before_step: Callable[[Optimizer], None] | None = None,
+    ) -> None:
         """Wrap an optimizer that `strategy` has set up.
 
         Args:
             optimizer: as `setup_optimizer` returned it.
             strategy: steps it.
             on_step: told after each step whether parameters were updated.
+            before_step: told before each step, when gradients are there.
         """
         # Without Optimizer's own state: there is one set of parameter groups, and it is the wrapped optimizer's.
-        vars(self).update(optimizer=optimizer, _step=strategy.optimizer_step, _on_step=on_step)
+        vars(self).update(optimizer=optimizer, _step=strategy.optimizer_step)
+        vars(self).update(_on_step=on_step, _before_step=before_step)
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Update parameters, unless the precision skips the step because gradients overflowed.
@@ -49,6 +57,8 @@ class FabricOptimizer(Optimizer):
         """
         if closure is not None:
             return self._step_with(closure)
+        if self._before_step is not None:
+            self._before_step(self.optimizer)
         updated = self._step(self.optimizer)
         if self._on_step is not None:
             self._on_step(updated)
@@ -59,6 +69,8 @@ class FabricOptimizer(Optimizer):
 
         def evaluate() -> Any:
             losses.append(closure())
+            if self._before_step is not None:
+                self._before_step(self.optimizer)
             return losses[-1]
 
         updated = self._step(self.optimizer, evaluate)

@@ -42,7 +42,7 @@ def make_callbacks(
     _add_default(chosen, ProgressBar, RichProgressBar, enable_progress_bar, "enable_progress_bar")
     _add_default(chosen, ModelSummary, ModelSummary, enable_model_summary, "enable_model_summary")
     _add_default(chosen, ModelCheckpoint, ModelCheckpoint, enable_checkpointing, "enable_checkpointing")
-    _refuse_equal_keys(chosen)
+    refuse_equal_keys(chosen)
     return sorted(chosen, key=lambda callback: isinstance(callback, ModelCheckpoint))
 
 
@@ -70,7 +70,12 @@ def _add_default(
         chosen.append(default())
 
 
-def _refuse_equal_keys(callbacks: Sequence[Callback]) -> None:
+def refuse_equal_keys(callbacks: Sequence[Callback]) -> None:
+    """Refuse callbacks whose states could not be told apart.
+
+    Raises:
+        ConfigurationError: two with one state key.
+    """
     keys = [callback.state_key for callback in callbacks if callback.keeps_state]
     if duplicates := sorted({key for key in keys if keys.count(key) > 1}):
         raise ConfigurationError(

@@ -31,11 +31,13 @@ def evaluate(
     events, metrics = trainer.events, trainer.evaluation_metrics[stage]
     with evaluation_mode(trainer, metrics):
         with without_gradients(trainer):
+            metrics.open(on_epoch_default=True)
             events.emit(f"on_{stage}_start")
             events.emit(f"on_{stage}_epoch_start")
             _run_loaders(trainer, stage, loaders)
             events.emit(f"on_{stage}_epoch_end")
             values = trainer.publish_epoch(metrics)
+            metrics.close()
         events.emit(f"on_{stage}_end")
     return _by_loader(values, len(loaders))
 
@@ -43,14 +45,16 @@ def evaluate(
 @contextmanager
 def evaluation_mode(trainer: Trainer, metrics: Metrics) -> Iterator[None]:
     """All ranks. The module is in evaluation mode, and logs to `metrics`; afterwards all is as it was."""
-    modes = {child: child.training for child in trainer.module.modules()}
+    training = [child for child in trainer.module.modules() if child.training]
     previous, trainer.metrics = trainer.metrics, metrics
     trainer.module.eval()
     try:
         yield
     finally:
-        for child, training in modes.items():
-            child.training = training
+        metrics.close()
+        trainer.module.eval()
+        for child in training:
+            child.training = True
         trainer.metrics = previous
 
 

@@ -6,6 +6,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from core.contract.hookspecs import EventHooks
+from core.trainer.signatures import count_accepted, cut, hook_arguments
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -42,7 +43,7 @@ class Events:
         final = [callback for callback in self._callbacks if callback.runs_last]
         found = [] if last is True else [*self._bind_datamodule(name), *self._bind(ordinary, name)]
         if last is not True and overrides(self._module, name):
-            found.append(self._profiled(self._module, name, getattr(self._module, name)))
+            found.append(self._profiled(self._module, name, _shortened(getattr(self._module, name), name)))
         return found if last is False else found + self._bind(final, name)
 
     def _bind_datamodule(self, name: str) -> list[Callable[..., Any]]:
@@ -52,10 +53,13 @@ class Events:
 
     def _bind(self, callbacks: Sequence[Callback], name: str) -> list[Callable[..., Any]]:
         return [
-            self._profiled(callback, name, partial(getattr(callback, name), self._trainer, self._module))
+            self._profiled(callback, name, _shortened(self._bound(callback, name), name))
             for callback in callbacks
             if overrides(callback, name)
         ]
+
+    def _bound(self, callback: Callback, name: str) -> Callable[..., Any]:
+        return partial(getattr(callback, name), self._trainer, self._module)
 
     def _profiled(self, listener: object, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
         return self._trainer.profiled(f"{type(listener).__qualname__}.{name}", call)  # type: ignore[no-any-return]
@@ -76,6 +80,14 @@ class Events:
         """Tell everyone now. For events outside of steps."""
         for listener in self.listeners(name, last=last):
             listener(*args)
+
+
+def _shortened(method: Callable[..., Any], name: str) -> Callable[..., Any]:
+    """The hook without arguments at its end that it leaves out. Trainer and module are bound, or not given to it."""
+    if not hasattr(EventHooks, name):
+        return method
+    names = hook_arguments(name)[2:]
+    return cut(method, len(names), count_accepted(method, names, least=0))
 
 
 def empty_hook(function: F) -> F:

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-import inspect
-import time
+import math
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from core.checkpoint.random_state import restore_random_state
+from core.checkpoint.random_state import collect_random_state, restore_random_state
 from core.contract import Capability, ModuleError, TrainingStep
+from core.trainer.agreement import StopAgreement
 from core.trainer.evaluate import evaluate
+from core.trainer.loaders import length_of
 from core.trainer.look_ahead import LookAhead
 from core.trainer.module import require_method
-from core.trainer.optimization import takes_metric
+from core.trainer.module_steps import apply_overrides
+from core.trainer.optimization import evaluates_loss
 from core.trainer.profiling import mark_steps, profile_parts
+from core.trainer.scheduling import schedulers_by, step_schedulers
 from core.trainer.signatures import call_with
 from core.trainer.validation_schedule import ValidationSchedule
 
@@ -40,10 +43,25 @@ class FitLoop:
     def run(self) -> None:
         """All ranks. From the restored position to a limit, or a stop."""
         trainer = self.trainer
+        self.progress.start_clock()
+        self.stops = trainer.stops = StopAgreement(trainer)
+        try:
+            with trainer.signals.training(self.stops.wake):
+                self._run_to_end()
+        finally:
+            self.progress.stop_clock()
+            trainer.stops = None
+
+    def _run_to_end(self) -> None:
+        trainer = self.trainer
         self._prepare()
+        trainer.metrics = trainer.train_metrics
+        trainer.train_metrics.open(on_epoch_default=True, strategy=self.strategy)
         trainer.events.emit("on_train_start")
-        while not self._is_done():
+        trainer.train_metrics.on_epoch_default = False
+        while not self._stops():
             self._run_epoch()
+        trainer.train_metrics.close()
         trainer.events.emit("on_train_end")
 
     def _prepare(self) -> None:
@@ -54,9 +72,6 @@ class FitLoop:
         self.transfer = self.trainer.make_transfer()
         self.schedule = ValidationSchedule(self.trainer)
         self.log_every = self.options.log_every_n_steps if self.trainer.loggers else 0
-        self.started_s = time.monotonic() - self.progress.elapsed_s
-        max_time = self.options.max_time
-        self.deadline_s = None if max_time is None else self.started_s + max_time.total_seconds()
 
     def _make_step(self) -> TrainingStep:
         trainer, options, strategy = self.trainer, self.options, self.strategy
@@ -72,13 +87,15 @@ class FitLoop:
             manual=manual,
             num_accumulated=1 if owns_accumulation else trainer.accumulate_grad_batches,
             clipping=None if Capability.OWNS_CLIPPING in capabilities else options.clipping,
-            needs_closure=any(_evaluates_loss(optimizer) for optimizer in optimizers),
+            needs_closure=any(evaluates_loss(optimizer) for optimizer in optimizers),
             before_backward=events.hook("on_before_backward"),
             after_backward=events.hook("on_after_backward"),
             before_optimizer_step=events.hook("on_before_optimizer_step"),
             before_zero_grad=events.hook("on_before_zero_grad"),
         )
+        apply_overrides(trainer, step)
         profile_parts(trainer, step)
+        trainer.running_step = step
         return step
 
     def _make_compute_loss(self, manual: bool) -> Callable[[Any, int], Tensor | None]:
@@ -90,7 +107,7 @@ class FitLoop:
 
         def compute_loss(batch: Any, batch_idx: int) -> Tensor | None:
             output = call(batch, batch_idx)
-            if type(output) is Tensor and not manual:
+            if type(output) is Tensor and output.requires_grad and not output.ndim and not manual:
                 self.outputs = output
                 return output
             return unpack(output)
@@ -103,13 +120,18 @@ class FitLoop:
 
     def _unpack(self, output: Any) -> Tensor | None:
         self.outputs = output
-        loss = output.get("loss") if isinstance(output, dict) else output
-        if loss is None and not isinstance(output, dict):
+        if output is None:
             return None
-        if not isinstance(loss, Tensor):
+        loss = output.get("loss") if isinstance(output, dict) else output
+        if not isinstance(loss, Tensor) or loss.numel() != 1:
             raise ModuleError(
                 f"training_step returned {_describe(output)}; expected a scalar tensor, a dict with one under 'loss', "
                 "or None to skip the batch."
+            )
+        if not loss.requires_grad and self.strategy.optimizers:
+            raise ModuleError(
+                "training_step returned a loss without a graph, so that nothing can be learned from it. Compute it "
+                "from parameters that require gradients, outside of torch.no_grad(), and don't detach it."
             )
         return loss
 
@@ -122,26 +144,32 @@ class FitLoop:
 
     def _run_epoch(self) -> None:
         trainer, progress = self.trainer, self.progress
-        trainer.module.train()
         trainer.metrics = trainer.train_metrics
-        progress.epoch_is_over = False
-        self._set_epoch()
+        if progress.batch == 0:
+            self._restore_random_state()
+        trainer.loaders.begin_epoch(progress.epoch)
         if progress.batch == 0:
             self._emit_epoch("on_train_epoch_start")
         self._take_changes()
-        self.num_batches: int | float = trainer.loaders.num_train_batches
+        # Other ranks than before may cut what is left of an epoch into another number of batches.
+        self.num_batches: int | float = math.inf if progress.is_recut else trainer.loaders.num_train_batches
         self.is_validation_due = self.schedule.begin_epoch()
-        finished = self._run_batches()
-        if not finished and not self._limits_end_epoch():
-            return
-        progress.epoch_is_over = True
+        if self._run_batches():
+            self._end_epoch()
+        else:
+            trainer.publish_epoch(trainer.train_metrics, is_over=False)
+
+    def _end_epoch(self) -> None:
+        """Not called where a limit is reached within an epoch: whoever goes on from there has the rest of it to do."""
+        trainer, progress = self.trainer, self.progress
+        progress.epoch_is_ending = True
         self._emit_epoch("on_train_epoch_end", last=False)
         trainer.publish_epoch(trainer.train_metrics)
-        self._step_schedulers(self.epoch_schedulers, progress.epoch + 1)
+        step_schedulers(trainer, self.epoch_schedulers, progress.epoch + 1)
+        progress.epoch_is_ending, progress.epoch_is_over = False, True
+        trainer.write_pending()
         self._emit_epoch("on_train_epoch_end", last=True)
-        progress.epoch += 1
-        progress.batch = 0
-        progress.epoch_is_over = False
+        progress.end_epoch()
 
     def _take_changes(self) -> None:
         """What callbacks may change from one epoch to the next: the accumulation window, and the schedulers."""
@@ -149,35 +177,35 @@ class FitLoop:
         self.step.ends_window = True
         if Capability.OWNS_ACCUMULATION not in capabilities:
             self.step.num_accumulated = self.trainer.accumulate_grad_batches
-        owned = self.step.manual or Capability.OWNS_SCHEDULER in capabilities
-        schedulers = [] if owned else self.strategy.lr_schedulers
-        self.step_schedulers = [item for item in schedulers if item.interval == "step"]
-        self.epoch_schedulers = [item for item in schedulers if item.interval == "epoch"]
+        manual = self.step.manual
+        self.step_schedulers = schedulers_by(self.trainer, "step", manual=manual)
+        self.epoch_schedulers = schedulers_by(self.trainer, "epoch", manual=manual)
 
     def _emit_epoch(self, name: str, **which: bool) -> None:
         self.trainer.train_metrics.on_epoch_default = True
         self.trainer.events.emit(name, **which)
         self.trainer.train_metrics.on_epoch_default = False
 
-    def _limits_end_epoch(self) -> bool:
-        """Whether a limit has ended the epoch early, and no interruption: its end is then one like others."""
-        return self._is_done() or self.trainer.should_stop
+    def _stops(self) -> bool:
+        """All ranks, between two epochs. Whether the run ends here, by a limit, a wish, or a signal."""
+        self.stops.settle(self.progress.batch)
+        return self._is_done()
 
-    def _set_epoch(self) -> None:
-        self.trainer.loaders.begin_epoch(self.progress.epoch)
+    def _stops_after(self, batch: int) -> bool:
+        """All ranks, between two optimizer steps of an epoch."""
+        if batch >= self.stops.look_at:
+            self.stops.settle(batch)
+        return self._is_done()
 
     def _is_done(self) -> bool:
         """Whether a limit is reached. A stop that somebody asked for waits for the least epochs and steps."""
         options, progress = self.options, self.progress
-        if 0 <= options.max_steps <= progress.global_step or self._is_late():
+        if 0 <= options.max_steps <= progress.global_step or self.stops.is_late:
             return True
         if options.max_epochs is not None and 0 <= options.max_epochs <= progress.epoch:
             return True
         least = progress.epoch >= options.min_epochs and progress.global_step >= options.min_steps
         return self.trainer.should_stop and least
-
-    def _is_late(self) -> bool:
-        return self.deadline_s is not None and time.monotonic() >= self.deadline_s
 
     # batches --------------------------------------------------------------------------------------------------------
 
@@ -191,20 +219,25 @@ class FitLoop:
         batch_start, batch_end = self.batch_start, self.batch_end
         accumulated, num_batches = trainer.accumulate_grad_batches, self.num_batches
         is_validation_due, max_steps = self.is_validation_due, self.options.max_steps
-        has_deadline = self.deadline_s is not None
+        signals, stops, window_start = trainer.signals, self.stops, progress.window_start
         batches = self._open_loader()
-        ahead = LookAhead(batches) if accumulated > 1 and not trainer.loaders.knows_length else None
+        knows_length = trainer.loaders.knows_length and num_batches < math.inf
+        ahead = LookAhead(batches) if accumulated > 1 and not knows_length else None
         batches = ahead or batches
+        self._validate_belatedly()
         batch_idx = progress.batch
+        stops.begin(batch_idx)
         while batch_idx < num_batches:
+            signals.is_fetching = True
             batch = fetch(batches, _END)
+            signals.is_fetching = False
             if batch is _END:
                 break
             if transfer is not None:
                 batch = transfer(batch)
             metrics.batch = batch
             if accumulated > 1:
-                step.ends_window = (batch_idx + 1) % accumulated == 0 or batch_idx + 1 == num_batches
+                step.ends_window = (batch_idx + 1 - window_start) % accumulated == 0 or batch_idx + 1 == num_batches
                 if ahead is not None and not step.ends_window and ahead.is_last():
                     step.ends_window, trainer.loaders.epoch_end = True, batch_idx + 1
             if batch_start is not None and batch_start(batch, batch_idx) == -1:
@@ -217,7 +250,7 @@ class FitLoop:
             progress.global_step += output.num_optimizer_steps
             stepped = progress.global_step > steps_before  # with manual optimization, the optimizers have counted
             if stepped and self.step_schedulers:
-                self._step_schedulers(self.step_schedulers, progress.global_step)
+                step_schedulers(trainer, self.step_schedulers, progress.global_step)
             if batch_end is not None:
                 outputs = output.loss if type(self.outputs) is Tensor else self._outputs(output)
                 batch_end(outputs, batch, batch_idx - output.num_batches)
@@ -227,11 +260,14 @@ class FitLoop:
                 self._validate()
             if trainer.pending_saves and step.ends_window:
                 trainer.write_pending()
-            if (progress.global_step == max_steps or trainer.should_stop or has_deadline) and self._is_done():
-                return batch_idx >= num_batches
+            may_stop = batch_idx >= stops.look_at or progress.global_step == max_steps
+            if may_stop and step.ends_window and self._stops_after(batch_idx) and batch_idx < num_batches:
+                return False
         metrics.batch = None
         if batch_idx == 0:
             trainer.loaders.refuse_silence()
+        if batch_idx == length_of(trainer.loaders.train):
+            next(batches, None)  # as a `for` loop asks once more: the order of some samplers depends on it
         if self.schedule.is_due_after_epoch():
             self._validate()
         return True
@@ -241,13 +277,17 @@ class FitLoop:
 
         torch's loader draws from the random state when it is opened: within an epoch that draw has been made before.
         """
-        state, self.trainer.restored_random_state = self.trainer.restored_random_state, None
-        if state is not None and self.progress.batch == 0:
-            restore_random_state(state, self.strategy.accelerator, self.strategy.root_device)
         batches: Iterator[Any] = self.trainer.loaders.open_train()
-        if state is not None and self.progress.batch > 0:
-            restore_random_state(state, self.strategy.accelerator, self.strategy.root_device)
+        if self.progress.batch >= self.num_batches:
+            next(batches, None)  # the order of an epoch that is over is drawn too, so that the next one's follows it
+        self._restore_random_state()
         return batches
+
+    def _restore_random_state(self) -> None:
+        """Once, as the last of all that is restored."""
+        state, self.trainer.restored_random_state = self.trainer.restored_random_state, None
+        if state is not None:
+            restore_random_state(state, self.strategy.accelerator, self.strategy.root_device)
 
     def _outputs(self, output: StepOutput) -> Any:
         """What `training_step` returned, with its loss detached."""
@@ -255,38 +295,38 @@ class FitLoop:
             return {**self.outputs, "loss": output.loss}
         return self.outputs
 
+    def _validate_belatedly(self) -> None:
+        """A run that was stopped between a step and the validation that was due after it begins with that."""
+        due, progress = self.is_validation_due, self.progress
+        if progress.batch > 0 and not progress.is_validated and due is not None and due(progress.batch):
+            self._validate()
+
     def _validate(self) -> None:
-        evaluate(self.trainer, "validation", self.trainer.loaders.validation)
+        """Broken off, it leaves no trace: who goes on from there validates again, with the same random numbers."""
+        trainer, progress, place = self.trainer, self.progress, (self.strategy.accelerator, self.strategy.root_device)
+        self._settle()
+        before, progress.validated_batch = progress.validated_batch, progress.batch
+        state = collect_random_state(*place)
+        try:
+            with trainer.signals.apart_from_steps():
+                evaluate(trainer, "validation", trainer.loaders.validation)
+        except BaseException:
+            progress.validated_batch = before
+            restore_random_state(state, *place)
+            raise
         self.schedule.note()
+        self._settle()
 
-    def _step_schedulers(self, schedulers: list[Any], count: int) -> None:
-        for item in schedulers:
-            if count % item.frequency:
-                continue
-            if not takes_metric(item):
-                item.scheduler.step()
-            elif (value := self._monitored(item)) is not None:
-                item.scheduler.step(value)
-
-    def _monitored(self, item: Any) -> float | None:
-        values = self.trainer.callback_metrics
-        if item.monitor in values:
-            return float(values[item.monitor])
-        if not item.strict:
-            return None
-        raise ModuleError(
-            f"A scheduler monitors {item.monitor!r}, which was not logged; logged were {sorted(values)}. "
-            f"Call self.log({item.monitor!r}, ...), or give the scheduler 'strict': False."
-        )
-
-
-def _evaluates_loss(optimizer: Any) -> bool:
-    """Whether `step` needs a closure, as LBFGS does: torch says so by a `closure` without a default."""
-    parameter = inspect.signature(type(optimizer).step).parameters.get("closure")
-    return parameter is not None and parameter.default is inspect.Parameter.empty
+    def _settle(self) -> None:
+        """Between steps, before and after something long."""
+        if self.step.ends_window:
+            self.stops.settle(self.progress.batch)
 
 
 def _describe(output: Any) -> str:
-    if isinstance(output, dict):
+    if isinstance(output, dict) and "loss" not in output:
         return f"a dict with {sorted(map(str, output))}"
+    loss = output["loss"] if isinstance(output, dict) else output
+    if isinstance(loss, Tensor):
+        return f"a tensor of shape {tuple(loss.shape)}"
     return f"{type(output).__name__} {output!r}"[:120]

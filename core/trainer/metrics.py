@@ -3,19 +3,28 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from core.contract import Capability, ModuleError
+from core.trainer import log_errors
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from typing import TypeAlias
+
+    from torch import nn
 
     from core.contract import Strategy
 
+    _Reduction: TypeAlias = tuple[str, float, float]
+    """Which reduction, its running total, and its weight."""
+
 _REDUCTIONS = ("mean", "sum", "min", "max")
+BEFORE_AND_AFTER = "outside of the training, validation or test that a Trainer runs"
 
 
 @dataclass(slots=True, eq=False)
@@ -23,7 +32,9 @@ class Entry:
     """One logged name.
 
     Attributes:
-        options: the arguments that must be the same in every call.
+        options: the arguments that must be the same in every call; empty if a checkpoint brought this entry back.
+        default: `Metrics.on_epoch_default` when it was logged first.
+        syncs_steps: reduce single steps over ranks too.
         last: the newest value, detached, on its device.
         total, count: running reduction of an epoch; for the mean, weighted by batch sizes.
         metric: a torchmetrics object that reduces by itself.
@@ -38,6 +49,8 @@ class Entry:
     sync_dist: bool | None
     rank_zero_only: bool
     options: tuple[Any, ...]
+    default: bool = False
+    syncs_steps: bool = False
     last: Any = None
     total: Any = None
     count: float = 0.0
@@ -55,16 +68,16 @@ class Entry:
 
     def add(self, value: Any, weight: float) -> None:
         """Take a value of one batch into the epoch's reduction."""
+        self.merge(value * weight if self.reduce_fx == "mean" else value, weight)
+
+    def merge(self, total: Any, count: float) -> None:
+        """Take another running reduction into this one."""
         if self.total is None:
-            self.total, self.count = (value * weight if self.reduce_fx == "mean" else value), weight
+            self.total, self.count = total, count
             return
-        self.count += weight
-        if self.reduce_fx == "mean":
-            self.total = self.total + value * weight
-        elif self.reduce_fx == "sum":
-            self.total = self.total + value
-        else:
-            self.total = _pick(self.reduce_fx, self.total, value)
+        self.count += count
+        adds = self.reduce_fx in ("mean", "sum")
+        self.total = self.total + total if adds else _pick(self.reduce_fx, self.total, total)
 
     def clear(self) -> None:
         """Begin a new epoch. The newest value stays to be seen."""
@@ -77,14 +90,38 @@ class Metrics:
 
     Attributes:
         on_epoch_default: whether a value counts for the epoch (evaluation, hooks around epochs) or for its step.
+        closed: where the run is while nothing can be logged; None while something can.
+        sync_step: reduces the value of one step over ranks, for `sync_dist=True`; None if there is nothing to reduce.
         batch: the running batch; its size weighs a mean.
         dataloader_idx: which of several loaders is running, None if there is one.
     """
 
     on_epoch_default: bool
     entries: dict[str, Entry] = field(default_factory=dict)
+    closed: str | None = BEFORE_AND_AFTER
+    sync_step: Callable[[Any, str], Any] | None = None
     batch: Any = None
     dataloader_idx: int | None = None
+
+    def open(self, *, on_epoch_default: bool, strategy: Strategy | None = None) -> None:
+        """From now on values are collected.
+
+        Args:
+            on_epoch_default: see the attribute.
+            strategy: over whose ranks single steps are reduced where that is asked for: all ranks make the same steps.
+        """
+        self.closed, self.on_epoch_default = None, on_epoch_default
+        if strategy is not None and Capability.COLLECTIVES in strategy.capabilities and strategy.world_size > 1:
+            self.sync_step = partial(_reduce_step, strategy)
+
+    def close(self) -> None:
+        """From now on logging is an error."""
+        self.closed, self.sync_step = BEFORE_AND_AFTER, None
+
+    def reset(self) -> None:
+        """Another stage begins, perhaps with another module: names may be logged in another way."""
+        self.entries.clear()
+        self.close()
 
     def log(
         self,
@@ -101,25 +138,58 @@ class Metrics:
         rank_zero_only: bool,
     ) -> None:
         """Record a value; see `core.Module.log`."""
+        if self.closed is not None:
+            raise ModuleError(log_errors.describe_place(name, self.closed))
         if self.dataloader_idx is not None and add_dataloader_idx:
             name = f"{name}/dataloader_idx_{self.dataloader_idx}"
         options = (prog_bar, logger, on_step, on_epoch, reduce_fx, sync_dist, rank_zero_only)
         entry = self.entries.get(name)
         if entry is None:
-            entry = self.entries[name] = _make_entry(name, value, options, self.on_epoch_default)
-        elif entry.options != options:
-            raise ModuleError(_describe_conflict(entry, options))
+            entry = self.entries[name] = self._make_entry(name, value, options)
+        elif entry.options != options or entry.default is not self.on_epoch_default:
+            self._compare(entry, options)
+        if not isinstance(value, Tensor | float | int):
+            if _is_metric(value):
+                log_errors.check_metric(entry, value)
+                return
+            value = _as_number(name, value)
         if entry.metric is not None:
-            return
+            log_errors.check_metric(entry, value)
         if isinstance(value, Tensor):
             if value.numel() != 1:
-                raise ModuleError(_describe_shape(name, value))
+                raise ModuleError(log_errors.describe_shape(name, value))
             value = value.detach()
-        elif not isinstance(value, float | int):
-            raise ModuleError(_describe_type(name, value))
-        entry.last = value
+        synced = entry.syncs_steps and self.sync_step is not None
+        entry.last = self.sync_step(value, entry.reduce_fx) if synced else value  # type: ignore[misc]
         if entry.on_epoch:
             entry.add(value, float(batch_size if batch_size is not None else size_of(self.batch)))
+
+    def _make_entry(self, name: str, value: Any, options: tuple[Any, ...]) -> Entry:
+        prog_bar, logger, on_step, on_epoch, reduce_fx, sync_dist, rank_zero_only = options
+        reduction = reduce_fx if isinstance(reduce_fx, str) else getattr(reduce_fx, "__name__", "")
+        reduction = {"amin": "min", "amax": "max", "avg": "mean"}.get(reduction, reduction)
+        if reduction not in _REDUCTIONS:
+            raise ModuleError(f"self.log({name!r}, reduce_fx={reduce_fx!r}): expected one of {', '.join(_REDUCTIONS)}.")
+        by_step, by_epoch = self._resolve(on_step, on_epoch)
+        if not (by_epoch or by_step):
+            raise ModuleError(f"self.log({name!r}): on_step and on_epoch are both False, so nothing would be logged.")
+        entry = Entry(name, by_step, by_epoch, prog_bar, logger, reduction, sync_dist, rank_zero_only, options)
+        entry.default, entry.metric = self.on_epoch_default, value if _is_metric(value) else None
+        entry.syncs_steps = by_step and sync_dist is True and not rank_zero_only
+        return entry
+
+    def _resolve(self, on_step: bool | None, on_epoch: bool | None) -> tuple[bool, bool]:
+        by_epoch = self.on_epoch_default if on_epoch is None else on_epoch
+        return (not self.on_epoch_default) if on_step is None else on_step, by_epoch
+
+    def _compare(self, entry: Entry, options: tuple[Any, ...]) -> None:
+        """Take a call that comes from another hook, or after a restart, unless it wants something else."""
+        if not entry.options:
+            entry.options, entry.default = options, self.on_epoch_default
+            return
+        by_step, by_epoch = self._resolve(*options[2:4])
+        if entry.options != options or (by_step, by_epoch) != (entry.on_step, entry.on_epoch):
+            raise ModuleError(log_errors.describe_conflict(entry, options, by_step=by_step, by_epoch=by_epoch))
 
     def step_values(self) -> dict[str, Any]:
         """The newest value of everything that is logged by step, as it is."""
@@ -135,28 +205,45 @@ class Metrics:
         chosen = [entry for entry in self.entries.values() if entry.logger]
         return {name for entry in chosen for name in (entry.step_name, entry.epoch_name)}
 
-    def reduce_epoch(self, strategy: Strategy) -> dict[str, float]:
+    def reduce_epoch(
+        self, strategy: Strategy, module: nn.Module | None = None, *, is_over: bool = True
+    ) -> dict[str, float]:
         """All ranks. The epoch's values, over all ranks where asked; begins a new epoch.
 
         Values that are not logged with `sync_dist=False` are exact over all samples: sums and weights are added, ranks
         that saw fewer samples, or none, included.
+
+        Args:
+            strategy: whose ranks take part.
+            module: that has the torchmetrics objects; a rank that saw no batch finds them there.
+            is_over: False to look at an epoch that goes on.
         """
-        local = {entry.name: _partial(entry) for entry in self.entries.values() if _is_plain_epoch(entry)}
-        synced = _reduce_over_ranks(strategy, {name: part for name, part in local.items() if self._syncs(name)})
+        reduced = [entry for entry in self.entries.values() if entry.on_epoch]
+        local = {entry.epoch_name: _partial(entry) for entry in reduced if entry.metric is None and entry.count}
+        metrics = {entry.epoch_name: entry.metric for entry in reduced if entry.metric is not None}
+        synced: dict[str, _Reduction] = {}
+        places: dict[str, str] = {}
+        if Capability.COLLECTIVES in strategy.capabilities and strategy.world_size > 1:
+            synced_entries = (entry for entry in reduced if entry.sync_dist is not False and not entry.rank_zero_only)
+            shared = {entry.epoch_name for entry in synced_entries}
+            part = {name: part for name, part in local.items() if name in shared}
+            synced, places = _gather(strategy, part, _places(metrics, module))
         values = {}
-        for entry in self.entries.values():
-            if entry.metric is not None and entry.on_epoch:
-                values[entry.epoch_name] = float(entry.metric.compute())
-                entry.metric.reset()
-            elif entry.name in local:
-                _, total, weight = synced.get(entry.name, local[entry.name])
-                values[entry.epoch_name] = total / weight if entry.reduce_fx == "mean" else total
-            entry.clear()
+        for name, (reduction, total, weight) in {**local, **synced}.items():
+            values[name] = total / weight if reduction == "mean" else total
+        for name in dict.fromkeys((*places, *metrics)):
+            metric: Any = metrics[name] if name in metrics else module.get_submodule(places[name])  # type: ignore[union-attr]
+            values[name] = log_errors.as_value(name, metric.compute())
+            if is_over:
+                metric.reset()
+        if is_over:
+            self.begin_epoch()
         return values
 
-    def _syncs(self, name: str) -> bool:
-        entry = self.entries[name]
-        return entry.sync_dist is not False and not entry.rank_zero_only
+    def begin_epoch(self) -> None:
+        """Forget what was reduced so far."""
+        for entry in self.entries.values():
+            entry.clear()
 
 
 def size_of(batch: Any) -> int:
@@ -170,30 +257,38 @@ def size_of(batch: Any) -> int:
     return 1
 
 
-def _make_entry(name: str, value: Any, options: tuple[Any, ...], on_epoch_default: bool) -> Entry:
-    prog_bar, logger, on_step, on_epoch, reduce_fx, sync_dist, rank_zero_only = options
-    metric = value if callable(getattr(value, "compute", None)) and callable(getattr(value, "reset", None)) else None
-    reduction = reduce_fx if isinstance(reduce_fx, str) else getattr(reduce_fx, "__name__", "")
-    reduction = {"amin": "min", "amax": "max", "avg": "mean"}.get(reduction, reduction)
-    if reduction not in _REDUCTIONS:
-        raise ModuleError(f"self.log({name!r}, reduce_fx={reduce_fx!r}): expected one of {', '.join(_REDUCTIONS)}.")
-    by_epoch = on_epoch_default if on_epoch is None else on_epoch
-    by_step = (not on_epoch_default) if on_step is None else on_step
-    if not (by_epoch or by_step):
-        raise ModuleError(f"self.log({name!r}): on_step and on_epoch are both False, so nothing would be logged.")
-    return Entry(
-        name, by_step, by_epoch, prog_bar, logger, reduction, sync_dist, rank_zero_only, options, metric=metric
-    )
+def _is_metric(value: Any) -> bool:
+    """Whether it reduces by itself. torchmetrics objects are known by what they can do: it may not be installed."""
+    return callable(getattr(value, "compute", None)) and callable(getattr(value, "reset", None))
 
 
-def _reduce_over_ranks(
-    strategy: Strategy, local: dict[str, tuple[str, float, float]]
-) -> dict[str, tuple[str, float, float]]:
-    if Capability.COLLECTIVES not in strategy.capabilities or strategy.world_size == 1:
-        return local
-    gathered = strategy.gather_objects(local)
-    merged: dict[str, tuple[str, float, float]] = {}
-    for part in gathered or ():
+def _as_number(name: str, value: Any) -> float:
+    """A NumPy scalar and the like."""
+    if isinstance(value, str | bytes) or not hasattr(value, "__float__") or getattr(value, "size", 1) != 1:
+        raise ModuleError(log_errors.describe_type(name, value))
+    return float(value)
+
+
+def _reduce_step(strategy: Strategy, value: Any, reduction: str) -> Any:
+    return strategy.reduce(torch.as_tensor(value, device=strategy.root_device).float(), reduce_op=reduction)
+
+
+def _places(metrics: dict[str, Any], module: nn.Module | None) -> dict[str, str]:
+    """Where in the module each metric is, by the name under which it is logged."""
+    if not metrics or module is None:
+        return {}
+    names = {id(part): place for place, part in module.named_modules(remove_duplicate=False)}
+    return {name: names[id(metric)] for name, metric in metrics.items() if id(metric) in names}
+
+
+def _gather(
+    strategy: Strategy, local: dict[str, _Reduction], places: dict[str, str]
+) -> tuple[dict[str, _Reduction], dict[str, str]]:
+    """All ranks. Everyone's reductions merged, and the metrics that anyone has, in one order."""
+    merged: dict[str, _Reduction] = {}
+    found: dict[str, str] = {}
+    for part, metrics in strategy.gather_objects((local, places)) or ():
+        found = {**metrics, **found}
         for name, (reduction, total, weight) in part.items():
             if name not in merged:
                 merged[name] = (reduction, total, weight)
@@ -201,11 +296,8 @@ def _reduce_over_ranks(
             _, so_far, so_far_weight = merged[name]
             joined = so_far + total if reduction in ("mean", "sum") else _pick(reduction, so_far, total)
             merged[name] = (reduction, joined, so_far_weight + weight)
-    return dict(strategy.broadcast(merged))
-
-
-def _is_plain_epoch(entry: Entry) -> bool:
-    return entry.metric is None and entry.on_epoch and entry.total is not None
+    result: tuple[dict[str, _Reduction], dict[str, str]] = strategy.broadcast((merged, found))
+    return result
 
 
 def _partial(entry: Entry) -> tuple[str, float, float]:
@@ -224,30 +316,3 @@ def _pick(reduction: str, first: Any, second: Any) -> Any:
     if isinstance(first, Tensor):
         return torch.minimum(first, second) if reduction == "min" else torch.maximum(first, second)
     return min(first, second) if reduction == "min" else max(first, second)
-
-
-def _describe_conflict(entry: Entry, options: tuple[Any, ...]) -> str:
-    names = ("prog_bar", "logger", "on_step", "on_epoch", "reduce_fx", "sync_dist", "rank_zero_only")
-    changed = [
-        f"{name}={before!r} and {name}={after!r}"
-        for name, before, after in zip(names, entry.options, options, strict=True)
-        if before != after
-    ]
-    return (
-        f"self.log({entry.name!r}) was called with {', '.join(changed)} in one stage. "
-        "Log it in one way, or under two names."
-    )
-
-
-def _describe_shape(name: str, value: Tensor) -> str:
-    return (
-        f"self.log({name!r}) got a tensor of shape {tuple(value.shape)}; expected one number. "
-        "Reduce it first, for example with .mean()."
-    )
-
-
-def _describe_type(name: str, value: Any) -> str:
-    return (
-        f"self.log({name!r}) got {type(value).__name__}; expected a number, a tensor with one element, "
-        "or a torchmetrics Metric. For several values use self.log_dict."
-    )

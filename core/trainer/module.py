@@ -2,22 +2,34 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.compiler import is_compiling
 
 from core.contract import ConfigurationError, ModuleError
 from core.trainer.data_hooks import DataHooks
 from core.trainer.events import empty_hook
+from core.trainer.hyperparameters import HasHyperparameters
+from core.trainer.loading import OnClassOnly, load_module
+from core.trainer.module_hooks import ModuleHooks
+from core.trainer.module_steps import ModuleSteps
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from torch.optim import Optimizer
 
+    from core.contract import Logger
+    from core.contract.checkpoint_io import PathLike
 
-class Module(nn.Module, DataHooks):
+
+T = TypeVar("T", bound="Module")
+
+
+class Module(nn.Module, ModuleHooks, ModuleSteps, DataHooks, HasHyperparameters):
     """An `nn.Module` that knows how it is trained. Meant to be subclassed.
 
     `training_step` and `configure_optimizers` are all that `fit` needs. Any other `nn.Module` that has these methods
@@ -26,6 +38,12 @@ class Module(nn.Module, DataHooks):
 
     automatic_optimization: bool = True
     """False if `training_step` runs backward and optimizers itself."""
+
+    strict_loading: bool = True
+    """False if a checkpoint may lack weights, or have more of them than the module."""
+
+    example_input_array: Any = None
+    """An input of `forward`: a tensor, or a tuple or dict of arguments. The summary tells shapes by it."""
 
     _trainer: Any = None
 
@@ -75,7 +93,7 @@ class Module(nn.Module, DataHooks):
         """The trainer that runs this module.
 
         Raises:
-            ConfigurationError: none does.
+            ConfigurationError: none has run it yet.
         """
         if self._trainer is None:
             raise ConfigurationError(
@@ -89,7 +107,36 @@ class Module(nn.Module, DataHooks):
         self.__dict__["_trainer"] = trainer
 
     def __getstate__(self) -> dict[str, Any]:
-        return {key: value for key, value in self.__dict__.items() if key != "_trainer"}
+        return {
+            key: value
+            for key, value in super().__getstate__().items()  # type: ignore[no-untyped-call]
+            if key != "_trainer"
+        }
+
+    @OnClassOnly
+    def load_from_checkpoint(
+        cls: type[T],
+        checkpoint_path: PathLike,
+        map_location: Any = None,
+        strict: bool | None = None,
+        **arguments: Any,
+    ) -> T:
+        """Make the module again, with its hyperparameters and weights. Nothing in the file is executed.
+
+        Args:
+            checkpoint_path: what a Trainer has saved; a local path or a URL.
+            map_location: the device for the module; None is the CPU.
+            strict: whether the weights must fit exactly; None is what `strict_loading` says.
+            arguments: of `__init__`, in place of the hyperparameters of the checkpoint, or besides them.
+
+        Returns:
+            A new module. A call on an existing one is an error, since that one wouldn't change.
+
+        Raises:
+            ModuleError: an argument of `__init__` is missing, or not known.
+            CheckpointError: the file can't be read, or doesn't fit.
+        """
+        return load_module(cls, checkpoint_path, map_location, strict, arguments)  # type: ignore[no-any-return]
 
     @property
     def current_epoch(self) -> int:
@@ -105,6 +152,21 @@ class Module(nn.Module, DataHooks):
     def global_rank(self) -> int:
         """Number of this process among all; 0 without a trainer."""
         return self._trainer.global_rank if self._trainer is not None else 0
+
+    @property
+    def local_rank(self) -> int:
+        """Number of this process on its node; 0 without a trainer."""
+        return self._trainer.local_rank if self._trainer is not None else 0
+
+    @property
+    def logger(self) -> Logger | None:
+        """The trainer's first logger, if there is one; None without a trainer."""
+        return self._trainer.logger if self._trainer is not None else None
+
+    @property
+    def loggers(self) -> Sequence[Logger]:
+        """All loggers of the trainer."""
+        return self._trainer.loggers if self._trainer is not None else ()
 
     @property
     def device(self) -> torch.device:
@@ -156,17 +218,28 @@ class Module(nn.Module, DataHooks):
             rank_zero_only: the value of rank 0 counts alone.
 
         Raises:
-            ModuleError: not a number, or logged in another way before.
+            ModuleError: not a number, logged in another way before, or nothing is being collected now.
         """
-        if self._trainer is not None:
-            self._trainer.metrics.log(
-                name, value, prog_bar, logger, on_step, on_epoch, reduce_fx, sync_dist, batch_size,
+        if self._trainer is None:
+            return
+        if is_compiling():  # torch traces this: the graph is interrupted here, since recording is no part of it
+            from core.trainer.uncompiled import record
+
+            record(
+                self, name, value, prog_bar, logger, on_step, on_epoch, reduce_fx, sync_dist, batch_size,
                 add_dataloader_idx, rank_zero_only,
             )  # fmt: skip
+            return
+        self._trainer.metrics.log(
+            name, value, prog_bar, logger, on_step, on_epoch, reduce_fx, sync_dist, batch_size,
+            add_dataloader_idx, rank_zero_only,
+        )  # fmt: skip
 
     def log_dict(self, values: Mapping[str, Any], **options: Any) -> None:
-        """Record several values; the options are those of `log`."""
-        for name, value in values.items():
+        """Record several values, or a torchmetrics `MetricCollection`; the options are those of `log`."""
+        # Members of a collection share their states, and would be logged as copies otherwise.
+        own = {"keep_base": False, "copy_state": False} if hasattr(values, "compute_groups") else {}
+        for name, value in values.items(**own):
             self.log(name, value, **options)
 
     def print(self, *args: Any, **kwargs: Any) -> None:
@@ -194,11 +267,16 @@ class Module(nn.Module, DataHooks):
 
     def manual_backward(self, loss: Tensor, **kwargs: Any) -> None:
         """Backward through the strategy, which scales and exchanges gradients. `kwargs` of `Tensor.backward`."""
-        strategy = self.trainer.strategy
+        strategy, step = self.trainer.strategy, self.trainer.running_step
+        if step is not None and step.before_backward is not None:
+            step.before_backward(loss)
         strategy.backward(loss, strategy.handle_of(self).wrapped, manual=True, **kwargs)
+        if step is not None and step.after_backward is not None:
+            step.after_backward()
 
     def toggle_optimizer(self, optimizer: Optimizer) -> None:
         """Let only this optimizer's parameters require gradients, until `untoggle_optimizer`."""
+        self.untoggle_optimizer()
         own = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
         others = [parameter for parameter in self.parameters() if id(parameter) not in own]
         self.__dict__["_toggled"] = [(parameter, parameter.requires_grad) for parameter in others]
@@ -209,6 +287,15 @@ class Module(nn.Module, DataHooks):
         """Undo `toggle_optimizer`."""
         for parameter, required in self.__dict__.pop("_toggled", ()):
             parameter.requires_grad = required
+
+    @contextmanager
+    def toggled_optimizer(self, optimizer: Optimizer) -> Iterator[None]:
+        """A context in which only this optimizer's parameters require gradients."""
+        self.toggle_optimizer(optimizer)
+        try:
+            yield
+        finally:
+            self.untoggle_optimizer()
 
     def freeze(self) -> None:
         """No parameter requires gradients any more, and the module is in evaluation mode."""

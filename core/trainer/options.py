@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from core.callbacks.duration import parse_duration
 from core.contract import ConfigurationError, GradientClipping
@@ -39,8 +39,13 @@ class TrainerOptions:
     log_every_n_steps: int
     accumulate_grad_batches: int
     clipping: GradientClipping | None
+    deterministic: bool | Literal["warn"] | None
+    benchmark: bool | None
+    detect_anomaly: bool
     inference_mode: bool
+    sync_batchnorm: bool
     use_distributed_sampler: bool
+    seed_samples: bool
 
     def __post_init__(self) -> None:
         for name in ("accumulate_grad_batches", "log_every_n_steps"):

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
+from core.contract import module_tree
+
 if TYPE_CHECKING:
     from core.trainer.trainer import Trainer
 
@@ -26,7 +28,7 @@ class Outcome:
     @classmethod
     def of(cls, trainer: Trainer, result: Any) -> Outcome:
         """All ranks, in the worker, before teardown."""
-        weights = trainer.strategy.get_module_state_dict(trainer.module)
+        weights = trainer.strategy.get_module_state_dict(trainer.module, layout="full")
         return cls(
             result=result,
             weights={
@@ -42,7 +44,7 @@ class Outcome:
     def restore(self, trainer: Trainer) -> None:
         """In the caller's process: put everything into the caller's own trainer, module and callbacks."""
         trainer.configure_model()
-        trainer.module.load_state_dict(self.weights)
+        trainer.module.load_state_dict(module_tree.from_canonical(trainer.module, self.weights))
         trainer.progress.load_state_dict(self.progress)
         trainer.should_stop = self.should_stop
         trainer.take_metrics(self.metrics)

@@ -93,7 +93,8 @@ def log_hyperparameters(trainer: Trainer) -> None:
     hparams = getattr(trainer.module, "hparams", None)
     if isinstance(hparams, Namespace):
         hparams = vars(hparams)
-    if not isinstance(hparams, Mapping) or not hparams or not trainer.is_global_zero:
+    wanted = getattr(trainer.module, "_logs_hparams", True)  # self.save_hyperparameters(logger=False)
+    if not wanted or not isinstance(hparams, Mapping) or not hparams or not trainer.is_global_zero:
         return
     for logger in trainer.loggers:
         logger.log_hyperparams(hparams)

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import inspect
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from core.contract import ModuleError
+from core.contract.hookspecs import EventHooks
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
+
+_STEP = ("batch", "batch_idx", "dataloader_idx")
 
 
 def call_with(call: Callable[..., Any], method: Callable[..., Any], *, num_arguments: int) -> Callable[..., Any]:
-    """`call` with as many of the given arguments as `method` takes.
+    """`call` with as many of the arguments of a step as `method` takes.
 
     Args:
         call: runs the method, perhaps through a wrapper.
@@ -22,23 +26,52 @@ def call_with(call: Callable[..., Any], method: Callable[..., Any], *, num_argum
     Raises:
         ModuleError: it takes none, or needs more.
     """
-    kinds = [parameter.kind for parameter in inspect.signature(method).parameters.values()]
-    if inspect.Parameter.VAR_POSITIONAL in kinds:
+    return cut(call, num_arguments, count_accepted(method, _STEP[:num_arguments], least=1))
+
+
+def cut(call: Callable[..., Any], num_given: int, num_taken: int) -> Callable[..., Any]:
+    """A function that takes `num_given` arguments and passes the first `num_taken` on; `call` if that is all."""
+    if num_taken >= num_given:
         return call
-    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    accepted = sum(kind in positional for kind in kinds)
-    required = sum(
-        parameter.kind in positional and parameter.default is inspect.Parameter.empty
-        for parameter in inspect.signature(method).parameters.values()
-    )
-    if accepted == 0 or required > num_arguments:
-        names = ("batch", "batch_idx", "dataloader_idx")[:num_arguments]
-        raise ModuleError(
-            f"{method.__qualname__}{inspect.signature(method)} can't be called; it gets ({', '.join(names)}), "
-            "of which those at the end may be left out."
-        )
-    if accepted >= num_arguments:
-        return call
-    if accepted == 1:
-        return lambda batch, *_: call(batch)
-    return lambda batch, batch_idx, *_: call(batch, batch_idx)
+    if num_taken == 0:
+        return lambda *_: call()
+    if num_taken == 1:
+        return lambda first, *_: call(first)
+    if num_taken == 2:
+        return lambda first, second, *_: call(first, second)
+    return lambda *arguments: call(*arguments[:num_taken])
+
+
+def count_accepted(method: Callable[..., Any], names: Sequence[str], *, least: int, owner: str = "") -> int:
+    """How many of the arguments that a method would get it takes.
+
+    Args:
+        method: the user's own.
+        names: of the arguments, in order.
+        least: so many of them it has to take.
+        owner: class of the method, if its own name doesn't tell.
+
+    Raises:
+        ModuleError: it takes too few, or needs more.
+    """
+    try:
+        signature = inspect.signature(method)
+    except (TypeError, ValueError):  # written in C, and says nothing of itself
+        return len(names)
+    parameters = signature.parameters.values()
+    positional = [item for item in parameters if item.kind in (item.POSITIONAL_ONLY, item.POSITIONAL_OR_KEYWORD)]
+    required = sum(item.default is item.empty for item in positional)
+    takes_all = any(item.kind is item.VAR_POSITIONAL for item in parameters)
+    by_name = [item.name for item in parameters if item.kind is item.KEYWORD_ONLY and item.default is item.empty]
+    accepted = len(names) if takes_all else min(len(positional), len(names))
+    if accepted < least or required > len(names) or by_name:
+        name = owner or getattr(method, "__qualname__", repr(method))
+        may = ", of which those at the end may be left out" if least < len(names) else ""
+        raise ModuleError(f"{name}{signature} can't be called; it gets ({', '.join(names)}){may}.")
+    return accepted
+
+
+@cache
+def hook_arguments(name: str) -> tuple[str, ...]:
+    """Names of the arguments that a callback's hook gets: trainer, module, and the event's own."""
+    return tuple(inspect.signature(getattr(EventHooks, name)).parameters)[1:]

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from core._version import __version__
 from core.checkpoint.random_state import collect_random_state
 from core.contract import CheckpointCorruptedError, CheckpointError
+from core.trainer import hyperparameters, running_metrics
 from core.trainer.events import overrides
 
 if TYPE_CHECKING:
@@ -26,19 +27,23 @@ def save(trainer: Trainer, path: PathLike, *, weights_only: bool = False) -> Non
         "format": {"version": FORMAT_VERSION, "core": __version__, "world_size": strategy.world_size},
         "model": trainer.module,
         "module_section": module_section,
+        **hyperparameters.to_checkpoint(trainer.module),
     }
     strategy.save_checkpoint(path, state if weights_only else {**state, **_training_state(trainer)})
 
 
 def _training_state(trainer: Trainer) -> dict[str, Any]:
     strategy = trainer.strategy
-    random_states = strategy.gather_objects(collect_random_state(strategy.accelerator, strategy.root_device))
+    own = {
+        "random": collect_random_state(strategy.accelerator, strategy.root_device),
+        "metrics": running_metrics.collect(trainer),
+    }
     return {
         **_parts(trainer),
         "callbacks": {callback.state_key: _callback_state(trainer, callback) for callback in trainer.callbacks},
         "loaders": trainer.loaders.state_dict(trainer.progress.batch),
         **_datamodule_state(trainer),
-        "random": random_states or [],
+        "ranks": strategy.gather_objects(own) or [],
     }
 
 
@@ -58,7 +63,10 @@ def load(trainer: Trainer, path: PathLike) -> None:
             f"{path} holds weights only, so training can't go on from it. Load it for evaluation, or pass a checkpoint "
             "that was saved with save_weights_only=False."
         )
-    strategy.restore_state(saved, _parts(trainer) if trainer.trains else {"model": trainer.module})
+    strict = getattr(trainer.module, "strict_loading", True)
+    rest = strategy.restore_state(saved, {"model": trainer.module}, strict=strict)
+    if trainer.trains:
+        strategy.restore_state(rest, {name: part for name, part in _parts(trainer).items() if name != "model"})
     for callback in trainer.callbacks:
         if (state := saved.get("callbacks", {}).get(callback.state_key)) is not None:
             _restore_callback(trainer, callback, state)
@@ -67,9 +75,21 @@ def load(trainer: Trainer, path: PathLike) -> None:
     if "datamodule" in saved and trainer.datamodule is not None and overrides(trainer.datamodule, "load_state_dict"):
         trainer.datamodule.load_state_dict(saved["datamodule"])
         trainer.loaders.ask_again()
-    trainer.progress.batch = trainer.loaders.load_state_dict(saved["loaders"], trainer.progress.batch)
-    states = saved["random"]
-    trainer.restored_random_state = states[strategy.global_rank] if strategy.global_rank < len(states) else None
+    for optimizer in strategy.optimizers:
+        # It has stepped, if not in this process: torch's schedulers look here, and would warn.
+        optimizer._opt_called = trainer.progress.global_step > 0  # type: ignore[attr-defined]
+    _restore_position(trainer, saved)
+    ranks, rank = saved["ranks"], strategy.global_rank
+    running_metrics.restore(trainer, [state["metrics"] for state in ranks])
+    trainer.restored_random_state = ranks[rank]["random"] if rank < len(ranks) else None
+
+
+def _restore_position(trainer: Trainer, saved: dict[str, Any]) -> None:
+    progress = trainer.progress
+    batch = trainer.loaders.load_state_dict(saved["loaders"], progress.batch)
+    is_limited = trainer.options.limit_train_batches is not None
+    has_other_ranks = saved["format"]["world_size"] != trainer.strategy.world_size
+    progress.go_on_at(batch, is_recut=has_other_ranks and batch > 0 and not is_limited)
 
 
 def _parts(trainer: Trainer) -> dict[str, Any]:

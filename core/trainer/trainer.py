@@ -10,18 +10,25 @@ import torch
 from torch import Tensor, nn
 
 from core.callbacks.callback import Callback
-from core.contract import Strategy
+from core.checkpoint.random_state import collect_random_state, restore_random_state
+from core.contract import Capability, Strategy
 from core.fabric import Fabric
-from core.trainer import quick_runs, run_logs, snapshot
+from core.fabric.compilation import split_compiled
+from core.trainer import quick_runs, requeue, run_logs, snapshot
+from core.trainer.barebones import NoMetrics, check_barebones
+from core.trainer.checkpoint_path import find_checkpoint
+from core.trainer.checks import check_arguments, check_stage
 from core.trainer.data_views import DataViews
 from core.trainer.defaults import make_callbacks, make_loggers, make_profiler
 from core.trainer.evaluate import evaluate
 from core.trainer.events import Events, overrides
 from core.trainer.fit import FitLoop
+from core.trainer.interruption import SignalGuard, workers_interruption
 from core.trainer.loaders import Loaders
 from core.trainer.metrics import Metrics
 from core.trainer.module import Module, require_method
-from core.trainer.optimization import parse_optimizers
+from core.trainer.module_callbacks import ModuleCallbacks
+from core.trainer.optimization import check_optimizers, parse_optimizers
 from core.trainer.options import TrainerOptions, make_clipping, make_max_epochs, make_max_time, make_val_check
 from core.trainer.outcome import Outcome
 from core.trainer.predict import predict
@@ -39,6 +46,7 @@ from core.trainer.sources import (
     need_source,
     take_datamodule,
 )
+from core.trainer.torch_modes import check_modes, torch_modes
 from core.trainer.transfer import batch_transfer
 
 if TYPE_CHECKING:
@@ -48,12 +56,13 @@ if TYPE_CHECKING:
 
     from torch.optim import Optimizer
 
-    from core.contract import Accelerator, Logger
+    from core.contract import Accelerator, Logger, TrainingStep
     from core.contract.accelerator import Devices
     from core.contract.checkpoint_io import PathLike
     from core.contract.precision import ClippingAlgorithm
     from core.contract.strategy import Stage
     from core.profilers import Profiler
+    from core.trainer.agreement import StopAgreement
     from core.trainer.datamodule import DataModule
     from core.trainer.sources import Role, Source
 
@@ -92,16 +101,23 @@ class Trainer(DataViews):
         val_check_interval: int | float | timedelta | Mapping[str, int] | str | None = None,
         check_val_every_n_epoch: int | None = 1,
         reload_dataloaders_every_n_epochs: int = 0,
-        num_sanity_val_steps: int = 2,
-        log_every_n_steps: int = 50,
-        enable_checkpointing: bool = True,
-        enable_progress_bar: bool = True,
-        enable_model_summary: bool = True,
+        num_sanity_val_steps: int | None = None,
+        log_every_n_steps: int | None = None,
+        enable_checkpointing: bool | None = None,
+        enable_progress_bar: bool | None = None,
+        enable_model_summary: bool | None = None,
         accumulate_grad_batches: int = 1,
         gradient_clip_val: float | None = None,
         gradient_clip_algorithm: ClippingAlgorithm | None = None,
+        deterministic: bool | Literal["warn"] | None = None,
+        benchmark: bool | None = None,
+        detect_anomaly: bool = False,
         inference_mode: bool = True,
+        sync_batchnorm: bool = False,
+        compile: bool | Mapping[str, Any] = False,
+        barebones: bool = False,
         use_distributed_sampler: bool = True,
+        seed_samples: bool = False,
         plugins: Any = None,
         profiler: Profiler | Literal["simple", "advanced", "pytorch"] | None = None,
         default_root_dir: PathLike | None = None,
@@ -134,17 +150,30 @@ class Trainer(DataViews):
             check_val_every_n_epoch: validate in every n-th epoch only. None: `val_check_interval` counts batches over
                 all epochs.
             reload_dataloaders_every_n_epochs: ask the hooks for new loaders every so many epochs; 0 for never.
-            num_sanity_val_steps: validation batches to run before training, to find mistakes early; -1 for all.
-            log_every_n_steps: hand step values to the loggers every so many optimizer steps.
+            num_sanity_val_steps: validation batches to run before training, to find mistakes early; -1 for all. None
+                is 2.
+            log_every_n_steps: hand step values to the loggers every so many optimizer steps. None is 50.
             enable_checkpointing: save a checkpoint at the end of every epoch, and keep the newest; or what a
-                ModelCheckpoint in `callbacks` says.
+                ModelCheckpoint in `callbacks` says. None is yes, as for the next two, unless `barebones`.
             enable_progress_bar: show a progress bar on rank 0.
             enable_model_summary: print a table of the model on rank 0 when fit begins.
             accumulate_grad_batches: batches whose gradients are averaged for one optimizer step.
             gradient_clip_val: clip gradients to this norm, or absolute value.
             gradient_clip_algorithm: `"norm"` or `"value"`.
+            deterministic: while a stage runs, use algorithms of torch that give the same in every run, which may be
+                slower, and are errors where there is none; `"warn"` only warns of those. See also `seed_everything`.
+            benchmark: let cuDNN try its algorithms for each new shape, and use the fastest. None leaves it as it is.
+            detect_anomaly: find out which operation has made a NaN in backward. Slow.
             inference_mode: evaluate under `torch.inference_mode` rather than `torch.no_grad`.
+            sync_batchnorm: let batch norms compute their statistics over all ranks. On GPUs only.
+            compile: run the module's steps through `torch.compile`; or a dict of its options. A module that you have
+                compiled yourself, by `torch.compile(module)`, is compiled in the same way inside of the strategy's
+                wrapper. Names in checkpoints don't change with it.
+            barebones: nothing but the loop, to measure what the rest costs: no logger, checkpoints, bar, summary or
+                sanity check, and `self.log` does nothing.
             use_distributed_sampler: give each rank its share of the data.
+            seed_samples: seed Python's, NumPy's and torch's generators for every training sample that is loaded, so
+                that random augmentation doesn't depend on workers and ranks, and goes on exactly after a resume.
             plugins: instances or aliases of a Precision, CheckpointIO, ClusterEnvironment or Launcher.
             profiler: measures where the time goes: `"simple"`, `"advanced"`, `"pytorch"`, or an instance.
             default_root_dir: where checkpoints and logs go; None is the current folder.
@@ -152,6 +181,20 @@ class Trainer(DataViews):
         Raises:
             ConfigurationError: arguments that can't be met, with what can.
         """
+        if barebones:
+            check_barebones(
+                logger=logger,
+                enable_checkpointing=enable_checkpointing,
+                enable_progress_bar=enable_progress_bar,
+                enable_model_summary=enable_model_summary,
+                num_sanity_val_steps=num_sanity_val_steps,
+                log_every_n_steps=log_every_n_steps,
+                fast_dev_run=fast_dev_run,
+                detect_anomaly=detect_anomaly,
+                profiler=profiler,
+            )
+            logger, num_sanity_val_steps = False, 0
+        check_modes(deterministic, benchmark)
         duration = make_max_time(max_time)
         val_check_batches, val_check_time = make_val_check(val_check_interval)
         self.options = TrainerOptions(
@@ -169,12 +212,17 @@ class Trainer(DataViews):
             val_check_time=val_check_time,
             reload_dataloaders_every_n_epochs=reload_dataloaders_every_n_epochs,
             check_val_every_n_epoch=check_val_every_n_epoch,
-            num_sanity_val_steps=num_sanity_val_steps,
-            log_every_n_steps=log_every_n_steps,
+            num_sanity_val_steps=2 if num_sanity_val_steps is None else num_sanity_val_steps,
+            log_every_n_steps=50 if log_every_n_steps is None else log_every_n_steps,
             accumulate_grad_batches=accumulate_grad_batches,
             clipping=make_clipping(gradient_clip_val, gradient_clip_algorithm),
+            deterministic=deterministic,
+            benchmark=benchmark,
+            detect_anomaly=detect_anomaly,
             inference_mode=inference_mode,
+            sync_batchnorm=sync_batchnorm,
             use_distributed_sampler=use_distributed_sampler,
+            seed_samples=seed_samples,
         )
         self.fast_dev_run = quick_runs.count_batches(fast_dev_run)
         if self.fast_dev_run:
@@ -187,7 +235,9 @@ class Trainer(DataViews):
             precision=precision,
             plugins=plugins,
             loggers=make_loggers(logger, default_root_dir),
+            compile=compile,
         )
+        check_arguments(self.options, self.strategy)
         self.default_root_dir = os.fspath(default_root_dir) if default_root_dir is not None else os.getcwd()
         if self.fast_dev_run:
             self.fabric.loggers = quick_runs.silence(self.fabric.loggers)
@@ -195,17 +245,20 @@ class Trainer(DataViews):
         self.profiler = make_profiler(profiler) if profiler is not None else None
         self.callbacks = make_callbacks(
             callbacks,
-            enable_progress_bar=enable_progress_bar,
-            enable_model_summary=enable_model_summary,
-            enable_checkpointing=enable_checkpointing,
+            enable_progress_bar=not barebones if enable_progress_bar is None else enable_progress_bar,
+            enable_model_summary=not barebones if enable_model_summary is None else enable_model_summary,
+            enable_checkpointing=not barebones if enable_checkpointing is None else enable_checkpointing,
         )
         if self.fast_dev_run:
             self.callbacks = quick_runs.without_traces(self.callbacks)
         self.progress = Progress()
-        self.train_metrics = Metrics(on_epoch_default=False)
-        self.evaluation_metrics = {stage: Metrics(on_epoch_default=True) for stage in ("validation", "test")}
+        make_metrics = NoMetrics if barebones else Metrics
+        self.train_metrics = make_metrics(on_epoch_default=False)
+        self.evaluation_metrics = {stage: make_metrics(on_epoch_default=True) for stage in ("validation", "test")}
         self.metrics = self.train_metrics
-        self.should_stop = False
+        self.signals = SignalGuard(self.progress)
+        self.stops: StopAgreement | None = None
+        self._should_stop = False
         self.sanity_checking = False
         self.stage: Stage | None = None
         self.module: Any = None  # the user's nn.Module, whose methods no type checker knows
@@ -214,6 +267,8 @@ class Trainer(DataViews):
         self.accumulate_grad_batches = accumulate_grad_batches
         self.pending_saves: list[tuple[PathLike, bool]] = []
         self.restored_random_state: dict[str, Any] | None = None
+        self.running_step: TrainingStep | None = None
+        self._module_callbacks = ModuleCallbacks()
         self._ckpt_path: PathLike | None = None
         self._described_module: nn.Module | None = None
         self._returns_predictions = True
@@ -333,7 +388,7 @@ class Trainer(DataViews):
         Raises:
             CheckpointError: it can't be written; what was at `path` is untouched.
         """
-        if self._is_inside_window():
+        if self._count_unfinished() or self.progress.epoch_is_ending:
             self.pending_saves.append((path, weights_only))
         else:
             self._write_checkpoint(path, weights_only)
@@ -363,6 +418,20 @@ class Trainer(DataViews):
     def ckpt_path(self) -> PathLike | None:
         """The checkpoint from which the running stage began, if the user named one."""
         return self._ckpt_path
+
+    @property
+    def should_stop(self) -> bool:
+        """Set it to True to stop training: on one process after the running step, on several within half a second.
+
+        Ranks agree on it at steps that all of them know beforehand, so that one may set it alone.
+        """
+        return self._should_stop
+
+    @should_stop.setter
+    def should_stop(self, stops: bool) -> None:
+        self._should_stop = stops
+        if stops and self.stops is not None:
+            self.stops.wake()
 
     @property
     def current_epoch(self) -> int:
@@ -420,7 +489,7 @@ class Trainer(DataViews):
         """The optimizers as a module sees them in manual optimization: their `step` goes through the strategy."""
         if self._wrapped_optimizers is None:
             self._wrapped_optimizers = [
-                self.fabric.wrap_optimizer(optimizer, on_step=self._count_step)
+                self.fabric.wrap_optimizer(optimizer, on_step=self._count_step, before_step=self._prepare_manual_step)
                 for optimizer in self.strategy.optimizers
             ]
         return self._wrapped_optimizers
@@ -444,10 +513,13 @@ class Trainer(DataViews):
         """All ranks. Let the module build its large parts."""
         if overrides(self.module, "configure_model"):
             self.module.configure_model()
+        if self.options.sync_batchnorm and Capability.COLLECTIVES in self.strategy.capabilities:
+            self.module = nn.SyncBatchNorm.convert_sync_batchnorm(self.module)
 
     def configure_optimizers(self) -> tuple[list[Optimizer], list[Any]]:
         """All ranks. The module's optimizers and schedulers, in one form."""
         optimizers, schedulers = parse_optimizers(self.module.configure_optimizers())
+        check_optimizers(self.module, optimizers, self.options, is_global_zero=self.is_global_zero)
         return list(optimizers), list(schedulers)
 
     def setup_dataloaders(self) -> None:
@@ -458,6 +530,8 @@ class Trainer(DataViews):
         """All ranks. Load the checkpoint that the user named, if any."""
         if self.trains:
             self.events.emit("on_fit_start")
+            self.train_metrics.begin_epoch()
+            self.progress.restart_epoch()
         if self._ckpt_path is not None:
             snapshot.load(self, self._ckpt_path)
 
@@ -479,9 +553,14 @@ class Trainer(DataViews):
         if values:
             self.log_metrics(values)
 
-    def publish_epoch(self, metrics: Metrics) -> dict[str, float]:
-        """All ranks. Reduce what an epoch has logged, show it to callbacks, and hand it to the loggers."""
-        values = metrics.reduce_epoch(self.strategy)
+    def publish_epoch(self, metrics: Metrics, *, is_over: bool = True) -> dict[str, float]:
+        """All ranks. Reduce what an epoch has logged, show it to callbacks, and hand it to the loggers.
+
+        Args:
+            metrics: of the stage.
+            is_over: the epoch has come to its end. False: a limit was reached within it, and it may go on one day.
+        """
+        values = metrics.reduce_epoch(self.strategy, self.module, is_over=is_over)
         self._epoch_values.update(_to_tensors(values))
         names = metrics.logger_names()
         logged = {name: value for name, value in values.items() if name in names}
@@ -535,10 +614,16 @@ class Trainer(DataViews):
         ckpt_path: PathLike | None,
         body: Callable[[], Any],
     ) -> Any:
-        self.stage, self.module, self.datamodule, self._ckpt_path = stage, module, datamodule, ckpt_path
+        self.stage, self.datamodule, self._ckpt_path = stage, datamodule, ckpt_path
+        self.module, compiler = split_compiled(module)
+        self.strategy.compiler = compiler or self.fabric.compiler
         self.loaders = Loaders(self.options, sources)
+        self.callbacks = self._module_callbacks.join(self.callbacks, self.module)
+        self._forget_metrics()
+        check_stage(self, sources)
         launcher = self.strategy.launcher
-        outcome = launcher.launch(self._run, body, not launcher.calls_in_place)
+        with workers_interruption(launcher.calls_in_place):
+            outcome = launcher.launch(self._run, body, not launcher.calls_in_place)
         if not isinstance(outcome, Outcome):
             return outcome
         outcome.restore(self)
@@ -546,6 +631,11 @@ class Trainer(DataViews):
 
     def _run(self, body: Callable[[], Any], crosses_processes: bool) -> Any:
         """All ranks, in the worker. One stage from the process group's beginning to its end."""
+        self.signals = SignalGuard(self.progress, requeue.warning_signals(self))
+        with self.signals:
+            return self._run_stage(body, crosses_processes)
+
+    def _run_stage(self, body: Callable[[], Any], crosses_processes: bool) -> Any:
         strategy, module = self.strategy, self.module
         strategy.setup_environment()
         if isinstance(module, Module):
@@ -557,22 +647,27 @@ class Trainer(DataViews):
             self.loggers = run_logs.loggers_of_rank(self.fabric.loggers, strategy)
             if self.fast_dev_run:
                 quick_runs.announce(self, self.fast_dev_run)
-            with profiled_stage(self):
+            with torch_modes(self.options), profiled_stage(self):
                 prepare_data(self)
                 self.events.emit("setup", self.stage)
+                self._ckpt_path = find_checkpoint(self, self._ckpt_path)
                 self.profiled("setup_strategy", strategy.setup)(self)
                 result = body()
             run_logs.finalize(self.loggers)
             if crosses_processes:
                 return Outcome.of(self, result)
             return result
-        except BaseException as error:
+        except BaseException as raised:
             self._return_to_step()
+            error = self.signals.explain(raised)
             try:
+                requeue.requeue_after(self, error)
                 self.events.emit("on_exception", error)
             finally:
                 run_logs.finalize_after(self.loggers, error)
-            raise
+            if error is raised:
+                raise
+            raise error from raised
         finally:
             self._end()
 
@@ -580,7 +675,7 @@ class Trainer(DataViews):
         try:
             self.events.emit("teardown", self.stage)
         finally:
-            self._wrapped_optimizers = None
+            self._wrapped_optimizers = self.running_step = None
             self.strategy.teardown()
 
     def _fit(self) -> None:
@@ -590,15 +685,19 @@ class Trainer(DataViews):
         self._sanity_check()
         FitLoop(self).run()
         self.events.emit("on_fit_end")
+        requeue.forget(self)
 
     def _sanity_check(self) -> None:
         if not self.loaders.validation or not self.options.num_sanity_val_steps or self._ckpt_path is not None:
             return
         self.sanity_checking = True
+        place = self.strategy.accelerator, self.strategy.root_device
+        random_state = collect_random_state(*place)  # training must not depend on whether this was done
         self.events.emit("on_sanity_check_start")
         with self.loaders.limited_validation(self.options.num_sanity_val_steps) as loaders:
             evaluate(self, "validation", loaders)
         self.events.emit("on_sanity_check_end")
+        restore_random_state(random_state, *place)
         self._epoch_values.clear()
         self.sanity_checking = False
 
@@ -611,18 +710,29 @@ class Trainer(DataViews):
     def _predict(self) -> list[Any] | None:
         return predict(self, self.loaders.predict, returns=self._returns_predictions)
 
-    def _is_inside_window(self) -> bool:
-        window = self.accumulate_grad_batches
-        num_batches = self.loaders.epoch_end if self.trains else 0
-        inside = self.progress.batch % window != 0 and self.progress.batch < num_batches
-        return self.trains and inside and not self.progress.epoch_is_over
+    def _count_unfinished(self) -> int:
+        if not self.trains:
+            return 0
+        return self.progress.count_unfinished(self.accumulate_grad_batches, self.loaders.epoch_end)
 
     def _return_to_step(self) -> None:
         """After an exception: gradients of an unfinished window are lost, so its batches don't count."""
-        if self._is_inside_window():
-            unfinished = self.progress.batch % self.accumulate_grad_batches
-            self.progress.batch -= unfinished
-            self.progress.total_batches -= unfinished
+        unfinished = self._count_unfinished()
+        self.progress.batch -= unfinished
+        self.progress.total_batches -= unfinished
+        self.progress.epoch_is_ending = False
+
+    def _forget_metrics(self) -> None:
+        """A stage begins, perhaps with another module."""
+        self._epoch_values.clear()
+        for metrics in self._all_metrics():
+            metrics.reset()
+
+    def _prepare_manual_step(self, optimizer: Optimizer) -> None:
+        step = self.running_step
+        if step is not None and step.manual and step.before_optimizer_step is not None:
+            self.strategy.precision_plugin.unscale_gradients(optimizer)
+            step.before_optimizer_step(optimizer)
 
     def _count_step(self, updated: bool) -> None:
         self.progress.global_step += updated

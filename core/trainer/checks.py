@@ -1,0 +1,103 @@
+"""What can't work with this module and this strategy: refused before any process starts."""
+
+from __future__ import annotations
+
+import warnings
+from typing import TYPE_CHECKING, Any
+
+from core.contract import Capability, ConfigurationError, UnsupportedError
+from core.trainer.events import overrides
+from core.trainer.hook_checks import check_hooks
+from core.trainer.module import has_method
+from core.trainer.sources import VALIDATION
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from core.contract import Strategy
+    from core.trainer.options import TrainerOptions
+    from core.trainer.sources import Source
+    from core.trainer.trainer import Trainer
+
+_OF_THE_STEP = ("backward", "optimizer_step", "optimizer_zero_grad", "configure_gradient_clipping")
+_OWNED = {
+    Capability.OWNS_STEP: _OF_THE_STEP,
+    Capability.OWNS_CLIPPING: ("configure_gradient_clipping",),
+    Capability.OWNS_SCHEDULER: ("lr_scheduler_step",),
+}
+
+
+def check_arguments(options: TrainerOptions, strategy: Strategy) -> None:
+    """Main process, when a Trainer is made.
+
+    Raises:
+        UnsupportedError: the strategy can't clip by value.
+        ConfigurationError: batch norms can't be synchronized on this device.
+    """
+    clips_by_value = options.clipping is not None and options.clipping.algorithm == "value"
+    if clips_by_value and Capability.CLIP_BY_VALUE not in strategy.capabilities:
+        raise UnsupportedError(
+            f"gradient_clip_algorithm='value': {type(strategy).__name__} can't clip gradients by value. Use 'norm'.",
+            capability=Capability.CLIP_BY_VALUE,
+        )
+    device = strategy.root_device.type if strategy.parallel_devices else "cpu"
+    if options.sync_batchnorm and Capability.COLLECTIVES in strategy.capabilities and device == "cpu":
+        raise ConfigurationError(
+            f"sync_batchnorm=True with {type(strategy).__name__} on the CPU: torch.nn.SyncBatchNorm computes on GPUs "
+            "only. Leave it out here, or use layers that don't depend on the batch, such as GroupNorm."
+        )
+
+
+def check_stage(trainer: Trainer, sources: Sequence[Source]) -> None:
+    """Main process, when a stage begins.
+
+    Raises:
+        ModuleError: a hook that can't be called.
+        UnsupportedError: the module does by itself what the strategy can't leave to it.
+        ConfigurationError: arguments that contradict the module.
+    """
+    module, strategy = trainer.module, trainer.strategy
+    check_hooks(module, trainer.callbacks, trainer.datamodule)
+    if trainer.stage != "fit":
+        return
+    if not getattr(module, "automatic_optimization", True):
+        _check_manual(module, trainer.options, strategy)
+    _check_owned(module, strategy)
+    is_validated = any(source.role is VALIDATION for source in sources)
+    if not is_validated and has_method(module, "validation_step") and trainer.options.limit_val_batches != 0:
+        warnings.warn(
+            f"{type(module).__name__} has a validation_step(), and no validation loader was given: nothing is "
+            "validated. Pass val_dataloaders=..., define val_dataloader(), or say limit_val_batches=0.",
+            stacklevel=4,
+        )
+
+
+def _check_manual(module: Any, options: TrainerOptions, strategy: Strategy) -> None:
+    name = type(module).__name__
+    if Capability.MANUAL_OPTIMIZATION not in strategy.capabilities:
+        raise UnsupportedError(
+            f"{name} has automatic_optimization=False, and {type(strategy).__name__} can't leave backward and the "
+            "optimizers to a module. Return the loss from training_step, or use another strategy.",
+            capability=Capability.MANUAL_OPTIMIZATION,
+        )
+    if options.accumulate_grad_batches > 1:
+        raise ConfigurationError(
+            f"accumulate_grad_batches={options.accumulate_grad_batches}, and {name} has automatic_optimization=False: "
+            "it steps its optimizers itself. Accumulate in training_step, by stepping in every n-th batch."
+        )
+    if options.clipping is not None:
+        raise ConfigurationError(
+            f"gradient_clip_val={options.clipping.value}, and {name} has automatic_optimization=False: it steps its "
+            "optimizers itself. Call self.clip_gradients(optimizer, gradient_clip_val=...) before the step."
+        )
+
+
+def _check_owned(module: Any, strategy: Strategy) -> None:
+    for capability, names in _OWNED.items():
+        overridden = [name for name in names if overrides(module, name)]
+        if capability in strategy.capabilities and overridden:
+            raise UnsupportedError(
+                f"{type(module).__name__} overrides {overridden[0]}, and {type(strategy).__name__} does that inside "
+                "its own step, where a module has no part. Leave the override out, or use another strategy.",
+                capability=capability,
+            )

@@ -1,0 +1,118 @@
+"""Hooks that would never be called, or can't be: said before work starts."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from difflib import get_close_matches
+from functools import cache
+from types import FunctionType
+from typing import TYPE_CHECKING, Any
+
+from core.callbacks.callback import Callback
+from core.contract.hookspecs import EventHooks
+from core.trainer.datamodule import DataModule
+from core.trainer.events import overrides
+from core.trainer.module import Module
+from core.trainer.signatures import count_accepted, hook_arguments
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+_EVENTS = tuple(name for name, value in vars(EventHooks).items() if isinstance(value, FunctionType))
+_STEPS = {
+    "training_step": ("batch", "batch_idx"),
+    **dict.fromkeys(("validation_step", "test_step", "predict_step"), ("batch", "batch_idx", "dataloader_idx")),
+}
+_METHODS: dict[str, tuple[str, ...]] = {
+    "configure_model": (),
+    "configure_optimizers": (),
+    "configure_callbacks": (),
+    "backward": ("loss",),
+    "optimizer_step": ("epoch", "batch_idx", "optimizer", "optimizer_closure"),
+    "optimizer_zero_grad": ("epoch", "batch_idx", "optimizer"),
+    "configure_gradient_clipping": ("optimizer", "gradient_clip_val", "gradient_clip_algorithm"),
+    "lr_scheduler_step": ("scheduler", "metric"),
+}
+_HOOK_LIKE = re.compile(r"^on_|^configure|_step|step_|optimizer|_dataloader|_epoch_|_batch_|prepare_data")
+_FORMER = {
+    "training_epoch_end": "on_train_epoch_end",
+    "validation_epoch_end": "on_validation_epoch_end",
+    "test_epoch_end": "on_test_epoch_end",
+    "training_step_end": "on_train_batch_end",
+    "validation_step_end": "on_validation_batch_end",
+    "test_step_end": "on_test_batch_end",
+    "on_epoch_start": "on_train_epoch_start",
+    "on_epoch_end": "on_train_epoch_end",
+    "on_batch_start": "on_train_batch_start",
+    "on_batch_end": "on_train_batch_end",
+}
+
+
+def check_hooks(module: Any, callbacks: Sequence[Callback], datamodule: DataModule | None) -> None:
+    """Main process. Warn of names that look like a hook's, and refuse hooks that can't take their arguments.
+
+    Raises:
+        ModuleError: with the signature and the arguments.
+    """
+    for listener in (module, *callbacks, *([datamodule] if datamodule is not None else [])):
+        kind: type = type(listener)
+        for name, meant in _near_misses(kind):
+            if not overrides(listener, meant):
+                warnings.warn(
+                    f"{type(listener).__name__}.{name} is not a hook, and is never called by the Trainer. "
+                    f"Did you mean {meant!r}?",
+                    stacklevel=4,
+                )
+    for callback in callbacks:
+        _check_events(callback, skip=0, least=2)
+    _check_events(module, skip=2, least=0)
+    _check_methods(module)
+
+
+def _check_events(listener: Any, *, skip: int, least: int) -> None:
+    for name in _EVENTS:
+        if overrides(listener, name):
+            count_accepted(
+                getattr(listener, name),
+                hook_arguments(name)[skip:],
+                least=least,
+                owner=f"{type(listener).__name__}.{name}",
+            )
+
+
+def _check_methods(module: Any) -> None:
+    own = [name for name in (*_METHODS, *_STEPS) if name in _METHODS or hasattr(module, name)]
+    for name in own:
+        if overrides(module, name) and getattr(type(module), name, None) is not getattr(Module, name):
+            names = _METHODS.get(name, _STEPS.get(name, ()))
+            least = len(names) if name in _METHODS else 1
+            count_accepted(getattr(module, name), names, least=least, owner=f"{type(module).__name__}.{name}")
+
+
+@cache
+def _near_misses(kind: type) -> tuple[tuple[str, str], ...]:
+    """(name, hook that was meant) of a class's own methods."""
+    base = next((base for base in (Callback, DataModule) if issubclass(kind, base)), Module)
+    hooks = _hooks_of(base)
+    return tuple((name, meant) for name in _own_methods(kind, hooks) if (meant := _meant(name, hooks)))
+
+
+def _meant(name: str, hooks: frozenset[str]) -> str | None:
+    candidates = [_FORMER.get(name), name.replace("val_", "validation_")]
+    known = next((candidate for candidate in candidates if candidate in hooks), None)
+    return known or next(iter(get_close_matches(name, hooks, n=1, cutoff=0.88)), None)
+
+
+def _own_methods(kind: type, hooks: frozenset[str]) -> Iterator[str]:
+    for base in kind.__mro__:
+        if base.__module__.partition(".")[0] in ("core", "torch", "builtins"):
+            continue
+        for name, value in vars(base).items():
+            if isinstance(value, FunctionType) and name not in hooks and _HOOK_LIKE.search(name):
+                yield name
+
+
+@cache
+def _hooks_of(base: type) -> frozenset[str]:
+    return frozenset(name for name in dir(base) if not name.startswith("_")) - frozenset(dir(object))

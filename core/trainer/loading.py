@@ -1,0 +1,72 @@
+"""A module made again from a checkpoint of a Trainer, without a Trainer."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from core.checkpoint import TorchCheckpointIO
+from core.contract import CheckpointCorruptedError, CheckpointError, ConfigurationError, Strategy, module_tree
+from core.trainer.events import overrides
+from core.trainer.hyperparameters import make_again
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from core.contract.checkpoint_io import PathLike
+
+
+def load_module(
+    cls: type[Any], path: PathLike, map_location: Any, strict: bool | None, arguments: Mapping[str, Any]
+) -> Any:
+    """See `core.Module.load_from_checkpoint`."""
+    device = _as_device(map_location)
+    saved = TorchCheckpointIO().load_checkpoint(path, collectives=Strategy().collectives)
+    if not isinstance(saved.get("model"), dict):
+        raise CheckpointCorruptedError(
+            f"{path} is not a checkpoint of a Trainer: it has {sorted(map(str, saved))[:8]}. "
+            "Read weights of your own with torch.load and load_state_dict."
+        )
+    module = make_again(cls, saved, arguments)
+    if overrides(module, "configure_model"):
+        module.configure_model()
+    if overrides(module, "on_load_checkpoint"):
+        module.on_load_checkpoint(saved.get("module_section", {}))
+    strict = getattr(module, "strict_loading", True) if strict is None else strict
+    try:
+        module.load_state_dict(module_tree.from_canonical(module, saved["model"]), strict=strict)
+    except RuntimeError as error:
+        raise CheckpointError(
+            f"{path} does not fit {cls.__name__}: {error}. Pass the arguments that it was made with, or strict=False."
+        ) from error
+    return module if device is None else module.to(device)
+
+
+def _as_device(map_location: Any) -> torch.device | None:
+    if map_location is None:
+        return None
+    try:
+        return torch.device(map_location)
+    except (RuntimeError, TypeError) as error:
+        raise ConfigurationError(
+            f"map_location={map_location!r}: expected a device, such as 'cpu' or 'cuda:0', or None for the CPU."
+        ) from error
+
+
+class OnClassOnly(classmethod):  # type: ignore[type-arg]  # generic for type checkers only
+    """A class method that makes a new object, and so is a mistake when it is called on one."""
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        """The method; on an instance a function that explains."""
+        if instance is None:
+            return super().__get__(instance, owner)
+        name, kind = self.__func__.__name__, type(instance).__name__
+
+        def refuse(*args: Any, **kwargs: Any) -> Any:
+            raise ConfigurationError(
+                f"{name} makes a new module and leaves this one alone. Call it on the class: "
+                f"module = {kind}.{name}(...)."
+            )
+
+        return refuse

@@ -1,0 +1,13 @@
+"""Logging from inside a compiled step. Imported only while torch traces one, since it loads torch's compiler."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+
+@torch.compiler.disable  # type: ignore[untyped-decorator]
+def record(module: Any, *arguments: Any) -> None:
+    """`module.log` with these arguments, between two graphs."""
+    module.log(*arguments)

@@ -788,8 +788,16 @@ class Strategy:
             if key not in state or not state_objects.restore(self, state[key], value, strict)
         }
 
-    def get_module_state_dict(self, module: nn.Module) -> dict[str, Any]:
-        """All ranks. The module's state under the names of the user's own module; whole on rank 0."""
+    def get_module_state_dict(
+        self, module: nn.Module, *, layout: Literal["full", "sharded"] | None = None
+    ) -> dict[str, Any]:
+        """All ranks. The module's state under the names of the user's own module.
+
+        Args:
+            module: that was set up.
+            layout: `"full"`, whole on rank 0; `"sharded"`, on each rank its own part, if it has parts; None asks the
+                CheckpointIO.
+        """
         # Not copied: torch's dict carries the versions of torch's modules.
         return module_tree.to_canonical(self.handle_of(module).module.state_dict())  # type: ignore[return-value]
 

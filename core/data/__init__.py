@@ -4,6 +4,7 @@ from core.data.feed import Feed
 from core.data.loader import sampler_of, set_epoch, shard_loader, shuffles, without_shuffling
 from core.data.randomness import mix_seed
 from core.data.sampler import ShardedSampler
+from core.data.seeding import seed_samples
 from core.data.structure import map_leaves
 from core.data.transfer import make_transfer, to_device
 
@@ -14,6 +15,7 @@ __all__ = [
     "map_leaves",
     "mix_seed",
     "sampler_of",
+    "seed_samples",
     "set_epoch",
     "shard_loader",
     "shuffles",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from itertools import chain, islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch.utils.data import RandomSampler, Sampler, SequentialSampler, SubsetRandomSampler, WeightedRandomSampler
@@ -21,6 +21,13 @@ if TYPE_CHECKING:
 # What needs no `DrawingRng`, or none after the first batch.
 _DRAW_NOTHING = (SequentialSampler, range, list, tuple)
 _DRAW_AT_ONCE = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
+
+
+class SeededIndex(NamedTuple):
+    """In place of an index: which sample, and the seed from which its augmentation is drawn."""
+
+    index: Any
+    seed: int
 
 
 class ShardedSampler(Sampler[Any]):
@@ -40,6 +47,7 @@ class ShardedSampler(Sampler[Any]):
         epoch: number of the epoch that is on, from 0.
         position: samples of this epoch that the user was given, over all ranks.
         worker_generator: seeds a loader's workers, differently in each epoch and on each rank.
+        seeds_samples: give the loader a `SeededIndex` in place of each of the user's own indices.
     """
 
     def __init__(
@@ -73,20 +81,24 @@ class ShardedSampler(Sampler[Any]):
         self.batch_size, self.drop_last, self.yields_batches = batch_size, drop_last, yields_batches
         self.rank, self.size, self.seed, self.repeats = rank, size, seed, repeats
         self.epoch = self.position = 0
+        self.seeds_samples = False
         self.worker_generator = torch.Generator()
         self._generator = find_generator(order)
         self._loader_generator = loader_generator
         self._generator_state: torch.Tensor | None = None
         """The user's generator's, when this epoch was drawn; None if it wasn't yet."""
-        self._on_the_way: deque[int] = deque()
-        """Samples over all ranks, for each batch that the loader took and the user wasn't given yet."""
+        self._generator_after: torch.Tensor | None = None
+        """Where the user's generator stood when the state was saved that was loaded last."""
+        self._on_the_way: deque[tuple[int, Any]] = deque()
+        """Samples over all ranks, and our own, for each batch that the loader took and the user wasn't given yet."""
 
     def __iter__(self) -> Iterator[Any]:
         # Not a generator: the loader draws its workers' seed right after this call.
         self._rewind_generator()
+        self._generator_after = None
         self._seed_workers()
         self._on_the_way = deque()
-        return self._batches(self._draw(self.epoch, self.position), self._on_the_way)
+        return self._batches(self._draw(self.epoch, self.position), self._on_the_way, self.epoch, self.position)
 
     def __len__(self) -> int:
         """Batches of a whole epoch on this rank.
@@ -105,14 +117,24 @@ class ShardedSampler(Sampler[Any]):
         """Begin another epoch at its first sample. The one that is on goes on."""
         if epoch != self.epoch:
             self.epoch, self.position, self._generator_state = epoch, 0, None
+            if self._generator is not None and self._generator_after is not None:
+                self._generator.set_state(self._generator_after)  # the epoch that was on is over
         for part in sampler_chain(self.order):
             if callable(method := getattr(part, "set_epoch", None)):
                 method(epoch)
 
-    def advance(self) -> None:
-        """Count the batch that the loop just took from the loader."""
-        if self._on_the_way:
-            self.position += self._on_the_way.popleft()
+    def advance(self) -> Any:
+        """Count the batch that the loop just took from the loader.
+
+        Returns:
+            Its indices, as the user's sampler gave them; one index for a loader that doesn't collate. None if there is
+            no such batch.
+        """
+        if not self._on_the_way:
+            return None
+        num_samples, indices = self._on_the_way.popleft()
+        self.position += num_samples
+        return indices
 
     def num_batches_given(self, *, default: int) -> int:
         """How many of this rank's batches the position is; `default` where batches are of any size."""
@@ -121,11 +143,13 @@ class ShardedSampler(Sampler[Any]):
         return -(-self.position // (self.batch_size * self.size))
 
     def state_dict(self) -> dict[str, Any]:
-        """Where we are: numbers, and the state of the user's generator from which this epoch is drawn."""
+        """Where we are: numbers, and states of the user's generator: from which this epoch is drawn, and now."""
         generator = self._generator_state
         if generator is None and self._generator is not None:
             generator = self._generator.get_state()
-        return {"epoch": self.epoch, "position": self.position, "seed": self.seed, "generator": generator}
+        after = self._generator.get_state() if self._generator is not None else None
+        place = {"epoch": self.epoch, "position": self.position, "seed": self.seed}
+        return {**place, "generator": generator, "generator_after": after}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """The next `iter` goes on from there.
@@ -133,7 +157,7 @@ class ShardedSampler(Sampler[Any]):
         Raises:
             CheckpointError: `state` doesn't come from such a sampler.
         """
-        if missing := {"epoch", "position", "seed", "generator"} - state.keys():
+        if missing := {"epoch", "position", "seed", "generator", "generator_after"} - state.keys():
             raise CheckpointError(f"A sampler's state has no {sorted(missing)}; it has {sorted(state)}.")
         if (state["generator"] is None) != (self._generator is None):
             saved, here = ("no generator", "one") if self._generator is not None else ("a generator", "none")
@@ -143,6 +167,7 @@ class ShardedSampler(Sampler[Any]):
             )
         self.set_epoch(state["epoch"])
         self.position, self.seed, self._generator_state = state["position"], state["seed"], state["generator"]
+        self._generator_after = state["generator_after"]
 
     def _rewind_generator(self) -> None:
         """An epoch that goes on is drawn once more, from where its generator stood."""
@@ -186,16 +211,28 @@ class ShardedSampler(Sampler[Any]):
             return deal_batches(self.order, size=self.size, position=position, drop_last=self.drop_last)
         return deal_samples(self.order, self.batch_size, size=self.size, position=position, drop_last=self.drop_last)
 
-    def _batches(self, steps: Iterator[Step], on_the_way: deque[int]) -> Iterator[Any]:
+    def _batches(
+        self, steps: Iterator[Step], on_the_way: deque[tuple[int, Any]], epoch: int, position: int
+    ) -> Iterator[Any]:
         for step in steps:
-            share = step[self.rank]
+            share, first = step[self.rank], position + sum(map(len, step[: self.rank]))
             if not share:
                 if not self.repeats:
                     return
                 samples = list(chain.from_iterable(step))
-                share = [samples[self.rank % len(samples)]]
-            on_the_way.append(sum(map(len, step)))
-            yield share if self.yields_batches else share[0]
+                number = self.rank % len(samples)
+                share, first = [samples[number]], position + number
+            num_samples = sum(map(len, step))
+            on_the_way.append((num_samples, share if self.yields_batches else share[0]))
+            position += num_samples
+            given = self._seed(share, epoch, first) if self.seeds_samples else share
+            yield given if self.yields_batches else given[0]
+
+    def _seed(self, share: list[Any], epoch: int, first: int) -> list[Any]:
+        """Seeds follow from numbers in the global order, and from indices: a user who shards counts alike on all ranks."""
+        own = [index if isinstance(index, int) else 0 for index in share]
+        seeds = (mix_seed(self.seed, epoch, first + number, index) for number, index in enumerate(own))
+        return [SeededIndex(*pair) for pair in zip(share, seeds, strict=True)]
 
 
 def sampler_chain(sampler: Any) -> Iterator[Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import gc
 import itertools
 import sys
 import time
@@ -76,6 +77,9 @@ def leave() -> None:
     """All ranks; idempotent. Leave the group; the store stays for the next one of this script."""
     if dist.is_initialized():
         dist.destroy_process_group()
+        # What holds gloo's group, such as DDP's reducer, is in cycles. In a loader's worker that is forked later, to
+        # collect it means to wait for threads that aren't there: it hangs (torch 2.13).
+        gc.collect()
 
 
 def _settle() -> None:

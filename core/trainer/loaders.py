@@ -12,7 +12,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from core.contract import Capability, CheckpointError, ConfigurationError
-from core.data import Feed, shard_loader, shuffles, without_shuffling
+from core.data import Feed, seed_samples, shard_loader, shuffles, without_shuffling
 from core.trainer.collection import is_collection, leaves_of
 from core.trainer.combined import CombinedFeed, CombinedLoader
 from core.trainer.options import take_amount
@@ -159,6 +159,8 @@ class Loaders:
                 stage=role.stage,
                 broadcast=strategy.broadcast,
             )
+        if options.seed_samples and role is TRAIN:
+            source = seed_samples(source)
         return Feed(strategy.setup_dataloader(source, role.stage), source)
 
     def _take_shuffling(self, loader: Any, role: Role) -> Any:

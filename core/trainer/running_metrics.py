@@ -23,7 +23,7 @@ def collect(trainer: Trainer) -> dict[str, Any]:
     """All ranks. Running reductions, the newest values of everything, and the states of torchmetrics objects."""
     return {
         "reductions": {entry.name: _describe(entry) for entry in _running(trainer.train_metrics)},
-        "values": dict(trainer.callback_metrics),
+        "values": {**trainer.callback_metrics, **_step_values(trainer.train_metrics)},
         "torchmetrics": {name: _metric_state(metric) for name, metric in _torchmetrics(trainer.module)},
     }
 
@@ -51,6 +51,11 @@ def restore(trainer: Trainer, saved: Sequence[dict[str, Any]]) -> None:
             "objects begin anew, and will tell of this epoch what comes from here on.",
             stacklevel=2,
         )
+
+
+def _step_values(metrics: Metrics) -> dict[str, Tensor]:
+    """Of training, which `callback_metrics` doesn't have during validation."""
+    return {name: torch.as_tensor(value).detach().cpu() for name, value in metrics.step_values().items()}
 
 
 def _running(metrics: Metrics) -> Iterator[Entry]:

@@ -28,7 +28,7 @@ class ValidationSchedule:
         self._loaders, self._strategy = trainer.loaders, trainer.strategy
         self._question = PacedQuestion()
         self._ended_s = time.monotonic()
-        self._last_at = -1
+        self._last_at = trainer.progress.total_batches if trainer.progress.is_validated else -1
 
     def note(self) -> None:
         """A validation has just ended."""

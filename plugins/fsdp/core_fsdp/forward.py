@@ -7,11 +7,31 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.distributed.fsdp import FSDPModule, register_fsdp_forward_method
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from torch.distributed.fsdp import FSDPModule
+    from torch import nn
+
+
+def as_forward_of(module: nn.Module, name: str, method: Callable[..., Any]) -> Callable[..., Any]:
+    """A method that runs as the module's forward does: parameters are gathered before, hooks of backward set after.
+
+    Args:
+        module: a unit.
+        name: of the method, such as `"training_step"`.
+        method: what is to be called, bound.
+    """
+    attributes = vars(module)
+    own = attributes.get(name)
+    attributes[name] = method
+    register_fsdp_forward_method(module, name)
+    # torch leaves it on the module. There it would hide the user's own, also from who asks for its signature.
+    routed: Callable[..., Any] = attributes.pop(name)
+    if own is not None:
+        attributes[name] = own
+    return routed
 
 
 def without_inference_mode(method: Callable[..., Any], units: Sequence[FSDPModule]) -> Callable[..., Any]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +20,6 @@ from torch.distributed.fsdp import (
     MixedPrecisionPolicy,
     OffloadPolicy,
     fully_shard,
-    register_fsdp_forward_method,
 )
 from torch.distributed.tensor import DTensor
 
@@ -116,7 +115,6 @@ class FSDPStrategy(ParallelStrategy):
         self.forward_prefetch = forward_prefetch
         self._mesh_option = device_mesh
         self._replaced = ReplacedParameters()
-        self._routed: list[tuple[nn.Module, str]] = []
 
     @classmethod
     def _known_options(cls) -> set[str]:
@@ -354,11 +352,10 @@ class FSDPStrategy(ParallelStrategy):
     def step_callable(self, name: str, module: nn.Module | None = None) -> Callable[..., Any]:
         """All ranks, once a stage. Any method runs as a forward of the module, with its parameters gathered."""
         handle = self.handle_of(module)
-        user = handle.module
-        if name != "forward" and isinstance(user, FSDPModule) and (user, name) not in self._routed:
-            register_fsdp_forward_method(user, name)
-            self._routed.append((user, name))
-        return forward.without_inference_mode(handle.user_callable(name), wrapping.sharded_units(user))
+        method = handle.user_callable(name)
+        if name != "forward" and isinstance(handle.module, FSDPModule):
+            method = forward.as_forward_of(handle.module, name, method)
+        return forward.without_inference_mode(method, wrapping.sharded_units(handle.module))
 
     def no_backward_sync(self, module: nn.Module, enabled: bool = True) -> AbstractContextManager[Any]:
         """All ranks. A context in which gradients stay whole and local; the next backward outside reduces their sum."""
@@ -387,15 +384,18 @@ class FSDPStrategy(ParallelStrategy):
 
     # state ----------------------------------------------------------------------------------------------------------
 
-    def get_module_state_dict(self, module: nn.Module) -> dict[str, Any]:
+    def get_module_state_dict(
+        self, module: nn.Module, *, layout: Literal["full", "sharded"] | None = None
+    ) -> dict[str, Any]:
         """All ranks. Under the user's names: whole on rank 0 and nothing elsewhere, or each rank's shards.
 
-        Which one, the CheckpointIO says (`layout`). Whole tensors are gathered one at a time, and kept on the CPU.
+        Whole tensors are gathered one at a time, and kept on the CPU.
         """
         self._reshard()
+        layout = layout or self._layout
         named = super().get_module_state_dict(module)
-        converted = states.module_state(named, self.handle_of(module).module, self._leaves())
-        return converted if self._has_state else {}
+        converted = states.module_state(named, self.handle_of(module).module, self._converter(layout))
+        return converted if layout == "sharded" or self.is_global_zero else {}
 
     def load_module_state_dict(self, module: nn.Module, state: Mapping[str, Any], *, strict: bool = True) -> None:
         """All ranks. Put a state back, whole or in shards of any mesh; each rank copies its own part."""
@@ -405,8 +405,9 @@ class FSDPStrategy(ParallelStrategy):
 
     def get_optimizer_state_dict(self, optimizer: Optimizer) -> dict[str, Any]:
         """All ranks. By parameter names: whole on rank 0 and nothing elsewhere, or each rank's shards."""
-        converted = states.optimizer_state(super().get_optimizer_state_dict(optimizer), self._leaves())
-        return converted if self._has_state else {}
+        layout = self._layout
+        converted = states.optimizer_state(super().get_optimizer_state_dict(optimizer), self._converter(layout))
+        return converted if layout == "sharded" or self.is_global_zero else {}
 
     def load_optimizer_state_dict(self, optimizer: Optimizer, state: Mapping[str, Any]) -> None:
         """All ranks. Put a state back, whole or in shards of any mesh; each rank keeps its own part."""
@@ -419,17 +420,11 @@ class FSDPStrategy(ParallelStrategy):
         self._reshard()
         return super().parameter_names(optimizer)
 
-    def _leaves(self) -> Callable[[Any], Any]:
-        return (
-            states.sharded_leaf if self._layout == "sharded" else partial(states.whole_leaf, keep=self.is_global_zero)
-        )
+    def _converter(self, layout: str) -> Callable[[Any], Any]:
+        return states.sharded_leaf if layout == "sharded" else partial(states.whole_leaf, keep=self.is_global_zero)
 
     @property
-    def _has_state(self) -> bool:
-        return self._layout == "sharded" or self.is_global_zero
-
-    @property
-    def _layout(self) -> str:
+    def _layout(self) -> Literal["full", "sharded"]:
         return self.checkpoint_io.layout if self._checkpoint_io is not None else "full"
 
     # end ------------------------------------------------------------------------------------------------------------
@@ -440,10 +435,3 @@ class FSDPStrategy(ParallelStrategy):
             return
         self.device_mesh = None
         super().leave_group()
-
-    def release(self) -> None:
-        """All ranks; idempotent. Forget the modules, and take away what routed their methods."""
-        super().release()
-        for module, name in self._routed:
-            vars(module).pop(name, None)
-        self._routed = []

@@ -1,0 +1,123 @@
+"""A checkpoint of one strategy resumes under another: losses equal those of one uninterrupted run."""
+
+import functools
+
+import pytest
+import torch
+from sharded_training import CASES, NUM_STEPS, QUIET, Block, Net, Recorder, make_loader
+
+from core import CheckpointError, Fabric, Trainer, WorkerError
+from core_fsdp import FSDPStrategy, ModelParallelStrategy
+
+HALF = NUM_STEPS // 2
+CASE = CASES["tied"]
+units = {"start_method": "fork", "auto_wrap_policy": {Block}}
+
+WAYS = {
+    "single_device": (lambda: "single_device", 1, 1),
+    "ddp": (lambda: "ddp_fork", 2, 2),
+    "fsdp": (lambda: FSDPStrategy(**units), 2, 2),
+    "grad_op": (lambda: FSDPStrategy(**units, sharding_strategy="SHARD_GRAD_OP"), 2, 2),
+    "tensor": (lambda: ModelParallelStrategy(**units, tensor_parallel_size=2), 2, 1),
+}
+
+
+class SteppedNet(Net):
+    def configure_optimizers(self):
+        optimizer = super().configure_optimizers()
+        return [optimizer], [{"scheduler": torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.95), "interval": "step"}]
+
+
+def fit(way, max_steps, ckpt_path=None, storage=None):
+    make, devices, num_shares = WAYS[way]
+    torch.manual_seed(11)
+    module, recorder = SteppedNet(CASE), Recorder()
+    options = {**QUIET, "max_epochs": 1, "max_steps": max_steps, "plugins": storage}
+    trainer = Trainer(**options, strategy=make(), devices=devices, callbacks=[recorder, Saver()])
+    trainer.fit(module, make_loader(num_shares), ckpt_path=ckpt_path)
+    return recorder.losses, module.state_dict()
+
+
+class Saver(Recorder):
+    """Saves where the test says, on every rank, when the last step has been made."""
+
+    path = None
+
+    def on_train_end(self, trainer, module):
+        if Saver.path is not None:
+            trainer.save_checkpoint(Saver.path)
+
+
+@functools.cache
+def reference():
+    return fit("single_device", -1)
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    @functools.cache
+    def save(way, storage):
+        Saver.path = tmp_path_factory.mktemp(way) / "half.ckpt"
+        try:
+            losses, _ = fit(way, HALF, storage=storage)
+        finally:
+            path, Saver.path = Saver.path, None
+        return path, losses
+
+    return save
+
+
+# A folder that every rank writes its shards into, and one file of whole tensors.
+PAIRS = [("distributed", writer, reader) for writer in WAYS for reader in WAYS]
+PAIRS += [("torch", "fsdp", reader) for reader in WAYS] + [("torch", writer, "fsdp") for writer in ("ddp", "tensor")]
+
+
+@pytest.mark.parametrize(("storage", "writer", "reader"), PAIRS)
+def test_a_run_goes_on_under_another_strategy(saved, storage, writer, reader):
+    path, first_losses = saved(writer, storage)
+    losses, weights = fit(reader, -1, path, storage)
+    expected_losses, expected_weights = reference()
+    scale = max(value.abs().max().item() for value in expected_weights.values())
+    # The recorder's own losses are restored with it, so the second run has all of them.
+    assert losses == pytest.approx(expected_losses, rel=1e-9)
+    assert losses[:HALF] == first_losses
+    for name, expected in expected_weights.items():
+        assert (weights[name] - expected).abs().max().item() <= 1e-10 * scale, name
+    if writer == reader:
+        assert losses == fit(reader, -1)[0]  # bit for bit
+
+
+@pytest.mark.parametrize("writer", ["ddp", "fsdp", "tensor"])
+def test_a_file_looks_the_same_whoever_wrote_it(tmp_path, writer):
+    def states(way):
+        make, devices, num_shares = WAYS[way]
+        Saver.path = tmp_path / f"{way}.ckpt"
+        try:
+            options = {**QUIET, "max_steps": 3, "callbacks": Saver(), "plugins": "torch"}
+            trainer = Trainer(**options, strategy=make(), devices=devices)
+            trainer.fit(SteppedNet(CASE), make_loader(num_shares))
+            return torch.load(Saver.path, weights_only=True)
+        finally:
+            Saver.path = None
+
+    expected, found = states("single_device"), states(writer)
+    assert list(expected["model"]) == list(found["model"])
+    assert found["model"]["head.weight"].data_ptr() == found["model"]["embedding.weight"].data_ptr()
+    ours, theirs = expected["optimizers"][0]["state"], found["optimizers"][0]["state"]
+    assert ours.keys() == theirs.keys()
+    for name, entry in ours.items():
+        assert entry.keys() == theirs[name].keys()
+        for key, value in entry.items():
+            torch.testing.assert_close(theirs[name][key], value, rtol=1e-8, atol=1e-12)
+
+
+def test_a_checkpoint_that_does_not_fit_says_what_differs(tmp_path):
+    def save_and_load(fabric):
+        model = fabric.setup(torch.nn.Linear(4, 3))
+        fabric.save(tmp_path / "model.ckpt", {"model": model})
+        other = fabric.setup(torch.nn.Linear(4, 5))
+        fabric.load(tmp_path / "model.ckpt", {"model": other})
+
+    with pytest.raises(WorkerError, match=r"'weight', \(3, 4\) saved and \(5, 4\) here") as failure:
+        Fabric(strategy=FSDPStrategy(start_method="fork"), devices=2, accelerator="cpu").launch(save_and_load)
+    assert CheckpointError.__name__ in str(failure.value)

@@ -1,0 +1,450 @@
+"""What core-fsdp does beyond equal numbers: options, units, steps of every kind, in real processes over gloo."""
+
+import functools
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from sharded_training import CASES, QUIET, Block, Net
+from torch import nn
+from torch.distributed.fsdp import (
+    CPUOffload,
+    FSDPModule,
+    MixedPrecision,
+    MixedPrecisionPolicy,
+    ShardingStrategy,
+    StateDictType,
+)
+from torch.distributed.fsdp.wrap import (
+    CustomPolicy,
+    ModuleWrapPolicy,
+    size_based_auto_wrap_policy,
+    transformer_auto_wrap_policy,
+)
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.parallel import SequenceParallel, parallelize_module
+from torch.utils.data import DataLoader, TensorDataset
+
+import core_fsdp
+from core import Callback, Capability, ConfigurationError, Fabric, Module, ModuleError, Trainer, WorkerError
+from core.strategies import STRATEGY_REGISTRY, FSDPStrategy, ModelParallelStrategy
+
+COMMON = (
+    Capability.COLLECTIVES
+    | Capability.NO_SYNC
+    | Capability.SHARDED_STATE
+    | Capability.MANUAL_OPTIMIZATION
+    | Capability.SEVERAL_MODULES
+    | Capability.SEVERAL_OPTIMIZERS
+    | Capability.CLIP_BY_VALUE
+    | Capability.BIT_EXACT_RESUME
+)
+
+
+def on_two_ranks(function, strategy=None, devices=2, **options):
+    strategy = strategy or FSDPStrategy(start_method="fork")
+    return Fabric(strategy=strategy, devices=devices, accelerator="cpu", **options).launch(function)
+
+
+def fit(strategy, module, devices=2, **options):
+    generator = torch.Generator().manual_seed(1)
+    samples = torch.randn(16, 4, generator=generator)
+    shares = 1 if isinstance(strategy, ModelParallelStrategy) else devices
+    loader = DataLoader(TensorDataset(samples), batch_size=4 // shares)
+    Trainer(**{**QUIET, "max_epochs": 2, **options}, strategy=strategy, devices=devices).fit(module, loader, loader)
+    return module
+
+
+def test_aliases_and_lazy_names_are_the_package_own():
+    assert FSDPStrategy is core_fsdp.FSDPStrategy
+    assert ModelParallelStrategy is core_fsdp.ModelParallelStrategy
+    assert not STRATEGY_REGISTRY.create("fsdp").cpu_offload
+    assert STRATEGY_REGISTRY.create("fsdp_cpu_offload").cpu_offload
+    assert isinstance(STRATEGY_REGISTRY.create("model_parallel"), ModelParallelStrategy)
+
+
+@pytest.mark.parametrize(
+    "strategy", [FSDPStrategy(), FSDPStrategy(sharding_strategy="NO_SHARD"), ModelParallelStrategy()]
+)
+def test_declared_capabilities(strategy):
+    assert strategy.capabilities == COMMON
+
+
+def test_objects_of_the_old_wrapper_mean_what_they_meant():
+    strategy = FSDPStrategy(
+        cpu_offload=CPUOffload(offload_params=True),
+        mixed_precision=MixedPrecision(
+            param_dtype=torch.bfloat16, reduce_dtype=torch.float32, buffer_dtype=torch.float16
+        ),
+        sharding_strategy=ShardingStrategy.SHARD_GRAD_OP,
+        state_dict_type=StateDictType.SHARDED_STATE_DICT,
+        use_orig_params=True,
+        limit_all_gathers=True,
+    )
+    assert strategy.cpu_offload
+    assert strategy.mixed_precision == MixedPrecisionPolicy(torch.bfloat16, torch.float32, cast_forward_inputs=True)
+    assert strategy.sharding.name == "SHARD_GRAD_OP"
+    assert strategy.state_dict_type == "sharded"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"use_orig_params": False}, "flattened parameters, which FSDP2 doesn't have"),
+        ({"limit_all_gathers": False}, "forward_prefetch=True gathers one unit earlier"),
+        ({"backward_prefetch": 1}, "no option 'backward_prefetch' any more: FSDP2 always"),
+        ({"param_init_fn": print}, "reset_parameters"),
+        ({"auto_wrap": None}, "Did you mean 'auto_wrap_policy'"),
+        ({"sharding_strategy": "ZERO"}, "expected one of 'FULL_SHARD'"),
+        ({"state_dict_type": StateDictType.LOCAL_STATE_DICT}, "every number of processes can load"),
+        ({"state_dict_type": "whole"}, "expected 'full' or 'sharded'"),
+        ({"mixed_precision": "bf16"}, "pass precision='bf16-mixed'"),
+        ({"mixed_precision": MixedPrecision(keep_low_precision_grads=True)}, "precision='bf16-true'"),
+        ({"cpu_offload": "yes"}, "expected True, False"),
+        ({"start_method": "thread"}, "expected one of 'subprocess'"),
+    ],
+)
+def test_an_option_without_meaning_is_refused_with_the_reason(options, message):
+    with pytest.raises(ConfigurationError, match=message):
+        FSDPStrategy(**options)
+
+
+@pytest.mark.parametrize(
+    ("strategy", "options", "message"),
+    [
+        (FSDPStrategy(sharding_strategy="HYBRID_SHARD", device_mesh=(3, 2)), {}, r"whose product is the number .*, 4"),
+        (ModelParallelStrategy(tensor_parallel_size=3), {}, "1 x 3 = 3 processes, and there are 4"),
+        (FSDPStrategy(mixed_precision=MixedPrecisionPolicy(torch.bfloat16)), {"precision": "bf16-mixed"}, "Keep one"),
+        (FSDPStrategy(state_dict_type="sharded"), {"plugins": "torch"}, "TorchCheckpointIO stores the full form"),
+        (FSDPStrategy(), {"precision": "16-mixed"}, "Use precision='bf16-mixed'"),
+    ],
+)
+def test_what_does_not_fit_is_refused_before_a_process_starts(strategy, options, message):
+    with pytest.raises(ConfigurationError, match=message):
+        Fabric(strategy=strategy, devices=4, accelerator="cpu", **options)
+
+
+def test_model_parallel_refuses_what_needs_a_third_axis():
+    with pytest.raises(ConfigurationError, match="use sharding_strategy='FULL_SHARD' or 'SHARD_GRAD_OP'"):
+        ModelParallelStrategy(sharding_strategy="HYBRID_SHARD")
+    with pytest.raises(ConfigurationError, match="tensor_parallel_size=0: expected a positive number"):
+        ModelParallelStrategy(tensor_parallel_size=0)
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [
+        {Block},
+        ModuleWrapPolicy({Block}),
+        CustomPolicy(lambda module: isinstance(module, Block)),
+        functools.partial(transformer_auto_wrap_policy, transformer_layer_cls={Block}),
+        functools.partial(size_based_auto_wrap_policy, min_num_params=100),
+        lambda module: isinstance(module, Block),
+    ],
+    ids=["classes", "ModuleWrapPolicy", "CustomPolicy", "transformer", "size", "predicate"],
+)
+def test_every_form_of_policy_selects_units(policy):
+    def units(fabric):
+        module = Net(CASES["tied"])
+        fabric.setup(module)
+        return [name for name, part in module.named_modules() if isinstance(part, FSDPModule)]
+
+    assert on_two_ranks(units, FSDPStrategy(start_method="fork", auto_wrap_policy=policy)) == [
+        "",
+        "blocks.0",
+        "blocks.1",
+    ]
+
+
+def test_the_policy_can_be_decided_by_the_module():
+    class ByModule(FSDPStrategy):
+        def configure_fsdp_auto_wrap_policy(self, module):
+            return {type(module.blocks[0])}
+
+    def num_units(fabric):
+        module = Net(CASES["plain"])
+        fabric.setup(module)
+        return sum(isinstance(part, FSDPModule) for part in module.modules())
+
+    assert on_two_ranks(num_units, ByModule(start_method="fork")) == 3
+
+
+def test_a_policy_that_selects_nothing_lists_what_is_there():
+    with pytest.raises(WorkerError, match="auto_wrap_policy selects no module of Net: it holds Block, Embedding"):
+        on_two_ranks(
+            lambda fabric: fabric.setup(Net(CASES["plain"])),
+            FSDPStrategy(start_method="fork", auto_wrap_policy={nn.Conv2d}),
+        )
+
+
+def test_tied_units_are_gathered_together():
+    """A layer that shares its weight with one outside of it can't be a unit by itself."""
+
+    def units(fabric):
+        module = Net(CASES["tied"])
+        fabric.setup(module)
+        return [name for name, part in module.named_modules() if isinstance(part, FSDPModule)]
+
+    policy = {nn.Embedding, Block}
+    assert on_two_ranks(units, FSDPStrategy(start_method="fork", auto_wrap_policy=policy)) == [
+        "",
+        "blocks.0",
+        "blocks.1",
+    ]
+
+
+def test_a_parameter_without_a_dimension_is_named():
+    class Scaled(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.scale = nn.Parameter(torch.tensor(1.0))
+
+    with pytest.raises(WorkerError, match=r"'scale' of Scaled is a parameter of shape \(\)"):
+        on_two_ranks(lambda fabric: fabric.setup(Scaled()))
+
+
+def test_an_optimizer_made_before_goes_on_with_its_state():
+    def train(fabric):
+        torch.manual_seed(0)
+        module = nn.Linear(4, 3).double()
+        optimizer = torch.optim.AdamW(module.parameters(), lr=0.1)
+        module(torch.ones(2, 4, dtype=torch.float64)).pow(2).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        model, stepped = fabric.setup(module, optimizer)
+        fabric.backward(model(torch.ones(2, 4, dtype=torch.float64)).pow(2).sum())
+        stepped.step()
+        held = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        assert all(mine is own for mine, own in zip(held, module.parameters(), strict=True))
+        weight = fabric.strategy.get_module_state_dict(module, layout="full").get("weight")
+        return weight
+
+    expected = Fabric(strategy="single_device", devices=1, accelerator="cpu").launch(train)
+    torch.testing.assert_close(on_two_ranks(train), expected, rtol=1e-12, atol=1e-12)
+
+
+def test_a_parameter_of_no_module_is_an_error():
+    with pytest.raises(WorkerError, match="belongs to no module that was set up"):
+        on_two_ranks(lambda fabric: fabric.setup(nn.Linear(2, 2), torch.optim.SGD(nn.Linear(2, 2).parameters())))
+
+
+def test_accumulation_reduces_once():
+    def count(fabric):
+        module = Net(CASES["plain"])
+        model, optimizer = fabric.setup(module, torch.optim.SGD(module.parameters(), lr=0.1))
+        counts = []
+        for ends_window in (False, False, True):
+            with torch.profiler.profile() as profile, fabric.no_backward_sync(model, enabled=not ends_window):
+                fabric.backward(model(torch.arange(8)).mean())
+            events = [event.name for event in profile.events()]
+            counts.append(sum(name.startswith("c10d::") and "reduce_scatter" in name for name in events))
+        optimizer.step()
+        return counts
+
+    assert on_two_ranks(count, FSDPStrategy(start_method="fork", auto_wrap_policy={Block})) == [0, 0, 3]
+
+
+class Gan(Module):
+    """Two networks, two optimizers, two backwards in one step, each of which uses a part of the parameters."""
+
+    automatic_optimization = False
+
+    def __init__(self, own=False):
+        super().__init__()
+        torch.manual_seed(5)
+        self.generator, self.discriminator = nn.Linear(4, 4).double(), nn.Linear(4, 1).double()
+        if own:
+            self.factor = nn.Parameter(torch.ones(1))
+
+    def training_step(self, batch, batch_idx):
+        generate, discriminate = self.optimizers()
+        real = batch[0].double()
+        fake = self.generator(real)
+        loss = self.discriminator(fake.detach()).mean() - self.discriminator(real).mean()
+        discriminate.zero_grad()
+        self.manual_backward(loss)
+        discriminate.step()
+        generate.zero_grad()
+        self.manual_backward(-self.discriminator(self.generator(real)).pow(2).mean())
+        generate.step()
+
+    def validation_step(self, batch, batch_idx):
+        self.log("score", self.discriminator(batch[0].double()).mean())
+
+    def configure_optimizers(self):
+        return [torch.optim.AdamW(part.parameters(), lr=0.1) for part in (self.generator, self.discriminator)]
+
+
+@pytest.mark.parametrize("sharding", ["FULL_SHARD", "SHARD_GRAD_OP"])
+def test_manual_optimization_with_two_backwards_equals_one_device(sharding):
+    sharded = fit(FSDPStrategy(start_method="fork", sharding_strategy=sharding), Gan())
+    single = fit("single_device", Gan(), devices=1)
+    for name, expected in single.state_dict().items():
+        torch.testing.assert_close(sharded.state_dict()[name], expected, rtol=1e-10, atol=1e-12, msg=name)
+
+
+def test_manual_optimization_needs_parameters_in_submodules():
+    with pytest.raises(WorkerError, match="holds the parameter 'factor' itself"):
+        fit(FSDPStrategy(start_method="fork"), Gan(own=True))
+
+
+class Regression(Module):
+    """Validates before it trains, and within."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(2)
+        self.net = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 1))
+
+    def training_step(self, batch, batch_idx):
+        return (self.net(batch[0]) - batch[0].sum(1, keepdim=True)).pow(2).mean()
+
+    def validation_step(self, batch, batch_idx):
+        assert all(isinstance(part, FSDPModule) for part in (self,))
+        self.log("val_loss", (self.net(batch[0]) - batch[0].sum(1, keepdim=True)).pow(2).mean())
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.05)
+
+
+@pytest.mark.parametrize("sharding", ["FULL_SHARD", "SHARD_GRAD_OP"])
+@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed", "bf16-true"])
+def test_validation_in_between_sees_the_newest_weights(precision, sharding):
+    strategy = FSDPStrategy(start_method="fork", sharding_strategy=sharding, auto_wrap_policy={nn.Linear})
+    losses = []
+
+    class Recorder(Callback):
+        def on_validation_end(self, trainer, module):
+            losses.append(trainer.callback_metrics["val_loss"].item())
+
+        def state_dict(self):
+            return {"losses": losses}
+
+        def load_state_dict(self, state):
+            losses[:] = state["losses"]
+
+    options = {"precision": precision, "callbacks": Recorder(), "max_epochs": 4, "val_check_interval": 2}
+    module = fit(strategy, Regression(), **options)
+    assert len(set(losses)) == len(losses) > 4
+    assert losses[-1] < losses[0]
+    weight = module.net[0].weight
+    assert torch.equal(weight, weight.bfloat16().float()) == (precision == "bf16-true")
+
+
+def test_bf16_mixed_gathers_bf16_and_keeps_float32():
+    def look(fabric):
+        module = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
+        seen = []
+        module[0].register_forward_hook(lambda part, inputs, output: seen.extend([part.weight.dtype, output.dtype]))
+        module[1].register_forward_hook(lambda part, inputs, output: seen.append(part.weight.dtype))
+        model, optimizer = fabric.setup(module, torch.optim.AdamW(module.parameters()))
+        fabric.backward(model(torch.randn(8, 4)).float().pow(2).mean())
+        optimizer.step()
+        return (
+            seen,
+            module[0].weight.dtype,
+            module[0].weight.grad.dtype,
+            optimizer.state[module[0].weight]["exp_avg"].dtype,
+        )
+
+    seen, kept, gradient, moment = on_two_ranks(look, precision="bf16-mixed")
+    assert seen == [torch.bfloat16, torch.bfloat16, torch.float32]
+    assert kept == gradient == moment == torch.float32
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"activation_checkpointing": True, "auto_wrap_policy": {Block}},
+        {"activation_checkpointing": {Block}},
+        {"activation_checkpointing_policy": {Block}},
+        {"forward_prefetch": True, "auto_wrap_policy": {Block}},
+        {"cpu_offload": True, "auto_wrap_policy": {Block}},
+    ],
+    ids=["checkpointing", "classes", "policy", "prefetch", "offload"],
+)
+def test_options_that_save_memory_or_time_change_no_number(options):
+    from sharded_training import train
+
+    losses, weights = train(CASES["clipped"], FSDPStrategy(start_method="fork", **options), 2, max_steps=4)
+    expected, expected_weights = train(CASES["clipped"], max_steps=4)
+    assert losses == pytest.approx(expected, rel=1e-9)
+    for name, value in expected_weights.items():
+        if "num_calls" not in name:  # counted again when activations are computed again
+            torch.testing.assert_close(weights[name], value, rtol=1e-9, atol=1e-11, msg=name)
+
+
+def test_activation_checkpointing_without_layers_says_what_to_pass():
+    with pytest.raises(WorkerError, match="means the units of auto_wrap_policy, which is None"):
+        on_two_ranks(
+            lambda fabric: fabric.setup(nn.Linear(2, 2)),
+            FSDPStrategy(start_method="fork", activation_checkpointing=True),
+        )
+
+
+def test_ranks_of_a_tensor_group_get_the_same_batches():
+    def batches(fabric):
+        loader = fabric.setup_dataloaders(DataLoader(TensorDataset(torch.arange(8)), batch_size=2))
+        mine = [batch[0].tolist() for batch in loader]
+        strategy = fabric.strategy
+        return strategy.gather_objects((strategy.data_parallel_rank, strategy.data_parallel_size, mine))
+
+    strategy = ModelParallelStrategy(start_method="fork", tensor_parallel_size=2)
+    first, second, third, fourth = on_two_ranks(batches, strategy, devices=4)
+    assert first == second
+    assert third == fourth
+    assert [first[:2], third[:2]] == [(0, 2), (1, 2)]
+    assert {tuple(batch) for batch in first[2]} != {tuple(batch) for batch in third[2]}
+
+
+def test_sequence_parallel_norms_equal_one_device():
+    class Normed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            torch.manual_seed(1)
+            self.norm, self.out = nn.LayerNorm(4).double(), nn.Linear(4, 2).double()
+
+        def forward(self, x):
+            normed = self.norm(x)
+            return self.out(normed.full_tensor() if isinstance(normed, DTensor) else normed)
+
+    def train(fabric):
+        module = Normed()
+        if fabric.strategy.device_mesh is not None:
+            parallelize_module(module, fabric.strategy.device_mesh["tensor_parallel"], {"norm": SequenceParallel()})
+        model, optimizer = fabric.setup(module, torch.optim.AdamW(module.parameters(), lr=0.1))
+        torch.manual_seed(4)
+        for _ in range(4):
+            fabric.backward(model(torch.randn(3, 6, 4, dtype=torch.float64)).pow(2).mean())
+            norm = fabric.clip_gradients(model, optimizer, max_norm=0.5)
+            optimizer.step()
+            optimizer.zero_grad()
+        return norm, fabric.strategy.get_module_state_dict(module, layout="full")
+
+    expected_norm, expected = Fabric(strategy="single_device", devices=1, accelerator="cpu").launch(train)
+    norm, weights = on_two_ranks(train, ModelParallelStrategy(start_method="fork", tensor_parallel_size=2))
+    torch.testing.assert_close(norm, expected_norm, rtol=1e-10, atol=0)
+    for name, value in expected.items():
+        torch.testing.assert_close(weights[name], value, rtol=1e-10, atol=1e-12, msg=name)
+
+
+def test_several_stages_of_one_script_keep_the_module_sharded_and_unpatched():
+    program = Path(__file__).with_name("stages_program.py")
+    finished = subprocess.run([sys.executable, str(program), "fsdp"], capture_output=True, text=True, timeout=120)
+    assert finished.returncode == 0, finished.stderr
+    losses, changed = finished.stdout.strip().split("] ")
+    assert len(set(losses.strip("[").split(", "))) == 1
+    assert changed == "True []"
+
+
+def test_the_module_error_of_ranks_that_built_differently():
+    def build(fabric):
+        with torch.device("meta" if fabric.global_rank == 0 else "cpu"):
+            module = nn.Linear(2, 2)
+        fabric.setup(module)
+
+    with pytest.raises(WorkerError, match="built on the meta device on rank 0 and with values on others") as failure:
+        on_two_ranks(build)
+    assert ModuleError.__name__ in str(failure.value)

@@ -86,3 +86,7 @@ class TrainingStep:
     clip_gradients: Callable[[Optimizer], None] | None = None
     step_optimizer: Callable[[Optimizer, Callable[[], Any] | None], bool] | None = None
     zero_grad: Callable[[Optimizer], None] | None = None
+
+    def release(self) -> None:
+        """The stage is over: let go of the module, and of everything that calls it."""
+        del self.module, self.optimizers, self.compute_loss

@@ -675,7 +675,11 @@ class Trainer(DataViews):
         try:
             self.events.emit("teardown", self.stage)
         finally:
-            self._wrapped_optimizers = self.running_step = None
+            self._wrapped_optimizers = None
+            if self.running_step is not None:
+                # Loop and step hold each other: a wrapper must not outlive its process group until garbage is collected.
+                self.running_step.release()
+            self.running_step = None
             self.strategy.teardown()
 
     def _fit(self) -> None:

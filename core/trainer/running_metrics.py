@@ -16,7 +16,9 @@ if TYPE_CHECKING:
 
     from core.trainer.trainer import Trainer
 
-_FLAGS = ("on_step", "on_epoch", "prog_bar", "logger", "reduce_fx", "sync_dist", "rank_zero_only")
+_FLAGS = (
+    "on_step", "on_epoch", "prog_bar", "logger", "reduce_fx", "sync_dist", "rank_zero_only", "default", "syncs_steps",
+)  # fmt: skip
 
 
 def collect(trainer: Trainer) -> dict[str, Any]:
@@ -24,7 +26,8 @@ def collect(trainer: Trainer) -> dict[str, Any]:
     return {
         "reductions": {entry.name: _describe(entry) for entry in _running(trainer.train_metrics)},
         "values": {**trainer.callback_metrics, **_step_values(trainer.train_metrics)},
-        "torchmetrics": {name: _metric_state(metric) for name, metric in _torchmetrics(trainer.module)},
+        "torchmetrics": {place: _metric_state(metric) for place, metric in _torchmetrics(trainer.module)},
+        "logged_objects": _describe_objects(trainer),
     }
 
 
@@ -41,10 +44,14 @@ def restore(trainer: Trainer, saved: Sequence[dict[str, Any]]) -> None:
     for part in saved[rank::size]:
         for name, state in part["reductions"].items():
             _add(trainer.train_metrics, name, state, trainer.strategy.root_device)
+    objects = dict(_torchmetrics(trainer.module))
+    for name, state in own["logged_objects"].items():
+        if (metric := objects.get(state["place"])) is not None:
+            trainer.train_metrics.entries[name] = entry = _make_entry(name, state)
+            entry.metric = metric
     if len(saved) == size:
-        for name, metric in _torchmetrics(trainer.module):
-            if name in own["torchmetrics"]:
-                _restore_metric(metric, own["torchmetrics"][name])
+        for place in objects.keys() & own["torchmetrics"].keys():
+            _restore_metric(objects[place], own["torchmetrics"][place])
     elif any(state["update_count"] for part in saved for state in part["torchmetrics"].values()):
         warnings.warn(
             f"The checkpoint was saved by {len(saved)} ranks within an epoch, and goes on with {size}: torchmetrics "
@@ -66,19 +73,34 @@ def _describe(entry: Entry) -> dict[str, Any]:
     total = entry.total
     on_host = total.cpu() if isinstance(total, Tensor) else total
     is_moved = on_host is not total
+    return {"total": on_host, "is_on_device": is_moved, "count": entry.count, **_flags(entry)}
+
+
+def _flags(entry: Entry) -> dict[str, Any]:
+    return {flag: getattr(entry, flag) for flag in _FLAGS}
+
+
+def _describe_objects(trainer: Trainer) -> dict[str, dict[str, Any]]:
+    """How torchmetrics objects were logged, by name, and where in the module they are."""
+    places = {id(metric): place for place, metric in _torchmetrics(trainer.module)}
     return {
-        "total": on_host,
-        "is_on_device": is_moved,
-        "count": entry.count,
-        **{name: getattr(entry, name) for name in _FLAGS},
+        entry.name: {"place": places[id(entry.metric)], **_flags(entry)}
+        for entry in trainer.train_metrics.entries.values()
+        if id(entry.metric) in places
     }
+
+
+def _make_entry(name: str, state: dict[str, Any]) -> Entry:
+    """Without the options of the user's call, which is compared with later ones: the next call sets them."""
+    flags = {flag: state[flag] for flag in _FLAGS}
+    return Entry(name, **flags, options=())
 
 
 def _add(metrics: Metrics, name: str, state: dict[str, Any], device: torch.device) -> None:
     total = state["total"].to(device) if state["is_on_device"] else state["total"]
     entry = metrics.entries.get(name)
     if entry is None:
-        entry = metrics.entries[name] = Entry(name, **{flag: state[flag] for flag in _FLAGS}, options=())
+        entry = metrics.entries[name] = _make_entry(name, state)
     entry.merge(total, state["count"])
 
 

@@ -10,6 +10,7 @@ from torch import Tensor
 from core.checkpoint.random_state import collect_random_state, restore_random_state
 from core.contract import Capability, ModuleError, TrainingStep
 from core.trainer.agreement import StopAgreement
+from core.trainer.epoch_end import await_others
 from core.trainer.evaluate import evaluate
 from core.trainer.loaders import length_of
 from core.trainer.look_ahead import LookAhead
@@ -266,6 +267,7 @@ class FitLoop:
         metrics.batch = None
         if batch_idx == 0:
             trainer.loaders.refuse_silence()
+        await_others(trainer, batch_idx)
         if batch_idx == length_of(trainer.loaders.train):
             next(batches, None)  # as a `for` loop asks once more: the order of some samplers depends on it
         if self.schedule.is_due_after_epoch():

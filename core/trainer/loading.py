@@ -1,4 +1,4 @@
-"""A module made again from a checkpoint of a Trainer, without a Trainer."""
+"""A module, or a data module, made again from a checkpoint of a Trainer, without a Trainer."""
 
 from __future__ import annotations
 
@@ -41,6 +41,20 @@ def load_module(
             f"{path} does not fit {cls.__name__}: {error}. Pass the arguments that it was made with, or strict=False."
         ) from error
     return module if device is None else module.to(device)
+
+
+def load_datamodule(cls: type[Any], path: PathLike, arguments: Mapping[str, Any]) -> Any:
+    """See `core.DataModule.load_from_checkpoint`."""
+    saved = TorchCheckpointIO().load_checkpoint(path, collectives=Strategy().collectives)
+    if not isinstance(section := saved.get("datamodule"), dict):
+        raise CheckpointError(
+            f"{path} has nothing of a data module: it is saved where it has hyperparameters or a state. "
+            f"Make {cls.__name__} as usual."
+        )
+    datamodule = make_again(cls, section, arguments)
+    if "state" in section:
+        datamodule.load_state_dict(section["state"])
+    return datamodule
 
 
 def _as_device(map_location: Any) -> torch.device | None:

@@ -89,15 +89,20 @@ def loggers_of_rank(loggers: Sequence[Logger], strategy: Strategy) -> list[Logge
 
 
 def log_hyperparameters(trainer: Trainer) -> None:
-    """Rank 0 hands `module.hparams`, where there are some, to every logger."""
-    hparams = getattr(trainer.module, "hparams", None)
-    if isinstance(hparams, Namespace):
-        hparams = vars(hparams)
-    wanted = getattr(trainer.module, "_logs_hparams", True)  # self.save_hyperparameters(logger=False)
-    if not wanted or not isinstance(hparams, Mapping) or not hparams or not trainer.is_global_zero:
+    """Rank 0 hands the `hparams` of the data module and of the module, where there are some, to every logger."""
+    hparams = {**_hyperparameters_of(trainer.datamodule), **_hyperparameters_of(trainer.module)}
+    if not hparams or not trainer.is_global_zero:
         return
     for logger in trainer.loggers:
         logger.log_hyperparams(hparams)
+
+
+def _hyperparameters_of(owner: Any) -> Mapping[str, Any]:
+    hparams = getattr(owner, "hparams", None)
+    if isinstance(hparams, Namespace):
+        hparams = vars(hparams)
+    wanted = getattr(owner, "_logs_hparams", True)  # self.save_hyperparameters(logger=False)
+    return hparams if wanted and isinstance(hparams, Mapping) else {}
 
 
 def finalize(loggers: Sequence[Logger]) -> None:

@@ -72,9 +72,7 @@ def load(trainer: Trainer, path: PathLike) -> None:
             _restore_callback(trainer, callback, state)
     if not trainer.trains:
         return
-    if "datamodule" in saved and trainer.datamodule is not None and overrides(trainer.datamodule, "load_state_dict"):
-        trainer.datamodule.load_state_dict(saved["datamodule"])
-        trainer.loaders.ask_again()
+    _restore_datamodule(trainer, saved.get("datamodule", {}).get("state"))
     for optimizer in strategy.optimizers:
         # It has stepped, if not in this process: torch's schedulers look here, and would warn.
         optimizer._opt_called = trainer.progress.global_step > 0  # type: ignore[attr-defined]
@@ -82,6 +80,13 @@ def load(trainer: Trainer, path: PathLike) -> None:
     ranks, rank = saved["ranks"], strategy.global_rank
     running_metrics.restore(trainer, [state["metrics"] for state in ranks])
     trainer.restored_random_state = ranks[rank]["random"] if rank < len(ranks) else None
+
+
+def _restore_datamodule(trainer: Trainer, state: dict[str, Any] | None) -> None:
+    datamodule = trainer.datamodule
+    if state and datamodule is not None and overrides(datamodule, "load_state_dict"):
+        datamodule.load_state_dict(state)
+        trainer.loaders.ask_again()
 
 
 def _restore_position(trainer: Trainer, saved: dict[str, Any]) -> None:
@@ -104,8 +109,12 @@ def _parts(trainer: Trainer) -> dict[str, Any]:
 
 
 def _datamodule_state(trainer: Trainer) -> dict[str, Any]:
-    state = trainer.datamodule.state_dict() if trainer.datamodule is not None else {}
-    return {"datamodule": state} if state else {}
+    datamodule = trainer.datamodule
+    if datamodule is None:
+        return {}
+    state = datamodule.state_dict()
+    section = {**({"state": state} if state else {}), **hyperparameters.to_checkpoint(datamodule)}
+    return {"datamodule": section} if section else {}
 
 
 def _callback_state(trainer: Trainer, callback: Any) -> dict[str, Any]:

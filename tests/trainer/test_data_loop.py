@@ -1,8 +1,13 @@
+import logging
+from datetime import timedelta
+
 import pytest
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
-from core import Callback, CheckpointError, ConfigurationError, DataModule
+from core import Callback, CheckpointError, ConfigurationError, DataModule, WorkerError
+from core.strategies import DDPStrategy
+from core.trainer import epoch_end
 from trainer.recording import (
     Numbers,
     Recorder,
@@ -154,6 +159,41 @@ def test_shares_of_different_lengths_are_refused(tmp_path):
         make_parallel_trainer(tmp_path, use_distributed_sampler=False).fit(Recorder(tmp_path), data)
     make_parallel_trainer(tmp_path, use_distributed_sampler=False, limit_train_batches=1).fit(Recorder(tmp_path), data)
     assert [seen(tmp_path, rank=rank) for rank in (0, 1)] == [[[0, 1]], [[100, 101]]]
+
+
+class UnsizedRankStream(IterableDataset):
+    def __init__(self, *counts):
+        self.counts = counts
+
+    def __iter__(self):
+        return iter(range(self.counts[torch.distributed.get_rank()]))
+
+
+def test_shares_of_unknown_lengths_may_be_limited(tmp_path):
+    data = DataLoader(UnsizedRankStream(6, 4), batch_size=2)
+    trainer = make_parallel_trainer(tmp_path, use_distributed_sampler=False, limit_train_batches=2, max_epochs=2)
+    trainer.fit(Recorder(tmp_path), data)
+    assert trainer.global_step == 4
+
+
+@pytest.fixture
+def told(tmp_path):
+    """What core's logger says, also in forked workers."""
+    handler = logging.FileHandler(tmp_path / "told.log")
+    logging.getLogger("core").addHandler(handler)
+    yield tmp_path / "told.log"
+    logging.getLogger("core").removeHandler(handler)
+    handler.close()
+
+
+def test_a_rank_that_waits_for_a_longer_share_says_so(tmp_path, monkeypatch, told):
+    monkeypatch.setattr(epoch_end, "PATIENCE_S", 1.0)  # forked workers have it too
+    strategy = DDPStrategy(start_method="fork", timeout=timedelta(seconds=3))
+    trainer = make_parallel_trainer(tmp_path, strategy=strategy, use_distributed_sampler=False)
+    with pytest.raises(WorkerError):
+        trainer.fit(Recorder(tmp_path), DataLoader(UnsizedRankStream(6, 4), batch_size=2))
+    assert "Rank 1 has ended epoch 0 after 2 batches, and has been waiting for the other ranks" in told.read_text()
+    assert "limit_train_batches=2" in told.read_text()
 
 
 def test_use_distributed_sampler_false_leaves_a_loader_alone(tmp_path):

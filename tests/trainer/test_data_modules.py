@@ -1,7 +1,8 @@
 import pytest
 import torch
 
-from core import Callback, ConfigurationError, DataModule, Module
+from core import Callback, CheckpointError, ConfigurationError, DataModule, Module
+from core.loggers import CSVLogger
 from trainer.recording import Numbers, Recorder, Validating, forget, loader, make_parallel_trainer, make_trainer, seen
 
 
@@ -166,6 +167,55 @@ def test_a_resumed_run_uses_its_state(tmp_path):
     make_trainer(tmp_path).fit(Recorder(tmp_path), datamodule=resumed, ckpt_path=tmp_path / "first.ckpt")
     assert resumed.restored == {"difficulty": 7}
     assert seen(tmp_path) == [[702, 703]]
+
+
+class Configured(Curriculum):
+    def __init__(self, num_samples, start=0):
+        super().__init__()
+        self.save_hyperparameters()
+
+    def train_dataloader(self):
+        return loader(self.hparams.num_samples, start=self.hparams.start)
+
+
+class Saving(Callback):
+    def __init__(self, path):
+        self.path = path
+
+    def on_train_end(self, trainer, module):
+        trainer.save_checkpoint(self.path)
+
+
+def test_it_is_made_again_from_a_checkpoint(tmp_path):
+    path = tmp_path / "a.ckpt"
+    data = Configured(2, start=5)
+    data.difficulty = 3
+    make_trainer(tmp_path, callbacks=Saving(path)).fit(Recorder(tmp_path), datamodule=data)
+    again = Configured.load_from_checkpoint(path, start=7)
+    assert (again.hparams.num_samples, again.hparams.start, again.difficulty) == (2, 7, 3)
+
+
+def test_a_checkpoint_without_a_data_module(tmp_path):
+    path = tmp_path / "a.ckpt"
+    make_trainer(tmp_path, callbacks=Saving(path)).fit(Recorder(tmp_path), loader())
+    with pytest.raises(CheckpointError, match="has nothing of a data module"):
+        Configured.load_from_checkpoint(path)
+
+
+def test_loggers_get_the_hyperparameters_of_both(tmp_path):
+    class Net(Recorder):
+        def __init__(self, root, width=4):
+            super().__init__(root)
+            self.save_hyperparameters(ignore="root")
+
+    class Keeping(CSVLogger):
+        def log_hyperparams(self, params):
+            found.append(dict(params))
+
+    found = []
+    trainer = make_trainer(tmp_path, logger=Keeping(tmp_path))
+    trainer.fit(Net(tmp_path), datamodule=Configured(2))
+    assert found == [{"num_samples": 2, "start": 0, "width": 4}]
 
 
 class OwnData(Validating):

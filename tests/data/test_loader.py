@@ -426,7 +426,9 @@ def test_the_same_epoch_keeps_its_position_and_another_begins_anew():
 
 
 def test_a_foreign_state_is_refused():
-    with pytest.raises(CheckpointError, match=r"A sampler's state has no \['generator', 'position', 'seed'\]"):
+    with pytest.raises(
+        CheckpointError, match=r"A sampler's state has no \['generator', 'generator_after', 'position', 'seed'\]"
+    ):
         sampler_of(share(shuffled())).load_state_dict({"epoch": 1})
 
 

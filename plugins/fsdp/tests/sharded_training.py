@@ -179,4 +179,4 @@ def fabric_loop(fabric, case, num_shares):
             optimizer.step()
             optimizer.zero_grad()
         losses.append(fabric.all_reduce(loss.detach()).item())
-    return losses, fabric.strategy.get_module_state_dict(module)
+    return losses, fabric.strategy.get_module_state_dict(module, layout="full")

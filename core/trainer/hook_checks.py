@@ -13,7 +13,7 @@ from core.callbacks.callback import Callback
 from core.contract.hookspecs import EventHooks
 from core.trainer.datamodule import DataModule
 from core.trainer.events import overrides
-from core.trainer.module import Module
+from core.trainer.module import Module, has_method
 from core.trainer.signatures import count_accepted, hook_arguments
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def check_hooks(module: Any, callbacks: Sequence[Callback], datamodule: DataModu
     for listener in (module, *callbacks, *([datamodule] if datamodule is not None else [])):
         kind: type = type(listener)
         for name, meant in _near_misses(kind):
-            if not overrides(listener, meant):
+            if not overrides(listener, meant) or (listener is module and not has_method(module, meant)):
                 warnings.warn(
                     f"{type(listener).__name__}.{name} is not a hook, and is never called by the Trainer. "
                     f"Did you mean {meant!r}?",

@@ -46,6 +46,10 @@ class HasHyperparameters:
         found: Hyperparameters = self.__dict__.setdefault("_hparams", Hyperparameters())
         return found
 
+    @hparams.setter
+    def hparams(self, values: Any) -> None:
+        self.__dict__["_hparams"] = Hyperparameters(_as_dict(values))
+
     def save_hyperparameters(self, *names: Any, ignore: str | Iterable[str] = (), logger: bool = True) -> None:
         """Called in `__init__`: keep its arguments in `self.hparams` and in checkpoints, and give them to the loggers.
 
@@ -178,8 +182,8 @@ def _as_dict(given: Any) -> dict[str, Any]:
     if dataclasses.is_dataclass(given) and not isinstance(given, type):
         return {item.name: getattr(given, item.name) for item in dataclasses.fields(given)}
     raise ModuleError(
-        f"save_hyperparameters got {type(given).__name__}; expected names of arguments, or one dict, Namespace or "
-        "dataclass instance."
+        f"Hyperparameters are {type(given).__name__} {given!r:.60}; expected names of arguments, or one dict, Namespace "
+        "or dataclass instance."
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
+from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -314,8 +315,14 @@ def require_method(module: nn.Module, name: str, purpose: str) -> Callable[..., 
     Raises:
         ModuleError: it has none, or only the one of `Module` that says what to write.
     """
+    kind = type(module)
+    if not isinstance(module, nn.Module):
+        what = f"the class {module.__name__}" if isinstance(module, type) else f"an object of {kind.__name__}"
+        raise ModuleError(f"{purpose} got {what}; expected a core.Module, or another nn.Module, and then the loaders.")
     if not has_method(module, name):
-        raise ModuleError(f"{type(module).__name__} has no {name}(), which {purpose} needs. Define it.")
+        near = [other for other in get_close_matches(name, dir(kind), cutoff=0.85) if other not in dir(Module)]
+        hint = f" There is {near[0]}(): was that meant?" if near else ""
+        raise ModuleError(f"{kind.__name__} has no {name}(), which {purpose} needs. Define it.{hint}")
     return getattr(module, name)  # type: ignore[no-any-return]
 
 

@@ -17,6 +17,9 @@ from core import LOGGER_REGISTRY, Callback, ConfigurationError, Logger, Module, 
 from core.contract import UnknownAliasError
 from core.loggers import CSVLogger, TensorBoardLogger
 
+# The same module serves fits with validation and without.
+pytestmark = pytest.mark.filterwarnings("ignore:.*and no validation loader was given")
+
 OFF = ("enable_progress_bar", "enable_model_summary", "enable_checkpointing")
 ON_CPU = {"accelerator": "cpu", "devices": 1, **dict.fromkeys(OFF, False)}
 

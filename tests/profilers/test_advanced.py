@@ -4,6 +4,9 @@ from core import ConfigurationError
 from core.profilers import AdvancedProfiler
 from profiled import Listener, Net, Trouble, loader, make_trainer
 
+# The same module serves fits with validation and without.
+pytestmark = pytest.mark.filterwarnings("ignore:.*and no validation loader was given")
+
 
 def tables(path):
     """The text of each action's table."""

@@ -7,6 +7,9 @@ from torch.profiler import ProfilerAction, schedule
 from core.profilers import PyTorchProfiler
 from profiled import Listener, Net, Trouble, loader, make_trainer
 
+# The same module serves fits with validation and without.
+pytestmark = pytest.mark.filterwarnings("ignore:.*and no validation loader was given")
+
 
 def ranges(path):
     """Names of a trace's events that have a duration."""

@@ -10,6 +10,9 @@ from core import ConfigurationError
 from core.profilers import Profiler, SimpleProfiler
 from profiled import Listener, Net, Trouble, loader, make_trainer
 
+# The same module serves fits with validation and without.
+pytestmark = pytest.mark.filterwarnings("ignore:.*and no validation loader was given")
+
 
 def read(path):
     """Calls, mean in ms, total in s and share of a report's table, by action."""

@@ -1,0 +1,40 @@
+"""Small modules and data that the tests of the Trainer share."""
+
+import torch
+
+from core import Callback, Module
+
+QUIET = {
+    "accelerator": "cpu",
+    "logger": False,
+    "enable_checkpointing": False,
+    "enable_progress_bar": False,
+    "enable_model_summary": False,
+    "num_sanity_val_steps": 0,
+}
+
+
+def batches(num_batches=3, batch_size=2):
+    """Rows that count from 0, so that every batch differs."""
+    rows = torch.arange(num_batches * batch_size * 4, dtype=torch.float32).reshape(-1, 4) / 10
+    return list(rows.split(batch_size))
+
+
+class Net(Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = torch.nn.Linear(4, 1)
+
+    def training_step(self, batch, batch_idx):
+        return self.layer(batch).pow(2).mean()
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.01)
+
+
+class At(Callback):
+    """Calls a function with the module in one hook."""
+
+    def __init__(self, hook, function):
+        setattr(self, hook, lambda trainer, module, *_: function(module))

@@ -10,6 +10,8 @@ import pytest
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 TWO_PROCESSES = ("--accelerator", "cpu", "--devices", "2")
+DDP = (*TWO_PROCESSES, "--strategy", "ddp")
+ONE_PROCESS = ("--accelerator", "cpu", "--strategy", "single_device")
 
 
 def run_example(name, *arguments, starter=(sys.executable,)):
@@ -73,6 +75,48 @@ def test_char_gpt_through_a_function_that_is_spawned():
     output = run_example("char_gpt.py", *TWO_PROCESSES, "--strategy", "ddp_spawn", "--steps", "5")
     assert "2 process(es)" in output
     assert len(validation_losses(output)) == 1
+
+
+@pytest.mark.parametrize("where", [ONE_PROCESS, DDP], ids=["single_device", "ddp"])
+def test_a_gan_comes_closer_to_the_digits(where):
+    output = run_example("gan.py", *where, "--epochs", "30")
+    (distances,) = re.findall(r"^Distance from the real digits: ([\d.]+) before, ([\d.]+) after$", output, re.MULTILINE)
+    before, after = map(float, distances)
+    assert after < 0.6 * before
+    drawn = output.splitlines()[-8:]
+    assert all(len(line) == 8 * 8 + 7 * 2 for line in drawn), "eight images side by side"
+
+
+def test_fine_tuning_leaves_frozen_layers_alone_and_reads_other_digits():
+    output = run_example("fine_tuning.py", *DDP, "--epochs", "3")
+    (accuracies,) = re.findall(
+        r"^Accuracy on 5 to 9: ([\d.]+)% before fine-tuning, ([\d.]+)% after$", output, re.MULTILINE
+    )
+    before, after = map(float, accuracies)
+    assert before < 50
+    assert after > 80
+    assert output.endswith("The frozen layer is as it was: True\n")
+
+
+def test_unlabeled_digits_help_to_read():
+    """Over an epoch of 22 steps, in which the 5 batches of labeled digits come several times."""
+    output = run_example("several_loaders.py", *ONE_PROCESS, "--epochs", "15")
+    assert len(re.findall(r"^ +14 +330 ", output, re.MULTILINE)) == 1
+    assert accuracy_with_labels(output) > 85
+    assert accuracy_with_labels(run_example("several_loaders.py", *DDP, "--epochs", "15")) > 70
+
+
+def accuracy_with_labels(output):
+    (percent,) = re.findall(r"^Accuracy with 50 labels: ([\d.]+)%$", output, re.MULTILINE)
+    return float(percent)
+
+
+@pytest.mark.parametrize(("where", "num_files"), [(ONE_PROCESS, 29), (DDP, 30)], ids=["single_device", "ddp"])
+def test_every_rank_writes_its_predictions(where, num_files):
+    output = run_example("predict_to_disk.py", *where, "--epochs", "3")
+    assert f"{num_files} files with 1797 predictions; each sample once: True\n" in output
+    (percent,) = re.findall(r"^([\d.]+)% of them are right$", output, re.MULTILINE)
+    assert float(percent) > 80
 
 
 def test_an_impossible_choice_is_refused_before_any_work():

@@ -35,11 +35,13 @@ if TYPE_CHECKING:
     from core.contract.kinds import HOOKS_GROUP, KINDS, Kind
     from core.contract.launcher import Launcher
     from core.contract.logger import Logger
+    from core.contract.module_handle import ModuleHandle
     from core.contract.precision import NumberFormats, Precision
+    from core.contract.setup_host import SetupHost
     from core.contract.sharded_leaf import Chunk, ShardedLeaf, TensorDescription
     from core.contract.spec import Spec, normalize_alias
     from core.contract.step import GradientClipping, StepOutput, TrainingStep
-    from core.contract.strategy import ModuleHandle, SetupHost, Strategy
+    from core.contract.strategy import Strategy
 
 __all__ = [
     "HOOKS_GROUP",
@@ -119,7 +121,9 @@ _NAMES = {
     "sharded_leaf": ("Chunk", "ShardedLeaf", "TensorDescription"),
     "spec": ("Spec", "normalize_alias"),
     "step": ("GradientClipping", "StepOutput", "TrainingStep"),
-    "strategy": ("ModuleHandle", "SetupHost", "Strategy"),
+    "strategy": ("Strategy",),
+    "module_handle": ("ModuleHandle",),
+    "setup_host": ("SetupHost",),
 }
 _HOMES = {name: module for module, names in _NAMES.items() for name in names}
 

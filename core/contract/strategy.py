@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from contextlib import ExitStack, nullcontext
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal
 
-from core.contract import load_targets, module_tree, optimizer_state, replicas, state_objects
+from core.contract import default_step, load_targets, module_tree, optimizer_state, replicas, state_objects
 from core.contract.capability import Capability
 from core.contract.collectives import StrategyCollectives
 from core.contract.errors import CheckpointError, ConfigurationError, UnsupportedError
 from core.contract.mismatch import describe_mismatch
+from core.contract.module_handle import ModuleHandle
 from core.contract.precision import Precision
-from core.contract.step import GradientClipping, StepOutput, TrainingStep
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -29,66 +28,12 @@ if TYPE_CHECKING:
     from core.contract.cluster_environment import ClusterEnvironment
     from core.contract.fingerprint import Fingerprint
     from core.contract.launcher import Launcher
+    from core.contract.setup_host import SetupHost
+    from core.contract.step import GradientClipping, StepOutput, TrainingStep
 
     Stage: TypeAlias = Literal["fit", "validate", "test", "predict"]
 
 ReduceOp = Literal["mean", "sum", "min", "max", "product"]
-
-
-class SetupHost(Protocol):
-    """What `Strategy.setup` may ask of the trainer that calls it."""
-
-    @property
-    def module(self) -> nn.Module:
-        """The user's own module."""
-
-    @property
-    def trains(self) -> bool:
-        """Whether optimizers are needed in this stage."""
-
-    def configure_model(self) -> None:
-        """Let the user's module build its large parts, in the context that the strategy has entered."""
-
-    def configure_optimizers(self) -> tuple[list[Optimizer], list[Any]]:
-        """The optimizers, and their schedulers, that the user's module asks for."""
-
-    def setup_dataloaders(self) -> None:
-        """Shard the loaders of this stage and pass them through `Strategy.setup_dataloader`."""
-
-    def restore(self) -> None:
-        """Load the checkpoint that the user named, if any."""
-
-
-@dataclass(slots=True)
-class ModuleHandle:
-    """A module that was set up.
-
-    Attributes:
-        module: the user's own.
-        wrapped: what `setup_module` returned; may be the same.
-        original_names: name of each parameter by `id`, as it was before anything was wrapped or replaced.
-        compiler: what the user's methods go through before they are called, such as `torch.compile`.
-    """
-
-    module: nn.Module
-    wrapped: nn.Module
-    original_names: dict[int, str]
-    compiler: Callable[[Any], Any] | None = None
-    _compiled: dict[str, Callable[..., Any]] = field(default_factory=dict)
-
-    @property
-    def parameter_names(self) -> dict[int, str]:
-        """Name of each parameter by `id`. Converting may have replaced some, so both identities are known."""
-        return self.original_names | module_tree.parameter_names(self.module)
-
-    def user_callable(self, name: str) -> Callable[..., Any]:
-        """The user's own method, or for `"forward"` the user's module, compiled if that was asked for."""
-        call = self.module if name == "forward" else getattr(self.module, name)
-        if self.compiler is None:
-            return call
-        if name not in self._compiled:
-            self._compiled[name] = self.compiler(call)
-        return self._compiled[name]
 
 
 class Strategy:
@@ -521,75 +466,7 @@ class Strategy:
             batch_idx: number of the batch in its epoch, from 0.
             step: what has to be done, the same object for the whole stage.
         """
-        if step.manual:
-            return StepOutput(step.compute_loss(batch, batch_idx))
-        if not step.ends_window:
-            with self.no_backward_sync(step.module):
-                return StepOutput(self._compute_gradients(batch, batch_idx, step))
-        optimizer = step.optimizers[0] if step.optimizers else None
-        if step.needs_closure and optimizer is not None:
-            return self._step_with_closure(batch, batch_idx, step, optimizer)
-        loss = self._compute_gradients(batch, batch_idx, step)
-        skipped = loss is None and step.num_accumulated == 1
-        if optimizer is None or skipped:
-            return StepOutput(loss)
-        return StepOutput(loss, 1, self._update(optimizer, step))
-
-    def _compute_gradients(self, batch: Any, batch_idx: int, step: TrainingStep) -> Tensor | None:
-        loss = step.compute_loss(batch, batch_idx)
-        if loss is None:
-            return None
-        share = loss / step.num_accumulated if step.num_accumulated > 1 else loss
-        if not share.requires_grad and not step.optimizers:
-            return loss  # training without an optimizer, and without anything that backward could reach
-        if step.before_backward is not None:
-            step.before_backward(share)
-        if step.backward is not None:
-            step.backward(share)
-        else:
-            self.backward(share, step.module)
-        if step.after_backward is not None:
-            step.after_backward()
-        return loss.detach()
-
-    def _update(self, optimizer: Optimizer, step: TrainingStep, closure: Callable[[], Any] | None = None) -> int:
-        if closure is None:
-            self._prepare_update(optimizer, step)
-        step_optimizer = step.step_optimizer or self.optimizer_step
-        updated = step_optimizer(optimizer, closure)
-        self._zero_grad(optimizer, step)
-        return int(updated)
-
-    def _prepare_update(self, optimizer: Optimizer, step: TrainingStep) -> None:
-        if step.before_optimizer_step is not None:
-            self.precision_plugin.unscale_gradients(optimizer)
-            step.before_optimizer_step(optimizer)
-        if step.clip_gradients is not None:
-            self.precision_plugin.unscale_gradients(optimizer)
-            step.clip_gradients(optimizer)
-        elif step.clipping is not None:
-            self.clip_gradients(step.module, optimizer, step.clipping)
-
-    def _zero_grad(self, optimizer: Optimizer, step: TrainingStep) -> None:
-        if step.before_zero_grad is not None:
-            step.before_zero_grad(optimizer)
-        if step.zero_grad is not None:
-            step.zero_grad(optimizer)
-        else:
-            optimizer.zero_grad()
-
-    def _step_with_closure(self, batch: Any, batch_idx: int, step: TrainingStep, optimizer: Optimizer) -> StepOutput:
-        losses: list[Tensor | None] = []
-
-        def closure() -> Tensor | None:
-            if losses:  # what the first evaluation has found, and it alone, may add to earlier batches of the window
-                self._zero_grad(optimizer, step)
-            losses.append(self._compute_gradients(batch, batch_idx, step))
-            self._prepare_update(optimizer, step)
-            return losses[-1]
-
-        updated = self._update(optimizer, step, closure)
-        return StepOutput(losses[0] if losses else None, 1, updated)
+        return default_step.run(self, batch, batch_idx, step)
 
     def backward(self, loss: Tensor, module: nn.Module | None, *, manual: bool = False, **kwargs: Any) -> None:
         """All ranks. Compute gradients, and exchange them unless `no_backward_sync` is on.

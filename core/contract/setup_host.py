@@ -1,0 +1,33 @@
+"""What a strategy may ask of the trainer that calls its `setup`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from torch import nn
+    from torch.optim import Optimizer
+
+
+class SetupHost(Protocol):
+    """What `Strategy.setup` may ask of the trainer that calls it."""
+
+    @property
+    def module(self) -> nn.Module:
+        """The user's own module."""
+
+    @property
+    def trains(self) -> bool:
+        """Whether optimizers are needed in this stage."""
+
+    def configure_model(self) -> None:
+        """Let the user's module build its large parts, in the context that the strategy has entered."""
+
+    def configure_optimizers(self) -> tuple[list[Optimizer], list[Any]]:
+        """The optimizers, and their schedulers, that the user's module asks for."""
+
+    def setup_dataloaders(self) -> None:
+        """Shard the loaders of this stage and pass them through `Strategy.setup_dataloader`."""
+
+    def restore(self) -> None:
+        """Load the checkpoint that the user named, if any."""

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 from core.contract.checkpoint_io import CheckpointIO, Collectives
 
 if TYPE_CHECKING:
+    from core.checkpoint.async_io import AsyncCheckpointIO
     from core.checkpoint.distributed_io import DistributedCheckpointIO
     from core.checkpoint.finding import newest_valid
     from core.checkpoint.formats import load_checkpoint, verify_checkpoint
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
     from core.checkpoint.torch_io import TorchCheckpointIO
 
 __all__ = [
+    "AsyncCheckpointIO",
     "CheckpointIO",
     "Collectives",
     "DistributedCheckpointIO",
@@ -26,6 +28,7 @@ __all__ = [
 ]
 
 _MODULES = {
+    "AsyncCheckpointIO": "core.checkpoint.async_io",
     "DistributedCheckpointIO": "core.checkpoint.distributed_io",
     "SafetensorsCheckpointIO": "core.checkpoint.safetensors_io",
     "TorchCheckpointIO": "core.checkpoint.torch_io",

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
 _PARTIAL = re.compile(r"\..+\.[0-9a-f]{8}\.partial")
-OWN_FILE = re.compile(r"[0-9a-f]{8}-\d{5,}\.(data|json)")
-"""Names of the files of a folder, beside its manifest: those of one save have their first part in common."""
 
 
 class LocalFolder:
@@ -107,7 +105,7 @@ class LocalFolder:
         disk.rename(stage / manifest.NAME, self.manifest_path)
         disk.sync_folder(self.path)
         for entry in list(self.path.iterdir()):
-            if OWN_FILE.fullmatch(entry.name) and entry.name not in kept:
+            if manifest.OWN_FILE.fullmatch(entry.name) and entry.name not in kept:
                 disk.unlink(entry)
         disk.remove_folder(stage)
 
@@ -140,7 +138,7 @@ class LocalFolder:
             )
         if not self.path.is_dir() or self.manifest_path.exists():
             return
-        foreign = sorted(entry.name for entry in self.path.iterdir() if not OWN_FILE.fullmatch(entry.name))
+        foreign = sorted(entry.name for entry in self.path.iterdir() if not manifest.OWN_FILE.fullmatch(entry.name))
         if foreign:
             raise CheckpointError(f"it is a folder that isn't a checkpoint, with {foreign[0]!r} in it")
 

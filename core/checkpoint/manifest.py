@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -19,6 +20,9 @@ if TYPE_CHECKING:
 NAME = "manifest.json"
 FORMAT = 1
 _TITLE = "core checkpoint"
+
+OWN_FILE = re.compile(r"[0-9a-f]{8}-\d{5,}\.(data|json)")
+"""Names of the files of a folder, beside its manifest: those of one save have their first part in common."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +99,8 @@ def from_bytes(raw: bytes, path: str) -> Manifest:
 
 
 def _parse(content: Mapping[str, Any], path: str) -> Manifest:
+    if foreign := [name for name in content.get("files", ()) if not OWN_FILE.fullmatch(name)]:
+        raise CheckpointCorruptedError(f"{path!r} names a file outside of its folder, or not of core: {foreign[0]!r}.")
     try:
         return Manifest(
             files={name: FileEntry(**entry) for name, entry in content["files"].items()},

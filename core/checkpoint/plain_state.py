@@ -26,23 +26,32 @@ def to_plain(state: dict[str, Any]) -> dict[str, Any]:
     Raises:
         CheckpointError: something in it is of another type; its path is named, as `state["callbacks"]["x"][3]`.
     """
-    if type(state) not in (dict, OrderedDict):
-        raise refusal("state", state)
-    try:
-        return dict(_Converter().convert(state, "state"))
-    except RecursionError:
-        raise CheckpointError(
-            "The state is nested too deeply to be saved, or holds itself. Save plain, finite data."
-        ) from None
+    return Converter().convert_state(state)
 
 
-class _Converter:
-    """One walk over a state."""
+class Converter:
+    """One walk over a state, which copies its containers. Meant to be subclassed."""
 
     def __init__(self) -> None:
         self._tensors: dict[tuple[Any, ...], torch.Tensor] = {}
 
+    def convert_state(self, state: Any) -> dict[str, Any]:
+        """The whole state.
+
+        Raises:
+            CheckpointError: something in it can't be saved.
+        """
+        if type(state) not in (dict, OrderedDict):
+            raise refusal("state", state)
+        try:
+            return dict(self.convert(state, "state"))
+        except RecursionError:
+            raise CheckpointError(
+                "The state is nested too deeply to be saved, or holds itself. Save plain, finite data."
+            ) from None
+
     def convert(self, value: Any, path: str) -> Any:
+        """One value in it, which is at `path`."""
         # Exact types: a subclass, such as a named tuple or an enum, needs its class to come back.
         kind = type(value)
         if kind is str:
@@ -50,7 +59,7 @@ class _Converter:
         if kind is int:
             return check_int(value, path)
         if kind in _SCALARS or kind in _DESCRIPTIONS:
-            return value
+            return bytearray(value) if kind is bytearray else value
         if kind in (dict, OrderedDict, Counter):
             return self._mapping(value, path)
         if kind in (list, tuple):
@@ -58,8 +67,8 @@ class _Converter:
         if kind is set:
             return {self.convert(item, f"{path}{{{item!r}}}") for item in value}
         if kind in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer):
-            return self._tensor(value, path)
-        return check_array(value, path)
+            return self.tensor(value, path)
+        return self.other(value, path)
 
     def _mapping(self, value: Any, path: str) -> Any:
         pairs = {check_key(key, path): self.convert(item, f"{path}[{key!r}]") for key, item in value.items()}
@@ -69,13 +78,18 @@ class _Converter:
             copied._metadata = self.convert(metadata, f"{path}._metadata")
         return copied
 
-    def _tensor(self, tensor: torch.Tensor, path: str) -> torch.Tensor:
+    def other(self, value: Any, path: str) -> Any:
+        """A value of a type that isn't torch's or Python's own."""
+        return check_array(value, path)
+
+    def tensor(self, tensor: torch.Tensor, path: str) -> Any:
+        """A tensor; one that was met before is the same again."""
         if tensor.is_meta:
             raise CheckpointError(
                 f"{path} is a tensor on the meta device, which has no values to save. Materialize the module before."
             )
         if tensor.layout != torch.strided:
-            return tensor.detach().cpu()
+            return self.sparse(tensor.detach())
         storage = tensor.untyped_storage()
         place = (
             tensor.device,
@@ -86,10 +100,18 @@ class _Converter:
             tensor.dtype,
         )
         if place not in self._tensors or not tensor.numel():
-            moved = tensor.detach().cpu()
-            is_part = moved.untyped_storage().nbytes() > moved.nbytes
-            self._tensors[place] = moved.clone() if is_part else moved
+            self._tensors[place] = self.dense(tensor.detach(), path)
         return self._tensors[place]
+
+    def sparse(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A tensor of a sparse layout, on the CPU."""
+        return tensor.cpu()
+
+    def dense(self, tensor: torch.Tensor, path: str) -> torch.Tensor:
+        """A tensor on the CPU, without the rest of a larger storage that it is a view of."""
+        moved = tensor.cpu()
+        is_part = moved.untyped_storage().nbytes() > moved.nbytes
+        return moved.clone() if is_part else moved
 
 
 def check_int(value: int, path: str) -> int:

@@ -11,7 +11,6 @@ import secrets
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from core.checkpoint import manifest
-from core.checkpoint.local_folder import OWN_FILE
 from core.checkpoint.verified_file import RemoteFile
 
 if TYPE_CHECKING:
@@ -123,7 +122,7 @@ class RemoteFolder:
 
     def _delete_all_but(self, kept: set[str]) -> None:
         for name in self._names():
-            if OWN_FILE.fullmatch(name) and name not in kept:
+            if manifest.OWN_FILE.fullmatch(name) and name not in kept:
                 self._delete(name)
 
     def _delete(self, name: str) -> None:

@@ -38,6 +38,7 @@ _TABLE: dict[str, dict[str, tuple[str, str]]] = {
             "core.checkpoint.distributed_io:DistributedCheckpointIO",
             "A folder, to which every rank writes its part",
         ),
+        "async": ("core.checkpoint.async_io:AsyncCheckpointIO", "The same, while training goes on"),
         "torch": ("core.checkpoint.torch_io:TorchCheckpointIO", "One file, written with torch.save"),
         "safetensors": (
             "core.checkpoint.safetensors_io:SafetensorsCheckpointIO",

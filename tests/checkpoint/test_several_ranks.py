@@ -2,6 +2,8 @@
 
 import datetime
 import os
+import secrets
+import time
 
 import pytest
 import torch
@@ -14,14 +16,16 @@ from core.contract import CheckpointCorruptedError, CheckpointError, CheckpointN
 
 
 def run(function, folder):
-    """Call `function(rank, collectives, folder)` on two ranks."""
-    torch.multiprocessing.spawn(_worker, (function, str(folder)), nprocs=2)
+    """Call `function(rank, collectives, folder)` on two ranks, copies of this process."""
+    torch.multiprocessing.start_processes(
+        _worker, (function, str(folder), secrets.token_hex(4)), nprocs=2, start_method="fork"
+    )
 
 
-def _worker(rank, function, folder):
+def _worker(rank, function, folder, meeting):
     torch.distributed.init_process_group(
         "gloo",
-        init_method=f"file://{folder}/store",
+        init_method=f"file://{folder}/store-{meeting}",
         rank=rank,
         world_size=2,
         timeout=datetime.timedelta(seconds=60),
@@ -30,6 +34,7 @@ def _worker(rank, function, folder):
         function(rank, Gloo(), os.path.join(folder, "last.ckpt"))
     finally:
         torch.distributed.destroy_process_group()
+        time.sleep(0.2)  # gloo's threads; an interpreter that ends before them aborts
 
 
 def save_load_and_remove(rank, collectives, path):

@@ -1,0 +1,127 @@
+"""Saving while training goes on."""
+
+from __future__ import annotations
+
+import os
+import sys
+import warnings
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from typing import TYPE_CHECKING, Any, Literal
+
+from core.checkpoint.agreement import together
+from core.checkpoint.distributed_io import DistributedCheckpointIO
+from core.checkpoint.staging import Stage
+from core.contract.checkpoint_io import CheckpointIO
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from core.contract.checkpoint_io import Collectives, PathLike
+
+
+class AsyncCheckpointIO(CheckpointIO):
+    """Another CheckpointIO, whose saves run in a thread while training goes on.
+
+    A save copies the state, which takes memory for one copy of what this rank writes, kept for the next save, and
+    returns. Saves, removals and loads come about in the order in which they were asked for: nothing is removed before
+    what replaces it is there. One save is written at a time: the next one waits for it, and raises its error if it
+    failed. `teardown` waits too, and so does the end of the interpreter.
+    """
+
+    def __init__(self, checkpoint_io: CheckpointIO | None = None) -> None:
+        """Wrap a CheckpointIO.
+
+        Args:
+            checkpoint_io: what writes; None is `DistributedCheckpointIO()`.
+        """
+        self.checkpoint_io = checkpoint_io if checkpoint_io is not None else DistributedCheckpointIO()
+        self._stage = Stage()
+        self._executor: ThreadPoolExecutor | None = None
+        self._background: Collectives | None = None
+        self._pending: list[tuple[str, bool, Future[None]]] = []
+
+    @property
+    def layout(self) -> Literal["full", "sharded"]:  # type: ignore[override]  # it is that of the other one
+        """That of the CheckpointIO which writes."""
+        return self.checkpoint_io.layout
+
+    def save_checkpoint(self, state: dict[str, Any] | None, path: PathLike, *, collectives: Collectives) -> None:
+        """Copy `state`, and begin to write it to `path`.
+
+        Raises:
+            CheckpointError: the save before this one failed, or `state` can't be saved. Raised on all ranks.
+            UnsupportedError: these ranks can't talk to each other in the background.
+        """
+        self._finish()
+        if self._background is None:
+            self._background = collectives.in_background()
+        background, sharded = self._background, self.layout == "sharded"
+        staged = together(
+            collectives,
+            lambda: None if state is None else self._stage.copy(state, rank=collectives.rank, sharded=sharded),
+        )
+        self._submit(path, True, lambda: self.checkpoint_io.save_checkpoint(staged, path, collectives=background))
+
+    def remove_checkpoint(self, path: PathLike, *, collectives: Collectives) -> None:
+        """Delete the checkpoint at `path` when all that was asked for before is done.
+
+        Raises:
+            As `save_checkpoint`; that it can't be deleted, at the next save.
+        """
+        if self._background is None:
+            self._background = collectives.in_background()
+        background = self._background
+        self._submit(path, False, lambda: self.checkpoint_io.remove_checkpoint(path, collectives=background))
+
+    def load_checkpoint(
+        self, path: PathLike, *, collectives: Collectives, state: dict[str, Any] | None = None
+    ) -> dict[str, Any]:
+        """Read what was saved at `path` when all that was asked for before is done."""
+        self._wait()
+        return self.checkpoint_io.load_checkpoint(path, collectives=collectives, state=state)
+
+    def describe_checkpoint(self, path: PathLike, *, collectives: Collectives) -> dict[str, Any] | None:
+        """What was saved at `path`, when all that was asked for before is done."""
+        self._wait()
+        return self.checkpoint_io.describe_checkpoint(path, collectives=collectives)
+
+    def exists(self, path: PathLike) -> bool:
+        """Rank 0. Whether a complete checkpoint is at `path` once all that was asked for is done."""
+        for pending, will_exist, future in reversed(self._pending):
+            if pending == os.fspath(path) and not future.done():
+                return will_exist
+        return self.checkpoint_io.exists(path)
+
+    def teardown(self) -> None:
+        """All ranks; idempotent. Finish what is still being written.
+
+        Raises:
+            CheckpointError: it failed. A warning, if another exception is ending the run.
+        """
+        is_failing = sys.exc_info()[0] is not None
+        try:
+            self._finish()
+        except Exception as error:
+            if not is_failing:
+                raise
+            warnings.warn(f"A checkpoint that was being written is lost: {error}", stacklevel=2)
+        finally:
+            if self._executor is not None:
+                self._executor.shutdown()
+            self._executor = self._background = None
+            self.checkpoint_io.teardown()
+
+    def _submit(self, path: PathLike, will_exist: bool, work: Callable[[], None]) -> None:
+        if self._executor is None:
+            self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
+        self._pending.append((os.fspath(path), will_exist, self._executor.submit(work)))
+
+    def _wait(self) -> None:
+        wait([future for _, _, future in self._pending])
+
+    def _finish(self) -> None:
+        """Wait for all that was asked for, and raise the first error."""
+        self._wait()
+        finished, self._pending = self._pending, []
+        for _, _, future in finished:
+            future.result()

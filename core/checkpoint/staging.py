@@ -1,0 +1,71 @@
+"""A copy of a state, which training can't change any more."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from core.checkpoint.plain_state import Converter
+from core.checkpoint.shards import chunks_to_write, shape_of
+from core.checkpoint.tree import is_sharded
+from core.contract.sharded_leaf import Chunk, ShardedLeaf
+
+
+class Stage:
+    """Copies states to the CPU, into memory that is used again for the next one.
+
+    Fresh memory costs more than the copying, since the system clears each page of it.
+    """
+
+    def __init__(self) -> None:
+        self._buffers: dict[str, torch.Tensor] = {}
+
+    def copy(self, state: dict[str, Any], *, rank: int, sharded: bool) -> dict[str, Any]:
+        """A copy of all tensors, arrays and containers in `state`. The one before it is not to be used any more.
+
+        Args:
+            state: as it is handed to a CheckpointIO.
+            rank: of this process. Of what it doesn't write, nothing is copied.
+            sharded: whether the CheckpointIO is of that layout.
+
+        Raises:
+            CheckpointError: something in it can't be saved; its path is named.
+        """
+        walk = _Snapshot(self._buffers, rank, sharded)
+        copied = walk.convert_state(state)
+        self._buffers = walk.used
+        return copied
+
+
+class _Snapshot(Converter):
+    def __init__(self, buffers: dict[str, torch.Tensor], rank: int, sharded: bool) -> None:
+        super().__init__()
+        self._buffers = buffers
+        self._rank = rank
+        self._sharded = sharded
+        self.used: dict[str, torch.Tensor] = {}
+
+    def tensor(self, tensor: torch.Tensor, path: str) -> Any:
+        if self._sharded and self._rank:  # plain tensors are those of rank 0
+            return ShardedLeaf(tuple(tensor.shape), tensor.dtype)
+        return super().tensor(tensor, path)
+
+    def dense(self, tensor: torch.Tensor, path: str) -> torch.Tensor:
+        buffer = self._buffers.pop(path, None)
+        if buffer is None or buffer.shape != tensor.shape or buffer.dtype != tensor.dtype:
+            buffer = torch.empty(tensor.shape, dtype=tensor.dtype)
+        self.used[path] = buffer
+        return buffer.copy_(tensor)
+
+    def sparse(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.to("cpu", copy=True)
+
+    def other(self, value: Any, path: str) -> Any:
+        if not is_sharded(value):
+            return super().other(value, path).copy()
+        chunks = (
+            Chunk(chunk.offsets, chunk.sizes, super(_Snapshot, self).tensor(chunk.tensor, f"{path}{chunk.offsets}"))
+            for chunk in chunks_to_write(path, value, self._rank)
+        )
+        return ShardedLeaf(shape_of(value), value.dtype, tuple(chunks))

@@ -1,0 +1,415 @@
+import json
+import random
+import warnings
+from collections import Counter, OrderedDict
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from checkpoint_collectives import Alone
+from core.checkpoint import DistributedCheckpointIO, TorchCheckpointIO, load_checkpoint, newest_valid, verify_checkpoint
+from core.checkpoint.digest import BLOCK_BYTES
+from core.contract import (
+    CheckpointCorruptedError,
+    CheckpointError,
+    CheckpointNotFoundError,
+    Chunk,
+    ShardedLeaf,
+    TensorDescription,
+)
+
+ALONE = Alone()
+IO = DistributedCheckpointIO()
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "last.ckpt"
+
+
+def save(path, state):
+    IO.save_checkpoint(state, path, collectives=ALONE)
+
+
+def load(path, targets=None):
+    return IO.load_checkpoint(path, collectives=ALONE, state=targets)
+
+
+def names(folder):
+    return sorted(entry.name for entry in folder.iterdir())
+
+
+def file_ending(path, ending):
+    (found,) = (entry for entry in path.iterdir() if entry.name.endswith(ending))
+    return found
+
+
+# There and back.
+
+
+def test_a_training_run_comes_back(path):
+    module = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))
+    optimizer = torch.optim.AdamW(module.parameters())
+    module(torch.ones(2, 3)).sum().backward()
+    optimizer.step()
+    save(path, {"module": module.state_dict(), "optimizer": optimizer.state_dict()})
+    loaded = load(path)
+    assert list(loaded["module"]) == list(module.state_dict())
+    assert all(torch.equal(loaded["module"][name], value) for name, value in module.state_dict().items())
+    assert loaded["module"]._metadata == module.state_dict()._metadata
+    assert torch.equal(loaded["optimizer"]["state"][0]["exp_avg"], optimizer.state_dict()["state"][0]["exp_avg"])
+    assert loaded["optimizer"]["param_groups"] == optimizer.state_dict()["param_groups"]
+
+
+def test_every_type_that_is_accepted_comes_back_as_it_was(path):
+    plain = {
+        "scalars": [None, True, 1, -(2**70), 1.5, float("inf"), 1 + 2j, "text é", b"bytes", bytearray(b"array")],
+        "containers": [{}, [], (), (1, (2, 3)), {1, 2}, OrderedDict(a=1), {(1, "a"): 2, 3: 4, None: 5}, Counter("aab")],
+        "descriptions": [torch.float16, torch.Size([1, 2]), torch.device("cpu")],
+        "scalars of numpy": [np.float32(0.5), np.int64(3), np.bool_(True), np.str_("a"), np.str_("")],
+        "random": random.getstate(),
+    }
+    save(path, plain)
+    loaded = load(path)
+    assert loaded == plain
+    assert repr(loaded) == repr(plain)  # types of what is equal across types: True and 1, float and np.float32
+
+
+@pytest.mark.parametrize("code", [*"?bhilBHILefdgFDG", "U3", "S3"])
+def test_arrays_come_back_as_arrays(path, code):
+    array = np.zeros((2, 3), code)
+    save(path, {"array": array, "turned": array.T, "empty": array[:0], "scalar": array[0, 0]})
+    loaded = load(path)
+    assert loaded["array"].dtype == array.dtype
+    np.testing.assert_array_equal(loaded["array"], array)
+    assert loaded["empty"].shape == (0, 3)
+    assert loaded["turned"].shape == (3, 2)
+    assert type(loaded["scalar"]) is type(array[0, 0])
+
+
+@pytest.mark.filterwarnings("ignore:Sparse .* tensor support is in beta")
+def test_tensors_of_every_form_come_back(path):
+    coo = torch.eye(3).to_sparse()
+    tensors = {
+        "scalar": torch.tensor(1.5),
+        "empty": torch.empty(0, 3),
+        "bfloat16": torch.ones(2, dtype=torch.bfloat16),
+        "float8": torch.ones(2).to(torch.float8_e4m3fn),
+        "bool": torch.tensor([True, False]),
+        "turned": torch.arange(6.0).reshape(2, 3).T,
+        "large and turned": torch.arange(3_000_000.0).reshape(1000, 3000).T,
+        "wide and turned": torch.arange(3_000_000.0).reshape(-1, 2).T,
+        "expanded": torch.ones(1).expand(1000),
+        "conjugate": torch.tensor([1 + 2j]).conj(),
+        "negative": torch.tensor([1 + 2j]).conj().imag,
+        "parameter": nn.Parameter(torch.ones(2)),
+        **{"coo": coo, "csr": torch.eye(3).to_sparse_csr(), "bsc": torch.eye(4).to_sparse_bsc((2, 2))},
+    }
+    save(path, tensors)
+    loaded = load(path)
+    assert list(loaded) == list(tensors)
+    for name, tensor in tensors.items():
+        assert loaded[name].dtype == tensor.dtype
+        assert loaded[name].layout == tensor.layout
+        dense, expected = loaded[name].to_dense(), tensor.detach().to_dense()
+        assert torch.equal(dense, expected) or dense.float().equal(expected.float()), name
+    assert not loaded["parameter"].requires_grad
+
+
+def test_tensors_that_share_memory_are_written_once_and_go_on_sharing_it(path):
+    weight = torch.ones(100_000)
+    save(path, {"tied": [weight, weight, weight.view(10, -1)]})
+    assert file_ending(path, ".data").stat().st_size == weight.nbytes
+    loaded = load(path)
+    loaded["tied"][0].fill_(7)
+    assert loaded["tied"][1][0] == loaded["tied"][2][0, 0] == 7
+
+
+def test_a_loaded_state_is_the_process_own(path):
+    save(path, {"x": torch.ones(100_000)})
+    loaded = load(path)
+    loaded["x"].fill_(5)
+    assert load(path)["x"].sum() == 100_000
+    save(path, {"x": torch.zeros(1)})
+    IO.remove_checkpoint(path, collectives=ALONE)
+    assert loaded["x"].sum() == 500_000
+
+
+def test_targets_are_filled_and_the_rest_is_read(path):
+    save(path, {"model": {"w": torch.arange(6.0).reshape(2, 3), "b": torch.ones(2)}, "lists": [torch.ones(1), 3]})
+    weight, other = torch.zeros(2, 3, dtype=torch.float64), torch.zeros(1)
+    loaded = load(path, {"model": {"w": weight, "unknown": torch.zeros(9)}, "lists": [other]})
+    assert loaded["model"]["w"] is weight
+    assert weight.tolist() == [[0, 1, 2], [3, 4, 5]]
+    assert loaded["model"]["b"].tolist() == [1, 1]
+    assert loaded["lists"][0] is other
+    assert loaded["lists"][1] == 3
+
+
+def test_a_target_of_another_shape_is_refused_and_nothing_is_filled(path):
+    save(path, {"a": torch.ones(2), "model": {"w": torch.ones(2, 3)}})
+    first = torch.zeros(2)
+    with pytest.raises(CheckpointError, match=r"'model.w' has shape \(2, 3\) in .*last.ckpt' and \(3, 2\) here"):
+        load(path, {"a": first, "model": {"w": torch.zeros(3, 2)}})
+    assert first.tolist() == [0, 0]
+
+
+def test_boxes_are_read_whatever_boxes_were_written(path):
+    """A tensor is written in boxes of one shape, and read into boxes of another."""
+    whole = torch.arange(7 * 5.0).reshape(7, 5)
+
+    def boxed(rows, columns, values):
+        chunks = []
+        for top, bottom in zip([0, *rows], [*rows, 7], strict=True):
+            for left, right in zip([0, *columns], [*columns, 5], strict=True):
+                part = values[top:bottom, left:right]
+                chunks.append(Chunk((top, left), tuple(part.shape), part))
+        return ShardedLeaf((7, 5), torch.float32, tuple(chunks))
+
+    for write in ([], []), ([3], []), ([2, 5], [2]), ([1, 2, 3, 4, 5, 6], [1, 2, 3, 4]):
+        save(path, {"w": boxed(*write, whole)})
+        assert torch.equal(load(path)["w"], whole)
+        assert IO.describe_checkpoint(path, collectives=ALONE) == {"w": TensorDescription((7, 5), torch.float32)}
+        for read in ([], []), ([4], [3]), ([1, 6], [1, 4]):
+            target = torch.full((7, 5), -1.0)
+            leaf = boxed(*read, target)
+            assert load(path, {"w": leaf})["w"] is leaf
+            assert torch.equal(target, whole)
+
+
+def test_chunks_that_do_not_cover_a_tensor_are_refused(path):
+    half = ShardedLeaf((4,), torch.float32, (Chunk((0,), (2,), torch.ones(2)),))
+    with pytest.raises(CheckpointError, match="have 2 elements of tensors to save, and the state has 4"):
+        save(path, {"w": half})
+    assert names(path.parent) == []
+
+
+def test_more_than_a_block(path):
+    state = {f"x{number}": torch.randn(number * 300_001) for number in range(9)}
+    save(path, state)
+    assert file_ending(path, ".data").stat().st_size > 9 * BLOCK_BYTES
+    loaded = load(path)
+    assert all(torch.equal(value, loaded[name]) for name, value in state.items())
+
+
+def test_only_plain_files_of_text_and_numbers_are_written(path):
+    save(path, {"model": {"w": torch.arange(3, dtype=torch.float32)}, "step": 3})
+    index = json.loads(file_ending(path, "-00000.json").read_text())
+    assert index["tree"] == {"model": {"w": {"$tensor": ["float32", [3]]}}, "step": 3}
+    ((key, [[offsets, sizes, position]]),) = index["leaves"].items()
+    assert (key, offsets, sizes, position) == ('["model","w"]', [0], [3], 0)
+    assert file_ending(path, ".data").read_bytes() == np.arange(3, dtype=np.float32).tobytes()
+    manifest = json.loads((path / "manifest.json").read_text())
+    assert manifest["world_size"] == 1
+    assert manifest["writer"]["strategy"]["alias"] == "single_device"
+    assert manifest["versions"]["torch"] == torch.__version__
+
+
+# What is refused.
+
+
+class Foo:
+    pass
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (Foo(), "Foo, which a checkpoint can't hold"),
+        (np.array([Foo()]), "NumPy array of type '|O'"),
+        (torch.ones(2, device="meta"), "on the meta device, which has no values"),
+        ("\ud800", "lone surrogate"),
+        ({"\ud800": 1}, "lone surrogate"),
+        (1 << 5000, "an int of 5001 bits"),
+        ({Foo(): 1}, "the key <"),
+    ],
+)
+def test_what_could_not_come_back_is_refused(path, value, expected):
+    with pytest.raises(CheckpointError) as caught:
+        save(path, {"a": value})
+    assert "state['a']" in str(caught.value)
+    assert expected in str(caught.value)
+    assert names(path.parent) == []
+
+
+def test_a_state_that_holds_itself_is_refused(path):
+    state = {"a": []}
+    state["a"].append(state)
+    with pytest.raises(CheckpointError, match="nested too deeply to be saved, or holds itself"):
+        save(path, state)
+
+
+def test_somebody_elses_folder_is_left_alone(path):
+    path.mkdir()
+    (path / "thesis.tex").write_text("ten years")
+    with pytest.raises(CheckpointError, match=r"a folder that isn't a checkpoint, with 'thesis.tex' in it"):
+        save(path, {"x": 1})
+    with pytest.raises(CheckpointError, match=r"can't be deleted: it is a folder that isn't a checkpoint"):
+        IO.remove_checkpoint(path, collectives=ALONE)
+    with pytest.raises(CheckpointCorruptedError, match=r"is a folder without manifest.json"):
+        load(path)
+    assert names(path) == ["thesis.tex"]
+
+
+def test_a_file_in_the_place_of_a_folder_is_left_alone(path):
+    TorchCheckpointIO().save_checkpoint({"x": 1}, path, collectives=ALONE)
+    with pytest.raises(CheckpointError, match="a file is there, and this CheckpointIO writes a folder; remove it"):
+        save(path, {"x": 2})
+    assert load(path) == {"x": 1}, "it reads what the other one wrote"
+    IO.remove_checkpoint(path, collectives=ALONE)
+    assert names(path.parent) == []
+
+
+def test_a_link_is_replaced_and_what_it_points_to_stays(path):
+    save(path.with_name("epoch=0.ckpt"), {"x": 0})
+    path.symlink_to("epoch=0.ckpt")
+    assert load(path) == {"x": 0}
+    save(path, {"x": 1})
+    assert load(path) == {"x": 1}
+    assert load(path.with_name("epoch=0.ckpt")) == {"x": 0}
+    path.with_name("link").symlink_to("last.ckpt")
+    IO.remove_checkpoint(path.with_name("link"), collectives=ALONE)
+    assert load(path) == {"x": 1}
+
+
+# What is damaged.
+
+
+def test_a_flipped_bit_anywhere_is_found_and_the_file_is_named(path):
+    save(path, {"x": torch.ones(50), "y": torch.ones(3), "name": "value"})
+    for file in list(path.iterdir()):
+        content = file.read_bytes()
+        for position in range(len(content)):
+            flipped = bytearray(content)
+            flipped[position] ^= 1 << position % 8
+            file.write_bytes(flipped)
+            with pytest.raises(CheckpointCorruptedError, match=file.name):
+                verify_checkpoint(path)
+            with pytest.raises(CheckpointCorruptedError, match=file.name):
+                load(path)
+        file.write_bytes(content)
+    verify_checkpoint(path)
+
+
+def test_a_damaged_block_is_found_where_it_is_read(path):
+    size = 3 * BLOCK_BYTES
+    save(path, {"first": torch.zeros(size, dtype=torch.uint8), "second": torch.zeros(size, dtype=torch.uint8)})
+    data = file_ending(path, ".data")
+    with data.open("r+b") as file:
+        file.seek(4 * BLOCK_BYTES + 5)
+        file.write(b"!")
+    expected = rf"{data.name}' is damaged between byte {4 * BLOCK_BYTES} and {5 * BLOCK_BYTES}: the digest"
+    target = torch.ones(size, dtype=torch.uint8)
+    with pytest.raises(CheckpointCorruptedError, match=expected):
+        load(path, {"first": target, "second": torch.ones(size, dtype=torch.uint8)})
+    assert target.min() == 1, "nothing is filled from a damaged checkpoint"
+    # A rank that needs a part has no need of the rest.
+    row = ShardedLeaf((size,), torch.uint8, (Chunk((0,), (10,), torch.ones(10, dtype=torch.uint8)),))
+    load(path, {"first": row, "second": row})
+    assert row.chunks[0].tensor.max() == 0
+
+
+@pytest.mark.parametrize("ending", [".data", "-00000.json", "manifest.json"])
+def test_a_file_that_is_cut_or_gone_is_named(path, ending):
+    save(path, {"x": torch.ones(50)})
+    file = file_ending(path, ending)
+    content = file.read_bytes()
+    for size in (0, 10, len(content) - 1):
+        file.write_bytes(content[:size])
+        with pytest.raises(CheckpointCorruptedError, match=file.name):
+            load(path)
+    file.unlink()
+    with pytest.raises(CheckpointCorruptedError, match=rf"its file '{file.name}' is missing|without {file.name}"):
+        load(path)
+
+
+def test_files_of_two_saves_do_not_mix(path):
+    other = path.with_name("other.ckpt")
+    save(path, {"x": torch.ones(50)})
+    save(other, {"x": torch.zeros(50)})
+    file_ending(path, ".data").write_bytes(file_ending(other, ".data").read_bytes())
+    with pytest.raises(CheckpointCorruptedError, match=file_ending(path, ".data").name):
+        load(path)
+
+
+def test_a_newer_format_says_which_release_reads_it(path):
+    from core.checkpoint import manifest
+
+    save(path, {"x": 1})
+    content = json.loads((path / "manifest.json").read_bytes())
+    content.pop("checksum")
+    content |= {"format": 2, "versions": {"core": "3.1.0"}}
+    (path / "manifest.json").write_bytes(manifest._sealed(content))
+    with pytest.raises(CheckpointCorruptedError, match=r"has format 2.*which reads up to 1.*pip install 'core>=3.1.0'"):
+        load(path)
+
+
+def test_no_index_can_make_it_run_code_or_read_other_files(path):
+    from core.checkpoint import manifest
+
+    save(path, {"x": torch.ones(3)})
+    content = json.loads((path / "manifest.json").read_bytes())
+    content.pop("checksum")
+    (path.parent / "secret.json").write_text("{}")
+    content["files"] = {"../secret.json": {"size_bytes": 2, "digest": "0"}}
+    (path / "manifest.json").write_bytes(manifest._sealed(content))
+    with pytest.raises(CheckpointCorruptedError, match=r"names a file outside"):
+        load(path)
+
+
+# What is not there.
+
+
+def test_a_missing_checkpoint_names_its_neighbours(path):
+    save(path, {"x": 1})
+    with pytest.raises(CheckpointNotFoundError, match=r"no checkpoint .*lats.ckpt'. In that folder are: last.ckpt"):
+        load(path.with_name("lats.ckpt"))
+    with pytest.raises(FileNotFoundError, match="nor its folder"):
+        load(path / "a" / "b")
+
+
+def test_exists_and_remove(path):
+    assert not IO.exists(path)
+    save(path, {"x": 1})
+    assert IO.exists(path)
+    (path / "manifest.json").unlink()
+    assert not IO.exists(path), "without its manifest it is none"
+    IO.remove_checkpoint(path, collectives=ALONE)
+    assert names(path.parent) == []
+    IO.remove_checkpoint(path, collectives=ALONE)
+
+
+def test_replacing_leaves_nothing_of_the_old_one(path):
+    for step in range(3):
+        save(path, {"x": torch.full((3,), step)})
+        assert load(path)["x"].tolist() == [step] * 3
+        assert len(names(path)) == 3
+    assert names(path.parent) == ["last.ckpt"]
+
+
+# The newest one that is whole.
+
+
+def test_the_newest_that_verifies_is_found_and_the_others_are_named(tmp_path):
+    assert newest_valid(tmp_path) is None
+    assert newest_valid(tmp_path / "nowhere") is None
+    for step in range(4):
+        save(tmp_path / f"{9 - step}.ckpt", {"step": step, "x": torch.ones(10)})
+    (tmp_path / "other").mkdir()
+    (tmp_path / "notes.txt").write_text("mine")
+    assert newest_valid(tmp_path) == str(tmp_path / "6.ckpt")
+    data = file_ending(tmp_path / "6.ckpt", ".data")
+    data.write_bytes(bytes(40))
+    (tmp_path / "7.ckpt" / "manifest.json").write_bytes(b"{")
+    with pytest.warns(UserWarning, match="Looking for an older one") as caught:
+        assert newest_valid(tmp_path) == str(tmp_path / "8.ckpt")
+    assert [("6.ckpt" in str(row.message), "7.ckpt" in str(row.message)) for row in caught] == [
+        (False, True),
+        (True, False),
+    ]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert newest_valid(tmp_path, first=tmp_path / "9.ckpt") == str(tmp_path / "9.ckpt")
+        assert load_checkpoint(tmp_path / "9.ckpt")["step"] == 0

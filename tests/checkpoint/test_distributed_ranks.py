@@ -1,0 +1,158 @@
+"""Several ranks write one checkpoint, each its part, and other numbers of ranks read it."""
+
+import os
+
+import pytest
+import torch
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+
+from checkpoint.test_several_ranks import run
+from checkpoint_collectives import Alone
+from core.checkpoint import AsyncCheckpointIO, DistributedCheckpointIO, load_checkpoint
+from core.contract import CheckpointCorruptedError, CheckpointError, Chunk, ShardedLeaf
+
+WHOLE = torch.arange(7 * 4.0).reshape(7, 4)
+
+
+def placed(placement):
+    return distribute_tensor(WHOLE, init_device_mesh("cpu", (2,)), [placement])
+
+
+def write_and_read_dtensors(rank, collectives, path):
+    """Rows of uneven number, columns, and replicas; each read as every other."""
+    checkpoint_io = DistributedCheckpointIO()
+    for written in (Shard(0), Shard(1), Replicate()):
+        state = {
+            "w": placed(written),
+            "plain": torch.full((2,), float(rank)),
+            "rank": rank,
+            "random": [] if rank else [1],
+        }
+        checkpoint_io.save_checkpoint(state, path, collectives=collectives)
+        loaded = checkpoint_io.load_checkpoint(path, collectives=collectives)
+        assert torch.equal(loaded["w"], WHOLE)
+        assert loaded["plain"].tolist() == [0, 0], "what isn't sharded is rank 0's"
+        assert (loaded["rank"], loaded["random"]) == (0, [1])
+        for read in (Shard(0), Shard(1), Replicate()):
+            target = placed(read) * 0
+            loaded = checkpoint_io.load_checkpoint(path, collectives=collectives, state={"w": target})
+            assert loaded["w"] is target
+            assert torch.equal(target.full_tensor(), WHOLE)
+    collectives.barrier()
+
+
+def write_leaves_of_one_rank_each(rank, collectives, path):
+    leaves = {
+        f"w{number}": ShardedLeaf((5,), torch.float32, (Chunk((0,), (5,), torch.full((5,), 1.0 * number)),) * mine)
+        for number in range(4)
+        for mine in [int(number % 2 == rank)]
+    }
+    DistributedCheckpointIO().save_checkpoint(leaves, path, collectives=collectives)
+    if rank == 0:
+        assert len([name for name in os.listdir(path) if name.endswith(".data")]) == 2
+        assert [load_checkpoint(path)[f"w{number}"].unique().tolist() for number in range(4)] == [[0], [1], [2], [3]]
+
+
+def refuse_what_only_one_rank_has_wrong(rank, collectives, path):
+    state = {"x": object() if rank else 1}
+    with pytest.raises(CheckpointError, match=r"state\['x'\] is a builtins.object") as caught:
+        DistributedCheckpointIO().save_checkpoint(state, path, collectives=collectives)
+    assert str(caught.value).startswith("On rank 1: ") == (rank == 0)
+    assert not os.path.exists(path)
+    # Both have the first half: nobody the second.
+    half = ShardedLeaf((4,), torch.float32, (Chunk((0,), (2,), torch.ones(2)),) * (rank == 0))
+    with pytest.raises(CheckpointError, match="have 2 elements of tensors to save, and the state has 4"):
+        DistributedCheckpointIO().save_checkpoint({"x": half}, path, collectives=collectives)
+    collectives.barrier()
+    assert [name for name in os.listdir(os.path.dirname(path)) if "ckpt" in name] == []
+
+
+def fail_to_write_on_one_rank(rank, collectives, path):
+    """The previous checkpoint stays, on all ranks, and nothing else does."""
+    checkpoint_io = DistributedCheckpointIO()
+    checkpoint_io.save_checkpoint({"w": placed(Shard(0))}, path, collectives=collectives)
+    if rank == 1:
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_FSIZE, (20, resource.RLIM_INFINITY))
+    with pytest.raises(CheckpointError, match=r"can't be written: File too large\. What was there") as caught:
+        checkpoint_io.save_checkpoint({"w": placed(Shard(0)) * 2}, path, collectives=collectives)
+    assert str(caught.value).startswith("On rank 1: ") == (rank == 0)
+    loaded = checkpoint_io.load_checkpoint(path, collectives=collectives)
+    assert torch.equal(loaded["w"], WHOLE)
+    assert [name for name in os.listdir(os.path.dirname(path)) if "ckpt" in name] == ["last.ckpt"]
+
+
+def lack_a_part(rank, collectives, path):
+    """A file of another rank's part that is gone is missed by the rank that needs it, and told to all."""
+    checkpoint_io = DistributedCheckpointIO()
+    checkpoint_io.save_checkpoint({"w": placed(Shard(0))}, path, collectives=collectives)
+    (mine,) = [name for name in os.listdir(path) if name.endswith(f"{rank:05}.data")]
+    if rank == 1:
+        with open(f"{path}/{mine}", "r+b") as file:
+            file.write(b"damage")
+    collectives.barrier()
+    target = placed(Shard(0)) * 0
+    with pytest.raises(CheckpointCorruptedError, match=r"00001.data' is damaged") as caught:
+        checkpoint_io.load_checkpoint(path, collectives=collectives, state={"w": target})
+    assert str(caught.value).startswith("On rank 1: ") == (rank == 0)
+
+
+def save_in_the_background(rank, collectives, path):
+    """Training goes on and communicates while both ranks write, and removals keep their order."""
+    checkpoint_io = AsyncCheckpointIO()
+    weight = placed(Shard(0))
+    for step in range(5):
+        state = {"w": weight * 1, "step": step, "mine": torch.full((3,), float(rank))}
+        checkpoint_io.save_checkpoint(state, f"{path}.{step}", collectives=collectives)
+        state["w"].to_local().zero_()
+        if step:
+            checkpoint_io.remove_checkpoint(f"{path}.{step - 1}", collectives=collectives)
+        for _ in range(20):
+            collectives.broadcast_object(step)
+    loaded = checkpoint_io.load_checkpoint(f"{path}.4", collectives=collectives)
+    assert torch.equal(loaded["w"], WHOLE)
+    assert (loaded["step"], loaded["mine"].tolist()) == (4, [0, 0, 0])
+    assert [name for name in os.listdir(os.path.dirname(path)) if "ckpt" in name] == ["last.ckpt.4"]
+    blocked = f"{os.path.dirname(path)}/blocked"
+    with open(blocked, "w"):
+        pass
+    checkpoint_io.save_checkpoint({"x": torch.ones(1)}, f"{blocked}/last.ckpt", collectives=collectives)
+    with pytest.raises(CheckpointError, match="can't be written: File exists"):
+        checkpoint_io.save_checkpoint({"x": torch.ones(1)}, path, collectives=collectives)
+    checkpoint_io.teardown()
+    collectives.barrier()
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        write_and_read_dtensors,
+        write_leaves_of_one_rank_each,
+        refuse_what_only_one_rank_has_wrong,
+        fail_to_write_on_one_rank,
+        lack_a_part,
+        save_in_the_background,
+    ],
+)
+def test_two_ranks(tmp_path, function):
+    run(function, tmp_path)
+
+
+def write_rows(rank, collectives, path):
+    DistributedCheckpointIO().save_checkpoint({"w": placed(Shard(0))}, path, collectives=collectives)
+
+
+def test_one_process_reads_what_two_wrote_and_the_other_way_round(tmp_path):
+    run(write_rows, tmp_path)
+    assert torch.equal(load_checkpoint(tmp_path / "last.ckpt")["w"], WHOLE)
+    DistributedCheckpointIO().save_checkpoint({"w": WHOLE}, tmp_path / "one.ckpt", collectives=Alone())
+    run(read_rows, tmp_path)
+
+
+def read_rows(rank, collectives, path):
+    target = placed(Shard(0)) * 0
+    path = path.replace("last", "one")
+    DistributedCheckpointIO().load_checkpoint(path, collectives=collectives, state={"w": target})
+    assert torch.equal(target.full_tensor(), WHOLE)

@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from core.trainer.combined import CombinedLoader
-
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -31,6 +29,8 @@ class DataViews:
     @property
     def train_dataloader(self) -> Any:
         """This rank's training loader; several in the structure in which the user gave them. None before `fit`."""
+        from core.trainer.combined import CombinedLoader
+
         train = self.loaders.train if self.loaders is not None else None
         return train.loaders if isinstance(train, CombinedLoader) else train
 

@@ -9,46 +9,13 @@ from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar
 import torch
 from torch import Tensor, nn
 
-from core.callbacks.callback import Callback
-from core.checkpoint.random_state import collect_random_state, restore_random_state
-from core.contract import Capability, Strategy
-from core.fabric import Fabric
-from core.fabric.compilation import split_compiled
-from core.trainer import quick_runs, requeue, run_logs, snapshot
-from core.trainer.barebones import NoMetrics, check_barebones
-from core.trainer.checkpoint_path import find_checkpoint
-from core.trainer.checks import check_arguments, check_stage
+from core.contract import Capability
 from core.trainer.data_views import DataViews
-from core.trainer.defaults import make_callbacks, make_loggers, make_profiler
-from core.trainer.evaluate import evaluate
-from core.trainer.events import Events, overrides
-from core.trainer.fit import FitLoop
-from core.trainer.interruption import SignalGuard, workers_interruption
-from core.trainer.loaders import Loaders
-from core.trainer.metrics import Metrics
-from core.trainer.module import Module, require_method
-from core.trainer.module_callbacks import ModuleCallbacks
-from core.trainer.optimization import check_optimizers, parse_optimizers
 from core.trainer.options import TrainerOptions, make_clipping, make_max_epochs, make_max_time, make_val_check
-from core.trainer.outcome import Outcome
-from core.trainer.predict import predict
-from core.trainer.prepare import prepare_data
-from core.trainer.profiling import profiled_stage
 from core.trainer.progress import Progress
-from core.trainer.sources import (
-    PREDICTION,
-    TEST,
-    TRAIN,
-    VALIDATION,
-    check_reload,
-    find_source,
-    find_validation,
-    need_source,
-    take_datamodule,
-)
-from core.trainer.torch_modes import check_modes, torch_modes
-from core.trainer.transfer import batch_transfer
 
+# What only a trainer that is made, or that runs, needs is imported in its methods: a program that takes Trainer from
+# `core` and lists its options, or its help, waits for none of it.
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
     from contextlib import AbstractContextManager
@@ -56,7 +23,8 @@ if TYPE_CHECKING:
 
     from torch.optim import Optimizer
 
-    from core.contract import Accelerator, Logger, TrainingStep
+    from core.callbacks.callback import Callback
+    from core.contract import Accelerator, Logger, Strategy, TrainingStep
     from core.contract.accelerator import Devices
     from core.contract.checkpoint_io import PathLike
     from core.contract.precision import ClippingAlgorithm
@@ -64,6 +32,8 @@ if TYPE_CHECKING:
     from core.profilers import Profiler
     from core.trainer.agreement import StopAgreement
     from core.trainer.datamodule import DataModule
+    from core.trainer.events import Events
+    from core.trainer.metrics import Metrics
     from core.trainer.sources import Role, Source
 
 P = ParamSpec("P")
@@ -181,6 +151,16 @@ class Trainer(DataViews):
         Raises:
             ConfigurationError: arguments that can't be met, with what can.
         """
+        from core.fabric import Fabric
+        from core.trainer import quick_runs
+        from core.trainer.barebones import NoMetrics, check_barebones
+        from core.trainer.checks import check_arguments
+        from core.trainer.defaults import make_callbacks, make_loggers, make_profiler
+        from core.trainer.interruption import SignalGuard
+        from core.trainer.metrics import Metrics
+        from core.trainer.module_callbacks import ModuleCallbacks
+        from core.trainer.torch_modes import check_modes
+
         if barebones:
             check_barebones(
                 logger=logger,
@@ -261,6 +241,7 @@ class Trainer(DataViews):
         self._should_stop = False
         self.sanity_checking = False
         self.stage: Stage | None = None
+        self.events: Events  # from the first stage on
         self.module: Any = None  # the user's nn.Module, whose methods no type checker knows
         self.datamodule: DataModule | None = None
         self.loaders: Any = None  # a `Loaders` from the first stage on
@@ -269,9 +250,9 @@ class Trainer(DataViews):
         self.restored_random_state: dict[str, Any] | None = None
         self.running_step: TrainingStep | None = None
         self._module_callbacks = ModuleCallbacks()
-        self._ckpt_path: PathLike | None = None
-        self._described_module: nn.Module | None = None
-        self._returns_predictions = True
+        self.ckpt_path: PathLike | None = None
+        self.described_module: nn.Module | None = None
+        self.returns_predictions = True
         self._epoch_values: dict[str, Tensor] = {}
         self._wrapped_optimizers: list[Optimizer] | None = None
 
@@ -302,6 +283,10 @@ class Trainer(DataViews):
             ConfigurationError: no training loader, or something that is none.
             CheckpointError: `ckpt_path` can't be read, or doesn't fit.
         """
+        from core.trainer.events import overrides
+        from core.trainer.module import require_method
+        from core.trainer.sources import TRAIN, check_reload, find_source, find_validation, need_source, take_datamodule
+
         require_method(module, "training_step", "fit")
         if not overrides(module, "configure_optimizers"):
             require_method(module, "configure_optimizers", "fit")
@@ -310,7 +295,7 @@ class Trainer(DataViews):
         sources = [train, *find_validation(val_dataloaders, datamodule, module)]
         check_reload(self.options, sources)
         self.should_stop = False
-        self._launch("fit", module, sources, datamodule, ckpt_path, self._fit)
+        self._launch("fit", module, sources, datamodule, ckpt_path)
 
     def validate(
         self,
@@ -330,9 +315,12 @@ class Trainer(DataViews):
         Returns:
             What was logged, a dict for each loader.
         """
+        from core.trainer.module import require_method
+        from core.trainer.sources import VALIDATION
+
         require_method(module, "validation_step", "validate")
         arguments = self._take_sources(VALIDATION, module, dataloaders, datamodule)
-        return self._launch("validate", module, *arguments, ckpt_path, self._validate)  # type: ignore[no-any-return]
+        return self._launch("validate", module, *arguments, ckpt_path)  # type: ignore[no-any-return]
 
     def test(
         self,
@@ -342,9 +330,12 @@ class Trainer(DataViews):
         ckpt_path: PathLike | None = None,
     ) -> list[dict[str, float]]:
         """Run `test_step` over one or several loaders; see `validate`."""
+        from core.trainer.module import require_method
+        from core.trainer.sources import TEST
+
         require_method(module, "test_step", "test")
         arguments = self._take_sources(TEST, module, dataloaders, datamodule)
-        return self._launch("test", module, *arguments, ckpt_path, self._test)  # type: ignore[no-any-return]
+        return self._launch("test", module, *arguments, ckpt_path)  # type: ignore[no-any-return]
 
     def predict(
         self,
@@ -369,11 +360,14 @@ class Trainer(DataViews):
             rank 0, and so for the caller of every launcher, those of all ranks in the order of the data set, as on one
             device; on the other ranks their own. None with `return_predictions=False`.
         """
+        from core.trainer.module import require_method
+        from core.trainer.sources import PREDICTION
+
         if not hasattr(module, "predict_step"):
             require_method(module, "predict_step", "predict")
         arguments = self._take_sources(PREDICTION, module, dataloaders, datamodule)
-        self._returns_predictions = return_predictions is not False
-        return self._launch("predict", module, *arguments, ckpt_path, self._predict)  # type: ignore[no-any-return]
+        self.returns_predictions = return_predictions is not False
+        return self._launch("predict", module, *arguments, ckpt_path)  # type: ignore[no-any-return]
 
     def save_checkpoint(self, path: PathLike, weights_only: bool = False) -> None:
         """All ranks. Save everything from which a run can go on exactly.
@@ -388,7 +382,7 @@ class Trainer(DataViews):
         Raises:
             CheckpointError: it can't be written; what was at `path` is untouched.
         """
-        if self._count_unfinished() or self.progress.epoch_is_ending:
+        if self.count_unfinished() or self.progress.epoch_is_ending:
             self.pending_saves.append((path, weights_only))
         else:
             self._write_checkpoint(path, weights_only)
@@ -413,11 +407,6 @@ class Trainer(DataViews):
         """
         folders = (logger.log_dir for logger in self.loggers)
         return next(filter(None, folders), self.default_root_dir)
-
-    @property
-    def ckpt_path(self) -> PathLike | None:
-        """The checkpoint from which the running stage began, if the user named one."""
-        return self._ckpt_path
 
     @property
     def should_stop(self) -> bool:
@@ -511,6 +500,8 @@ class Trainer(DataViews):
 
     def configure_model(self) -> None:
         """All ranks. Let the module build its large parts."""
+        from core.trainer.events import overrides
+
         if overrides(self.module, "configure_model"):
             self.module.configure_model()
         if self.options.sync_batchnorm and Capability.COLLECTIVES in self.strategy.capabilities:
@@ -518,6 +509,8 @@ class Trainer(DataViews):
 
     def configure_optimizers(self) -> tuple[list[Optimizer], list[Any]]:
         """All ranks. The module's optimizers and schedulers, in one form."""
+        from core.trainer.optimization import check_optimizers, parse_optimizers
+
         optimizers, schedulers = parse_optimizers(self.module.configure_optimizers())
         check_optimizers(self.module, optimizers, self.options, is_global_zero=self.is_global_zero)
         return list(optimizers), list(schedulers)
@@ -532,13 +525,17 @@ class Trainer(DataViews):
             self.events.emit("on_fit_start")
             self.train_metrics.begin_epoch()
             self.progress.restart_epoch()
-        if self._ckpt_path is not None:
-            snapshot.load(self, self._ckpt_path)
+        if self.ckpt_path is not None:
+            from core.trainer import snapshot
+
+            snapshot.load(self, self.ckpt_path)
 
     # what the loops ask ---------------------------------------------------------------------------------------------
 
     def make_transfer(self, dataloader_idx: int = 0) -> Callable[[Any], Any] | None:
         """How a loader's batches get to the device; None if they are there."""
+        from core.trainer.transfer import batch_transfer
+
         transfer = batch_transfer(self, dataloader_idx)
         return transfer and self.profiled("transfer_batch", transfer)
 
@@ -593,6 +590,8 @@ class Trainer(DataViews):
         self.pending_saves = []
 
     def _write_checkpoint(self, path: PathLike, weights_only: bool) -> None:
+        from core.trainer import snapshot
+
         with self.profile("save_checkpoint"):
             snapshot.save(self, path, weights_only=weights_only)
 
@@ -601,6 +600,8 @@ class Trainer(DataViews):
     def _take_sources(
         self, role: Role, module: nn.Module, loaders: Any, datamodule: DataModule | None
     ) -> tuple[list[Source], DataModule | None]:
+        from core.trainer.sources import find_source, need_source, take_datamodule
+
         loaders, datamodule = take_datamodule(loaders, datamodule)
         source = need_source(find_source(role, loaders, datamodule, module), role, datamodule, module)
         return [source], datamodule
@@ -612,9 +613,14 @@ class Trainer(DataViews):
         sources: list[Source],
         datamodule: DataModule | None,
         ckpt_path: PathLike | None,
-        body: Callable[[], Any],
     ) -> Any:
-        self.stage, self.datamodule, self._ckpt_path = stage, datamodule, ckpt_path
+        from core.fabric.compilation import split_compiled
+        from core.trainer.checks import check_stage
+        from core.trainer.interruption import workers_interruption
+        from core.trainer.loaders import Loaders
+        from core.trainer.outcome import Outcome
+
+        self.stage, self.datamodule, self.ckpt_path = stage, datamodule, ckpt_path
         self.module, compiler = split_compiled(module)
         self.strategy.compiler = compiler or self.fabric.compiler
         self.loaders = Loaders(self.options, sources)
@@ -623,108 +629,31 @@ class Trainer(DataViews):
         check_stage(self, sources)
         launcher = self.strategy.launcher
         with workers_interruption(launcher.calls_in_place):
-            outcome = launcher.launch(self._run, body, not launcher.calls_in_place)
+            outcome = launcher.launch(self._run, not launcher.calls_in_place)
         if not isinstance(outcome, Outcome):
             return outcome
         outcome.restore(self)
         return outcome.result
 
-    def _run(self, body: Callable[[], Any], crosses_processes: bool) -> Any:
-        """All ranks, in the worker. One stage from the process group's beginning to its end."""
-        self.signals = SignalGuard(self.progress, requeue.warning_signals(self))
-        with self.signals:
-            return self._run_stage(body, crosses_processes)
+    def _run(self, crosses_processes: bool) -> Any:
+        """All ranks, in the worker."""
+        from core.trainer import stage
 
-    def _run_stage(self, body: Callable[[], Any], crosses_processes: bool) -> Any:
-        strategy, module = self.strategy, self.module
-        strategy.setup_environment()
-        if isinstance(module, Module):
-            module.trainer = self
-        if self.datamodule is not None:
-            self.datamodule.trainer = self
-        self.events = Events(self, module, self.callbacks, self.datamodule)
-        try:
-            self.loggers = run_logs.loggers_of_rank(self.fabric.loggers, strategy)
-            if self.fast_dev_run:
-                quick_runs.announce(self, self.fast_dev_run)
-            with torch_modes(self.options), profiled_stage(self):
-                prepare_data(self)
-                self.events.emit("setup", self.stage)
-                self._ckpt_path = find_checkpoint(self, self._ckpt_path)
-                self.profiled("setup_strategy", strategy.setup)(self)
-                result = body()
-            run_logs.finalize(self.loggers)
-            if crosses_processes:
-                return Outcome.of(self, result)
-            return result
-        except BaseException as raised:
-            self._return_to_step()
-            error = self.signals.explain(raised)
-            try:
-                requeue.requeue_after(self, error)
-                self.events.emit("on_exception", error)
-            finally:
-                run_logs.finalize_after(self.loggers, error)
-            if error is raised:
-                raise
-            raise error from raised
-        finally:
-            self._end()
+        return stage.run(self, crosses_processes)
 
-    def _end(self) -> None:
-        try:
-            self.events.emit("teardown", self.stage)
-        finally:
-            self._wrapped_optimizers = None
-            if self.running_step is not None:
-                # Loop and step hold each other: a wrapper must not outlive its process group until garbage is collected.
-                self.running_step.release()
-            self.running_step = None
-            self.strategy.teardown()
-
-    def _fit(self) -> None:
-        if self._described_module is not self.module:
-            run_logs.log_hyperparameters(self)
-            self._described_module = self.module
-        self._sanity_check()
-        FitLoop(self).run()
-        self.events.emit("on_fit_end")
-        requeue.forget(self)
-
-    def _sanity_check(self) -> None:
-        if not self.loaders.validation or not self.options.num_sanity_val_steps or self._ckpt_path is not None:
-            return
-        self.sanity_checking = True
-        place = self.strategy.accelerator, self.strategy.root_device
-        random_state = collect_random_state(*place)  # training must not depend on whether this was done
-        self.events.emit("on_sanity_check_start")
-        with self.loaders.limited_validation(self.options.num_sanity_val_steps) as loaders:
-            evaluate(self, "validation", loaders)
-        self.events.emit("on_sanity_check_end")
-        restore_random_state(random_state, *place)
-        self._epoch_values.clear()
-        self.sanity_checking = False
-
-    def _validate(self) -> list[dict[str, float]]:
-        return evaluate(self, "validation", self.loaders.validation)
-
-    def _test(self) -> list[dict[str, float]]:
-        return evaluate(self, "test", self.loaders.test)
-
-    def _predict(self) -> list[Any] | None:
-        return predict(self, self.loaders.predict, returns=self._returns_predictions)
-
-    def _count_unfinished(self) -> int:
+    def count_unfinished(self) -> int:
+        """Batches of a window whose optimizer step is still to come."""
         if not self.trains:
             return 0
         return self.progress.count_unfinished(self.accumulate_grad_batches, self.loaders.epoch_end)
 
-    def _return_to_step(self) -> None:
-        """After an exception: gradients of an unfinished window are lost, so its batches don't count."""
-        unfinished = self._count_unfinished()
-        self.progress.batch -= unfinished
-        self.progress.total_batches -= unfinished
-        self.progress.epoch_is_ending = False
+    def forget_epoch_values(self) -> None:
+        """Show no value of an earlier epoch any more."""
+        self._epoch_values.clear()
+
+    def forget_optimizers(self) -> None:
+        """The stage is over, and its optimizers are nobody's."""
+        self._wrapped_optimizers = None
 
     def _forget_metrics(self) -> None:
         """A stage begins, perhaps with another module."""

@@ -1,0 +1,139 @@
+"""One stage in the worker, from the process group's beginning to its end; and what each stage does in between."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from core.checkpoint.random_state import collect_random_state, restore_random_state
+from core.trainer import quick_runs, requeue, run_logs
+from core.trainer.checkpoint_path import find_checkpoint
+from core.trainer.evaluate import evaluate
+from core.trainer.events import Events
+from core.trainer.fit import FitLoop
+from core.trainer.interruption import SignalGuard
+from core.trainer.module import Module
+from core.trainer.outcome import Outcome
+from core.trainer.predict import predict
+from core.trainer.prepare import prepare_data
+from core.trainer.profiling import profiled_stage
+from core.trainer.torch_modes import torch_modes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from core.contract.strategy import Stage
+    from core.trainer.trainer import Trainer
+
+
+def run(trainer: Trainer, crosses_processes: bool) -> Any:
+    """All ranks, in the worker. Run `trainer.stage` from the process group's beginning to its end.
+
+    Args:
+        trainer: with module, data and stage as the user's call has set them.
+        crosses_processes: pack what has changed into an `Outcome`, for the caller in another process.
+    """
+    trainer.signals = SignalGuard(trainer.progress, requeue.warning_signals(trainer))
+    with trainer.signals:
+        return _run(trainer, crosses_processes)
+
+
+def _run(trainer: Trainer, crosses_processes: bool) -> Any:
+    strategy, module = trainer.strategy, trainer.module
+    strategy.setup_environment()
+    if isinstance(module, Module):
+        module.trainer = trainer
+    if trainer.datamodule is not None:
+        trainer.datamodule.trainer = trainer
+    trainer.events = Events(trainer, module, trainer.callbacks, trainer.datamodule)
+    try:
+        trainer.loggers = run_logs.loggers_of_rank(trainer.fabric.loggers, strategy)
+        if trainer.fast_dev_run:
+            quick_runs.announce(trainer, trainer.fast_dev_run)
+        with torch_modes(trainer.options), profiled_stage(trainer):
+            prepare_data(trainer)
+            trainer.events.emit("setup", trainer.stage)
+            trainer.ckpt_path = find_checkpoint(trainer, trainer.ckpt_path)
+            trainer.profiled("setup_strategy", strategy.setup)(trainer)
+            result = _BODIES[trainer.stage](trainer)
+        run_logs.finalize(trainer.loggers)
+        if crosses_processes:
+            return Outcome.of(trainer, result)
+        return result
+    except BaseException as raised:
+        _return_to_step(trainer)
+        error = trainer.signals.explain(raised)
+        try:
+            requeue.requeue_after(trainer, error)
+            trainer.events.emit("on_exception", error)
+        finally:
+            run_logs.finalize_after(trainer.loggers, error)
+        if error is raised:
+            raise
+        raise error from raised
+    finally:
+        _end(trainer)
+
+
+def _end(trainer: Trainer) -> None:
+    try:
+        trainer.events.emit("teardown", trainer.stage)
+    finally:
+        trainer.forget_optimizers()
+        if trainer.running_step is not None:
+            # Loop and step hold each other: a wrapper would outlive its process group until garbage is collected.
+            trainer.running_step.release()
+        trainer.running_step = None
+        trainer.strategy.teardown()
+
+
+def _fit(trainer: Trainer) -> None:
+    if trainer.described_module is not trainer.module:
+        run_logs.log_hyperparameters(trainer)
+        trainer.described_module = trainer.module
+    _sanity_check(trainer)
+    FitLoop(trainer).run()
+    trainer.events.emit("on_fit_end")
+    requeue.forget(trainer)
+
+
+def _sanity_check(trainer: Trainer) -> None:
+    if not trainer.loaders.validation or not trainer.options.num_sanity_val_steps or trainer.ckpt_path is not None:
+        return
+    trainer.sanity_checking = True
+    place = trainer.strategy.accelerator, trainer.strategy.root_device
+    random_state = collect_random_state(*place)  # training must not depend on whether this was done
+    trainer.events.emit("on_sanity_check_start")
+    with trainer.loaders.limited_validation(trainer.options.num_sanity_val_steps) as loaders:
+        evaluate(trainer, "validation", loaders)
+    trainer.events.emit("on_sanity_check_end")
+    restore_random_state(random_state, *place)
+    trainer.forget_epoch_values()
+    trainer.sanity_checking = False
+
+
+def _validate(trainer: Trainer) -> list[dict[str, float]]:
+    return evaluate(trainer, "validation", trainer.loaders.validation)
+
+
+def _test(trainer: Trainer) -> list[dict[str, float]]:
+    return evaluate(trainer, "test", trainer.loaders.test)
+
+
+def _predict(trainer: Trainer) -> list[Any] | None:
+    return predict(trainer, trainer.loaders.predict, returns=trainer.returns_predictions)
+
+
+def _return_to_step(trainer: Trainer) -> None:
+    """After an exception: gradients of an unfinished window are lost, so its batches don't count."""
+    unfinished = trainer.count_unfinished()
+    trainer.progress.batch -= unfinished
+    trainer.progress.total_batches -= unfinished
+    trainer.progress.epoch_is_ending = False
+
+
+_BODIES: dict[Stage | None, Callable[[Trainer], Any]] = {
+    "fit": _fit,
+    "validate": _validate,
+    "test": _test,
+    "predict": _predict,
+}

@@ -182,8 +182,8 @@ def _as_dict(given: Any) -> dict[str, Any]:
     if dataclasses.is_dataclass(given) and not isinstance(given, type):
         return {item.name: getattr(given, item.name) for item in dataclasses.fields(given)}
     raise ModuleError(
-        f"Hyperparameters are {type(given).__name__} {given!r:.60}; expected names of arguments, or one dict, Namespace "
-        "or dataclass instance."
+        f"Hyperparameters are {type(given).__name__} {given!r:.60}; expected names of arguments, or one dict, "
+        "Namespace or dataclass instance."
     )
 
 

@@ -28,11 +28,15 @@ def describe_place(name: str, closed: str) -> str:
 
 def _find_hook() -> str:
     """Which of the user's hooks is running; looked for only when an error needs it."""
-    frame = sys._getframe(1)
-    while frame.f_back is not None:
+    found = ""
+    frame = sys._getframe(1).f_back
+    while frame is not None:
+        name, home = frame.f_code.co_name, frame.f_globals.get("__name__", "")
+        if home.startswith("core.") and home not in (__name__, "core.trainer.metrics", "core.trainer.module"):
+            return found  # the loop, which called the hook
+        if not found and (name in _STEPS or hasattr(EventHooks, name)):
+            found = f"in {name}, "
         frame = frame.f_back
-        if frame.f_code.co_name in _STEPS or hasattr(EventHooks, frame.f_code.co_name):
-            return f"in {frame.f_code.co_name}, "
     return ""
 
 

@@ -266,7 +266,7 @@ def _as_number(name: str, value: Any) -> float:
     """A NumPy scalar and the like."""
     if isinstance(value, str | bytes) or not hasattr(value, "__float__") or getattr(value, "size", 1) != 1:
         raise ModuleError(log_errors.describe_type(name, value))
-    return float(value)
+    return float(value.item() if hasattr(value, "item") else value)
 
 
 def _reduce_step(strategy: Strategy, value: Any, reduction: str) -> Any:

@@ -668,7 +668,9 @@ class Trainer(DataViews):
             step.before_optimizer_step(optimizer)
 
     def _count_step(self, updated: bool) -> None:
+        """A step that the module asked for, perhaps in the middle of its training step."""
         self.progress.global_step += updated
+        torch.clear_autocast_cache()  # else what the module computes next would use copies of the old weights
 
     def _newest_values(self) -> dict[str, Tensor]:
         return {**self._epoch_values, **_to_tensors(self.metrics.step_values())}

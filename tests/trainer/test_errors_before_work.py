@@ -214,7 +214,7 @@ def test_several_optimizers_in_automatic_optimization():
         def configure_optimizers(self):
             return [super(Several, self).configure_optimizers() for _ in range(2)]
 
-    with pytest.raises(ModuleError, match=r"returned 2 optimizers, and automatic optimization steps one. Set self.auto"):
+    with pytest.raises(ModuleError, match=r"returned 2 optimizers, and automatic optimization steps one. Set self"):
         fit(Several())
 
 

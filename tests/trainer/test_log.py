@@ -1,0 +1,464 @@
+"""What `self.log` takes, where, and what comes out of it."""
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+from core import Logger, ModuleError, Trainer
+from small_nets import QUIET, Net, batches
+
+
+class Recorder(Logger):
+    def __init__(self):
+        self.rows = []
+
+    def log_metrics(self, metrics, step):
+        self.rows.append((step, dict(metrics)))
+
+
+class Logging(Net):
+    """Runs `act(self, hook, ...)` in every hook that is named."""
+
+    def __init__(self, act, *hooks):
+        super().__init__()
+        for hook in hooks:
+            setattr(self, hook, lambda *args, hook=hook: act(self, hook, *args))
+
+    def training_step(self, batch, batch_idx):
+        return super().training_step(batch, batch_idx)
+
+
+def fit(module, *, num_batches=3, validation=None, **options):
+    trainer = Trainer(**{**QUIET, "max_epochs": 1, "log_every_n_steps": 1, **options})
+    trainer.fit(module, batches(num_batches), validation)
+    return trainer
+
+
+def log_in_step(**options):
+    class InStep(Net):
+        def training_step(self, batch, batch_idx):
+            self.log("value", float(batch_idx), **options)
+            return super().training_step(batch, batch_idx)
+
+    return InStep()
+
+
+# defaults -----------------------------------------------------------------------------------------------------------
+
+BY_STEP = [
+    "on_train_batch_start",
+    "on_before_backward",
+    "on_after_backward",
+    "on_before_optimizer_step",
+    "on_before_zero_grad",
+    "on_train_batch_end",
+]
+BY_EPOCH = ["on_train_start", "on_train_epoch_start", "on_train_epoch_end"]
+IN_VALIDATION = [
+    "on_validation_start",
+    "on_validation_epoch_start",
+    "on_validation_batch_start",
+    "on_validation_batch_end",
+    "on_validation_epoch_end",
+]
+NOWHERE = [
+    "setup",
+    "on_fit_start",
+    "on_train_end",
+    "on_fit_end",
+    "teardown",
+    "on_validation_end",
+    "on_sanity_check_start",
+]
+
+
+@pytest.mark.parametrize("hook", BY_STEP)
+def test_a_hook_of_a_step_logs_steps(hook):
+    calls = []
+
+    def act(module, *_):
+        calls.append(None)
+        module.log("value", float(len(calls)))
+
+    recorder = Recorder()
+    fit(Logging(act, hook), logger=recorder)
+    assert [values["value"] for _, values in recorder.rows] == [1.0, 2.0, 3.0]
+
+
+@pytest.mark.parametrize("hook", BY_EPOCH)
+def test_a_hook_of_an_epoch_logs_the_epoch(hook):
+    recorder = Recorder()
+    fit(Logging(lambda module, *_: module.log("value", 2.0), hook), logger=recorder)
+    assert [values for _, values in recorder.rows] == [{"epoch": 0.0, "value": 2.0}]
+
+
+@pytest.mark.parametrize("hook", IN_VALIDATION)
+def test_a_hook_of_validation_logs_the_run(hook):
+    class Validating(Logging):
+        def validation_step(self, batch):
+            pass
+
+    recorder = Recorder()
+    module = Validating(lambda module, *_: module.log("value", 2.0), hook)
+    trainer = fit(module, validation=batches(2), logger=recorder)
+    assert [values for _, values in recorder.rows] == [{"epoch": 0.0, "value": 2.0}]
+    assert trainer.validate(module, batches(2)) == [{"value": 2.0}]
+
+
+@pytest.mark.parametrize("hook", NOWHERE)
+def test_a_hook_in_which_nothing_is_collected(hook):
+    class Validating(Logging):
+        def validation_step(self, batch):
+            pass
+
+    module = Validating(lambda module, *_: module.log("value", 2.0), hook)
+    message = (
+        r"self.log\('value'\) was called outside of the training, validation or test that a Trainer runs, where noth"
+    )
+    with pytest.raises(
+        ModuleError, match=message + r".* Log in a training, validation or test step, or in a hook betw"
+    ):
+        fit(module, validation=batches(1), num_sanity_val_steps=1)
+
+
+def test_the_hook_is_named():
+    class Early(Net):
+        def on_fit_start(self):
+            self.log("value", 1.0)
+
+    with pytest.raises(
+        ModuleError, match=r"self.log\('value'\) was called in on_fit_start, outside of the training, val"
+    ):
+        fit(Early())
+
+
+def test_outside_of_a_run():
+    module = log_in_step()
+    module.log("value", 1.0)  # nobody is there
+    fit(module)
+    with pytest.raises(
+        ModuleError, match=r"self.log\('value'\) was called outside of the training, validation or test"
+    ):
+        module.log("value", 1.0)
+
+
+def test_during_prediction():
+    class Predicting(Net):
+        def predict_step(self, batch):
+            self.log("value", 1.0)
+
+    with pytest.raises(ModuleError, match=r"self.log\('value'\) was called while predicting, which has no metrics"):
+        Trainer(**QUIET).predict(Predicting(), batches())
+
+
+# options ------------------------------------------------------------------------------------------------------------
+
+
+def test_step_and_epoch():
+    recorder = Recorder()
+    trainer = fit(log_in_step(on_step=True, on_epoch=True), logger=recorder)
+    assert [values.get("value_step", values.get("value_epoch")) for _, values in recorder.rows] == [0.0, 1.0, 2.0, 1.0]
+    assert {name: float(value) for name, value in trainer.callback_metrics.items()} == {
+        "value_step": 2.0,
+        "value_epoch": 1.0,
+        "value": 1.0,
+    }
+
+
+@pytest.mark.parametrize(
+    ("reduction", "expected"),
+    [("mean", 1.0), ("sum", 3.0), ("min", 0.0), ("max", 2.0), (torch.sum, 3.0), (torch.amax, 2.0), (max, 2.0)],
+)
+def test_reductions(reduction, expected):
+    trainer = fit(log_in_step(on_step=False, on_epoch=True, reduce_fx=reduction))
+    assert float(trainer.callback_metrics["value"]) == expected
+
+
+def test_means_are_weighted_by_batch_size():
+    class Weighted(Net):
+        def validation_step(self, batch, batch_idx):
+            self.log("inferred", float(batch_idx))
+            self.log("given", float(batch_idx), batch_size=1 + 9 * batch_idx)
+
+    data = [torch.ones(3, 4), torch.ones(1, 4)]
+    results = Trainer(**QUIET).validate(Weighted(), data)
+    assert results == [{"inferred": pytest.approx(1 / 4), "given": pytest.approx(10 / 11)}]
+
+
+def test_the_bar_and_the_loggers_get_what_is_meant_for_them():
+    class Sorted(Net):
+        def training_step(self, batch, batch_idx):
+            self.log_dict({"shown": 1.0, "both": 2.0}, prog_bar=True, logger=False, on_epoch=False)
+            self.log("logged", 3.0)
+            return super().training_step(batch, batch_idx)
+
+    recorder = Recorder()
+    trainer = fit(Sorted(), logger=recorder)
+    assert trainer.progress_bar_metrics == {"shown": 1.0, "both": 2.0}
+    assert recorder.rows[-1][1] == {"epoch": 0.0, "logged": 3.0}
+
+
+def test_several_loaders():
+    class Several(Net):
+        def validation_step(self, batch, batch_idx, dataloader_idx):
+            self.log("own", float(dataloader_idx))
+            self.log("all", float(dataloader_idx), add_dataloader_idx=False)
+
+    results = Trainer(**QUIET).validate(Several(), [DataLoader(TensorDataset(torch.ones(2, 4)))] * 2)
+    assert results == [{"own/dataloader_idx_0": 0.0, "all": 0.5}, {"own/dataloader_idx_1": 1.0, "all": 0.5}]
+
+
+@pytest.mark.parametrize("value", [1, 1.0, True, np.float32(1), np.float64(1), np.array([1.0]), torch.ones(1, 1)])
+def test_numbers(value):
+    class Numbers(Net):
+        def training_step(self, batch, batch_idx):
+            self.log("value", value, on_epoch=True)
+            return super().training_step(batch, batch_idx)
+
+    assert float(fit(Numbers()).callback_metrics["value"]) == 1.0
+
+
+def test_a_logged_loss_keeps_no_graph():
+    class Keeping(Net):
+        def training_step(self, batch, batch_idx):
+            loss = super().training_step(batch, batch_idx)
+            self.log("loss", loss, on_step=True, on_epoch=True)
+            return loss
+
+    trainer = fit(Keeping())
+    assert not any(value.requires_grad for value in trainer.callback_metrics.values())
+
+
+# mistakes -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (
+            torch.ones(3),
+            r"got a tensor of shape \(3,\); expected one number. Reduce it first, for example with .mean\(\)",
+        ),
+        (torch.ones(0), r"got a tensor of shape \(0,\); expected one number"),
+        ("1.0", "got str; expected a number, a tensor with one element, or a torchmetrics Metric. For several"),
+        ({"a": 1.0}, "got dict; expected a number, .* For several values use self.log_dict"),
+        (None, "got NoneType; expected a number"),
+        (np.ones(2), "got ndarray; expected a number"),
+    ],
+)
+def test_a_value_that_is_no_number(value, message):
+    module = Logging(lambda module, *_: module.log("value", value), "on_train_batch_end")
+    with pytest.raises(ModuleError, match=r"self.log\('value'\) " + message):
+        fit(module)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"reduce_fx": "median"}, r"reduce_fx='median'\): expected one of mean, sum, min, max"),
+        ({"on_step": False, "on_epoch": False}, "on_step and on_epoch are both False, so nothing would be logged"),
+    ],
+)
+def test_options_that_cannot_be_met(options, message):
+    with pytest.raises(ModuleError, match=message):
+        fit(log_in_step(**options))
+
+
+def test_a_name_logged_in_two_ways():
+    class Twice(Net):
+        def training_step(self, batch, batch_idx):
+            self.log("value", 1.0)
+            self.log("value", 2.0, prog_bar=True)
+
+    with pytest.raises(
+        ModuleError, match=r"'value'\) was called with prog_bar=False and prog_bar=True in one stage. Log"
+    ):
+        fit(Twice())
+
+
+def test_a_name_logged_in_two_hooks():
+    class Twice(Net):
+        def training_step(self, batch, batch_idx):
+            self.log("value", 1.0)
+            return super().training_step(batch, batch_idx)
+
+        def on_train_epoch_end(self):
+            self.log("value", 2.0)
+
+    message = (
+        "with on_step=True and on_epoch=False in one hook, on_step=False and on_epoch=True in another in one stage"
+    )
+    with pytest.raises(ModuleError, match=message):
+        fit(Twice())
+
+    class Alike(Twice):
+        def on_train_epoch_end(self):
+            self.log("value", 2.0, on_step=True, on_epoch=False)
+
+    with pytest.raises(ModuleError, match="on_step=None and on_step=True"):
+        fit(Alike())
+
+
+def test_another_module_may_log_in_another_way():
+    trainer = fit(log_in_step(), max_epochs=1)
+    trainer.fit(log_in_step(prog_bar=True, on_epoch=True), batches())  # its epoch is over already
+    trainer.progress.epoch = 0
+    trainer.fit(log_in_step(prog_bar=True, on_epoch=True), batches())
+    assert trainer.progress_bar_metrics == {"value_step": 2.0, "value_epoch": 1.0}
+
+
+# torchmetrics -------------------------------------------------------------------------------------------------------
+
+torchmetrics = pytest.importorskip("torchmetrics")
+
+
+class Measuring(Net):
+    """Classifies numbers into two classes by a rule, so that the right values are known."""
+
+    def __init__(self):
+        super().__init__()
+        self.accuracy = torchmetrics.Accuracy(task="multiclass", num_classes=2)
+        self.several = torchmetrics.MetricCollection(
+            {
+                "precision": torchmetrics.Precision(task="multiclass", num_classes=2, average="macro"),
+                "recall": torchmetrics.Recall(task="multiclass", num_classes=2, average="macro"),
+            },
+            prefix="val_",
+        )
+
+    def validation_step(self, batch, batch_idx):
+        inputs, targets = batch
+        predicted = (inputs[:, 0] > 0.5).long()
+        self.accuracy(predicted, targets)
+        self.several.update(predicted, targets)
+        self.log("accuracy", self.accuracy, on_step=False, on_epoch=True)
+        self.log_dict(self.several)
+
+
+def classes(num_samples):
+    generator = torch.Generator().manual_seed(3)
+    inputs = torch.rand(num_samples, 4, generator=generator)
+    return inputs, (inputs[:, 0] + 0.4 * inputs[:, 1] > 0.7).long()
+
+
+def expected_values(inputs, targets):
+    predicted = (inputs[:, 0] > 0.5).long()
+    options = {"task": "multiclass", "num_classes": 2}
+    return {
+        "accuracy": (predicted == targets).float().mean().item(),
+        "val_precision": torchmetrics.functional.precision(predicted, targets, average="macro", **options).item(),
+        "val_recall": torchmetrics.functional.recall(predicted, targets, average="macro", **options).item(),
+    }
+
+
+@pytest.mark.parametrize("num_runs", [1, 2])
+def test_metric_objects(num_runs):
+    inputs, targets = classes(50)
+    loader = DataLoader(TensorDataset(inputs, targets), batch_size=8)
+    module, trainer = Measuring(), Trainer(**QUIET)
+    for _ in range(num_runs):  # they are reset in between
+        results = trainer.validate(module, loader)
+    assert results == [pytest.approx(expected_values(inputs, targets))]
+
+
+@pytest.mark.parametrize("num_samples", [50, 8])
+def test_metric_objects_in_two_processes(num_samples):
+    """With 8 samples in one batch, one of the ranks has nothing to measure."""
+    inputs, targets = classes(num_samples)
+    loader = DataLoader(TensorDataset(inputs, targets), batch_size=8)
+    trainer = Trainer(**QUIET, strategy="ddp_fork", devices=2)
+    assert trainer.validate(Measuring(), loader) == [pytest.approx(expected_values(inputs, targets))]
+
+
+def test_the_newest_value_of_a_metric_object():
+    class Stepping(Net):
+        def __init__(self):
+            super().__init__()
+            self.mean = torchmetrics.MeanMetric()
+
+        def training_step(self, batch, batch_idx):
+            self.mean(float(batch_idx))
+            self.log("mean", self.mean, on_step=True, on_epoch=True)
+            return super().training_step(batch, batch_idx)
+
+    recorder = Recorder()
+    fit(Stepping(), logger=recorder)
+    assert [values.get("mean_step", values.get("mean_epoch")) for _, values in recorder.rows] == [0.0, 1.0, 2.0, 1.0]
+
+
+def test_a_metric_object_and_something_else():
+    class Mixed(Measuring):
+        def validation_step(self, batch, batch_idx):
+            self.accuracy.update(torch.ones(1), torch.ones(1))
+            self.log("accuracy", 1.0 if batch_idx else self.accuracy)
+
+    with pytest.raises(
+        ModuleError, match=r"'accuracy'\) got MulticlassAccuracy before, and a number now. Log one kind"
+    ):
+        Trainer(**QUIET).validate(Mixed(), batches(2))
+
+    class Other(Measuring):
+        def validation_step(self, batch, batch_idx):
+            other = torchmetrics.MeanMetric()
+            other.update(1.0)
+            self.log("mean", other)
+
+    with pytest.raises(ModuleError, match=r"'mean'\) got MeanMetric before, and another MeanMetric now"):
+        Trainer(**QUIET).validate(Other(), batches(2))
+
+
+def test_a_metric_object_that_computes_several_numbers():
+    class Confused(Net):
+        def __init__(self):
+            super().__init__()
+            self.confusion = torchmetrics.ConfusionMatrix(task="binary")
+
+        def validation_step(self, batch):
+            self.confusion.update(torch.ones(2), torch.ones(2))
+            self.log("confusion", self.confusion)
+
+    with pytest.raises(
+        ModuleError, match=r"'confusion'\) got computes a tensor of shape \(2, 2\); expected one number"
+    ):
+        Trainer(**QUIET).validate(Confused(), batches(1))
+
+
+# several processes --------------------------------------------------------------------------------------------------
+
+
+def test_values_of_two_processes():
+    class Ranked(Net):
+        def training_step(self, batch, batch_idx):
+            rank = float(self.global_rank)
+            self.log("rank_step", rank)
+            self.log("synced_step", rank, sync_dist=True)
+            self.log("largest_step", rank, sync_dist=True, reduce_fx="max")
+            self.log("epoch", rank, on_step=False, on_epoch=True)
+            self.log("own_epoch", rank, on_step=False, on_epoch=True, sync_dist=False)
+            self.log("first", rank, on_step=False, on_epoch=True, rank_zero_only=True)
+            return super().training_step(batch, batch_idx)
+
+        def validation_step(self, batch, batch_idx):
+            self.log("samples", float(len(batch[0])), reduce_fx="sum")
+            self.log("mean", batch[0].mean())
+
+        def on_validation_epoch_end(self):
+            if self.global_rank == 0:
+                self.log("only_zero", 7.0, rank_zero_only=True)
+
+    data = torch.arange(7.0).repeat_interleave(4).reshape(7, 4)
+    trainer = Trainer(**{**QUIET, "max_epochs": 1}, strategy="ddp_fork", devices=2)
+    training = DataLoader(torch.ones(8, 4), batch_size=2)
+    trainer.fit(Ranked(), training, DataLoader(TensorDataset(data), batch_size=2))
+    assert {name: float(value) for name, value in trainer.callback_metrics.items()} == {
+        "rank_step": 0.0,
+        "synced_step": 0.5,
+        "largest_step": 1.0,
+        "epoch": 0.5,
+        "own_epoch": 0.0,
+        "first": 0.0,
+        "samples": 7.0,
+        "mean": pytest.approx(3.0),
+        "only_zero": 7.0,
+    }

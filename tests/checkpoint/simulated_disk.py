@@ -1,0 +1,183 @@
+"""A disk that loses what was not synced: the states in which a crash of the machine may leave a folder.
+
+What `core.checkpoint.disk` does to a real folder is recorded. A crash after the n-th change keeps what was synced until
+then. Of the rest it may keep anything, but for this: changes of the names in one folder come to the disk in order, and
+a rename between two folders whole or not at all.
+"""
+
+import random
+from pathlib import Path
+
+from core.checkpoint import disk
+
+
+class Folder:
+    def __init__(self):
+        self.names = {}
+
+
+class File:
+    def __init__(self, content=b""):
+        self.writes, self.syncs = [(0, content)], [(0, len(content))]
+
+    def crashed_content(self, time, chance):
+        """What is left: all that was synced, and some of the rest, or zeros in its place."""
+        written = b"".join(data for at, data in self.writes if at <= time)
+        synced = max(size for at, size in self.syncs if at <= time)
+        kept = chance.choice([synced, chance.randint(synced, len(written)), len(written)])
+        return written[:kept] + bytes(chance.choice([0, len(written) - kept]))
+
+
+class RecordedFile:
+    """What `disk.create` returns, for the code under test."""
+
+    def __init__(self, file, node, recorder):
+        self.file, self.node, self.recorder = file, node, recorder
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.file.close()
+
+    def write(self, data):
+        self.node.writes.append((self.recorder.tick(), bytes(data)))
+        return self.file.write(data)
+
+
+class Recorder:
+    """Stands for the functions of `disk`, which it calls, from its making on.
+
+    Attributes:
+        time: number of changes so far.
+    """
+
+    def __init__(self, root, monkeypatch):
+        self.root, self.time = Path(root), 0
+        self.tree = _scan(self.root)
+        self.before = _copied(self.tree)
+        self.changes = []  # (time, folders that it belongs to, what to do)
+        self.folder_syncs = []
+        real = {}
+        for name in ("create", "sync", "sync_folder", "make_folder", "rename", "unlink", "remove_folder"):
+            real[name] = getattr(disk, name)
+            monkeypatch.setattr(disk, name, getattr(self, name))
+        self.real = real
+
+    def tick(self):
+        self.time += 1
+        return self.time
+
+    def create(self, path):
+        file, node = self.real["create"](path), File()
+        self._note(path, lambda names, name: names.__setitem__(name, node))
+        return RecordedFile(file, node, self)
+
+    def sync(self, file):
+        self.real["sync"](file.file)
+        file.node.syncs.append((self.tick(), sum(len(data) for _, data in file.node.writes)))
+
+    def sync_folder(self, path):
+        self.real["sync_folder"](path)
+        self.folder_syncs.append((self.tick(), self._find(path)))
+
+    def make_folder(self, path):
+        self.real["make_folder"](path)
+        node = Folder()
+        self._note(path, lambda names, name: names.__setitem__(name, node))
+
+    def unlink(self, path):
+        was_there = path.exists()
+        self.real["unlink"](path)
+        if was_there:
+            self._note(path, lambda names, name: names.pop(name))
+
+    def remove_folder(self, path):
+        self.real["remove_folder"](path)
+        self._note(path, lambda names, name: names.pop(name))
+
+    def rename(self, old, new):
+        self.real["rename"](old, new)
+        source, target, node = self._find(old.parent), self._find(new.parent), self._find(old)
+
+        def move(names_of):
+            names_of(source).pop(old.name)
+            names_of(target)[new.name] = node
+
+        self.changes.append((self.tick(), {source, target}, move))
+        move(lambda folder: folder.names)
+
+    def _note(self, path, change):
+        folder = self._find(path.parent)
+
+        def apply(names_of):
+            change(names_of(folder), path.name)
+
+        self.changes.append((self.tick(), {folder}, apply))
+        apply(lambda folder: folder.names)
+
+    def _find(self, path):
+        node = self.tree
+        for part in Path(path).relative_to(self.root).parts:
+            node = node.names[part]
+        return node
+
+    # after a crash --------------------------------------------------------------------------------------------------
+
+    def crash(self, time, seed, target):
+        """Write to the folder `target` what may be found after a crash when `time` changes were made."""
+        chance = random.Random(seed)
+        state = {folder: dict(names) for folder, names in self.before.items()}
+        for change in self._surviving(time, chance):
+            change(lambda folder: state.setdefault(folder, {}))
+        _write(self.tree, state, Path(target), lambda node: node.crashed_content(time, chance))
+
+    def _surviving(self, time, chance):
+        done = [change for change in self.changes if change[0] <= time]
+        forced = self._forced(done, time)
+        stopped, kept = set(), []
+        for index, (_, folders, change) in enumerate(done):
+            if index in forced or (not folders & stopped and chance.random() < 0.7):
+                kept.append(change)
+            else:
+                stopped |= folders
+        return kept
+
+    def _forced(self, done, time):
+        forced, needed = set(), {}
+        for at, folder in self.folder_syncs:
+            if at <= time:
+                needed[folder] = max(at, needed.get(folder, 0))
+        for index in reversed(range(len(done))):
+            at, folders, _ = done[index]
+            if any(at <= needed.get(folder, 0) for folder in folders):
+                forced.add(index)
+                for folder in folders:
+                    needed[folder] = max(at, needed.get(folder, 0))
+        return forced
+
+
+def _scan(path):
+    if path.is_file():
+        return File(path.read_bytes())
+    folder = Folder()
+    folder.names = {entry.name: _scan(entry) for entry in path.iterdir()}
+    return folder
+
+
+def _copied(folder):
+    """Names by folder, of all folders."""
+    copied = {folder: dict(folder.names)}
+    for node in folder.names.values():
+        if isinstance(node, Folder):
+            copied |= _copied(node)
+    return copied
+
+
+def _write(folder, state, target, content):
+    target.mkdir()
+    for name, node in state.get(folder, {}).items():
+        if isinstance(node, File):
+            (target / name).write_bytes(content(node))
+        else:
+            _write(node, state, target / name, content)

@@ -90,7 +90,8 @@ class Membership:
             # A watchdog in C, which also ends a process that is stuck in native code, and says where.
             faulthandler.dump_traceback_later(GRACE_S, exit=True, file=2)
             error = error or WorkerError("The main process is gone, so its workers end too.", rank=0)
-        if error is not None and sys.exception() is None:
+        is_over = not threading.main_thread().is_alive()  # only functions of atexit are left
+        if error is not None and sys.exception() is None and not is_over:
             raise error
 
 

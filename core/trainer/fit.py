@@ -47,8 +47,7 @@ class FitLoop:
         self.progress.start_clock()
         self.stops = trainer.stops = StopAgreement(trainer)
         try:
-            with trainer.signals.training(self.stops.wake):
-                self._run_to_end()
+            self._run_to_end()
         finally:
             self.progress.stop_clock()
             trainer.stops = None
@@ -56,12 +55,15 @@ class FitLoop:
     def _run_to_end(self) -> None:
         trainer = self.trainer
         self._prepare()
+        if not trainer.module.training:  # parts that the user has put into evaluation mode stay there
+            trainer.module.train()
         trainer.metrics = trainer.train_metrics
         trainer.train_metrics.open(on_epoch_default=True, strategy=self.strategy)
         trainer.events.emit("on_train_start")
         trainer.train_metrics.on_epoch_default = False
-        while not self._stops():
-            self._run_epoch()
+        with trainer.signals.training(self.stops.wake):
+            while not self._stops():
+                self._run_epoch()
         trainer.train_metrics.close()
         trainer.events.emit("on_train_end")
 

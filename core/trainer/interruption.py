@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import _thread
 import builtins
+import multiprocessing
 import os
 import signal
 import sys
@@ -40,14 +41,13 @@ class Interrupted(SystemExit):
 
     def __init__(self, number: int, *, is_agreed: bool = False) -> None:
         super().__init__(128 + number)
-        self.code = 128 + number  # KeyboardInterrupt, where it is mixed in, has an __init__ that doesn't set it
         self.signal, self.is_agreed = signal.Signals(number), is_agreed
 
     def __str__(self) -> str:
         return f"interrupted by {self.signal.name}"
 
 
-class InterruptedByUser(KeyboardInterrupt, Interrupted):
+class InterruptedByUser(Interrupted, KeyboardInterrupt):
     """Ctrl-C: a KeyboardInterrupt to those who catch one; uncaught, the process ends with 130."""
 
 
@@ -192,10 +192,8 @@ def _is_free(handler: Any) -> bool:
 
 
 def _answer_in_copy(number: int) -> None:
-    """In a forked copy of the process. A loader's worker ends with its loader; others as if we weren't there."""
-    from torch.utils.data import get_worker_info
-
-    if get_worker_info() is not None and number != signal.SIGTERM:
+    """In a forked copy. A daemon, as a loader's worker is, ends with its parent, which may need it until a step is done."""
+    if multiprocessing.current_process().daemon and number != signal.SIGTERM:
         return
     signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
     os.kill(os.getpid(), number)

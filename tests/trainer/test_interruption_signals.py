@@ -1,0 +1,212 @@
+"""Real processes and real signals: where a training is, who gets the signal, and what is left of it."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+PROGRAM = Path(__file__).with_name("interruption_program.py")
+START_S = 120
+END_S = 60
+
+CODES = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGUSR1: 138}
+NAMES = {signal.SIGINT: "InterruptedByUser", signal.SIGTERM: "Interrupted", signal.SIGUSR1: "Interrupted"}
+
+
+class Run:
+    """A program that is on its way; its folder tells."""
+
+    def __init__(self, folder, *command, variables=None):
+        self.folder = folder
+        environment = os.environ | {"OMP_NUM_THREADS": "1"} | (variables or {})
+        self.process = subprocess.Popen(
+            [*map(str, command)],
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        )
+
+    def await_ranks(self, num_ranks):
+        deadline = time.monotonic() + START_S
+        while len(self.pids()) < num_ranks:
+            assert self.process.poll() is None, self.process.stdout.read()
+            assert time.monotonic() < deadline, "it does not come to where it should be interrupted"
+            time.sleep(0.05)
+        time.sleep(0.3)
+
+    def pids(self):
+        return [int(text) for path in self.folder.glob("pid-*") if (text := path.read_text())]
+
+    def signal(self, number, *, group):
+        (os.killpg if group else os.kill)(self.process.pid, number)
+
+    def finish(self):
+        output, _ = self.process.communicate(timeout=END_S)
+        return self.process.returncode, output
+
+    def events(self, rank):
+        return (self.folder / f"events-{rank}").read_text().splitlines()
+
+    def assert_nobody_is_left(self):
+        deadline = time.monotonic() + 10
+        while any(map(is_alive, self.pids())) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert not any(map(is_alive, self.pids()))
+
+
+def is_alive(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+@pytest.fixture
+def start(tmp_path):
+    runs = []
+
+    def start(strategy, where, *prefix, **options):
+        runs.append(Run(tmp_path, *(prefix or [sys.executable]), PROGRAM, tmp_path, strategy, where, **options))
+        return runs[-1]
+
+    yield start
+    for run in runs:
+        if run.process.poll() is None:
+            os.killpg(run.process.pid, signal.SIGKILL)
+            run.process.wait()
+
+
+def assert_agreed_end(run, num_ranks, number, output):
+    """All ranks have stopped after the same step, saved together there, and cleaned up."""
+    steps = {run.events(rank)[-3] for rank in range(num_ranks)}
+    assert len(steps) == 1, output
+    assert steps.pop().startswith(f"{NAMES[number]} after step")
+    assert [run.events(rank)[-2:] for rank in range(num_ranks)] == [["agreed: True", "teardown"]] * num_ranks
+    assert (run.folder / "saved" / "on_exception.ckpt").exists(), output
+    assert "Traceback" not in output, output
+    run.assert_nobody_is_left()
+
+
+@pytest.mark.parametrize("where", ["steps", "steps with workers"])
+@pytest.mark.parametrize(
+    ("strategy", "number", "group"),
+    [
+        ("single_device", signal.SIGINT, True),
+        ("single_device", signal.SIGTERM, False),
+        ("ddp", signal.SIGINT, True),
+        ("ddp", signal.SIGINT, False),
+        ("ddp", signal.SIGTERM, False),
+        ("ddp_fork", signal.SIGINT, True),
+        ("ddp_fork", signal.SIGTERM, False),
+        ("ddp_spawn", signal.SIGINT, True),
+        ("ddp_spawn", signal.SIGTERM, False),
+    ],
+)
+def test_training_ends_at_a_step_that_all_ranks_agree_on(start, strategy, number, group, where):
+    num_ranks = 1 if strategy == "single_device" else 2
+    run = start(strategy, where)
+    run.await_ranks(num_ranks)
+    run.signal(number, group=group)
+    code, output = run.finish()
+    assert code == CODES[number], output
+    assert_agreed_end(run, num_ranks, number, output)
+
+
+@pytest.mark.parametrize(("number", "group"), [(signal.SIGTERM, False), (signal.SIGINT, False)])
+def test_under_torchrun(start, number, group):
+    run = start("ddp", "steps", sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone")
+    run.await_ranks(2)
+    run.signal(number, group=group)
+    code, output = run.finish()
+    assert code != 0
+    steps = {run.events(rank)[-3] for rank in (0, 1)}
+    assert steps == {steps.copy().pop()}
+    assert steps.pop().startswith(f"{NAMES[number]} after step")
+    assert [run.events(rank)[-2:] for rank in (0, 1)] == [["agreed: True", "teardown"]] * 2, output
+    run.assert_nobody_is_left()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("where", ["setup", "validation", "data", "end"])
+def test_where_no_step_is_near_it_ends_too(start, where, number):
+    run = start("single_device", where)
+    run.await_ranks(1)
+    run.signal(number, group=where != "data" or number == signal.SIGINT)
+    code, output = run.finish()
+    assert code == CODES[number], output
+    if where != "end":
+        assert f"{NAMES[number]} after step" in run.events(0)[-3]
+    assert run.events(0)[-1] == "teardown"
+    run.assert_nobody_is_left()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_rank_in_validation_takes_the_others_with_it(start, number):
+    run = start("ddp", "validation")
+    run.await_ranks(2)
+    run.signal(number, group=False)
+    code, output = run.finish()
+    assert code == CODES[number], output
+    assert run.events(0)[-1] == run.events(1)[-1] == "teardown"
+    run.assert_nobody_is_left()
+
+
+@pytest.mark.parametrize("where", ["long step", "save"])
+def test_a_second_ctrl_c_ends_it_at_once(start, where):
+    run = start("single_device", where)
+    run.await_ranks(1)
+    run.signal(signal.SIGINT, group=True)
+    time.sleep(1.5)
+    assert run.process.poll() is None
+    run.signal(signal.SIGINT, group=True)
+    code, output = run.finish()
+    assert code == 130, output
+    assert run.events(0)[-2:] == ["agreed: False", "teardown"]
+
+
+# SLURM's warning, with a scontrol that writes down what it is asked ---------------------------------------------------
+
+
+@pytest.fixture
+def slurm_variables(tmp_path):
+    scontrol = tmp_path / "bin" / "scontrol"
+    scontrol.parent.mkdir()
+    scontrol.write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/scontrol-calls\n')
+    scontrol.chmod(0o755)
+    return {
+        "PATH": f"{scontrol.parent}:{os.environ['PATH']}",
+        "SLURM_JOB_ID": "77",
+        "SLURM_STEP_ID": "0",
+        "SLURM_PROCID": "0",
+        "SLURM_LOCALID": "0",
+        "SLURM_NODEID": "0",
+        "SLURM_NTASKS": "1",
+        "SLURM_NNODES": "1",
+        "SLURM_JOB_NAME": "train",
+    }
+
+
+def test_a_warning_saves_and_asks_for_another_run_which_goes_on_there(start, slurm_variables, tmp_path):
+    first = start("single_device", "requeue", variables=slurm_variables)
+    first.await_ranks(1)
+    first.signal(signal.SIGUSR1, group=True)
+    code, output = first.finish()
+    assert code == 138, output
+    assert (tmp_path / "scontrol-calls").read_text() == "requeue 77\n"
+    assert "the scheduler runs this job again" in output
+    step = first.events(0)[-3].rpartition(" ")[2]
+    (tmp_path / "pid-0").unlink()
+
+    second = start("single_device", "requeue", variables={**slurm_variables, "SLURM_RESTART_COUNT": "1"})
+    second.await_ranks(1)
+    second.signal(signal.SIGTERM, group=False)
+    code, output = second.finish()
+    assert code == 143, output
+    assert f"begins after step {step}" in second.events(0)
+    assert (tmp_path / "scontrol-calls").read_text() == "requeue 77\n"

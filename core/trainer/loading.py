@@ -38,7 +38,7 @@ def load_module(
         module.load_state_dict(module_tree.from_canonical(module, saved["model"]), strict=strict)
     except RuntimeError as error:
         raise CheckpointError(
-            f"{path} does not fit {cls.__name__}: {error}. Pass the arguments that it was made with, or strict=False."
+            f"{path} does not fit {cls.__name__}. Pass the arguments that it was made with, or strict=False. {error}"
         ) from error
     return module if device is None else module.to(device)
 

@@ -1,6 +1,7 @@
-"""What `configure_optimizers` may return, when schedulers are stepped, and the parts of a step that a module overrides."""
+"""What `configure_optimizers` may return, when schedulers step, and the parts of a step that a module overrides."""
 
 import warnings
+from functools import partial
 
 import pytest
 import torch
@@ -370,7 +371,7 @@ def test_a_closure_that_is_not_called():
             optimizer.step()
 
     with pytest.raises(
-        ModuleError, match="Forgetful.optimizer_step did not call the closure, so there is no loss.* Call"
+        ModuleError, match=r"Forgetful.optimizer_step did not call the closure, so there is no loss.* Call"
     ):
         fit(Forgetful())
 
@@ -443,14 +444,14 @@ def test_an_optimizer_that_needs_a_closure():
         reference.layer.load_state_dict(module.layer.state_dict())
     optimizer = reference.configure_optimizers()
 
-    def closure():
+    def evaluate(batch):
         optimizer.zero_grad()
         loss = reference.training_step(batch, 0)
         loss.backward()
         return loss
 
     for batch in batches(4):
-        optimizer.step(closure)
+        optimizer.step(partial(evaluate, batch))
     trainer = fit(module, max_epochs=1)
     assert torch.equal(module.layer.weight, reference.layer.weight)
     assert (trainer.global_step, module.evaluations) == (4, reference.evaluations)

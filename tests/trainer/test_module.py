@@ -1,0 +1,437 @@
+"""What a module remembers of how it was made, how it is made again, and what it can ask."""
+
+import copy
+import enum
+import pickle
+import warnings
+from argparse import Namespace
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from core import CheckpointCorruptedError, CheckpointError, ConfigurationError, Logger, Module, ModuleError, Trainer
+from core.checkpoint import TorchCheckpointIO
+from small_nets import QUIET, Net, batches
+
+
+class Sized(Net):
+    def __init__(self, width=4, lr=0.1, *, name="net", betas=(0.9, 0.99), **more):
+        super().__init__()
+        self.save_hyperparameters()
+        self.layer = nn.Linear(4, width)
+
+    def training_step(self, batch, batch_idx):
+        return self.layer(batch).pow(2).mean()
+
+
+class Required(Net):
+    def __init__(self, width, head):
+        super().__init__()
+        self.save_hyperparameters(ignore="head")
+        self.layer, self.head = nn.Linear(4, width), head
+
+
+class Colour(enum.Enum):
+    RED = 1
+
+
+def train(module, path=None, **options):
+    trainer = Trainer(**{**QUIET, "max_epochs": 1, **options})
+    trainer.fit(module, batches(2))
+    if path is not None:
+        trainer.save_checkpoint(path)
+    return trainer
+
+
+# hyperparameters ----------------------------------------------------------------------------------------------------
+
+
+def test_arguments_are_collected():
+    module = Sized(3, name="mine", extra=7)
+    assert module.hparams == {"width": 3, "lr": 0.1, "name": "mine", "betas": (0.9, 0.99), "extra": 7}
+    assert module.hparams.width == module.hparams["width"] == 3
+    module.hparams.width = 5
+    module.hparams["lr"] = 1.0
+    assert (module.hparams["width"], module.hparams.lr) == (5, 1.0)
+    assert module.hparams_initial["width"] == 3
+    with pytest.raises(AttributeError, match="There is no hyperparameter 'depth'; there are 'width', 'lr', 'name'"):
+        _ = module.hparams.depth
+
+
+def test_names_are_chosen_or_ignored():
+    class Chosen(Net):
+        def __init__(self, a, b, c=3):
+            super().__init__()
+            self.save_hyperparameters("a", "c")
+
+    class Ignoring(Net):
+        def __init__(self, a, b, c=3):
+            super().__init__()
+            self.save_hyperparameters(ignore=["a", "b"])
+
+    assert Chosen(1, 2).hparams == {"a": 1, "c": 3}
+    assert Ignoring(1, 2).hparams == {"c": 3}
+
+    class Misspelt(Net):
+        def __init__(self, width):
+            super().__init__()
+            self.save_hyperparameters("widht")
+
+    with pytest.raises(ModuleError, match=r"save_hyperparameters\('widht'\): .* Did you mean 'width'\? It has width"):
+        Misspelt(1)
+
+
+def test_subclasses_are_collected_too():
+    class Child(Sized):
+        def __init__(self, depth, width=8):
+            super().__init__(width=width * 2, lr=0.5)
+
+    assert Child(2).hparams == {"width": 8, "lr": 0.5, "name": "net", "betas": (0.9, 0.99), "depth": 2}
+
+
+@dataclass
+class Config:
+    width: int = 2
+    lr: float = 0.1
+
+
+@pytest.mark.parametrize("given", [{"width": 2, "lr": 0.1}, Namespace(width=2, lr=0.1), Config()], ids=type)
+def test_one_object_with_all_of_them(given, tmp_path):
+    module = Configured(given)
+    assert module.hparams == {"width": 2, "lr": 0.1}
+    train(module, tmp_path / "last.ckpt")
+    again = Configured.load_from_checkpoint(tmp_path / "last.ckpt")
+    assert again.hparams == {"width": 2, "lr": 0.1}
+
+
+class Configured(Net):
+    def __init__(self, config):
+        super().__init__()
+        self.save_hyperparameters(config)
+        self.layer = nn.Linear(4, self.hparams.width)
+
+
+def test_not_called_in_init():
+    module = Net()
+    with pytest.raises(
+        ModuleError, match=r"save_hyperparameters was not called in Net.__init__, .*pass the hyperparam"
+    ):
+        module.save_hyperparameters()
+    module.save_hyperparameters({"lr": 1})
+    assert module.hparams == {"lr": 1}
+    with pytest.raises(ModuleError, match=r"Hyperparameters are int 3; expected names of arguments, or one dict"):
+        module.save_hyperparameters(3)
+
+
+@pytest.mark.parametrize(
+    ("value", "kind"),
+    [(nn.Linear(1, 1), "torch.nn.modules.linear.Linear"), (Colour.RED, "Colour"), (Path("x"), "Path")],
+)
+def test_values_that_are_not_plain(value, kind, tmp_path):
+    class Holding(Net):
+        def __init__(self, value, lr=0.1):
+            super().__init__()
+            self.save_hyperparameters()
+
+    with pytest.warns(
+        UserWarning, match=rf"'value' of Holding is a .*{kind}, which a checkpoint can't hold: .* ignore="
+    ):
+        module = Holding(value)
+    assert module.hparams.value is value
+    train(module, tmp_path / "last.ckpt", plugins=TorchCheckpointIO())
+    assert torch.load(tmp_path / "last.ckpt", weights_only=True)["hyper_parameters"] == {"lr": 0.1}
+    with pytest.raises(
+        ModuleError, match=r"Holding.__init__ needs 'value', which the checkpoint's .*\(lr\). Pass it: "
+    ):
+        Holding.load_from_checkpoint(tmp_path / "last.ckpt")
+
+
+@pytest.mark.parametrize("logs", [True, False])
+def test_loggers_get_them_once(logs):
+    class Keeping(Logger):
+        def __init__(self):
+            self.given = []
+
+        def log_metrics(self, metrics, step):
+            pass
+
+        def log_hyperparams(self, params):
+            self.given.append(dict(params))
+
+    class Noted(Net):
+        def __init__(self, lr=0.1):
+            super().__init__()
+            self.save_hyperparameters(logger=logs)
+
+    logger, module = Keeping(), Noted()
+    trainer = train(module, logger=logger)
+    trainer.fit(module, batches(2))
+    assert logger.given == [{"lr": 0.1}] * logs
+
+
+# made again ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_module_is_made_again(tmp_path):
+    module = Sized(3, name="mine", extra=7)
+    train(module, tmp_path / "last.ckpt")
+    again = Sized.load_from_checkpoint(tmp_path / "last.ckpt")
+    assert type(again) is Sized
+    assert again.hparams == module.hparams
+    assert type(again.hparams.betas) is tuple
+    assert torch.equal(again.layer.weight, module.layer.weight)
+    assert again.device.type == "cpu"
+
+
+def test_arguments_come_before_what_was_saved(tmp_path):
+    train(Required(2, nn.Linear(1, 1)), tmp_path / "last.ckpt")
+    head = nn.Linear(1, 1)
+    again = Required.load_from_checkpoint(tmp_path / "last.ckpt", head=head, map_location="cpu")
+    assert again.head is head
+    with pytest.raises(
+        ModuleError, match=r"Required.__init__ needs 'head', .*\(width\). Pass it: Required.load_from_ch"
+    ):
+        Required.load_from_checkpoint(tmp_path / "last.ckpt")
+    with pytest.raises(ModuleError, match=r"got 'haed', which Required.__init__ does not take. Did you mean 'head'\?"):
+        Required.load_from_checkpoint(tmp_path / "last.ckpt", haed=head)
+    with pytest.raises(CheckpointError, match=r"does not fit Required. (.|\n)*size mismatch"):
+        Required.load_from_checkpoint(tmp_path / "last.ckpt", head=head, width=3)
+
+
+def test_weights_that_do_not_fit(tmp_path):
+    class Larger(Net):
+        def __init__(self):
+            super().__init__()
+            self.more = nn.Linear(1, 1)
+
+    train(Net(), tmp_path / "last.ckpt")
+    with pytest.raises(CheckpointError, match=r"does not fit Larger. Pass the arguments (.|\n)*Missing key"):
+        Larger.load_from_checkpoint(tmp_path / "last.ckpt")
+    Larger.load_from_checkpoint(tmp_path / "last.ckpt", strict=False)
+    Larger.strict_loading = False
+    Larger.load_from_checkpoint(tmp_path / "last.ckpt")
+    Larger.validation_step = lambda self, batch: None
+    Trainer(**QUIET).validate(Larger(), batches(1), ckpt_path=tmp_path / "last.ckpt")
+    Larger.strict_loading = True
+    with pytest.raises(CheckpointError, match="does not fit Larger"):
+        Trainer(**QUIET).validate(Larger(), batches(1), ckpt_path=tmp_path / "last.ckpt")
+
+
+def test_the_modules_own_section(tmp_path):
+    class Counting(Net):
+        count = 0
+
+        def on_train_batch_end(self, outputs, batch, batch_idx):
+            self.count += 1
+
+        def on_save_checkpoint(self, checkpoint):
+            assert checkpoint == {}
+            checkpoint["count"] = self.count
+
+        def on_load_checkpoint(self, checkpoint):
+            self.count = checkpoint["count"]
+
+    train(Counting(), tmp_path / "last.ckpt")
+    assert Counting.load_from_checkpoint(tmp_path / "last.ckpt").count == 2
+
+
+def test_large_parts_are_built_first(tmp_path):
+    class Late(Net):
+        def configure_model(self):
+            if not hasattr(self, "late"):
+                self.late = nn.Linear(4, 1)
+
+    module = Late()
+    train(module, tmp_path / "last.ckpt")
+    assert torch.equal(Late.load_from_checkpoint(tmp_path / "last.ckpt").late.weight, module.late.weight)
+
+
+def test_mistakes_in_loading(tmp_path):
+    torch.save({"weights": 1}, tmp_path / "other.pt")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it has no digest
+        with pytest.raises(CheckpointCorruptedError, match=r"is not a checkpoint of a Trainer: it has \['weights'\]"):
+            Net.load_from_checkpoint(tmp_path / "other.pt")
+    with pytest.raises(FileNotFoundError, match="There is no checkpoint"):
+        Net.load_from_checkpoint(tmp_path / "missing.ckpt")
+    with pytest.raises(
+        ConfigurationError, match=r"makes a new module and leaves this one alone. Call it on the class: "
+    ):
+        Net().load_from_checkpoint(tmp_path / "other.pt")
+    with pytest.raises(ConfigurationError, match="map_location='gpu9': expected a device, such as 'cpu'"):
+        Net.load_from_checkpoint(tmp_path / "other.pt", map_location="gpu9")
+
+
+class Evil:
+    def __reduce__(self):
+        return print, ("the file was executed",)
+
+
+def test_nothing_in_a_file_is_executed(tmp_path, capsys):
+    torch.save({"model": {}, "hyper_parameters": {"evil": Evil()}}, tmp_path / "evil.ckpt")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it has no digest
+        with pytest.raises(CheckpointCorruptedError, match="can't be loaded without running code from it"):
+            Net.load_from_checkpoint(tmp_path / "evil.ckpt")
+    assert capsys.readouterr().out == ""
+
+
+# what it can ask ----------------------------------------------------------------------------------------------------
+
+
+def test_without_a_trainer():
+    module = Net()
+    assert (module.current_epoch, module.global_step, module.global_rank, module.local_rank) == (0, 0, 0, 0)
+    assert (module.logger, module.loggers, module.device, module.dtype) == (
+        None,
+        (),
+        torch.device("cpu"),
+        torch.float32,
+    )
+    with pytest.raises(ConfigurationError, match="Net is not attached to a Trainer: this works while one runs it"):
+        _ = module.trainer
+    module.print("alone")
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda module: pickle.loads(pickle.dumps(module))])
+def test_copies_belong_to_nobody(copied):
+    module = Sized()
+    train(module)
+    module.compile(backend="eager")
+    again = copied(module)
+    assert module.trainer is not None
+    with pytest.raises(ConfigurationError, match="not attached"):
+        _ = again.trainer
+    assert again.hparams == module.hparams
+
+
+def test_freezing():
+    module = Net()
+    module.freeze()
+    assert not any(parameter.requires_grad for parameter in module.parameters())
+    assert not module.training
+    module.unfreeze()
+    assert all(parameter.requires_grad for parameter in module.parameters())
+    assert module.training
+
+
+def test_parts_in_evaluation_mode_stay_there():
+    class PartlyFrozen(Net):
+        def __init__(self):
+            super().__init__()
+            self.frozen = nn.Dropout().eval()
+            self.modes = []
+
+        def training_step(self, batch, batch_idx):
+            self.modes.append((self.training, self.layer.training, self.frozen.training))
+            return super().training_step(batch, batch_idx)
+
+        def validation_step(self, batch):
+            self.modes.append((self.training, self.layer.training, self.frozen.training))
+
+    module = PartlyFrozen()
+    trainer = Trainer(**{**QUIET, "max_epochs": 2})
+    trainer.fit(module, batches(1), batches(1))
+    assert module.modes == [(True, True, False), (False, False, False)] * 2
+
+
+def test_a_module_in_evaluation_mode_is_trained_in_training_mode():
+    module = Net().eval()
+    train(module)
+    assert module.training
+    assert module.layer.training
+
+
+def test_all_gather_and_print(capfd):
+    class Gathering(Net):
+        def validation_step(self, batch, batch_idx):
+            if batch_idx == 0:
+                ranks = self.all_gather(torch.tensor(float(self.global_rank)))
+                self.print("ranks", ranks.flatten().tolist())
+
+    Trainer(**QUIET).validate(Gathering(), batches(1))
+    loader = torch.utils.data.DataLoader(torch.ones(4, 4), batch_size=1)
+    Trainer(**QUIET, strategy="ddp_fork", devices=2).validate(Gathering(), loader)
+    assert capfd.readouterr().out.splitlines() == ["ranks [0.0]", "ranks [0.0, 1.0]"]
+
+
+# modes of torch -----------------------------------------------------------------------------------------------------
+
+
+class Looking(Net):
+    def training_step(self, batch, batch_idx):
+        self.seen = (
+            torch.are_deterministic_algorithms_enabled(),
+            torch.is_deterministic_algorithms_warn_only_enabled(),
+            torch.backends.cudnn.benchmark,
+            torch.is_anomaly_enabled(),
+        )
+        return super().training_step(batch, batch_idx)
+
+    def validation_step(self, batch):
+        self.inference = torch.is_inference_mode_enabled()
+        assert not torch.is_grad_enabled()
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({}, (False, False, False, False)),
+        ({"deterministic": True}, (True, False, False, False)),
+        ({"deterministic": "warn"}, (True, True, False, False)),
+        ({"benchmark": True}, (False, False, True, False)),
+        ({"detect_anomaly": True}, (False, False, False, True)),
+    ],
+)
+def test_modes_last_as_long_as_a_stage(options, expected, monkeypatch):
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    module = Looking()
+    train(module, limit_val_batches=0, **options)
+    assert module.seen == expected
+    assert (torch.are_deterministic_algorithms_enabled(), torch.backends.cudnn.benchmark) == (False, False)
+    assert not torch.is_anomaly_enabled()
+
+
+def test_an_anomaly_is_found():
+    class Anomalous(Net):
+        def training_step(self, batch, batch_idx):
+            return (self.layer(batch) * 0.0).sqrt().sum() * 0.0
+
+    with (
+        pytest.warns(UserWarning, match="Error detected in SqrtBackward0"),
+        pytest.raises(RuntimeError, match="returned nan"),
+    ):
+        train(Anomalous(), detect_anomaly=True)
+
+
+@pytest.mark.parametrize("wanted", [True, False])
+def test_inference_mode(wanted):
+    module = Looking()
+    Trainer(**QUIET, inference_mode=wanted).validate(module, batches(1))
+    assert module.inference is wanted
+
+
+def test_barebones(tmp_path):
+    class Logging(Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(4, 1)
+
+        def training_step(self, batch):
+            self.log("loss", 1.0)
+            return self.layer(batch).sum()
+
+        def validation_step(self, batch):
+            self.log("loss", 1.0)
+
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parameters(), lr=0.1)
+
+    trainer = Trainer(accelerator="cpu", barebones=True, max_epochs=1, default_root_dir=tmp_path)
+    trainer.fit(Logging(), batches(), batches())
+    assert (trainer.callbacks, trainer.loggers, trainer.callback_metrics) == ([], [], {})
+    assert trainer.global_step == 3
+    assert list(tmp_path.iterdir()) == []

@@ -3,10 +3,15 @@
 import os
 import shutil
 import sys
+from pathlib import Path
 
 import pytest
+import torch
 
 pytestmark = pytest.mark.cluster
+
+TRAINING = Path(__file__).parents[2] / "plugins" / "ddp" / "tests" / "equality_program.py"
+CASES = ("plain", "shuffled", "clipped", "fabric_accumulated")
 
 
 def test_mpirun_starts_the_script(run, script):
@@ -40,3 +45,32 @@ def test_a_step_smaller_than_its_allocation(run, script, slurm):
     inner = ["srun", "--ntasks=2", "--nodes=1", "--overcommit", "--overlap", sys.executable, script, 2, 1]
     lines = run("salloc", "--nodes=2", "--ntasks=4", "--overcommit", *inner, **slurm)
     assert lines == [f"SLURMEnvironment rank {rank} of 2 node 0 local {rank} restart 0 sum 3" for rank in (0, 1)]
+
+
+@pytest.fixture
+def assert_equals_one_device(run, tmp_path):
+    """Train under a scheduler, and on one device, and compare losses and weights."""
+
+    def check(*command, **variables):
+        out, reference = tmp_path / "out.pt", tmp_path / "reference.pt"
+        run(*command, sys.executable, TRAINING, out, "--strategy=ddp", "--devices=2", "--cases", *CASES, **variables)
+        run(sys.executable, TRAINING, reference, "--cases", *CASES)
+        results, expected = (torch.load(path, weights_only=True) for path in (out, reference))
+        for case in CASES:
+            assert results[case][0] == pytest.approx(expected[case][0], rel=1e-9)
+            scale = max(value.abs().max() for value in expected[case][1].values())
+            for name, value in expected[case][1].items():
+                assert (results[case][1][name] - value).abs().max() <= 1e-10 * scale, (case, name)
+
+    return check
+
+
+def test_training_under_mpirun_equals_one_device(assert_equals_one_device):
+    if shutil.which("mpirun") is None:
+        pytest.skip("mpirun is not installed: tests/cluster/install.sh")
+    root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
+    assert_equals_one_device("mpirun", *root, "--oversubscribe", "-n", 2)
+
+
+def test_training_under_srun_equals_one_device(assert_equals_one_device, slurm):
+    assert_equals_one_device("srun", "--nodes=1", "--ntasks=2", "--overcommit", **slurm)

@@ -146,7 +146,9 @@ def main():
         case = CASES[name]
         train = train_with_fabric if case.loop == "fabric" else train_with_trainer
         results[name] = train(case, options)
-    if int(os.environ.get("CORE_GLOBAL_RANK", os.environ.get("RANK", 0))) == 0:
+    # Whoever has started this process has told it its rank; a program that starts alone is the first.
+    ranks = ("CORE_GLOBAL_RANK", "RANK", "OMPI_COMM_WORLD_RANK", "SLURM_PROCID")
+    if next((os.environ[name] for name in ranks if name in os.environ), "0") == "0":
         torch.save(results, arguments.out)
 
 

@@ -1,0 +1,54 @@
+"""A job on a real SLURM that is warned, saves, is requeued, and goes on: opt-in, after tests/cluster/install.sh."""
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.cluster
+PROGRAM = Path(__file__).parents[1] / "trainer" / "interruption_program.py"
+LIMIT_S = 120
+
+
+def await_file(path, job, call):
+    deadline = time.monotonic() + LIMIT_S
+    while not path.exists():
+        assert time.monotonic() < deadline, call("scontrol", "show", "job", job)
+        time.sleep(0.2)
+
+
+def test_a_warned_job_runs_again_and_goes_on(slurm, tmp_path):
+    def call(*command):
+        environment = os.environ | {"OMP_NUM_THREADS": "1"} | slurm
+        return subprocess.run([*map(str, command)], env=environment, capture_output=True, text=True, check=True).stdout
+
+    batch = tmp_path / "batch.sh"
+    batch.write_text(f"#!/bin/sh\nexec srun --overcommit {sys.executable} {PROGRAM} {tmp_path} ddp requeue\n")
+    options = ("--requeue", "--nodes=1", "--ntasks=2", "--overcommit", "--open-mode=append")
+    job = call("sbatch", "--parsable", *options, "--output", tmp_path / "log", batch).strip()
+    for rank in (0, 1):
+        await_file(tmp_path / f"pid-{rank}", job, call)
+    call("scancel", "--signal=USR1", job)
+    await_file(tmp_path / f"requeue-{job}.ckpt", job, call)
+    deadline = time.monotonic() + LIMIT_S
+    while "Restarts=1" not in call("scontrol", "show", "job", job):
+        assert time.monotonic() < deadline, (tmp_path / "log").read_text()
+        time.sleep(0.2)
+    steps = {line.rpartition(" ")[2] for rank in (0, 1) for line in events(tmp_path, rank) if "after step" in line[9:]}
+    for rank in (0, 1):
+        (tmp_path / f"pid-{rank}").unlink()
+    call("scontrol", "update", f"jobid={job}", "StartTime=now")
+    for rank in (0, 1):
+        await_file(tmp_path / f"pid-{rank}", job, call)
+    call("scancel", job)
+    stopped = {line for rank in (0, 1) for line in events(tmp_path, rank) if line.startswith("Interrupted after step")}
+    step = next(iter(stopped)).rpartition(" ")[2]
+    assert step in steps
+    assert all(f"begins after step {step}" in events(tmp_path, rank) for rank in (0, 1)), (tmp_path / "log").read_text()
+
+
+def events(folder, rank):
+    return (folder / f"events-{rank}").read_text().splitlines()

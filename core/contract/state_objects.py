@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from core.contract import module_tree
+
 if TYPE_CHECKING:
     from core.contract.strategy import Strategy
 
@@ -18,7 +20,8 @@ def to_plain(strategy: Strategy, value: Any) -> Any:
     if is_optimizer(strategy, value):
         return strategy.get_optimizer_state_dict(value)
     if callable(method := getattr(value, "state_dict", None)):
-        return method()
+        state = method()
+        return module_tree.to_canonical(state) if hasattr(value, "_modules") else state
     if isinstance(value, dict):
         return {key: to_plain(strategy, item) for key, item in value.items()}
     if isinstance(value, list | tuple):

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 import torch
 
-from core.checkpoint import messages, single_file
+from core.checkpoint import lightning_file, messages, single_file
 from core.checkpoint.plain_state import safe_globals, to_plain
 from core.contract.errors import CheckpointCorruptedError
 
@@ -49,7 +49,7 @@ def _load(file: BinaryIO, path: str) -> dict[str, Any]:
         raise CheckpointCorruptedError(
             f"{path!r} holds a {type(loaded).__name__}. Expected a dict, the state of a run."
         )
-    return loaded
+    return lightning_file.translate(loaded) if lightning_file.is_lightning(loaded) else loaded
 
 
 def _reason(error: Exception) -> str:

@@ -15,6 +15,7 @@ from typing import Any
 import click
 
 from core._version import __version__
+from core.cli.checkpoint import checkpoint
 from core.cli.describe import describe
 from core.cli.doctor import doctor
 from core.cli.explain import explain
@@ -50,6 +51,7 @@ Examples:
   core describe ddp                         the options of one
   core explain --strategy ddp --devices 2   what a run would use, and why
   core doctor                               is everything in order here?
+  core checkpoint inspect last.ckpt         what is in it, and who wrote it?
 """
 
 
@@ -68,6 +70,7 @@ def command(ctx: click.Context) -> None:
 command.add_command(describe)
 command.add_command(explain)
 command.add_command(doctor)
+command.add_command(checkpoint)
 for listing_command in listing_commands():
     command.add_command(listing_command)
 

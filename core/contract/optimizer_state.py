@@ -34,13 +34,16 @@ def to_named(state: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
 def to_positional(state: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
     """Replace names by positions of the optimizer at hand, for its `load_state_dict`.
 
-    Parameters may stand in another order than when they were saved, but in the same groups.
+    Parameters may stand in another order than when they were saved, but in the same groups. A state of another program
+    may have positions already; then the order counts.
 
     Raises:
         CheckpointError: the groups hold other parameters than the optimizer does.
     """
     saved = {name for group in state["param_groups"] for name in group["params"]}
-    if differing := sorted(saved.symmetric_difference(names)):
+    if saved == set(range(len(names))):
+        return dict(state)
+    if differing := sorted(saved.symmetric_difference(names), key=str):
         where = "in the checkpoint, not in the optimizer" if differing[0] in saved else "not in the checkpoint"
         raise CheckpointError(
             f"The optimizer holds {len(names)} parameters and its saved state {len(saved)}; {differing[0]!r} is "

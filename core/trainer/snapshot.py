@@ -54,7 +54,7 @@ def load(trainer: Trainer, path: PathLike) -> None:
         CheckpointError: it can't be read, or doesn't fit.
     """
     strategy = trainer.strategy
-    saved = strategy.load_checkpoint(path)
+    saved = strategy.read_checkpoint(path, _parts(trainer) if trainer.trains else {"model": trainer.module})
     _check_format(saved, path)
     if overrides(trainer.module, "on_load_checkpoint"):
         trainer.module.on_load_checkpoint(saved["module_section"])
@@ -76,9 +76,11 @@ def load(trainer: Trainer, path: PathLike) -> None:
     for optimizer in strategy.optimizers:
         # It has stepped, if not in this process: torch's schedulers look here, and would warn.
         optimizer._opt_called = trainer.progress.global_step > 0  # type: ignore[attr-defined]
-    _restore_position(trainer, saved)
-    ranks, rank = saved["ranks"], strategy.global_rank
-    running_metrics.restore(trainer, [state["metrics"] for state in ranks])
+    if "loaders" in saved:  # what another program saved has weights and counters only
+        _restore_position(trainer, saved)
+    ranks, rank = saved.get("ranks", []), strategy.global_rank
+    if ranks:
+        running_metrics.restore(trainer, [state["metrics"] for state in ranks])
     trainer.restored_random_state = ranks[rank]["random"] if rank < len(ranks) else None
 
 

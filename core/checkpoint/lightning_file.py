@@ -1,0 +1,73 @@
+"""Checkpoints of PyTorch Lightning, in the form that a Trainer of core saves."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from core._version import __version__
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_MARK = "pytorch-lightning_version"
+
+
+def is_lightning(state: Mapping[str, Any]) -> bool:
+    """Whether a file's content was saved by Lightning's Trainer."""
+    return _MARK in state and "state_dict" in state
+
+
+def translate(saved: Mapping[str, Any]) -> dict[str, Any]:
+    """Weights, hyperparameters, optimizers, schedulers and counters; not callbacks, nor the position of loaders.
+
+    A run goes on with the epoch that had begun: Lightning's order of the data within it isn't known. Optimizers are
+    saved by the positions of their parameters, so they must be built over the same ones in the same order.
+    """
+    state: dict[str, Any] = {
+        "format": {"version": 1, "core": __version__, "world_size": 1, "lightning": saved[_MARK]},
+        "model": saved["state_dict"],
+        "module_section": {key: value for key, value in saved.items() if key not in _KNOWN},
+    }
+    if isinstance(hparams := saved.get("hyper_parameters"), dict):
+        state["hyper_parameters"] = dict(hparams)
+        if saved.get("hparams_name") not in (None, "kwargs"):
+            state["hyper_parameters_argument"] = saved["hparams_name"]
+    if "optimizer_states" not in saved:
+        return state
+    return {
+        **state,
+        "optimizers": list(saved["optimizer_states"]),
+        "lr_schedulers": list(saved.get("lr_schedulers", [])),
+        "precision": saved.get("MixedPrecision") or {},
+        "progress": _progress(saved),
+    }
+
+
+_KNOWN = {
+    _MARK,
+    *("state_dict", "optimizer_states", "lr_schedulers", "loops", "callbacks", "epoch", "global_step"),
+    *("hparams_name", "hyper_parameters", "MixedPrecision", "native_amp_scaling_state", "datamodule_hparams_name"),
+    *("datamodule_hyper_parameters", "hparams_type", "datamodule_hparams_type"),
+}
+
+
+def _progress(saved: Mapping[str, Any]) -> dict[str, Any]:
+    batches = _look_up(saved, "loops", "fit_loop", "epoch_loop.batch_progress")
+    epochs = _look_up(saved, "loops", "fit_loop", "epoch_progress", "current")
+    complete = batches.get("is_last_batch", False)
+    done = epochs.get("processed" if complete else "completed", saved.get("epoch", 0))
+    current = 0 if complete else batches.get("current", {}).get("ready", 0)
+    return {
+        "epoch": done,
+        "batch": 0,
+        "is_validated": False,
+        "global_step": saved.get("global_step", 0),
+        "total_batches": batches.get("total", {}).get("ready", 0) - current,
+        "elapsed_s": 0.0,
+    }
+
+
+def _look_up(data: Any, *keys: str) -> dict[str, Any]:
+    for key in keys:
+        data = data.get(key) if isinstance(data, dict) else None
+    return data if isinstance(data, dict) else {}

@@ -1,0 +1,137 @@
+import json
+from collections import OrderedDict
+
+import pytest
+import torch
+
+from checkpoint_collectives import Alone
+from core.checkpoint import DistributedCheckpointIO, load_checkpoint
+from core.cli.commands import command
+
+
+@pytest.fixture
+def path(tmp_path):
+    state = {
+        "model": {"weight": torch.ones(300, 200), "bias": torch.zeros(200, dtype=torch.bfloat16)},
+        "optimizers": [{"state": {"weight": {"exp_avg": torch.ones(300, 200)}}, "param_groups": [{"lr": 0.1}]}],
+        "progress": {"epoch": 3},
+        "format": {"version": 1},
+    }
+    DistributedCheckpointIO().save_checkpoint(state, tmp_path / "last.ckpt", collectives=Alone())
+    return tmp_path / "last.ckpt"
+
+
+@pytest.fixture
+def run():
+    from click.testing import CliRunner
+
+    return lambda *arguments: CliRunner().invoke(command, ["checkpoint", *map(str, arguments)], env={"COLUMNS": "80"})
+
+
+def test_inspect(run, path):
+    done = run("inspect", path, "--tensors")
+    assert done.exit_code == 0, done.output
+    text = " ".join(done.output.split())
+    for part in (
+        "form folder",
+        "tensors 3, 469.1 KiB",
+        "world size 1",
+        "strategy single_device (core 0)",
+        f"torch {torch.__version__}",
+        "model 2 234.8 KiB float32 (60,000), bfloat16 (200)",
+        "progress 0 0 B -",
+        "optimizers.0.state.weight.exp_avg float32 234.4 KiB 300 x 200",
+    ):
+        assert part in text, text
+    assert max(map(len, done.output.splitlines())) <= 80
+
+
+def test_inspect_as_json(run, path):
+    described = json.loads(run("inspect", path, "--json").output)
+    assert (described["form"], described["world_size"]) == ("folder", 1)
+    assert described["writer"]["strategy"]["alias"] == "single_device"
+    assert described["tensors"][1] == {"name": "model.bias", "shape": [200], "dtype": "bfloat16", "size_bytes": 400}
+
+
+def test_verify(run, path):
+    assert run("verify", path).output.split() == ["whole", str(path)]
+    (data,) = path.glob("*.data")
+    content = bytearray(data.read_bytes())
+    content[1000] ^= 1
+    data.write_bytes(content)
+    done = run("verify", path, path.with_name("other.ckpt"))
+    assert done.exit_code == 1
+    assert done.output.startswith(f"damaged  {path}\n")
+    assert f"{data.name}' is damaged between byte 0 and" in done.output
+    assert "There is no checkpoint" in done.output
+
+
+def test_consolidate_and_back(run, path, tmp_path):
+    assert run("consolidate", path, tmp_path / "all.pt").output == f"{tmp_path / 'all.pt'}: torch\n"
+    whole = torch.load(tmp_path / "all.pt", weights_only=True)
+    assert torch.equal(whole["model"]["weight"], torch.ones(300, 200))
+    assert whole["progress"] == {"epoch": 3}
+    assert run("convert", tmp_path / "all.pt", tmp_path / "again.ckpt").exit_code == 0
+    again, first = load_checkpoint(tmp_path / "again.ckpt"), load_checkpoint(path)
+    assert torch.equal(again["model"].pop("weight"), first["model"].pop("weight"))
+    assert again["progress"] == first["progress"]
+    assert "form file" in " ".join(run("inspect", tmp_path / "all.pt").output.split())
+
+
+def test_weights_for_other_programs(run, path, tmp_path):
+    from safetensors.torch import load_file
+
+    assert run("convert", path, tmp_path / "model.safetensors").exit_code == 0
+    weights = load_file(tmp_path / "model.safetensors")
+    assert sorted(weights) == ["bias", "weight"]
+    assert weights["bias"].dtype == torch.bfloat16
+    loaded = load_checkpoint(tmp_path / "model.safetensors")
+    assert list(loaded) == ["model", "format"]
+    assert torch.equal(loaded["model"]["weight"], torch.ones(300, 200))
+
+
+def test_a_place_that_is_taken(run, path):
+    done = run("convert", path, path, "--to", "torch")
+    assert done.exit_code == 1
+    assert "Something is at" in done.output
+
+
+def test_what_lightning_has_saved(run, tmp_path):
+    """As its release 2.6 writes it."""
+    weight = torch.ones(2, 3)
+    saved = {
+        "epoch": 2,
+        "global_step": 16,
+        "pytorch-lightning_version": "2.6.6",
+        "state_dict": OrderedDict(weight=weight),
+        "loops": {
+            "fit_loop": {
+                "epoch_loop.batch_progress": {
+                    "total": {"ready": 16, "completed": 16, "started": 16, "processed": 16},
+                    "current": {"ready": 8, "completed": 8, "started": 8, "processed": 8},
+                    "is_last_batch": True,
+                },
+                "epoch_progress": {"current": {"ready": 2, "completed": 1, "started": 2, "processed": 2}},
+            }
+        },
+        "callbacks": {},
+        "optimizer_states": [
+            {"state": {0: {"exp_avg": weight}}, "param_groups": [{"lr": 0.1, "params": [0]}]},
+        ],
+        "lr_schedulers": [{"last_epoch": 2}],
+        "hparams_name": "kwargs",
+        "hyper_parameters": {"width": 4},
+        "mine": 5,
+    }
+    torch.save(saved, tmp_path / "lightning.ckpt")
+    with pytest.warns(UserWarning, match="has no digest beside it"):
+        done = run("convert", tmp_path / "lightning.ckpt", tmp_path / "core.ckpt")
+    assert done.exit_code == 0, done.output
+    state = load_checkpoint(tmp_path / "core.ckpt")
+    assert state["format"]["lightning"] == "2.6.6"
+    assert torch.equal(state["model"]["weight"], weight)
+    assert state["optimizers"][0]["param_groups"] == [{"lr": 0.1, "params": [0]}]
+    assert state["progress"]["epoch"] == 2
+    assert (state["progress"]["global_step"], state["progress"]["total_batches"]) == (16, 16)
+    assert state["hyper_parameters"] == {"width": 4}
+    assert state["module_section"] == {"mine": 5}

@@ -104,10 +104,6 @@ class EventHooks:
         """The batch is on the device; `training_step` comes next."""
 
     @hookspec
-    def on_before_zero_grad(self, trainer: Any, module: nn.Module, optimizer: Optimizer) -> None:
-        """Gradients are about to be cleared."""
-
-    @hookspec
     def on_before_backward(self, trainer: Any, module: nn.Module, loss: Tensor) -> None:
         """`loss`: a scalar, already divided by the accumulation window."""
 
@@ -118,6 +114,10 @@ class EventHooks:
     @hookspec
     def on_before_optimizer_step(self, trainer: Any, module: nn.Module, optimizer: Optimizer) -> None:
         """Gradients are complete and unscaled, not yet clipped."""
+
+    @hookspec
+    def on_before_zero_grad(self, trainer: Any, module: nn.Module, optimizer: Optimizer) -> None:
+        """The optimizer has stepped; gradients are about to be cleared."""
 
     @hookspec
     def on_train_batch_end(self, trainer: Any, module: nn.Module, outputs: Any, batch: Any, batch_idx: int) -> None:

@@ -1,5 +1,7 @@
 """In which order a run calls the hooks of callbacks and module, and with what."""
 
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -77,6 +79,19 @@ def test_one_fit_with_validation(tmp_path):
         "module.on_save_checkpoint",
         "callback.on_save_checkpoint",
     ]
+
+
+def test_the_page_tells_the_same(tmp_path):
+    page = (Path(__file__).parents[2] / "docs" / "hooks.md").read_text(encoding="utf-8")
+    listed = page.partition("```text\n")[2].partition("```")[0].split("\n")[1:-1]  # configure_callbacks isn't noted
+    told = [
+        event
+        for line in listed
+        for event in ([f"module.{line.split()[0]}"] if line.endswith("*") else both(line.strip()))
+    ]
+    trainer, module, events = run(max_epochs=1, num_sanity_val_steps=1, accumulate_grad_batches=2)
+    trainer.fit(module, batches(2), batches(1))
+    assert events == told
 
 
 def test_a_checkpoint_is_taken_apart_before_training_starts(tmp_path):

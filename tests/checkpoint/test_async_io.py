@@ -1,0 +1,177 @@
+import os
+import subprocess
+import sys
+import threading
+import warnings
+
+import numpy as np
+import pytest
+import torch
+
+from checkpoint_collectives import Alone
+from core.checkpoint import AsyncCheckpointIO, DistributedCheckpointIO, TorchCheckpointIO, load_checkpoint
+from core.contract import CheckpointError, UnsupportedError
+
+ALONE = Alone()
+
+
+class Gated(DistributedCheckpointIO):
+    """Writes when it is allowed to."""
+
+    def __init__(self):
+        self.gate = threading.Event()
+        self.log = []
+
+    def save_checkpoint(self, state, path, *, collectives):
+        self.gate.wait(60)
+        super().save_checkpoint(state, path, collectives=collectives)
+        self.log.append(("save", os.path.basename(path)))
+
+    def remove_checkpoint(self, path, *, collectives):
+        super().remove_checkpoint(path, collectives=collectives)
+        self.log.append(("remove", os.path.basename(path)))
+
+
+@pytest.fixture
+def gated():
+    checkpoint_io = AsyncCheckpointIO(Gated())
+    yield checkpoint_io
+    checkpoint_io.checkpoint_io.gate.set()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        checkpoint_io.teardown()
+
+
+@pytest.mark.parametrize("inner", [None, TorchCheckpointIO()])
+def test_what_was_saved_is_what_there_was_when_it_was_asked_for(tmp_path, inner):
+    checkpoint_io = AsyncCheckpointIO(inner)
+    assert checkpoint_io.layout == ("full" if inner else "sharded")
+    weight, sparse = torch.ones(100_000), torch.eye(3).to_sparse().coalesce()
+    state = {
+        "x": weight,
+        "tied": weight,
+        "view": weight[5:10],
+        "array": np.ones(1000),
+        "bytes": bytearray(b"aaa"),
+        "list": [1],
+        "sparse": sparse,
+        "conjugate": torch.tensor([1 + 2j]).conj(),
+    }
+    for step in range(3):
+        weight.fill_(step)
+        state["array"].fill(step)
+        checkpoint_io.save_checkpoint(state, tmp_path / f"{step}.ckpt", collectives=ALONE)
+        weight.fill_(-1)
+        state["array"].fill(-1)
+        state["bytes"][:] = b"bbb"
+        state["list"].append(step)
+        sparse.values().fill_(-1)
+        loaded = checkpoint_io.load_checkpoint(tmp_path / f"{step}.ckpt", collectives=ALONE)
+        assert loaded["x"].unique().tolist() == loaded["view"].unique().tolist() == [step]
+        assert loaded["array"].tolist() == [step] * 1000
+        assert loaded["bytes"] == (b"bbb" if step else b"aaa")
+        assert loaded["list"] == [1, *range(step)]
+        assert torch.equal(loaded["sparse"].to_dense(), torch.eye(3) * (-1 if step else 1))
+        assert loaded["conjugate"].tolist() == [1 - 2j]
+        loaded["x"].fill_(7)
+        assert loaded["tied"][0] == 7, "what shared memory goes on sharing it"
+    checkpoint_io.teardown()
+
+
+def test_saves_and_removals_keep_their_order(gated, tmp_path):
+    """`save_top_k=1`: while the new one isn't there, the old one stays."""
+    gated.checkpoint_io.gate.set()
+    gated.save_checkpoint({"x": 1}, tmp_path / "1.ckpt", collectives=ALONE)
+    gated._wait()
+    gated.checkpoint_io.gate.clear()
+    gated.save_checkpoint({"x": 2}, tmp_path / "2.ckpt", collectives=ALONE)
+    gated.remove_checkpoint(tmp_path / "1.ckpt", collectives=ALONE)
+    assert load_checkpoint(tmp_path / "1.ckpt") == {"x": 1}
+    assert not (tmp_path / "2.ckpt").exists()
+    # A name is taken, or free, from when that was asked for.
+    assert gated.exists(tmp_path / "2.ckpt")
+    assert not gated.exists(tmp_path / "1.ckpt")
+    assert not gated.exists(tmp_path / "3.ckpt")
+    gated.checkpoint_io.gate.set()
+    assert gated.describe_checkpoint(tmp_path / "2.ckpt", collectives=ALONE) == {"x": 2}
+    assert gated.checkpoint_io.log == [("save", "1.ckpt"), ("save", "2.ckpt"), ("remove", "1.ckpt")]
+    assert os.listdir(tmp_path) == ["2.ckpt"]
+
+
+def test_at_most_one_is_in_flight(gated, tmp_path):
+    gated.save_checkpoint({"x": 1}, tmp_path / "1.ckpt", collectives=ALONE)
+    second = threading.Thread(
+        target=gated.save_checkpoint, args=({"x": 2}, tmp_path / "2.ckpt"), kwargs={"collectives": ALONE}
+    )
+    second.start()
+    second.join(0.2)
+    assert second.is_alive(), "the second save waits for the first"
+    gated.checkpoint_io.gate.set()
+    second.join(60)
+    gated._wait()
+    assert sorted(os.listdir(tmp_path)) == ["1.ckpt", "2.ckpt"]
+
+
+def test_an_error_of_the_writer_reaches_the_next_save_and_the_one_after_is_written(tmp_path):
+    checkpoint_io = AsyncCheckpointIO()
+    (tmp_path / "file").write_text("")
+    checkpoint_io.save_checkpoint({"x": 1}, tmp_path / "file" / "x.ckpt", collectives=ALONE)
+    with pytest.raises(CheckpointError, match=r"x.ckpt' can't be written: File exists"):
+        checkpoint_io.save_checkpoint({"x": 2}, tmp_path / "2.ckpt", collectives=ALONE)
+    checkpoint_io.save_checkpoint({"x": 3}, tmp_path / "3.ckpt", collectives=ALONE)
+    checkpoint_io.teardown()
+    assert load_checkpoint(tmp_path / "3.ckpt") == {"x": 3}
+
+
+def test_a_state_that_cannot_be_saved_is_refused_at_once(tmp_path):
+    checkpoint_io = AsyncCheckpointIO()
+    with pytest.raises(CheckpointError, match=r"state\['x'\] is a builtins.object"):
+        checkpoint_io.save_checkpoint({"x": object()}, tmp_path / "x.ckpt", collectives=ALONE)
+
+
+def test_the_end_waits_and_tells_what_failed(tmp_path):
+    checkpoint_io = AsyncCheckpointIO()
+    (tmp_path / "file").write_text("")
+    checkpoint_io.save_checkpoint({"x": torch.ones(1_000_000)}, tmp_path / "1.ckpt", collectives=ALONE)
+    checkpoint_io.teardown()
+    assert load_checkpoint(tmp_path / "1.ckpt")["x"].sum() == 1_000_000
+    checkpoint_io.save_checkpoint({"x": 1}, tmp_path / "file" / "x.ckpt", collectives=ALONE)
+    with pytest.raises(CheckpointError, match="can't be written: File exists"):
+        checkpoint_io.teardown()
+    checkpoint_io.teardown()
+    # After an exception, that one is what the user must see.
+    checkpoint_io.save_checkpoint({"x": 1}, tmp_path / "file" / "x.ckpt", collectives=ALONE)
+    with pytest.warns(UserWarning, match=r"that was being written is lost: .*x.ckpt' can't be written"):
+        end_after_an_exception(checkpoint_io)
+
+
+def end_after_an_exception(checkpoint_io):
+    try:
+        raise ZeroDivisionError
+    except ZeroDivisionError:
+        checkpoint_io.teardown()
+
+
+def test_the_interpreters_end_waits(tmp_path):
+    program = f"""
+import torch
+from checkpoint_collectives import Alone
+from core.checkpoint import AsyncCheckpointIO
+AsyncCheckpointIO().save_checkpoint({{"x": torch.ones(3_000_000)}}, {str(tmp_path / "x.ckpt")!r}, collectives=Alone())
+"""
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    subprocess.run([sys.executable, "-c", program], env=environment, check=True, timeout=120)
+    assert load_checkpoint(tmp_path / "x.ckpt")["x"].sum() == 3_000_000
+
+
+def test_ranks_that_cannot_talk_in_the_background_are_told(tmp_path):
+    from core import Strategy
+
+    class Several(Strategy):
+        from core import Capability
+
+        capabilities = Capability.COLLECTIVES
+        world_size = 2
+
+    with pytest.raises(UnsupportedError, match="Several can't communicate in the background"):
+        AsyncCheckpointIO().save_checkpoint({}, tmp_path / "x.ckpt", collectives=Several().collectives)

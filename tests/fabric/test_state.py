@@ -143,3 +143,76 @@ def test_no_raw_file(tmp_path):
     run = Run(0)
     with pytest.raises(CheckpointNotFoundError, match=r"There is no file at .*raw\.pt"):
         run.fabric.load_raw(tmp_path / "raw.pt", run.model)
+
+
+# What does not fit ---------------------------------------------------------------------------------------------------
+
+
+def saved_run(tmp_path):
+    run = Run(0)
+    run.train(1)
+    run.fabric.save(tmp_path / "run.ckpt", {"model": run.model, "optimizer": run.optimizer})
+    return tmp_path / "run.ckpt"
+
+
+def test_all_differences_are_told_at_once(tmp_path):
+    path = saved_run(tmp_path)
+    fabric = Fabric(accelerator="cpu")
+    other = nn.Sequential()
+    other.add_module("0", nn.Linear(2, 3))
+    other.add_module("last", nn.Linear(3, 2))
+    other.add_module("1", nn.Linear(3, 2, bias=False))
+    model = fabric.setup(other)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    with pytest.raises(CheckpointError) as caught:
+        fabric.load(path, {"model": model})
+    lines = str(caught.value).splitlines()
+    assert lines == [
+        "The checkpoint does not fit Sequential.",
+        "The checkpoint lacks 'last.weight'; 'last.bias' (is it '1.bias'?).",
+        "The module has no '1.bias' (is it 'last.bias'?).",
+        "Of another shape are '1.weight', (1, 3) saved and (2, 3) here.",
+    ]
+    assert torch.equal(model.state_dict()["last.weight"], before["last.weight"])
+
+
+def test_what_does_not_fit_may_be_left_out(tmp_path):
+    path = saved_run(tmp_path)
+    fabric = Fabric(accelerator="cpu")
+    model = fabric.setup(nn.Sequential(nn.Linear(2, 3).double()))
+    fabric.load(path, {"model": model}, strict=False)
+    assert torch.equal(model.state_dict()["0.weight"], fabric.load(path)["model"]["0.weight"])
+
+
+def test_a_module_that_renames_on_loading_has_its_say(tmp_path):
+    path = saved_run(tmp_path)
+
+    class Renamed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.second = nn.Linear(2, 3).double(), nn.Linear(3, 1).double()
+            self.register_load_state_dict_pre_hook(self.rename)
+
+        @staticmethod
+        def rename(module, state, *_):
+            for old, new in (("0.", "first."), ("1.", "second.")):
+                for name in [name for name in state if name.startswith(old)]:
+                    state[name.replace(old, new)] = state.pop(name)
+
+    fabric = Fabric(accelerator="cpu")
+    model = fabric.setup(Renamed())
+    fabric.load(path, {"model": model})
+    assert torch.equal(model.module.first.weight, fabric.load(path)["model"]["0.weight"])
+
+
+def test_what_is_loaded_is_in_the_modules_and_optimizers_own_memory(tmp_path):
+    """Nothing stays on the memory of a file, which may be replaced or deleted."""
+    path = saved_run(tmp_path)
+    run = Run(1)
+    places = {name: value.data_ptr() for name, value in run.model.state_dict().items()}
+    run.fabric.load(path, {"model": run.model, "optimizer": run.optimizer})
+    for file in path.iterdir():
+        file.write_bytes(bytes(file.stat().st_size))
+    assert {name: value.data_ptr() for name, value in run.model.state_dict().items()} == places
+    entries = list(run.optimizer.state.values())
+    assert all(entry["exp_avg"].abs().sum() > 0 for entry in entries)

@@ -57,6 +57,8 @@ def remove_checkpoint(trainer: Any, path: str) -> None:
     strategy.checkpoint_io.remove_checkpoint(path, collectives=strategy.collectives)
 
 
-def is_local(path: str) -> bool:
-    """Whether the operating system reaches a path: it is no URL."""
-    return "://" not in path and "::" not in path
+def can_link(trainer: Any, target: str) -> bool:
+    """All ranks. Whether a link to `target` would lead somewhere: it is no URL, and not still to be written."""
+    if "://" in target or "::" in target:
+        return False
+    return bool(trainer.strategy.broadcast(trainer.is_global_zero and os.path.exists(target)))

@@ -14,7 +14,7 @@ from core.callbacks.agreement import PacedQuestion, agree_on_metrics, not_logged
 from core.callbacks.arguments import check_int, check_mode
 from core.callbacks.best_models import BestModels
 from core.callbacks.callback import Callback
-from core.callbacks.checkpoint_files import find_free_path, is_local, link_checkpoint, remove_checkpoint
+from core.callbacks.checkpoint_files import can_link, find_free_path, link_checkpoint, remove_checkpoint
 from core.callbacks.checkpoint_name import DEFAULT_PATTERN, EXTENSION, format_name
 from core.callbacks.duration import parse_duration
 from core.callbacks.exception_save import can_save_after, save_after
@@ -282,7 +282,7 @@ class ModelCheckpoint(Callback):
     def _save_last(self, trainer: Any, values: dict[str, float], saved: str) -> None:
         old = self.last_model_path
         path = self.last_model_path = self._path_for(trainer, self.CHECKPOINT_NAME_LAST, values, own=old)
-        if self.save_last == "link" and saved and is_local(saved) and not trainer.pending_saves:
+        if self.save_last == "link" and saved and can_link(trainer, saved):
             link_checkpoint(trainer, saved, path)
             self._drop(trainer, path, old)
         else:

@@ -175,3 +175,16 @@ def test_ranks_that_cannot_talk_in_the_background_are_told(tmp_path):
 
     with pytest.raises(UnsupportedError, match="Several can't communicate in the background"):
         AsyncCheckpointIO().save_checkpoint({}, tmp_path / "x.ckpt", collectives=Several().collectives)
+
+
+@pytest.mark.parametrize("save_last", [True, "link"])
+def test_a_trainer_that_saves_in_the_background(tmp_path, save_last):
+    from callbacks.tiny import Tiny, loader, make_trainer
+    from core.callbacks import ModelCheckpoint
+
+    checkpoint = ModelCheckpoint(tmp_path / "c", "{epoch}-{step}", every_n_train_steps=1, save_last=save_last)
+    trainer = make_trainer(tmp_path, checkpoint, max_epochs=3, plugins="async")
+    trainer.fit(Tiny(), loader(), loader())
+    assert sorted(os.listdir(tmp_path / "c")) == ["epoch=2-step=12.ckpt", "last.ckpt"]
+    assert load_checkpoint(tmp_path / "c" / "last.ckpt")["progress"]["global_step"] == 12
+    assert load_checkpoint(checkpoint.best_model_path)["progress"]["global_step"] == 12

@@ -30,19 +30,24 @@ def requeue_after(trainer: Trainer, error: BaseException) -> None:
     """All ranks. If `error` is the scheduler's warning, save what can be saved, and ask for another run of the job."""
     if not isinstance(error, Interrupted) or error.signal not in warning_signals(trainer):
         return
-    path, environment = checkpoint_path(trainer), trainer.strategy.cluster_environment
-    log = logging.getLogger("core")
-    if path is not None and trainer.trains and error.is_agreed:
-        try:
-            trainer.save_checkpoint(path)
-        except Exception:
-            log.exception("The state can't be saved to %s; the job runs again from what was saved before.", path)
+    place = _save(trainer) if trainer.trains and error.is_agreed else None
+    environment = trainer.strategy.cluster_environment
     if trainer.is_global_zero and environment is not None:
-        accepted = environment.requeue()
-        trainer.print(
-            f"{error.signal.name}: step {trainer.global_step} is saved in {path}; the scheduler "
-            + ("runs this job again." if accepted else "did not accept to run this job again: start it by hand.")
-        )
+        saved = f"Step {trainer.global_step} is saved in {place}" if place else "Nothing new is saved"
+        answer = "runs this job again" if environment.requeue() else "refuses to run this job again: start it by hand"
+        trainer.print(f"{error.signal.name} came. {saved}; the scheduler {answer}.")
+
+
+def _save(trainer: Trainer) -> str | None:
+    path = checkpoint_path(trainer)
+    if path is None:
+        return None
+    try:
+        trainer.save_checkpoint(path)
+    except Exception:
+        logging.getLogger("core").exception("The state can't be saved to %s.", path)
+        return None
+    return path
 
 
 def forget(trainer: Trainer) -> None:

@@ -2,8 +2,8 @@
 
 python interruption_program.py FOLDER STRATEGY WHERE
 
-In FOLDER stands what happens on each rank: `pid-R` as soon as it is where it should be interrupted, and `events-R`. WHERE
-is one of `steps`, `steps with workers`, `long step`, `setup`, `validation`, `save`, `data`, `end`, `requeue`.
+In FOLDER stands what happens on each rank: `pid-R` as soon as it is where it should be interrupted, and `events-R`.
+WHERE is one of `steps`, `steps with workers`, `long step`, `setup`, `validation`, `save`, `data`, `end`, `requeue`.
 """
 
 import os

@@ -199,7 +199,8 @@ def test_a_warning_saves_and_asks_for_another_run_which_goes_on_there(start, slu
     code, output = first.finish()
     assert code == 138, output
     assert (tmp_path / "scontrol-calls").read_text() == "requeue 77\n"
-    assert "the scheduler runs this job again" in output
+    assert "SIGUSR1 came. Step" in output
+    assert "the scheduler runs this job again." in output
     step = first.events(0)[-3].rpartition(" ")[2]
     (tmp_path / "pid-0").unlink()
 

@@ -229,7 +229,7 @@ class ShardedSampler(Sampler[Any]):
             yield given if self.yields_batches else given[0]
 
     def _seed(self, share: list[Any], epoch: int, first: int) -> list[Any]:
-        """Seeds follow from numbers in the global order, and from indices: a user who shards counts alike on all ranks."""
+        """Seeds follow from numbers in the global order, and from indices: users who shard count alike on all ranks."""
         own = [index if isinstance(index, int) else 0 for index in share]
         seeds = (mix_seed(self.seed, epoch, first + number, index) for number, index in enumerate(own))
         return [SeededIndex(*pair) for pair in zip(share, seeds, strict=True)]

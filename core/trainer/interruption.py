@@ -192,7 +192,7 @@ def _is_free(handler: Any) -> bool:
 
 
 def _answer_in_copy(number: int) -> None:
-    """In a forked copy. A daemon, as a loader's worker is, ends with its parent, which needs it until a step is done."""
+    """In a forked copy. A daemon, as a loader's worker is, ends with its parent, which needs it up to a step's end."""
     if multiprocessing.current_process().daemon and number != signal.SIGTERM:
         return
     signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)

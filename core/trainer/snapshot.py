@@ -63,6 +63,8 @@ def load(trainer: Trainer, path: PathLike) -> None:
             f"{path} holds weights only, so training can't go on from it. Load it for evaluation, or pass a checkpoint "
             "that was saved with save_weights_only=False."
         )
+    if trainer.trains:
+        _check_optimizers(saved, len(strategy.optimizers), path)
     strict = getattr(trainer.module, "strict_loading", True)
     rest = strategy.restore_state(saved, {"model": trainer.module}, strict=strict)
     if trainer.trains:
@@ -82,6 +84,15 @@ def load(trainer: Trainer, path: PathLike) -> None:
     if ranks:
         running_metrics.restore(trainer, [state["metrics"] for state in ranks])
     trainer.restored_random_state = ranks[rank]["random"] if rank < len(ranks) else None
+
+
+def _check_optimizers(saved: dict[str, Any], num_made: int, path: PathLike) -> None:
+    num_saved = len(saved.get("optimizers", []))
+    if num_saved != num_made:
+        raise CheckpointError(
+            f"{path} holds the state of {num_saved} optimizers, and configure_optimizers made {num_made}. What is "
+            "saved after fit has returned holds none: let ModelCheckpoint save, or save in a hook such as on_train_end."
+        )
 
 
 def _restore_datamodule(trainer: Trainer, state: dict[str, Any] | None) -> None:

@@ -96,8 +96,8 @@ def test_the_page_tells_the_same(tmp_path):
 
 def test_a_checkpoint_is_taken_apart_before_training_starts(tmp_path):
     trainer, module, _ = run(max_epochs=1)
+    module.on_train_end = lambda: trainer.save_checkpoint(tmp_path / "last.ckpt")
     trainer.fit(module, batches(1), batches(1))
-    trainer.save_checkpoint(tmp_path / "last.ckpt")
 
     trainer, module, events = run(max_epochs=2)
     trainer.fit(module, batches(1), batches(1), ckpt_path=tmp_path / "last.ckpt")

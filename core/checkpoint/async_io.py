@@ -92,6 +92,11 @@ class AsyncCheckpointIO(CheckpointIO):
                 return will_exist
         return self.checkpoint_io.exists(path)
 
+    def verify_checkpoint(self, path: PathLike) -> None:
+        """Rank 0. Verify what is at `path`, when all that was asked for before is done."""
+        self._wait()
+        self.checkpoint_io.verify_checkpoint(path)
+
     def teardown(self) -> None:
         """All ranks; idempotent. Finish what is still being written.
 

@@ -123,6 +123,15 @@ class DistributedCheckpointIO(CheckpointIO):
         """Rank 0. Whether a complete checkpoint is at `path`."""
         return folder_of(path).exists()
 
+    def verify_checkpoint(self, path: PathLike) -> None:
+        """Rank 0. Read every byte of the checkpoint at `path` and compare its digest.
+
+        Raises:
+            CheckpointNotFoundError: nothing is there.
+            CheckpointCorruptedError: it is damaged; the file is named.
+        """
+        formats.verify_checkpoint(path)
+
 
 def _commit(
     folder: Folder,

@@ -75,3 +75,12 @@ class SafetensorsCheckpointIO(CheckpointIO):
     def exists(self, path: PathLike) -> bool:
         """Rank 0. Whether a checkpoint is at `path`, in whichever form."""
         return folder_of(path).exists()
+
+    def verify_checkpoint(self, path: PathLike) -> None:
+        """Rank 0. Read every byte of the checkpoint at `path` and compare its digest.
+
+        Raises:
+            CheckpointNotFoundError: nothing is there.
+            CheckpointCorruptedError: it is damaged; the file is named.
+        """
+        formats.verify_checkpoint(path)

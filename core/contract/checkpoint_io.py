@@ -112,5 +112,13 @@ class CheckpointIO(abc.ABC):
         filesystem, name = fsspec.url_to_fs(str(path))
         return bool(filesystem.exists(name))
 
+    def verify_checkpoint(self, path: PathLike) -> None:
+        """Rank 0. Read all of the checkpoint at `path` to find damage, as far as the form of storage can tell.
+
+        Raises:
+            CheckpointNotFoundError: nothing is there.
+            CheckpointCorruptedError: it is damaged; the file is named.
+        """
+
     def teardown(self) -> None:
         """All ranks; idempotent. Finish what is still being written."""

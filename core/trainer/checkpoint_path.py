@@ -5,9 +5,10 @@ from __future__ import annotations
 import logging
 import os
 import posixpath
+import warnings
 from typing import TYPE_CHECKING, Any
 
-from core.contract import CheckpointNotFoundError, ConfigurationError
+from core.contract import CheckpointCorruptedError, CheckpointNotFoundError, ConfigurationError
 from core.trainer import requeue
 
 if TYPE_CHECKING:
@@ -24,8 +25,9 @@ def find_checkpoint(trainer: Trainer, wanted: PathLike | None) -> PathLike | Non
 
     - `"best"`: what the ModelCheckpoint says; the first that has a `monitor`, if there are several.
     - `"last"`: what a scheduler's warning has saved, if the job was requeued; or the newest checkpoint that any
-      ModelCheckpoint of this trainer has written, in this process or in an earlier run of the same experiment. `fit`
-      begins anew if there is none, so that the same command starts a run and goes on with it.
+      ModelCheckpoint of this trainer has written, in this process or in an earlier run of the same experiment. One that
+      is damaged is passed over, and a warning names it. `fit` begins anew if there is none, so that the same command
+      starts a run and goes on with it.
 
     Raises:
         CheckpointNotFoundError: there is none.
@@ -67,21 +69,31 @@ def _find_best(trainer: Trainer) -> str:
 
 
 def _find_last(trainer: Trainer) -> str | None:
-    exists = trainer.strategy.checkpoint_io.exists
     saved = requeue.checkpoint_path(trainer)
-    if saved is not None and exists(saved):
+    if saved is not None and _is_whole(trainer, saved):
         return saved
     folders = sorted({folder for saver in _savers(trainer) for folder in _folders(trainer, saver)})
-    newest = max((entry for folder in folders for entry in _checkpoints(folder)), default=None)
-    while newest is not None and not exists(newest[1]):  # one that isn't whole
-        older = (entry for folder in folders for entry in _checkpoints(folder) if entry < newest)
-        newest = max(older, default=None)
+    entries = sorted((entry for folder in folders for entry in _checkpoints(folder)), reverse=True)
+    newest = next((path for _, path in entries if _is_whole(trainer, path)), None)
     if newest is None and not trainer.trains:
         raise CheckpointNotFoundError(
             f"ckpt_path='last': no checkpoint is in {', '.join(folders) or 'any folder, for nothing saves one'}. "
             "Pass a path."
         )
-    return None if newest is None else newest[1]
+    return newest
+
+
+def _is_whole(trainer: Trainer, path: str) -> bool:
+    """Whether a checkpoint is complete and undamaged. Damage is told: an older one will be taken."""
+    storage = trainer.strategy.checkpoint_io
+    if not storage.exists(path):
+        return False
+    try:
+        storage.verify_checkpoint(path)
+    except CheckpointCorruptedError as error:
+        warnings.warn(f"ckpt_path='last' passes over a damaged checkpoint: {error}", stacklevel=2)
+        return False
+    return True
 
 
 def _folders(trainer: Trainer, saver: Any) -> Iterator[str]:

@@ -59,14 +59,14 @@ class Net(Module):
         return torch.optim.SGD(self.parameters(), lr=0.1)
 
 off = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
-Trainer(accelerator="cpu", max_steps=1, **off).fit(Net(), batches)
+Trainer(accelerator="cpu", max_steps=1, use_distributed_sampler=False, **off).fit(Net(), batches)
 """
 )
 
 RAW_LAUNCH = (
     MODEL
     + """
-import os, socket, subprocess, sys
+import os, socket, subprocess, sys, time
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
@@ -83,6 +83,7 @@ model = DistributedDataParallel(model)
     + RAW_STEP.removeprefix(MODEL)
     + """
 dist.destroy_process_group()
+time.sleep(0.05)  # without it gloo aborts one run in a few, as the interpreter ends
 if os.environ["RANK"] == "0":
     sys.exit(child.wait())
 """

@@ -226,7 +226,7 @@ class Piped:
     """Two processes, forked from one, that talk through pipes."""
 
     size = 2
-    writer = {}  # noqa: RUF012
+    writer = {}
 
     def __init__(self, rank, pipes):
         self.rank, self._pipes, self._mine = rank, pipes, pipes[0][rank]

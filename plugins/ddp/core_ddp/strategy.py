@@ -107,6 +107,7 @@ class DDPStrategy(ParallelStrategy):
             self.model = MethodRouter(module)
             _keep_ignored(module, self.model)
             self.configure_ddp()
+            _let_python_hold_the_group_longest(self.model)
         return self.model
 
     def configure_ddp(self) -> None:
@@ -198,6 +199,18 @@ def _manual_step(
             wrapper.require_forward_param_sync = True
 
     return call
+
+
+def _let_python_hold_the_group_longest(model: nn.Module) -> None:
+    """Make the wrapper's last attribute another reference to its group, so that the reducer's isn't the last one.
+
+    The reducer lets go of a group while it holds Python's lock, and gloo then waits for a thread that may be waiting
+    for that lock: a wrapper that outlives `teardown` hung in one of two runs (torch 2.13). Python's own reference is
+    given back without the lock.
+    """
+    for part in model.modules():
+        if isinstance(part, DistributedDataParallel):
+            vars(part)["_core_group"] = part.process_group
 
 
 def _keep_ignored(module: nn.Module, router: MethodRouter) -> None:

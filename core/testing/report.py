@@ -1,0 +1,102 @@
+"""Which capabilities were proven: collected while the tests run, and printed as a table at the end."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import pytest
+
+    from core import Capability
+
+_NAME = "core-conformance"
+
+
+@dataclass(slots=True)
+class Row:
+    """One test of one plugin.
+
+    Attributes:
+        alias: of the plugin.
+        test: its name, with its parameter in brackets.
+        needs: what the plugin must declare for it; None for what every plugin must be able to do.
+        outcome: `"passed"`, `"failed"`, `"skipped"`, `"xfailed"`; empty while it runs.
+        reason: of a skip, a known failure, or a failure.
+        duration_s: of the test itself.
+    """
+
+    alias: str
+    test: str
+    needs: Capability | None
+    outcome: str = ""
+    reason: str = ""
+    duration_s: float = 0.0
+
+
+class ConformanceReport:
+    """A pytest plugin; the suites register it by themselves when the first of them runs.
+
+    Attributes:
+        rows: by pytest's node id, in the order in which the tests ran.
+    """
+
+    def __init__(self) -> None:
+        self.rows: dict[str, Row] = {}
+
+    def begin(self, nodeid: str, alias: str, test: str, needs: Capability | None) -> None:
+        """A test of a suite is about to run."""
+        self.rows[nodeid] = Row(alias, test, needs)
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Note how it ended: by its worst part."""
+        row = self.rows.get(report.nodeid)
+        if row is None or (report.when != "call" and report.passed):
+            return
+        row.outcome = "xfailed" if hasattr(report, "wasxfail") and report.skipped else report.outcome
+        row.reason = getattr(report, "wasxfail", "") or _reason(report)
+        row.duration_s = report.duration
+
+    def capabilities(self, alias: str) -> dict[str, str]:
+        """`"proven"`, `"failed"` or `"not declared"` by the name of each capability that the kit can test."""
+        outcomes: dict[str, set[str]] = defaultdict(set)
+        for row in self.rows.values():
+            for flag in row.needs or () if row.alias == alias else ():
+                outcomes[str(flag.name)].add(_verdict(row))
+        order = ("failed", "proven", "not declared", "not tested")
+        return {name: next(verdict for verdict in order if verdict in found) for name, found in outcomes.items()}
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        """Print the table."""
+        aliases = dict.fromkeys(row.alias for row in self.rows.values() if row.needs is not None)
+        if not aliases:
+            return
+        terminalreporter.section("capabilities")
+        for alias in aliases:
+            for name, verdict in sorted(self.capabilities(alias).items()):
+                terminalreporter.write_line(f"{alias:<24} {name:<22} {verdict}")
+
+
+def report_of(config: pytest.Config) -> ConformanceReport:
+    """The report of this run of pytest; made when it is first asked for."""
+    report: ConformanceReport | None = config.pluginmanager.get_plugin(_NAME)
+    if report is None:
+        given = [plugin for plugin in config.pluginmanager.get_plugins() if isinstance(plugin, ConformanceReport)]
+        report = given[0] if given else ConformanceReport()
+        if not given:
+            config.pluginmanager.register(report, _NAME)
+    return report
+
+
+def _verdict(row: Row) -> str:
+    if row.outcome == "skipped":
+        return "not declared" if "does not declare" in row.reason else "not tested"
+    return {"passed": "proven", "failed": "failed", "xfailed": "failed"}.get(row.outcome, "not tested")
+
+
+def _reason(report: pytest.TestReport) -> str:
+    if isinstance(report.longrepr, tuple):  # file, line and message of a skip
+        return report.longrepr[2].removeprefix("Skipped: ")
+    crash = getattr(report.longrepr, "reprcrash", None)
+    return str(crash.message).splitlines()[0] if crash is not None and crash.message else ""

@@ -1,0 +1,205 @@
+"""Checkpoints: whole, exact, and the same under every strategy and number of processes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from torch import nn
+
+from core import Capability, CheckpointError, CheckpointNotFoundError
+from core.testing.cases import NOISY, RESUMED, Case
+from core.testing.conformance import needs
+from core.testing.networks import Perceptron
+from core.testing.strategy.base import StrategySuite
+from core.testing.training import Run, assert_equal_runs, assert_equal_tensors, reference, train
+
+if TYPE_CHECKING:
+    from functools import partial
+    from pathlib import Path
+
+    from core.testing.ranks import Backend, Rank
+
+_STOP_AT = 4
+
+
+class CheckpointTests(StrategySuite):
+    """What `save_checkpoint` wrote brings a run back to where it was."""
+
+    @needs(Capability.BIT_EXACT_RESUME)
+    def test_resume_is_bit_exact(self, folder: Path) -> None:
+        """A run that goes on from the middle of an epoch equals one that was never stopped, noise included."""
+        case, path = NOISY.with_dtype(self.dtype), folder / "noisy.ckpt"
+        for whole, rest in zip(*self._stop_and_go_on(case, path, self.backend), strict=True):
+            _assert_continues(rest, whole, 0.0)
+
+    def test_resume_keeps_momentum_and_schedule(self, folder: Path) -> None:
+        """The same without noise, within the tolerance: moments, learning rates and the order of the data go on."""
+        case, path = RESUMED.with_dtype(self.dtype), folder / "resumed.ckpt"
+        wholes, rests = self._stop_and_go_on(case, path, self.backend)
+        _assert_continues(rests[0], wholes[0], self.tolerance)
+
+    def test_goes_on_under_one_device(self, folder: Path) -> None:
+        """What this strategy saved, `single_device` loads, and goes on as if it had trained all along."""
+        self._goes_on_under(self.one_device, folder / "to-one.ckpt")
+
+    def test_goes_on_in_another_number_of_processes(self, folder: Path) -> None:
+        """What all ranks saved, another number of ranks loads."""
+        if self.other_num_processes is None or self.other_num_processes == self.num_processes:
+            pytest.skip(f"{self.alias} is tested in one number of processes")
+        other = self.backend_of(self.other_num_processes, min(self.shares, self.other_num_processes))
+        self._goes_on_under(other, folder / "to-other.ckpt")
+
+    def test_goes_on_from_one_device(self, folder: Path) -> None:
+        """What `single_device` saved, this strategy loads."""
+        case, path = RESUMED.with_dtype(self.dtype), folder / "from-one.ckpt"
+        self.one_device.run(_train_and_save, case, path)
+        rest = self.run(_go_on, case, path)[0]
+        _assert_continues(rest, reference(case, self.accelerator, self.shares), self.tolerance)
+
+    def test_state_has_the_users_names(self) -> None:
+        """A module's state has the names and shapes of the user's own `state_dict()`, without a wrapper's prefix."""
+        for found in self.run(_names_and_shapes, Case("names", dtype=self.dtype)):
+            assert found["found"] == found["expected"] or found["rank"] != 0
+
+    def test_optimizer_state_has_parameter_names(self) -> None:
+        """An optimizer's state is keyed by the names of its parameters, group by group."""
+        found = self.run(_optimizer_names, Case("names", dtype=self.dtype))[0]
+        expected = ["first.weight", "first.bias", "last.weight", "last.bias"]
+        assert found["groups"] == [expected]
+        assert sorted(found["state"]) == sorted(expected)
+
+    def test_a_saved_checkpoint_is_complete(self, folder: Path) -> None:
+        """When `save_checkpoint` returns, on whichever rank, the checkpoint is there and can be read."""
+        assert all(self.run(_save_and_look, folder / "complete.ckpt"))
+
+    def test_a_failing_save_is_raised_everywhere(self, folder: Path) -> None:
+        """A save that can't succeed is a CheckpointError on all ranks, and leaves what was there."""
+        assert all(self.run(_save_in_vain, folder))
+
+    def test_a_missing_checkpoint_is_said(self, folder: Path) -> None:
+        """A path with nothing is a CheckpointNotFoundError on all ranks."""
+        assert all(self.run(_load_nothing, folder / "nothing.ckpt"))
+
+    def test_a_foreign_checkpoint_is_refused(self, folder: Path) -> None:
+        """A state of another model is a CheckpointError on all ranks, that names what differs."""
+        assert all(self.run(_load_foreign, folder / "foreign.ckpt"))
+
+    def test_values_come_back(self, folder: Path) -> None:
+        """Plain values beside the model come back on all ranks as they were on rank 0."""
+        assert all(self.run(_save_values, folder / "values.ckpt"))
+
+    def _stop_and_go_on(self, case: Case, path: Path, backend: Backend) -> tuple[list[Run], list[Run]]:
+        wholes = backend.run(_train_and_save, case, path)
+        return wholes, backend.run(_go_on, case, path)
+
+    def _goes_on_under(self, backend: Backend, path: Path) -> None:
+        case = RESUMED.with_dtype(self.dtype)
+        whole = self.run(_train_and_save, case, path)[0]
+        _assert_continues(backend.run(_go_on, case, path)[0], whole, self.tolerance)
+
+
+def _assert_continues(rest: Run, whole: Run, tolerance: float) -> None:
+    missing = len(whole.losses) - len(rest.losses)
+    assert missing == _STOP_AT, f"the run went on with {len(rest.losses)} of {len(whole.losses)} steps"
+    tail = Run(whole.losses[missing:], whole.weights, whole.optimizer, whole.num_steps, whole.learning_rates[missing:])
+    assert_equal_runs(rest, tail, tolerance)
+    for name, entry in whole.optimizer.items():
+        assert_equal_tensors(rest.optimizer[name], entry, tolerance)
+
+
+def _train_and_save(rank: Rank, case: Case, path: Path) -> Run:
+    return train(rank, case, save_at=_STOP_AT, path=path)
+
+
+def _go_on(rank: Rank, case: Case, path: Path) -> Run:
+    torch.manual_seed(99 + rank.number)
+    return train(rank, case, ckpt_path=path)
+
+
+def _set_up(rank: Rank, case: Case, optimizer: partial[Any] | None = None) -> tuple[Any, Any, Any]:
+    fabric, module = rank.fabric(), case.network(case)
+    made = (optimizer or case.optimizer)(module)
+    model, _ = fabric.setup(module, made)
+    return fabric, module, model
+
+
+def _names_and_shapes(rank: Rank, case: Case) -> dict[str, Any]:
+    expected = {name: tuple(value.shape) for name, value in case.network(case).state_dict().items()}
+    fabric, module, _ = _set_up(rank, case)
+    state = fabric.strategy.get_module_state_dict(module)
+    found = {name: tuple(value.shape) for name, value in state.items()}
+    fabric.teardown()
+    return {"found": found, "expected": expected, "rank": rank.number}
+
+
+def _optimizer_names(rank: Rank, case: Case) -> dict[str, Any]:
+    fabric, module = rank.fabric(), Perceptron(case)
+    model, optimizer = fabric.setup(module, case.optimizer(module))
+    parameter = next(module.parameters())
+    inputs = torch.ones(2, module.first.in_features, dtype=parameter.dtype, device=fabric.device)
+    fabric.backward(model(inputs).sum())
+    optimizer.step()
+    state = fabric.strategy.get_optimizer_state_dict(fabric.strategy.optimizers[0])
+    fabric.teardown()
+    return {"groups": [group["params"] for group in state["param_groups"]], "state": list(state["state"])}
+
+
+def _save_and_look(rank: Rank, path: Path) -> bool:
+    case = Case("complete")
+    fabric, module, _ = _set_up(rank, case)
+    # Large enough for a rank that doesn't wait to see nothing yet.
+    fabric.save(path, {"model": module, "ballast": torch.zeros(2_000_000)})
+    assert fabric.strategy.checkpoint_io.exists(path), "this rank has returned before the checkpoint was there"
+    assert "model" in fabric.load(path)
+    fabric.teardown()
+    return True
+
+
+def _save_in_vain(rank: Rank, folder: Path) -> bool:
+    fabric, module, _ = _set_up(rank, Case("vain"))
+    path = folder / "kept.ckpt"
+    fabric.save(path, {"model": module, "number": 1})
+    with pytest.raises(CheckpointError):
+        fabric.save(path, {"model": module, "number": lambda: None})
+    state = {"model": module, "number": 0}
+    fabric.load(path, state)
+    assert state["number"] == 1
+    fabric.teardown()
+    return True
+
+
+def _load_nothing(rank: Rank, path: Path) -> bool:
+    fabric, module, _ = _set_up(rank, Case("nothing"))
+    with pytest.raises(CheckpointNotFoundError):
+        fabric.load(path, {"model": module})
+    fabric.teardown()
+    return True
+
+
+def _load_foreign(rank: Rank, path: Path) -> bool:
+    fabric, module, _ = _set_up(rank, Case("foreign"))
+    fabric.save(path, {"model": module})
+    fabric.teardown()
+    other = rank.fabric()
+    stranger = nn.Linear(3, 3)
+    other.setup(stranger, torch.optim.SGD(stranger.parameters(), lr=0.1))
+    with pytest.raises(CheckpointError, match=r"weight"):
+        other.load(path, {"model": stranger})
+    other.teardown()
+    return True
+
+
+def _save_values(rank: Rank, path: Path) -> bool:
+    fabric, module, _ = _set_up(rank, Case("values"))
+    values = {"epoch": 3, "names": ["a", None], "tensor": torch.arange(3), "rank": fabric.global_rank}
+    fabric.save(path, {"model": module, **values})
+    state: dict[str, Any] = {"model": module, **dict.fromkeys(values)}
+    fabric.load(path, state)
+    assert state["epoch"] == 3
+    assert state["names"] == ["a", None]
+    assert state["tensor"].tolist() == [0, 1, 2]
+    assert state["rank"] == 0
+    fabric.teardown()
+    return True

@@ -1,0 +1,12 @@
+"""All mutants, in the order of the table."""
+
+import mutants_exchange
+import mutants_life
+import mutants_parts
+import mutants_state
+import mutants_training
+from table import MUTANTS
+
+PARTS = (mutants_training, mutants_exchange, mutants_state, mutants_parts, mutants_life)
+
+__all__ = ["MUTANTS", "PARTS"]

@@ -1,0 +1,566 @@
+"""Parts beside strategies that are wrong in one way."""
+
+import os
+import threading
+from pathlib import Path
+
+import torch
+from table import mutant
+from torch import nn
+
+from core import CheckpointError, CheckpointNotFoundError, ConfigurationError, Found, NumberFormats, Precision
+from core.accelerators import CPUAccelerator
+from core.checkpoint import TorchCheckpointIO
+from core.cluster import TorchElasticEnvironment
+from core.loggers import CSVLogger
+from core.precision import UniformPrecision
+
+
+def accelerator(test, **attributes):
+    return mutant(test, "accelerator", "test_documents_itself", **attributes)
+
+
+def precision(test, **attributes):
+    return mutant(test, "precision", "test_documents_itself", **attributes)
+
+
+def checkpoint_io(test, **attributes):
+    return mutant(test, "checkpoint io", "test_documents_itself", **attributes)
+
+
+@accelerator("test_detects")
+class DetectsANumber(CPUAccelerator):
+    """Answers `detect` with a number."""
+
+    @classmethod
+    def detect(cls):
+        return 1
+
+
+@accelerator("test_has_a_name")
+class ShoutsItsName(CPUAccelerator):
+    """Has a name in upper case."""
+
+    name = "SHOUTING"
+
+
+@accelerator("test_parses_devices")
+class TakesAllDevices(CPUAccelerator):
+    """Takes all devices, whatever is asked for."""
+
+    def parse_devices(self, devices):
+        return list(range(4))
+
+
+@accelerator("test_refuses_devices_that_are_not_there")
+class TakesAnyIndex(CPUAccelerator):
+    """Takes indices that nothing has."""
+
+    def parse_devices(self, devices):
+        return list(devices) if isinstance(devices, list) else super().parse_devices(devices)
+
+
+@accelerator("test_makes_torch_devices")
+class MakesOneDevice(CPUAccelerator):
+    """Makes one device, however many indices there are."""
+
+    def parse_devices(self, devices):
+        return [0, 1] if devices == -1 else super().parse_devices(devices)
+
+    def torch_devices(self, indices):
+        return [torch.device("cpu")]
+
+
+@accelerator("test_names_strategies_that_exist")
+class NamesNobody(CPUAccelerator):
+    """Names a strategy that nobody offers."""
+
+    def default_strategy(self, num_devices, num_nodes):
+        return "nowhere_to_be_found"
+
+
+@accelerator("test_computes")
+class EndsOnce(CPUAccelerator):
+    """Raises when it is torn down again."""
+
+    ended = False
+
+    def teardown(self):
+        assert not self.ended
+        self.ended = True
+
+
+@accelerator("test_keeps_random_state")
+class ForgetsRandomState(CPUAccelerator):
+    """Gives its random state, and doesn't take it back."""
+
+    def get_rng_state(self, device):
+        return torch.get_rng_state()
+
+
+@accelerator("test_tells_memory_by_units")
+class LeavesOutUnits(CPUAccelerator):
+    """Names no units."""
+
+    def memory_stats(self, device):
+        return {"allocated": 1.0}
+
+
+@accelerator("test_trains")
+class ChangesTheRounding(CPUAccelerator):
+    """Makes float32 the format of everything that computes."""
+
+    def setup_device(self, device):
+        nn.Linear.forward = lambda self, x: nn.functional.linear(x.float(), self.weight.float()).to(x.dtype)
+
+
+@precision("test_describes_its_formats")
+class HasNoName(Precision):
+    """Has no name."""
+
+    name = ""
+
+
+@precision("test_converts_modules_in_place")
+class ReplacesParameters(UniformPrecision):
+    """Makes new parameters, which no optimizer knows."""
+
+    def __init__(self) -> None:
+        super().__init__(torch.bfloat16)
+
+    def convert_module(self, module):
+        for part in module.modules():
+            for name, parameter in list(part.named_parameters(recurse=False)):
+                if parameter.is_floating_point():
+                    setattr(part, name, nn.Parameter(parameter.detach().bfloat16()))
+        return super().convert_module(module)
+
+
+@precision("test_builds_in_its_format")
+class LeavesADefault(UniformPrecision):
+    """Leaves its default dtype behind."""
+
+    def __init__(self) -> None:
+        super().__init__(torch.float64)
+
+    def init_context(self):
+        torch.set_default_dtype(torch.float64)
+        return super().init_context()
+
+
+@precision("test_computes_in_its_format")
+class ComputesInFull(Precision):
+    """Declares bfloat16, and computes in float32."""
+
+    formats = NumberFormats(compute=torch.bfloat16)
+
+
+@precision("test_converts_inputs_that_float")
+class RoundsInputs(Precision):
+    """Makes integers of what floats."""
+
+    def convert_input(self, data):
+        return data.long()
+
+
+@precision("test_gradients_have_their_true_size")
+class ForgetsToUnscale(Precision):
+    """Scales the loss, and leaves gradients as large."""
+
+    def backward(self, loss, *args, **kwargs):
+        (loss * 1024).backward(*args, **kwargs)
+
+
+@precision("test_skips_steps_that_overflow")
+class StepsThroughOverflow(Precision):
+    """Declares a scaled loss, and takes any step."""
+
+    formats = NumberFormats(scales_loss=True)
+
+
+@precision("test_state_comes_back")
+class KeepsAFunction(Precision):
+    """Has a function in its state."""
+
+    def state_dict(self):
+        return {"scale": print}
+
+
+@precision("test_trains")
+class HalvesGradients(Precision):
+    """Halves gradients."""
+
+    def backward(self, loss, *args, **kwargs):
+        (loss / 2).backward(*args, **kwargs)
+
+
+@checkpoint_io("test_a_state_comes_back[1]")
+class WidensTensors(TorchCheckpointIO):
+    """Reads bfloat16 as float32."""
+
+    def load_checkpoint(self, path, *, collectives, state=None):
+        loaded = super().load_checkpoint(path, collectives=collectives, state=state)
+        return _map(loaded, lambda tensor: tensor.float() if tensor.dtype == torch.bfloat16 else tensor)
+
+
+def _map(value, function):
+    if isinstance(value, dict):
+        return {key: _map(item, function) for key, item in value.items()}
+    return function(value) if isinstance(value, torch.Tensor) else value
+
+
+@checkpoint_io("test_a_state_comes_back[2]")
+class ReadsOnRankZero(TorchCheckpointIO):
+    """Gives the state to rank 0 only."""
+
+    def load_checkpoint(self, path, *, collectives, state=None):
+        loaded = super().load_checkpoint(path, collectives=collectives, state=state)
+        return loaded if collectives.rank == 0 else {}
+
+
+@checkpoint_io("test_replaces_what_was_there")
+class KeepsTheFirst(TorchCheckpointIO):
+    """Doesn't write to where something is."""
+
+    def save_checkpoint(self, state, path, *, collectives):
+        if not self.exists(path):
+            super().save_checkpoint(state, path, collectives=collectives)
+
+
+@checkpoint_io("test_makes_folders")
+class NeedsFolders(TorchCheckpointIO):
+    """Expects that the folder is there."""
+
+    def save_checkpoint(self, state, path, *, collectives):
+        if "://" not in str(path) and not Path(path).parent.exists():
+            raise CheckpointError("no folder")
+        super().save_checkpoint(state, path, collectives=collectives)
+
+
+@checkpoint_io("test_takes_urls")
+class KnowsNoUrls(TorchCheckpointIO):
+    """Takes a URL for a relative path."""
+
+    def load_checkpoint(self, path, *, collectives, state=None):
+        return super().load_checkpoint(Path(path), collectives=collectives, state=state)
+
+
+@checkpoint_io("test_leaves_no_temporary_files")
+class LeavesTemporaryFiles(TorchCheckpointIO):
+    """Leaves a temporary file beside the checkpoint."""
+
+    def save_checkpoint(self, state, path, *, collectives):
+        super().save_checkpoint(state, path, collectives=collectives)
+        if "://" not in str(path):
+            Path(path).with_name("temporary").touch()
+
+
+@checkpoint_io("test_a_failing_save_leaves_what_was_there[1]")
+class DeletesBeforeItWrites(TorchCheckpointIO):
+    """Makes room before it knows that it can write."""
+
+    def save_checkpoint(self, state, path, *, collectives):
+        super().remove_checkpoint(path, collectives=collectives)
+        super().save_checkpoint(state, path, collectives=collectives)
+
+
+@checkpoint_io("test_a_failing_save_leaves_what_was_there[2]")
+class FailsAlone(TorchCheckpointIO):
+    """Raises on rank 0 only."""
+
+    def save_checkpoint(self, state, path, *, collectives):
+        try:
+            super().save_checkpoint(state, path, collectives=collectives)
+        except CheckpointError:
+            if collectives.rank == 0:
+                raise
+
+
+@checkpoint_io("test_survives_a_kill")
+class WritesInPlace(TorchCheckpointIO):
+    """Writes straight to the path."""
+
+    def save_checkpoint(self, state, path, *, collectives):
+        if collectives.rank == 0:
+            torch.save(state, path)
+        collectives.barrier()
+
+    def load_checkpoint(self, path, *, collectives, state=None):
+        return torch.load(path, weights_only=True)
+
+
+@checkpoint_io("test_a_missing_checkpoint_is_said[1]")
+class ReadsNothing(TorchCheckpointIO):
+    """Takes a missing checkpoint for an empty one."""
+
+    def load_checkpoint(self, path, *, collectives, state=None):
+        try:
+            return super().load_checkpoint(path, collectives=collectives, state=state)
+        except CheckpointNotFoundError:
+            return {}
+
+
+@checkpoint_io("test_damage_is_found[changed]")
+class TrustsFiles(TorchCheckpointIO):
+    """Reads a file without looking at its digest."""
+
+    def load_checkpoint(self, path, *, collectives, state=None):
+        return torch.load(path, weights_only=True)
+
+
+@checkpoint_io("test_nothing_is_executed")
+class RunsCode(TorchCheckpointIO):
+    """Unpickles whatever is there."""
+
+    def load_checkpoint(self, path, *, collectives, state=None):
+        return torch.load(path, weights_only=False)
+
+
+@checkpoint_io("test_removes")
+class RemovesInPart(TorchCheckpointIO):
+    """Deletes the digest, and leaves the file."""
+
+    def remove_checkpoint(self, path, *, collectives):
+        Path(f"{path}.digest").unlink(missing_ok=True)
+
+
+@checkpoint_io("test_teardown_is_idempotent")
+class EndsStorageOnce(TorchCheckpointIO):
+    """Raises when it is torn down again."""
+
+    ended = False
+
+    def teardown(self):
+        assert not self.ended
+        self.ended = True
+
+
+JOB = {
+    **{"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "GROUP_RANK": "0"},
+    **{"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29511", "TORCHELASTIC_RUN_ID": "a-job"},
+}
+
+
+def environment(test):
+    return mutant(
+        test,
+        "cluster environment",
+        "test_documents_itself",
+        variables=JOB,
+        expected={"world_size": 2, "global_rank": 1, "local_rank": 1, "node_rank": 0},
+        devices=(2, 1),
+        malformed="WORLD_SIZE",
+    )
+
+
+@environment("test_is_found_in_its_job")
+class MissesItsJob(TorchElasticEnvironment):
+    """Counts nodes where it should count processes."""
+
+    @classmethod
+    def detect(cls):
+        answer = super().detect()
+        return Found(1, answer.priority) if isinstance(answer, Found) else answer
+
+
+@environment("test_is_absent_elsewhere")
+class IsEverywhere(TorchElasticEnvironment):
+    """Says that it is here, wherever that is."""
+
+    @classmethod
+    def detect(cls):
+        return Found(2, 50)
+
+
+@environment("test_detecting_imports_no_torch")
+class DetectsByTorch(TorchElasticEnvironment):
+    """Lives in a module that imports torch."""
+
+
+@environment("test_knows_its_place")
+class CountsFromOne(TorchElasticEnvironment):
+    """Numbers ranks from 1."""
+
+    def global_rank(self):
+        return super().global_rank() + 1
+
+
+@environment("test_knows_where_to_meet")
+class MovesOn(TorchElasticEnvironment):
+    """Names another port each time."""
+
+    calls = 0
+
+    @property
+    def main_port(self):
+        self.calls += 1
+        return super().main_port + self.calls
+
+
+@environment("test_validates_what_fits")
+class RefusesAll(TorchElasticEnvironment):
+    """Refuses what fits."""
+
+    def validate(self, num_devices, num_nodes):
+        raise ConfigurationError(f"devices={num_devices}: 2 were expected")
+
+
+@environment("test_refuses_what_does_not_fit")
+class TakesAnySize(TorchElasticEnvironment):
+    """Takes any number of devices."""
+
+    def validate(self, num_devices, num_nodes):
+        pass
+
+
+@environment("test_refuses_malformed_variables")
+class ReadsWordsAsOne(TorchElasticEnvironment):
+    """Takes a word for the number 1."""
+
+    @classmethod
+    def detect(cls):
+        return Found(cls._size(), 90)
+
+    @staticmethod
+    def _size():
+        text = os.environ.get("WORLD_SIZE", "1")
+        return int(text) if text.isdigit() else 1
+
+    def world_size(self):
+        return self._size()
+
+
+@environment("test_takes_its_place_from_a_launcher")
+class ListensToLaunchers(TorchElasticEnvironment):
+    """Lets a launcher overrule the scheduler."""
+
+    told = None
+
+    def set_world(self, *, world_size, global_rank, local_rank, node_rank):
+        self.told = global_rank
+
+    def global_rank(self):
+        return super().global_rank() if self.told is None else self.told
+
+
+@environment("test_crosses_processes")
+class HoldsAnEnvironmentLock(TorchElasticEnvironment):
+    """Holds a lock, which doesn't pickle."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+
+
+@environment("test_changes_no_variables")
+class WritesVariables(TorchElasticEnvironment):
+    """Sets a variable when it is asked for its rank."""
+
+    def global_rank(self):
+        os.environ["MUTANT_RANK"] = "1"
+        return super().global_rank()
+
+
+def read(self, logger, folder):
+    import csv
+
+    with next(Path(folder).rglob("metrics.csv")).open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    cells = [(row["step"], name, text) for row in rows for name, text in row.items()]
+    return [(int(step), name, float(text)) for step, name, text in cells if text and name not in ("step", "epoch")]
+
+
+def logger(test):
+    return mutant(test, "logger", "test_documents_itself", read=read)
+
+
+@logger("test_making_it_writes_nothing")
+class WritesAtOnce(CSVLogger):
+    """Makes its folder when it is made."""
+
+    def __init__(self, save_dir: str = ".") -> None:
+        super().__init__(save_dir)
+        if save_dir != ".":
+            self.folder()
+
+
+@logger("test_logs_metrics")
+class DropsLateNames(CSVLogger):
+    """Keeps the names of its first row."""
+
+    names = None
+
+    def log_metrics(self, metrics, step):
+        self.names = self.names or set(metrics)
+        super().log_metrics({name: value for name, value in metrics.items() if name in self.names}, step)
+
+
+@logger("test_saves_what_it_keeps")
+class SavesNothing(CSVLogger):
+    """Writes at the end only, whatever `save` is for."""
+
+    def save(self):
+        pass
+
+    def finalize(self, status):
+        super().save()
+
+
+@logger("test_logs_what_is_not_a_number")
+class RefusesNan(CSVLogger):
+    """Raises at NaN."""
+
+    def log_metrics(self, metrics, step):
+        assert all(value == value for value in metrics.values())
+        super().log_metrics(metrics, step)
+
+
+@logger("test_logs_hyperparameters")
+class NeedsFlatOptions(CSVLogger):
+    """Takes numbers only."""
+
+    def log_hyperparams(self, params):
+        sum(params.values())
+
+
+@logger("test_finalizes[interrupted]")
+class KnowsTwoEnds(CSVLogger):
+    """Knows success and failure."""
+
+    def finalize(self, status):
+        super().finalize({"success": "success", "failed": "failed"}[status])
+
+
+@logger("test_goes_on_after_a_stage")
+class BeginsAnew(CSVLogger):
+    """Begins another run after each stage."""
+
+    def finalize(self, status):
+        super().finalize(status)
+        self.__init__(self._save_dir)
+
+
+@logger("test_crosses_processes")
+class HoldsALoggerLock(CSVLogger):
+    """Holds a lock, which doesn't pickle."""
+
+    def __init__(self, save_dir: str = ".") -> None:
+        super().__init__(save_dir)
+        self.lock = threading.Lock()
+
+
+@logger("test_its_folder_exists")
+class ImaginesAFolder(CSVLogger):
+    """Names a folder that isn't there."""
+
+    @property
+    def log_dir(self):
+        return str(self._save_dir / "imagined")
+
+
+@logger("test_rank_zero_logs_for_all")
+class LogsTwice(CSVLogger):
+    """Writes each row twice."""
+
+    def log_metrics(self, metrics, step):
+        super().log_metrics(metrics, step)
+        super().log_metrics(metrics, step)

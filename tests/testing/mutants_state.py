@@ -1,0 +1,153 @@
+"""Strategies whose checkpoints are wrong."""
+
+from contextlib import suppress
+
+import torch
+from averaging import AveragingStrategy
+from table import mutant
+
+from core import CheckpointError, CheckpointNotFoundError
+
+EQUAL = "test_training_equals_one_device[sgd_momentum]"
+
+
+@mutant("test_resume_is_bit_exact", passes="test_resume_keeps_momentum_and_schedule")
+class SwapsRandomStates(AveragingStrategy):
+    """Gives each rank the random state of another one."""
+
+    def gather_objects(self, obj, dst=0):
+        gathered = super().gather_objects(obj, dst)
+        if gathered and isinstance(obj, dict) and "random" in obj:
+            states = [part["random"] for part in reversed(gathered)]
+            gathered = [{**part, "random": state} for part, state in zip(gathered, states, strict=True)]
+        return gathered
+
+
+@mutant("test_resume_keeps_momentum_and_schedule", passes=EQUAL)
+class LosesMomentum(AveragingStrategy):
+    """Loads an optimizer's options, and not its moments."""
+
+    def load_optimizer_state_dict(self, optimizer, state):
+        super().load_optimizer_state_dict(optimizer, {**state, "state": {}})
+
+
+@mutant("test_resume_keeps_momentum_and_schedule", passes=EQUAL)
+class LosesTheSchedule(AveragingStrategy):
+    """Restores everything but the schedulers."""
+
+    def restore_state(self, saved, state, *, strict=True):
+        return super().restore_state(saved, {k: v for k, v in state.items() if k != "lr_schedulers"}, strict=strict)
+
+
+@mutant("test_resume_is_bit_exact", passes="test_goes_on_under_one_device")
+class RoundsWeights(AveragingStrategy):
+    """Loads weights rounded to nine digits."""
+
+    def load_module_state_dict(self, module, state, *, strict=True):
+        rounded = {name: value.mul(1e11).round().div(1e11) for name, value in state.items()}
+        super().load_module_state_dict(module, rounded, strict=strict)
+
+
+@mutant("test_state_has_the_users_names", passes="test_resume_is_bit_exact")
+class SavesAWrappersNames(AveragingStrategy):
+    """Puts a wrapper's prefix before names, and takes it off again itself."""
+
+    def get_module_state_dict(self, module):
+        return {f"module.{name}": value for name, value in super().get_module_state_dict(module).items()}
+
+    def load_module_state_dict(self, module, state, *, strict=True):
+        plain = {name.removeprefix("module."): value for name, value in state.items()}
+        super().load_module_state_dict(module, plain, strict=strict)
+
+
+@mutant("test_goes_on_under_one_device", passes="test_resume_is_bit_exact")
+class SavesItsOwnLayout(AveragingStrategy):
+    """Transposes weights in its checkpoints, which only it can read."""
+
+    def get_module_state_dict(self, module):
+        return {name: value.flatten() for name, value in super().get_module_state_dict(module).items()}
+
+    def load_module_state_dict(self, module, state, *, strict=True):
+        own = module.state_dict()
+        shaped = {name: value.view_as(own[name]) if name in own else value for name, value in state.items()}
+        super().load_module_state_dict(module, shaped, strict=strict)
+
+
+class Marked(AveragingStrategy):
+    """Writes its size into optimizer states."""
+
+    def get_optimizer_state_dict(self, optimizer):
+        return {**super().get_optimizer_state_dict(optimizer), "size": self.world_size}
+
+
+@mutant("test_goes_on_in_another_number_of_processes", passes="test_goes_on_under_one_device")
+class KnowsOneSize(Marked):
+    """Loads what the same number of ranks has saved, and nothing else."""
+
+    def load_optimizer_state_dict(self, optimizer, state):
+        if state.get("size", self.world_size) != self.world_size:
+            raise CheckpointError("saved by another number of ranks")
+        super().load_optimizer_state_dict(optimizer, state)
+
+
+@mutant("test_goes_on_from_one_device", passes="test_goes_on_in_another_number_of_processes")
+class KnowsItsOwnOnly(Marked):
+    """Loads what it has saved itself, and nothing else."""
+
+    def load_optimizer_state_dict(self, optimizer, state):
+        if "size" not in state:
+            raise CheckpointError("saved by somebody else")
+        super().load_optimizer_state_dict(optimizer, state)
+
+
+@mutant("test_optimizer_state_has_parameter_names", passes=EQUAL)
+class CountsParameters(AveragingStrategy):
+    """Keys optimizer states by position, as torch does."""
+
+    def get_optimizer_state_dict(self, optimizer):
+        return optimizer.state_dict()
+
+    def load_optimizer_state_dict(self, optimizer, state):
+        optimizer.load_state_dict(state)
+
+
+@mutant("test_a_failing_save_is_raised_everywhere", passes="test_resume_is_bit_exact")
+class SwallowsFailedSaves(AveragingStrategy):
+    """Goes on when a checkpoint can't be written."""
+
+    def save_checkpoint(self, path, state):
+        with suppress(CheckpointError):
+            super().save_checkpoint(path, state)
+
+
+@mutant("test_a_foreign_checkpoint_is_refused", passes="test_resume_is_bit_exact")
+class LoadsWhateverFits(AveragingStrategy):
+    """Leaves out what doesn't fit, without a word."""
+
+    def load_module_state_dict(self, module, state, *, strict=True):
+        own = module.state_dict()
+        fitting = {name: value for name, value in state.items() if name in own and value.shape == own[name].shape}
+        super().load_module_state_dict(module, fitting, strict=False)
+
+
+@mutant("test_a_missing_checkpoint_is_said", passes="test_resume_is_bit_exact")
+class StartsAnew(AveragingStrategy):
+    """Begins from nothing when there is no checkpoint."""
+
+    def load_checkpoint(self, path, state=None, *, strict=True):
+        try:
+            return super().load_checkpoint(path, state, strict=strict)
+        except CheckpointNotFoundError:
+            return {}
+
+
+@mutant("test_values_come_back", passes="test_resume_is_bit_exact")
+class LosesTensors(AveragingStrategy):
+    """Reverses plain tensors on their way into the checkpoint."""
+
+    def save_checkpoint(self, path, state):
+        changed = {
+            key: value.flip(0) if isinstance(value, torch.Tensor) and value.dim() else value
+            for key, value in state.items()
+        }
+        super().save_checkpoint(path, changed)

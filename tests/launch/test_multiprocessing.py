@@ -102,7 +102,7 @@ def test_a_rank_that_is_not_connected_gets_an_exception_with_the_cause(program):
         if __name__ == "__main__":
             launcher = connected(MultiprocessingLauncher("spawn"))
             launcher.launch(work, launcher.cluster_environment)
-        """).finish(timeout_s=30)
+        """).finish(timeout_s=60)
     assert done.code == 1
     assert done.output.startswith(
         "WorkerError Rank 1 ended first, and this rank stops because of it. Rank 1 was killed"

@@ -281,7 +281,8 @@ class FitLoop:
 
         torch's loader draws from the random state when it is opened: within an epoch that draw has been made before.
         """
-        batches: Iterator[Any] = self.trainer.loaders.open_train()
+        with self.trainer.signals.hidden_from_children():
+            batches: Iterator[Any] = self.trainer.loaders.open_train()
         if self.progress.batch >= self.num_batches:
             next(batches, None)  # the order of an epoch that is over is drawn too, so that the next one's follows it
         self._restore_random_state()

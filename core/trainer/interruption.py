@@ -123,6 +123,20 @@ class SignalGuard:
         finally:
             self._is_near_step = self._wake is not None
 
+    @contextmanager
+    def hidden_from_children(self) -> Iterator[None]:
+        """Processes that are made inside, forked or not, never hear of Ctrl-C and warnings.
+
+        Those are their parent's to answer, which needs its loader's workers up to the step at which it stops, and hears
+        of what comes meanwhile when it leaves the context.
+        """
+        hidden = self._previous.keys() - {signal.SIGTERM}
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, hidden)
+        try:
+            yield
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
     def agree(self, number: int) -> BaseException:
         """All ranks have heard that one of them got this signal. What each of them raises."""
         if self.signal is None:

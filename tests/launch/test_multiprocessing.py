@@ -91,9 +91,13 @@ def test_an_exception_ends_the_others_and_is_named(program, own_temporary_direct
 def test_a_rank_that_is_not_connected_gets_an_exception_with_the_cause(program):
     done = program("""
         def work(environment):
+            ready = __file__ + ".ready"
             if environment.global_rank() == 1:
+                while not os.path.exists(ready):  # the other rank may still be starting
+                    time.sleep(0.05)
                 os.kill(os.getpid(), 9)
             try:
+                open(ready, "w").close()
                 time.sleep(600)
             except BaseException as error:
                 say(type(error).__name__, error)

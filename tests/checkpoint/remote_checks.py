@@ -1,7 +1,7 @@
 """What must hold of checkpoints behind fsspec, whichever file system it is.
 
-As a program: `remote_checks.py BUCKET FOLDER` makes the bucket and runs all checks. Libraries of object stores leave threads behind, which the
-process of the tests can't have when it forks.
+As a program: `remote_checks.py BUCKET FOLDER` makes the bucket and runs all checks. Libraries of object stores leave
+threads behind, which the process of the tests can't have when it forks.
 """
 
 import sys

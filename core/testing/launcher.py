@@ -45,12 +45,15 @@ def work(environment, what, folder, number, times=1):
     (folder / f"rank-{number}-{rank}").write_text(json.dumps(
         [environment.world_size(), rank, environment.local_rank(), environment.node_rank(), environment.main_port]))
     last = rank == environment.world_size() - 1
+    while what in ("raise", "kill") and last and len(list(folder.glob("ready-*"))) < rank:
+        time.sleep(0.01)
     if what == "raise" and last:
         raise ValueError(f"rank {rank} has had enough")
     if what == "kill" and last:
         os.kill(os.getpid(), signal.SIGKILL)
     if what in ("raise", "kill"):
         try:
+            (folder / f"ready-{rank}").touch()
             time.sleep(60)
         finally:
             (folder / f"finally-{rank}").touch()

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from core.checkpoint import formats, safetensors_file
-from core.checkpoint.agreement import on_rank_zero, together
-from core.checkpoint.folder import folder_of
-from core.contract.checkpoint_io import CheckpointIO
+from core.checkpoint import safetensors_file
+from core.checkpoint.single_file_io import SingleFileCheckpointIO
 
 if TYPE_CHECKING:
-    from core.contract.checkpoint_io import Collectives, PathLike
+    from core.contract.checkpoint_io import PathLike
 
 
-class SafetensorsCheckpointIO(CheckpointIO):
+class SafetensorsCheckpointIO(SingleFileCheckpointIO):
     """One file of the format safetensors, with the weights of the state and nothing else: training can't go on from it.
 
     Every entry of the state that is a dict of tensors is written: the module of a Trainer, the modules that were given
@@ -21,66 +19,10 @@ class SafetensorsCheckpointIO(CheckpointIO):
     Needs the package safetensors (`pip install 'core[safetensors]'`), and memory for a second copy of the weights.
     """
 
-    layout = "full"
-
-    def save_checkpoint(self, state: dict[str, Any] | None, path: PathLike, *, collectives: Collectives) -> None:
-        """Write the weights in `state` to `path`, replacing what is there.
-
-        Args:
-            state: on rank 0.
-            path: a local path or a URL that fsspec knows. Missing folders are made.
-            collectives: the ranks that call this together.
+    def write_file(self, state: dict[str, Any], path: PathLike) -> None:
+        """Rank 0. Write the weights in `state`, of which there must be some, and their digest.
 
         Raises:
-            CheckpointError: it can't be written, or there are no weights; what was at `path` is untouched. Raised on
-                all ranks.
+            CheckpointError: it can't be written; what was at `path` is untouched.
         """
-
-        def write() -> None:
-            assert state is not None, "rank 0 has the state of layout 'full'"
-            safetensors_file.write(state, path)
-
-        on_rank_zero(collectives, write)
-
-    def load_checkpoint(
-        self, path: PathLike, *, collectives: Collectives, state: dict[str, Any] | None = None
-    ) -> dict[str, Any]:
-        """Read what was saved at `path`, also by another CheckpointIO of the core; tensors come back on the CPU.
-
-        A file that ends with `.safetensors` and wasn't written by core becomes `{"model": {...}}`.
-
-        Args:
-            path: a local path or a URL that fsspec knows.
-            collectives: the ranks that call this together.
-            state: not used by layout `full`.
-
-        Returns:
-            The state, on all ranks.
-
-        Raises:
-            CheckpointNotFoundError: nothing is there. Like the others raised on all ranks, if on any.
-            CheckpointCorruptedError: damaged, or not a checkpoint; the file is named.
-            CheckpointError: it can't be read.
-        """
-        return together(collectives, lambda: formats.load_checkpoint(path))
-
-    def remove_checkpoint(self, path: PathLike, *, collectives: Collectives) -> None:
-        """Delete the checkpoint at `path` and its digest. Nothing happens if they are not there.
-
-        Raises:
-            CheckpointError: it can't be deleted. Raised on all ranks.
-        """
-        on_rank_zero(collectives, lambda: formats.remove(path))
-
-    def exists(self, path: PathLike) -> bool:
-        """Rank 0. Whether a checkpoint is at `path`, in whichever form."""
-        return folder_of(path).exists()
-
-    def verify_checkpoint(self, path: PathLike) -> None:
-        """Rank 0. Read every byte of the checkpoint at `path` and compare its digest.
-
-        Raises:
-            CheckpointNotFoundError: nothing is there.
-            CheckpointCorruptedError: it is damaged; the file is named.
-        """
-        formats.verify_checkpoint(path)
+        safetensors_file.write(state, path)

@@ -31,6 +31,12 @@ def needs(capability: Capability) -> Callable[[F], F]:
     return mark
 
 
+def launches(test: F) -> F:
+    """Mark a test that makes processes of its own, and so stays out of the one that `own_process` makes."""
+    test.launches = True  # type: ignore[attr-defined]
+    return test
+
+
 class Conformance(PackagingTests, Generic[T]):
     """The tests of one plugin. Its subclasses, one a kind, are meant to be subclassed by plugin authors.
 
@@ -40,6 +46,7 @@ class Conformance(PackagingTests, Generic[T]):
         heavy_modules: top-level names of libraries that the plugin's module must not import before it is used.
         known_failures: reason by name, as in `{"test_pickles": "..."}` or `{"test_reduces[int64]": "..."}`. These are
             expected to fail; one that passes is a failure of this list.
+        own_process: run each test in a process of its own. For libraries that leave threads or global state behind.
     """
 
     kind: ClassVar[str]
@@ -47,6 +54,8 @@ class Conformance(PackagingTests, Generic[T]):
     options: ClassVar[Mapping[str, Any]] = {}
     heavy_modules: ClassVar[tuple[str, ...]] = ()
     known_failures: ClassVar[Mapping[str, str]] = {}
+    own_process: ClassVar[bool] = False
+    is_alone: ClassVar[bool] = False  # in the process that `own_process` makes
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -65,6 +74,8 @@ class Conformance(PackagingTests, Generic[T]):
 
     def alone(self, function: Callable[[], Any]) -> Any:
         """Call a function in a process of its own, from which this one learns the result only."""
+        if self.is_alone:
+            return function()
         return Backend(lambda: "single_device").run(lambda rank: function())[0]
 
     def declared(self) -> Capability | None:

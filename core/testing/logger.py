@@ -6,6 +6,7 @@ import importlib.util
 import math
 import pickle
 import tempfile
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -14,7 +15,7 @@ import pytest
 from core import Logger
 from core.strategies import ParallelStrategy
 from core.testing.cases import Case
-from core.testing.conformance import Conformance
+from core.testing.conformance import Conformance, launches
 from core.testing.networks import Perceptron, make_loader
 from core.testing.ranks import Backend
 
@@ -124,25 +125,26 @@ class LoggerConformance(Conformance[Logger]):
     def test_crosses_processes(self, folder: Path) -> None:
         """It pickles before it is used, and another one takes over its run by `state_dict`."""
         logger = self.make_in(folder)
-        copy = pickle.loads(pickle.dumps(logger))
-        copy.log_metrics({"loss": 1.0}, 0)
-        copy.finalize("success")
-        state = copy.state_dict()
+        version, state = self.alone(partial(_log_in_copy, pickle.dumps(logger)))
         assert pickle.loads(pickle.dumps(state)) == state
         logger.load_state_dict(state)
-        assert logger.version == copy.version
+        assert logger.version == version
         logger.log_metrics({"loss": 2.0}, 1)
         logger.finalize("success")
         self._assert_read(logger, folder, {(0, "loss", 1.0), (1, "loss", 2.0)})
 
-    def test_its_folder_exists(self, folder: Path) -> None:
-        """`log_dir` is a folder where others may put what belongs to the run, or None."""
+    def test_keeps_a_folder_for_others(self, folder: Path) -> None:
+        """Checkpoints and the like may be put into `log_dir`, if there is one."""
         logger = self.make_in(folder)
         logger.log_metrics({"loss": 1.0}, 0)
         logger.save()
-        assert logger.log_dir is None or Path(logger.log_dir).is_dir()
+        if logger.log_dir is not None:
+            others = Path(logger.log_dir, "checkpoints")
+            others.mkdir(parents=True)
+            (others / "file").write_text("theirs")
         logger.finalize("success")
 
+    @launches
     def test_rank_zero_logs_for_all(self, folder: Path) -> None:
         """In a Trainer on two ranks, each value arrives once."""
         self.make_in(folder)
@@ -159,6 +161,13 @@ class LoggerConformance(Conformance[Logger]):
         found = self.read(logger, folder)
         if found is not None:
             assert expected <= set(found), f"missing: {sorted(expected - set(found))}"
+
+
+def _log_in_copy(pickled: bytes) -> tuple[str | int | None, dict[str, Any]]:
+    copy: Logger = pickle.loads(pickled)
+    copy.log_metrics({"loss": 1.0}, 0)
+    copy.finalize("success")
+    return copy.version, copy.state_dict()
 
 
 class _Logging(Perceptron):

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from functools import partial
+from inspect import signature
+from typing import TYPE_CHECKING, Any
+
+import pytest
 
 if TYPE_CHECKING:
-    import pytest
-
     from core import Capability
 
 _NAME = "core-conformance"
@@ -49,6 +51,17 @@ class ConformanceReport:
         """A test of a suite is about to run."""
         self.rows[nodeid] = Row(alias, test, needs)
 
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_pyfunc_call(self, pyfuncitem: pytest.Function) -> bool | None:
+        """Run a test in a process of its own if its suite says `own_process`."""
+        suite = pyfuncitem.instance
+        if not getattr(suite, "own_process", False) or getattr(pyfuncitem.function, "launches", False):
+            return None
+        arguments = {name: pyfuncitem.funcargs[name] for name in signature(pyfuncitem.obj).parameters}
+        if skipped := suite.alone(partial(_run_alone, pyfuncitem, arguments)):
+            pytest.skip(skipped)
+        return True
+
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Note how it ended: by its worst part."""
         row = self.rows.get(report.nodeid)
@@ -87,6 +100,15 @@ def report_of(config: pytest.Config) -> ConformanceReport:
         if not given:
             config.pluginmanager.register(report, _NAME)
     return report
+
+
+def _run_alone(item: pytest.Function, arguments: dict[str, Any]) -> str | None:
+    item.cls.is_alone = True
+    try:
+        item.obj(**arguments)
+    except pytest.skip.Exception as skipped:
+        return skipped.msg
+    return None
 
 
 def _verdict(row: Row) -> str:

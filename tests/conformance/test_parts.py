@@ -178,15 +178,44 @@ class TestTensorBoard(LoggerConformance):
     heavy_modules = ("tensorboard",)
     requires = "tensorboard"
 
+    def read(self, logger, folder):
+        from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+        runs = {file.parent for file in folder.rglob("events.out.tfevents.*")}
+        events = [EventAccumulator(str(run)).Reload() for run in runs]
+        return [
+            (at.step, name, at.value) for one in events for name in one.Tags()["scalars"] for at in one.Scalars(name)
+        ]
+
 
 class TestWandb(LoggerConformance):
     alias = "wandb"
     heavy_modules = ("wandb",)
     requires = "wandb"
     options = {"offline": True}
+    own_process = True  # its threads live as long as their process, and a process with threads can't be forked
 
 
 class TestMLFlow(LoggerConformance):
     alias = "mlflow"
     heavy_modules = ("mlflow",)
     requires = "mlflow"
+
+    @pytest.fixture(autouse=True)
+    def _local_store(self, monkeypatch):
+        monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+        monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
+
+    def make_in(self, folder):
+        return self.make(save_dir=str(folder), tracking_uri=(folder / "mlruns").as_uri())
+
+    def read(self, logger, folder):
+        runs = logger.experiment.search_runs(
+            [experiment.experiment_id for experiment in logger.experiment.search_experiments()]
+        )
+        return [
+            (one.step, name, one.value)
+            for run in runs
+            for name in run.data.metrics
+            for one in logger.experiment.get_metric_history(run.info.run_id, name)
+        ]

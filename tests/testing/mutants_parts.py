@@ -548,13 +548,13 @@ class HoldsALoggerLock(CSVLogger):
         self.lock = threading.Lock()
 
 
-@logger("test_its_folder_exists")
-class ImaginesAFolder(CSVLogger):
-    """Names a folder that isn't there."""
+@logger("test_keeps_a_folder_for_others")
+class NamesAFile(CSVLogger):
+    """Names its file where it should name its folder."""
 
     @property
     def log_dir(self):
-        return str(self._save_dir / "imagined")
+        return str(Path(super().log_dir, "metrics.csv"))
 
 
 @logger("test_rank_zero_logs_for_all")

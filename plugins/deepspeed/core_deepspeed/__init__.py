@@ -1,0 +1,27 @@
+"""DeepSpeed for `core`: `Trainer(strategy="deepspeed_stage_3", devices=4)`."""
+
+from core_deepspeed._version import __version__
+from core_deepspeed.options import Options
+from core_deepspeed.presets import (
+    deepspeed_stage_1,
+    deepspeed_stage_1_offload,
+    deepspeed_stage_2,
+    deepspeed_stage_2_offload,
+    deepspeed_stage_3,
+    deepspeed_stage_3_offload,
+    deepspeed_stage_3_offload_nvme,
+)
+from core_deepspeed.strategy import DeepSpeedStrategy
+
+__all__ = [
+    "DeepSpeedStrategy",
+    "Options",
+    "__version__",
+    "deepspeed_stage_1",
+    "deepspeed_stage_1_offload",
+    "deepspeed_stage_2",
+    "deepspeed_stage_2_offload",
+    "deepspeed_stage_3",
+    "deepspeed_stage_3_offload",
+    "deepspeed_stage_3_offload_nvme",
+]

@@ -1,0 +1,203 @@
+"""What DeepSpeed is told: the strategy's options, the user's own config and the run's arguments, in one dictionary.
+
+`merge` runs when the strategy is made, `fit_to_run` when the Trainer's arguments are known. Neither imports DeepSpeed.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from core import ConfigurationError
+from core_deepspeed import given_config, refusals
+from core_deepspeed.options import Options
+from core_deepspeed.places import OFFLOAD_OPTIMIZER, OFFLOAD_PARAMETERS, Place, look_up, offload_device, put, uses_nvme
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from core_deepspeed.given_config import Config
+
+
+def _in(block: Place, *options: str) -> dict[str, tuple[Place, ...]]:
+    """Places of options that have the same name in the config."""
+    return {option: ((*block, option),) for option in options}
+
+
+_PLACES: dict[str, tuple[Place, ...]] = {
+    # What turns a block on comes first: what stands in it follows.
+    "offload_params_device": ((*OFFLOAD_PARAMETERS, "device"),),
+    "offload_optimizer_device": ((*OFFLOAD_OPTIMIZER, "device"),),
+    "nvme_path": ((*OFFLOAD_PARAMETERS, "nvme_path"), (*OFFLOAD_OPTIMIZER, "nvme_path")),
+    "pin_memory": ((*OFFLOAD_PARAMETERS, "pin_memory"), (*OFFLOAD_OPTIMIZER, "pin_memory")),
+    "params_buffer_count": ((*OFFLOAD_PARAMETERS, "buffer_count"),),
+    "params_buffer_size": ((*OFFLOAD_PARAMETERS, "buffer_size"),),
+    "optimizer_buffer_count": ((*OFFLOAD_OPTIMIZER, "buffer_count"),),
+    "thread_count": (("aio", "intra_op_parallelism"),),
+    **_in(OFFLOAD_PARAMETERS, "max_in_cpu"),
+    **_in(("aio",), "block_size", "queue_depth", "single_submit", "overlap_events"),
+    **_in(("zero_optimization",), "stage", "allgather_partitions", "reduce_scatter", "allgather_bucket_size"),
+    **_in(("zero_optimization",), "reduce_bucket_size", "overlap_comm", "contiguous_gradients", "sub_group_size"),
+    **_in(("activation_checkpointing",), "partition_activations", "cpu_checkpointing"),
+    **_in(("activation_checkpointing",), "contiguous_memory_optimization", "synchronize_checkpoint_boundary"),
+    **_in(("fp16",), "loss_scale", "initial_scale_power", "loss_scale_window", "hysteresis", "min_loss_scale"),
+    **_in((), "zero_allow_untested_optimizer"),
+}
+"""Where each option stands in DeepSpeed's config."""
+
+_DEFAULTS = {field.name: field.default for field in dataclasses.fields(Options)}
+_SWITCHES = {"offload_parameters": OFFLOAD_PARAMETERS, "offload_optimizer": OFFLOAD_OPTIMIZER}
+_NEEDED = {
+    OFFLOAD_PARAMETERS: "offload_parameters=True",
+    OFFLOAD_OPTIMIZER: "offload_optimizer=True",
+    ("aio",): "offload to 'nvme'",
+}
+"""What turns a block of the config on."""
+
+_BLOCKS = {"16-mixed": "fp16", "16-true": "fp16", "bf16-mixed": "bf16", "bf16-true": "bf16", "32-true": None}
+"""Which block of the config a precision turns on. Either keeps float32 masters, and the module in 16 bits."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """What the arguments of Trainer or Fabric say about a run.
+
+    Attributes:
+        world_size: number of processes.
+        device_type: `"cpu"`, `"cuda"`, ...
+        precision: as the user writes it.
+        micro_batch_size: samples in a batch of one process; None if that isn't known.
+        num_accumulated: batches of an accumulation window; None if the user's own loop decides.
+        max_norm: to which gradients are clipped; None if nobody said.
+    """
+
+    world_size: int
+    device_type: str
+    precision: str = "32-true"
+    micro_batch_size: int | None = None
+    num_accumulated: int | None = None
+    max_norm: float | None = None
+
+
+def merge(options: Options, given: Collection[str] = ()) -> Config:
+    """The config that the options and `options.config` make together.
+
+    Args:
+        options: of the strategy.
+        given: names of those that the user wrote; the others are defaults, which `options.config` overrides.
+
+    Raises:
+        ConfigurationError: a contradiction, an option without effect, or what DeepSpeed can't do.
+    """
+    config = given_config.read(options.config)
+    for switch, block in _SWITCHES.items():
+        _switch(config, block, switch, getattr(options, switch), is_given=switch in given)
+    for name in _PLACES:
+        _merge_option(config, name, getattr(options, name), is_given=name in given)
+    config.setdefault("zero_force_ds_cpu_optimizer", False)  # the optimizer is the user's choice
+    config.setdefault("steps_per_print", 10**12)  # the Trainer reports
+    refusals.refuse_impossible(config, options)
+    return config
+
+
+def fit_to_run(config: Config, run: Run) -> Config:
+    """The same config, completed by what the run's arguments say.
+
+    Raises:
+        ConfigurationError: the config says something else; shows both.
+    """
+    fitted = copy.deepcopy(config)
+    _fit_precision(fitted, run)
+    _fit_number(fitted, "gradient_clipping", run.max_norm, "gradient_clip_val", default=0.0)
+    _fit_number(fitted, "gradient_accumulation_steps", run.num_accumulated, "accumulate_grad_batches", default=1)
+    _fit_batch_size(fitted, run)
+    refusals.refuse_formats(fitted, run.precision, run.device_type)
+    return fitted
+
+
+# merging --------------------------------------------------------------------------------------------------------------
+
+
+def _switch(config: Config, block: Place, switch: str, is_on: bool, *, is_given: bool) -> None:
+    """Turn an offload block on, if the option says so and the user's config nothing."""
+    said = look_up(config, (*block, "device"))
+    if is_given and said is not None and is_on != (said != "none"):
+        raise _contradiction((*block, "device"), said, f"{switch}={is_on}")
+    if is_on and look_up(config, block) is None:
+        put(config, block, {})
+
+
+def _merge_option(config: Config, name: str, value: Any, *, is_given: bool) -> None:
+    value = str(value) if isinstance(value, os.PathLike) else value
+    places = [place for place in _PLACES[name] if _has_effect(config, place)]
+    if is_given and not places and value != _DEFAULTS[name]:
+        needed = " or ".join(dict.fromkeys(_NEEDED[place[:-1]] for place in _PLACES[name]))
+        raise ConfigurationError(f"{name}={value!r} has no effect without {needed}. Add that, or leave it out.")
+    for place in places:
+        said = look_up(config, place)
+        if is_given and said is not None and said != value:
+            raise _contradiction(place, said, f"{name}={value!r}")
+        if said is None and value is not None and (is_given or place[0] != "fp16"):
+            put(config, place, value)
+
+
+def _has_effect(config: Config, place: Place) -> bool:
+    """Whether the block in which an option stands is on; of fp16, `fit_to_run` knows."""
+    block, key = place[:-1], place[-1]
+    if block in _SWITCHES.values():
+        is_on = look_up(config, block) is not None and look_up(config, (*block, "device")) != "none"
+        return is_on and (key != "nvme_path" or offload_device(config, block) == "nvme")
+    return block != ("aio",) or uses_nvme(config)
+
+
+def _contradiction(place: Place, said: Any, other: str) -> ConfigurationError:
+    return ConfigurationError(
+        f"config says {'.'.join(place)} = {said!r}, and {other}. Leave one of them out, or make them agree."
+    )
+
+
+# the run --------------------------------------------------------------------------------------------------------------
+
+
+def _fit_precision(config: Config, run: Run) -> None:
+    if run.precision not in _BLOCKS:
+        raise ConfigurationError(f"precision={run.precision!r}: DeepSpeed computes in {', '.join(map(repr, _BLOCKS))}.")
+    wanted = _BLOCKS[run.precision]
+    for block in ("fp16", "bf16", "torch_autocast"):
+        said = look_up(config, (block, "enabled"))
+        if said is not None and bool(said) != (block == wanted):
+            raise _contradiction((block, "enabled"), said, f"precision={run.precision!r}")
+    if wanted:
+        put(config, (wanted, "enabled"), True)
+    idle = sorted(config.get("fp16", {}).keys() - {"enabled"})
+    if wanted != "fp16" and idle:
+        raise ConfigurationError(
+            f"{idle[0]}={config['fp16'][idle[0]]!r} has no effect with precision={run.precision!r}: only '16-mixed' "
+            "and '16-true' scale the loss. Choose one of these, or leave it out."
+        )
+
+
+def _fit_number(config: Config, key: str, value: float | None, argument: str, *, default: float) -> None:
+    said = config.get(key)
+    if said is not None and value is not None and said != value:
+        raise _contradiction((key,), said, f"{argument}={value!r}")
+    config[key] = said if value is None and said is not None else value if value is not None else default
+
+
+def _fit_batch_size(config: Config, run: Run) -> None:
+    """DeepSpeed wants to know two of three numbers, and that they agree; it only reports them."""
+    micro, num_batches = "train_micro_batch_size_per_gpu", config["gradient_accumulation_steps"] * run.world_size
+    total = config.get("train_batch_size")
+    if total is not None and config.get(micro) is None and run.micro_batch_size is None:
+        config[micro] = total // num_batches
+    _fit_number(config, micro, run.micro_batch_size, "the loader's batch_size", default=1)
+    if total is not None and total != config[micro] * num_batches:
+        raise _contradiction(
+            ("train_batch_size",),
+            total,
+            f"{run.world_size} processes with {config['gradient_accumulation_steps']} batches of {config[micro]} make "
+            f"{config[micro] * num_batches}",
+        )

@@ -1,0 +1,87 @@
+"""What DeepSpeed can't do, or does wrong without a word. Read from the config that it would get."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from core import ConfigurationError
+from core_deepspeed.places import OFFLOAD_OPTIMIZER, OFFLOAD_PARAMETERS, STAGE, look_up, offload_device
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from core_deepspeed.options import Options
+
+
+def refuse_impossible(config: Mapping[str, Any], options: Options) -> None:
+    """Refuse what no run can have.
+
+    Raises:
+        ConfigurationError: with the reason, and the nearest that works.
+    """
+    stage = look_up(config, STAGE)
+    if stage not in (1, 2, 3) or isinstance(stage, bool):
+        hint = " Stage 0 cuts nothing: that is strategy='ddp'." * (stage == 0)
+        raise ConfigurationError(f"stage={stage!r}: expected 1, 2 or 3.{hint}")
+    _check_offload(config, stage)
+    _check_remote_device(config, stage, options.remote_device)
+    for block in (OFFLOAD_PARAMETERS, OFFLOAD_OPTIMIZER):
+        if offload_device(config, block) == "nvme":
+            _check_folder(look_up(config, (*block, "nvme_path")))
+
+
+def refuse_formats(config: Mapping[str, Any], precision: str, device_type: str) -> None:
+    """Refuse number formats that the device doesn't have, or that offloading changes.
+
+    Raises:
+        ConfigurationError: float16 on a CPU, float32 parameters on NVMe.
+    """
+    if precision.startswith("16-") and device_type == "cpu":
+        raise ConfigurationError(
+            f"precision={precision!r} on a CPU, where DeepSpeed has no float16. Use precision='bf16-mixed'."
+        )
+    if offload_device(config, OFFLOAD_PARAMETERS) == "nvme" and precision == "32-true":
+        # partition_parameters.py, `_set_dtype`: `dtype or float16 if ... else bfloat16` drops float32. As of 0.19.
+        raise ConfigurationError(
+            "precision='32-true' with parameters offloaded to NVMe: DeepSpeed stores them as bfloat16, without a word, "
+            "where the device has no float16. Use precision='bf16-mixed', or offload_params_device='cpu'."
+        )
+
+
+def _check_offload(config: Mapping[str, Any], stage: int) -> None:
+    parameters, optimizer = offload_device(config, OFFLOAD_PARAMETERS), offload_device(config, OFFLOAD_OPTIMIZER)
+    for device, option in ((parameters, "offload_params_device"), (optimizer, "offload_optimizer_device")):
+        if device not in (None, "cpu", "nvme"):
+            raise ConfigurationError(f"{option}={device!r}: expected 'cpu' or 'nvme'.")
+    if parameters and stage < 3:
+        raise ConfigurationError(
+            f"offload_parameters with stage {stage}: parameters are whole on every rank below stage 3, which alone can "
+            "offload them. Use stage=3, or offload_optimizer=True."
+        )
+    if optimizer == "nvme" and stage < 3:
+        raise ConfigurationError(
+            f"offload_optimizer_device='nvme' with stage {stage}: DeepSpeed takes it, and computes as with 'cpu'; that "
+            "anything goes to the disk is unproven. Use stage=3, or offload_optimizer_device='cpu'."
+        )
+
+
+def _check_remote_device(config: Mapping[str, Any], stage: int, remote: str | None) -> None:
+    if remote not in (None, "cpu", "nvme"):
+        raise ConfigurationError(f"remote_device={remote!r}: expected 'cpu', 'nvme' or None, the rank's own device.")
+    offloaded = offload_device(config, OFFLOAD_PARAMETERS)
+    if remote is not None and (stage < 3 or offloaded not in (remote, "nvme")):
+        raise ConfigurationError(
+            f"remote_device={remote!r} builds a model where its offloaded parameters are to be, and they aren't there. "
+            f"Add stage=3, offload_parameters=True and offload_params_device={remote!r}, or leave it out."
+        )
+
+
+def _check_folder(path: Any) -> None:
+    if path is None:
+        raise ConfigurationError(
+            "Offloading to 'nvme' needs nvme_path: a folder on a fast local disk. Pass nvme_path='/local_nvme', or "
+            "wherever that is here."
+        )
+    if not Path(path).is_dir():
+        raise ConfigurationError(f"nvme_path={str(path)!r} is not a folder on this machine. Make it, or name another.")

@@ -20,6 +20,8 @@ def describe(error: BaseException) -> str:
 
 def cannot_write(path: str, error: BaseException) -> CheckpointError:
     """The checkpoint can't be written, and what was there is as it was."""
+    if isinstance(error, CheckpointError):  # it says what was expected
+        return CheckpointError(f"The checkpoint {path!r} can't be written: {error} What was there is untouched.")
     return CheckpointError(
         f"The checkpoint {path!r} can't be written: {describe(error)}. What was there is untouched. "
         "Expected a place with room that this process may write to."

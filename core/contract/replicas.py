@@ -1,15 +1,17 @@
-"""Sharing out the writing of tensors that all ranks have in common."""
+"""Sharing out the writing of what several ranks have in common."""
 
 from __future__ import annotations
 
+from itertools import count
 from typing import TYPE_CHECKING, Any
 
 from core.contract.sharded_leaf import Chunk, ShardedLeaf
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from torch import Tensor
+    from torch.distributed.device_mesh import DeviceMesh
 
 _MIN_BYTES = 1 << 16
 """Smaller ones are left to rank 0: telling where they are costs as much as they do."""
@@ -27,7 +29,48 @@ def share_out(state: Any, replicated: Iterable[Tensor], *, rank: int, size: int)
         size: number of processes.
     """
     owners = _owners({_place(tensor): tensor.nbytes for tensor in replicated}, size)
-    return _replace(state, owners, rank)
+
+    def shared(value: Any) -> Any:
+        if not hasattr(value, "data_ptr") or (owner := owners.get(_place(value))) is None:
+            return value
+        shape = tuple(value.shape)
+        chunks = (Chunk((0,) * len(shape), shape, value),) if owner == rank else ()
+        return ShardedLeaf(shape, value.dtype, chunks)
+
+    return _replace(state, shared)
+
+
+def drop_copies(state: Any, mesh: DeviceMesh) -> Any:
+    """All ranks, without communication. Of the ranks that have the same part of a DTensor, let one write it.
+
+    A DTensor over some axes of the mesh is the same along the others; over which of them one rank can't see from it.
+    What has to be written goes round among the ranks along those axes.
+
+    Args:
+        state: nested dicts and lists, in the same order on all ranks.
+        mesh: all ranks by named axes.
+    """
+    axes, coordinate, turns = mesh.mesh_dim_names or (), mesh.get_coordinate() or (), count()
+
+    def dropped(value: Any) -> Any:
+        own = _axes_of(value)
+        if not own or own == axes or not set(own) <= set(axes):
+            return value
+        turn = next(turns)
+        for dim, axis in enumerate(axes):
+            if axis not in own:
+                turn, chosen = divmod(turn, mesh.size(dim))
+                if coordinate[dim] != chosen:
+                    return ShardedLeaf(tuple(value.shape), value.dtype)
+        return value
+
+    return _replace(state, dropped)
+
+
+def _axes_of(value: Any) -> tuple[str, ...]:
+    """Of a DTensor; none of anything else."""
+    mesh = getattr(value, "device_mesh", None)
+    return (mesh.mesh_dim_names or ()) if mesh is not None else ()
 
 
 def _owners(sizes: Mapping[tuple[int, int], int], num_ranks: int) -> dict[tuple[int, int], int]:
@@ -40,21 +83,17 @@ def _owners(sizes: Mapping[tuple[int, int], int], num_ranks: int) -> dict[tuple[
     return owners
 
 
-def _replace(value: Any, owners: Mapping[tuple[int, int], int], rank: int) -> Any:
+def _replace(value: Any, by: Callable[[Any], Any]) -> Any:
     if isinstance(value, dict):
         copied = value.copy()  # keeps the class, and the versions that a module's state carries in an attribute
         for key, item in value.items():
-            copied[key] = _replace(item, owners, rank)
+            copied[key] = _replace(item, by)
         if hasattr(value, "_metadata"):
             copied._metadata = value._metadata  # type: ignore[attr-defined]
         return copied
     if type(value) in (list, tuple):
-        return type(value)(_replace(item, owners, rank) for item in value)
-    if not hasattr(value, "data_ptr") or (owner := owners.get(_place(value))) is None:
-        return value
-    shape = tuple(value.shape)
-    chunks = (Chunk((0,) * len(shape), shape, value),) if owner == rank else ()
-    return ShardedLeaf(shape, value.dtype, chunks)
+        return type(value)(_replace(item, by) for item in value)
+    return by(value)
 
 
 def _place(tensor: Tensor) -> tuple[int, int]:

@@ -596,6 +596,8 @@ class Strategy:
         sharded, collectives = self.checkpoint_io.layout == "sharded", self.collectives
         if sharded and self.replicates_parameters and collectives.size > 1:
             plain = replicas.share_out(plain, self._parameter_tensors(), rank=collectives.rank, size=collectives.size)
+        if sharded and self.device_mesh is not None:
+            plain = replicas.drop_copies(plain, self.device_mesh)
         writes = sharded or self.is_global_zero
         self.checkpoint_io.save_checkpoint(plain if writes else None, path, collectives=collectives)
 

@@ -3,9 +3,9 @@
 One launch of each writes: it trains 10 steps, saves, and trains 10 more. One launch of each reads all checkpoints, and
 trains 10 steps from each. The global batch is the same everywhere, and so are the losses.
 
-    python tests/portability/matrix.py [--processes 4] [CONFIGURATION ...]     prints the table of docs/portability.md
+    python tests/portability/matrix.py [--processes 4] [--write docs/portability.md] [CONFIGURATION ...]
 
-To add a strategy, add its configurations to `CONFIGURATIONS`.
+To add a strategy from elsewhere, call `run_matrix` with configurations of its own and some of `ALL`.
 """
 
 import argparse
@@ -16,12 +16,15 @@ from pathlib import Path
 
 import torch
 from torch import nn
+from torch.distributed.tensor import Replicate
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 from core import STRATEGY_REGISTRY, Fabric
 from core.checkpoint import load_checkpoint
 
 NUM_STEPS = 10
 GLOBAL_BATCH = 8
+MARKS = ("<!-- matrix: begin -->\n", "<!-- matrix: end -->\n")
 
 
 @dataclass(frozen=True)
@@ -29,47 +32,50 @@ class Configuration:
     """One way to train.
 
     Attributes:
-        strategy: an alias whose processes are copies of this one; "single_device" for one process.
-        num_processes: of the run.
+        strategy: its alias.
+        num_processes: of the run, forked from this one.
+        label: what it is called, if not by the alias.
         precision: of the run.
-        options: of `Fabric`.
-        make_strategy: for a strategy with options: called without arguments.
+        options: of the strategy.
     """
 
     strategy: str
     num_processes: int = 1
-    precision: str = "64-true"
     label: str = ""
-    options: dict = field(default_factory=dict)
-    make_strategy: object = None
+    precision: str = "64-true"
+    options: dict = field(default_factory=dict, hash=False)
 
     @property
     def name(self):
-        return f"{self.label or self.strategy.removesuffix('_fork')}-{self.num_processes}"
+        return f"{self.label or self.strategy}-{self.num_processes}"
 
     @property
     def is_exact(self):
         return self.precision == "64-true"
 
     def fabric(self):
-        strategy = self.make_strategy() if self.make_strategy else self.strategy
-        return Fabric(
-            accelerator="cpu",
-            strategy=strategy,
-            devices=self.num_processes,
-            precision=self.precision,
-            **self.options,
-        )
+        strategy = STRATEGY_REGISTRY.create(self.strategy, **self.options)
+        return Fabric(accelerator="cpu", strategy=strategy, devices=self.num_processes, precision=self.precision)
 
 
+FORK = {"start_method": "fork"}
+SINGLE_DEVICE = Configuration("single_device")
 ALL = [
-    Configuration("single_device"),
-    *(Configuration("ddp_fork", size) for size in (1, 2, 4)),
-    *(Configuration("ddp_fork", size, "bf16-mixed", label="ddp bf16-mixed") for size in (1, 2, 4)),
+    SINGLE_DEVICE,
+    *(Configuration("ddp", size, options=FORK) for size in (1, 2, 4)),
+    *(Configuration("fsdp", size, options=FORK) for size in (1, 2, 4)),
+    *(
+        Configuration(
+            "fsdp", size, "hybrid", options={**FORK, "sharding_strategy": "HYBRID_SHARD", "device_mesh": (2, size // 2)}
+        )
+        for size in (2, 4)
+    ),
+    *(Configuration("model_parallel", size, "fsdp+tp", options={**FORK, "tensor_parallel_size": 2}) for size in (2, 4)),
+    *(Configuration("ddp", size, "ddp-bf16", "bf16-mixed", FORK) for size in (1, 2, 4)),
 ]
 
 
-def configurations(num_processes=2):
+def configurations(num_processes):
     """Those that can run here, with at most so many processes."""
     return [each for each in ALL if each.strategy in STRATEGY_REGISTRY and each.num_processes <= num_processes]
 
@@ -86,6 +92,12 @@ class Net(nn.Module):
         self.last = nn.Linear(6, 1)
         self.register_buffer("num_calls", torch.zeros((), dtype=torch.int64))
 
+    def cut(self, mesh):
+        """Over the devices of a tensor group."""
+        columns, gathered = ColwiseParallel(), ColwiseParallel(output_layouts=Replicate())
+        parallelize_module(self, mesh, {"first": columns, "frozen": RowwiseParallel(), "second": gathered})
+        self.second.weight = self.first.weight
+
     def forward(self, x):
         self.num_calls += 1
         return self.last(torch.tanh(self.second(torch.tanh(self.frozen(torch.tanh(self.first(x)))))))
@@ -93,7 +105,9 @@ class Net(nn.Module):
 
 def make_run(fabric, seed):
     torch.manual_seed(seed)
-    net = Net()
+    net, mesh = Net(), fabric.strategy.device_mesh
+    if mesh is not None and "tensor_parallel" in mesh.mesh_dim_names:
+        net.cut(mesh["tensor_parallel"])
     parameters = [
         {"params": [net.first.weight, net.first.bias], "weight_decay": 0.1},
         {"params": [net.second.bias, *net.last.parameters()], "lr": 0.02},
@@ -135,35 +149,40 @@ def write(configuration, folder):
     return configuration.fabric().launch(body)
 
 
-def read_all(configuration, paths):
+def read_all(configuration, paths, restore):
     """Launch once. Go on from each checkpoint: losses by path."""
 
     def body(fabric):
         losses = {}
         for path in paths:
             state = make_run(fabric, seed=1)
-            fabric.load(path, state)
+            restore(fabric, path, state)
             losses[path] = train(fabric, state)
         return losses
 
     return configuration.fabric().launch(body)
 
 
-def reference(path, precision):
-    """Go on from a checkpoint on one device, restored by hand."""
-    fabric = Fabric(accelerator="cpu", devices=1, strategy="single_device", precision=precision)
-    state, saved = make_run(fabric, seed=1), load_checkpoint(path)
-    state["model"].module.load_state_dict(saved["model"])
-    names = dict(state["model"].module.named_parameters())
-    optimizer = state["optimizer"].optimizer
+def restore(fabric, path, state):
+    """As users do."""
+    fabric.load(path, state)
+
+
+def restore_by_hand(fabric, path, state):
+    """With torch alone, where modules and optimizers are torch's own."""
+    saved = load_checkpoint(path)
+    module, optimizer = state["model"].module, state["optimizer"].optimizer
+    module.load_state_dict(saved["model"])
+    parameters = dict(module.named_parameters())
     for name, entry in saved["optimizer"]["state"].items():
-        moments = {key: value.to(names[name].dtype) if value.dim() else value for key, value in entry.items()}
-        optimizer.state[names[name]] = {key: value.clone() for key, value in moments.items()}
+        parameter = parameters[name]
+        optimizer.state[parameter] = {
+            key: value.to(parameter.dtype if value.dim() else value.dtype, copy=True) for key, value in entry.items()
+        }
     for group, other in zip(optimizer.param_groups, saved["optimizer"]["param_groups"], strict=True):
         group.update({key: value for key, value in other.items() if key != "params"})
     state["scheduler"].load_state_dict(saved["scheduler"])
     state["step"] = saved["step"]
-    return train(fabric, state)
 
 
 @dataclass
@@ -171,68 +190,77 @@ class Cell:
     """One pair: how far its losses are from those expected, relative to the largest of them.
 
     Attributes:
-        kind: `"same"` (must be 0), `"exact"` (1e-10), or `"rounded"` (of a precision with few digits).
+        tolerance: 0 for a configuration that goes on from its own checkpoint.
     """
 
     difference: float
-    kind: str
-
-    @property
-    def tolerance(self):
-        return {"same": 0.0, "exact": 1e-10, "rounded": 2e-2}[self.kind]
+    tolerance: float
 
     @property
     def is_good(self):
         return self.difference <= self.tolerance
 
+    def __str__(self):
+        text = "equal" if self.difference == 0 else f"{self.difference:.0e}"
+        return text if self.is_good else f"**{text}**"
+
 
 def run_matrix(chosen, folder):
     """All pairs: cells by names of writer and reader."""
-    uninterrupted = write(Configuration("single_device", label="reference"), folder)
-    written = {writer.name: write(writer, folder) for writer in chosen}
-    paths = [folder / f"{writer.name}.ckpt" for writer in chosen]
-    read = {reader.name: read_all(reader, paths) for reader in chosen}
+    uninterrupted = write(Configuration("single_device", label="reference"), folder)[1]
+    written = {writer.name: write(writer, folder)[1] for writer in chosen}
+    paths = {writer: folder / f"{writer.name}.ckpt" for writer in chosen}
     cells = {}
-    for writer, path in zip(chosen, paths, strict=True):
-        for reader in chosen:
-            found = read[reader.name][path]
-            if writer == reader:
-                expected, kind = written[writer.name][1], "same"
-            elif writer.is_exact and reader.is_exact:
-                expected, kind = uninterrupted[1], "exact"
-            else:
-                expected, kind = reference(path, reader.precision), "exact" if reader.is_exact else "rounded"
-            largest = max(map(abs, expected))
-            difference = max(abs(one - other) for one, other in zip(found, expected, strict=True)) / largest
-            cells[writer.name, reader.name] = Cell(difference, kind)
+    for reader in chosen:
+        found = read_all(reader, paths.values(), restore)
+        converted = losses_after_a_change_of_precision(reader, paths)
+        for writer, path in paths.items():
+            expected = written[writer.name] if writer == reader else converted.get(path, uninterrupted)
+            cells[writer.name, reader.name] = compare(found[path], expected, 0.0 if writer == reader else 1e-10)
     return cells
 
 
+def losses_after_a_change_of_precision(reader, paths):
+    """Where it changes, the run in the reader's precision from the same state, restored by hand."""
+    changed = [path for writer, path in paths.items() if writer.precision != reader.precision or not reader.is_exact]
+    return read_all(SINGLE_DEVICE if reader.is_exact else reader, changed, restore_by_hand) if changed else {}
+
+
+def compare(found, expected, tolerance):
+    largest = max(map(abs, expected))
+    return Cell(max(abs(one - other) for one, other in zip(found, expected, strict=True)) / largest, tolerance)
+
+
 def markdown(cells):
+    """Writers below each other, readers side by side."""
     readers = list(dict.fromkeys(reader for _, reader in cells))
     lines = [f"| written under | {' | '.join(readers)} |", "| --- " * (len(readers) + 1) + "|"]
     for writer in dict.fromkeys(writer for writer, _ in cells):
-        row = [cells[writer, reader] for reader in readers]
-        shown = ["equal" if cell.difference == 0 else f"{cell.difference:.0e}" for cell in row]
-        lines.append(
-            f"| {writer} | "
-            + " | ".join(f"{text}" if cell.is_good else f"**{text}**" for text, cell in zip(shown, row, strict=True))
-            + " |"
-        )
-    return "\n".join(lines)
+        lines.append(f"| {writer} | {' | '.join(str(cells[writer, reader]) for reader in readers)} |")
+    return "\n".join(lines) + "\n"
+
+
+def with_table(page, table):
+    """A page with a new table between the marks."""
+    before, _, rest = page.partition(MARKS[0])
+    return before + MARKS[0] + table + MARKS[1] + rest.partition(MARKS[1])[2]
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", metavar="CONFIGURATION")
     parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--write", type=Path)
     arguments = parser.parse_args()
     chosen = [
         each for each in configurations(arguments.processes) if not arguments.names or each.name in arguments.names
     ]
     warnings.simplefilter("error")
     with tempfile.TemporaryDirectory() as folder:
-        print(markdown(run_matrix(chosen, Path(folder))))
+        table = markdown(run_matrix(chosen, Path(folder)))
+    print(table)
+    if arguments.write:
+        arguments.write.write_text(with_table(arguments.write.read_text(), table))
 
 
 if __name__ == "__main__":

@@ -5,8 +5,10 @@ import functools
 import pytest
 import torch
 from sharded_training import CASES, NUM_STEPS, QUIET, Block, Net, Recorder, make_loader
+from torch.distributed.tensor import Shard, distribute_tensor
 
 from core import CheckpointError, Fabric, Trainer, WorkerError
+from core.checkpoint import load_checkpoint
 from core_fsdp import FSDPStrategy, ModelParallelStrategy
 
 HALF = NUM_STEPS // 2
@@ -121,3 +123,17 @@ def test_a_checkpoint_that_does_not_fit_says_what_differs(tmp_path):
     with pytest.raises(WorkerError, match=r"'weight', \(3, 4\) saved and \(5, 4\) here") as failure:
         Fabric(strategy=FSDPStrategy(start_method="fork"), devices=2, accelerator="cpu").launch(save_and_load)
     assert CheckpointError.__name__ in str(failure.value)
+
+
+def test_what_a_tensor_group_has_in_common_is_written_once_and_by_turns(tmp_path):
+    path = tmp_path / "common.ckpt"
+
+    def save(fabric):
+        shares = fabric.strategy.device_mesh["data_parallel"]
+        fabric.save(path, {name: distribute_tensor(torch.arange(3.0), shares, [Shard(0)]) for name in ("one", "other")})
+
+    strategy = ModelParallelStrategy(start_method="fork", tensor_parallel_size=2)
+    Fabric(strategy=strategy, devices=2, accelerator="cpu").launch(save)
+    loaded = load_checkpoint(path)
+    assert loaded["one"].tolist() == loaded["other"].tolist() == [0, 1, 2]
+    assert len(list(path.glob("*.data"))) == 2

@@ -192,12 +192,13 @@ class Processes:
 
         Args:
             seed: from 0 to 2**32 - 1; the same on all ranks.
-            per_rank: add the rank, so that ranks draw other noise. Not while a model is being built.
+            per_rank: add the number of this rank's share of the data, so that ranks draw other noise. Not while a
+                model is being built.
 
         Returns:
             The seed of this rank.
         """
-        return seed_everything((seed + self.global_rank) % 2**32 if per_rank else seed)
+        return seed_everything((seed + self.strategy.data_parallel_rank) % 2**32 if per_rank else seed)
 
     def _map_tensors(self, function: Callable[[Tensor], Tensor], data: Any) -> Any:
         self._set_up()

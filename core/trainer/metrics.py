@@ -208,7 +208,7 @@ class Metrics:
     def reduce_epoch(
         self, strategy: Strategy, module: nn.Module | None = None, *, is_over: bool = True
     ) -> dict[str, float]:
-        """All ranks. The epoch's values, over all ranks where asked; begins a new epoch.
+        """All ranks. The epoch's values, over all shares of the data where asked; begins a new epoch.
 
         Values that are not logged with `sync_dist=False` are exact over all samples: sums and weights are added, ranks
         that saw fewer samples, or none, included.
@@ -270,7 +270,9 @@ def _as_number(name: str, value: Any) -> float:
 
 
 def _reduce_step(strategy: Strategy, value: Any, reduction: str) -> Any:
-    return strategy.reduce(torch.as_tensor(value, device=strategy.root_device).float(), reduce_op=reduction)
+    reduced = strategy.reduce(torch.as_tensor(value, device=strategy.root_device).float(), reduce_op=reduction)
+    num_copies = strategy.world_size // strategy.data_parallel_size  # ranks of one share have logged the same
+    return reduced / num_copies if reduction == "sum" and num_copies > 1 else reduced
 
 
 def _places(metrics: dict[str, Any], module: nn.Module | None) -> dict[str, str]:
@@ -284,12 +286,16 @@ def _places(metrics: dict[str, Any], module: nn.Module | None) -> dict[str, str]
 def _gather(
     strategy: Strategy, local: dict[str, _Reduction], places: dict[str, str]
 ) -> tuple[dict[str, _Reduction], dict[str, str]]:
-    """All ranks. Everyone's reductions merged, and the metrics that anyone has, in one order."""
+    """All ranks. Reductions of all shares of the data merged, and the metrics that anyone has, in one order."""
     merged: dict[str, _Reduction] = {}
     found: dict[str, str] = {}
-    for part, metrics in strategy.gather_objects((local, places)) or ():
+    seen: set[tuple[int, str]] = set()
+    for share, part, metrics in strategy.gather_objects((strategy.data_parallel_rank, local, places)) or ():
         found = {**metrics, **found}
         for name, (reduction, total, weight) in part.items():
+            if (share, name) in seen:  # ranks of one share have logged the same: the first one counts
+                continue
+            seen.add((share, name))
             if name not in merged:
                 merged[name] = (reduction, total, weight)
                 continue

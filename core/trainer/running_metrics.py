@@ -31,17 +31,22 @@ def collect(trainer: Trainer) -> dict[str, Any]:
     }
 
 
-def restore(trainer: Trainer, saved: Sequence[dict[str, Any]]) -> None:
-    """All ranks. Go on from what each rank of the saved run had collected.
+def restore(trainer: Trainer, saved: Sequence[dict[str, Any]], *, share: int, num_shares: int) -> None:
+    """All ranks. Go on from what each share of the data had collected in the saved run.
 
-    With fewer ranks than before, one takes over the reductions of several; with more, some begin with nothing. Sums
-    and weights are added over ranks in the end, so that the epoch's value is the same. Torchmetrics objects can't be
+    With fewer shares than before, one takes over the reductions of several; with more, some begin with nothing. Sums
+    and weights are added over shares in the end, so that the epoch's value is the same. Torchmetrics objects can't be
     handed on in this way, and begin anew.
+
+    Args:
+        trainer: the running trainer.
+        saved: of each share of the saved run.
+        share: that this rank has now.
+        num_shares: that there are now.
     """
-    rank, size = trainer.strategy.global_rank, trainer.strategy.world_size
-    own = saved[min(rank, len(saved) - 1)]
+    own = saved[min(share, len(saved) - 1)]
     trainer.take_metrics(own["values"])
-    for part in saved[rank::size]:
+    for part in saved[share::num_shares]:
         for name, state in part["reductions"].items():
             _add(trainer.train_metrics, name, state, trainer.strategy.root_device)
     objects = dict(_torchmetrics(trainer.module))
@@ -49,13 +54,13 @@ def restore(trainer: Trainer, saved: Sequence[dict[str, Any]]) -> None:
         if (metric := objects.get(state["place"])) is not None:
             trainer.train_metrics.entries[name] = entry = _make_entry(name, state)
             entry.metric = metric
-    if len(saved) == size:
+    if len(saved) == num_shares:
         for place in objects.keys() & own["torchmetrics"].keys():
             _restore_metric(objects[place], own["torchmetrics"][place])
     elif any(state["update_count"] for part in saved for state in part["torchmetrics"].values()):
         warnings.warn(
-            f"The checkpoint was saved by {len(saved)} ranks within an epoch, and goes on with {size}: torchmetrics "
-            "objects begin anew, and will tell of this epoch what comes from here on.",
+            f"The checkpoint was saved by {len(saved)} ranks within an epoch, and goes on with {num_shares}: "
+            "torchmetrics objects begin anew, and will tell of this epoch what comes from here on.",
             stacklevel=2,
         )
 

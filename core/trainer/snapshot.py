@@ -6,11 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 from core._version import __version__
 from core.checkpoint.random_state import collect_random_state
-from core.contract import CheckpointCorruptedError, CheckpointError
+from core.contract import Capability, CheckpointCorruptedError, CheckpointError
 from core.trainer import hyperparameters, running_metrics
 from core.trainer.events import overrides
 
 if TYPE_CHECKING:
+    from core.contract import Strategy
     from core.contract.checkpoint_io import PathLike
     from core.trainer.trainer import Trainer
 
@@ -35,6 +36,7 @@ def save(trainer: Trainer, path: PathLike, *, weights_only: bool = False) -> Non
 def _training_state(trainer: Trainer) -> dict[str, Any]:
     strategy = trainer.strategy
     own = {
+        "share": _share_of(strategy)[0],
         "random": collect_random_state(strategy.accelerator, strategy.root_device),
         "metrics": running_metrics.collect(trainer),
     }
@@ -80,10 +82,24 @@ def load(trainer: Trainer, path: PathLike) -> None:
         optimizer._opt_called = trainer.progress.global_step > 0  # type: ignore[attr-defined]
     if "loaders" in saved:  # what another program saved has weights and counters only
         _restore_position(trainer, saved)
-    ranks, rank = saved.get("ranks", []), strategy.global_rank
-    if ranks:
-        running_metrics.restore(trainer, [state["metrics"] for state in ranks])
-    trainer.restored_random_state = ranks[rank]["random"] if rank < len(ranks) else None
+    share, num_shares = _share_of(strategy)
+    if ranks := saved.get("ranks", []):
+        metrics = {state["share"]: state["metrics"] for state in reversed(ranks)}  # of the first rank that has it
+        parts = [metrics[number] for number in sorted(metrics)]
+        running_metrics.restore(trainer, parts, share=share, num_shares=num_shares)
+    trainer.restored_random_state = _random_state_of(ranks, strategy.global_rank, share)
+
+
+def _share_of(strategy: Strategy) -> tuple[int, int]:
+    """Which share of the data this rank has, and how many there are, among the ranks that know of each other."""
+    knows_others = Capability.COLLECTIVES in strategy.capabilities
+    return (strategy.data_parallel_rank, strategy.data_parallel_size) if knows_others else (0, 1)
+
+
+def _random_state_of(ranks: list[dict[str, Any]], rank: int, share: int) -> dict[str, Any] | None:
+    """Of this rank if it had the same share of the data, or else of the first one that had it."""
+    candidates = [*ranks[rank : rank + 1], *ranks]
+    return next((state["random"] for state in candidates if state["share"] == share), None)
 
 
 def _check_optimizers(saved: dict[str, Any], num_made: int, path: PathLike) -> None:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from core import Module
+from core import Capability, Module
 from core.testing.strategy.base import StrategySuite
 
 if TYPE_CHECKING:
@@ -41,8 +41,9 @@ class Collecting(Module):
         return self.layer(batch.float().unsqueeze(1)).square().mean()  # type: ignore[no-any-return]
 
     def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
-        """Note the samples."""
+        """Note the samples, and count them."""
         self.validated.extend(int(number) for number in batch)
+        self.log("num_samples", float(len(batch)), reduce_fx="sum", add_dataloader_idx=False)
 
     def configure_optimizers(self) -> Any:
         """One that changes nothing much."""
@@ -73,8 +74,10 @@ class DataTests(StrategySuite):
         assert len(seen) < _UNEVEN + self.shares
 
     def test_validation_counts_every_sample_once(self) -> None:
-        """Of an uneven number of samples too."""
+        """Of an uneven number of samples too; and so do sums that are logged, where ranks share their data."""
         found = self.run(_validate, _UNEVEN)
+        if Capability.COLLECTIVES in self.make().capabilities:
+            assert {modules["logged"] for modules in found} == {float(_UNEVEN)}
         validated = chain.from_iterable(ranks["validated"] for ranks in self._one_a_share(found))
         assert sorted(validated) == list(range(_UNEVEN))
 
@@ -119,8 +122,8 @@ def _fit(rank: Rank, num_samples: int, shuffle: bool, batch_size: int = _BATCH_S
 def _validate(rank: Rank, num_samples: int) -> dict[str, Any]:
     module = Collecting()
     trainer = rank.trainer()
-    trainer.validate(module, _loader(num_samples, False, _BATCH_SIZE))
-    return _findings(module, trainer)
+    (metrics,) = trainer.validate(module, _loader(num_samples, False, _BATCH_SIZE))
+    return {**_findings(module, trainer), "logged": metrics["num_samples"]}
 
 
 def _findings(module: Collecting, trainer: Any) -> dict[str, Any]:

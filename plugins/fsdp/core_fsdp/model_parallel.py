@@ -7,9 +7,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Literal
 
+import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
 from core import ConfigurationError
+from core.checkpoint import collect_random_state, restore_random_state
 from core_fsdp.strategy import FSDPStrategy
 
 if TYPE_CHECKING:
@@ -28,8 +30,9 @@ class ModelParallelStrategy(FSDPStrategy):
             plan = {"up": ColwiseParallel(), "down": RowwiseParallel()}
             parallelize_module(self.block, self.device_mesh["tensor_parallel"], plan)
 
-    What it leaves as it is, is computed alike on all ranks of a tensor group: they get the same batches. Over the axis
-    `"data_parallel"` everything is sharded as under `fsdp`, with the same options, if that axis has more than one rank.
+    What it leaves as it is, is computed alike on all ranks of a tensor group: they get the same batches, and draw the
+    same random numbers. Over the axis `"data_parallel"` everything is sharded as under `fsdp`, with the same options,
+    if that axis has more than one rank.
     """
 
     data_axes = ("data_parallel", "tensor_parallel")
@@ -98,6 +101,20 @@ class ModelParallelStrategy(FSDPStrategy):
     def data_parallel_rank(self) -> int:
         """Which tensor group this rank belongs to."""
         return self.global_rank // self.mesh_shape()[1]
+
+    def setup_module(self, module: nn.Module) -> nn.Module:
+        """All ranks. As under `fsdp`; from here on the ranks of a tensor group draw the same random numbers."""
+        if self.mesh_shape()[1] > 1:
+            self._share_random_state()
+        return super().setup_module(module)
+
+    def _share_random_state(self) -> None:
+        """All ranks. With a dropout mask of its own on each rank, what they have in common would drift apart."""
+        assert self.device_mesh is not None, "setup_environment has laid it out"
+        group = self.device_mesh["tensor_parallel"].get_group()
+        states = [collect_random_state(self.accelerator, self.root_device)]
+        dist.broadcast_object_list(states, src=dist.get_global_rank(group, 0), group=group)
+        restore_random_state(states[0], self.accelerator, self.root_device)
 
     def configure_sharding(self, module: nn.Module) -> None:
         """All ranks. Shard over the data axis, if it has more than one rank."""

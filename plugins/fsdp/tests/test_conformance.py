@@ -31,5 +31,4 @@ class TestModelParallel(StrategyConformance):
     known_failures = {
         "test_teardown_leaves_nothing[process_group]": STAYS,
         "test_teardown_leaves_nothing[ports]": STAYS,
-        "test_resume_is_bit_exact": "random numbers drawn by a step don't go on as they were",
     }

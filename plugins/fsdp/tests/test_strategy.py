@@ -1,6 +1,7 @@
 """What core-fsdp does beyond equal numbers: options, units, steps of every kind, in real processes over gloo."""
 
 import functools
+import random
 import subprocess
 import sys
 from pathlib import Path
@@ -397,6 +398,56 @@ def test_ranks_of_a_tensor_group_get_the_same_batches():
     assert third == fourth
     assert [first[:2], third[:2]] == [(0, 2), (1, 2)]
     assert {tuple(batch) for batch in first[2]} != {tuple(batch) for batch in third[2]}
+
+
+class Counted(Module):
+    """Logs how many samples there were, by step and by epoch."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 1)
+        self.steps = []
+
+    def training_step(self, batch, batch_idx):
+        number = float(len(batch[0]))
+        self.log("num", number, on_step=False, on_epoch=True, reduce_fx="sum")
+        self.log("num_now", number, on_step=True, reduce_fx="sum", sync_dist=True)
+        return self.layer(batch[0]).pow(2).mean()
+
+    def on_train_batch_end(self, outputs, batch, batch_idx):
+        self.steps.append(float(self.trainer.callback_metrics["num_now"]))
+        if batch_idx == 1:
+            self.trainer.save_checkpoint(self.path)
+
+    def on_train_end(self):
+        assert self.steps == [2.0] * len(self.steps)
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+def test_a_tensor_group_counts_once_in_what_is_logged(tmp_path):
+    def num_logged(strategy, devices, ckpt_path=None):
+        module = Counted()
+        module.path = tmp_path / "middle.ckpt"
+        trainer = Trainer(**{**QUIET, "max_epochs": 1}, strategy=strategy, devices=devices)
+        trainer.fit(module, DataLoader(TensorDataset(torch.ones(8, 4)), batch_size=2), ckpt_path=ckpt_path)
+        return float(trainer.callback_metrics["num"])
+
+    assert num_logged(ModelParallelStrategy(start_method="fork", tensor_parallel_size=2), 2) == 8
+    assert num_logged("single_device", 1, tmp_path / "middle.ckpt") == 8  # what the group had counted goes on
+
+
+def test_a_tensor_group_draws_the_same_random_numbers():
+    def draw(fabric):
+        fabric.seed_everything(fabric.global_rank)
+        fabric.setup(nn.Linear(2, 2))
+        return fabric.strategy.gather_objects((torch.rand(1).item(), random.random()))
+
+    first, second = on_two_ranks(draw, ModelParallelStrategy(start_method="fork", tensor_parallel_size=2))
+    assert first == second
+    first, second = on_two_ranks(draw, ModelParallelStrategy(start_method="fork", data_parallel_size=2))
+    assert first != second
 
 
 def test_sequence_parallel_norms_equal_one_device():

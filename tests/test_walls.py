@@ -53,7 +53,7 @@ package = importlib.import_module({name!r})
 if {name!r} != "core":
     for module in pkgutil.walk_packages(package.__path__, {name!r} + "."):
         importlib.import_module(module.name)
-print(*(heavy for heavy in ("torch", "core_ddp", "core_dp", "core_fsdp") if heavy in sys.modules))
+print(*(heavy for heavy in ("torch", "core_ddp", "core_deepspeed", "core_dp", "core_fsdp") if heavy in sys.modules))
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.split() == []

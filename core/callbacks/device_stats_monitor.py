@@ -59,7 +59,7 @@ class DeviceStatsMonitor(Callback):
 
 def _read_machine() -> dict[str, float]:
     try:
-        import psutil  # type: ignore[import-untyped]  # its stubs are a package of their own
+        import psutil
     except ImportError as error:
         raise ConfigurationError(
             "DeviceStatsMonitor(cpu_stats=True) needs the package psutil: run `pip install psutil`."

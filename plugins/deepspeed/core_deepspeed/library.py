@@ -1,0 +1,65 @@
+"""The one place that imports DeepSpeed, and puts right what it assumes of a process."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from typing import TYPE_CHECKING, Any
+
+from core import PluginLoadError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+def load() -> Any:
+    """DeepSpeed.
+
+    Raises:
+        PluginLoadError: it isn't installed, or can't be imported.
+    """
+    try:
+        import deepspeed
+    except Exception as error:  # whatever a compiled library raises when it doesn't fit
+        raise PluginLoadError(
+            f"strategy='deepspeed' needs DeepSpeed, which can't be imported: {type(error).__name__}: {error}. "
+            "Install it with: pip install 'deepspeed>=0.19,<0.20'"
+        ) from error
+    return deepspeed
+
+
+def connect(backend: str, logging_level: int) -> Any:
+    """All ranks; idempotent. DeepSpeed, talking through the group that is there already."""
+    deepspeed = load()
+    deepspeed.logger.setLevel(logging_level)
+    # Compiled at the first use and kept in /dev/shm for good; only DeepSpeed's inference engine communicates by it.
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    deepspeed.init_distributed(dist_backend=backend, auto_mpi_discovery=False, verbose=False)
+    return deepspeed
+
+
+def is_loaded() -> bool:
+    """Whether this process has used DeepSpeed."""
+    return "deepspeed" in sys.modules
+
+
+def disconnect() -> None:
+    """All ranks. Leave the group, and every other that DeepSpeed has made of its processes."""
+    deepspeed = load()
+    if deepspeed.comm.is_initialized():
+        deepspeed.comm.destroy_process_group()
+
+
+@contextlib.contextmanager
+def local_rank(number: int) -> Iterator[None]:
+    """In which DeepSpeed finds the number of this rank's device where it looks for it: in the environment."""
+    before = os.environ.get("LOCAL_RANK")
+    os.environ["LOCAL_RANK"] = str(number)
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["LOCAL_RANK"]
+        else:
+            os.environ["LOCAL_RANK"] = before

@@ -1,0 +1,122 @@
+"""Whether DeepSpeed's parts in C++ are there or can be compiled; asked before any process starts."""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import os
+import runpy
+import shlex
+import shutil
+import subprocess
+import sysconfig
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from core import ConfigurationError
+from core_deepspeed.ops import locks
+from core_deepspeed.places import OFFLOAD_OPTIMIZER, offload_device, uses_nvme
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+NAMES = {
+    "cpu_adam": "CPUAdamBuilder",
+    "pin_memory": "PinMemoryBuilder",
+    "async_io": "AsyncIOBuilder",
+}
+"""Class of DeepSpeed that compiles it, by name."""
+
+BUILD_LIMIT = timedelta(minutes=30)
+"""For how long to wait for another process that compiles."""
+
+_USES_LIBAIO = "#include <libaio.h>\nint main() { return io_setup(1, nullptr); }\n"
+
+
+def needed(config: Mapping[str, Any]) -> list[str]:
+    """Names of what a run with this config of DeepSpeed's loads, for Adam: other optimizers are torch's own."""
+    names = ["cpu_adam"] if offload_device(config, OFFLOAD_OPTIMIZER) else []
+    return [*names, "pin_memory", "async_io"] if uses_nvme(config) else names
+
+
+def check(names: Iterable[str], *, limit: timedelta = BUILD_LIMIT) -> None:
+    """Main process, before work starts. Whether each is there or can be compiled, and nobody else is at it.
+
+    Args:
+        names: keys of `NAMES`.
+        limit: for how long to wait for another process that compiles one of them.
+
+    Raises:
+        ConfigurationError: ninja, a compiler or libaio is missing; a lock is stale, or kept for too long.
+    """
+    to_load = [name for name in names if name not in shipped()]
+    if not to_load:
+        return
+    _check_ninja(to_load)
+    for name in to_load:
+        locks.wait_for(name, folder_of(name) / "lock", limit)
+    to_compile = [name for name in to_load if not is_compiled(name)]
+    if to_compile:
+        _check_compiler(to_compile)
+        logging.getLogger("core").warning(
+            "DeepSpeed compiles %s now, which takes minutes. `python -m core_deepspeed.ops build` does that ahead.",
+            " and ".join(to_compile),
+        )
+
+
+def folder_of(name: str) -> Path:
+    """Where torch compiles it, below TORCH_EXTENSIONS_DIR or the user's cache."""
+    from torch.utils.cpp_extension import _get_build_directory  # the public name knows the root only
+
+    return Path(_get_build_directory(name, verbose=False))
+
+
+def is_compiled(name: str) -> bool:
+    """Whether it was compiled here. If its sources have changed since, it is compiled again."""
+    return (folder_of(name) / f"{name}.so").exists()
+
+
+def shipped() -> frozenset[str]:
+    """Names of what was compiled when DeepSpeed was installed (DS_BUILD_OPS=1)."""
+    spec = importlib.util.find_spec("deepspeed")
+    for location in (spec and spec.submodule_search_locations) or ():
+        record = Path(location) / "git_version_info_installed.py"
+        if record.exists():
+            return frozenset(name for name, there in runpy.run_path(str(record))["installed_ops"].items() if there)
+    return frozenset()
+
+
+def _check_ninja(names: list[str]) -> None:
+    """Find ninja: first beside this Python, whose virtual environment may not be activated.
+
+    A ninja of another version takes what it finds for changed, and compiles everything again.
+    """
+    scripts = sysconfig.get_path("scripts")
+    beside, found = shutil.which("ninja", path=scripts), shutil.which("ninja")
+    if not beside and not found:
+        raise ConfigurationError(
+            f"DeepSpeed loads {' and '.join(names)} with ninja, and there is no ninja here: pip install ninja."
+        )
+    if beside and beside != found:
+        os.environ["PATH"] = os.pathsep.join((scripts, os.environ.get("PATH", os.defpath)))
+
+
+def _check_compiler(names: list[str]) -> None:
+    compiler = os.environ.get("CXX", "c++")
+    if not shutil.which(shlex.split(compiler)[0]):
+        raise ConfigurationError(
+            f"DeepSpeed compiles {' and '.join(names)} on this machine, and there is no C++ compiler: {compiler!r} is "
+            "not in PATH. Install one (apt-get install g++), or name it in the environment variable CXX."
+        )
+    if "async_io" in names and not _links_libaio(compiler):
+        raise ConfigurationError(
+            "Offloading to NVMe needs the library libaio and its header, which aren't here: apt-get install "
+            "libaio-dev. If they are in a place of their own, name it: CFLAGS=-I... and LDFLAGS=-L..."
+        )
+
+
+def _links_libaio(compiler: str) -> bool:
+    flags = shlex.split(os.environ.get("CFLAGS", "")), shlex.split(os.environ.get("LDFLAGS", ""))
+    command = [*shlex.split(compiler), *flags[0], "-x", "c++", "-", *flags[1], "-laio", "-o", os.devnull]
+    return subprocess.run(command, input=_USES_LIBAIO, text=True, capture_output=True, check=False).returncode == 0

@@ -1,0 +1,211 @@
+"""What stands in the way of compiling DeepSpeed's parts in C++, with real locks of torch and real compilers."""
+
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from core import ConfigurationError
+from core_deepspeed import ops
+from core_deepspeed.ops import locks
+
+HOLDER = """
+import sys, time
+from torch.utils.file_baton import FileBaton
+
+baton = FileBaton(sys.argv[1])
+assert baton.try_acquire()
+print("acquired", flush=True)
+time.sleep(float(sys.argv[2]))
+baton.release()
+"""
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """Of `cpu_adam`, as torch lays it out."""
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
+    own = tmp_path / "cpu_adam"
+    own.mkdir()
+    return own
+
+
+@pytest.fixture
+def compiled(folder):
+    """Of `cpu_adam`, where somebody has compiled it."""
+    (folder / "cpu_adam.so").touch()
+    return folder
+
+
+@contextmanager
+def builder(lock, seconds):
+    """A process that keeps the lock as one that compiles does."""
+    command = [sys.executable, "-c", HOLDER, str(lock), str(seconds)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout.readline() == "acquired\n"
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def refusal(names=("cpu_adam",), **options):
+    with pytest.raises(ConfigurationError) as caught:
+        ops.check(names, **options)
+    return str(caught.value)
+
+
+class TestLocks:
+    def test_of_a_builder_that_was_killed(self, compiled):
+        lock = compiled / "lock"
+        with builder(lock, 600) as process:
+            assert locks.holder_of(lock) == process.pid
+            assert not locks.is_stale(lock)
+        assert locks.is_stale(lock)
+        assert refusal() == (
+            f"{lock} says that somebody compiles cpu_adam for DeepSpeed, and no process on this machine does: it was "
+            f"killed. Every run would wait for it, for ever. Delete the file: rm {lock}"
+        )
+        lock.unlink()
+        ops.check(["cpu_adam"])
+
+    def test_of_a_builder_that_lives_is_waited_for(self, compiled, caplog):
+        with builder(compiled / "lock", 2) as process:
+            ops.check(["cpu_adam"], limit=timedelta(minutes=1))
+            assert not (compiled / "lock").exists()
+        (record,) = caplog.records
+        assert record.getMessage() == (
+            f"Waiting for process {process.pid}, which compiles cpu_adam for DeepSpeed, for at most 0:01:00."
+        )
+
+    def test_the_wait_has_an_end(self, compiled):
+        with builder(compiled / "lock", 600) as process:
+            message = refusal(limit=timedelta(seconds=1))
+        assert message.startswith(f"Process {process.pid} has been compiling cpu_adam for DeepSpeed for more than")
+        assert f"it keeps {compiled / 'lock'}" in message
+
+    def test_a_builder_that_dies_meanwhile(self, compiled):
+        lock = compiled / "lock"
+        killer = f"sleep 1; kill -9 $(cat {compiled}/pid)"
+        with builder(lock, 600) as process:
+            (compiled / "pid").write_text(str(process.pid))
+            with subprocess.Popen(["sh", "-c", killer]):
+                assert "no process on this machine does: it was killed" in refusal(limit=timedelta(minutes=2))
+
+
+def only(tmp_path, monkeypatch, **programs):
+    """A PATH with these programs and nothing else."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    for name, text in programs.items():
+        (folder / name).write_text(f"#!/bin/sh\n{text}\n")
+        (folder / name).chmod(0o755)
+    monkeypatch.setenv("PATH", str(folder))
+    monkeypatch.setattr(sysconfig, "get_path", lambda name: str(folder))
+    return folder
+
+
+class TestTools:
+    def test_no_ninja(self, compiled, tmp_path, monkeypatch):
+        only(tmp_path, monkeypatch)
+        assert refusal() == ("DeepSpeed loads cpu_adam with ninja, and there is no ninja here: pip install ninja.")
+
+    def test_the_ninja_beside_python_comes_first(self, compiled, tmp_path, monkeypatch):
+        beside = only(tmp_path, monkeypatch, ninja="echo 2")
+        elsewhere = tmp_path / "elsewhere"
+        elsewhere.mkdir()
+        shutil.copy(beside / "ninja", elsewhere)
+        monkeypatch.setenv("PATH", str(elsewhere))
+        ops.check(["cpu_adam"])
+        assert Path(shutil.which("ninja")).parent == beside
+        assert os.environ["PATH"] == f"{beside}{os.pathsep}{elsewhere}"
+
+    def test_no_compiler(self, folder, tmp_path, monkeypatch):
+        only(tmp_path, monkeypatch, ninja="")
+        monkeypatch.delenv("CXX", raising=False)
+        assert refusal() == (
+            "DeepSpeed compiles cpu_adam on this machine, and there is no C++ compiler: 'c++' is not in PATH. "
+            "Install one (apt-get install g++), or name it in the environment variable CXX."
+        )
+        monkeypatch.setenv("CXX", "clang-of-mine -O2")
+        assert "'clang-of-mine -O2' is not in PATH" in refusal()
+
+    def test_what_is_compiled_needs_no_compiler(self, compiled, tmp_path, monkeypatch):
+        only(tmp_path, monkeypatch, ninja="")
+        ops.check(["cpu_adam"])
+
+    def test_no_libaio(self, folder, tmp_path, monkeypatch):
+        compiler = shutil.which("c++")
+        only(tmp_path, monkeypatch, ninja="")
+        wrapper = tmp_path / "without_headers"
+        wrapper.write_text(f'#!/bin/sh\nPATH=/usr/bin:/bin exec {compiler} -nostdinc "$@"\n')
+        wrapper.chmod(0o755)
+        monkeypatch.setenv("CXX", str(wrapper))
+        assert "Offloading to NVMe needs the library libaio and its header, which aren't here" in refusal(["async_io"])
+
+    def test_who_waits_is_told_why(self, folder, caplog):
+        if not shutil.which("ninja"):
+            pytest.skip("no ninja here")
+        ops.check(["cpu_adam"])
+        (record,) = caplog.records
+        assert record.getMessage() == (
+            "DeepSpeed compiles cpu_adam now, which takes minutes. `python -m core_deepspeed.ops build` does that "
+            "ahead."
+        )
+
+
+def test_what_was_compiled_when_deepspeed_was_installed_needs_nothing(tmp_path, monkeypatch):
+    package = tmp_path / "deepspeed"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "git_version_info_installed.py").write_text("installed_ops={'cpu_adam': True, 'async_io': False}\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    only(tmp_path, monkeypatch)
+    ops.check(["cpu_adam"])
+    assert "there is no ninja here" in refusal(["cpu_adam", "async_io"])
+
+
+@pytest.mark.parametrize(
+    ("offload", "names"),
+    [
+        ({}, []),
+        ({"offload_optimizer": {"device": "none"}}, []),
+        ({"offload_param": {"device": "cpu"}}, []),
+        ({"offload_optimizer": {"device": "cpu"}}, ["cpu_adam"]),
+        ({"offload_optimizer": {"device": "nvme"}}, ["cpu_adam", "pin_memory", "async_io"]),
+        ({"offload_param": {"device": "nvme"}}, ["pin_memory", "async_io"]),
+    ],
+)
+def test_what_a_run_needs(offload, names):
+    assert ops.needed({"zero_optimization": offload}) == names
+
+
+class TestCommand:
+    def run(self, *arguments):
+        command = [sys.executable, "-m", "core_deepspeed.ops", *arguments]
+        return subprocess.run(command, capture_output=True, text=True, check=False)
+
+    def test_it_says_what_is_there(self, compiled):
+        done = self.run("check", "cpu_adam", "async_io")
+        assert done.stdout.splitlines() == [
+            f"{'cpu_adam':20} is compiled: {compiled}",
+            f"{'async_io':20} is not compiled yet",
+        ]
+        assert done.returncode == 0
+
+    def test_and_what_stands_in_the_way(self, compiled):
+        (compiled / "lock").touch()
+        done = self.run("check", "cpu_adam")
+        assert f"Delete the file: rm {compiled / 'lock'}" in done.stdout
+        assert done.returncode == 1
+        done = self.run("build", "cpu_adam")
+        assert f"Delete the file: rm {compiled / 'lock'}" in done.stderr
+        assert "Traceback" not in done.stderr
+        assert done.returncode == 1

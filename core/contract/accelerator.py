@@ -85,15 +85,18 @@ class Accelerator(abc.ABC):
     def parse_devices(self, devices: Devices) -> list[int]:
         """Turn what the user wrote into indices of devices.
 
-        The core has checked the form already and hands over a number (`2`), `-1` or `"auto"` for all, or a sequence of
-        distinct indices. The default takes the first ones of those that `detect` counted.
+        The core has checked the form already and hands over a number (`2`), `-1` for all, `"auto"`, or a sequence of
+        distinct indices. The default takes the first ones of those that `detect` counted, for `"auto"` as many as
+        `default_num_devices` says.
 
         Raises:
             DeviceError: more devices, or other ones, than are here.
         """
         found = self.detect()
         count = found.count if isinstance(found, Found) else 0
-        if isinstance(devices, int) and devices >= 0:
+        if devices == "auto":
+            indices = list(range(self.default_num_devices()))
+        elif isinstance(devices, int) and devices >= 0:
             indices = list(range(devices))
         elif isinstance(devices, int | str):
             indices = list(range(count))

@@ -7,7 +7,7 @@ import textwrap
 import pytest
 import torch
 
-from core.accelerators import Absent, TorchDeviceAccelerator
+from core.accelerators import Absent, Found, TorchDeviceAccelerator
 from core.contract import DeviceError
 
 EXTENSION = """
@@ -90,6 +90,19 @@ def test_a_missing_extension_is_named():
         Unknown().torch_devices([0])
 
 
+def test_automatic_is_as_many_as_the_device_says():
+    class Shy(Unknown):
+        @classmethod
+        def detect(cls):
+            return Found(4)
+
+        def default_num_devices(self):
+            return 2
+
+    assert Shy().parse_devices("auto") == [0, 1]
+    assert Shy().parse_devices(-1) == [0, 1, 2, 3]
+
+
 def test_the_cpu_behind_the_generic_class():
     """torch has a module for the CPU too, so that the generic class can be seen at work in this process."""
 
@@ -103,3 +116,4 @@ def test_the_cpu_behind_the_generic_class():
     assert Processor.detect().count == 1
     assert accelerator.memory_stats(device) == {}
     assert accelerator.get_rng_state(device) is None
+    accelerator.set_rng_state(torch.zeros(0, dtype=torch.uint8), device)

@@ -185,18 +185,21 @@ def _norm_of_first_step(rank: Rank, case: Case) -> float:
 
 def _gradients_without_sync(rank: Rank, case: Case) -> bool:
     fabric = rank.fabric()
-    module, alone = Perceptron(case), Perceptron(case)
+    module, alone = Perceptron(case), Perceptron(case).to(fabric.device)
     model, _ = fabric.setup(module, case.optimizer(module))
-    inputs, targets = _share_of(case, 0, fabric.strategy.data_parallel_size, fabric.strategy.data_parallel_rank)
+    share = _share_of(case, 0, fabric.strategy.data_parallel_size, fabric.strategy.data_parallel_rank)
+    inputs, targets = (part.to(fabric.device) for part in share)
     with fabric.no_backward_sync(model):
         fabric.backward(nn.functional.mse_loss(model(inputs), targets))
     nn.functional.mse_loss(alone(inputs), targets).backward()
-    assert module.last.weight.grad is not None
-    torch.testing.assert_close(module.last.weight.grad, alone.last.weight.grad, msg="gradients are not local")
+    found, own = module.last.weight, alone.last.weight.grad
+    assert found.grad is not None
+    assert own is not None
+    torch.testing.assert_close(found.grad.cpu(), own.cpu(), msg="gradients are not local")
     fabric.backward(nn.functional.mse_loss(model(inputs), targets))
     # Accumulated twice, and averaged over ranks.
-    expected = 2 * fabric.all_reduce(alone.last.weight.grad)
-    torch.testing.assert_close(module.last.weight.grad, expected, msg="gradients are not everybody's mean")
+    expected = 2 * fabric.all_reduce(own).cpu()
+    torch.testing.assert_close(found.grad.cpu(), expected, msg="gradients are not everybody's mean")
     fabric.teardown()
     return True
 

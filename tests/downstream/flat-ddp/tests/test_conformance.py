@@ -1,0 +1,21 @@
+"""The kit, as an author writes it."""
+
+from core import Capability
+from core.testing import StrategyConformance, StrategySmoke
+
+
+class TestFlatDDP(StrategyConformance):
+    alias = "flat_ddp"
+    expected_capabilities = (
+        Capability.COLLECTIVES
+        | Capability.NO_SYNC
+        | Capability.MANUAL_OPTIMIZATION
+        | Capability.SEVERAL_MODULES
+        | Capability.SEVERAL_OPTIMIZERS
+        | Capability.CLIP_BY_VALUE
+        | Capability.BIT_EXACT_RESUME
+    )
+
+
+class TestFlatDDPFork(StrategySmoke):
+    alias = "flat_ddp_fork"

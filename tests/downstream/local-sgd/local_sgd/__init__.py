@@ -1,0 +1,5 @@
+"""Local SGD for `core`."""
+
+from local_sgd.strategy import LocalSGDStrategy
+
+__all__ = ["LocalSGDStrategy"]

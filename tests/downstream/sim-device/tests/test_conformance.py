@@ -1,0 +1,37 @@
+"""The device, and its strategy, against the kit."""
+
+from core import Capability
+from core.testing import AcceleratorConformance, StrategyConformance, StrategySmoke
+
+
+class TestSim(AcceleratorConformance):
+    alias = "sim"
+
+
+class OnSim:
+    accelerator = "sim"
+    precisions = ("32-true", "64-true")  # the device has no autocast
+
+
+class TestSimParallel(OnSim, StrategyConformance):
+    """What it is compared with, and exchanges checkpoints with, is one such device."""
+
+    alias = "sim_parallel"
+    expected_capabilities = (
+        Capability.COLLECTIVES
+        | Capability.NO_SYNC
+        | Capability.MANUAL_OPTIMIZATION
+        | Capability.SEVERAL_MODULES
+        | Capability.SEVERAL_OPTIMIZERS
+        | Capability.CLIP_BY_VALUE
+        | Capability.BIT_EXACT_RESUME
+    )
+
+
+class TestSimSingle(OnSim, StrategySmoke):
+    alias = "sim_single"
+    num_processes = 1
+
+
+class TestSimParallelFork(OnSim, StrategySmoke):
+    alias = "sim_parallel_fork"

@@ -1,0 +1,98 @@
+"""Strangers' distributions: built, installed, and tested by their own tests, with nothing but public names of core."""
+
+import ast
+import importlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+DISTRIBUTIONS = sorted(path.parent.name for path in HERE.glob("*/pyproject.toml"))
+ALIASES = {"flat-ddp": "flat_ddp", "local-sgd": "local_sgd", "sim-device": "sim_parallel"}
+TIMEOUT_S = 900
+
+
+def run(folder, *command, **variables):
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+    environment |= {"OMP_NUM_THREADS": "1", **variables}
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=TIMEOUT_S)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="session")
+def installed(tmp_path_factory):
+    """A folder with all of them installed, as `PYTHONPATH` takes it. Torch and core are those of this environment."""
+    folder = tmp_path_factory.mktemp("downstream")
+    sources = [shutil.copytree(HERE / name, folder / "source" / name) for name in DISTRIBUTIONS]
+    pip = (sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check", "--no-input")
+    run(folder, *pip, "wheel", "--no-index", "--no-deps", "--no-build-isolation", "--wheel-dir", "wheels", *sources)
+    wheels = [str(path) for path in (folder / "wheels").glob("*.whl")]
+    assert len(wheels) == len(DISTRIBUTIONS)
+    run(folder, *pip, "install", "--no-index", "--no-deps", "--target", "site", *wheels)
+    return folder / "site"
+
+
+def python_path(installed):
+    return os.pathsep.join([str(installed), *filter(None, sys.path)])
+
+
+@pytest.fixture
+def own_tests(installed, tmp_path):
+    """Runs a file of a distribution's own tests, away from the checkout."""
+
+    def run_file(name, file):
+        folder = shutil.copytree(HERE / name, tmp_path / name)
+        package = name.replace("-", "_")
+        shutil.rmtree(folder / package)  # what is tested is what was installed
+        command = (sys.executable, "-P", "-m", "pytest", "-q", "-p", "no:cacheprovider", f"tests/{file}")
+        return run(folder, *command, PYTHONPATH=python_path(installed))
+
+    return run_file
+
+
+@pytest.mark.parametrize("name", DISTRIBUTIONS)
+def test_it_trains_as_its_authors_say(own_tests, name):
+    assert re.search(r"[1-9]\d* passed", own_tests(name, "test_training.py"))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(TIMEOUT_S)
+@pytest.mark.parametrize("name", DISTRIBUTIONS)
+def test_it_passes_the_conformance_kit(own_tests, name):
+    assert re.search(r"[1-9]\d\d? passed", own_tests(name, "test_conformance.py"))
+
+
+def test_they_are_listed(installed):
+    listed = run(installed, sys.executable, "-m", "core", "list-strategies", PYTHONPATH=python_path(installed))
+    rows = [line.split() for line in listed.splitlines()]
+    for name, alias in ALIASES.items():
+        assert [row[-1] for row in rows if row[:1] == [alias] and name in row] == ["ok"]
+
+
+@pytest.mark.parametrize("path", sorted(HERE.glob("*/**/*.py")), ids=lambda path: str(path.relative_to(HERE)))
+def test_it_uses_public_names_only(path):
+    """Those in the `__all__` of `core`, of its public subpackages, and of the other plugins."""
+    for module, name in imported_names(path):
+        assert module.count(".") <= 1, f"{path}: {module} is an inner module"
+        public = importlib.import_module(module).__all__
+        assert name in public, f"{path}: {module}.{name} is not in __all__"
+
+
+def imported_names(path):
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"), str(path))):
+        if isinstance(node, ast.Import):
+            names = [(alias.name, None) for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            names = [(node.module, alias.name) for alias in node.names]
+        else:
+            continue
+        for module, name in names:
+            if module.split(".")[0] == "core" or module.startswith("core_"):
+                assert name is not None, f"{path}: write `from {module} import ...`"
+                yield module, name

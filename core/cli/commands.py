@@ -1,6 +1,6 @@
 """The command `core` itself: its group, its errors and its exit codes.
 
-Exit codes: 0 done; 1 an error that the message explains, or something that `doctor` or `--check` found broken; 2 the
+Exit codes: 0 done; 1 an error that the message explains, or something that `check` or `doctor` found broken; 2 the
 command line can't be understood.
 """
 
@@ -15,11 +15,13 @@ from typing import Any
 import click
 
 from core._version import __version__
+from core.cli.check import check
 from core.cli.checkpoint import checkpoint
 from core.cli.describe import describe
 from core.cli.doctor import doctor
 from core.cli.explain import explain
 from core.cli.listings import listing_commands
+from core.cli.new_plugin import new_plugin
 from core.contract.errors import CoreError
 
 _SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
@@ -52,6 +54,8 @@ Examples:
   core explain --strategy ddp --devices 2   what a run would use, and why
   core doctor                               is everything in order here?
   core checkpoint inspect last.ckpt         what is in it, and who wrote it?
+  core new-plugin acme                      a package for your own backend
+  core check acme                           can it do what a backend must?
 """
 
 
@@ -71,6 +75,8 @@ command.add_command(describe)
 command.add_command(explain)
 command.add_command(doctor)
 command.add_command(checkpoint)
+command.add_command(new_plugin)
+command.add_command(check)
 for listing_command in listing_commands():
     command.add_command(listing_command)
 

@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
     from core.cli.signatures import Factory, Option
 
-_KINDS = {name.replace(" ", "-"): name for name in KINDS}
+KINDS_BY_OPTION = {name.replace(" ", "-"): name for name in KINDS}
+"""Name of each kind by its form on the command line."""
 
 
 _EXAMPLES = """\b
@@ -33,13 +34,13 @@ Examples:
 
 @click.command(short_help="Tell what an alias stands for, and its options.", epilog=_EXAMPLES)
 @click.argument("alias")
-@click.option("--kind", type=click.Choice(list(_KINDS)), help="Where several kinds of plugin have this alias.")
+@click.option("--kind", type=click.Choice(list(KINDS_BY_OPTION)), help="Where several kinds of plugin have this alias.")
 def describe(alias: str, kind: str | None) -> None:
     """Tell what ALIAS stands for, and the options that it takes, with types, defaults and meaning.
 
     ALIAS may be qualified by its package, `core-acme:acme`. The package is imported.
     """
-    name = _KINDS[kind] if kind else _kind_of(alias)
+    name = KINDS_BY_OPTION[kind] if kind else _kind_of(alias)
     registry: Registry[Any] = Registry(name)
     for line in _description(registry, alias):
         click.echo(line)
@@ -54,10 +55,12 @@ def _kind_of(alias: str) -> str:
         raise ConfigurationError(f"{alias!r} is a {' and a '.join(kinds)}. Choose one: {forms}.")
     if kinds or known:
         return (kinds or known)[0]
-    raise _unknown(alias, folded)
+    raise unknown_alias(alias)
 
 
-def _unknown(alias: str, folded: str) -> UnknownAliasError:
+def unknown_alias(alias: str) -> UnknownAliasError:
+    """The error for an alias that no kind of plugin has, with what is near."""
+    folded = split_name(alias)[1]
     everything = {offer.spec.alias for kind in KINDS for offer in Registry[Any](kind).offers()}
     near = difflib.get_close_matches(folded, sorted(everything), n=3)
     advice = f"Did you mean {' or '.join(map(repr, near))}?" if near else "See `core list-strategies` and its siblings."

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from core import Capability
 
 _NAME = "core-conformance"
@@ -73,12 +75,7 @@ class ConformanceReport:
 
     def capabilities(self, alias: str) -> dict[str, str]:
         """`"proven"`, `"failed"` or `"not declared"` by the name of each capability that the kit can test."""
-        outcomes: dict[str, set[str]] = defaultdict(set)
-        for row in self.rows.values():
-            for flag in row.needs or () if row.alias == alias else ():
-                outcomes[str(flag.name)].add(_verdict(row))
-        order = ("failed", "proven", "not declared", "not tested")
-        return {name: next(verdict for verdict in order if verdict in found) for name, found in outcomes.items()}
+        return capabilities_of(row for row in self.rows.values() if row.alias == alias)
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         """Print the table."""
@@ -89,6 +86,16 @@ class ConformanceReport:
         for alias in aliases:
             for name, verdict in sorted(self.capabilities(alias).items()):
                 terminalreporter.write_line(f"{alias:<24} {name:<22} {verdict}")
+
+
+def capabilities_of(rows: Iterable[Row]) -> dict[str, str]:
+    """`"proven"`, `"failed"`, `"not declared"` or `"not tested"` by the name of each capability that a row needs."""
+    outcomes: dict[str, set[str]] = defaultdict(set)
+    for row in rows:
+        for flag in row.needs or ():
+            outcomes[str(flag.name)].add(_verdict(row))
+    order = ("failed", "proven", "not declared", "not tested")
+    return {name: next(verdict for verdict in order if verdict in found) for name, found in outcomes.items()}
 
 
 def report_of(config: pytest.Config) -> ConformanceReport:
@@ -120,5 +127,7 @@ def _verdict(row: Row) -> str:
 def _reason(report: pytest.TestReport) -> str:
     if isinstance(report.longrepr, tuple):  # file, line and message of a skip
         return report.longrepr[2].removeprefix("Skipped: ")
+    if isinstance(report.longrepr, str):  # a known failure that has passed
+        return report.longrepr
     crash = getattr(report.longrepr, "reprcrash", None)
     return str(crash.message).splitlines()[0] if crash is not None and crash.message else ""

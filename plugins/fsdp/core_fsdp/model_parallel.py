@@ -8,10 +8,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch.distributed as dist
-from torch.distributed.device_mesh import init_device_mesh
 
 from core import ConfigurationError
 from core.checkpoint import collect_random_state, restore_random_state
+from core_fsdp import mesh
 from core_fsdp.strategy import FSDPStrategy
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ class ModelParallelStrategy(FSDPStrategy):
 
     def configure_device_mesh(self) -> DeviceMesh:
         """All ranks. Two axes; ranks of one tensor group follow each other, and so are on one node."""
-        return init_device_mesh(self.root_device.type, self.mesh_shape(), mesh_dim_names=self.data_axes)
+        return mesh.lay_out(self.root_device.type, self.mesh_shape(), self.data_axes)
 
     @property
     def sharding_mesh(self) -> DeviceMesh:

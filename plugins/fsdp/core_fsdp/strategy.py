@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import (
     CPUOffloadPolicy,
     FSDPModule,
@@ -25,7 +25,7 @@ from torch.distributed.tensor import DTensor
 
 from core import Capability, ConfigurationError
 from core.strategies import ParallelStrategy
-from core_fsdp import forward, gradients, options, wrapping
+from core_fsdp import forward, gradients, mesh, options, wrapping
 from core_fsdp import state as states
 from core_fsdp.initialization import InitialWeights
 from core_fsdp.precision import DTYPES, ShardedMixedPrecision
@@ -196,7 +196,7 @@ class FSDPStrategy(ParallelStrategy):
             return self._mesh_option
         shape = self.mesh_shape()
         names = self.data_axes if len(shape) == 1 else ("data_parallel_replicate", "data_parallel_shard")
-        return init_device_mesh(self.root_device.type, shape, mesh_dim_names=names)
+        return mesh.lay_out(self.root_device.type, shape, names)
 
     @property
     def sharding_mesh(self) -> DeviceMesh:
@@ -434,4 +434,5 @@ class FSDPStrategy(ParallelStrategy):
         if self.launcher.calls_in_place and self._replaced:
             return
         self.device_mesh = None
+        mesh.forget()
         super().leave_group()

@@ -30,5 +30,4 @@ class TestModelParallel(StrategyConformance):
     expected_capabilities = CAPABILITIES
     known_failures = {
         "test_teardown_leaves_nothing[process_group]": STAYS,
-        "test_teardown_leaves_nothing[ports]": STAYS,
     }

@@ -23,7 +23,7 @@ class Capability(enum.Flag):
     OWNS_ACCUMULATION = enum.auto()
     """The strategy divides the loss and counts the accumulation window; the core hands it every batch alike."""
     OWNS_CLIPPING = enum.auto()
-    """Gradients are clipped inside the strategy's optimizer step, by what `connect` was told."""
+    """Gradients are clipped inside the strategy's optimizer step, by what `SetupHost.clipping` says."""
     OWNS_SCHEDULER = enum.auto()
     """The strategy steps the learning-rate scheduler; the core doesn't."""
     SHARDED_STATE = enum.auto()

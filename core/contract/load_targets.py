@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from core.contract import state_objects
-from core.contract.sharded_leaf import TensorDescription
+from core.contract.sharded_leaf import ShardedLeaf, TensorDescription
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -24,7 +24,7 @@ def targets_of(strategy: Strategy, described: Any, value: Any) -> Any:
     if state_objects.is_module(strategy, value):
         return module_targets(described, strategy.get_module_state_dict(value))
     if state_objects.is_optimizer(strategy, value):
-        return optimizer_targets(strategy, described, value)
+        return strategy.optimizer_targets(value, described) if isinstance(described, dict) else None
     if isinstance(value, dict) and isinstance(described, dict):
         return {key: targets_of(strategy, described[key], item) for key, item in value.items() if key in described}
     if isinstance(value, list | tuple) and isinstance(described, list | tuple) and len(value) == len(described):
@@ -38,18 +38,18 @@ def module_targets(described: Any, own: Mapping[str, Any]) -> dict[str, Any] | N
         return None
     pairs = [(described[name], value) for name, value in own.items()]
     fits = all(
-        isinstance(part, TensorDescription) == hasattr(value, "shape") and _shape(part) == _shape(value)
+        isinstance(part, TensorDescription) == (_shape(value) is not None) and _shape(part) == _shape(value)
         for part, value in pairs
     )
-    return {name: value for name, value in own.items() if hasattr(value, "shape")} if fits else None
+    return {name: value for name, value in own.items() if _shape(value) is not None} if fits else None
 
 
-def optimizer_targets(strategy: Strategy, described: Any, optimizer: Any) -> dict[str, Any] | None:
+def optimizer_targets(strategy: Strategy, described: Mapping[str, Any], optimizer: Any) -> dict[str, Any] | None:
     """For each saved tensor of a parameter's shape, one that lies as the parameter does.
 
     So a sharded parameter's moments are read in shards, without a step of the optimizer to make them first.
     """
-    entries = described.get("state") if isinstance(described, dict) else None
+    entries = described.get("state")
     if not isinstance(entries, dict):
         return None
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
@@ -70,4 +70,5 @@ def _like(parameter: Any, described: Any) -> Any:
 
 
 def _shape(value: Any) -> tuple[int, ...] | None:
-    return tuple(value.shape) if hasattr(value, "shape") else None
+    shape = value.global_shape if isinstance(value, ShardedLeaf) else getattr(value, "shape", None)
+    return tuple(shape) if shape is not None else None

@@ -8,6 +8,8 @@ if TYPE_CHECKING:
     from torch import nn
     from torch.optim import Optimizer
 
+    from core.contract.step import GradientClipping
+
 
 class SetupHost(Protocol):
     """What `Strategy.setup` may ask of the trainer that calls it."""
@@ -19,6 +21,14 @@ class SetupHost(Protocol):
     @property
     def trains(self) -> bool:
         """Whether optimizers are needed in this stage."""
+
+    @property
+    def accumulate_grad_batches(self) -> int:
+        """Batches of an accumulation window, at the beginning: an engine's own configuration must agree."""
+
+    @property
+    def clipping(self) -> GradientClipping | None:
+        """How gradients are to be clipped; what a strategy with `Capability.OWNS_CLIPPING` does in its step."""
 
     def configure_model(self) -> None:
         """Let the user's module build its large parts, in the context that the strategy has entered."""

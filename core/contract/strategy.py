@@ -697,6 +697,19 @@ class Strategy:
         """All ranks. Put back what `get_optimizer_state_dict` gave, in place."""
         optimizer.load_state_dict(optimizer_state.to_positional(state, self.parameter_names(optimizer)))
 
+    def optimizer_targets(self, optimizer: Optimizer, described: Mapping[str, Any]) -> dict[str, Any] | None:
+        """All ranks. Where the tensors of an optimizer's state go while a checkpoint of layout `sharded` is read.
+
+        Args:
+            optimizer: that was set up here.
+            described: its saved state, with a `TensorDescription` in the place of each tensor.
+
+        Returns:
+            Tensors, DTensors and `ShardedLeaf`s to fill, at the places of the saved ones; what has no place there is
+            read whole. None if all is.
+        """
+        return load_targets.optimizer_targets(self, described, optimizer)
+
     def parameter_names(self, optimizer: Optimizer) -> list[str]:
         """Names of the optimizer's parameters, group after group, as in the user's own modules.
 

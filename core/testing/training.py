@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from core import Callback, Capability
+from core import Callback, Capability, ShardedLeaf
 from core.testing.networks import make_loader
 from core.testing.ranks import Backend, Rank
 
@@ -46,12 +46,12 @@ class Run:
     def take_state(self, strategy: Strategy, module: Any) -> None:
         """All ranks. Copy what the strategy says of module and optimizer."""
         state = strategy.get_module_state_dict(module)
-        self.weights = {name: whole(value) for name, value in state.items() if isinstance(value, Tensor)}
+        self.weights = {name: whole(value, strategy) for name, value in state.items() if _is_tensor(value)}
         self.formats = set(getattr(module, "formats", ()))
         if strategy.optimizers:
             named = strategy.get_optimizer_state_dict(strategy.optimizers[0])
             self.optimizer = {
-                name: {key: whole(value) for key, value in entry.items() if isinstance(value, Tensor)}
+                name: {key: whole(value, strategy) for key, value in entry.items() if _is_tensor(value)}
                 for name, entry in named["state"].items()
             }
 
@@ -176,7 +176,17 @@ def assert_equal_tensors(found: dict[str, Tensor], expected: dict[str, Tensor], 
         assert distance <= tolerance * scale, f"{name} is off by {distance:g}, where {tolerance * scale:g} is allowed"
 
 
-def whole(tensor: Any) -> Tensor:
+def whole(value: Any, strategy: Strategy) -> Tensor:
     """All ranks. A copy on the CPU, put together from its shards if it has some."""
-    full: Tensor = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+    if isinstance(value, ShardedLeaf):
+        parts = torch.zeros(value.global_shape, dtype=value.dtype, device=strategy.root_device)
+        for chunk in value.chunks:
+            box = zip(chunk.offsets, chunk.sizes, strict=True)
+            parts[tuple(slice(start, start + size) for start, size in box)] = chunk.tensor
+        value = strategy.reduce(parts, reduce_op="sum")
+    full: Tensor = value.full_tensor() if hasattr(value, "full_tensor") else value
     return full.detach().cpu().clone()
+
+
+def _is_tensor(value: Any) -> bool:
+    return isinstance(value, Tensor | ShardedLeaf)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
     from core.callbacks.callback import Callback
-    from core.contract import Accelerator, Logger, Strategy, TrainingStep
+    from core.contract import Accelerator, GradientClipping, Logger, Strategy, TrainingStep
     from core.contract.accelerator import Devices
     from core.contract.checkpoint_io import PathLike
     from core.contract.precision import ClippingAlgorithm
@@ -497,6 +497,11 @@ class Trainer(DataViews):
     def trains(self) -> bool:
         """Whether optimizers are needed in this stage."""
         return self.stage == "fit"
+
+    @property
+    def clipping(self) -> GradientClipping | None:
+        """How gradients are to be clipped."""
+        return self.options.clipping
 
     def configure_model(self) -> None:
         """All ranks. Let the module build its large parts."""

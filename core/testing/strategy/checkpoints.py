@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from core import Capability, CheckpointError, CheckpointNotFoundError
+from core import Capability, CheckpointError, CheckpointNotFoundError, ShardedLeaf
 from core.testing.cases import NOISY, RESUMED, Case
 from core.testing.conformance import needs
 from core.testing.networks import Perceptron
@@ -129,9 +129,13 @@ def _names_and_shapes(rank: Rank, case: Case) -> dict[str, Any]:
     expected = {name: tuple(value.shape) for name, value in case.network(case).state_dict().items()}
     fabric, module, _ = _set_up(rank, case)
     state = fabric.strategy.get_module_state_dict(module)
-    found = {name: tuple(value.shape) for name, value in state.items()}
+    found = {name: _shape(value) for name, value in state.items()}
     fabric.teardown()
     return {"found": found, "expected": expected, "rank": rank.number}
+
+
+def _shape(value: Any) -> tuple[int, ...]:
+    return value.global_shape if isinstance(value, ShardedLeaf) else tuple(value.shape)
 
 
 def _optimizer_names(rank: Rank, case: Case) -> dict[str, Any]:

@@ -166,7 +166,9 @@ def _module_is_itself(rank: Rank, case: Case) -> bool:
     assert type(module).forward is forward
     assert "forward" not in vars(module), "a patched forward stays on the user's module"
     assert [name for name, _ in module.named_parameters()] == names
-    assert not torch.equal(before, whole(module.state_dict()["last.weight"])), "the user's module was not trained"
+    assert not torch.equal(before, whole(module.state_dict()["last.weight"], trainer.strategy)), (
+        "the user's module was not trained"
+    )
     return True
 
 
@@ -217,7 +219,11 @@ def _train_two(rank: Rank, case: Case) -> dict[str, Tensor]:
             optimizer.zero_grad()
             targets = targets * 2
     states = [fabric.strategy.get_module_state_dict(module) for module in modules]
-    weights = {f"{index}.{name}": whole(value) for index, state in enumerate(states) for name, value in state.items()}
+    weights = {
+        f"{index}.{name}": whole(value, fabric.strategy)
+        for index, state in enumerate(states)
+        for name, value in state.items()
+    }
     fabric.teardown()
     return weights
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from core import PluginLoadError
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+_LOCAL_RANK = "LOCAL_RANK"
 
 
 def load() -> Any:
@@ -51,15 +49,22 @@ def disconnect() -> None:
         deepspeed.comm.destroy_process_group()
 
 
-@contextlib.contextmanager
-def local_rank(number: int) -> Iterator[None]:
-    """In which DeepSpeed finds the number of this rank's device where it looks for it: in the environment."""
-    before = os.environ.get("LOCAL_RANK")
-    os.environ["LOCAL_RANK"] = str(number)
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ["LOCAL_RANK"]
-        else:
-            os.environ["LOCAL_RANK"] = before
+class LocalRank:
+    """The number of this rank's device, where DeepSpeed looks for it whenever it likes: in the environment."""
+
+    def __init__(self) -> None:
+        self._before: list[str | None] = []
+
+    def set(self, number: int) -> None:
+        """Idempotent."""
+        if not self._before:
+            self._before.append(os.environ.get(_LOCAL_RANK))
+            os.environ[_LOCAL_RANK] = str(number)
+
+    def restore(self) -> None:
+        """Idempotent. As it was before."""
+        while self._before:
+            if (before := self._before.pop()) is None:
+                os.environ.pop(_LOCAL_RANK, None)
+            else:
+                os.environ[_LOCAL_RANK] = before

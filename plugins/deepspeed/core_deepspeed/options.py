@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
+import dataclasses
+import inspect
 import logging
 from dataclasses import dataclass
+from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, Literal
 
+from core import ConfigurationError
+
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
     from os import PathLike
+
+START_METHODS = ("subprocess", "spawn", "fork", "forkserver")
+PARTS = frozenset(
+    {
+        *("accelerator", "parallel_devices", "cluster_environment", "checkpoint_io", "precision_plugin"),
+        *("process_group_backend", "timeout"),
+    }
+)
+"""Options of every parallel strategy."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,3 +111,36 @@ class Options:
     logging_level: int = logging.WARNING
     deepspeed_checkpoint: Literal["canonical", "native"] = "canonical"
     load_full_weights: bool = False
+
+
+def split(given: Mapping[str, Any], start_method: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Options of DeepSpeed, and those of every parallel strategy.
+
+    Raises:
+        ConfigurationError: an option that nobody takes, or a start method that there isn't.
+    """
+    own = {field.name for field in dataclasses.fields(Options)}
+    if unknown := sorted(given.keys() - own - PARTS):
+        near = get_close_matches(unknown[0], own | PARTS, n=1)
+        hint = f" Did you mean {near[0]!r}?" if near else ""
+        raise ConfigurationError(
+            f"DeepSpeedStrategy has no option {unknown[0]!r}.{hint} Its options: "
+            f"{', '.join(sorted({*own, *PARTS, 'start_method'}))}."
+        )
+    if start_method not in START_METHODS:
+        raise ConfigurationError(
+            f"start_method={start_method!r}: expected one of {', '.join(map(repr, START_METHODS))}."
+        )
+    return (
+        {name: value for name, value in given.items() if name in own},
+        {name: value for name, value in given.items() if name in PARTS},
+    )
+
+
+def with_every_option(init: Callable[..., None]) -> inspect.Signature:
+    """The signature of the strategy's `__init__`, with each option by its name, for whoever asks."""
+    declared = inspect.signature(init)
+    given = {name: one for name, one in declared.parameters.items() if one.kind is not one.VAR_KEYWORD}
+    options = [parameter for name, parameter in inspect.signature(Options).parameters.items() if name not in given]
+    parts = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None) for name in sorted(PARTS)]
+    return declared.replace(parameters=[*given.values(), *options, *parts])

@@ -6,23 +6,35 @@ Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Paramet
 
 from __future__ import annotations
 
-import dataclasses
-import inspect
-from difflib import get_close_matches
-from typing import Any
+import gc
+import sys
+from contextlib import contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal
 
-from core import Capability, ConfigurationError
+import torch
+from torch import Tensor, nn
+
+from core import Capability, ConfigurationError, ShardedLeaf, UnsupportedError
 from core.strategies import ParallelStrategy
-from core_deepspeed.options import Options
+from core_deepspeed import config as configs
+from core_deepspeed import library
+from core_deepspeed import optimizers as stepping
+from core_deepspeed.engine import ZeroEngine
+from core_deepspeed.flat_ranges import whole
+from core_deepspeed.options import Options, split, with_every_option
+from core_deepspeed.state import EngineState
 
-_START_METHODS = ("subprocess", "spawn", "fork", "forkserver")
-_OPTIONS = frozenset(field.name for field in dataclasses.fields(Options))
-_PARTS = frozenset(
-    {
-        *("accelerator", "parallel_devices", "cluster_environment", "checkpoint_io", "precision_plugin"),
-        *("process_group_backend", "timeout"),
-    }
-)
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+    from contextlib import AbstractContextManager
+
+    from torch.optim import Optimizer
+
+    from core import GradientClipping, SetupHost
+    from core.contract.strategy import Stage
+
+_TRAINS = frozenset({"training_step", "forward"})
 
 
 class DeepSpeedStrategy(ParallelStrategy):
@@ -41,39 +53,327 @@ class DeepSpeedStrategy(ParallelStrategy):
         Raises:
             ConfigurationError: an unknown option, or options that contradict each other.
         """
-        if unknown := sorted(options.keys() - _OPTIONS - _PARTS):
-            near = get_close_matches(unknown[0], _OPTIONS | _PARTS, n=1)
-            hint = f" Did you mean {near[0]!r}?" if near else ""
-            raise ConfigurationError(
-                f"DeepSpeedStrategy has no option {unknown[0]!r}.{hint} Its options: "
-                f"{', '.join(sorted(_OPTIONS | _PARTS | {'start_method'}))}."
-            )
-        if start_method not in _START_METHODS:
-            raise ConfigurationError(
-                f"start_method={start_method!r}: expected one of {', '.join(map(repr, _START_METHODS))}."
-            )
-        super().__init__(**{name: value for name, value in options.items() if name in _PARTS})
+        own, parts = split(options, start_method)
+        super().__init__(**parts)
         self.launcher_name = start_method
-        self.options = Options(stage=stage, **{name: options[name] for name in _OPTIONS & options.keys()})
+        self.options = Options(stage=stage, **own)
+        self._config = configs.merge(self.options, own.keys())
+        self._engines: list[ZeroEngine] = []
+        self._local_rank = library.LocalRank()
+        self._run_arguments: dict[str, Any] = {}
+        self._knows_windows = self._is_accumulating = False
+
+    # composition ----------------------------------------------------------------------------------------------------
+
+    @property
+    def stage(self) -> int:
+        """Of ZeRO."""
+        return int(self._config["zero_optimization"]["stage"])
 
     @property
     def capabilities(self) -> Capability:
-        """Set-up of everything at once; state in shards."""
-        return super().capabilities | Capability.JOINT_SETUP | Capability.SHARDED_STATE
+        """Set-up of everything at once, clipping inside the step, state in shards; one optimizer a module."""
+        own = super().capabilities & ~(
+            Capability.SEVERAL_OPTIMIZERS | Capability.CLIP_BY_VALUE | Capability.BIT_EXACT_RESUME
+        )
+        own |= Capability.JOINT_SETUP | Capability.OWNS_CLIPPING | Capability.SHARDED_STATE
+        return own | Capability.NO_SYNC if self.stage == 1 else own
+
+    def check(self) -> None:
+        """Refuse a precision, or a number of processes, that contradicts the options.
+
+        Raises:
+            ConfigurationError: with what fits.
+        """
+        super().check()
+        self._fitted_config()
+        precision = self.precision_plugin.name
+        if self.parallel_devices[0].type == "cpu" and precision.startswith("16-"):
+            raise ConfigurationError(
+                f"precision={precision!r} on a CPU: DeepSpeed has no float16 there. Use precision='bf16-mixed'."
+            )
+
+    def configure_deepspeed_config(self, config: dict[str, Any]) -> dict[str, Any]:
+        """All ranks, for each module. What DeepSpeed is told. Override to change it."""
+        return config
+
+    def _fitted_config(self) -> dict[str, Any]:
+        run = configs.Run(
+            world_size=self.world_size,
+            device_type=self.parallel_devices[0].type,
+            precision=self.precision_plugin.name,
+            **self._run_arguments,
+        )
+        return configs.fit_to_run(self._config, run)
+
+    def _engine_config(self) -> dict[str, Any]:
+        """The config of one engine, in which the core counts accumulated batches."""
+        config = self._fitted_config()
+        if self.stage == 1:
+            config["zero_optimization"]["overlap_comm"] = False  # begins before it is known where a window ends
+        config = self.configure_deepspeed_config({**config, "gradient_accumulation_steps": 1})
+        config.pop("train_batch_size", None)
+        return config
+
+    # module and optimizer -------------------------------------------------------------------------------------------
+
+    def setup(self, trainer: SetupHost) -> None:
+        """All ranks. As every strategy; the Trainer's arguments and the config must agree."""
+        clipping = trainer.clipping
+        self._run_arguments = {
+            "num_accumulated": trainer.accumulate_grad_batches,
+            "max_norm": clipping.value if clipping is not None else None,
+        }
+        self._knows_windows = getattr(trainer.module, "automatic_optimization", True)
+        super().setup(trainer)
+
+    def init_context(self, *, empty: bool = False) -> AbstractContextManager[Any]:
+        """All ranks. In which a model is built; at stage 3 each parameter is cut as soon as it is there."""
+        return super().init_context(empty=empty) if self.stage < 3 else self._cutting(super().init_context())
+
+    @contextmanager
+    def _cutting(self, context: AbstractContextManager[Any]) -> Iterator[None]:
+        deepspeed, config = self._connect(), self._engine_config()
+        dtype = {"bf16": torch.bfloat16, "16": torch.float16}.get(self.precision_plugin.name.split("-")[0])
+        cut = deepspeed.zero.Init(
+            config_dict_or_path=config,
+            remote_device=self.options.remote_device,
+            pin_memory=self.options.pin_memory,
+            dtype=dtype or torch.float32,
+        )
+        with context, cut:
+            yield
+
+    def setup_module(self, module: nn.Module) -> nn.Module:
+        """All ranks. A module for inference; at stage 3 its parameters are cut, below they are whole."""
+        super().setup_module(module)
+        if self.stage == 3:
+            self.model = self._start_engine(module, None).wrapped
+        return self.model
+
+    def setup_module_and_optimizers(
+        self, module: nn.Module, optimizers: list[Optimizer], scheduler: Any = None
+    ) -> tuple[nn.Module, list[Optimizer], Any]:
+        """All ranks. Put everything into DeepSpeed's engine; the core steps the scheduler.
+
+        Raises:
+            ConfigurationError: an optimizer that ZeRO can't step, or parameters that it doesn't know.
+        """
+        if not optimizers:
+            return self.setup_module(module), [], scheduler
+        module = self.precision_plugin.convert_module(module)
+        stepping.check(optimizers[0], module)
+        self.module_to_device(module)
+        engine = self._start_engine(module, optimizers[0])
+        assert engine.optimizer is not None, "it was given one"
+        return engine.wrapped, [engine.optimizer], scheduler
+
+    def _start_engine(self, module: nn.Module, optimizer: Optimizer | None) -> ZeroEngine:
+        deepspeed, config = self._connect(), self._engine_config()
+        if optimizer is not None:
+            optimizer = stepping.choose(deepspeed, optimizer, config)
+        engine = ZeroEngine(deepspeed, module, optimizer, config)
+        self._engines.append(engine)
+        return engine
+
+    def _connect(self) -> Any:
+        self._local_rank.set(self.local_rank)
+        return library.connect(self.process_group_backend, self.options.logging_level)
+
+    def setup_dataloader(self, loader: Any, stage: Stage) -> Any:
+        """All ranks. The loader as it is; its batch size and the config must agree."""
+        if stage == "fit" and isinstance(size := getattr(loader, "batch_size", None), int):
+            self._run_arguments["micro_batch_size"] = size
+            self._fitted_config()
+        return super().setup_dataloader(loader, stage)
+
+    # steps ----------------------------------------------------------------------------------------------------------
+
+    def step_callable(self, name: str, module: nn.Module | None = None) -> Callable[..., Any]:
+        """All ranks, once a stage. Training runs through the engine; so does evaluation where parameters are cut."""
+        handle = self.handle_of(module)
+        engine = self._engine_around(handle.wrapped)
+        if engine is None or (self.stage < 3 and name not in _TRAINS):
+            return super().step_callable(name, module)
+        replacement = handle.user_callable(name) if handle.compiler is not None else None
+        call = engine.router.route(engine.wrapped, name, replacement=replacement)
+        return _without_inference_mode(call) if self.stage == 3 else call
+
+    def backward(self, loss: Tensor, module: nn.Module | None, *, manual: bool = False, **kwargs: Any) -> None:
+        """All ranks. Backward through the engine, which scales the loss and accumulates gradients.
+
+        Raises:
+            ConfigurationError: there are several modules, and nobody says whose loss it is.
+        """
+        engine = self._engines[0] if len(self._engines) == 1 else self._engine_around(module)
+        if engine is None:
+            raise ConfigurationError(
+                f"backward: DeepSpeed has {len(self._engines)} engines here, one for each module that was set up with "
+                "an optimizer, and must know whose loss this is. Call fabric.backward(loss, model=model)."
+            )
+        engine.backward(loss, ends_window=self._knows_windows and not (manual or self._is_accumulating), **kwargs)
+
+    @contextmanager
+    def no_backward_sync(self, module: nn.Module, enabled: bool = True) -> Iterator[None]:
+        """All ranks. A context in which gradients accumulate; stages 2 and 3 exchange them all the same."""
+        before, self._is_accumulating = self._is_accumulating, enabled
+        try:
+            yield
+        finally:
+            self._is_accumulating = before
+
+    def clip_gradients(self, module: nn.Module, optimizer: Optimizer, clipping: GradientClipping) -> Tensor | None:
+        """All ranks. Let the optimizer's next step clip, by the 2-norm; see `Strategy.clip_gradients`.
+
+        Raises:
+            UnsupportedError: by value, or by another norm.
+        """
+        if clipping.algorithm != "norm" or clipping.norm_type != 2:
+            raise UnsupportedError(
+                f"{type(self).__name__} clips gradients by their 2-norm only, inside DeepSpeed's own step. "
+                "Use gradient_clip_algorithm='norm', or max_norm=... alone.",
+                capability=Capability.CLIP_BY_VALUE,
+            )
+        norm = self._engine_of(optimizer).clip(clipping.value)
+        if clipping.error_if_nonfinite and not norm.isfinite():
+            raise RuntimeError(f"The norm of the gradients is {norm.item()}, and error_if_nonfinite=True.")
+        return norm
+
+    def optimizer_step(self, optimizer: Optimizer, closure: Callable[[], Any] | None = None) -> bool:
+        """All ranks. Step the engine, which skips a step whose gradients overflowed."""
+        if closure is not None:
+            closure()
+        return self._engine_of(optimizer).step()
+
+    def _engine_around(self, wrapped: nn.Module | None) -> ZeroEngine | None:
+        return next((engine for engine in self._engines if engine.wrapped is wrapped), None)
+
+    def _engine_of(self, optimizer: Optimizer) -> ZeroEngine:
+        return next(engine for engine in self._engines if engine.optimizer is optimizer)
+
+    # state ----------------------------------------------------------------------------------------------------------
+
+    def get_module_state_dict(
+        self, module: nn.Module, *, layout: Literal["full", "sharded"] | None = None
+    ) -> dict[str, Any]:
+        """All ranks. Master copies by the user's names: whole on rank 0 and nothing elsewhere, or each rank's part."""
+        named = super().get_module_state_dict(module)
+        handle, layout = self.handle_of(module), layout or self._layout
+        if (engine := self._engine_around(handle.wrapped)) is not None:
+            state, convert = EngineState(engine, self.global_rank), self._converter(layout)
+            # The parameters themselves, in the same order: those that are tied are the same object.
+            originals = list(handle.module.state_dict(keep_vars=True).values())
+            converted = {id(one): convert(state.parameter(one)) for one in originals if isinstance(one, nn.Parameter)}
+            for name, original in zip(list(named), originals, strict=True):
+                named[name] = converted.get(id(original), named[name])
+        return named if layout == "sharded" or self.is_global_zero else {}
+
+    def load_module_state_dict(self, module: nn.Module, state: Mapping[str, Any], *, strict: bool = True) -> None:
+        """All ranks. Put a state back, whole or in parts; each rank takes its own."""
+        handle = self.handle_of(module)
+        if (engine := self._engine_around(handle.wrapped)) is None:
+            super().load_module_state_dict(module, state, strict=strict)
+            return
+        parts, rest = EngineState(engine, self.global_rank), dict(state)
+        originals = handle.module.state_dict(keep_vars=True).values()
+        for (name, own), original in zip(super().get_module_state_dict(module).items(), originals, strict=True):
+            if isinstance(original, nn.Parameter) and name in rest:
+                parts.load_parameter(name, original, rest[name])
+                rest[name] = own
+        super().load_module_state_dict(module, rest, strict=strict)
+        parts.refresh()
+
+    def get_optimizer_state_dict(self, optimizer: Optimizer) -> dict[str, Any]:
+        """All ranks. By parameter names: whole on rank 0 and nothing elsewhere, or each rank's part."""
+        engine, layout = self._engine_of(optimizer), self._layout
+        names, convert = self._names(engine), self._converter(layout)
+        entries = {
+            name: {key: convert(value) for key, value in entry.items()}
+            for name, entry in EngineState(engine, self.global_rank).optimizer_entries(names).items()
+        }
+        groups = [
+            {**group, "params": [names[id(parameter)] for parameter in parameters]}
+            for group, parameters in zip(optimizer.param_groups, engine.groups, strict=True)
+        ]
+        return {"state": entries, "param_groups": groups} if layout == "sharded" or self.is_global_zero else {}
+
+    def load_optimizer_state_dict(self, optimizer: Optimizer, state: Mapping[str, Any]) -> None:
+        """All ranks. Put a state back, whole or in parts; each rank takes its own."""
+        engine = self._engine_of(optimizer)
+        stepping.load_groups(optimizer, state["param_groups"], self.parameter_names(optimizer))
+        EngineState(engine, self.global_rank).load_optimizer(state["state"], self._names(engine))
+
+    def optimizer_targets(self, optimizer: Optimizer, described: Mapping[str, Any]) -> dict[str, Any] | None:
+        """All ranks. The optimizer's own memory for what was saved, so that each rank reads its part into it."""
+        engine = self._engine_of(optimizer)
+        entries = described.get("state")
+        if not isinstance(entries, dict):
+            return None
+        return {"state": EngineState(engine, self.global_rank).optimizer_targets(entries, self._names(engine))}
+
+    def parameter_names(self, optimizer: Optimizer) -> list[str]:
+        """Names of the parameters that the optimizer was made for, group after group."""
+        engine = self._engine_of(optimizer)
+        names = self._names(engine)
+        return [names[id(parameter)] for group in engine.groups for parameter in group]
+
+    def _names(self, engine: ZeroEngine) -> dict[int, str]:
+        return self.handle_of(engine.module).parameter_names
+
+    def _converter(self, layout: str) -> Callable[[Any], Any]:
+        return partial(self._converted, layout)
+
+    def _converted(self, layout: str, value: Any) -> Any:
+        if layout == "sharded" or not isinstance(value, ShardedLeaf):
+            return value
+        gathered = whole(value, self.root_device, partial(self.reduce, reduce_op="sum"))
+        return gathered.cpu() if self.is_global_zero else None
+
+    @property
+    def _layout(self) -> Literal["full", "sharded"]:
+        return self.checkpoint_io.layout if self._checkpoint_io is not None else "full"
+
+    # end ------------------------------------------------------------------------------------------------------------
+
+    def release(self) -> None:
+        """All ranks; idempotent. Forget the engines; modules get whole parameters back, but after an exception."""
+        for engine in self._engines:
+            values = {} if sys.exc_info()[0] else self._whole_parameters(engine)
+            engine.close(values)
+        self._engines, self._run_arguments, self._knows_windows = [], {}, False
+        self._local_rank.restore()
+        super().release()
+
+    def _whole_parameters(self, engine: ZeroEngine) -> dict[nn.Parameter, Tensor]:
+        """All ranks. Values of what is cut, as the user's precision has them; of a cut module on the CPU."""
+        state, values = EngineState(engine, self.global_rank), {}
+        keeps_masters = self.precision_plugin.name.endswith("-mixed")
+        for parameter in engine.module.parameters():
+            if isinstance(leaf := state.parameter(parameter), ShardedLeaf) and (keeps_masters or self.stage == 3):
+                value = whole(leaf, self.root_device, partial(self.reduce, reduce_op="sum"))
+                value = value if keeps_masters else value.to(parameter.dtype)
+                values[parameter] = value.cpu() if self.stage == 3 else value
+        return values
+
+    def leave_group(self) -> None:
+        """All ranks; idempotent. Leave the group, if it was made here, and those that DeepSpeed made."""
+        if self._owns_group and library.is_loaded():
+            library.disconnect()
+            self._owns_group = False
+            gc.collect()
+        super().leave_group()
 
 
-def _signature() -> inspect.Signature:
-    """With every option by its name, for whoever asks."""
-    declared = inspect.signature(DeepSpeedStrategy.__init__)
-    given = [parameter for parameter in declared.parameters.values() if parameter.kind is not parameter.VAR_KEYWORD]
-    named = {parameter.name for parameter in given}
-    options = [
-        parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
-        for parameter in inspect.signature(Options).parameters.values()
-        if parameter.name not in named
-    ]
-    parts = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None) for name in sorted(_PARTS)]
-    return declared.replace(parameters=[*given, *options, *parts])
+def _without_inference_mode(method: Callable[..., Any]) -> Callable[..., Any]:
+    """The method, so that it may run in inference mode: what is gathered there could never train."""
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        if torch.is_grad_enabled():
+            return method(*args, **kwargs)
+        with torch.inference_mode(False), torch.no_grad():
+            return method(*args, **kwargs)
+
+    return call
 
 
-DeepSpeedStrategy.__init__.__signature__ = _signature()  # type: ignore[attr-defined]  # functions take attributes
+DeepSpeedStrategy.__init__.__signature__ = with_every_option(DeepSpeedStrategy.__init__)  # type: ignore[attr-defined]

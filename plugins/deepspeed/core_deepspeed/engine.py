@@ -1,0 +1,122 @@
+"""DeepSpeed's engine around one module: gradients, and the step of its optimizer."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from core.strategies import MethodRouter
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from torch import Tensor, nn
+    from torch.optim import Optimizer
+
+
+class ZeroEngine:
+    """One module in DeepSpeed's engine, and the optimizer of it.
+
+    DeepSpeed counts batches to know when a window of accumulation ends. Here it is told, when that is known at
+    backward; else gradients stay as backward has left them until they are needed, to clip or to step.
+
+    Attributes:
+        module: the user's own.
+        groups: parameters of the optimizer, group by group, as the user has them: it holds flat ones from now on.
+        optimizer: that DeepSpeed steps; None for inference.
+        wrapped: DeepSpeed's engine, around a `MethodRouter`.
+        zero: DeepSpeed's own optimizer around it.
+    """
+
+    def __init__(self, deepspeed: Any, module: nn.Module, optimizer: Optimizer | None, config: dict[str, Any]) -> None:
+        """All ranks. Make the engine, which converts the module and cuts what its stage cuts."""
+        self.module, self.optimizer = module, optimizer
+        self.groups = (
+            [list(group["params"]) for group in optimizer.param_groups if group["params"]] if optimizer else []
+        )
+        self._attributes = {parameter: set(vars(parameter)) for parameter in module.parameters()}
+        self.router = MethodRouter(module)
+        self.wrapped, self.zero, _, _ = deepspeed.initialize(
+            model=self.router, optimizer=optimizer, config=config, dist_init_required=False
+        )
+        self.stage = int(self.wrapped.zero_optimization_stage())
+        self._max_norm = getattr(self.zero, "clip_grad", 0.0)
+        self._num_backwards, self._is_complete = 0, False
+        if optimizer is not None:
+            # Gradients are the engine's: to drop those of the flat parameters would take its buffers away.
+            vars(optimizer)["zero_grad"] = self.drop_gradients
+
+    def backward(self, loss: Tensor, *, ends_window: bool, **kwargs: Any) -> None:
+        """All ranks. Compute and accumulate gradients; with `ends_window` the step is going to follow."""
+        self.wrapped.set_gradient_accumulation_boundary(ends_window)
+        self.zero.clear_backward_seen_flag()  # a second backward after one forward adds to the first
+        self.wrapped.backward(loss, scale_wrt_gas=False, **kwargs)
+        self._num_backwards += 1
+        self._is_complete = ends_window
+
+    def complete(self) -> None:
+        """All ranks. Exchange gradients, as far as backward hasn't."""
+        if self._is_complete or not self._num_backwards:
+            return
+        self.wrapped.set_gradient_accumulation_boundary(True)
+        if self.stage == 1:
+            self.wrapped.allreduce_gradients()
+        else:
+            self.zero.finalize_gradient_accumulation_boundary()
+        self._is_complete = True
+
+    def clip(self, max_norm: float) -> Tensor:
+        """All ranks. Let the next step clip; the norm before that."""
+        self.complete()
+        self.zero.clip_grad = max_norm
+        if self.stage < 3:
+            norm = self.zero.scaled_global_norm()
+        else:
+            norm = torch.linalg.vector_norm(torch.stack(self.zero._get_norm_groups()))
+        # DeepSpeed says -1 where a gradient isn't finite.
+        return torch.where(norm < 0, torch.inf, norm / self.zero.loss_scale)
+
+    def step(self) -> bool:
+        """All ranks. Step the optimizer; whether parameters were updated."""
+        if not self._num_backwards:
+            return False
+        self.complete()
+        self.wrapped.step()
+        self.zero.clip_grad = self._max_norm
+        self._num_backwards, self._is_complete = 0, False
+        return bool(self.wrapped.was_step_applied())
+
+    def drop_gradients(self, set_to_none: bool = True) -> None:
+        """All ranks. Forget what backward has accumulated since the last step."""
+        if not self._num_backwards:
+            return
+        self._num_backwards, self._is_complete = 0, False
+        zero = self.zero
+        zero.zero_grad()
+        if self.stage == 3:
+            return
+        zero.micro_step_id = -1
+        zero._release_preflattened_grad_buffers()
+        if zero.cpu_offload:
+            zero.reset_cpu_buffers()
+        for group in zero.averaged_gradients:
+            zero.averaged_gradients[group] = zero.all_grad_tensors[group] = None
+
+    def close(self, values: Mapping[Any, Tensor]) -> None:
+        """Idempotent. Take the engine away from module and optimizer.
+
+        Args:
+            values: for parameters that were cut; the others stay as they are.
+        """
+        if self.optimizer is not None:
+            vars(self.optimizer).pop("zero_grad", None)
+        self.wrapped.destroy()
+        for parameter, attributes in self._attributes.items():
+            for name in vars(parameter).keys() - attributes:
+                delattr(parameter, name)
+            if parameter in values:
+                parameter.data = values[parameter]
+        for part in self.module.modules():
+            part._parameters = dict(part._parameters)  # stage 3 has put one that gathers in its place
+        self._attributes = {}

@@ -1,0 +1,98 @@
+"""Which optimizer DeepSpeed steps: the user's own, or its like for the memory of the CPU."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from core import CheckpointError, ConfigurationError
+from core_deepspeed.places import OFFLOAD_OPTIMIZER, offload_device
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from torch import nn
+    from torch.optim import Optimizer
+
+_log = logging.getLogger(__name__)
+_WHOLE_TENSORS = ("Adafactor", "LBFGS", "Muon", "SparseAdam")
+_NATIVE_OPTIONS = ("lr", "betas", "eps", "weight_decay")
+
+
+def check(optimizer: Optimizer, module: nn.Module) -> None:
+    """Refuse what DeepSpeed would step wrong without a word.
+
+    Raises:
+        ConfigurationError: with the reason, and what to do.
+    """
+    name = type(optimizer).__name__
+    if name in _WHOLE_TENSORS:
+        raise ConfigurationError(
+            f"{name} looks at whole tensors, or at the loss, and ZeRO lets an optimizer see flat ranges of elements "
+            "only. Use one that steps each element by itself, such as AdamW, or another strategy."
+        )
+    if isinstance(optimizer, torch.optim.Adagrad):
+        raise ConfigurationError(
+            "DeepSpeed makes another Adagrad in the place of yours, which no scheduler reaches and whose groups have "
+            "the default options. Use AdamW, or another strategy."
+        )
+    known, trained = set(map(id, module.parameters())), set[torch.dtype]()
+    for parameter in (parameter for group in optimizer.param_groups for parameter in group["params"]):
+        if id(parameter) not in known:
+            raise ConfigurationError(
+                f"The optimizer holds a parameter of shape {tuple(parameter.shape)} that doesn't belong to "
+                f"{type(module).__name__}, which is set up together with it. Build it from that module's parameters."
+            )
+        trained.update({parameter.dtype} if parameter.requires_grad else ())
+    if len(trained) != 1 or not trained <= {torch.float32, torch.float16, torch.bfloat16}:
+        raise ConfigurationError(
+            f"The optimizer's parameters are of {', '.join(sorted(map(str, trained))) or 'no dtype: none is trained'}. "
+            "ZeRO lays them out in a row, with masters of float32: they must all be of float32, or of one format of 16 "
+            "bits. Call module.float() before."
+        )
+
+
+def choose(deepspeed: Any, optimizer: Optimizer, config: Mapping[str, Any]) -> Optimizer:
+    """The optimizer for DeepSpeed: offloaded Adam and AdamW are stepped by its own, which is made for that."""
+    native = deepspeed.ops.adam.DeepSpeedCPUAdam
+    if offload_device(config, OFFLOAD_OPTIMIZER) is None or isinstance(optimizer, native):
+        return optimizer
+    name = type(optimizer).__name__
+    if type(optimizer) not in (torch.optim.Adam, torch.optim.AdamW) or _has_more(optimizer):
+        _log.warning("Offloaded to the CPU, %s is stepped by its own code; DeepSpeedCPUAdam would be faster.", name)
+        return optimizer
+    _log.info("Offloaded to the CPU, %s is stepped by DeepSpeed's DeepSpeedCPUAdam.", name)
+    options = {key: optimizer.defaults[key] for key in _NATIVE_OPTIONS}
+    chosen: Optimizer = native(optimizer.param_groups, adamw_mode=type(optimizer) is torch.optim.AdamW, **options)
+    # The same list of the same groups: schedulers that were made for the user's go on setting learning rates.
+    chosen.param_groups = optimizer.param_groups
+    vars(optimizer)["_opt_called"] = True  # they look here whether it has been stepped
+    return chosen
+
+
+def _has_more(optimizer: Optimizer) -> bool:
+    """Whether the optimizer is asked for what DeepSpeed's doesn't do."""
+    return any(group.get("amsgrad") or group.get("maximize") for group in optimizer.param_groups)
+
+
+def load_groups(optimizer: Optimizer, saved: Sequence[Mapping[str, Any]], names: Sequence[str]) -> None:
+    """Put back learning rates and all else that groups hold besides their parameters.
+
+    Raises:
+        CheckpointError: the saved groups hold other parameters, or there is another number of them.
+    """
+    saved_names = [name for group in saved for name in group["params"]]
+    if differing := sorted(set(saved_names).symmetric_difference(names)):
+        where = "in the checkpoint, not in the optimizer" if differing[0] in saved_names else "not in the checkpoint"
+        raise CheckpointError(
+            f"The optimizer holds {len(names)} parameters and its saved state {len(saved_names)}; {differing[0]!r} is "
+            f"{where}. Build the optimizer over the same parameters as when the checkpoint was written."
+        )
+    if len(saved) != len(optimizer.param_groups):
+        raise CheckpointError(
+            f"The optimizer has {len(optimizer.param_groups)} groups of parameters and its saved state {len(saved)}."
+        )
+    for group, before in zip(optimizer.param_groups, saved, strict=True):
+        group.update({key: value for key, value in before.items() if key != "params"})

@@ -167,8 +167,9 @@ def _rows(suite: Suite) -> Iterator[list[str]]:
     """What every plugin of the kind must do, then each capability."""
     always = [test for test in suite.tests if not test.needs]
     if always:
-        failed = any(test.outcome == "failed" for test in always)
-        yield [f"every {suite.kind}", _state("failed" if failed else "proven"), _counted(always)]
+        outcomes = {test.outcome for test in always}
+        state = "failed" if "failed" in outcomes else "proven" if "passed" in outcomes else "not tested"
+        yield [f"every {suite.kind}", _state(state), _counted(always)]
     for name, state in suite.capabilities.items():
         yield [name, _state(state), _counted([test for test in suite.tests if name in test.needs])]
 

@@ -2,18 +2,8 @@
 
 import pytest
 
-from core import Capability
-from core.testing import StrategyConformance
+from core_dp.conformance import TestDP
 
+__all__ = ["TestDP"]
 
-@pytest.mark.gpu
-class TestDP(StrategyConformance):
-    alias = "dp"
-    accelerator = "cuda"
-    num_processes = 1
-    expected_capabilities = (
-        Capability.SEVERAL_MODULES
-        | Capability.SEVERAL_OPTIMIZERS
-        | Capability.CLIP_BY_VALUE
-        | Capability.BIT_EXACT_RESUME
-    )
+pytestmark = pytest.mark.gpu

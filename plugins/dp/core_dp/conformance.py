@@ -1,0 +1,18 @@
+"""What the conformance kit holds core-dp to. Imported by `core check` and the tests only: it needs pytest."""
+
+from core import Capability
+from core.testing import StrategyConformance
+
+
+class TestDP(StrategyConformance):
+    """One process, which replicates modules on its GPUs; a CPU has none."""
+
+    alias = "dp"
+    accelerator = "cuda"
+    num_processes = 1
+    expected_capabilities = (
+        Capability.SEVERAL_MODULES
+        | Capability.SEVERAL_OPTIMIZERS
+        | Capability.CLIP_BY_VALUE
+        | Capability.BIT_EXACT_RESUME
+    )

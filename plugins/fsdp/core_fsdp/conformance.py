@@ -1,0 +1,39 @@
+"""What the conformance kit holds core-fsdp to. Imported by `core check` and the tests only: it needs pytest."""
+
+from core import Capability
+from core.testing import StrategyConformance, StrategySmoke
+
+_CAPABILITIES = (
+    Capability.COLLECTIVES
+    | Capability.SHARDED_STATE
+    | Capability.NO_SYNC
+    | Capability.MANUAL_OPTIMIZATION
+    | Capability.SEVERAL_MODULES
+    | Capability.SEVERAL_OPTIMIZERS
+    | Capability.CLIP_BY_VALUE
+    | Capability.BIT_EXACT_RESUME
+)
+_STAYS = "sharded modules need their group as long as they live, and it stays that long"
+
+
+class TestFSDP(StrategyConformance):
+    """Two ranks, each with a part of every parameter."""
+
+    alias = "fsdp"
+    expected_capabilities = _CAPABILITIES
+    known_failures = {"test_teardown_leaves_nothing[process_group]": _STAYS}
+
+
+class TestModelParallel(StrategyConformance):
+    """Two ranks of one tensor-parallel group, which have their data in common."""
+
+    alias = "model_parallel"
+    num_shares = 1
+    expected_capabilities = _CAPABILITIES
+    known_failures = {"test_teardown_leaves_nothing[process_group]": _STAYS}
+
+
+class TestCPUOffload(StrategySmoke):
+    """The preset that keeps parameters in the host's memory."""
+
+    alias = "fsdp_cpu_offload"

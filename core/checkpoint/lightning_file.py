@@ -17,6 +17,11 @@ def is_lightning(state: Mapping[str, Any]) -> bool:
     return _MARK in state and "state_dict" in state
 
 
+def without_unread(saved: Mapping[str, Any]) -> dict[str, Any]:
+    """What `translate` looks at."""
+    return {key: value for key, value in saved.items() if key not in _UNREAD}
+
+
 def translate(saved: Mapping[str, Any]) -> dict[str, Any]:
     """Weights, hyperparameters, optimizers, schedulers and counters; not callbacks, nor the position of loaders.
 
@@ -43,11 +48,15 @@ def translate(saved: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+_UNREAD = {
+    *("callbacks", "native_amp_scaling_state", "hparams_type"),
+    *("datamodule_hparams_name", "datamodule_hyper_parameters", "datamodule_hparams_type"),
+}
 _KNOWN = {
     _MARK,
-    *("state_dict", "optimizer_states", "lr_schedulers", "loops", "callbacks", "epoch", "global_step"),
-    *("hparams_name", "hyper_parameters", "MixedPrecision", "native_amp_scaling_state", "datamodule_hparams_name"),
-    *("datamodule_hyper_parameters", "hparams_type", "datamodule_hparams_type"),
+    *("state_dict", "optimizer_states", "lr_schedulers", "loops", "epoch", "global_step"),
+    *("hparams_name", "hyper_parameters", "MixedPrecision"),
+    *_UNREAD,
 }
 
 

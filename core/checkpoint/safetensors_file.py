@@ -64,14 +64,22 @@ def _load(file: BinaryIO, path: str) -> dict[str, Any]:
         tensors = library.load(content)
         header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
         ours = json.loads(header.get("__metadata__", {}).get(_OURS, "null")) or {"prefixes": {"model": ""}}
-        state = {
-            key: {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
-            for key, prefix in ours["prefixes"].items()
-        }
+        state = _apart_by(ours["prefixes"], tensors)
         kept = Decoder(_no_tensor, _no_tensor).decode(ours.get(_KEPT))
     except Exception as error:
         raise CheckpointCorruptedError(f"{path!r} is not a file of safetensors: {error}.") from error
     return {**state, _KEPT: kept} if kept is not None else state
+
+
+def _apart_by(prefixes: Mapping[str, str], tensors: Mapping[str, torch.Tensor]) -> dict[str, dict[str, torch.Tensor]]:
+    """By the entries that they came from; one entry's name may begin as another's."""
+    state: dict[str, dict[str, torch.Tensor]] = {key: {} for key in prefixes}
+    for name, tensor in tensors.items():
+        key, prefix = max(
+            (item for item in prefixes.items() if name.startswith(item[1])), key=lambda item: len(item[1])
+        )
+        state[key][name.removeprefix(prefix)] = tensor
+    return state
 
 
 def _is_weights(value: Any) -> bool:

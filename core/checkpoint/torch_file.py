@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 import torch
 
-from core.checkpoint import lightning_file, messages, single_file
+from core.checkpoint import foreign_objects, lightning_file, messages, single_file
 from core.checkpoint.plain_state import safe_globals, to_plain
 from core.contract.errors import CheckpointCorruptedError
 
@@ -36,20 +37,47 @@ def read(path: PathLike) -> dict[str, Any]:
 
 def _load(file: BinaryIO, path: str) -> dict[str, Any]:
     try:
-        with torch.serialization.safe_globals(safe_globals()):
-            loaded = torch.load(file, map_location="cpu", weights_only=True)
+        loaded = _unpickle(file, [])
     except (MemoryError, OSError):
         raise
     except Exception as error:
-        raise CheckpointCorruptedError(
-            f"{path!r} is not a checkpoint that can be loaded without running code from it: {_reason(error)}. "
-            "Expected a file written by core, or by torch.save with plain types and tensors only."
-        ) from error
+        if (loaded := _without_foreign_objects(file, path)) is None:
+            raise CheckpointCorruptedError(
+                f"{path!r} is not a checkpoint that can be loaded without running code from it: {_reason(error)}. "
+                "Expected a file written by core, or by torch.save with plain types and tensors only."
+            ) from error
     if not isinstance(loaded, dict):
         raise CheckpointCorruptedError(
             f"{path!r} holds a {type(loaded).__name__}. Expected a dict, the state of a run."
         )
     return lightning_file.translate(loaded) if lightning_file.is_lightning(loaded) else loaded
+
+
+def _unpickle(file: BinaryIO, stand_ins: list[Any]) -> Any:
+    with torch.serialization.safe_globals([*safe_globals(), *stand_ins]):
+        return torch.load(file, map_location="cpu", weights_only=True)
+
+
+def _without_foreign_objects(file: BinaryIO, path: str) -> Any:
+    """The content of a file of Lightning's that holds objects of other classes; None for any other file."""
+    try:
+        loaded = _unpickle(file, foreign_objects.stand_ins(file))
+    except (MemoryError, OSError):
+        raise
+    except Exception:
+        return None
+    if not isinstance(loaded, dict) or not lightning_file.is_lightning(loaded):
+        return None
+    left: dict[str, str] = {}
+    content = foreign_objects.leave_out(lightning_file.without_unread(loaded), "", left)
+    if left:
+        named = ", ".join(f"{place} ({kind})" for place, kind in left.items())
+        warnings.warn(
+            f"{path!r} was written by PyTorch Lightning and holds objects of other classes, which are left out, since "
+            f"nothing in a file is executed: {named}. Read without them: {', '.join(content)}.",
+            stacklevel=2,
+        )
+    return content
 
 
 def _reason(error: Exception) -> str:

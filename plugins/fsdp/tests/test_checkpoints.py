@@ -125,6 +125,18 @@ def test_a_checkpoint_that_does_not_fit_says_what_differs(tmp_path):
     assert CheckpointError.__name__ in str(failure.value)
 
 
+def test_safetensors_get_whole_weights(tmp_path):
+    path = tmp_path / "weights.safetensors"
+
+    def save(fabric):
+        torch.manual_seed(0)
+        fabric.save(path, {"model": fabric.setup(torch.nn.Linear(3, 5))})
+
+    Fabric(strategy=FSDPStrategy(start_method="fork"), devices=2, accelerator="cpu", plugins="safetensors").launch(save)
+    torch.manual_seed(0)
+    assert torch.equal(load_checkpoint(path)["model"]["weight"], torch.nn.Linear(3, 5).weight)
+
+
 def test_what_a_tensor_group_has_in_common_is_written_once_and_by_turns(tmp_path):
     path = tmp_path / "common.ckpt"
 

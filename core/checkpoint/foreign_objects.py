@@ -1,0 +1,81 @@
+"""Objects of other programs' classes in a file of torch's: stood in for while it is read, and left out.
+
+Nothing of such a class is imported or called. torch's safe unpickler makes the stand-ins, as it makes nothing else than
+what it was told of.
+"""
+
+from __future__ import annotations
+
+from typing import Any, BinaryIO
+
+from torch.serialization import get_unsafe_globals_in_checkpoint
+
+_DICTS = ("AttributeDict", "defaultdict")
+"""Classes of dicts whose content is worth reading, by name: torch's unpickler fills nothing but plain dicts."""
+_LEFT_OUT = object()
+
+
+class _StandIn:
+    """For an object, or for a function or class itself."""
+
+    def __init__(self, *_: Any) -> None:
+        """Take no notice of what the object was made of."""
+
+    def __setstate__(self, state: Any) -> None:
+        """Nor of what it held."""
+
+
+class _PlainDict:
+    """For a class of dicts: makes plain ones."""
+
+    def __new__(cls, *_: Any) -> Any:  # makes something else
+        return {}
+
+
+def stand_ins(file: BinaryIO) -> list[tuple[Any, str]]:
+    """Of all classes and functions in the file that torch's safe unpickler refuses, with their names.
+
+    Raises:
+        ValueError: the file isn't one of torch's.
+    """
+    file.seek(0)
+    names = get_unsafe_globals_in_checkpoint(file)
+    file.seek(0)
+    return [(_PlainDict if name.rpartition(".")[2] in _DICTS else type(name, (_StandIn,), {}), name) for name in names]
+
+
+def leave_out(value: Any, path: str, left: dict[str, str]) -> Any:
+    """A copy of what was read, without stand-ins.
+
+    Args:
+        value: nested dicts and lists.
+        path: of it, for a reader.
+        left: is filled with the paths that are left out, and the names of their classes. A list goes as a whole.
+    """
+    copied = _copy(value, path, left)
+    return None if copied is _LEFT_OUT else copied
+
+
+def _copy(value: Any, path: str, left: dict[str, str]) -> Any:
+    kind = value if isinstance(value, type) else type(value)
+    if issubclass(kind, _StandIn):
+        left[path] = kind.__name__
+        return _LEFT_OUT
+    if isinstance(value, dict):
+        return _copy_dict(value, path, left)
+    if isinstance(value, list | tuple | set):
+        items = [_copy(item, f"{path}[{index}]", left) for index, item in enumerate(value)]
+        return _LEFT_OUT if any(item is _LEFT_OUT for item in items) else type(value)(items)
+    return value
+
+
+def _copy_dict(value: dict[Any, Any], path: str, left: dict[str, str]) -> dict[Any, Any]:
+    copied = value.copy()  # keeps the class, and with it the order
+    for key, item in value.items():
+        place = f"{path}[{key!r}]" if path else str(key)
+        part = _LEFT_OUT if _copy(key, place, left) is _LEFT_OUT else _copy(item, place, left)
+        if part is _LEFT_OUT:
+            del copied[key]
+        else:
+            copied[key] = part
+    return copied

@@ -1,0 +1,138 @@
+"""Weights in one file that other programs read."""
+
+import pytest
+import safetensors.torch
+import torch
+from torch import nn
+
+from checkpoint_collectives import Alone
+from core import Fabric
+from core.checkpoint import SafetensorsCheckpointIO, load_checkpoint, verify_checkpoint
+from core.contract import CheckpointCorruptedError, CheckpointError, CheckpointNotFoundError
+
+DTYPES = [
+    *(torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn),
+    *(torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool, torch.uint16),
+]
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "weights.safetensors"
+
+
+def save(state, path):
+    SafetensorsCheckpointIO().save_checkpoint(state, path, collectives=Alone())
+
+
+def save_and_load(state, path):
+    save(state, path)
+    return SafetensorsCheckpointIO().load_checkpoint(path, collectives=Alone())
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_every_format_comes_back(path, dtype):
+    weights = {
+        "w": torch.arange(6).reshape(2, 3).to(dtype),
+        "scalar": torch.ones((), dtype=dtype),
+        "empty": torch.ones(0, 2, dtype=dtype),
+    }
+    loaded = save_and_load({"model": weights}, path)["model"]
+    assert {name: (value.dtype, value.shape) for name, value in loaded.items()} == {
+        name: (value.dtype, value.shape) for name, value in weights.items()
+    }
+    assert all(torch.equal(loaded[name].double(), weights[name].double()) for name in weights)
+
+
+def test_other_programs_read_it(path):
+    state = {"model": {"a.weight": torch.ones(2)}, "optimizer": {"state": {}, "param_groups": []}, "epoch": 3}
+    assert save_and_load(state, path).keys() == {"model"}, "training can't go on from it"
+    assert safetensors.torch.load_file(path)["a.weight"].tolist() == [1, 1]
+
+
+def test_several_modules_keep_apart(path):
+    state = {"model": {"w": torch.zeros(1)}, "model.ema": {"w": torch.ones(1)}, "critic": {"ema.w": torch.ones(2)}}
+    loaded = save_and_load(state, path)
+    assert {key: {name: value.tolist() for name, value in part.items()} for key, part in loaded.items()} == {
+        "model": {"w": [0]},
+        "model.ema": {"w": [1]},
+        "critic": {"ema.w": [1, 1]},
+    }
+
+
+def test_what_others_have_written_is_the_model(path):
+    safetensors.torch.save_file({"w": torch.ones(2)}, path)
+    with pytest.warns(UserWarning, match="has no digest beside it"):
+        assert load_checkpoint(path)["model"]["w"].tolist() == [1, 1]
+
+
+def test_views_and_tied_weights_are_written_each(path):
+    whole = torch.arange(6.0)
+    module = nn.Sequential(nn.Linear(3, 3, bias=False), nn.Linear(3, 3, bias=False))
+    module[1].weight = module[0].weight
+    state = {
+        "model": module.state_dict(),
+        "views": {"head": whole[:2], "tail": whole[2:], "turned": whole.view(2, 3).T},
+    }
+    loaded = save_and_load(state, path)
+    assert torch.equal(loaded["model"]["0.weight"], module[0].weight)
+    assert torch.equal(loaded["model"]["1.weight"], module[0].weight)
+    assert [value.tolist() for value in loaded["views"].values()] == [[0, 1], [2, 3, 4, 5], [[0, 3], [1, 4], [2, 5]]]
+    module.load_state_dict(loaded["model"])
+    assert module[1].weight is module[0].weight
+
+
+def test_fabric_saves_and_loads_modules(tmp_path):
+    path = tmp_path / "weights.safetensors"
+    fabric = Fabric(accelerator="cpu", devices=1, plugins="safetensors")
+    module = nn.Linear(2, 2)
+    model, optimizer = fabric.setup(module, torch.optim.Adam(module.parameters()))
+    fabric.save(path, {"model": model, "optimizer": optimizer, "epoch": 3})
+    expected = module.weight.detach().clone()
+    nn.init.zeros_(module.weight)
+    fabric.load(path, {"model": model})
+    assert torch.equal(module.weight, expected)
+    with pytest.raises(CheckpointError, match="has no 'optimizer'"):
+        fabric.load(path, {"model": model, "optimizer": optimizer})
+
+
+@pytest.mark.parametrize(
+    ("state", "message"),
+    [
+        ({"epoch": 3, "optimizer": {"state": {}}}, r"no weights to write .* none of \['epoch', 'optimizer'\]"),
+        ({"model": {}}, "no weights to write"),
+        ({"model": {"w": torch.ones(1)}, "hook": print}, r"state\['hook'\] is a builtins"),
+        ({"model": {"w": torch.ones(1, dtype=torch.complex128)}}, "can't be written"),
+        ({"model": {"w": torch.ones(1, device="meta")}}, "on the meta device"),
+    ],
+)
+def test_what_cannot_be_written_leaves_what_was_there(path, state, message):
+    save({"model": {"w": torch.ones(1)}}, path)
+    with pytest.raises(CheckpointError, match=message):
+        save(state, path)
+    assert load_checkpoint(path)["model"]["w"].tolist() == [1]
+
+
+@pytest.mark.parametrize("place", [0, 20, -1], ids=["length", "header", "data"])
+def test_one_flipped_bit_is_found(path, place):
+    save({"model": {"w": torch.ones(100)}}, path)
+    content = bytearray(path.read_bytes())
+    content[place] ^= 4
+    path.write_bytes(content)
+    for read in (load_checkpoint, verify_checkpoint):
+        with pytest.raises(CheckpointCorruptedError, match=r"weights\.safetensors.* is damaged"):
+            read(path)
+
+
+def test_what_is_no_such_file_is_named(path):
+    path.write_bytes(b"not at all")
+    with (
+        pytest.warns(UserWarning, match="has no digest"),
+        pytest.raises(CheckpointCorruptedError, match=r"weights\.safetensors' is not a file of safetensors"),
+    ):
+        load_checkpoint(path)
+
+
+def test_a_missing_one_is_said(path):
+    with pytest.raises(CheckpointNotFoundError, match="There is no checkpoint"):
+        load_checkpoint(path)

@@ -1,0 +1,71 @@
+"""docs/contracts says of every public member of each base class who calls it, and of none that isn't there."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import core
+
+FOLDER = Path(__file__).parents[2] / "docs" / "contracts"
+BASES = {
+    "strategy": core.Strategy,
+    "accelerator": core.Accelerator,
+    "precision": core.Precision,
+    "checkpoint-io": core.CheckpointIO,
+    "cluster-environment": core.ClusterEnvironment,
+    "launcher": core.Launcher,
+    "logger": core.Logger,
+    "callback-hooks": core.Callback,
+}
+TABLE = re.compile(r"^\| member \|.*\n\|[ |-]+\n((?:\|.*\n)+)", re.MULTILINE)
+PROGRAM = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+PROVEN = sorted(BASES.keys() - {"launcher", "callback-hooks"})  # these pages say why there is nothing to run
+
+
+def public_members(base):
+    own = [kind for kind in base.__mro__ if kind.__module__.split(".")[0] == "core"]
+    names = {name for kind in own for name in (*vars(kind), *vars(kind).get("__annotations__", {}))}
+    return {name for name in names if not name.startswith("_")}
+
+
+def read(name):
+    return (FOLDER / f"{name}.md").read_text(encoding="utf-8")
+
+
+def members_on(page):
+    """What stands in the first column of the tables of members, each once."""
+    cells = [row.split("|")[1] for table in TABLE.findall(page) for row in table.splitlines()]
+    return [name for cell in cells for name in re.findall(r"`(\w+)`", cell)]
+
+
+def test_every_contract_has_a_page():
+    kinds = {kind.name.replace(" ", "-") for kind in core.KINDS.values()}
+    assert BASES.keys() == kinds | {"callback-hooks"} == {path.stem for path in FOLDER.glob("*.md")}
+
+
+@pytest.mark.parametrize("name", BASES)
+def test_a_page_names_every_public_member_and_no_other(name):
+    members = members_on(read(name))
+    assert sorted(members) == sorted(public_members(BASES[name]))
+
+
+@pytest.mark.parametrize("name", BASES)
+def test_a_page_says_which_must_be_overridden(name):
+    rows = [row for table in TABLE.findall(read(name)) for row in table.splitlines() if row.split("|")[2] == " must "]
+    musts = {member for row in rows for member in re.findall(r"`(\w+)`", row.split("|")[1])}
+    assert musts == set(getattr(BASES[name], "__abstractmethods__", ()))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PROVEN)
+def test_the_smallest_example_passes_its_suite(name, tmp_path):
+    """The page's example, registered in the process, and the class under "Proof"."""
+    example, *_, proof = PROGRAM.findall(read(name))
+    (tmp_path / "test_page.py").write_text(f"{example}\n\n{proof}", encoding="utf-8")
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_page.py"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert re.search(r"[1-9]\d* passed", done.stdout)

@@ -1,0 +1,28 @@
+"""docs/versioning.md shows the error that an excluded release of core really gives."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from fake_distributions import make_distribution
+
+PAGE = Path(__file__).parents[2] / "docs" / "versioning.md"
+
+
+def test_an_incompatible_plugin_is_refused_in_these_words_before_its_import(tmp_path):
+    make_distribution(
+        tmp_path,
+        "core-acme",
+        entry_points_text="[core.strategies]\nacme = core_acme:Acme\n",
+        requires=["core>=0.0.3,<0.1"],
+        modules={"core_acme": "raise RuntimeError('it was imported')"},
+    )
+    program = "from core import Fabric; Fabric(strategy='acme', accelerator='cpu')"
+    path = os.pathsep.join([str(tmp_path), *filter(None, sys.path)])
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True
+    )
+    message = done.stderr.splitlines()[-1].rpartition("core.contract.errors.")[2]
+    assert message.startswith("IncompatiblePluginError: ")
+    assert message in " ".join(PAGE.read_text(encoding="utf-8").split())

@@ -96,6 +96,32 @@ class TestMixedBFloat16(PrecisionConformance):
     alias = "bf16-mixed"
 
 
+class TestDistributed(CheckpointIOConformance):
+    """A folder, to which every rank writes its part; the default."""
+
+    alias = "distributed"
+
+
+class TestAsync(CheckpointIOConformance):
+    """The same, in the background."""
+
+    alias = "async"
+
+
+class TestSafetensors(CheckpointIOConformance):
+    """Weights alone, for other programs: what isn't a dict of tensors is refused."""
+
+    alias = "safetensors"
+    known_failures = dict.fromkeys(
+        (
+            *("test_a_state_comes_back", "test_replaces_what_was_there", "test_makes_folders", "test_takes_urls"),
+            *("test_leaves_no_temporary_files", "test_a_failing_save_leaves_what_was_there", "test_survives_a_kill"),
+            *("test_damage_is_found", "test_nothing_is_executed", "test_removes", "test_teardown_is_idempotent"),
+        ),
+        "it holds weights alone, and refuses a state that has none",
+    )
+
+
 class TestTorchFile(CheckpointIOConformance):
     """One file."""
 

@@ -256,6 +256,7 @@ def _look_around(storage: CheckpointIO, fabric: Fabric, folder: Path) -> bool:
     path = folder / "state.ckpt"
     for number in range(3):
         _save(storage, fabric, path, {"number": number})
+    _load(storage, fabric, path)  # and so what is written in the background is there
     names = {entry.name for entry in folder.iterdir()}
     assert all(name.startswith(path.name) for name in names), f"left in the folder: {sorted(names)}"
     before = _files(folder)
@@ -299,6 +300,7 @@ def _load_nothing(storage: CheckpointIO, fabric: Fabric, path: Any) -> bool:
 def _load_damaged(storage: CheckpointIO, fabric: Fabric, folder: Path, *, damage: str) -> bool:
     original = folder / "original.ckpt"
     _save(storage, fabric, original, {"weight": torch.arange(1000.0), "number": 1})
+    _load(storage, fabric, original)
     for name in sorted(_files(folder)):
         victim = folder / "victim"
         shutil.rmtree(victim, ignore_errors=True)
@@ -331,6 +333,7 @@ class _Malicious:
 def _load_malicious(storage: CheckpointIO, fabric: Fabric, folder: Path) -> bool:
     path, mark = folder / "state.ckpt", folder / "executed"
     _save(storage, fabric, path, {"number": 1})
+    _load(storage, fabric, path)
     for file in [folder / name for name in _files(folder)]:
         content = file.read_bytes()
         file.write_bytes(pickle.dumps(_Malicious(mark)))

@@ -8,5 +8,5 @@ SUITES = {name: suite for name, suite in vars(builtin).items() if name.startswit
 globals().update(SUITES)
 
 pytest.mark.gpu(builtin.TestCUDA)
-for _launcher in (builtin.TestSubprocess, builtin.TestSpawn, builtin.TestForkserver):
-    pytest.mark.slow(_launcher)
+for _suite in (builtin.TestSubprocess, builtin.TestSpawn, builtin.TestForkserver, builtin.TestAsync):
+    pytest.mark.slow(_suite)

@@ -82,7 +82,7 @@ class StochasticWeightAveraging(WeightAveraging):
 
         Raises:
             ConfigurationError: a fraction of an unknown number of epochs; BatchNorm layers, and no `forward`.
-            UnsupportedError: the strategy spreads the weights over ranks.
+            UnsupportedError: the strategy spreads the weights over ranks in a way of its own.
         """
         super().on_fit_start(trainer, module)
         self._schedulers, self._restored = [], None

@@ -11,7 +11,7 @@ from core.callbacks.callback import Callback
 from core.contract import Capability, CheckpointError, ConfigurationError, UnsupportedError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from torch.optim.swa_utils import AveragedModel
 
@@ -19,9 +19,10 @@ if TYPE_CHECKING:
 class WeightAveraging(Callback):
     """The base of `EMA` and `StochasticWeightAveraging`. Meant to be subclassed: a subclass calls `update`.
 
-    The average is torch's `AveragedModel`. It is saved in its own section of the checkpoint, beside the weights with
-    which training goes on: `callbacks/<state_key>/section/average`, by parameter name. When fit ends, after the last
-    checkpoint, the module gets the average. Evaluating a checkpoint with this callback in the trainer uses it too.
+    The average is torch's `AveragedModel`; of weights in shards (DTensors) each rank keeps that of its own part. It is
+    saved in its own section of the checkpoint, beside the weights with which training goes on:
+    `callbacks/<state_key>/section/average`, by parameter name. When fit ends, after the last checkpoint, the module
+    gets the average. Evaluating a checkpoint with this callback in the trainer uses it too.
     """
 
     def __init__(
@@ -68,7 +69,7 @@ class WeightAveraging(Callback):
         """Make room for the average.
 
         Raises:
-            UnsupportedError: the strategy spreads the weights over ranks.
+            UnsupportedError: the strategy spreads the weights over ranks in a way of its own.
         """
         self._build(trainer, module)
 
@@ -102,7 +103,8 @@ class WeightAveraging(Callback):
             )
         if self._average is not None and self._source is not None:
             checkpoint["num_averaged"] = self.num_averaged
-            checkpoint["average"] = dict(zip(self._source.names, _tensors_of(self._average.module), strict=True))
+            is_whole = trainer.strategy.checkpoint_io.layout == "full"
+            checkpoint["average"] = self._source.placed(_tensors_of(self._average.module), whole=is_whole)
 
     def on_load_checkpoint(self, trainer: Any, module: nn.Module, checkpoint: dict[str, Any]) -> None:
         """Take the average.
@@ -122,8 +124,10 @@ class WeightAveraging(Callback):
             )
         average.n_averaged.fill_(checkpoint["num_averaged"])
         with torch.no_grad():
-            for name, tensor in zip(self._source.names, _tensors_of(average.module), strict=True):
-                tensor.copy_(saved[name])
+            for name, own, tensor in zip(
+                self._source.names, self._source.originals(), _tensors_of(average.module), strict=True
+            ):
+                tensor.copy_(_part_of(saved[name], own))
 
     # evaluation -----------------------------------------------------------------------------------------------------
 
@@ -165,10 +169,12 @@ class WeightAveraging(Callback):
     def _build(self, trainer: Any, module: nn.Module) -> AveragedModel:
         from torch.optim.swa_utils import AveragedModel
 
-        if Capability.SHARDED_STATE in trainer.strategy.capabilities:
+        is_spread = Capability.SHARDED_STATE in trainer.strategy.capabilities
+        if is_spread and not any(map(_is_sharded, module.parameters())):
             raise UnsupportedError(
-                f"{type(self).__name__} averages whole weights, and {type(trainer.strategy).__name__} spreads them "
-                "over ranks. Use a strategy that keeps them whole, such as 'ddp'.",
+                f"{type(self).__name__} averages weights that are whole or DTensors, and "
+                f"{type(trainer.strategy).__name__} spreads them over ranks in another way. Use a strategy such as "
+                "'ddp' or 'fsdp'.",
                 capability=Capability.SHARDED_STATE,
             )
         self._source = _Tensors(module)
@@ -195,7 +201,10 @@ class WeightAveraging(Callback):
 
 
 class _Tensors(nn.Module):
-    """The parameters and buffers of a module, without anything else that a copy would copy too."""
+    """The parameters and buffers of a module, without anything else that a copy would copy too.
+
+    What `parameters()` and `buffers()` yield, and what a copy consists of, are this rank's parts of those in shards.
+    """
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
@@ -207,7 +216,64 @@ class _Tensors(nn.Module):
             self.register_buffer(f"buffer_{index}", buffer)
             self.names.append(name)
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> _Tensors:
+        copied = _Tensors(nn.Module())
+        for name, parameter in self._parameters.items():
+            assert parameter is not None
+            part = nn.Parameter(_local(parameter).clone(), requires_grad=parameter.requires_grad)
+            copied.register_parameter(name, part)
+        for name, buffer in self._buffers.items():
+            assert buffer is not None
+            copied.register_buffer(name, _local(buffer).clone())
+        return copied
+
+    def originals(self) -> list[Tensor]:
+        """Parameters, then buffers, in the order of their names."""
+        return [*super().parameters(), *super().buffers()]
+
+    def parameters(self, recurse: bool = True) -> Iterator[Any]:
+        """This rank's parts."""
+        return map(_local, super().parameters(recurse))
+
+    def buffers(self, recurse: bool = True) -> Iterator[Tensor]:
+        """This rank's parts."""
+        return map(_local, super().buffers(recurse))
+
+    def placed(self, parts: list[Tensor], *, whole: bool) -> dict[str, Tensor]:
+        """All ranks. Parts by name, those of tensors in shards as DTensors, or gathered one after the other."""
+        pairs = zip(self.names, self.originals(), parts, strict=True)
+        return {name: _placed(part, own, whole=whole) for name, own, part in pairs}
+
 
 def _tensors_of(tensors: nn.Module) -> list[Tensor]:
     """Parameters, then buffers, in the order of their names."""
     return [tensor.detach() for tensor in (*tensors.parameters(), *tensors.buffers())]
+
+
+def _is_sharded(tensor: Tensor) -> bool:
+    """Whether it is a DTensor, which tells so by torch's own protocol."""
+    return hasattr(type(tensor), "__create_chunk_list__")
+
+
+def _local(tensor: Any) -> Tensor:
+    """This rank's part, in the tensor's own memory."""
+    local: Tensor = tensor.detach().to_local() if _is_sharded(tensor) else tensor.detach()
+    return local
+
+
+def _part_of(whole: Tensor, own: Any) -> Tensor:
+    """What of a whole tensor this rank has of `own`."""
+    if not _is_sharded(own) or _is_sharded(whole):
+        return _local(whole)
+    (box,) = own.__create_chunk_list__()
+    return whole[tuple(slice(start, start + size) for start, size in zip(box.offsets, box.sizes, strict=True))]
+
+
+def _placed(part: Tensor, own: Any, *, whole: bool) -> Tensor:
+    if not _is_sharded(own):
+        return part
+    placed = type(own.detach()).from_local(
+        part, own.device_mesh, own.placements, run_check=False, shape=own.shape, stride=own.stride()
+    )
+    gathered: Tensor = placed.full_tensor().cpu() if whole else placed
+    return gathered

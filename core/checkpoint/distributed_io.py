@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 import os
-from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
-from core.checkpoint import formats, messages
-from core.checkpoint.agreement import gather_results, on_rank_zero, together
-from core.checkpoint.folder import folder_of
-from core.checkpoint.manifest import Manifest
-from core.checkpoint.part_writer import PartWriter
+from core.checkpoint.agreement import on_rank_zero, together
 from core.contract.checkpoint_io import CheckpointIO
 from core.contract.errors import CheckpointError
 
+# Every run has one of these, and not every run saves or loads: what only that needs is imported in the methods.
 if TYPE_CHECKING:
-    from core.checkpoint.folder import Folder
-    from core.checkpoint.manifest import FileEntry
     from core.contract.checkpoint_io import Collectives, PathLike
 
 
@@ -51,33 +45,15 @@ class DistributedCheckpointIO(CheckpointIO):
                 Raised on all ranks.
         """
         assert state is not None, "every rank has its part of a state of layout 'sharded'"
+        from core.checkpoint import joint_writing, messages
+        from core.checkpoint.folder import folder_of
+
         try:
-            folder = folder_of(path)
-            self._write(folder, state, collectives)
+            joint_writing.write(folder_of(path), state, collectives)
         except CheckpointError:
             raise
         except Exception as error:
             raise messages.cannot_write(os.fspath(path), error) from error
-
-    def _write(self, folder: Folder, state: dict[str, Any], collectives: Collectives) -> None:
-        part = together(collectives, lambda: PartWriter(state, collectives.rank))
-        token = on_rank_zero(collectives, lambda: _explained(folder, folder.begin))
-        committed = False
-        try:
-            with ExitStack() as stack:
-
-                def write() -> tuple[dict[str, FileEntry], int]:
-                    stack.enter_context(folder.stage(token))
-                    return _explained(folder, lambda: part.write(folder, token)), part.num_written
-
-                _, written = gather_results(collectives, write)
-                on_rank_zero(
-                    collectives, lambda: _explained(folder, lambda: _commit(folder, token, part, written, collectives))
-                )
-                committed = True
-        finally:
-            if collectives.rank == 0 and not committed:
-                folder.discard(token)
 
     def load_checkpoint(
         self, path: PathLike, *, collectives: Collectives, state: dict[str, Any] | None = None
@@ -98,6 +74,8 @@ class DistributedCheckpointIO(CheckpointIO):
             CheckpointCorruptedError: damaged, incomplete, or not a checkpoint; the file is named.
             CheckpointError: it can't be read, or a tensor to fill has another shape.
         """
+        from core.checkpoint import formats
+
         return together(collectives, lambda: formats.load_checkpoint(path, state))
 
     def describe_checkpoint(self, path: PathLike, *, collectives: Collectives) -> dict[str, Any] | None:
@@ -109,6 +87,8 @@ class DistributedCheckpointIO(CheckpointIO):
         Raises:
             As `load_checkpoint`.
         """
+        from core.checkpoint import formats
+
         return together(collectives, lambda: formats.describe(path))
 
     def remove_checkpoint(self, path: PathLike, *, collectives: Collectives) -> None:
@@ -117,10 +97,14 @@ class DistributedCheckpointIO(CheckpointIO):
         Raises:
             CheckpointError: it can't be deleted, or a folder is there that isn't a checkpoint. Raised on all ranks.
         """
+        from core.checkpoint import formats
+
         on_rank_zero(collectives, lambda: formats.remove(path))
 
     def exists(self, path: PathLike) -> bool:
         """Rank 0. Whether a complete checkpoint is at `path`."""
+        from core.checkpoint.folder import folder_of
+
         return folder_of(path).exists()
 
     def verify_checkpoint(self, path: PathLike) -> None:
@@ -130,29 +114,6 @@ class DistributedCheckpointIO(CheckpointIO):
             CheckpointNotFoundError: nothing is there.
             CheckpointCorruptedError: it is damaged; the file is named.
         """
+        from core.checkpoint import formats
+
         formats.verify_checkpoint(path)
-
-
-def _commit(
-    folder: Folder,
-    token: str,
-    part: PartWriter,
-    written: list[tuple[dict[str, FileEntry], int]],
-    collectives: Collectives,
-) -> None:
-    """Rank 0. Check that nothing is missing, and make it a checkpoint."""
-    if (total := sum(number for _, number in written)) != part.num_elements:
-        raise CheckpointError(
-            f"The ranks have {total} elements of tensors to save, and the state has {part.num_elements}. The chunks of "
-            "all ranks must cover each tensor, and each of its elements once."
-        )
-    files = {name: entry for entries, _ in written for name, entry in entries.items()}
-    content = Manifest(files, collectives.size, dict(collectives.writer)).to_bytes()
-    folder.commit(token, content, files)
-
-
-def _explained(folder: Folder, work: Any) -> Any:
-    try:
-        return work()
-    except Exception as error:
-        raise messages.cannot_write(str(folder), error) from error

@@ -81,6 +81,8 @@ def _parts(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
             continue
         seen.add(id(part))
         yield prefix, part
+        if not part._modules:
+            continue
         children = [
             (prefix if name == _COMPILED else f"{prefix}{name}.", child)
             for name, child in part._modules.items()

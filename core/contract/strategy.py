@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import ExitStack, nullcontext
 from typing import TYPE_CHECKING, Any, Literal
 
-from core.contract import default_step, load_targets, module_tree, optimizer_state, replicas, state_objects
+from core.contract import default_step, module_tree, optimizer_state, state_objects
 from core.contract.capability import Capability
 from core.contract.collectives import StrategyCollectives
 from core.contract.errors import CheckpointError, ConfigurationError, UnsupportedError
@@ -595,6 +595,8 @@ class Strategy:
         plain = state_objects.to_plain(self, dict(state))
         sharded, collectives = self.checkpoint_io.layout == "sharded", self.collectives
         if sharded and self.replicates_parameters and collectives.size > 1:
+            from core.contract import replicas
+
             plain = replicas.share_out(plain, self._parameter_tensors(), rank=collectives.rank, size=collectives.size)
         if sharded and self.device_mesh is not None:
             plain = replicas.drop_copies(plain, self.device_mesh)
@@ -651,6 +653,8 @@ class Strategy:
         targets = None
         if state and checkpoint_io.layout == "sharded":
             described = checkpoint_io.describe_checkpoint(path, collectives=collectives)
+            from core.contract import load_targets
+
             targets = load_targets.targets_of(self, described, dict(state))
         return checkpoint_io.load_checkpoint(path, collectives=collectives, state=targets)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pickle
 from typing import TYPE_CHECKING, Any
 
-import fsspec
 import torch
 from torch import nn
 
@@ -36,6 +35,8 @@ def load(strategy: Strategy, path: PathLike, target: nn.Module | Optimizer, *, s
 
 
 def _read(path: PathLike) -> dict[str, Any]:
+    import fsspec
+
     try:
         with fsspec.open(str(path), "rb") as file:
             state = torch.load(file, map_location="cpu", weights_only=True)

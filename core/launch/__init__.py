@@ -4,11 +4,12 @@ How a run ends is the same for all of them. The rank that fails first is named, 
 others get an exception that says so and time for their `finally` blocks; nothing is left, whatever kills whom.
 """
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from core.launch.in_place import InPlaceLauncher
-from core.launch.multiprocessing import MultiprocessingLauncher, fork, forkserver, spawn
-from core.launch.subprocess_script import SubprocessScriptLauncher
+if TYPE_CHECKING:
+    from core.launch.in_place import InPlaceLauncher
+    from core.launch.multiprocessing import MultiprocessingLauncher, fork, forkserver, spawn
+    from core.launch.subprocess_script import SubprocessScriptLauncher
 
 __all__ = [
     "InPlaceLauncher",
@@ -19,8 +20,21 @@ __all__ = [
     "spawn",
 ]
 
+_MODULES = {
+    "InPlaceLauncher": "core.launch.in_place",
+    "MultiprocessingLauncher": "core.launch.multiprocessing",
+    "SubprocessScriptLauncher": "core.launch.subprocess_script",
+    "fork": "core.launch.multiprocessing",
+    "forkserver": "core.launch.multiprocessing",
+    "spawn": "core.launch.multiprocessing",
+}
+
 
 def __getattr__(name: str) -> Any:
-    from core.registry.lazy_exports import plugin_class
+    from core.registry.lazy_exports import lazy_export
 
-    return plugin_class("launcher", name, __name__)
+    return lazy_export(name, kind="launcher", package=__name__, modules=_MODULES)
+
+
+def __dir__() -> list[str]:
+    return __all__

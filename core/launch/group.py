@@ -9,8 +9,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from core.launch.patience import GRACE_S
 from core.launch.report import Report, is_echo, worker_error
-from core.launch.worker import GRACE_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

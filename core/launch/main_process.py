@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 from core.contract import WorkerError
 from core.launch.group import Worker, WorkerGroup
+from core.launch.patience import GRACE_S
 from core.launch.report import summarize
 from core.launch.signal_watch import SignalWatch, call_main_thread
-from core.launch.worker import GRACE_S
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

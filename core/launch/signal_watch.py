@@ -8,7 +8,7 @@ import socket
 import threading
 from collections.abc import Callable
 
-from core.launch.worker import GRACE_S
+from core.launch.patience import GRACE_S
 
 
 class SignalWatch:

@@ -12,19 +12,13 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from core.contract import WorkerError
+from core.launch.patience import ECHO_S, GRACE_S
 from core.launch.report import Report
 
 if TYPE_CHECKING:
     from types import TracebackType
 
     from core.launch.channel import Channel
-
-GRACE_S = 4.0
-"""How long a rank may run its `finally` blocks after another has failed, before it is ended."""
-
-
-ECHO_S = 1.0
-"""How soon a signal must come again to be the same one."""
 
 _signals: dict[int, float] = {}
 

@@ -31,7 +31,7 @@ def choose(kind: str, name: str, manager: PluginManager) -> Offer:
     if not isinstance(name, str):
         raise ConfigurationError(f"A {kind} is chosen by its name, a str. Got {name!r}.")
     provider, alias = split_name(name)
-    offered = [offer for offer in manager.offers(kind) if offer.spec.alias == alias]
+    offered = list(manager.offers(kind, alias))
     if provider is not None:
         offered = [offer for offer in offered if offer.spec.provider == provider]
     if not offered:

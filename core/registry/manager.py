@@ -47,7 +47,7 @@ class PluginManager(pluggy.PluginManager):
         self._in_process = InProcessPlugin()
         self._unblocked: set[str] = set()
         self._blocked_by_environment: set[str] = set()
-        self._offers: dict[str, tuple[Offer, ...]] = {}
+        self._offers: dict[tuple[str, str | None], tuple[Offer, ...]] = {}
         self._hook_problems: dict[str, list[Problem]] = {}
         self.add_hookspecs(hookspecs)
         self.register(self._in_process, IN_PROCESS)
@@ -144,16 +144,23 @@ class PluginManager(pluggy.PluginManager):
 
     # What they offer.
 
-    def offers(self, kind: str) -> tuple[Offer, ...]:
-        """Everything of one kind that anybody offers, each with its status, by alias and provider."""
-        if kind not in self._offers:
-            self._offers[kind] = self._classify(kind)
-        return self._offers[kind]
+    def offers(self, kind: str, alias: str | None = None) -> tuple[Offer, ...]:
+        """Everything of one kind that anybody offers, each with its status, by alias and provider.
 
-    def _classify(self, kind: str) -> tuple[Offer, ...]:
+        Args:
+            kind: of the plugins.
+            alias: only what is offered under it, folded. The requirements of all others aren't looked at then.
+        """
+        key = (kind, alias)
+        if key not in self._offers:
+            self._offers[key] = self._classify(kind, alias)
+        return self._offers[key]
+
+    def _classify(self, kind: str, alias: str | None) -> tuple[Offer, ...]:
         specs = list(self._hook_specs() if kind == HOOKS else self._collect(KINDS[kind]))
         judged = [(spec, self._refusal(spec)) for spec in specs]
         judged += [(spec, self._why_blocked(spec)) for spec in self._out_of_reach(kind)]
+        judged = [(spec, reason) for spec, reason in judged if alias in (None, spec.alias)]
         let_in = [spec for spec, reason in judged if not reason]
         blocked = [(spec, reason) for spec, reason in judged if reason]
         return classify(let_in, blocked, self._written_down, __version__)

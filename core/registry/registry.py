@@ -62,8 +62,7 @@ class Registry(Generic[T]):
 
     def providers_of(self, alias: str) -> tuple[Offer, ...]:
         """All offers of one alias."""
-        folded = normalize_alias(alias)
-        return tuple(offer for offer in self.offers() if offer.spec.alias == folded)
+        return self._manager().offers(self.kind, normalize_alias(alias))
 
     def spec(self, name: str) -> Spec:
         """What a name stands for, without an import.

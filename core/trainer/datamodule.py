@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 from core.trainer.data_hooks import DataHooks
 from core.trainer.events import empty_hook, overrides
 from core.trainer.hyperparameters import HasHyperparameters
-from core.trainer.loading import load_datamodule
 
 if TYPE_CHECKING:
     from typing import Self
@@ -51,6 +50,8 @@ class DataModule(DataHooks, HasHyperparameters):
             CheckpointError: there is no checkpoint, or none with a data module.
             ModuleError: an argument that is nowhere, or isn't known.
         """
+        from core.trainer.loading import load_datamodule  # who reads no checkpoint waits for none of it
+
         return load_datamodule(cls, path, arguments)  # type: ignore[no-any-return]
 
     def __getstate__(self) -> dict[str, Any]:

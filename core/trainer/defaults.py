@@ -6,32 +6,34 @@ import inspect
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from core import callbacks as known
 from core.callbacks.callback import Callback
-from core.callbacks.hook_plugin import hook_callback
-from core.callbacks.model_checkpoint import ModelCheckpoint
-from core.callbacks.model_summary import ModelSummary
-from core.callbacks.progress_bar import ProgressBar
-from core.callbacks.rich_progress_bar import RichProgressBar
 from core.contract import ConfigurationError, Logger
-from core.registry import LOGGER_REGISTRY, load_hooks
+from core.registry import LOGGER_REGISTRY
 
 if TYPE_CHECKING:
     from core.contract.checkpoint_io import PathLike
     from core.profilers import Profiler
 
+# Named rather than imported: who switches one off, and brings no callbacks, waits for none of them.
+_DEFAULTS = {
+    "enable_progress_bar": ("ProgressBar", "RichProgressBar"),
+    "enable_model_summary": ("ModelSummary", "ModelSummary"),
+    "enable_checkpointing": ("ModelCheckpoint", "ModelCheckpoint"),
+}
+"""By argument of the Trainer: which callbacks it is about, and the one that a trainer has if the user brings none."""
+
 _PROFILERS = {"simple": "SimpleProfiler", "advanced": "AdvancedProfiler", "pytorch": "PyTorchProfiler"}
 
 
-def make_callbacks(
-    callbacks: str | Callback | Sequence[str | Callback] | None,
-    *,
-    enable_progress_bar: bool,
-    enable_model_summary: bool,
-    enable_checkpointing: bool,
-) -> list[Callback]:
+def make_callbacks(callbacks: str | Callback | Sequence[str | Callback] | None, **enabled: bool) -> list[Callback]:
     """The user's callbacks; a progress bar, a summary of the model and checkpoints, unless there are some already.
 
     Checkpoints come last, whatever the order, so that they hold the state that all others have reached.
+
+    Args:
+        callbacks: the Trainer's argument.
+        enabled: `enable_progress_bar`, `enable_model_summary` and `enable_checkpointing`.
 
     Raises:
         ConfigurationError: neither a callback nor the name of installed event hooks; two with one state key; a callback
@@ -39,15 +41,18 @@ def make_callbacks(
     """
     given = [callbacks] if isinstance(callbacks, str | Callback) else list(callbacks or ())
     chosen = [_make_callback(item) for item in given]
-    _add_default(chosen, ProgressBar, RichProgressBar, enable_progress_bar, "enable_progress_bar")
-    _add_default(chosen, ModelSummary, ModelSummary, enable_model_summary, "enable_model_summary")
-    _add_default(chosen, ModelCheckpoint, ModelCheckpoint, enable_checkpointing, "enable_checkpointing")
+    for argument, is_enabled in enabled.items():
+        if chosen or is_enabled:
+            _add_default(chosen, argument, is_enabled)
     refuse_equal_keys(chosen)
-    return sorted(chosen, key=lambda callback: isinstance(callback, ModelCheckpoint))
+    return sorted(chosen, key=lambda callback: isinstance(callback, known.ModelCheckpoint))
 
 
 def _make_callback(item: Any) -> Callback:
     if isinstance(item, str):
+        from core.callbacks.hook_plugin import hook_callback
+        from core.registry import load_hooks
+
         return hook_callback(item, load_hooks(item))
     if isinstance(item, Callback):
         return item
@@ -56,17 +61,16 @@ def _make_callback(item: Any) -> Callback:
     )
 
 
-def _add_default(
-    chosen: list[Callback], kind: type[Callback], default: type[Callback], enabled: bool, argument: str
-) -> None:
+def _add_default(chosen: list[Callback], argument: str, is_enabled: bool) -> None:
+    kind, default = (getattr(known, name) for name in _DEFAULTS[argument])
     present = [callback for callback in chosen if isinstance(callback, kind)]
-    if present and not enabled:
+    if present and not is_enabled:
         name = type(present[0]).__name__
         raise ConfigurationError(f"{argument}=False, and callbacks has a {name}. Leave one of them out.")
-    if kind is ProgressBar and len(present) > 1:
+    if argument == "enable_progress_bar" and len(present) > 1:
         names = " and ".join(type(callback).__name__ for callback in present)
         raise ConfigurationError(f"callbacks has {names}; expected one progress bar: they draw on the same lines.")
-    if enabled and not present:
+    if is_enabled and not present:
         chosen.append(default())
 
 

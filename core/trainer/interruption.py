@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from core.contract import WorkerError
-from core.launch.worker import ECHO_S
+from core.launch.patience import ECHO_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

@@ -66,21 +66,3 @@ def _as_device(map_location: Any) -> torch.device | None:
         raise ConfigurationError(
             f"map_location={map_location!r}: expected a device, such as 'cpu' or 'cuda:0', or None for the CPU."
         ) from error
-
-
-class OnClassOnly(classmethod):  # type: ignore[type-arg]  # generic for type checkers only
-    """A class method that makes a new object, and so is a mistake when it is called on one."""
-
-    def __get__(self, instance: Any, owner: type | None = None) -> Any:
-        """The method; on an instance a function that explains."""
-        if instance is None:
-            return super().__get__(instance, owner)
-        name, kind = self.__func__.__name__, type(instance).__name__
-
-        def refuse(*args: Any, **kwargs: Any) -> Any:
-            raise ConfigurationError(
-                f"{name} makes a new module and leaves this one alone. Call it on the class: "
-                f"module = {kind}.{name}(...)."
-            )
-
-        return refuse

@@ -14,9 +14,9 @@ from core.contract import ConfigurationError, ModuleError
 from core.trainer.data_hooks import DataHooks
 from core.trainer.events import empty_hook
 from core.trainer.hyperparameters import HasHyperparameters
-from core.trainer.loading import OnClassOnly, load_module
 from core.trainer.module_hooks import ModuleHooks
 from core.trainer.module_steps import ModuleSteps
+from core.trainer.on_class_only import OnClassOnly
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -137,6 +137,8 @@ class Module(nn.Module, ModuleHooks, ModuleSteps, DataHooks, HasHyperparameters)
             ModuleError: an argument of `__init__` is missing, or not known.
             CheckpointError: the file can't be read, or doesn't fit.
         """
+        from core.trainer.loading import load_module  # who reads no checkpoint waits for none of it
+
         return load_module(cls, checkpoint_path, map_location, strict, arguments)  # type: ignore[no-any-return]
 
     @property

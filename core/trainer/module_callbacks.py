@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from core import callbacks as known
 from core.callbacks.callback import Callback
-from core.callbacks.model_checkpoint import ModelCheckpoint
 from core.callbacks.progress_bar import ProgressBar
 from core.contract import ModuleError
 from core.trainer.defaults import refuse_equal_keys
@@ -47,7 +47,7 @@ def with_module_callbacks(callbacks: list[Callback], module: Any) -> list[Callba
         return callbacks
     kept = [callback for callback in callbacks if not any(_replaces(new, callback) for new in brought)]
     refuse_equal_keys([*kept, *brought])
-    return sorted([*kept, *brought], key=lambda callback: isinstance(callback, ModelCheckpoint))
+    return sorted([*kept, *brought], key=lambda callback: isinstance(callback, known.ModelCheckpoint))
 
 
 def _replaces(new: Callback, old: Callback) -> bool:

@@ -1,0 +1,73 @@
+"""All ranks write one checkpoint together, which exists whole or not at all."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
+
+from core.checkpoint import messages
+from core.checkpoint.agreement import gather_results, on_rank_zero, together
+from core.checkpoint.manifest import Manifest
+from core.checkpoint.part_writer import PartWriter
+from core.contract.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from core.checkpoint.folder import Folder
+    from core.checkpoint.manifest import FileEntry
+    from core.contract.checkpoint_io import Collectives
+
+
+def write(folder: Folder, state: dict[str, Any], collectives: Collectives) -> None:
+    """All ranks. Each writes its part, and rank 0 what makes the parts a checkpoint.
+
+    Args:
+        folder: where to; what is there is replaced.
+        state: as for `DistributedCheckpointIO.save_checkpoint`.
+        collectives: the ranks that call this together.
+
+    Raises:
+        CheckpointError: it can't be written, on all ranks; what was there is untouched.
+    """
+    part = together(collectives, lambda: PartWriter(state, collectives.rank))
+    token = on_rank_zero(collectives, lambda: _explained(folder, folder.begin))
+    committed = False
+    try:
+        with ExitStack() as stack:
+
+            def write() -> tuple[dict[str, FileEntry], int]:
+                stack.enter_context(folder.stage(token))
+                return _explained(folder, lambda: part.write(folder, token)), part.num_written
+
+            _, written = gather_results(collectives, write)
+            on_rank_zero(
+                collectives, lambda: _explained(folder, lambda: _commit(folder, token, part, written, collectives))
+            )
+            committed = True
+    finally:
+        if collectives.rank == 0 and not committed:
+            folder.discard(token)
+
+
+def _commit(
+    folder: Folder,
+    token: str,
+    part: PartWriter,
+    written: list[tuple[dict[str, FileEntry], int]],
+    collectives: Collectives,
+) -> None:
+    """Rank 0. Check that nothing is missing, and make it a checkpoint."""
+    if (total := sum(number for _, number in written)) != part.num_elements:
+        raise CheckpointError(
+            f"The ranks have {total} elements of tensors to save, and the state has {part.num_elements}. The chunks of "
+            "all ranks must cover each tensor, and each of its elements once."
+        )
+    files = {name: entry for entries, _ in written for name, entry in entries.items()}
+    content = Manifest(files, collectives.size, dict(collectives.writer)).to_bytes()
+    folder.commit(token, content, files)
+
+
+def _explained(folder: Folder, work: Any) -> Any:
+    try:
+        return work()
+    except Exception as error:
+        raise messages.cannot_write(str(folder), error) from error

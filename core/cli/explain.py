@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from typing import TYPE_CHECKING
 
@@ -51,7 +50,7 @@ def explain(
         plugins=plugins,
     )
     if as_json:
-        click.echo(json.dumps([dataclasses.asdict(decision) for decision in resolution.decisions], indent=2))
+        click.echo(json.dumps([decision._asdict() for decision in resolution.decisions], indent=2))
         return
     for line in table(["What", "Choice", "Why"], [_cells(decision) for decision in resolution.decisions]):
         click.echo(line)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections import Counter
 from typing import TYPE_CHECKING, Any
@@ -165,7 +164,7 @@ def _hint(text: str) -> None:
 
 
 def _as_json(row: Row, outcome: Outcome | None) -> dict[str, Any]:
-    entry = {field.name: getattr(row, field.name) for field in dataclasses.fields(row)} | {"status": str(row.status)}
+    entry = row._asdict() | {"status": str(row.status)}
     if outcome is not None:
         entry["check"] = {"status": outcome.status, "import_s": outcome.import_s, "error": outcome.error}
     return entry

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import threading
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from core.contract.kinds import HOOKS_GROUP, KINDS
 from core.contract.spec import Spec, normalize_alias
@@ -31,8 +31,7 @@ HOOKS = "event hooks"
 _KIND_OF_GROUP = {**{kind.group: kind.name for kind in KINDS.values()}, HOOKS_GROUP: HOOKS}
 
 
-@dataclass(frozen=True, slots=True)
-class Provider:
+class Provider(NamedTuple):
     """A distribution that offers something.
 
     Attributes:
@@ -54,8 +53,7 @@ class Provider:
     summary: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Problem:
+class Problem(NamedTuple):
     """Something that was left out.
 
     Attributes:
@@ -71,8 +69,7 @@ class Problem:
     shadowed: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Discovery:
+class Discovery(NamedTuple):
     """What one pass saw."""
 
     providers: tuple[Provider, ...]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from core.contract.kinds import KINDS
 from core.registry.discovery import HOOKS, Problem, Provider
@@ -10,8 +10,7 @@ from core.registry.manager import PluginManager, plugin_manager
 from core.registry.offers import Offer, Status
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
+class Row(NamedTuple):
     """One alias, or one problem.
 
     Attributes:

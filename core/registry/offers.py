@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections import defaultdict
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from core.contract.kinds import KINDS
 from core.registry.builtins import BUILTIN_ALIASES, CORE, RESERVED_WORDS
@@ -39,8 +38,7 @@ class Status(enum.StrEnum):
     OK = "ok"
 
 
-@dataclass(frozen=True, slots=True)
-class Offer:
+class Offer(NamedTuple):
     """A spec, and whether it can be used.
 
     Attributes:

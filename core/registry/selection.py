@@ -6,8 +6,7 @@ Both are lists, split at commas or blanks, of distributions (`core-acme`), alias
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from core.contract.spec import Spec, normalize_alias
 from core.registry.builtins import CORE
@@ -20,8 +19,7 @@ ALLOW = "CORE_PLUGINS"
 BLOCK = "CORE_DISABLE_PLUGINS"
 
 
-@dataclass(frozen=True, slots=True)
-class Selection:
+class Selection(NamedTuple):
     """The two lists.
 
     Attributes:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import sys
 import warnings
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from core.contract import AliasConflictError, Broken, ConfigurationError, CoreError, Found
 from core.registry import (
@@ -41,8 +40,7 @@ _REGISTRIES: dict[str, Registry[Any]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Candidate:
+class Candidate(NamedTuple):
     """A registered part that told whether it is here."""
 
     name: str

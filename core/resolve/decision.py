@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
 if TYPE_CHECKING:
     from core.contract import Strategy
@@ -11,8 +10,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-@dataclass(frozen=True, slots=True)
-class Decision:
+class Decision(NamedTuple):
     """One choice.
 
     Attributes:
@@ -28,8 +26,7 @@ class Decision:
     provider: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Identity:
+class Identity(NamedTuple):
     """What a part is called, so that ranks can compare it.
 
     Attributes:
@@ -46,8 +43,7 @@ class Identity:
         return f"{self.provider} {self.version}".strip()
 
 
-@dataclass(frozen=True, slots=True)
-class Choice(Generic[T]):
+class Choice(NamedTuple, Generic[T]):
     """A part that was chosen, with the reason."""
 
     subject: str
@@ -61,8 +57,7 @@ class Choice(Generic[T]):
         return Decision(self.subject, self.identity.alias, self.reason, str(self.identity))
 
 
-@dataclass(frozen=True, slots=True)
-class Resolution:
+class Resolution(NamedTuple):
     """What `resolve` made of the user's arguments.
 
     Attributes:

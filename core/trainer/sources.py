@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch.utils.data import Dataset, IterableDataset
 
@@ -23,8 +22,7 @@ if TYPE_CHECKING:
     from core.trainer.options import TrainerOptions
 
 
-@dataclass(frozen=True, slots=True)
-class Role:
+class Role(NamedTuple):
     """What a loader is for.
 
     Attributes:
@@ -48,8 +46,7 @@ TEST = Role("test", "test_dataloader", "dataloaders", "limit_test_batches", "tes
 PREDICTION = Role("prediction", "predict_dataloader", "dataloaders", "limit_predict_batches", "predict")
 
 
-@dataclass(frozen=True, slots=True)
-class Source:
+class Source(NamedTuple):
     """Loaders that were passed, or somebody who has a hook that makes them."""
 
     role: Role

@@ -12,7 +12,6 @@ from core.trainer.events import Events
 from core.trainer.fit import FitLoop
 from core.trainer.interruption import SignalGuard
 from core.trainer.module import Module
-from core.trainer.outcome import Outcome
 from core.trainer.predict import predict
 from core.trainer.prepare import prepare_data
 from core.trainer.profiling import profiled_stage
@@ -57,6 +56,8 @@ def _run(trainer: Trainer, crosses_processes: bool) -> Any:
             result = _BODIES[trainer.stage](trainer)
         run_logs.finalize(trainer.loggers)
         if crosses_processes:
+            from core.trainer.outcome import Outcome
+
             return Outcome.of(trainer, result)
         return result
     except BaseException as raised:

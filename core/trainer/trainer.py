@@ -623,7 +623,6 @@ class Trainer(DataViews):
         from core.trainer.checks import check_stage
         from core.trainer.interruption import workers_interruption
         from core.trainer.loaders import Loaders
-        from core.trainer.outcome import Outcome
 
         self.stage, self.datamodule, self.ckpt_path = stage, datamodule, ckpt_path
         self.module, compiler = split_compiled(module)
@@ -635,7 +634,7 @@ class Trainer(DataViews):
         launcher = self.strategy.launcher
         with workers_interruption(launcher.calls_in_place):
             outcome = launcher.launch(self._run, not launcher.calls_in_place)
-        if not isinstance(outcome, Outcome):
+        if launcher.calls_in_place:
             return outcome
         outcome.restore(self)
         return outcome.result

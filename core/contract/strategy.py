@@ -712,6 +712,8 @@ class Strategy:
             Tensors, DTensors and `ShardedLeaf`s to fill, at the places of the saved ones; what has no place there is
             read whole. None if all is.
         """
+        from core.contract import load_targets
+
         return load_targets.optimizer_targets(self, described, optimizer)
 
     def parameter_names(self, optimizer: Optimizer) -> list[str]:

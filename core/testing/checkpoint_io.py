@@ -264,6 +264,8 @@ def _look_around(storage: CheckpointIO, fabric: Fabric, folder: Path) -> bool:
         _save(storage, fabric, path, {"number": lambda: None})
     assert _files(folder) == before, "a failed save has left files"
     storage.remove_checkpoint(path, collectives=fabric.strategy.collectives)
+    with pytest.raises(CheckpointNotFoundError):  # waits, too
+        _load(storage, fabric, path)
     assert not _files(folder), f"left after removing: {sorted(_files(folder))}"
     return True
 

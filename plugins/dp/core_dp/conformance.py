@@ -1,7 +1,7 @@
 """What the conformance kit holds core-dp to. Imported by `core check` and the tests only: it needs pytest."""
 
 from core import Capability
-from core.testing import StrategyConformance
+from core.testing import StrategyConformance, StrategySmoke
 
 
 class TestDP(StrategyConformance):
@@ -16,3 +16,11 @@ class TestDP(StrategyConformance):
         | Capability.CLIP_BY_VALUE
         | Capability.BIT_EXACT_RESUME
     )
+
+
+class TestDDP2(StrategySmoke):
+    """The same on every node, and gradients averaged between nodes; here one node."""
+
+    alias = "ddp2"
+    accelerator = "cuda"
+    num_processes = 1

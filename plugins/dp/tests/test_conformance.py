@@ -2,8 +2,8 @@
 
 import pytest
 
-from core_dp.conformance import TestDP
+from core_dp.conformance import TestDDP2, TestDP
 
-__all__ = ["TestDP"]
+__all__ = ["TestDDP2", "TestDP"]
 
 pytestmark = pytest.mark.gpu

@@ -4,19 +4,33 @@ from __future__ import annotations
 
 import os
 import sys
+import warnings
 from typing import Any
 
-from core import PluginLoadError
+from core import ConfigurationError, PluginLoadError
 
+_DEVICE_TYPE = "DS_ACCELERATOR"
 _LOCAL_RANK = "LOCAL_RANK"
 
 
-def load() -> Any:
+def load(device_type: str | None = None) -> Any:
     """DeepSpeed.
+
+    Args:
+        device_type: of the devices to compute on; None asks for what it has been loaded for. DeepSpeed takes the best
+            that it finds, unless it is told another before it is imported.
 
     Raises:
         PluginLoadError: it isn't installed, or can't be imported.
+        ConfigurationError: it has been told another type.
     """
+    if device_type is not None:
+        told = os.environ.setdefault(_DEVICE_TYPE, device_type)
+        if told != device_type:
+            raise ConfigurationError(
+                f"DeepSpeed is to compute on {device_type!r} here, and {_DEVICE_TYPE}={told} tells it another. "
+                "One process can use one type: leave the variable out, or start another process."
+            )
     try:
         import deepspeed
     except Exception as error:  # whatever a compiled library raises when it doesn't fit
@@ -31,6 +45,8 @@ def connect(backend: str, logging_level: int) -> Any:
     """All ranks; idempotent. DeepSpeed, talking through the group that is there already."""
     deepspeed = load()
     deepspeed.logger.setLevel(logging_level)
+    # DeepSpeed 0.19 calls in each step what torch 2.13 has given other names.
+    warnings.filterwarnings("ignore", r"`torch\.distributed\.\w+_tensor` is deprecated", FutureWarning)
     # Compiled at the first use and kept in /dev/shm for good; only DeepSpeed's inference engine communicates by it.
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     deepspeed.init_distributed(dist_backend=backend, auto_mpi_discovery=False, verbose=False)

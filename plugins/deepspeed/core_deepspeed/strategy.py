@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from core import Capability, ConfigurationError, ShardedLeaf, UnsupportedError
 from core.strategies import ParallelStrategy
 from core_deepspeed import config as configs
-from core_deepspeed import library
+from core_deepspeed import library, ops
 from core_deepspeed import optimizers as stepping
 from core_deepspeed.engine import ZeroEngine
 from core_deepspeed.flat_ranges import whole
@@ -80,18 +80,16 @@ class DeepSpeedStrategy(ParallelStrategy):
         return own | Capability.NO_SYNC if self.stage == 1 else own
 
     def check(self) -> None:
-        """Refuse a precision, or a number of processes, that contradicts the options.
+        """Refuse what contradicts the options, and a machine where DeepSpeed or a part of it is missing.
 
         Raises:
-            ConfigurationError: with what fits.
+            ConfigurationError: with what fits, or what to install.
+            PluginLoadError: DeepSpeed isn't installed, or can't be imported.
         """
         super().check()
-        self._fitted_config()
-        precision = self.precision_plugin.name
-        if self.parallel_devices[0].type == "cpu" and precision.startswith("16-"):
-            raise ConfigurationError(
-                f"precision={precision!r} on a CPU: DeepSpeed has no float16 there. Use precision='bf16-mixed'."
-            )
+        config = self._fitted_config()
+        library.load(self.parallel_devices[0].type)
+        ops.prepare(config)
 
     def configure_deepspeed_config(self, config: dict[str, Any]) -> dict[str, Any]:
         """All ranks, for each module. What DeepSpeed is told. Override to change it."""

@@ -3,6 +3,6 @@
 `python -m core_deepspeed.ops build` compiles them ahead, `python -m core_deepspeed.ops check` says what is there.
 """
 
-from core_deepspeed.ops.preflight import NAMES, check, needed
+from core_deepspeed.ops.preflight import NAMES, check, needed, prepare
 
-__all__ = ["NAMES", "check", "needed"]
+__all__ = ["NAMES", "check", "needed", "prepare"]

@@ -40,28 +40,45 @@ def needed(config: Mapping[str, Any]) -> list[str]:
     return [*names, "pin_memory", "async_io"] if uses_nvme(config) else names
 
 
-def check(names: Iterable[str], *, limit: timedelta = BUILD_LIMIT) -> None:
+def check(names: Iterable[str], *, limit: timedelta = BUILD_LIMIT) -> list[str]:
     """Main process, before work starts. Whether each is there or can be compiled, and nobody else is at it.
 
     Args:
         names: keys of `NAMES`.
         limit: for how long to wait for another process that compiles one of them.
 
+    Returns:
+        Those that have to be compiled yet.
+
     Raises:
         ConfigurationError: ninja, a compiler or libaio is missing; a lock is stale, or kept for too long.
     """
     to_load = [name for name in names if name not in shipped()]
     if not to_load:
-        return
+        return []
     _check_ninja(to_load)
     for name in to_load:
         locks.wait_for(name, folder_of(name) / "lock", limit)
     to_compile = [name for name in to_load if not is_compiled(name)]
     if to_compile:
         _check_compiler(to_compile)
+    return to_compile
+
+
+def prepare(config: Mapping[str, Any]) -> None:
+    """Main process, before work starts. `check` what a run needs, and say why it is going to wait.
+
+    Args:
+        config: of DeepSpeed.
+
+    Raises:
+        ConfigurationError: as `check`.
+    """
+    if to_compile := check(needed(config)):
         logging.getLogger("core").warning(
-            "DeepSpeed compiles %s now, which takes minutes. `python -m core_deepspeed.ops build` does that ahead.",
+            "DeepSpeed compiles %s now, which takes minutes. `python -m core_deepspeed.ops build %s` does that ahead.",
             " and ".join(to_compile),
+            " ".join(to_compile),
         )
 
 

@@ -19,21 +19,26 @@ if TYPE_CHECKING:
 FORMS = ("distributed", "torch", "safetensors")
 
 
-def convert_checkpoint(source: PathLike, target: PathLike, form: str) -> None:
+def convert_checkpoint(source: PathLike, target: PathLike, form: str, *, reader: CheckpointIO | None = None) -> None:
     """One process. Read the checkpoint at `source`, of any form, and write it to `target` in another.
 
     Args:
         source: a local path or a URL.
         target: likewise; nothing may be there.
         form: `"distributed"` for a folder, `"torch"` for a file, `"safetensors"` for the weights alone.
+        reader: what can read `source`; None for the core's own forms.
 
     Raises:
         CheckpointError: `source` can't be read, or something is at `target`.
     """
     if formats.open_place(target).exists():
         raise CheckpointError(f"Something is at {os.fspath(target)!r} already. Name a place that is free.")
-    state = formats.load_checkpoint(source)
-    _io_of(form).save_checkpoint(state, target, collectives=_Alone(_writer_of(source)))
+    if reader is None:
+        state, alone = formats.load_checkpoint(source), _Alone(_writer_of(source))
+    else:
+        alone = _Alone({})
+        state = reader.load_checkpoint(source, collectives=alone)
+    _io_of(form).save_checkpoint(state, target, collectives=alone)
 
 
 def _io_of(form: str) -> CheckpointIO:

@@ -79,12 +79,13 @@ def verify(ctx: click.Context, paths: tuple[str, ...]) -> None:
     type=click.Choice(["distributed", "torch", "safetensors"]),
     help="A folder, one file, or the weights alone.  [default: what the target's name says]",
 )
-def convert(source: str, target: str, to: str | None) -> None:
+@click.option("--from", "reader", metavar="ALIAS", help="CheckpointIO of a plugin that reads SOURCE.")
+def convert(source: str, target: str, to: str | None, reader: str | None) -> None:
     """Write the checkpoint at SOURCE to TARGET in another form.
 
     A TARGET that ends with .safetensors gets the weights alone, one with .pt or .pth is a file, and any other a folder.
     """
-    _convert(source, target, to or _form_of(target))
+    _convert(source, target, to or _form_of(target), reader)
 
 
 @checkpoint.command(short_help="Write a checkpoint to one file.")
@@ -95,10 +96,11 @@ def consolidate(source: str, target: str) -> None:
     _convert(source, target, "torch")
 
 
-def _convert(source: str, target: str, form: str) -> None:
+def _convert(source: str, target: str, form: str, reader: str | None = None) -> None:
     from core.checkpoint.conversion import convert_checkpoint
+    from core.registry import CHECKPOINT_IO_REGISTRY
 
-    convert_checkpoint(source, target, form)
+    convert_checkpoint(source, target, form, reader=CHECKPOINT_IO_REGISTRY.create(reader) if reader else None)
     click.echo(f"{target}: {form}")
 
 

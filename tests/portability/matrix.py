@@ -37,6 +37,7 @@ class Configuration:
         label: what it is called, if not by the alias.
         precision: of the run.
         options: of the strategy.
+        clipping: how gradients are clipped.
     """
 
     strategy: str
@@ -44,6 +45,7 @@ class Configuration:
     label: str = ""
     precision: str = "64-true"
     options: dict = field(default_factory=dict, hash=False)
+    clipping: dict = field(default_factory=lambda: {"clip_val": 1.0}, hash=False)
 
     @property
     def name(self):
@@ -117,7 +119,7 @@ def make_run(fabric, seed):
     return {"model": model, "optimizer": optimizer, "scheduler": scheduler, "step": 0}
 
 
-def train(fabric, state):
+def train(fabric, state, clipping):
     """Ten steps. Returns the losses over the global batch."""
     losses = []
     strategy = fabric.strategy
@@ -127,8 +129,8 @@ def train(fabric, state):
         batch = batch.chunk(strategy.data_parallel_size)[strategy.data_parallel_rank]
         batch = batch.to(next(state["model"].parameters()).dtype)
         loss = (state["model"](batch).double() - batch.double().sum(1, keepdim=True)).square().mean()
-        fabric.backward(loss)
-        fabric.clip_gradients(state["model"], state["optimizer"], clip_val=1.0)
+        fabric.backward(loss, model=state["model"])
+        fabric.clip_gradients(state["model"], state["optimizer"], **clipping)
         state["optimizer"].step()
         state["optimizer"].zero_grad()
         state["scheduler"].step()
@@ -142,9 +144,9 @@ def write(configuration, folder):
 
     def body(fabric):
         state = make_run(fabric, seed=0)
-        first = train(fabric, state)
+        first = train(fabric, state, configuration.clipping)
         fabric.save(folder / f"{configuration.name}.ckpt", state)
-        return first, train(fabric, state)
+        return first, train(fabric, state, configuration.clipping)
 
     return configuration.fabric().launch(body)
 
@@ -157,7 +159,7 @@ def read_all(configuration, paths, restore):
         for path in paths:
             state = make_run(fabric, seed=1)
             restore(fabric, path, state)
-            losses[path] = train(fabric, state)
+            losses[path] = train(fabric, state, configuration.clipping)
         return losses
 
     return configuration.fabric().launch(body)

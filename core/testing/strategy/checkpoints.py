@@ -72,23 +72,23 @@ class CheckpointTests(StrategySuite):
 
     def test_a_saved_checkpoint_is_complete(self, folder: Path) -> None:
         """When `save_checkpoint` returns, on whichever rank, the checkpoint is there and can be read."""
-        assert all(self.run(_save_and_look, folder / "complete.ckpt"))
+        assert all(self.run(_save_and_look, Case("complete", dtype=self.dtype), folder / "complete.ckpt"))
 
     def test_a_failing_save_is_raised_everywhere(self, folder: Path) -> None:
         """A save that can't succeed is a CheckpointError on all ranks, and leaves what was there."""
-        assert all(self.run(_save_in_vain, folder))
+        assert all(self.run(_save_in_vain, Case("vain", dtype=self.dtype), folder))
 
     def test_a_missing_checkpoint_is_said(self, folder: Path) -> None:
         """A path with nothing is a CheckpointNotFoundError on all ranks."""
-        assert all(self.run(_load_nothing, folder / "nothing.ckpt"))
+        assert all(self.run(_load_nothing, Case("nothing", dtype=self.dtype), folder / "nothing.ckpt"))
 
     def test_a_foreign_checkpoint_is_refused(self, folder: Path) -> None:
         """A state of another model is a CheckpointError on all ranks, that names what differs."""
-        assert all(self.run(_load_foreign, folder / "foreign.ckpt"))
+        assert all(self.run(_load_foreign, Case("foreign", dtype=self.dtype), folder / "foreign.ckpt"))
 
     def test_values_come_back(self, folder: Path) -> None:
         """Plain values beside the model come back on all ranks as they were on rank 0."""
-        assert all(self.run(_save_values, folder / "values.ckpt"))
+        assert all(self.run(_save_values, Case("values", dtype=self.dtype), folder / "values.ckpt"))
 
     def _stop_and_go_on(self, case: Case, path: Path, backend: Backend) -> tuple[list[Run], list[Run]]:
         wholes = backend.run(_train_and_save, case, path)
@@ -150,8 +150,7 @@ def _optimizer_names(rank: Rank, case: Case) -> dict[str, Any]:
     return {"groups": [group["params"] for group in state["param_groups"]], "state": list(state["state"])}
 
 
-def _save_and_look(rank: Rank, path: Path) -> bool:
-    case = Case("complete")
+def _save_and_look(rank: Rank, case: Case, path: Path) -> bool:
     fabric, module, _ = _set_up(rank, case)
     # Large enough for a rank that doesn't wait to see nothing yet.
     fabric.save(path, {"model": module, "ballast": torch.zeros(2_000_000)})
@@ -161,8 +160,8 @@ def _save_and_look(rank: Rank, path: Path) -> bool:
     return True
 
 
-def _save_in_vain(rank: Rank, folder: Path) -> bool:
-    fabric, module, _ = _set_up(rank, Case("vain"))
+def _save_in_vain(rank: Rank, case: Case, folder: Path) -> bool:
+    fabric, module, _ = _set_up(rank, case)
     path = folder / "kept.ckpt"
     fabric.save(path, {"model": module, "number": 1})
     with pytest.raises(CheckpointError):
@@ -174,20 +173,20 @@ def _save_in_vain(rank: Rank, folder: Path) -> bool:
     return True
 
 
-def _load_nothing(rank: Rank, path: Path) -> bool:
-    fabric, module, _ = _set_up(rank, Case("nothing"))
+def _load_nothing(rank: Rank, case: Case, path: Path) -> bool:
+    fabric, module, _ = _set_up(rank, case)
     with pytest.raises(CheckpointNotFoundError):
         fabric.load(path, {"model": module})
     fabric.teardown()
     return True
 
 
-def _load_foreign(rank: Rank, path: Path) -> bool:
-    fabric, module, _ = _set_up(rank, Case("foreign"))
+def _load_foreign(rank: Rank, case: Case, path: Path) -> bool:
+    fabric, module, _ = _set_up(rank, case)
     fabric.save(path, {"model": module})
     fabric.teardown()
     other = rank.fabric()
-    stranger = nn.Linear(3, 3)
+    stranger = nn.Linear(3, 3, dtype=case.dtype)
     other.setup(stranger, torch.optim.SGD(stranger.parameters(), lr=0.1))
     with pytest.raises(CheckpointError, match=r"weight"):
         other.load(path, {"model": stranger})
@@ -195,8 +194,8 @@ def _load_foreign(rank: Rank, path: Path) -> bool:
     return True
 
 
-def _save_values(rank: Rank, path: Path) -> bool:
-    fabric, module, _ = _set_up(rank, Case("values"))
+def _save_values(rank: Rank, case: Case, path: Path) -> bool:
+    fabric, module, _ = _set_up(rank, case)
     values = {"epoch": 3, "names": ["a", None], "tensor": torch.arange(3), "rank": fabric.global_rank}
     fabric.save(path, {"model": module, **values})
     state: dict[str, Any] = {"model": module, **dict.fromkeys(values)}

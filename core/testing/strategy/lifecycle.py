@@ -19,7 +19,7 @@ from core.testing.ranks import Rank, own_temporary_folder
 from core.testing.strategy.base import StrategySuite
 from core.testing.training import assert_equal_runs, reference, train
 
-_CASE = Case("life", dtype=torch.float64)
+_CASE = Case("life")
 _ORDER = (
     "setup_environment",
     "setup",
@@ -56,7 +56,7 @@ class LifecycleTests(StrategySuite):
         joint = Capability.JOINT_SETUP in self.declared()
         expected = [_joint_name(name) if joint else name for name in _ORDER]
         expected = list(dict.fromkeys(expected))
-        for calls in self.run(_calls_of_a_run):
+        for calls in self.run(_calls_of_a_run, self._case):
             assert [name for name in calls if name in expected] == expected
 
     def test_ranks_and_sizes_are_right(self) -> None:
@@ -78,36 +78,40 @@ class LifecycleTests(StrategySuite):
 
     def test_runs_twice_in_one_process(self) -> None:
         """A second strategy, in the same processes, trains as the first did."""
-        for first, second in self.run(_train_twice, False):
+        for first, second in self.run(_train_twice, self._case, False):
             assert_equal_runs(second, first, self.tolerance)
 
     def test_the_same_instance_runs_twice(self) -> None:
         """One instance, given to a second Trainer, trains as it did before."""
-        for first, second in self.run(_train_twice, True):
+        for first, second in self.run(_train_twice, self._case, True):
             assert_equal_runs(second, first, self.tolerance)
 
     def test_runs_after_an_exception(self) -> None:
         """After a run that ended by an exception, the next one in these processes is as if nothing had been."""
-        runs = self.run(_train_after_an_exception)
-        assert_equal_runs(runs[0], reference(_CASE, self.accelerator, self.shares), self.tolerance)
+        runs = self.run(_train_after_an_exception, self._case)
+        assert_equal_runs(runs[0], reference(self._case, self.accelerator, self.shares), self.tolerance)
 
     def test_an_exception_arrives_unchanged(self) -> None:
         """What the user's step raises reaches the user, as the same object."""
-        assert all(self.run(_raised_is_caught))
+        assert all(self.run(_raised_is_caught, self._case))
 
     def test_teardown_is_idempotent(self) -> None:
         """A second teardown does nothing, and so does one before any set-up."""
-        assert all(self.run(_tear_down_again))
+        assert all(self.run(_tear_down_again, self._case))
 
     def test_teardown_forgets_modules(self) -> None:
         """After teardown the strategy holds no module and no optimizer, so that their memory is free."""
-        assert all(self.run(_forgets_modules))
+        assert all(self.run(_forgets_modules, self._case))
 
     @pytest.mark.parametrize("kind", _LEFT_BEHIND)
     def test_teardown_leaves_nothing(self, kind: str) -> None:
         """After teardown there is no more than before: no group, process, thread, port, variable, temporary file."""
         for rank, left in enumerate(self._left_behind()):
             assert not left[kind], f"rank {rank} has left {kind}: {left[kind]}"
+
+    @property
+    def _case(self) -> Case:
+        return _CASE.with_dtype(self.dtype)
 
     def _left_behind(self) -> list[dict[str, list[str]]]:
         return _left_behind_by(type(self))  # type: ignore[arg-type]  # mypy: classes have no hash
@@ -116,7 +120,7 @@ class LifecycleTests(StrategySuite):
 @functools.cache
 def _left_behind_by(suite: type[LifecycleTests]) -> list[dict[str, list[str]]]:
     """One run of the ranks answers for all kinds."""
-    return suite().backend.run(_footprint_of_a_life)
+    return suite().backend.run(_footprint_of_a_life, _CASE.with_dtype(suite.dtype))
 
 
 def _copy_is_like(strategy: Strategy) -> bool:
@@ -140,14 +144,14 @@ def _footprint_of_making(rank: Rank) -> dict[str, list[str]]:
     return {kind: left for kind, left in found.items() if left}
 
 
-def _footprint_of_a_life(rank: Rank) -> dict[str, list[str]]:
+def _footprint_of_a_life(rank: Rank, case: Case) -> dict[str, list[str]]:
     """Lives that end without a trace. What is opened once a process, such as the store of all groups, may stay."""
     folder = own_temporary_folder()
     before = Footprint.take(folder)
-    train(rank, _CASE, max_epochs=1)
+    train(rank, case, max_epochs=1)
     gc.collect()  # a group that nobody holds any more closes its ports when it is collected
     first = Footprint.take(folder)
-    train(rank, _CASE, max_epochs=1)
+    train(rank, case, max_epochs=1)
     gc.collect()
     second = Footprint.take(folder)
     shutil.rmtree(folder)
@@ -155,13 +159,13 @@ def _footprint_of_a_life(rank: Rank) -> dict[str, list[str]]:
     return {**once, "ports": second.beyond(first, "ports")}
 
 
-def _calls_of_a_run(rank: Rank) -> list[str]:
+def _calls_of_a_run(rank: Rank, case: Case) -> list[str]:
     strategy = rank.backend.strategy()
     calls: list[str] = []
     assert isinstance(strategy, Strategy)
     _record(strategy, calls)
     trainer = rank.trainer(strategy, max_epochs=1)
-    trainer.fit(Perceptron(_CASE), make_loader(_CASE, rank.backend.num_shares))
+    trainer.fit(Perceptron(case), make_loader(case, rank.backend.num_shares))
     return list(dict.fromkeys(calls))
 
 
@@ -203,9 +207,9 @@ def _builds_on_the_device(rank: Rank) -> bool:
     return True
 
 
-def _train_twice(rank: Rank, same: bool) -> tuple[Any, Any]:
+def _train_twice(rank: Rank, case: Case, same: bool) -> tuple[Any, Any]:
     strategy = rank.backend.strategy() if same else None
-    return train(rank, _CASE, strategy=strategy), train(rank, _CASE, strategy=strategy)
+    return train(rank, case, strategy=strategy), train(rank, case, strategy=strategy)
 
 
 class _OwnError(Exception):
@@ -219,42 +223,42 @@ class _Failing(Perceptron):
         return super().training_step(batch, batch_idx)
 
 
-def _fail(rank: Rank) -> _OwnError | None:
+def _fail(rank: Rank, case: Case) -> _OwnError | None:
     trainer = rank.trainer(max_epochs=1)
     try:
-        trainer.fit(_Failing(_CASE), make_loader(_CASE, rank.backend.num_shares))
+        trainer.fit(_Failing(case), make_loader(case, rank.backend.num_shares))
     except _OwnError as error:
         return error
     return None
 
 
-def _train_after_an_exception(rank: Rank) -> Any:
-    _fail(rank)
-    return train(rank, _CASE)
+def _train_after_an_exception(rank: Rank, case: Case) -> Any:
+    _fail(rank, case)
+    return train(rank, case)
 
 
-def _raised_is_caught(rank: Rank) -> bool:
-    error = _fail(rank)
+def _raised_is_caught(rank: Rank, case: Case) -> bool:
+    error = _fail(rank, case)
     assert error is not None, "the exception of the user's step was swallowed"
     assert error.args == ("the user's step fails",)
     return True
 
 
-def _tear_down_again(rank: Rank) -> bool:
+def _tear_down_again(rank: Rank, case: Case) -> bool:
     strategy = rank.backend.strategy()
     assert isinstance(strategy, Strategy)
     rank.fabric(strategy)
     strategy.teardown()
-    train(rank, _CASE, strategy=strategy, max_epochs=1)
+    train(rank, case, strategy=strategy, max_epochs=1)
     strategy.teardown()
     strategy.teardown()
     return True
 
 
-def _forgets_modules(rank: Rank) -> bool:
+def _forgets_modules(rank: Rank, case: Case) -> bool:
     strategy = rank.backend.strategy()
     assert isinstance(strategy, Strategy)
-    train(rank, _CASE, strategy=strategy, max_epochs=1)
+    train(rank, case, strategy=strategy, max_epochs=1)
     assert strategy.handles == []
     assert strategy.optimizers == []
     assert getattr(strategy, "model", None) is None

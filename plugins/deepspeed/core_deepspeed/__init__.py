@@ -1,6 +1,7 @@
 """DeepSpeed for `core`: `Trainer(strategy="deepspeed_stage_3", devices=4)`."""
 
 from core_deepspeed._version import __version__
+from core_deepspeed.native import NativeCheckpointIO
 from core_deepspeed.options import Options
 from core_deepspeed.presets import (
     deepspeed_stage_1,
@@ -15,6 +16,7 @@ from core_deepspeed.strategy import DeepSpeedStrategy
 
 __all__ = [
     "DeepSpeedStrategy",
+    "NativeCheckpointIO",
     "Options",
     "__version__",
     "deepspeed_stage_1",

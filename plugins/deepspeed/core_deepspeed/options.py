@@ -7,13 +7,16 @@ import inspect
 import logging
 from dataclasses import dataclass
 from difflib import get_close_matches
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from core import ConfigurationError
+from core import ConfigurationError, Strategy
+from core.strategies import ParallelStrategy
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from os import PathLike
+
+F = TypeVar("F", bound="Callable[..., None]")
 
 START_METHODS = ("subprocess", "spawn", "fork", "forkserver")
 PARTS = frozenset(
@@ -70,7 +73,7 @@ class Options:
         logging_level: of DeepSpeed's own logger.
         deepspeed_checkpoint: `"canonical"` checkpoints load under any strategy and number of processes; `"native"` ones
             have DeepSpeed's own layout, for its tools.
-        load_full_weights: a checkpoint of one file holds whole weights, for a stage 3 whose CheckpointIO is sharded.
+        load_full_weights: always so: a checkpoint in one file, with whole weights, loads at every stage.
     """
 
     stage: int = 2
@@ -110,7 +113,7 @@ class Options:
     min_loss_scale: float = 1
     logging_level: int = logging.WARNING
     deepspeed_checkpoint: Literal["canonical", "native"] = "canonical"
-    load_full_weights: bool = False
+    load_full_weights: bool = True
 
 
 def split(given: Mapping[str, Any], start_method: str) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -131,16 +134,30 @@ def split(given: Mapping[str, Any], start_method: str) -> tuple[dict[str, Any], 
         raise ConfigurationError(
             f"start_method={start_method!r}: expected one of {', '.join(map(repr, START_METHODS))}."
         )
+    if not given.get("load_full_weights", True):
+        raise ConfigurationError(
+            "load_full_weights=False: checkpoints have one form for all stages, whole or in parts, and each loads at "
+            "every stage. Leave the option out."
+        )
+    if (layout := given.get("deepspeed_checkpoint", "canonical")) not in ("canonical", "native"):
+        raise ConfigurationError(f"deepspeed_checkpoint={layout!r}: expected 'canonical' or 'native'.")
     return (
         {name: value for name, value in given.items() if name in own},
         {name: value for name, value in given.items() if name in PARTS},
     )
 
 
-def with_every_option(init: Callable[..., None]) -> inspect.Signature:
-    """The signature of the strategy's `__init__`, with each option by its name, for whoever asks."""
+def with_every_option(init: F) -> F:
+    """Decorator of the strategy's `__init__`: whoever asks finds each option by its name, type and description."""
     declared = inspect.signature(init)
     given = {name: one for name, one in declared.parameters.items() if one.kind is not one.VAR_KEYWORD}
-    options = [parameter for name, parameter in inspect.signature(Options).parameters.items() if name not in given]
-    parts = [inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None) for name in sorted(PARTS)]
-    return declared.replace(parameters=[*given.values(), *options, *parts])
+    options = [one for name, one in inspect.signature(Options).parameters.items() if name not in given]
+    of_parts = {
+        **inspect.signature(Strategy.__init__).parameters,
+        **inspect.signature(ParallelStrategy.__init__).parameters,
+    }
+    parts = [of_parts[name].replace(kind=inspect.Parameter.KEYWORD_ONLY) for name in sorted(PARTS)]
+    init.__signature__ = declared.replace(parameters=[*given.values(), *options, *parts])  # type: ignore[attr-defined]
+    described = inspect.getdoc(Options) or ""
+    init.__doc__ = f"{init.__doc__}\n\nOptions:\n{described[described.index('    stage:') :]}"
+    return init

@@ -176,7 +176,8 @@ def _canonical(key: str, value: Any, own: FlatRange) -> Any:
         return own.leaf(value, value.dtype)
     if key == _STEP and not isinstance(value, Tensor):
         return torch.tensor(float(value))
-    return value
+    # torch's optimizers count the steps of each parameter in place.
+    return value.clone() if isinstance(value, Tensor) else value
 
 
 def _elementwise(entry: Mapping[str, Any], own: FlatRange) -> list[str]:

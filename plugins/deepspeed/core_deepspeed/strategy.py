@@ -18,11 +18,12 @@ from torch import Tensor, nn
 from core import Capability, ConfigurationError, ShardedLeaf, UnsupportedError
 from core.strategies import ParallelStrategy
 from core_deepspeed import config as configs
-from core_deepspeed import library, ops
+from core_deepspeed import library, native, ops
 from core_deepspeed import optimizers as stepping
 from core_deepspeed.engine import ZeroEngine
 from core_deepspeed.flat_ranges import whole
 from core_deepspeed.options import Options, split, with_every_option
+from core_deepspeed.precision import EngineScaledPrecision
 from core_deepspeed.state import EngineState
 
 if TYPE_CHECKING:
@@ -31,7 +32,8 @@ if TYPE_CHECKING:
 
     from torch.optim import Optimizer
 
-    from core import GradientClipping, SetupHost
+    from core import CheckpointIO, GradientClipping, Precision, SetupHost
+    from core.contract.checkpoint_io import PathLike
     from core.contract.strategy import Stage
 
 _TRAINS = frozenset({"training_step", "forward"})
@@ -40,6 +42,7 @@ _TRAINS = frozenset({"training_step", "forward"})
 class DeepSpeedStrategy(ParallelStrategy):
     """Sharded data parallelism with DeepSpeed's ZeRO, on one node or several."""
 
+    @with_every_option
     def __init__(self, stage: int = 2, *, start_method: str = "subprocess", **options: Any) -> None:
         """Options of DeepSpeed, and of every parallel strategy.
 
@@ -58,7 +61,7 @@ class DeepSpeedStrategy(ParallelStrategy):
         self.launcher_name = start_method
         self.options = Options(stage=stage, **own)
         self._config = configs.merge(self.options, own.keys())
-        self._engines: list[ZeroEngine] = []
+        self.engines: list[ZeroEngine] = []
         self._local_rank = library.LocalRank()
         self._run_arguments: dict[str, Any] = {}
         self._knows_windows = self._is_accumulating = False
@@ -78,6 +81,10 @@ class DeepSpeedStrategy(ParallelStrategy):
         )
         own |= Capability.JOINT_SETUP | Capability.OWNS_CLIPPING | Capability.SHARDED_STATE
         return own | Capability.NO_SYNC if self.stage == 1 else own
+
+    def configure_precision(self, name: str) -> Precision | None:
+        """`16-mixed` is the engine's: it scales the loss."""
+        return EngineScaledPrecision() if name == "16-mixed" else None
 
     def check(self) -> None:
         """Refuse what contradicts the options, and a machine where DeepSpeed or a part of it is missing.
@@ -107,6 +114,12 @@ class DeepSpeedStrategy(ParallelStrategy):
     def _engine_config(self) -> dict[str, Any]:
         """The config of one engine, in which the core counts accumulated batches."""
         config = self._fitted_config()
+        if (number := config["gradient_accumulation_steps"]) > 1 and "num_accumulated" not in self._run_arguments:
+            raise ConfigurationError(
+                f"config says gradient_accumulation_steps = {number}, and your own loop decides when the optimizer "
+                "steps. Leave it out; divide the loss, and use fabric.no_backward_sync(model) for all batches but the "
+                "last."
+            )
         if self.stage == 1:
             config["zero_optimization"]["overlap_comm"] = False  # begins before it is known where a window ends
         config = self.configure_deepspeed_config({**config, "gradient_accumulation_steps": 1})
@@ -171,7 +184,7 @@ class DeepSpeedStrategy(ParallelStrategy):
         if optimizer is not None:
             optimizer = stepping.choose(deepspeed, optimizer, config)
         engine = ZeroEngine(deepspeed, module, optimizer, config)
-        self._engines.append(engine)
+        self.engines.append(engine)
         return engine
 
     def _connect(self) -> Any:
@@ -203,10 +216,10 @@ class DeepSpeedStrategy(ParallelStrategy):
         Raises:
             ConfigurationError: there are several modules, and nobody says whose loss it is.
         """
-        engine = self._engines[0] if len(self._engines) == 1 else self._engine_around(module)
+        engine = self.engines[0] if len(self.engines) == 1 else self._engine_around(module)
         if engine is None:
             raise ConfigurationError(
-                f"backward: DeepSpeed has {len(self._engines)} engines here, one for each module that was set up with "
+                f"backward: DeepSpeed has {len(self.engines)} engines here, one for each module that was set up with "
                 "an optimizer, and must know whose loss this is. Call fabric.backward(loss, model=model)."
             )
         engine.backward(loss, ends_window=self._knows_windows and not (manual or self._is_accumulating), **kwargs)
@@ -244,12 +257,31 @@ class DeepSpeedStrategy(ParallelStrategy):
         return self._engine_of(optimizer).step()
 
     def _engine_around(self, wrapped: nn.Module | None) -> ZeroEngine | None:
-        return next((engine for engine in self._engines if engine.wrapped is wrapped), None)
+        return next((engine for engine in self.engines if engine.wrapped is wrapped), None)
 
     def _engine_of(self, optimizer: Optimizer) -> ZeroEngine:
-        return next(engine for engine in self._engines if engine.optimizer is optimizer)
+        return next(engine for engine in self.engines if engine.optimizer is optimizer)
 
     # state ----------------------------------------------------------------------------------------------------------
+
+    @property
+    def _is_native(self) -> bool:
+        return self.options.deepspeed_checkpoint == "native"
+
+    def configure_checkpoint_io(self) -> CheckpointIO | None:
+        """The core's, or with `deepspeed_checkpoint="native"` DeepSpeed's own layout."""
+        return native.NativeCheckpointIO() if self._is_native else None
+
+    def save_checkpoint(self, path: PathLike, state: Mapping[str, Any]) -> None:
+        """All ranks. Write a state; see `Strategy.save_checkpoint`."""
+        if self._is_native:
+            native.save(self, path, state)
+        else:
+            super().save_checkpoint(path, state)
+
+    def read_checkpoint(self, path: PathLike, state: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """All ranks. Read a checkpoint; see `Strategy.read_checkpoint`."""
+        return native.read(self, path) if self._is_native else super().read_checkpoint(path, state)
 
     def get_module_state_dict(
         self, module: nn.Module, *, layout: Literal["full", "sharded"] | None = None
@@ -269,6 +301,8 @@ class DeepSpeedStrategy(ParallelStrategy):
     def load_module_state_dict(self, module: nn.Module, state: Mapping[str, Any], *, strict: bool = True) -> None:
         """All ranks. Put a state back, whole or in parts; each rank takes its own."""
         handle = self.handle_of(module)
+        if native.is_inside(state):
+            return
         if (engine := self._engine_around(handle.wrapped)) is None:
             super().load_module_state_dict(module, state, strict=strict)
             return
@@ -297,6 +331,8 @@ class DeepSpeedStrategy(ParallelStrategy):
 
     def load_optimizer_state_dict(self, optimizer: Optimizer, state: Mapping[str, Any]) -> None:
         """All ranks. Put a state back, whole or in parts; each rank takes its own."""
+        if native.is_inside(state):
+            return
         engine = self._engine_of(optimizer)
         stepping.load_groups(optimizer, state["param_groups"], self.parameter_names(optimizer))
         EngineState(engine, self.global_rank).load_optimizer(state["state"], self._names(engine))
@@ -335,10 +371,10 @@ class DeepSpeedStrategy(ParallelStrategy):
 
     def release(self) -> None:
         """All ranks; idempotent. Forget the engines; modules get whole parameters back, but after an exception."""
-        for engine in self._engines:
+        for engine in self.engines:
             values = {} if sys.exc_info()[0] else self._whole_parameters(engine)
             engine.close(values)
-        self._engines, self._run_arguments, self._knows_windows = [], {}, False
+        self.engines, self._run_arguments, self._knows_windows = [], {}, False
         self._local_rank.restore()
         super().release()
 
@@ -372,6 +408,3 @@ def _without_inference_mode(method: Callable[..., Any]) -> Callable[..., Any]:
             return method(*args, **kwargs)
 
     return call
-
-
-DeepSpeedStrategy.__init__.__signature__ = with_every_option(DeepSpeedStrategy.__init__)  # type: ignore[attr-defined]

@@ -24,20 +24,26 @@ def load(device_type: str | None = None) -> Any:
         PluginLoadError: it isn't installed, or can't be imported.
         ConfigurationError: it has been told another type.
     """
-    if device_type is not None:
-        told = os.environ.setdefault(_DEVICE_TYPE, device_type)
-        if told != device_type:
-            raise ConfigurationError(
-                f"DeepSpeed is to compute on {device_type!r} here, and {_DEVICE_TYPE}={told} tells it another. "
-                "One process can use one type: leave the variable out, or start another process."
-            )
+    told = os.environ.get(_DEVICE_TYPE)
+    if device_type is not None and told not in (None, device_type):
+        raise ConfigurationError(
+            f"DeepSpeed is to compute on {device_type!r} here, and {_DEVICE_TYPE}={told} tells it another. "
+            "One process can use one type: leave the variable out, or start another process."
+        )
     try:
+        if device_type is not None:
+            os.environ[_DEVICE_TYPE] = device_type
         import deepspeed
+
+        deepspeed.accelerator.get_accelerator()  # looks at the variable once
     except Exception as error:  # whatever a compiled library raises when it doesn't fit
         raise PluginLoadError(
             f"strategy='deepspeed' needs DeepSpeed, which can't be imported: {type(error).__name__}: {error}. "
             "Install it with: pip install 'deepspeed>=0.19,<0.20'"
         ) from error
+    finally:
+        if told is None:
+            os.environ.pop(_DEVICE_TYPE, None)
     return deepspeed
 
 

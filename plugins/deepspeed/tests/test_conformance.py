@@ -1,13 +1,9 @@
 """Every stage of ZeRO passes the kit, in float32: DeepSpeed's masters have no float64."""
 
-import pytest
 import torch
 
 from core import Capability
 from core.testing import StrategyConformance
-
-# DeepSpeed calls what torch 2.13 has deprecated.
-pytestmark = pytest.mark.filterwarnings("ignore:.*all_gather_into_tensor.*:FutureWarning")
 
 CAPABILITIES = (
     Capability.COLLECTIVES

@@ -9,9 +9,6 @@ from core.checkpoint import load_checkpoint
 from core.checkpoint.conversion import convert_checkpoint
 from core_deepspeed import DeepSpeedStrategy, NativeCheckpointIO
 
-# DeepSpeed calls what torch 2.13 has deprecated.
-pytestmark = pytest.mark.filterwarnings("ignore:.*all_gather_into_tensor.*:FutureWarning")
-
 QUIET = {"logger": False, "enable_progress_bar": False, "enable_checkpointing": False, "enable_model_summary": False}
 CUT = {"zero_optimization": {"stage3_param_persistence_threshold": 0}}
 

@@ -7,9 +7,6 @@ import pytest
 from core.checkpoint import load_checkpoint
 from portability.matrix import FORK, SINGLE_DEVICE, Configuration, compare, read_all, restore, write
 
-# DeepSpeed calls what torch 2.13 has deprecated.
-pytestmark = pytest.mark.filterwarnings("ignore:.*all_gather_into_tensor.*:FutureWarning")
-
 # Losses relative to the largest. Gradients are added in another order, in float32.
 TOLERANCE = 1e-5
 IN_FLOAT32 = {"precision": "32-true", "clipping": {"max_norm": 1.0}}

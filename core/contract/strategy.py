@@ -302,7 +302,10 @@ class Strategy:
         return stack
 
     def setup_module(self, module: nn.Module) -> nn.Module:
-        """All ranks. Convert, move and wrap the module; set `self.model` and return it."""
+        """All ranks. Convert, move and wrap the module; set `self.model` and return it.
+
+        Ranks may have built different weights. Afterwards they have those of rank 0, or their parts of them.
+        """
         self.model = self.precision_plugin.convert_module(module)
         self.module_to_device(self.model)
         return self.model

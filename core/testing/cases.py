@@ -51,6 +51,7 @@ class Case:
         scheduler: whether one steps each step or each epoch.
         shuffle: whether the data is.
         equal_shares: every batch consists of equal parts, one a rank.
+        begins_apart: every rank has built other weights; those of rank 0 count.
         set_to_none: whether a loop by hand drops gradients, or fills them with zeros.
         dtype: of the model and its data.
         precision: of strategy and Trainer.
@@ -67,6 +68,7 @@ class Case:
     scheduler: Literal["step", "epoch"] | None = None
     shuffle: bool = False
     equal_shares: bool = False
+    begins_apart: bool = False
     set_to_none: bool = True
     dtype: torch.dtype = torch.float64
     precision: str | None = None
@@ -90,6 +92,7 @@ CASES = (
     Case("frozen_weights", network=networks.Frozen, optimizer=_of_trainable),
     Case("unused_weights", network=networks.Unused),
     Case("batch_norm", network=networks.Normalized, equal_shares=True),
+    Case("weights_that_begin_apart", begins_apart=True),
     Case("shuffled", shuffle=True),
     Case("accumulated", accumulate=2, optimizer=ADAMW),
     Case("accumulated_to_a_short_window", accumulate=4),

@@ -102,6 +102,8 @@ def train(
         options: `save_at` and `path` for a checkpoint on the way, `ckpt_path` to go on from one, `max_steps`.
     """
     module = case.network(case)
+    if case.begins_apart:
+        _move_apart(module, rank.number)
     torch.manual_seed(13 + rank.number)  # the order of the data follows from rank 0's, the noise from each rank's own
     if case.loop == "fabric":
         return _train_by_hand(rank.fabric(strategy, precision=case.precision), case, module, rank.backend.num_shares)
@@ -118,6 +120,13 @@ def train(
     )
     trainer.fit(module, make_loader(case, rank.backend.num_shares, num_copies), ckpt_path=ckpt_path)
     return recorder.run
+
+
+def _move_apart(module: Module, number: int) -> None:
+    """As if each rank had drawn its own weights. Those of rank 0 stay."""
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.add_(number)
 
 
 def _train_by_hand(fabric: Fabric, case: Case, module: Module, num_shares: int) -> Run:

@@ -18,6 +18,16 @@ class AveragingStrategy(ParallelStrategy):
     def capabilities(self):
         return super().capabilities | Capability.NO_SYNC
 
+    def setup_module(self, module):
+        super().setup_module(module)
+        if self.world_size > 1:
+            self.begin_together(module)
+        return self.model
+
+    def begin_together(self, module):
+        for tensor in (*module.parameters(), *module.buffers()):
+            dist.broadcast(tensor.detach(), src=0)
+
     def backward(self, loss, module, *, manual=False, **kwargs):
         super().backward(loss, module, manual=manual, **kwargs)
         if self.syncs and self.world_size > 1:

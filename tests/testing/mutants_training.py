@@ -21,6 +21,14 @@ class ForgetsToAverage(AveragingStrategy):
         pass
 
 
+@mutant(f"{EQUAL}[weights_that_begin_apart]", passes=f"{EQUAL}[sgd_momentum]")
+class KeepsItsOwnWeights(AveragingStrategy):
+    """Begins on every rank with the weights that were built there."""
+
+    def begin_together(self, module):
+        pass
+
+
 @mutant(f"{EQUAL}[sgd_momentum]", passes=f"{EQUAL}[adam]", tolerance=1e-5)
 class AveragesTwice(AveragingStrategy):
     """Divides by the number of ranks twice, which Adam doesn't notice."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -72,7 +73,7 @@ def check(
     """Run the conformance kit on NAME: an alias, `core-acme:acme`, or a whole package, `core-acme`.
 
     The suites are those in the package's module `conformance`, if it has one, and otherwise the kit's own. The exit
-    code is 1 if a test fails.
+    code is 1 if a test fails, or none could run.
     """
     from core.cli.check_progress import make_progress
     from core.cli.check_run import run
@@ -85,7 +86,7 @@ def check(
     with make_progress() as progress:
         report = run(plugins, progress, keyword=keyword, attributes=given)
     _write(report, html=html, as_json=as_json, verbose=verbose)
-    ctx.exit(int(bool(report.failures)))
+    ctx.exit(int(not report.is_good))
 
 
 def _write(report: Report, *, html: Path | None, as_json: bool, verbose: bool) -> None:
@@ -158,9 +159,19 @@ def _lines(suite: Suite, *, verbose: bool) -> Iterator[str]:
             yield f"  {test.name}"
             text = test.details if verbose and test.details else test.reason
             yield from ([f"    {line}" for line in text.splitlines()] if verbose else paragraph(text, indent="    "))
+    yield from _left_out(suite)
     numbers = ", ".join(f"{count[outcome]} {name}" for outcome, name in _OUTCOMES.items() if count[outcome])
     yield click.style(f"{numbers}: {sum(test.duration_s for test in suite.tests):.0f} s of tests", bold=True)
     yield ""
+
+
+def _left_out(suite: Suite) -> Iterator[str]:
+    """Why tests didn't run, but for capabilities that aren't declared, which the table has."""
+    skipped = [test for test in suite.tests if test.outcome == "skipped" and "does not declare" not in test.reason]
+    if skipped:
+        yield click.style("Left out", bold=True)
+    for reason, number in Counter(test.reason for test in skipped).items():
+        yield from paragraph(f"{reason} ({number} test{'s' * (number > 1)})", indent="  ")
 
 
 def _rows(suite: Suite) -> Iterator[list[str]]:

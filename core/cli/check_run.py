@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 _CHILD = "from core.testing.command import main; main()"
 _LAST_WORDS = 4000
 _GRACE_S = 10
-FAILED = ("failed", "error")
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,9 +117,10 @@ class Report:
     )
 
     @property
-    def failures(self) -> list[Test]:
-        """Tests that must not have failed."""
-        return [test for suite in self.suites for test in suite.tests if test.outcome in FAILED]
+    def is_good(self) -> bool:
+        """Whether something was proven, and nothing failed."""
+        outcomes = {test.outcome for suite in self.suites for test in suite.tests}
+        return "passed" in outcomes and "failed" not in outcomes
 
 
 class Progress(Protocol):
@@ -191,7 +191,7 @@ def _note(event: dict[str, Any], progress: Progress, tests: list[Test], found: l
         tests.append(Test(**event["test"]))
         progress.end(tests[-1])
     elif kind == "error":
-        raise PluginLoadError(f"The suite can't be imported:\n{event['text']}")
+        raise PluginLoadError(f"The suites can't be collected:\n{event['text']}")
     else:
         found.extend(event["suites"])
 

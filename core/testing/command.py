@@ -6,6 +6,7 @@ import json
 import os
 import re
 import sys
+import traceback
 from contextlib import suppress
 from importlib import import_module
 from importlib.util import find_spec
@@ -29,7 +30,7 @@ from core.testing.report import ConformanceReport, Row, capabilities_of
 from core.testing.strategy import StrategyConformance
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
     from core.contract import Spec
 
@@ -63,13 +64,20 @@ def main() -> None:
     os.environ.pop("PYTEST_ADDOPTS", None)
     with os.fdopen(request["pipe"], "w", encoding="utf-8") as pipe:
         teller = _Teller(pipe)
-        for kind, name in request["plugins"]:
-            for suite in find_suites(kind, name, request["attributes"]):
-                SUITES[f"Test_{len(SUITES)}_{re.sub(r'[^a-zA-Z0-9]', '_', name)}"] = suite
-        code = pytest.main([*_arguments(Path(request["folder"])), *request["arguments"]], plugins=[teller])
-        teller.tell("end", code=int(code), suites=[_describe(name, teller) for name in SUITES])
-        sys.stdout.flush()
+        try:
+            _collect(request["plugins"], request["attributes"])
+        except Exception:
+            teller.tell("error", text=traceback.format_exc())
+        else:
+            pytest.main([*_arguments(Path(request["folder"])), *request["arguments"]], plugins=[teller])
+            teller.tell("end", suites=[_describe(name, teller) for name in SUITES])
         os._exit(0)  # threads and exit handlers of a plugin don't get the chance to keep this process alive
+
+
+def _collect(plugins: Iterable[tuple[str, str]], attributes: Mapping[str, Any]) -> None:
+    for kind, name in plugins:
+        for suite in find_suites(kind, name, attributes):
+            SUITES[f"Test_{len(SUITES)}_{re.sub(r'[^a-zA-Z0-9]', '_', name)}"] = suite
 
 
 def find_suites(kind: str, name: str, attributes: Mapping[str, Any]) -> Iterator[type[Conformance[Any]]]:

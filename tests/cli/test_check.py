@@ -105,7 +105,15 @@ def test_a_suite_that_cannot_be_imported(core_cli, lines):
     lines(**{"lines_plugin.conformance": "import not_there_at_all\n"})
     done = check(core_cli, "lines")
     assert done.returncode == 1
-    assert "not_there_at_all" in done.stderr
+    assert "The suites can't be collected" in done.stderr
+    assert "No module named 'not_there_at_all'" in done.stderr
+
+
+def test_what_can_run_nowhere_here_is_not_good(core_cli):
+    done = check(core_cli, "mps", "-k", "computes")
+    assert done.returncode == 1
+    assert "every accelerator  not tested  1 skipped" in done.stdout
+    assert "Left out\n  mps: this torch was built without MPS (1 test)" in done.stdout
 
 
 def test_a_process_that_dies(core_cli, lines):

@@ -21,11 +21,28 @@ WAYS = {
     "no_shard": (functools.partial(fork, sharding_strategy="NO_SHARD"), 2, 2),
     "tensor": (functools.partial(fork_parallel, tensor_parallel_size=2), 2, 1),
     "hybrid": (functools.partial(fork, sharding_strategy="HYBRID_SHARD", device_mesh=(2, 2)), 4, 4),
+    "hybrid_on_2": (functools.partial(fork, sharding_strategy="HYBRID_SHARD", device_mesh=(2, 1)), 2, 2),
+    "full_on_4": (fork, 4, 4),
+    "grad_op_on_4": (functools.partial(fork, sharding_strategy="SHARD_GRAD_OP"), 4, 4),
+    "no_shard_on_4": (functools.partial(fork, sharding_strategy="NO_SHARD"), 4, 4),
     "data_tensor": (functools.partial(fork_parallel, tensor_parallel_size=2, data_parallel_size=2), 4, 2),
 }
 # Four processes take their time; the other ways have shown these cases.
 ONLY_ON_TWO = {"clipped_by_value", "foreach", "fabric_accumulated"}
-PAIRS = [(way, case) for way, (_, num, _) in WAYS.items() for case in CASES if num == 2 or case not in ONLY_ON_TWO]
+ALWAYS_ON_FOUR = {
+    ("hybrid", "accumulated"),
+    ("hybrid", "tied"),
+    ("data_tensor", "accumulated"),
+    ("data_tensor", "tied"),
+}
+
+
+def pairs():
+    for way, (_, num_processes, _) in WAYS.items():
+        for case in CASES:
+            if num_processes == 2 or case not in ONLY_ON_TWO:
+                is_slow = (num_processes == 4 or way == "hybrid_on_2") and (way, case) not in ALWAYS_ON_FOUR
+                yield pytest.param(way, case, marks=pytest.mark.slow if is_slow else ())
 
 
 @functools.cache
@@ -33,7 +50,7 @@ def reference(case):
     return train(CASES[case])
 
 
-@pytest.mark.parametrize(("way", "case"), PAIRS)
+@pytest.mark.parametrize(("way", "case"), list(pairs()))
 def test_losses_and_weights_equal_one_device(way, case):
     make, devices, num_shares = WAYS[way]
     losses, weights = train(CASES[case], make(), devices, num_shares)

@@ -90,6 +90,26 @@ def test_no_rank_holds_the_whole_model_that_was_built_on_meta(make):
     assert held <= peak <= held + 3 * LAYER_BYTES  # the shards, and one layer with what drawing it takes
 
 
+@pytest.mark.parametrize("synchronizes", [True, False])
+def test_ranks_that_built_differently_begin_with_the_weights_of_rank_zero(synchronizes):
+    def setup(fabric):
+        torch.manual_seed(fabric.global_rank)
+        module = nn.Sequential(nn.Linear(2, 4), nn.BatchNorm1d(4))
+        module[1].running_mean += fabric.global_rank
+        fabric.setup(module)
+        whole = fabric.strategy.get_module_state_dict(module, layout="full")
+        return whole, fabric.strategy.gather_objects(module[1].running_mean.tolist())
+
+    def built(seed):
+        torch.manual_seed(seed)
+        return nn.Linear(2, 4).weight
+
+    whole, means = run(setup, FSDPStrategy(start_method="fork", sync_module_states=synchronizes))
+    expected = built(0) if synchronizes else torch.cat([built(0)[:2], built(1)[2:]])  # each rank its own shard
+    assert torch.equal(whole["0.weight"], expected)
+    assert means == [[0.0] * 4, [0.0 if synchronizes else 1.0] * 4]
+
+
 def test_values_of_rank_zero_reach_ranks_that_built_on_meta():
     def setup(fabric):
         torch.manual_seed(fabric.global_rank)

@@ -19,13 +19,12 @@ from torch.distributed.fsdp import (
     FSDPModule,
     MixedPrecisionPolicy,
     OffloadPolicy,
-    fully_shard,
 )
 from torch.distributed.tensor import DTensor
 
 from core import Capability, ConfigurationError
 from core.strategies import ParallelStrategy
-from core_fsdp import forward, gradients, mesh, options, wrapping
+from core_fsdp import cutting, forward, gradients, mesh, options, wrapping
 from core_fsdp import state as states
 from core_fsdp.initialization import InitialWeights
 from core_fsdp.precision import DTYPES, ShardedMixedPrecision
@@ -245,7 +244,7 @@ class FSDPStrategy(ParallelStrategy):
         weights = InitialWeights(module, self, synchronizes=self.sync_module_states)
         self.model = self.precision_plugin.convert_module(module)
         self._replaced.remember(module)
-        wrapping.checkpoint_activations(self._checkpointed_modules(module))
+        self._checkpoint_activations(module)
         self.configure_sharding(module)
         self._finish(module, weights)
         return self.model
@@ -258,34 +257,16 @@ class FSDPStrategy(ParallelStrategy):
         """All ranks. Call `fully_shard` on the units and on the module itself. Override to do so by hand."""
         policy = self.configure_fsdp_auto_wrap_policy(module)
         units = wrapping.units_of(module, wrapping.choose_modules(module, policy, "auto_wrap_policy"))
-        roots = [module]
-        if not getattr(module, "automatic_optimization", True):
-            roots = wrapping.units_for_manual_optimization(module)
-        if self.reduced_dtype is not None:
-            self._shard_normalizations(module)
-        for unit in units:
-            if unit not in roots:
-                self._shard(unit, reshard_after_forward=self.sharding.reshard_after_forward is not False)
-        for root in roots:
-            self._shard(root, reshard_after_forward=self.sharding.reshard_after_forward)
+        cutting.cut(
+            module,
+            units,
+            self.sharding,
+            mesh=self.sharding_mesh,
+            mp_policy=self._policy(),
+            offload_policy=self._offload(),
+        )
         if self.forward_prefetch:
             forward.prefetch_forward(wrapping.sharded_units(module))
-
-    def _shard_normalizations(self, module: nn.Module) -> None:
-        """Batch normalization keeps float32: its running statistics and its weights have to be of one format."""
-        policy = MixedPrecisionPolicy(cast_forward_inputs=False)
-        for part in module.modules():
-            if isinstance(part, nn.modules.batchnorm._BatchNorm) and part is not module and list(part.parameters()):
-                self._shard(part, reshard_after_forward=None, mp_policy=policy)
-
-    def _shard(self, module: nn.Module, **changed: Any) -> None:
-        chosen = {"mesh": self.sharding_mesh, "mp_policy": self._policy(), "offload_policy": self._offload(), **changed}
-        fully_shard(module, **chosen)
-
-    @property
-    def reduced_dtype(self) -> torch.dtype | None:
-        """The 16-bit format in which parameters are gathered; None if it is their own."""
-        return self._policy().param_dtype
 
     def _policy(self) -> MixedPrecisionPolicy:
         if self.mixed_precision is not None:
@@ -296,20 +277,13 @@ class FSDPStrategy(ParallelStrategy):
     def _offload(self) -> OffloadPolicy:
         return CPUOffloadPolicy(pin_memory=self.root_device.type == "cuda") if self.cpu_offload else OffloadPolicy()
 
-    def _checkpointed_modules(self, module: nn.Module) -> list[nn.Module]:
-        chosen = self.activation_checkpointing
-        policy = self.activation_checkpointing_policy
+    def _checkpoint_activations(self, module: nn.Module) -> None:
+        chosen, policy = self.activation_checkpointing, self.activation_checkpointing_policy
         if chosen is False or (chosen is None and policy is None):
-            return []
+            return
         if policy is None:
             policy = self.configure_fsdp_auto_wrap_policy(module) if isinstance(chosen, bool) else chosen
-        if policy is None:
-            raise ConfigurationError(
-                "activation_checkpointing=True means the units of auto_wrap_policy, which is None. Pass a set of layer "
-                "classes to either of the two."
-            )
-        selected = wrapping.choose_modules(module, policy, "activation_checkpointing")
-        return [part for part in selected if wrapping.has_forward(part)]
+        wrapping.checkpoint_activations(module, policy)
 
     def _finish(self, module: nn.Module, weights: InitialWeights | None) -> None:
         if weights is not None:

@@ -152,10 +152,19 @@ def is_sharded(root: nn.Module) -> bool:
     return bool(sharded_units(root)) or any(isinstance(parameter, DTensor) for parameter in root.parameters())
 
 
-def checkpoint_activations(modules: Iterable[nn.Module]) -> None:
-    """Compute the activations of these modules again in backward instead of keeping them; names stay as they are."""
-    for module in modules:
-        if not getattr(module, "_core_checkpoints_activations", False):
+def checkpoint_activations(root: nn.Module, policy: Policy | None) -> None:
+    """Compute the activations of selected layers again in backward instead of keeping them; names stay as they are.
+
+    Raises:
+        ConfigurationError: the units were meant, and there are none.
+    """
+    if policy is None:
+        raise ConfigurationError(
+            "activation_checkpointing=True means the units of auto_wrap_policy, which is None. Pass a set of layer "
+            "classes to either of the two."
+        )
+    for module in choose_modules(root, policy, "activation_checkpointing"):
+        if has_forward(module) and not getattr(module, "_core_checkpoints_activations", False):
             checkpoint(module)
             module.__dict__["_core_checkpoints_activations"] = True
 

@@ -1,8 +1,8 @@
 """A disk that loses what was not synced: the states in which a crash of the machine may leave a folder.
 
 What `core.checkpoint.disk` does to a real folder is recorded. A crash after the n-th change keeps what was synced until
-then. Of the rest it may keep anything, but for this: changes of the names in one folder come to the disk in order, and
-a rename between two folders whole or not at all.
+then. Of the rest it may keep anything, but for this: changes of one name come to the disk in order, and a rename whole
+or not at all.
 """
 
 import random
@@ -56,7 +56,7 @@ class Recorder:
         self.root, self.time = Path(root), 0
         self.tree = _scan(self.root)
         self.before = _copied(self.tree)
-        self.changes = []  # (time, folders that it belongs to, what to do)
+        self.changes = []  # (time, names and their folders that it changes, what to do)
         self.folder_syncs = []
         real = {}
         for name in ("create", "sync", "sync_folder", "make_folder", "rename", "unlink", "remove_folder"):
@@ -104,7 +104,7 @@ class Recorder:
             names_of(source).pop(old.name)
             names_of(target)[new.name] = node
 
-        self.changes.append((self.tick(), {source, target}, move))
+        self.changes.append((self.tick(), {(source, old.name), (target, new.name)}, move))
         move(lambda folder: folder.names)
 
     def _note(self, path, change):
@@ -113,7 +113,7 @@ class Recorder:
         def apply(names_of):
             change(names_of(folder), path.name)
 
-        self.changes.append((self.tick(), {folder}, apply))
+        self.changes.append((self.tick(), {(folder, path.name)}, apply))
         apply(lambda folder: folder.names)
 
     def _find(self, path):
@@ -135,25 +135,23 @@ class Recorder:
     def _surviving(self, time, chance):
         done = [change for change in self.changes if change[0] <= time]
         forced = self._forced(done, time)
-        stopped, kept = set(), []
-        for index, (_, folders, change) in enumerate(done):
-            if index in forced or (not folders & stopped and chance.random() < 0.7):
+        lost, kept = set(), []
+        for index, (_, places, change) in enumerate(done):
+            if index in forced or (not places & lost and chance.random() < 0.7):
                 kept.append(change)
             else:
-                stopped |= folders
+                lost |= places
         return kept
 
     def _forced(self, done, time):
-        forced, needed = set(), {}
-        for at, folder in self.folder_syncs:
-            if at <= time:
-                needed[folder] = max(at, needed.get(folder, 0))
+        """Changes in folders that were synced later, and those of the same names before them."""
+        synced = {folder: at for at, folder in self.folder_syncs if at <= time}
+        forced, needed = set(), set()
         for index in reversed(range(len(done))):
-            at, folders, _ = done[index]
-            if any(at <= needed.get(folder, 0) for folder in folders):
+            at, places, _ = done[index]
+            if places & needed or any(at <= synced.get(folder, 0) for folder, _ in places):
                 forced.add(index)
-                for folder in folders:
-                    needed[folder] = max(at, needed.get(folder, 0))
+                needed |= places
         return forced
 
 

@@ -8,7 +8,6 @@ process dies, the content that is there is one of those that the digest file nam
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import secrets
 import shutil
@@ -16,7 +15,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Protocol
 
-from core.checkpoint import digest
+from core.checkpoint import digest, disk, locks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -74,14 +73,14 @@ class LocalPlace:
 
     def replace(self, write: Callable[[BinaryIO], str]) -> None:
         """Replace the content: temporary file beside it, flush, rename."""
-        self.folder.mkdir(parents=True, exist_ok=True)
+        disk.make_parents(self.folder)
         with contextlib.ExitStack() as stack:
-            with self._locked_folder():
+            with locks.held(self.folder):
                 self._sweep()
                 file, temporary = stack.enter_context(self._temporary(self.path))
             new = write(file)
-            _flush(file)
-            with self._locked_folder():
+            disk.sync(file)
+            with locks.held(self.folder):
                 self._write_digest([*self._accepted(), new])
                 self._rename(temporary, self.path)
                 self._write_digest([new])
@@ -100,8 +99,8 @@ class LocalPlace:
 
     def remove(self) -> None:
         """Delete the file, then its digest."""
-        self.path.unlink(missing_ok=True)
-        self.digest_path.unlink(missing_ok=True)
+        disk.unlink(self.path)
+        disk.unlink(self.digest_path)
 
     def siblings(self) -> list[str]:
         """Names of the files in the same folder."""
@@ -119,41 +118,29 @@ class LocalPlace:
     def _write_digest(self, digests: list[str]) -> None:
         with self._temporary(self.digest_path) as (file, temporary):
             file.write(digest.to_text(digests))
-            _flush(file)
+            disk.sync(file)
             self._rename(temporary, self.digest_path)
 
     def _rename(self, temporary: Path, target: Path) -> None:
-        temporary.replace(target)
-        with _opened(self.folder) as descriptor:
-            os.fsync(descriptor)
+        disk.rename(temporary, target)
+        disk.sync_folder(self.folder)
 
     @contextlib.contextmanager
     def _temporary(self, target: Path) -> Iterator[tuple[BinaryIO, Path]]:
         """A new file beside `target`, locked as long as its writer lives, and gone at the end if it wasn't renamed."""
         path = target.with_name(f".{target.name}.{secrets.token_hex(4)}{_PARTIAL}")
-        with path.open("xb") as file:
+        with disk.create(path) as file, locks.held(path):
             try:
-                with contextlib.suppress(OSError):
-                    fcntl.flock(file, fcntl.LOCK_EX)
                 yield file, path
             finally:
-                path.unlink(missing_ok=True)
+                disk.unlink(path)
 
     def _sweep(self) -> None:
         """Delete what writers that died have left."""
         for path in self.folder.iterdir():
-            if path.name.startswith(f".{self.path.name}.") and path.name.endswith(_PARTIAL):
-                with contextlib.suppress(OSError), path.open("rb") as file:
-                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    path.unlink()
-
-    @contextlib.contextmanager
-    def _locked_folder(self) -> Iterator[None]:
-        """One writer at a time; without effect on a file system that can't lock folders."""
-        with _opened(self.folder) as descriptor:
-            with contextlib.suppress(OSError):
-                fcntl.flock(descriptor, fcntl.LOCK_EX)
-            yield
+            if path.name.startswith(f".{self.path.name}.") and path.name.endswith(_PARTIAL) and locks.is_free(path):
+                with contextlib.suppress(OSError):
+                    disk.unlink(path)
 
 
 class RemotePlace:
@@ -225,17 +212,3 @@ class RemotePlace:
 def _remove_remote(filesystem: Any, name: str) -> None:
     with contextlib.suppress(FileNotFoundError):
         filesystem.rm_file(name)
-
-
-def _flush(file: BinaryIO) -> None:
-    file.flush()
-    os.fsync(file.fileno())
-
-
-@contextlib.contextmanager
-def _opened(folder: Path) -> Iterator[int]:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        yield descriptor
-    finally:
-        os.close(descriptor)

@@ -77,7 +77,11 @@ def test_views_and_tied_weights_are_written_each(path):
     loaded = save_and_load(state, path)
     assert torch.equal(loaded["model"]["0.weight"], module[0].weight)
     assert torch.equal(loaded["model"]["1.weight"], module[0].weight)
-    assert [value.tolist() for value in loaded["views"].values()] == [[0, 1], [2, 3, 4, 5], [[0, 3], [1, 4], [2, 5]]]
+    assert {name: value.tolist() for name, value in loaded["views"].items()} == {
+        "head": [0, 1],
+        "tail": [2, 3, 4, 5],
+        "turned": [[0, 3], [1, 4], [2, 5]],
+    }
     module.load_state_dict(loaded["model"])
     assert module[1].weight is module[0].weight
 

@@ -602,6 +602,8 @@ class Strategy:
 
             plain = replicas.share_out(plain, self._parameter_tensors(), rank=collectives.rank, size=collectives.size)
         if sharded and self.device_mesh is not None:
+            from core.contract import replicas
+
             plain = replicas.drop_copies(plain, self.device_mesh)
         writes = sharded or self.is_global_zero
         self.checkpoint_io.save_checkpoint(plain if writes else None, path, collectives=collectives)

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from core.contract import LaunchError
 from core.data import map_leaves
+from core.fabric.ranks import Ranks
 from core.fabric.seed import seed_everything
 from core.fabric.state import unwrap
 
@@ -22,44 +23,19 @@ if TYPE_CHECKING:
     from core.contract.strategy import ReduceOp
 
 
-class Processes:
+class Processes(Ranks):
     """What Fabric can do before a model is there. Not meant to be used by itself."""
+
+    strategy: Strategy
 
     def __init__(self, strategy: Strategy) -> None:
         self.strategy = strategy
         self._is_set_up = False
 
-    # where we are ---------------------------------------------------------------------------------------------------
-
     @property
     def device(self) -> torch.device:
         """This rank's device."""
         return self.strategy.root_device
-
-    @property
-    def world_size(self) -> int:
-        """Number of processes."""
-        return self.strategy.world_size
-
-    @property
-    def global_rank(self) -> int:
-        """Number of this process among all, from 0."""
-        return self.strategy.global_rank
-
-    @property
-    def local_rank(self) -> int:
-        """Number of this process on its node, from 0."""
-        return self.strategy.local_rank
-
-    @property
-    def node_rank(self) -> int:
-        """Number of this node, from 0."""
-        return self.strategy.node_rank
-
-    @property
-    def is_global_zero(self) -> bool:
-        """Whether this is rank 0."""
-        return self.strategy.is_global_zero
 
     # processes ------------------------------------------------------------------------------------------------------
 

@@ -247,6 +247,8 @@ def _text(path: Any, distribution: Any, name: str) -> str | None:
 
 
 def _has_metadata(path: Any) -> bool:
+    if isinstance(path, os.PathLike):  # the paths of pathlib take five times as long
+        return any(map(os.path.exists, (f"{path}{os.sep}METADATA", f"{path}{os.sep}PKG-INFO"))) or os.path.isfile(path)
     return any(found() for found in ((path / "METADATA").exists, (path / "PKG-INFO").exists, path.is_file))
 
 

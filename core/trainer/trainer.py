@@ -10,7 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from core.contract import Capability
+from core.fabric.ranks import Ranks
 from core.trainer.data_views import DataViews
+from core.trainer.logged import Logged
 from core.trainer.options import TrainerOptions, make_clipping, make_max_epochs, make_max_time, make_val_check
 from core.trainer.progress import Progress
 
@@ -33,14 +35,13 @@ if TYPE_CHECKING:
     from core.trainer.agreement import StopAgreement
     from core.trainer.datamodule import DataModule
     from core.trainer.events import Events
-    from core.trainer.metrics import Metrics
     from core.trainer.sources import Role, Source
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 
-class Trainer(DataViews):
+class Trainer(Ranks, DataViews, Logged):
     """Trains and evaluates a module. One argument chooses the backend, and nothing else changes with it.
 
     The public attributes `strategy`, `module`, `progress`, `callbacks`, `loggers`, `callback_metrics` and `should_stop`
@@ -433,47 +434,6 @@ class Trainer(DataViews):
         return self.progress.global_step
 
     @property
-    def global_rank(self) -> int:
-        """Number of this process among all, from 0."""
-        return self.strategy.global_rank
-
-    @property
-    def local_rank(self) -> int:
-        """Number of this process on its node, from 0."""
-        return self.strategy.local_rank
-
-    @property
-    def world_size(self) -> int:
-        """Number of processes."""
-        return self.strategy.world_size
-
-    @property
-    def is_global_zero(self) -> bool:
-        """Whether this rank prints, logs and writes what only one may."""
-        return self.strategy.is_global_zero
-
-    @property
-    def callback_metrics(self) -> dict[str, Tensor]:
-        """The newest value of everything that was logged: scalar CPU tensors by name. Reading waits for the device.
-
-        What is logged by step and by epoch is found under its own name too: the epoch's value, or before the first
-        epoch's end the step's.
-        """
-        values = self._newest_values()
-        for entry in (entry for metrics in self._all_metrics() for entry in metrics.entries.values()):
-            if entry.on_step and entry.on_epoch:
-                found = values.get(entry.epoch_name, values.get(entry.step_name))
-                if found is not None:
-                    values[entry.name] = found
-        return values
-
-    @property
-    def progress_bar_metrics(self) -> dict[str, float]:
-        """Those that were logged with `prog_bar=True`. Reading waits for the device."""
-        shown = set[str]().union(*(metrics.names(prog_bar=True) for metrics in self._all_metrics()))
-        return {name: float(value) for name, value in self._newest_values().items() if name in shown}
-
-    @property
     def wrapped_optimizers(self) -> list[Optimizer]:
         """The optimizers as a module sees them in manual optimization: their `step` goes through the strategy."""
         if self._wrapped_optimizers is None:
@@ -548,46 +508,6 @@ class Trainer(DataViews):
         """Asked once a stage: the function, measured if there is a profiler."""
         return self.profiler.wrap(action, function) if self.profiler is not None else function
 
-    def publish_step(self, metrics: Metrics) -> None:
-        """All ranks. Hand the newest step values to the loggers."""
-        names = metrics.logger_names()
-        values = {name: float(value) for name, value in metrics.step_values().items() if name in names}
-        if values:
-            self.log_metrics(values)
-
-    def publish_epoch(self, metrics: Metrics, *, is_over: bool = True) -> dict[str, float]:
-        """All ranks. Reduce what an epoch has logged, show it to callbacks, and hand it to the loggers.
-
-        Args:
-            metrics: of the stage.
-            is_over: the epoch has come to its end. False: a limit was reached within it, and it may go on one day.
-        """
-        values = metrics.reduce_epoch(self.strategy, self.module, is_over=is_over)
-        self._epoch_values.update(_to_tensors(values))
-        names = metrics.logger_names()
-        logged = {name: value for name, value in values.items() if name in names}
-        if logged and not self.sanity_checking:
-            self.log_metrics(logged)
-        return values
-
-    def take_metrics(self, values: Mapping[str, Any]) -> None:
-        """Show values that were measured or reduced elsewhere in `callback_metrics`."""
-        self._epoch_values.update(_to_tensors(values))
-
-    def log_metrics(self, values: Mapping[str, float], step: int | None = None) -> None:
-        """Hand values to the loggers, on rank 0, with the running epoch.
-
-        Args:
-            values: a number by name.
-            step: optimizer steps that they belong to; None is `global_step`.
-        """
-        if not self.is_global_zero or not self.loggers:
-            return
-        values, step = {"epoch": float(self.current_epoch), **values}, self.global_step if step is None else step
-        with self.profile("log_metrics"):
-            for logger in self.loggers:
-                logger.log_metrics(values, step)
-
     def write_pending(self) -> None:
         """All ranks. Write what was asked for within the accumulation window that has just ended."""
         for path, weights_only in self.pending_saves:
@@ -629,7 +549,7 @@ class Trainer(DataViews):
         self.strategy.compiler = compiler or self.fabric.compiler
         self.loaders = Loaders(self.options, sources)
         self.callbacks = self._module_callbacks.join(self.callbacks, self.module)
-        self._forget_metrics()
+        self.forget_metrics()
         check_stage(self, sources)
         launcher = self.strategy.launcher
         with workers_interruption(launcher.calls_in_place):
@@ -651,19 +571,9 @@ class Trainer(DataViews):
             return 0
         return self.progress.count_unfinished(self.accumulate_grad_batches, self.loaders.epoch_end)
 
-    def forget_epoch_values(self) -> None:
-        """Show no value of an earlier epoch any more."""
-        self._epoch_values.clear()
-
     def forget_optimizers(self) -> None:
         """The stage is over, and its optimizers are nobody's."""
         self._wrapped_optimizers = None
-
-    def _forget_metrics(self) -> None:
-        """A stage begins, perhaps with another module."""
-        self._epoch_values.clear()
-        for metrics in self._all_metrics():
-            metrics.reset()
 
     def _prepare_manual_step(self, optimizer: Optimizer) -> None:
         step = self.running_step
@@ -675,13 +585,3 @@ class Trainer(DataViews):
         """A step that the module asked for, perhaps in the middle of its training step."""
         self.progress.global_step += updated
         torch.clear_autocast_cache()  # else what the module computes next would use copies of the old weights
-
-    def _newest_values(self) -> dict[str, Tensor]:
-        return {**self._epoch_values, **_to_tensors(self.metrics.step_values())}
-
-    def _all_metrics(self) -> list[Metrics]:
-        return [self.train_metrics, *self.evaluation_metrics.values()]
-
-
-def _to_tensors(values: Mapping[str, Any]) -> dict[str, Tensor]:
-    return {name: torch.as_tensor(value).detach().cpu() for name, value in values.items()}

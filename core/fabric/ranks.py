@@ -1,0 +1,43 @@
+"""Which process this is, and of how many."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from core.contract import Strategy
+
+
+class Ranks:
+    """The part of `Fabric` and `Trainer` that tells processes apart. Ranks are right once the processes are made."""
+
+    if TYPE_CHECKING:
+
+        @property
+        def strategy(self) -> Strategy:
+            """Knows the ranks."""
+
+    @property
+    def world_size(self) -> int:
+        """Number of processes."""
+        return self.strategy.world_size
+
+    @property
+    def global_rank(self) -> int:
+        """Number of this process among all, from 0."""
+        return self.strategy.global_rank
+
+    @property
+    def local_rank(self) -> int:
+        """Number of this process on its node, from 0."""
+        return self.strategy.local_rank
+
+    @property
+    def node_rank(self) -> int:
+        """Number of this node, from 0."""
+        return self.strategy.node_rank
+
+    @property
+    def is_global_zero(self) -> bool:
+        """Whether this is rank 0, which prints, logs and writes what only one may."""
+        return self.strategy.is_global_zero

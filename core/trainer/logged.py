@@ -104,10 +104,8 @@ class Logged:
         """
         if not self.is_global_zero or not self.loggers:
             return
-        values, step = (
-            {"epoch": float(self.progress.epoch), **values},
-            self.progress.global_step if step is None else step,
-        )
+        values = {"epoch": float(self.progress.epoch), **values}
+        step = self.progress.global_step if step is None else step
         with self.profile("log_metrics"):
             for logger in self.loggers:
                 logger.log_metrics(values, step)

@@ -51,7 +51,8 @@ def blocks_of(page):
         yield Block(page, content.count("\n", 0, fence.start()) + 1, fence[1], fence[2], output)
 
 
-BLOCKS = [block for page in PAGES for block in blocks_of(page)]
+# The tutorial's blocks are steps, which test_tutorial.py takes one after the other.
+BLOCKS = [block for page in PAGES if page.name != "write-a-strategy.md" for block in blocks_of(page)]
 PYTHON = [block for block in BLOCKS if block.language == "python"]
 PROGRAMS = [block for block in PYTHON if block.is_program]
 COMMANDS = [block for block in BLOCKS if block.language == "console" and block.text.startswith("$ core ")]

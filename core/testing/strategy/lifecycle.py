@@ -40,7 +40,9 @@ class LifecycleTests(StrategySuite):
         """The capabilities are those that the suite's author expects."""
         if self.expected_capabilities is None:
             pytest.skip(f"expected_capabilities of {type(self).__name__} is open")
-        assert self.declared() == self.expected_capabilities
+        declared, pinned = self.declared(), self.expected_capabilities
+        missing, more = pinned & ~declared, declared & ~pinned
+        assert declared == pinned, f"pinned and not declared: {missing.name}; declared and not pinned: {more.name}"
 
     def test_pickles(self) -> None:
         """A new instance crosses a process boundary, and comes out with the same capabilities."""

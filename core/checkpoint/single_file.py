@@ -46,12 +46,11 @@ def read(path: PathLike, parse: Callable[[BinaryIO, str], dict[str, Any]]) -> di
         CheckpointError: it can't be read.
     """
     try:
-        place = place_of(path)
-        return _verified(place, os.fspath(path), parse)
+        return _verified(place_of(path), os.fspath(path), parse)
     except CheckpointError:
         raise
     except FileNotFoundError as error:
-        raise messages.not_found(os.fspath(path), _siblings(place)) from error
+        raise messages.not_found(os.fspath(path), _siblings(place_of(path))) from error
     except Exception as error:
         raise messages.cannot_read(os.fspath(path), error) from error
 

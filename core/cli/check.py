@@ -80,6 +80,8 @@ def check(
 
     if (name is None) is not everything:
         raise click.UsageError("Name a plugin, or pass --all.")
+    if html is not None and not html.parent.is_dir():
+        raise ConfigurationError(f"--html {html}: there is no folder {html.parent}. Make it first.")
     only = KINDS_BY_OPTION[kind] if kind else None
     plugins = _everything(only) if name is None else _named(name, only)
     given = {key: value for key, value in attributes.items() if value is not None}
@@ -105,6 +107,8 @@ def _write(report: Report, *, html: Path | None, as_json: bool, verbose: bool) -
             click.echo(line)
     if html is not None:
         click.echo(f"The report is in {html}.")
+    elif not report.is_good and not verbose:
+        click.echo("--verbose prints tracebacks, and --html writes them.", err=True)
 
 
 def _everything(kind: str | None) -> list[tuple[str, Spec]]:

@@ -129,6 +129,7 @@ def test_names_that_lead_nowhere(core_cli, lines):
     assert "`pip install core-deepspeed`" in check(core_cli, "deepspeed_stage_2").stderr
     assert "No test matches -k 'nonsense'" in check(core_cli, "lines", "-k", "nonsense").stderr
     assert "offers no strategy" in check(core_cli, "lines-plugin", "--kind", "strategy").stderr
+    assert "there is no folder not/there" in check(core_cli, "lines", "--html", "not/there/report.html").stderr
     nothing = check(core_cli)
     assert nothing.returncode == 2
     assert "Name a plugin, or pass --all." in nothing.stderr

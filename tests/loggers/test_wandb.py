@@ -187,11 +187,13 @@ assert importlib.util.find_spec("wandb")
 from core.loggers.packages import require_package
 require_package("WandbLogger", "wandb", extra="wandb")
 """
-    root = os.path.dirname(os.path.dirname(importlib.util.find_spec("core").origin))
+    without_wandb = tmp_path / "lib"
+    without_wandb.mkdir()
+    (without_wandb / "core").symlink_to(os.path.dirname(importlib.util.find_spec("core").origin))
     done = subprocess.run(
         [sys.executable, "-c", program],
         cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": root},
+        env={**os.environ, "PYTHONPATH": str(without_wandb)},
         capture_output=True,
         text=True,
         timeout=60,

@@ -15,6 +15,15 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
 
+_ON_MODULES = frozenset(
+    {
+        *("pre_bwd_fn", "post_bwd_fn", "applied_pre_backward_ref_cnt", "all_parameters", "to_empty"),
+        *("_original_parameters", "_external_params", "_ds_child_entered"),
+    }
+)
+"""What stage 3 leaves on modules, besides what is called `ds_...`."""
+
+
 class ZeroEngine:
     """One module in DeepSpeed's engine, and the optimizer of it.
 
@@ -35,7 +44,7 @@ class ZeroEngine:
         self.groups = (
             [list(group["params"]) for group in optimizer.param_groups if group["params"]] if optimizer else []
         )
-        self._attributes = {parameter: set(vars(parameter)) for parameter in module.parameters()}
+        self._attributes = {parameter: _own_attributes(parameter) for parameter in module.parameters()}
         self.router = MethodRouter(module)
         self.wrapped, self.zero, _, _ = deepspeed.initialize(
             model=self.router, optimizer=optimizer, config=config, dist_init_required=False
@@ -75,7 +84,7 @@ class ZeroEngine:
         else:
             norm = torch.linalg.vector_norm(torch.stack(self.zero._get_norm_groups()))
         # DeepSpeed says -1 where a gradient isn't finite.
-        return torch.where(norm < 0, torch.inf, norm / self.zero.loss_scale)
+        return torch.where(norm < 0, torch.inf, norm / self.zero.loss_scale).float()
 
     def step(self) -> bool:
         """All ranks. Step the optimizer; whether parameters were updated."""
@@ -100,7 +109,7 @@ class ZeroEngine:
         zero._release_preflattened_grad_buffers()
         if zero.cpu_offload:
             zero.reset_cpu_buffers()
-        for group in zero.averaged_gradients:
+        for group in range(len(zero.bit16_groups)):
             zero.averaged_gradients[group] = zero.all_grad_tensors[group] = None
 
     def close(self, values: Mapping[Any, Tensor]) -> None:
@@ -119,4 +128,16 @@ class ZeroEngine:
                 parameter.data = values[parameter]
         for part in self.module.modules():
             part._parameters = dict(part._parameters)  # stage 3 has put one that gathers in its place
+            # With what belongs to this engine, the next one of the same module would gather by it, or not at all.
+            for name in [name for name in vars(part) if name in _ON_MODULES or name.startswith("ds_")]:
+                del vars(part)[name]
         self._attributes = {}
+
+
+def _own_attributes(parameter: Any) -> set[str]:
+    """Names of what DeepSpeed hasn't put there; what was cut while it was built has DeepSpeed's already."""
+    return {
+        name
+        for name, value in vars(parameter).items()
+        if not name.startswith("ds_") and not str(getattr(value, "__module__", "")).startswith("deepspeed.")
+    }

@@ -64,6 +64,16 @@ def is_loaded() -> bool:
     return "deepspeed" in sys.modules
 
 
+def forget_modules() -> None:
+    """Let go of the modules of stage 3, which DeepSpeed 0.19 holds for good in the cache of a method."""
+    from deepspeed.runtime.zero.partitioned_param_coordinator import PartitionedParameterCoordinator
+
+    for method in vars(PartitionedParameterCoordinator).values():
+        for cell in getattr(method, "__closure__", None) or ():
+            if callable(clear := getattr(cell.cell_contents, "cache_clear", None)):
+                clear()
+
+
 def disconnect() -> None:
     """All ranks. Leave the group, and every other that DeepSpeed has made of its processes."""
     deepspeed = load()

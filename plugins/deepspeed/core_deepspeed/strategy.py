@@ -145,12 +145,10 @@ class DeepSpeedStrategy(ParallelStrategy):
     @contextmanager
     def _cutting(self, context: AbstractContextManager[Any]) -> Iterator[None]:
         deepspeed, config = self._connect(), self._engine_config()
-        dtype = {"bf16": torch.bfloat16, "16": torch.float16}.get(self.precision_plugin.name.split("-")[0])
         cut = deepspeed.zero.Init(
             config_dict_or_path=config,
             remote_device=self.options.remote_device,
             pin_memory=self.options.pin_memory,
-            dtype=dtype or torch.float32,
         )
         with context, cut:
             yield
@@ -183,6 +181,8 @@ class DeepSpeedStrategy(ParallelStrategy):
         deepspeed, config = self._connect(), self._engine_config()
         if optimizer is not None:
             optimizer = stepping.choose(deepspeed, optimizer, config)
+        if any(config.get("activation_checkpointing", {}).values()):
+            deepspeed.checkpointing.configure(None, deepspeed_config=config)
         engine = ZeroEngine(deepspeed, module, optimizer, config)
         self.engines.append(engine)
         return engine
@@ -374,6 +374,8 @@ class DeepSpeedStrategy(ParallelStrategy):
         for engine in self.engines:
             values = {} if sys.exc_info()[0] else self._whole_parameters(engine)
             engine.close(values)
+        if self.engines and self.stage == 3:
+            library.forget_modules()
         self.engines, self._run_arguments, self._knows_windows = [], {}, False
         self._local_rank.restore()
         super().release()

@@ -1,8 +1,13 @@
-"""Every stage of ZeRO passes the kit, in float32: DeepSpeed's masters have no float64."""
+"""Every stage of ZeRO passes the kit, in float32: DeepSpeed's masters have no float64.
 
+Offloaded and in bf16 too, which takes longer: `tox run -e deepspeed -- -m slow plugins/deepspeed/tests`.
+"""
+
+import pytest
 import torch
 
 from core import Capability
+from core.precision import MixedPrecision
 from core.testing import StrategyConformance
 
 CAPABILITIES = (
@@ -13,6 +18,8 @@ CAPABILITIES = (
     | Capability.MANUAL_OPTIMIZATION
     | Capability.SEVERAL_MODULES
 )
+# Small parameters stay gathered by default; so each is cut.
+CUT = {"zero_optimization": {"stage3_param_persistence_threshold": 0}}
 
 
 class ZeroConformance(StrategyConformance):
@@ -36,7 +43,49 @@ class TestStage2(ZeroConformance):
 
 
 class TestStage3(ZeroConformance):
-    """Small parameters stay gathered by default; here each is cut."""
-
     alias = "deepspeed_stage_3"
-    options = {"config": {"zero_optimization": {"stage3_param_persistence_threshold": 0}}}
+    options = {"config": CUT}
+
+
+@pytest.mark.slow
+class TestStage1Offload(ZeroConformance):
+    alias = "deepspeed_stage_1_offload"
+    expected_capabilities = CAPABILITIES | Capability.NO_SYNC
+
+
+@pytest.mark.slow
+class TestStage2Offload(ZeroConformance):
+    alias = "deepspeed_stage_2_offload"
+
+
+@pytest.mark.slow
+class TestStage3Offload(ZeroConformance):
+    alias = "deepspeed_stage_3_offload"
+    options = {"config": CUT}
+
+
+class Bf16Conformance(ZeroConformance):
+    """Compared with float32 on one device, as far as eight bits allow."""
+
+    tolerance = 5e-2
+    precisions = ()
+
+    def make(self, **options):
+        return super().make(precision_plugin=MixedPrecision(torch.bfloat16), **options)
+
+
+@pytest.mark.slow
+class TestStage1Bf16(Bf16Conformance):
+    alias = "deepspeed_stage_1"
+    expected_capabilities = CAPABILITIES | Capability.NO_SYNC
+
+
+@pytest.mark.slow
+class TestStage2Bf16(Bf16Conformance):
+    alias = "deepspeed_stage_2"
+
+
+@pytest.mark.slow
+class TestStage3Bf16(Bf16Conformance):
+    alias = "deepspeed_stage_3"
+    options = {"config": CUT}

@@ -1,0 +1,238 @@
+"""What the kit doesn't ask: models built in parts, offloading, gradients that are dropped, and what is refused."""
+
+import functools
+import logging
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.utils.data import DataLoader, TensorDataset
+
+from core import ConfigurationError, Fabric, Module, Trainer, UnsupportedError, WorkerError
+from core.testing import Backend
+from core_deepspeed import DeepSpeedStrategy
+
+CUT = {"zero_optimization": {"stage3_param_persistence_threshold": 0}}
+QUIET = {
+    "accelerator": "cpu",
+    "logger": False,
+    "enable_progress_bar": False,
+    "enable_checkpointing": False,
+    "enable_model_summary": False,
+}
+STAGES = pytest.mark.parametrize("stage", [1, 2, 3])
+
+
+def on_two_ranks(function, *args, stage=2, **options):
+    make = functools.partial(DeepSpeedStrategy, stage, **{"config": CUT if stage == 3 else None, **options})
+    return Backend(make, num_processes=2, num_shares=2).run(function, *args)
+
+
+def make_model():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 1))
+
+
+def make_batch(step, rank):
+    inputs = torch.randn(8, 5, generator=torch.Generator().manual_seed(step))
+    return inputs.chunk(2)[rank] if rank is not None else inputs
+
+
+def loss_of(model, inputs):
+    return functional.mse_loss(model(inputs), inputs.sum(1, keepdim=True).sin())
+
+
+# gradients ------------------------------------------------------------------------------------------------------------
+
+
+def accumulate_and_drop(rank):
+    """Drops what backward has accumulated, then accumulates two batches, without a word about the window."""
+    fabric = rank.fabric()
+    model = make_model()
+    model, optimizer = fabric.setup(model, torch.optim.AdamW(model.parameters(), lr=0.02))
+    share = rank.number if fabric.world_size == 2 else None
+    for step in range(4):
+        fabric.backward(loss_of(model, make_batch(100 + step, share)) * 1000)
+        optimizer.zero_grad()
+        for batch in (2 * step, 2 * step + 1):
+            fabric.backward(loss_of(model, make_batch(batch, share)) / 2)
+        optimizer.step()
+        optimizer.zero_grad()
+        optimizer.step()  # without gradients: nothing to do
+    weights = fabric.strategy.get_module_state_dict(model.module, layout="full")
+    fabric.teardown()
+    return weights
+
+
+@STAGES
+@pytest.mark.parametrize("offload", [False, True])
+def test_gradients_are_dropped_and_accumulated(stage, offload):
+    expected = Backend(lambda: "single_device").run(accumulate_and_drop)[0]
+    found = on_two_ranks(accumulate_and_drop, stage=stage, offload_optimizer=offload)[0]
+    for name, value in expected.items():
+        torch.testing.assert_close(found[name], value, rtol=1e-5, atol=1e-6)
+
+
+def norm_and_clip(rank, by_value):
+    fabric = rank.fabric()
+    model = make_model()
+    model, optimizer = fabric.setup(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    fabric.backward(loss_of(model, make_batch(0, rank.number if fabric.world_size == 2 else None)))
+    norm = fabric.clip_gradients(model, optimizer, **({"clip_val": 0.1} if by_value else {"max_norm": 0.1}))
+    optimizer.step()
+    weights = fabric.strategy.get_module_state_dict(model.module, layout="full")
+    fabric.teardown()
+    return norm, weights
+
+
+@STAGES
+def test_clipping_by_hand_gives_the_norm(stage):
+    norm, weights = Backend(lambda: "single_device").run(norm_and_clip, False)[0]
+    results = on_two_ranks(norm_and_clip, False, stage=stage)
+    for found, _ in results:
+        torch.testing.assert_close(found, norm, rtol=1e-5, atol=0)
+    for name, value in weights.items():
+        torch.testing.assert_close(results[0][1][name], value, rtol=1e-5, atol=1e-6)
+
+
+def test_clipping_by_value_is_refused():
+    with pytest.raises(WorkerError, match="clips gradients by their 2-norm only"):
+        on_two_ranks(norm_and_clip, True)
+    with pytest.raises(UnsupportedError, match="can't clip gradients by value"):
+        Trainer(strategy="deepspeed", devices=2, gradient_clip_val=1.0, gradient_clip_algorithm="value", **QUIET)
+
+
+# stage 3 --------------------------------------------------------------------------------------------------------------
+
+
+class BuiltLate(Module):
+    """Its layers are made in `configure_model`, where stage 3 cuts each as soon as it is there."""
+
+    def configure_model(self):
+        if not hasattr(self, "layers"):
+            self.layers = make_model()
+            self.sizes = [parameter.numel() for parameter in self.layers.parameters()]
+
+    def training_step(self, batch, batch_idx):
+        return loss_of(self.layers, batch[0])
+
+    def predict_step(self, batch, batch_idx):
+        return self.layers(batch[0])
+
+    def configure_optimizers(self):
+        return torch.optim.AdamW(self.parameters(), lr=0.02)
+
+
+def fit_and_predict(rank):
+    module = BuiltLate()
+    data = TensorDataset(torch.cat([make_batch(step, None) for step in range(4)]))
+    loader = DataLoader(data, batch_size=8 // rank.backend.num_shares)
+    rank.trainer(max_epochs=2).fit(module, loader)
+    predictions = rank.trainer().predict(module, loader)
+    return module.sizes, module.state_dict(), torch.cat([part.float() for part in predictions])
+
+
+def test_what_configure_model_builds_is_cut_at_once():
+    whole, weights, predictions = Backend(lambda: "single_device").run(fit_and_predict)[0]
+    results = on_two_ranks(fit_and_predict, stage=3)
+    for sizes, found, _ in results:
+        assert sum(whole) > 0
+        assert sizes == [0] * len(whole)  # as DeepSpeed leaves them between uses
+        for name, value in weights.items():
+            torch.testing.assert_close(found[name], value, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(results[0][2], predictions, rtol=1e-5, atol=1e-6)
+
+
+# offloading -----------------------------------------------------------------------------------------------------------
+
+
+def adam_and_scheduler(rank):
+    fabric, model = rank.fabric(), make_model()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.02)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2, gamma=0.5)
+    model, optimizer = fabric.setup(model, optimizer)
+    rates = []
+    for step in range(4):
+        fabric.backward(loss_of(model, make_batch(step, rank.number)))
+        optimizer.step()
+        scheduler.step()
+        rates.append(optimizer.param_groups[0]["lr"])
+    kind = type(fabric.strategy.optimizers[0]).__name__
+    fabric.teardown()
+    return kind, rates
+
+
+def test_offloaded_adam_is_deepspeeds_and_schedulers_go_on(caplog):
+    with caplog.at_level(logging.INFO, "core_deepspeed"):
+        results = on_two_ranks(adam_and_scheduler, offload_optimizer=True)
+    assert results == [("DeepSpeedCPUAdam", [0.02, 0.01, 0.01, 0.005])] * 2
+
+
+# refusals -------------------------------------------------------------------------------------------------------------
+
+
+def set_up(rank, kind, dtype, **options):
+    fabric, model = rank.fabric(), make_model().to(dtype)
+    fabric.setup(model, getattr(torch.optim, kind)(model.parameters(), **options))
+
+
+@pytest.mark.parametrize(
+    ("kind", "dtype", "message"),
+    [
+        ("Adafactor", torch.float32, "Adafactor looks at whole tensors"),
+        ("Adagrad", torch.float32, "DeepSpeed makes another Adagrad"),
+        ("AdamW", torch.float64, r"are of torch\.float64"),
+    ],
+)
+def test_optimizers_that_would_step_wrong(kind, dtype, message):
+    with pytest.raises(WorkerError, match=message):
+        on_two_ranks(set_up, kind, dtype)
+
+
+def backward_of_nobody(rank):
+    fabric = rank.fabric()
+    for _ in range(2):
+        model = make_model()
+        model, _ = fabric.setup(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    fabric.backward(loss_of(model, make_batch(0, rank.number)))
+
+
+def test_a_loss_of_several_models_says_whose_it_is():
+    with pytest.raises(WorkerError, match=r"fabric\.backward\(loss, model=model\)"):
+        on_two_ranks(backward_of_nobody)
+
+
+@pytest.mark.parametrize(
+    ("config", "arguments", "message"),
+    [
+        ({"gradient_accumulation_steps": 4}, {"accumulate_grad_batches": 2}, "= 4, and accumulate_grad_batches=2"),
+        ({"gradient_clipping": 1.0}, {"gradient_clip_val": 0.5}, "= 1.0, and gradient_clip_val=0.5"),
+        ({"train_micro_batch_size_per_gpu": 3}, {}, "= 3, and the loader's batch_size=4"),
+    ],
+)
+def test_a_config_that_contradicts_the_trainer(config, arguments, message):
+    strategy = DeepSpeedStrategy(start_method="fork", config=config)
+    trainer = Trainer(strategy=strategy, devices=2, max_epochs=1, **arguments, **QUIET)
+    with pytest.raises(WorkerError, match=message) as failure:
+        trainer.fit(BuiltLate(), DataLoader(TensorDataset(make_batch(0, None)), batch_size=4))
+    assert ConfigurationError.__name__ in str(failure.value)
+
+
+def set_up_plainly(rank):
+    set_up(rank, "SGD", torch.float32, lr=0.1)
+
+
+def test_a_window_in_the_config_of_a_loop_by_hand():
+    with pytest.raises(WorkerError, match="your own loop decides when the optimizer steps"):
+        on_two_ranks(set_up_plainly, config={"gradient_accumulation_steps": 4})
+
+
+def test_unknown_options_are_refused():
+    with pytest.raises(ConfigurationError, match="Did you mean 'offload_optimizer'"):
+        DeepSpeedStrategy(offload_optimiser=True)
+    with pytest.raises(ConfigurationError, match="expected 'canonical' or 'native'"):
+        DeepSpeedStrategy(deepspeed_checkpoint="other")
+    with pytest.raises(ConfigurationError, match="Leave the option out"):
+        DeepSpeedStrategy(load_full_weights=False)
+    assert Fabric(strategy="deepspeed_stage_1", accelerator="cpu", devices=1).strategy.stage == 1

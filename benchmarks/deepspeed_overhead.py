@@ -22,7 +22,6 @@ from core.strategies import DeepSpeedStrategy
 from core_deepspeed.library import connect
 
 WHERE = {"accelerator": "cpu", "devices": 1}
-QUIET = {**OFF, "enable_model_summary": False}
 
 
 class Net(Module):
@@ -31,10 +30,10 @@ class Net(Module):
         self.layer = torch.nn.Linear(NUM_FEATURES, 2)
 
     def forward(self, batch):
-        return self.layer(batch)
+        return self.layer(batch).sum()
 
     def training_step(self, batch, batch_idx):
-        return self(batch).sum()
+        return self.layer(batch).sum()
 
     def configure_optimizers(self):
         return torch.optim.SGD(self.parameters(), lr=1e-3)
@@ -52,7 +51,7 @@ def by_hand(stage: int) -> Callable[[int], None]:
         module = Net()
         engine, *_ = deepspeed.initialize(model=module, optimizer=module.configure_optimizers(), config=config)
         for batch in Batches(num_steps):
-            loss = engine(batch).sum()
+            loss = engine(batch)
             engine.backward(loss)
             engine.step()
         engine.destroy()
@@ -66,8 +65,9 @@ def fabric_loop(stage: int) -> Callable[[int], None]:
         fabric.launch()
         module = Net()
         model, optimizer = fabric.setup(module, module.configure_optimizers())
-        for batch in Batches(num_steps):
-            loss = model(batch).sum()
+        step = model.training_step
+        for batch_idx, batch in enumerate(Batches(num_steps)):
+            loss = step(batch, batch_idx)
             fabric.backward(loss)
             optimizer.step()
             optimizer.zero_grad()
@@ -79,14 +79,8 @@ def fabric_loop(stage: int) -> Callable[[int], None]:
 def trainer_loop(stage: int) -> Callable[[int], None]:
     def run(num_steps: int) -> None:
         with tempfile.TemporaryDirectory() as root:
-            trainer = Trainer(
-                strategy=DeepSpeedStrategy(stage),
-                max_epochs=1,
-                default_root_dir=root,
-                enable_model_summary=False,
-                **WHERE,
-                **OFF,
-            )
+            strategy = DeepSpeedStrategy(stage)
+            trainer = Trainer(strategy=strategy, max_epochs=1, default_root_dir=root, **WHERE, **OFF)
             trainer.fit(Net(), Batches(num_steps))
 
     return run

@@ -1,26 +1,30 @@
 """What a training step costs over a loop that calls DeepSpeed by hand: calls, and microseconds of CPU.
 
-    python benchmarks/deepspeed_overhead.py --stage 2
+    python benchmarks/deepspeed_overhead.py
 
-As `step_overhead.py`, whose means it uses: one process, the contenders in turns, medians over the rounds.
+As `step_overhead.py`, whose means it uses: one process, the contenders in turns, medians over the rounds. DeepSpeed is
+told the same in each. The module runs one layer, so that whatever is spent for each module is spent once.
 """
 
 import argparse
 import logging
 import os
 import statistics
-import sys
 import tempfile
 from collections.abc import Callable
 
 import deepspeed
 import torch
-from step_overhead import NUM_FEATURES, OFF, Batches, Figures, count_calls, cpu_us, per_step, show
+from rich.console import Console
+from rich.table import Table
+from step_overhead import NUM_FEATURES, OFF, Batches, count_calls, cpu_us, per_step
 
 from core import Fabric, Module, Trainer
 from core.strategies import DeepSpeedStrategy
 from core_deepspeed.library import connect
 
+LIMIT = 40
+"""Calls of a step over those of the loop by hand."""
 WHERE = {"accelerator": "cpu", "devices": 1}
 
 
@@ -61,7 +65,7 @@ def by_hand(stage: int) -> Callable[[int], None]:
 
 def fabric_loop(stage: int) -> Callable[[int], None]:
     def run(num_steps: int) -> None:
-        fabric = Fabric(strategy=DeepSpeedStrategy(stage), **WHERE)
+        fabric = Fabric(strategy=DeepSpeedStrategy(stage, logging_level=logging.ERROR), **WHERE)
         fabric.launch()
         module = Net()
         model, optimizer = fabric.setup(module, module.configure_optimizers())
@@ -79,7 +83,7 @@ def fabric_loop(stage: int) -> Callable[[int], None]:
 def trainer_loop(stage: int) -> Callable[[int], None]:
     def run(num_steps: int) -> None:
         with tempfile.TemporaryDirectory() as root:
-            strategy = DeepSpeedStrategy(stage)
+            strategy = DeepSpeedStrategy(stage, logging_level=logging.ERROR)
             trainer = Trainer(strategy=strategy, max_epochs=1, default_root_dir=root, **WHERE, **OFF)
             trainer.fit(Net(), Batches(num_steps))
 
@@ -90,31 +94,33 @@ def join_group() -> None:
     """The same group of one process for all, so that nobody pays for making it."""
     os.environ["LOCAL_RANK"] = "0"
     torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
-    connect("gloo", logging.WARNING)
+    connect("cpu", "gloo", logging.ERROR)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--stage", type=int, default=2)
+    parser.add_argument("--stages", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--rounds", type=int, default=7)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     join_group()
-    runs = {
-        "raw loop": by_hand(arguments.stage),
-        "Fabric": fabric_loop(arguments.stage),
-        "Trainer, everything off": trainer_loop(arguments.stage),
-    }
-    for run in runs.values():
-        run(20)
-    times: dict[str, list[float]] = {name: [] for name in runs}
-    for _ in range(arguments.rounds):
-        for name, run in runs.items():
-            times[name].append(per_step(cpu_us(run), arguments.steps))
-    calls = {name: per_step(count_calls(run), 100) for name, run in runs.items()}
-    print(f"stage {arguments.stage}", file=sys.stderr)
-    show({name: Figures(calls[name], statistics.median(times[name])) for name in runs})
+    table = Table("stage", "contender", "calls", "calls more", "limit", "µs CPU", "ratio")
+    for stage in arguments.stages:
+        runs = {"by hand": by_hand(stage), "Fabric": fabric_loop(stage), "Trainer": trainer_loop(stage)}
+        for run in runs.values():
+            run(20)
+        calls = {name: per_step(count_calls(run), 100) for name, run in runs.items()}
+        times: dict[str, list[float]] = {name: [] for name in runs}
+        for _ in range(arguments.rounds):
+            for name, run in runs.items():
+                times[name].append(per_step(cpu_us(run), arguments.steps))
+        medians = {name: statistics.median(own) for name, own in times.items()}
+        for name in runs:
+            more, ratio = calls[name] - calls["by hand"], medians[name] / medians["by hand"]
+            row = (stage, name, f"{calls[name]:.1f}", f"{more:+.1f}", LIMIT, f"{medians[name]:.0f}", f"{ratio:.3f}")
+            table.add_row(*map(str, row))
+    Console().print(table)
 
 
 if __name__ == "__main__":

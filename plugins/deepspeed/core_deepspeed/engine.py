@@ -9,7 +9,7 @@ import torch
 from core.strategies import MethodRouter
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from torch import Tensor, nn
     from torch.optim import Optimizer
@@ -22,6 +22,9 @@ _ON_MODULES = frozenset(
     }
 )
 """What stage 3 leaves on modules, besides what is called `ds_...`."""
+
+_ASKED_AT_EACH_STEP = ("_z3_leaf", "_deepcompile_z3_eager_fallback")
+"""Attributes that DeepSpeed looks for in the router, which would look for them in the module, and so on."""
 
 
 class ZeroEngine:
@@ -46,9 +49,12 @@ class ZeroEngine:
         )
         self._attributes = {parameter: _own_attributes(parameter) for parameter in module.parameters()}
         self.router = MethodRouter(module)
+        for name in _ASKED_AT_EACH_STEP:
+            vars(self.router)[name] = getattr(module, name, False)
         self.wrapped, self.zero, _, _ = deepspeed.initialize(
             model=self.router, optimizer=optimizer, config=config, dist_init_required=False
         )
+        vars(self.router)["named_modules"] = _without_router(module)
         self.stage = int(self.wrapped.zero_optimization_stage())
         self._max_norm = getattr(self.zero, "clip_grad", 0.0)
         self._num_backwards, self._is_complete = 0, False
@@ -141,3 +147,12 @@ def _own_attributes(parameter: Any) -> set[str]:
         for name, value in vars(parameter).items()
         if not name.startswith("ds_") and not str(getattr(value, "__module__", "")).startswith("deepspeed.")
     }
+
+
+def _without_router(module: nn.Module) -> Callable[..., Any]:
+    """A router's `named_modules` without itself. Stage 3 goes through all modules several times a step."""
+
+    def named_modules(memo: Any = None, prefix: str = "", remove_duplicate: bool = True) -> Any:
+        return module.named_modules(memo, f"{prefix}.module" if prefix else "module", remove_duplicate)
+
+    return named_modules

@@ -47,9 +47,9 @@ def load(device_type: str | None = None) -> Any:
     return deepspeed
 
 
-def connect(backend: str, logging_level: int) -> Any:
+def connect(device_type: str, backend: str, logging_level: int) -> Any:
     """All ranks; idempotent. DeepSpeed, talking through the group that is there already."""
-    deepspeed = load()
+    deepspeed = load(device_type)
     deepspeed.logger.setLevel(logging_level)
     # DeepSpeed 0.19 calls in each step what torch 2.13 has given other names.
     warnings.filterwarnings("ignore", r"`torch\.distributed\.\w+_tensor` is deprecated", FutureWarning)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +11,7 @@ from core import CheckpointError, CheckpointIO, CheckpointNotFoundError
 from core_deepspeed import library
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from core import Collectives
     from core.contract.checkpoint_io import PathLike
@@ -51,7 +52,8 @@ class NativeCheckpointIO(CheckpointIO):
         from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
 
         try:
-            weights = get_fp32_state_dict_from_zero_checkpoint(str(path))
+            with _without_monitor():
+                weights = get_fp32_state_dict_from_zero_checkpoint(str(path))
         except Exception as error:  # whatever DeepSpeed and pickle raise
             raise CheckpointError(f"DeepSpeed can't put together the weights of {str(path)!r}: {error}") from error
         return {"model": {name.removeprefix(_ROUTER): weight for name, weight in weights.items()}}
@@ -71,6 +73,18 @@ class NativeCheckpointIO(CheckpointIO):
     def exists(self, path: PathLike) -> bool:
         """Whether DeepSpeed has finished writing at `path`."""
         return (Path(path) / _LATEST).is_file()
+
+
+@contextmanager
+def _without_monitor() -> Iterator[None]:
+    """In which DeepSpeed's progress bar makes no thread, which would stay and keep this process from forking."""
+    from tqdm import tqdm
+
+    interval, tqdm.monitor_interval = tqdm.monitor_interval, 0
+    try:
+        yield
+    finally:
+        tqdm.monitor_interval = interval
 
 
 def save(strategy: DeepSpeedStrategy, path: PathLike, state: Mapping[str, Any]) -> None:

@@ -189,7 +189,7 @@ class DeepSpeedStrategy(ParallelStrategy):
 
     def _connect(self) -> Any:
         self._local_rank.set(self.local_rank)
-        return library.connect(self.process_group_backend, self.options.logging_level)
+        return library.connect(self.root_device.type, self.process_group_backend, self.options.logging_level)
 
     def setup_dataloader(self, loader: Any, stage: Stage) -> Any:
         """All ranks. The loader as it is; its batch size and the config must agree."""

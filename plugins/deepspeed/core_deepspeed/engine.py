@@ -138,6 +138,10 @@ class ZeroEngine:
             for name in [name for name in vars(part) if name in _ON_MODULES or name.startswith("ds_")]:
                 del vars(part)[name]
         self._attributes = {}
+        # At stage 3 they are in cycles that Python doesn't collect, with memory of the device and groups of processes.
+        for holder in (getattr(self.zero, "parameter_offload", None), self.zero, self.wrapped):
+            if holder is not None:
+                vars(holder).clear()
 
 
 def _own_attributes(parameter: Any) -> set[str]:

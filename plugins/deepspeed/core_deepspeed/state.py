@@ -51,8 +51,22 @@ class EngineState:
         shape = tuple(parameter.ds_shape)
         if self.group_of(parameter) is None:
             return FlatRange(shape, start, size, parameter.ds_tensor, 0)
+        if self._is_swapped:
+            return FlatRange(shape, start, size, self.zero.get_local_fp32_param(parameter).clone(), 0)
         group, offset, _ = self.zero.grad_position[self.zero.get_param_id(parameter)]
         return FlatRange(shape, start, size, self.zero.fp32_partitioned_groups_flat[group], offset, group)
+
+    @property
+    def _is_swapped(self) -> bool:
+        """Whether masters and moments are on NVMe, from where they come one by one, and by other ways go back."""
+        return bool(getattr(self.zero, "swap_optimizer", False))
+
+    def _refuse_swapped(self) -> None:
+        if self._is_swapped:
+            raise CheckpointError(
+                "The optimizer's state is on NVMe, where only DeepSpeed's own layout reaches it: use "
+                "DeepSpeedStrategy(..., deepspeed_checkpoint='native'), or save weights only."
+            )
 
     def group_of(self, parameter: Any) -> int | None:
         """Number of the optimizer's group that trains a parameter; None if none does."""
@@ -78,8 +92,9 @@ class EngineState:
         """Put a value back, whole or in the same parts.
 
         Raises:
-            CheckpointError: it has another shape.
+            CheckpointError: it has another shape, or its master is on NVMe.
         """
+        self._refuse_swapped()
         target = self.parameter(parameter)
         if (found := _shape(saved)) != (expected := _shape(target)):
             raise CheckpointError(
@@ -115,7 +130,12 @@ class EngineState:
     # optimizers -----------------------------------------------------------------------------------------------------
 
     def optimizer_entries(self, names: Mapping[int, str]) -> dict[str, dict[str, Any]]:
-        """What the optimizer keeps, by names of parameters."""
+        """What the optimizer keeps, by names of parameters.
+
+        Raises:
+            CheckpointError: it is on NVMe.
+        """
+        self._refuse_swapped()
         entries = {}
         for parameter, own in self._trained():
             kept = self.zero.optimizer.state.get(own.flat, {})
@@ -133,6 +153,7 @@ class EngineState:
 
     def load_optimizer(self, saved: Mapping[str, Any], names: Mapping[int, str]) -> None:
         """Put entries back, whole or in the same parts."""
+        self._refuse_swapped()
         counts: dict[int, dict[str, list[Any]]] = {}
         for parameter, own in self._trained():
             entry = saved.get(names[id(parameter)], {})

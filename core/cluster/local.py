@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import socket
+from typing import ClassVar
 
 from core.cluster.variables import read_int, read_port
 from core.contract import ClusterEnvironment, ConfigurationError, Found
@@ -15,9 +15,8 @@ _BY_HAND = (
 )
 
 
-@functools.cache
 def free_loopback_port() -> int:
-    """A free TCP port, chosen once a process: workers that exist already know it, and a later run meets them there."""
+    """A TCP port that is free now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
@@ -37,6 +36,8 @@ class LocalEnvironment(ClusterEnvironment):
     """
 
     creates_processes = False
+    _meeting_port: ClassVar[int | None] = None
+    """Known to processes that were made once for the whole script; later runs meet them there."""
 
     def __init__(self) -> None:
         self._main_port: int | None = None
@@ -56,7 +57,7 @@ class LocalEnvironment(ClusterEnvironment):
     def main_port(self) -> int:
         """`MASTER_PORT`, or a free port. It is kept, and travels with the pickled environment into workers."""
         if self._main_port is None:
-            self._main_port = read_port(_BY_HAND) or free_loopback_port()
+            self._main_port = read_port(_BY_HAND) or self._meeting_port or free_loopback_port()
         return self._main_port
 
     def world_size(self) -> int:
@@ -82,6 +83,8 @@ class LocalEnvironment(ClusterEnvironment):
     def set_world(self, *, world_size: int, global_rank: int, local_rank: int, node_rank: int) -> None:
         """Take the ranks from the launcher."""
         self._world = (world_size, global_rank, local_rank, node_rank)
+        if world_size > 1:
+            LocalEnvironment._meeting_port = self.main_port
 
     def validate(self, num_devices: int, num_nodes: int) -> None:
         """Several nodes need the variables that tell them apart.

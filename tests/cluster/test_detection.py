@@ -303,11 +303,13 @@ def test_kubeflow(given):
         environment.validate(num_devices=2, num_nodes=3)
 
 
-def test_local_keeps_its_port_and_takes_the_world_from_the_launcher():
+def test_local_takes_the_world_from_the_launcher_and_meets_it_at_one_port(monkeypatch):
+    monkeypatch.setattr(LocalEnvironment, "_meeting_port", None)
     first, second = LocalEnvironment(), LocalEnvironment()
     assert first.main_address == "127.0.0.1"
-    assert first.main_port == second.main_port, "workers of the first launch know one port"
+    assert first.main_port == first.main_port != LocalEnvironment().main_port, "one that is free now"
     first.set_world(world_size=4, global_rank=3, local_rank=1, node_rank=1)
+    assert second.main_port == first.main_port, "processes that exist for the whole script know one port"
     assert described(first)[2:] == (4, 3, 1, 1)
     assert not first.creates_processes
 

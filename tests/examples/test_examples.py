@@ -45,6 +45,7 @@ def accuracy_of_two_epochs():
     return accuracy(run_example("digits.py", *TWO_PROCESSES, "--strategy", "ddp", "--epochs", "2"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["ddp_spawn", "ddp_fork"])
 def test_digits_come_out_the_same_however_processes_are_made(strategy, accuracy_of_two_epochs):
     output = run_example("digits.py", *TWO_PROCESSES, "--strategy", strategy, "--epochs", "2")
@@ -56,6 +57,7 @@ def test_digits_on_one_device_in_bfloat16():
     assert accuracy(run_example("digits.py", *arguments), "1 process") > 90
 
 
+@pytest.mark.slow
 def test_digits_under_torchrun():
     torchrun = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
     output = run_example("digits.py", "--accelerator", "cpu", "--epochs", "2", starter=torchrun)
@@ -71,13 +73,16 @@ def test_char_gpt_learns_in_two_processes_and_writes():
     assert len(sample) > 300
 
 
+@pytest.mark.slow
 def test_char_gpt_through_a_function_that_is_spawned():
     output = run_example("char_gpt.py", *TWO_PROCESSES, "--strategy", "ddp_spawn", "--steps", "5")
     assert "2 process(es)" in output
     assert len(validation_losses(output)) == 1
 
 
-@pytest.mark.parametrize("where", [ONE_PROCESS, DDP], ids=["single_device", "ddp"])
+@pytest.mark.parametrize(
+    "where", [ONE_PROCESS, pytest.param(DDP, marks=pytest.mark.slow)], ids=["single_device", "ddp"]
+)
 def test_a_gan_comes_closer_to_the_digits(where):
     output = run_example("gan.py", *where, "--epochs", "30")
     (distances,) = re.findall(r"^Distance from the real digits: ([\d.]+) before, ([\d.]+) after$", output, re.MULTILINE)
@@ -98,6 +103,7 @@ def test_fine_tuning_leaves_frozen_layers_alone_and_reads_other_digits():
     assert output.endswith("The frozen layer is as it was: True\n")
 
 
+@pytest.mark.slow
 def test_unlabeled_digits_help_to_read():
     """Over an epoch of 22 steps, in which the 5 batches of labeled digits come several times."""
     output = run_example("several_loaders.py", *ONE_PROCESS, "--epochs", "15")

@@ -75,6 +75,11 @@ def test_every_step_with_loader_workers(tmp_path, name):
     assert not differences(WITH_WORKERS[name], str(tmp_path))
 
 
-@pytest.mark.parametrize("name", ON_TWO_RANKS)
+TAKES_LONG = ("accumulation and validation", "two workers that augment", "a plateau of validation")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] if name in TAKES_LONG else []) for name in ON_TWO_RANKS]
+)
 def test_every_step_on_two_ranks(tmp_path, name):
     assert on_ranks(2, differences, ON_TWO_RANKS[name], str(tmp_path), 2) == [[], []]

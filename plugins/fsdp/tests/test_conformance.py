@@ -1,5 +1,9 @@
 """core-fsdp against the conformance kit, as any third party's plugin."""
 
+import pytest
+
 from core_fsdp.conformance import TestCPUOffload, TestFSDP, TestModelParallel
+
+pytest.mark.slow(TestModelParallel)
 
 __all__ = ["TestCPUOffload", "TestFSDP", "TestModelParallel"]

@@ -3,7 +3,7 @@
     python benchmarks/step_overhead.py
 
 All contenders train, or evaluate, the same tiny model in one process, in turns, so that what disturbs the machine
-disturbs all of them; each time is that of the quickest round, which was disturbed least. Calls are Python's and C's,
+disturbs all of them; times are those of the quickest runs, which were disturbed least. Calls are Python's and C's,
 counted by `sys.setprofile` in a run of their own; they are the same in every run.
 """
 
@@ -12,7 +12,7 @@ import io
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import redirect_stdout
 from dataclasses import dataclass
 
@@ -180,10 +180,15 @@ class Figures:
     cpu_us: float
 
 
-def per_step(measure: Callable[[int], float], num_steps: int) -> float:
-    """The slope between a short and a long run, which has no share of starting and ending."""
-    few = num_steps // 10
-    return (measure(num_steps) - measure(few)) / (num_steps - few)
+def short_and_long(measure: Callable[[int], float], num_steps: int) -> tuple[float, float]:
+    """What a run of a tenth of the steps costs, and one of all."""
+    return measure(num_steps // 10), measure(num_steps)
+
+
+def per_step(rounds: Sequence[tuple[float, float]], num_steps: int) -> float:
+    """The slope between the quickest short run and the quickest long one: it has no share of starting and ending."""
+    short, long = (min(column) for column in zip(*rounds, strict=True))
+    return (long - short) / (num_steps - num_steps // 10)
 
 
 def count_calls(run: Callable[[int], None]) -> Callable[[int], float]:
@@ -215,20 +220,20 @@ def cpu_us(run: Callable[[int], None]) -> Callable[[int], float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--steps", type=int, default=1000)
-    parser.add_argument("--rounds", type=int, default=30)
+    parser.add_argument("--steps", type=int, default=500)
+    parser.add_argument("--rounds", type=int, default=40)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     for contender in CONTENDERS.values():
         contender.run(100)
-    times: dict[str, list[float]] = {name: [] for name in CONTENDERS}
+    times: dict[str, list[tuple[float, float]]] = {name: [] for name in CONTENDERS}
     begins: list[tuple[float, float]] = []
     for _ in range(arguments.rounds):
         for name, contender in CONTENDERS.items():
-            times[name].append(per_step(cpu_us(contender.run), arguments.steps))
+            times[name].append(short_and_long(cpu_us(contender.run), arguments.steps))
         begins.append((begin_ms(begin_trainer), begin_ms(begin_by_hand)))
-    calls = {name: per_step(count_calls(contender.run), 500) for name, contender in CONTENDERS.items()}
-    show({name: Figures(calls[name], min(times[name])) for name in CONTENDERS})
+    calls = {name: [short_and_long(count_calls(contender.run), 500)] for name, contender in CONTENDERS.items()}
+    show({name: Figures(per_step(calls[name], 500), per_step(times[name], arguments.steps)) for name in CONTENDERS})
     begin = min(trainer for trainer, _ in begins) - min(by_hand for _, by_hand in begins)
     Console().print(
         f"A fit of 1,000 submodules begins {begin:.1f} ms later than by hand (making the Trainer included); "

@@ -9,6 +9,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from core import Callback, Module, Trainer
+from core.trainer import agreement
 from resuming import Samples, on_ranks
 
 
@@ -90,6 +91,44 @@ def test_ranks_stop_together_although_one_has_asked(rank):
     steps, should_stop = first
     assert should_stop
     assert 3 <= steps < 10_000
+
+
+class Clock(Callback):
+    """Tells its own time, of which a step takes so much; and after which steps ranks have talked."""
+
+    def __init__(self, seconds_a_step):
+        self.seconds_a_step, self.now_s, self.talked_at = seconds_a_step, 0.0, []
+
+    def monotonic(self):
+        return self.now_s
+
+    def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx):
+        self.now_s += self.seconds_a_step
+
+    def state_dict(self):
+        return {"talked_at": self.talked_at}
+
+    def load_state_dict(self, state):
+        self.talked_at = state["talked_at"]
+
+
+@pytest.mark.parametrize(
+    ("seconds_a_step", "expected"),
+    [(0.001, [1, 3, 7, 15, 31, 63]), (0.0625, [1, 3, 7, 15, 23, 31, 39]), (2.0, [1, 2, 3, 4, 5])],
+)
+def test_ranks_talk_twice_a_second_and_not_at_each_step(seconds_a_step, expected, monkeypatch):
+    clock, settle = Clock(seconds_a_step), agreement.StopAgreement.settle
+
+    def note(self, batch):
+        clock.talked_at.append(batch)
+        settle(self, batch)
+
+    monkeypatch.setattr(agreement, "time", clock)
+    monkeypatch.setattr(agreement.StopAgreement, "settle", note)
+    trainer = make(clock, strategy="ddp_fork", devices=2, max_epochs=1, use_distributed_sampler=False)
+    trainer.fit(Net(), [(torch.ones(1, 3), torch.ones(1, 1))] * 100)
+    within = [batch for batch in clock.talked_at if 0 < batch < 100]
+    assert within[: len(expected)] == expected
 
 
 def fit_until_time_is_over_on_one_rank():

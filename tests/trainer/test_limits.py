@@ -35,6 +35,33 @@ def rhythm(tmp_path, data=None, **options):
     return listener.at
 
 
+# limits of epochs and steps -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "epochs", "steps"),
+    [
+        ({"max_epochs": 2}, 2, 6),
+        ({"max_epochs": 2, "max_steps": 4}, 1, 4),
+        ({"max_epochs": 1, "max_steps": 4}, 1, 3),
+        ({"max_epochs": -1, "max_steps": 4}, 1, 4),
+        ({"max_epochs": None, "max_steps": 3}, 1, 3),
+        ({"max_epochs": 0}, 0, 0),
+        ({"max_epochs": None, "max_steps": 0}, 0, 0),
+        ({"max_epochs": 2, "accumulate_grad_batches": 2}, 2, 4),
+    ],
+)
+def test_the_limit_that_is_reached_first(tmp_path, options, epochs, steps):
+    trainer = make_trainer(tmp_path, **options)
+    trainer.fit(Recorder(tmp_path), loader(3, 1))
+    assert (trainer.current_epoch, trainer.global_step) == (epochs, steps)
+
+
+def test_without_any_limit_it_is_a_thousand_epochs(tmp_path):
+    assert make_trainer(tmp_path, max_epochs=None).options.max_epochs == 1000
+    assert make_trainer(tmp_path, max_epochs=None, max_time="00:00:01:00").options.max_epochs is None
+
+
 # limits of batches ----------------------------------------------------------------------------------------------------
 
 

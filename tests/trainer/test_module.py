@@ -435,3 +435,12 @@ def test_barebones(tmp_path):
     assert (trainer.callbacks, trainer.loggers, trainer.callback_metrics) == ([], [], {})
     assert trainer.global_step == 3
     assert list(tmp_path.iterdir()) == []
+
+
+def test_ranks_on_the_second_of_two_nodes(monkeypatch):
+    for name, value in {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1", "NODE_RANK": "1"}.items():
+        monkeypatch.setenv(name, value)
+    trainer = Trainer(accelerator="cpu", strategy="ddp", devices=2, num_nodes=2, logger=False)
+    assert (trainer.world_size, trainer.node_rank) == (4, 1)
+    with pytest.raises(ConfigurationError, match="num_nodes=0"):
+        Trainer(accelerator="cpu", num_nodes=0)

@@ -1,0 +1,48 @@
+"""What is imported on the way to the first step: who asks for nothing waits for nothing."""
+
+import os
+import subprocess
+import sys
+
+PROGRAM = """
+import sys
+import torch
+
+before = set(sys.modules)
+from core import Trainer
+after_import = set(sys.modules)
+
+class Net(torch.nn.Linear):
+    def training_step(self, batch):
+        return self(batch).sum()
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+off = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
+Trainer(accelerator="cpu", devices=1, max_epochs=1, **off).fit(Net(2, 1), [torch.ones(1, 2)])
+print(len(after_import - before))
+print(*sorted(name for name in set(sys.modules) - after_import if name.startswith("core.")))
+print(*sorted(name for name in set(sys.modules) - before if "." not in name))
+"""
+UNUSED = (
+    "core.callbacks.",
+    "core.checkpoint.formats",
+    "core.launch.multiprocessing",
+    "core.launch.subprocess_script",
+    "core.loggers.",
+    "core.profilers",
+    "core.trainer.loading",
+    "core.trainer.outcome",
+    "core.trainer.snapshot",
+)
+USED = ("core.callbacks.agreement", "core.callbacks.callback", "core.callbacks.duration", "core.callbacks.progress_bar")
+
+
+def test_a_run_with_everything_off_imports_nothing_for_the_rest():
+    environment = os.environ | {"CORE_PLUGINS": ""}  # whatever is installed here
+    done = subprocess.run([sys.executable, "-c", PROGRAM], env=environment, capture_output=True, text=True, check=True)
+    num_modules, ours, packages = done.stdout.splitlines()
+    assert int(num_modules) <= 60
+    assert [name for name in ours.split() if name.startswith(UNUSED) and name not in USED] == []
+    assert {"click", "fsspec", "packaging", "rich", "tensorboard"} & set(packages.split()) == set()

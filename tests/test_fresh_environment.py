@@ -4,9 +4,11 @@ import os
 import subprocess
 import sys
 import sysconfig
+from importlib.metadata import distribution
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 pytestmark = pytest.mark.skipif("CORE_WHEELS" not in os.environ, reason="only tox has built the wheels")
 
@@ -15,17 +17,38 @@ from core import Trainer
 Trainer(strategy="ddp", accelerator="cpu", devices=2)
 print("made")
 """
+EXCHANGE = """
+from core import Fabric
+
+fabric = Fabric(strategy="ddp_fork", accelerator="cpu", devices=2)
+print(fabric.launch(lambda fabric: fabric.broadcast(["from rank", fabric.global_rank], src=1)))
+"""
+
+
+def required_entries():
+    """What stands in `site-packages` for all that `core[testing]` requires, and whatever that requires in turn."""
+    waiting, seen = [Requirement("core[testing]")], set()
+    while waiting:
+        requirement = waiting.pop()
+        if str(requirement) in seen:
+            continue
+        seen.add(str(requirement))
+        found, extras = distribution(requirement.name), {"", *requirement.extras}
+        for inner in map(Requirement, found.requires or ()):
+            if inner.marker is None or any(inner.marker.evaluate({"extra": extra}) for extra in extras):
+                waiting.append(inner)
+        if requirement.name != "core":
+            yield from {file.parts[0] for file in found.files if file.parts[0] != ".."}
 
 
 @pytest.fixture(scope="module")
 def environment(tmp_path_factory):
-    """A virtual environment with our dependencies, linked rather than downloaded, and nothing of ours."""
+    """A virtual environment with our own requirements, linked rather than downloaded, and nothing else."""
     folder = tmp_path_factory.mktemp("fresh")
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
     site = Path(sysconfig.get_path("purelib", vars={"base": str(folder)}))
-    for entry in Path(sysconfig.get_path("purelib")).iterdir():
-        if not entry.name.startswith("core") and entry.suffix != ".pth":
-            (site / entry.name).symlink_to(entry)
+    for name in {*required_entries()} - {"__pycache__"}:
+        (site / name).symlink_to(Path(sysconfig.get_path("purelib")) / name)
     return folder
 
 
@@ -60,6 +83,7 @@ def test_a_backend_comes_and_goes_with_its_package(environment):
     assert ["ddp", "DDPStrategy", "core-ddp", "0.1.0", "ok"] in rows
     assert ["single_device", "SingleDeviceStrategy", "core", "0.1.0", "ok"] in rows
     assert "made" in run(environment, "python", "-c", PROGRAM.replace("2)", "1)")).stdout
+    assert "['from rank', 1]" in run(environment, "python", "-c", EXCHANGE).stdout
     doctor = run(environment, "core", "doctor")
     assert "Everything is in order." in doctor.stdout
     assert "another core" not in doctor.stdout

@@ -1,5 +1,6 @@
 """All mutants, in the order of the table."""
 
+import mutants_cluster
 import mutants_exchange
 import mutants_life
 import mutants_parts
@@ -7,6 +8,6 @@ import mutants_state
 import mutants_training
 from table import MUTANTS
 
-PARTS = (mutants_training, mutants_exchange, mutants_state, mutants_parts, mutants_life)
+PARTS = (mutants_training, mutants_exchange, mutants_state, mutants_parts, mutants_cluster, mutants_life)
 
 __all__ = ["MUTANTS", "PARTS"]

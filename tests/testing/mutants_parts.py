@@ -1,14 +1,23 @@
 """Parts beside strategies that are wrong in one way."""
 
-import os
+import contextlib
+import pickle
 import threading
+import time
 from pathlib import Path
 
 import torch
+from mutants_cluster import environment
 from table import mutant
 from torch import nn
 
-from core import CheckpointError, CheckpointNotFoundError, ConfigurationError, Found, NumberFormats, Precision
+from core import (
+    CheckpointCorruptedError,
+    CheckpointError,
+    CheckpointNotFoundError,
+    NumberFormats,
+    Precision,
+)
 from core.accelerators import CPUAccelerator
 from core.checkpoint import TorchCheckpointIO
 from core.cluster import TorchElasticEnvironment
@@ -223,8 +232,10 @@ class KeepsTheFirst(TorchCheckpointIO):
     """Doesn't write to where something is."""
 
     def save_checkpoint(self, state, path, *, collectives):
-        if not self.exists(path):
-            super().save_checkpoint(state, path, collectives=collectives)
+        elsewhere = f"{path}.unwanted" if self.exists(path) else path
+        super().save_checkpoint(state, elsewhere, collectives=collectives)
+        if elsewhere != path:
+            super().remove_checkpoint(elsewhere, collectives=collectives)
 
 
 @checkpoint_io("test_makes_folders")
@@ -278,15 +289,28 @@ class FailsAlone(TorchCheckpointIO):
 
 @checkpoint_io("test_survives_a_kill")
 class WritesInPlace(TorchCheckpointIO):
-    """Writes straight to the path."""
+    """Writes straight to the path, bit by bit."""
 
     def save_checkpoint(self, state, path, *, collectives):
+        super().save_checkpoint(state, f"{path}.new", collectives=collectives)
         if collectives.rank == 0:
-            torch.save(state, path)
+            for suffix in ("", ".digest"):
+                new = _local(f"{path}.new{suffix}")
+                _write_slowly(_local(f"{path}{suffix}"), new.read_bytes())
+                new.unlink()
         collectives.barrier()
 
-    def load_checkpoint(self, path, *, collectives, state=None):
-        return torch.load(path, weights_only=True)
+
+def _local(path):
+    return Path(str(path).removeprefix("file://"))
+
+
+def _write_slowly(path, content, num_parts=64):
+    size = len(content) // num_parts + 1
+    with path.open("wb", buffering=0) as file:
+        for start in range(0, len(content), size):
+            file.write(content[start : start + size])
+            time.sleep(0.005 if len(content) > 1_000_000 else 0)
 
 
 @checkpoint_io("test_a_missing_checkpoint_is_said[1]")
@@ -305,15 +329,25 @@ class TrustsFiles(TorchCheckpointIO):
     """Reads a file without looking at its digest."""
 
     def load_checkpoint(self, path, *, collectives, state=None):
-        return torch.load(path, weights_only=True)
+        if not _local(path).exists():
+            return super().load_checkpoint(path, collectives=collectives, state=state)
+        try:
+            return torch.load(_local(path), weights_only=True)
+        except Exception as error:
+            raise CheckpointCorruptedError(f"{path}: {error}") from error
 
 
 @checkpoint_io("test_nothing_is_executed")
 class RunsCode(TorchCheckpointIO):
-    """Unpickles whatever is there."""
+    """Unpickles what it can't read otherwise."""
 
     def load_checkpoint(self, path, *, collectives, state=None):
-        return torch.load(path, weights_only=False)
+        try:
+            return super().load_checkpoint(path, collectives=collectives, state=state)
+        except CheckpointCorruptedError:
+            with contextlib.suppress(pickle.UnpicklingError, EOFError):
+                pickle.loads(_local(path).read_bytes())
+            raise
 
 
 @checkpoint_io("test_removes")
@@ -335,129 +369,9 @@ class EndsStorageOnce(TorchCheckpointIO):
         self.ended = True
 
 
-JOB = {
-    **{"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "GROUP_RANK": "0"},
-    **{"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29511", "TORCHELASTIC_RUN_ID": "a-job"},
-}
-
-
-def environment(test):
-    return mutant(
-        test,
-        "cluster environment",
-        "test_documents_itself",
-        variables=JOB,
-        expected={"world_size": 2, "global_rank": 1, "local_rank": 1, "node_rank": 0},
-        devices=(2, 1),
-        malformed="WORLD_SIZE",
-    )
-
-
-@environment("test_is_found_in_its_job")
-class MissesItsJob(TorchElasticEnvironment):
-    """Counts nodes where it should count processes."""
-
-    @classmethod
-    def detect(cls):
-        answer = super().detect()
-        return Found(1, answer.priority) if isinstance(answer, Found) else answer
-
-
-@environment("test_is_absent_elsewhere")
-class IsEverywhere(TorchElasticEnvironment):
-    """Says that it is here, wherever that is."""
-
-    @classmethod
-    def detect(cls):
-        return Found(2, 50)
-
-
 @environment("test_detecting_imports_no_torch")
 class DetectsByTorch(TorchElasticEnvironment):
     """Lives in a module that imports torch."""
-
-
-@environment("test_knows_its_place")
-class CountsFromOne(TorchElasticEnvironment):
-    """Numbers ranks from 1."""
-
-    def global_rank(self):
-        return super().global_rank() + 1
-
-
-@environment("test_knows_where_to_meet")
-class MovesOn(TorchElasticEnvironment):
-    """Names another port each time."""
-
-    calls = 0
-
-    @property
-    def main_port(self):
-        self.calls += 1
-        return super().main_port + self.calls
-
-
-@environment("test_validates_what_fits")
-class RefusesAll(TorchElasticEnvironment):
-    """Refuses what fits."""
-
-    def validate(self, num_devices, num_nodes):
-        raise ConfigurationError(f"devices={num_devices}: 2 were expected")
-
-
-@environment("test_refuses_what_does_not_fit")
-class TakesAnySize(TorchElasticEnvironment):
-    """Takes any number of devices."""
-
-    def validate(self, num_devices, num_nodes):
-        pass
-
-
-@environment("test_refuses_malformed_variables")
-class ReadsWordsAsOne(TorchElasticEnvironment):
-    """Takes a word for the number 1."""
-
-    @classmethod
-    def detect(cls):
-        return Found(cls._size(), 90)
-
-    @staticmethod
-    def _size():
-        text = os.environ.get("WORLD_SIZE", "1")
-        return int(text) if text.isdigit() else 1
-
-    def world_size(self):
-        return self._size()
-
-
-@environment("test_takes_its_place_from_a_launcher")
-class ListensToLaunchers(TorchElasticEnvironment):
-    """Lets a launcher overrule the scheduler."""
-
-    told = None
-
-    def set_world(self, *, world_size, global_rank, local_rank, node_rank):
-        self.told = global_rank
-
-    def global_rank(self):
-        return super().global_rank() if self.told is None else self.told
-
-
-@environment("test_crosses_processes")
-class HoldsAnEnvironmentLock(TorchElasticEnvironment):
-    """Holds a lock, which doesn't pickle."""
-
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
-
-
-@environment("test_changes_no_variables")
-class WritesVariables(TorchElasticEnvironment):
-    """Sets a variable when it is asked for its rank."""
-
-    def global_rank(self):
-        os.environ["MUTANT_RANK"] = "1"
-        return super().global_rank()
 
 
 def read(self, logger, folder):

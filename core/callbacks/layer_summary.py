@@ -61,26 +61,37 @@ class Summary:
         return self.num_trainable + self.num_frozen
 
 
-def summarize(module: nn.Module, max_depth: int = 1, run_example: Callable[[], Any] | None = None) -> Summary:
+def count_here(parameter: nn.Parameter) -> int:
+    """Number of elements as far as this rank knows; 0 while there is no shape."""
+    return 0 if _is_lazy(parameter) else parameter.numel()
+
+
+def summarize(
+    module: nn.Module,
+    max_depth: int = 1,
+    run_example: Callable[[], Any] | None = None,
+    count: Callable[[nn.Parameter], int] = count_here,
+) -> Summary:
     """Look at a module.
 
     Args:
         module: the user's.
         max_depth: levels of children that get a row; -1 for all.
         run_example: calls the module's forward, to count operations and see sizes; None leaves that out.
+        count: number of elements of a parameter.
     """
     summary = Summary(num_modules=sum(1 for _ in module.modules()))
     chosen = dict(_choose(module, max_depth))
     modes = {child: child.training for child in module.modules()}
     observed = _observe(module, chosen, run_example) if run_example is not None else None
     for name, child in chosen.items():
-        layer = Layer(name, type(child).__name__, sum(map(_count, child.parameters())), modes[child])
+        layer = Layer(name, type(child).__name__, sum(map(count, child.parameters())), modes[child])
         if observed is not None:
             layer.flops, (layer.in_size, layer.out_size) = observed.flops(name), observed.sizes.get(name, (None, None))
         summary.layers.append(layer)
     if observed is not None:
         summary.flops = observed.flops("")
-    _count_all(module, summary)
+    _count_all(module, summary, count)
     return summary
 
 
@@ -94,17 +105,13 @@ def _is_lazy(parameter: Any) -> bool:
     return bool(nn.parameter.is_lazy(parameter))
 
 
-def _count(parameter: nn.Parameter) -> int:
-    return 0 if _is_lazy(parameter) else parameter.numel()
-
-
-def _count_all(module: nn.Module, summary: Summary) -> None:
+def _count_all(module: nn.Module, summary: Summary, count: Callable[[nn.Parameter], int]) -> None:
     for parameter in module.parameters():
-        count = _count(parameter)
+        number = count(parameter)
         summary.has_lazy |= _is_lazy(parameter)
-        summary.num_trainable += count * parameter.requires_grad
-        summary.num_frozen += count * (not parameter.requires_grad)
-        summary.size_bytes += count * parameter.element_size() if count else 0
+        summary.num_trainable += number * parameter.requires_grad
+        summary.num_frozen += number * (not parameter.requires_grad)
+        summary.size_bytes += number * parameter.element_size() if number else 0
 
 
 @dataclass(slots=True)

@@ -10,8 +10,9 @@ import torch
 
 from core.callbacks.arguments import check_int
 from core.callbacks.callback import Callback
-from core.callbacks.layer_summary import Summary, summarize
+from core.callbacks.layer_summary import Summary, count_here, summarize
 from core.callbacks.terminal import find_console
+from core.contract import Capability
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -44,12 +45,25 @@ class ModelSummary(Callback):
 
     def on_fit_start(self, trainer: Any, module: nn.Module) -> None:
         """Look at the model and print the table."""
-        run_example = _make_example(trainer, module)
+        run_example, count = _make_example(trainer, module), _make_count(trainer.strategy, module)
         if run_example is None and not trainer.is_global_zero:
             return
-        summary = summarize(module, self.max_depth, run_example)
+        summary = summarize(module, self.max_depth, run_example, count)
         if trainer.is_global_zero:
             _show(trainer, summary)
+
+
+def _make_count(strategy: Any, module: nn.Module) -> Callable[[nn.Parameter], int]:
+    """All ranks. Counts the elements of whole parameters, also where ranks hold parts, or nothing between two uses."""
+    if Capability.SHARDED_STATE not in strategy.capabilities:
+        return count_here
+    state = strategy.get_module_state_dict(module, layout="sharded")
+    sizes = {id(parameter): _numel(state.get(name)) for name, parameter in module.named_parameters()}
+    return lambda parameter: sizes.get(id(parameter)) or count_here(parameter)
+
+
+def _numel(leaf: Any) -> int:
+    return int(leaf.numel()) if hasattr(leaf, "numel") else 0
 
 
 def _make_example(trainer: Any, module: nn.Module) -> Callable[[], Any] | None:

@@ -2,6 +2,7 @@
 
 import functools
 import logging
+import re
 
 import pytest
 import torch
@@ -142,6 +143,16 @@ def test_what_configure_model_builds_is_cut_at_once():
         for name, value in weights.items():
             torch.testing.assert_close(found[name], value, rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(results[0][2], predictions, rtol=1e-5, atol=1e-6)
+
+
+def fit_with_summary(rank):
+    loader = DataLoader(TensorDataset(make_batch(0, None)), batch_size=4)
+    rank.trainer(max_epochs=1, enable_model_summary=True).fit(BuiltLate(), loader)
+
+
+def test_the_summary_counts_what_is_cut(capfd):
+    on_two_ranks(fit_with_summary, stage=3)
+    assert re.search(r"50\s+trainable parameters", capfd.readouterr().out)
 
 
 # offloading -----------------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Every stage of ZeRO passes the kit, in float32: DeepSpeed's masters have no float64.
+"""Every stage of ZeRO passes the kit.
 
 Offloaded and in bf16 too, which takes longer: `tox run -e deepspeed -- -m slow plugins/deepspeed/tests`.
 """
@@ -8,60 +8,23 @@ import torch
 
 from core import Capability
 from core.precision import MixedPrecision
-from core.testing import StrategyConformance
-
-CAPABILITIES = (
-    Capability.COLLECTIVES
-    | Capability.JOINT_SETUP
-    | Capability.OWNS_CLIPPING
-    | Capability.SHARDED_STATE
-    | Capability.MANUAL_OPTIMIZATION
-    | Capability.SEVERAL_MODULES
+from core_deepspeed.conformance import (
+    CAPABILITIES,
+    CUT,
+    TestStage1,
+    TestStage1Offload,
+    TestStage2,
+    TestStage2ByItsNumber,
+    TestStage2Offload,
+    TestStage3,
+    TestStage3Offload,
+    ZeroConformance,
 )
-# Small parameters stay gathered by default; so each is cut.
-CUT = {"zero_optimization": {"stage3_param_persistence_threshold": 0}}
 
+__all__ = ["TestStage1", "TestStage2", "TestStage2ByItsNumber", "TestStage3"]
 
-class ZeroConformance(StrategyConformance):
-    """What the stages have in common. float32 rounds otherwise where gradients are added in another order."""
-
-    dtype = torch.float32
-    tolerance = 2e-6
-    precisions = ("32-true", "bf16-mixed", "bf16-true")
-    heavy_modules = ("deepspeed",)
-    expected_capabilities = CAPABILITIES
-    timeout_s = 120
-
-
-class TestStage1(ZeroConformance):
-    alias = "deepspeed_stage_1"
-    expected_capabilities = CAPABILITIES | Capability.NO_SYNC
-
-
-class TestStage2(ZeroConformance):
-    alias = "deepspeed"
-
-
-class TestStage3(ZeroConformance):
-    alias = "deepspeed_stage_3"
-    options = {"config": CUT}
-
-
-@pytest.mark.slow
-class TestStage1Offload(ZeroConformance):
-    alias = "deepspeed_stage_1_offload"
-    expected_capabilities = CAPABILITIES | Capability.NO_SYNC
-
-
-@pytest.mark.slow
-class TestStage2Offload(ZeroConformance):
-    alias = "deepspeed_stage_2_offload"
-
-
-@pytest.mark.slow
-class TestStage3Offload(ZeroConformance):
-    alias = "deepspeed_stage_3_offload"
-    options = {"config": CUT}
+for _suite in (TestStage1Offload, TestStage2Offload, TestStage3Offload):
+    pytest.mark.slow(_suite)
 
 
 class Bf16Conformance(ZeroConformance):

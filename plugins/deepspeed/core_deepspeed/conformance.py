@@ -1,0 +1,90 @@
+"""What the conformance kit holds core-deepspeed to, in float32: DeepSpeed's masters have no float64.
+
+Imported by `core check` and the tests only: it needs pytest.
+"""
+
+import warnings
+from importlib.util import find_spec
+
+import torch
+
+from core import Capability
+from core.testing import StrategyConformance, StrategySmoke
+
+if find_spec("deepspeed"):
+    # Once here, and not in each of the ranks that are forked from this process: torch's compiler is behind it.
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        import deepspeed.runtime.zero.muon.muon_optimizer
+        import deepspeed.runtime.zero.stage3  # noqa: F401
+
+CAPABILITIES = (
+    Capability.COLLECTIVES
+    | Capability.JOINT_SETUP
+    | Capability.OWNS_CLIPPING
+    | Capability.SHARDED_STATE
+    | Capability.MANUAL_OPTIMIZATION
+    | Capability.SEVERAL_MODULES
+)
+# Small parameters stay gathered by default; so each is cut.
+CUT = {"zero_optimization": {"stage3_param_persistence_threshold": 0}}
+
+
+class ZeroConformance(StrategyConformance):
+    """What the stages have in common. float32 rounds otherwise where gradients are added in another order."""
+
+    dtype = torch.float32
+    tolerance = 2e-6
+    precisions = ("32-true", "bf16-mixed", "bf16-true")
+    heavy_modules = ("deepspeed",)
+    expected_capabilities = CAPABILITIES
+    timeout_s = 120
+
+
+class TestStage1(ZeroConformance):
+    """Optimizer states in parts."""
+
+    alias = "deepspeed_stage_1"
+    expected_capabilities = CAPABILITIES | Capability.NO_SYNC
+
+
+class TestStage2(ZeroConformance):
+    """Gradients in parts too."""
+
+    alias = "deepspeed"
+
+
+class TestStage3(ZeroConformance):
+    """Parameters in parts too."""
+
+    alias = "deepspeed_stage_3"
+    options = {"config": CUT}
+
+
+class TestStage1Offload(ZeroConformance):
+    """Optimizer states in the host's memory."""
+
+    alias = "deepspeed_stage_1_offload"
+    expected_capabilities = CAPABILITIES | Capability.NO_SYNC
+
+
+class TestStage2Offload(ZeroConformance):
+    """The same, and gradients in parts."""
+
+    alias = "deepspeed_stage_2_offload"
+
+
+class TestStage3Offload(ZeroConformance):
+    """The same, and parameters in parts."""
+
+    alias = "deepspeed_stage_3_offload"
+    options = {"config": CUT}
+
+
+class TestStage2ByItsNumber(StrategySmoke):
+    """Another name of the stage that `deepspeed` is."""
+
+    alias = "deepspeed_stage_2"
+    dtype = torch.float32
+    tolerance = 2e-6
+    heavy_modules = ("deepspeed",)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from core.contract.accelerator import Absent, Accelerator, Broken, Found
     from core.contract.capability import Capability
-    from core.contract.checkpoint_io import CheckpointIO, Collectives
+    from core.contract.checkpoint_io import CheckpointIO, Collectives, PathLike
     from core.contract.cluster_environment import ClusterEnvironment
     from core.contract.errors import (
         AliasConflictError,
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from core.contract.sharded_leaf import Chunk, ShardedLeaf, TensorDescription
     from core.contract.spec import Spec, normalize_alias
     from core.contract.step import GradientClipping, StepOutput, TrainingStep
-    from core.contract.strategy import Strategy
+    from core.contract.strategy import ReduceOp, Stage, Strategy
 
 __all__ = [
     "HOOKS_GROUP",
@@ -74,11 +74,14 @@ __all__ = [
     "ModuleError",
     "ModuleHandle",
     "NumberFormats",
+    "PathLike",
     "PluginLoadError",
     "Precision",
+    "ReduceOp",
     "SetupHost",
     "ShardedLeaf",
     "Spec",
+    "Stage",
     "StepOutput",
     "Strategy",
     "TensorDescription",
@@ -93,7 +96,7 @@ __all__ = [
 _NAMES = {
     "accelerator": ("Absent", "Accelerator", "Broken", "Found"),
     "capability": ("Capability",),
-    "checkpoint_io": ("CheckpointIO", "Collectives"),
+    "checkpoint_io": ("CheckpointIO", "Collectives", "PathLike"),
     "cluster_environment": ("ClusterEnvironment",),
     "errors": (
         "AliasConflictError",
@@ -121,7 +124,7 @@ _NAMES = {
     "sharded_leaf": ("Chunk", "ShardedLeaf", "TensorDescription"),
     "spec": ("Spec", "normalize_alias"),
     "step": ("GradientClipping", "StepOutput", "TrainingStep"),
-    "strategy": ("Strategy",),
+    "strategy": ("ReduceOp", "Stage", "Strategy"),
     "module_handle": ("ModuleHandle",),
     "setup_host": ("SetupHost",),
 }

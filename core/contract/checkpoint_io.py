@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import abc
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
+import os
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeAlias
 
 if TYPE_CHECKING:
-    import os
     from collections.abc import Mapping
-    from typing import TypeAlias
 
-    PathLike: TypeAlias = str | os.PathLike[str]
+PathLike: TypeAlias = str | os.PathLike[str]
 
 
 class Collectives(Protocol):

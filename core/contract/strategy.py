@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import ExitStack, nullcontext
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from core.contract import default_step, module_tree, optimizer_state, state_objects
 from core.contract.capability import Capability
@@ -16,7 +16,6 @@ from core.contract.precision import Precision
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from contextlib import AbstractContextManager
-    from typing import TypeAlias
 
     import torch
     from torch import Tensor, nn
@@ -31,9 +30,8 @@ if TYPE_CHECKING:
     from core.contract.setup_host import SetupHost
     from core.contract.step import GradientClipping, StepOutput, TrainingStep
 
-    Stage: TypeAlias = Literal["fit", "validate", "test", "predict"]
-
-ReduceOp = Literal["mean", "sum", "min", "max", "product"]
+Stage: TypeAlias = Literal["fit", "validate", "test", "predict"]
+ReduceOp: TypeAlias = Literal["mean", "sum", "min", "max", "product"]
 
 
 class Strategy:

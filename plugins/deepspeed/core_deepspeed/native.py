@@ -13,8 +13,7 @@ from core_deepspeed import library
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from core import Collectives
-    from core.contract.checkpoint_io import PathLike
+    from core import Collectives, PathLike
     from core_deepspeed.strategy import DeepSpeedStrategy
 
 _TAG, _LATEST = "core", "latest"

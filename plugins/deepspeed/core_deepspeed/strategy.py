@@ -32,9 +32,7 @@ if TYPE_CHECKING:
 
     from torch.optim import Optimizer
 
-    from core import CheckpointIO, GradientClipping, Precision, SetupHost
-    from core.contract.checkpoint_io import PathLike
-    from core.contract.strategy import Stage
+    from core import CheckpointIO, GradientClipping, PathLike, Precision, SetupHost, Stage
 
 _TRAINS = frozenset({"training_step", "forward"})
 

@@ -35,8 +35,14 @@ def refuse_formats(config: Mapping[str, Any], precision: str, device_type: str) 
     """Refuse number formats that the device doesn't have, or that offloading changes.
 
     Raises:
-        ConfigurationError: float16 on a CPU, float32 parameters on NVMe.
+        ConfigurationError: float16 on a CPU, float32 parameters on NVMe, gradients of stage 1 in another format.
     """
+    accumulated = look_up(config, ("data_types", "grad_accum_dtype"))
+    if look_up(config, STAGE) == 1 and precision.startswith("bf16-") and accumulated in ("fp32", "float32"):
+        raise ConfigurationError(
+            f"config says data_types.grad_accum_dtype = {accumulated!r}, for which DeepSpeed has an optimizer of "
+            "another make at stage 1, which doesn't give its state. Use stage=2, or leave it out."
+        )
     if precision.startswith("16-") and device_type == "cpu":
         raise ConfigurationError(
             f"precision={precision!r} on a CPU, where DeepSpeed has no float16. Use precision='bf16-mixed'."

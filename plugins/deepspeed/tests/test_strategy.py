@@ -239,6 +239,12 @@ def test_a_window_in_the_config_of_a_loop_by_hand():
         on_two_ranks(set_up_plainly, config={"gradient_accumulation_steps": 4})
 
 
+def test_another_optimizer_than_zeros():
+    strategy = DeepSpeedStrategy(1, config={"data_types": {"grad_accum_dtype": "fp32"}})
+    with pytest.raises(ConfigurationError, match="an optimizer of another make at stage 1"):
+        Fabric(strategy=strategy, accelerator="cpu", devices=1, precision="bf16-mixed")
+
+
 def test_unknown_options_are_refused():
     with pytest.raises(ConfigurationError, match="Did you mean 'offload_optimizer'"):
         DeepSpeedStrategy(offload_optimiser=True)

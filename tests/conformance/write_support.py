@@ -37,7 +37,7 @@ DEVICE_TESTS = ("test_computes", "test_trains", "test_training_equals_one_device
 HEAD = """\
 # What has been proven
 
-The [conformance kit](conformance.md) has been run on everything in this repository. This page is written by
+The [conformance kit](conformance.md) has been run on what is listed here; what is not listed was not. Written by
 `tests/conformance/write_support.py`, from the reports of:
 
 {machines}

@@ -41,11 +41,12 @@ class DeepSpeedStrategy(ParallelStrategy):
     """Sharded data parallelism with DeepSpeed's ZeRO, on one node or several."""
 
     @with_every_option
-    def __init__(self, stage: int = 2, *, start_method: str = "subprocess", **options: Any) -> None:
+    def __init__(self, stage: int | None = None, *, start_method: str = "subprocess", **options: Any) -> None:
         """Options of DeepSpeed, and of every parallel strategy.
 
         Args:
-            stage: of ZeRO. 1 cuts the optimizer's state over the ranks, 2 gradients too, 3 parameters too.
+            stage: of ZeRO. 1 cuts the optimizer's state over the ranks, 2 gradients too, 3 parameters too. None: what
+                `config` says, or else 2.
             start_method: who makes the processes if no cluster has: `"subprocess"` runs the script again, `"spawn"`,
                 `"fork"` and `"forkserver"` call the function in new processes.
             options: of `core_deepspeed.Options`, and of `ParallelStrategy`: `process_group_backend`, `timeout`,
@@ -57,7 +58,9 @@ class DeepSpeedStrategy(ParallelStrategy):
         own, parts = split(options, start_method)
         super().__init__(**parts)
         self.launcher_name = start_method
-        self.options = Options(stage=stage, **own)
+        if stage is not None:
+            own["stage"] = stage
+        self.options = Options(**own)
         self._config = configs.merge(self.options, own.keys())
         self.engines: list[ZeroEngine] = []
         self._local_rank = library.LocalRank()

@@ -11,6 +11,7 @@ from torch.nn import functional
 from torch.utils.data import DataLoader, TensorDataset
 
 from core import ConfigurationError, Fabric, Module, Trainer, UnsupportedError, WorkerError
+from core.strategies import STRATEGY_REGISTRY
 from core.testing import Backend
 from core_deepspeed import DeepSpeedStrategy
 
@@ -253,3 +254,10 @@ def test_unknown_options_are_refused():
     with pytest.raises(ConfigurationError, match="Leave the option out"):
         DeepSpeedStrategy(load_full_weights=False)
     assert Fabric(strategy="deepspeed_stage_1", accelerator="cpu", devices=1).strategy.stage == 1
+
+
+def test_the_stage_of_a_config():
+    config = {"zero_optimization": {"stage": 3}}
+    assert DeepSpeedStrategy(config=config).stage == DeepSpeedStrategy(3, config=config).stage == 3
+    with pytest.raises(ConfigurationError, match="stage = 3, and stage=2"):
+        STRATEGY_REGISTRY.create("deepspeed_stage_2", config=config)

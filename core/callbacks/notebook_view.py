@@ -23,7 +23,7 @@ class NotebookView(LiveView):
 
     def _start(self) -> None:
         if self._output is None:
-            from IPython.display import display  # type: ignore[import-not-found]  # there in a notebook, nowhere else needed
+            from IPython.display import display  # there in a notebook, nowhere else needed
 
             self._output = display(Text(""), display_id=True)
 

@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import nbclient
+import nbformat
 import pytest
 from rich.console import Console
 
@@ -245,7 +247,6 @@ def test_nobody_knows_how_long_an_endless_loader_takes():
 
 
 def test_in_a_notebook_the_bar_is_updated_and_lines_follow(tmp_path, monkeypatch):
-    nbclient, nbformat = pytest.importorskip("nbclient"), pytest.importorskip("nbformat")
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
     code = (
         f"import runpy, sys; sys.argv = ['', {str(tmp_path)!r}]; runpy.run_path({str(PROGRAM)!r}, run_name='__main__');"

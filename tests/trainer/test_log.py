@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+import torchmetrics
 from torch.utils.data import DataLoader, TensorDataset
 
 from core import Logger, ModuleError, Trainer
@@ -309,8 +310,6 @@ def test_another_module_may_log_in_another_way():
 
 
 # torchmetrics -------------------------------------------------------------------------------------------------------
-
-torchmetrics = pytest.importorskip("torchmetrics")
 
 
 class Measuring(Net):

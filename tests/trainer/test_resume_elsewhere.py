@@ -6,6 +6,7 @@ import os
 
 import pytest
 import torch
+import torchmetrics
 from torch import nn
 from torch.utils.data import DataLoader
 
@@ -211,7 +212,6 @@ def test_time_counts_over_restarts(tmp_path):
 class WithMetrics(Net):
     def __init__(self, optimizers, **options):
         super().__init__(optimizers, **options)
-        torchmetrics = pytest.importorskip("torchmetrics")
         self.mean, self.listed = torchmetrics.MeanMetric(), torchmetrics.CatMetric()
 
     def training_step(self, batch, batch_idx):

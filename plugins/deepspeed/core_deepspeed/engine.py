@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
+from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -126,7 +129,10 @@ class ZeroEngine:
         """
         if self.optimizer is not None:
             vars(self.optimizer).pop("zero_grad", None)
+        swap_folders = self._swap_folders()
         self.wrapped.destroy()
+        for folder in swap_folders:
+            _remove(folder)
         for parameter, attributes in self._attributes.items():
             for name in vars(parameter).keys() - attributes:
                 delattr(parameter, name)
@@ -142,6 +148,20 @@ class ZeroEngine:
         for holder in (getattr(self.zero, "parameter_offload", None), self.zero, self.wrapped):
             if holder is not None:
                 vars(holder).clear()
+
+    def _swap_folders(self) -> set[Path]:
+        """Where this rank's part of what is offloaded to a disk lies."""
+        swappers = [getattr(self.zero, "optimizer_swapper", None)]
+        swappers += [getattr(parameter, "nvme_swapper", None) for parameter in self._attributes]
+        return {Path(swapper.swap_folder) for swapper in swappers if swapper is not None}
+
+
+def _remove(folder: Path) -> None:
+    """Delete a folder, and DeepSpeed's two around it when the last rank has left them: it leaves them all."""
+    shutil.rmtree(folder, ignore_errors=True)
+    for around in (folder.parent, folder.parent.parent):
+        with suppress(OSError):
+            around.rmdir()
 
 
 def _own_attributes(parameter: Any) -> set[str]:

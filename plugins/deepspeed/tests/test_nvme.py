@@ -9,12 +9,12 @@ from torch import nn
 from core.testing import Backend
 from core_deepspeed import DeepSpeedStrategy
 
-NUM_FEATURES = 512
-"""DeepSpeed swaps no tensor that is smaller than a block of the disk."""
+NUM_FEATURES = 1024
+"""DeepSpeed swaps no tensor that is smaller than a block of the disk, of 1 MiB."""
 
 
-def train(rank):
-    """Three steps. Whole weights, on rank 0."""
+def train(rank, folder):
+    """Three steps. Whole weights on rank 0, and how many files the folder had then."""
     fabric = rank.fabric()
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(NUM_FEATURES, NUM_FEATURES), nn.Tanh(), nn.Linear(NUM_FEATURES, 1))
@@ -25,20 +25,25 @@ def train(rank):
         optimizer.step()
         optimizer.zero_grad()
     weights = fabric.strategy.get_module_state_dict(model.module, layout="full")
+    fabric.barrier()
+    num_files = len(list(folder.rglob("*.swp")))
+    fabric.barrier()
     fabric.teardown()
-    return weights
+    return weights, num_files
 
 
-def on_two_ranks(**options):
+def on_two_ranks(folder, **options):
     make = functools.partial(DeepSpeedStrategy, 3, **options)
-    return Backend(make, num_processes=2, num_shares=2).run(train)[0]
+    return Backend(make, num_processes=2, num_shares=2).run(train, folder)[0]
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("nvme", marks=pytest.mark.nvme)])
 def test_where_optimizer_state_is_kept_changes_nothing(tmp_path, device):
-    folder = {"nvme_path": tmp_path} if device == "nvme" else {}
-    weights = on_two_ranks(offload_optimizer=True, offload_optimizer_device=device, **folder)
-    for name, expected in on_two_ranks().items():
-        torch.testing.assert_close(weights[name], expected, rtol=0, atol=1e-4)
-    if device == "nvme":
-        assert list(tmp_path.rglob("*.swp")), "nothing has gone to the disk"
+    path = {"nvme_path": tmp_path} if device == "nvme" else {}
+    options = {"offload_optimizer": True, "offload_optimizer_device": device, **path}
+    weights, num_files = on_two_ranks(tmp_path, **options)
+    expected, _ = on_two_ranks(tmp_path)
+    for name, value in expected.items():
+        torch.testing.assert_close(weights[name], value, rtol=0, atol=1e-4)
+    assert (num_files > 0) == (device == "nvme")
+    assert not list(tmp_path.iterdir()), "files are left"

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from core.strategies import STRATEGY_REGISTRY
 from core.testing import Backend
 from core_deepspeed import DeepSpeedStrategy
 
@@ -46,4 +47,20 @@ def test_where_optimizer_state_is_kept_changes_nothing(tmp_path, device):
     for name, value in expected.items():
         torch.testing.assert_close(weights[name], value, rtol=0, atol=1e-4)
     assert (num_files > 0) == (device == "nvme")
+    assert not list(tmp_path.iterdir()), "files are left"
+
+
+@pytest.mark.nvme
+def test_parameters_and_optimizer_state_on_a_disk(tmp_path):
+    """As the alias has it; in bf16, the only format of parameters that DeepSpeed puts on a disk faithfully."""
+
+    def on_ranks(alias, **options):
+        make = functools.partial(STRATEGY_REGISTRY.create, alias, **options)
+        return Backend(make, num_processes=2, num_shares=2, options={"precision": "bf16-mixed"}).run(train, tmp_path)[0]
+
+    weights, num_files = on_ranks("deepspeed_stage_3_offload_nvme", nvme_path=tmp_path)
+    expected, _ = on_ranks("deepspeed_stage_3_offload")
+    assert num_files > 0
+    for name, value in expected.items():
+        torch.testing.assert_close(weights[name], value, rtol=0, atol=1e-4)
     assert not list(tmp_path.iterdir()), "files are left"

@@ -27,7 +27,9 @@ _stores: dict[tuple[str, int, int], Store] = {}
 _joins = itertools.count()
 
 # A thread of gloo's lets go of a collective's tensors a moment after it is done, and takes Python's lock for it. If the
-# interpreter ends in that moment, the process aborts (`std::terminate`, seen with torch 2.13 in one of five runs).
+# interpreter ends in that moment, the process aborts (`std::terminate`, seen with torch 2.13 in one of five runs). If the
+# group is freed in that moment, by the last reference to a DDP module for one, that waits for the thread with the lock
+# held, and the process hangs (one of thirty).
 _SETTLE_S = 0.05
 
 
@@ -76,10 +78,12 @@ def join(
 def leave() -> None:
     """All ranks; idempotent. Leave the group; the store stays for the next one of this script."""
     if dist.is_initialized():
+        _settle()
         dist.destroy_process_group()
         # What holds gloo's group, such as DDP's reducer, is in cycles. In a loader's worker that is forked later, to
         # collect it means to wait for threads that aren't there: it hangs (torch 2.13).
         gc.collect()
+        atexit.unregister(_settle)
 
 
 def _settle() -> None:

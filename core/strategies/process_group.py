@@ -27,8 +27,8 @@ _stores: dict[tuple[str, int, int], Store] = {}
 _joins = itertools.count()
 
 # A thread of gloo's lets go of a collective's tensors a moment after it is done, and takes Python's lock for it. If the
-# interpreter ends in that moment, the process aborts (`std::terminate`, seen with torch 2.13 in one of five runs). If the
-# group is freed in that moment, by the last reference to a DDP module for one, that waits for the thread with the lock
+# interpreter ends in that moment, the process aborts (`std::terminate`, seen with torch 2.13 in one of five runs). If
+# the group is freed in that moment, as by the last reference to a DDP module, that waits for the thread with the lock
 # held, and the process hangs (one of thirty).
 _SETTLE_S = 0.05
 

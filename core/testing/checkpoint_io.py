@@ -6,7 +6,6 @@ import os
 import pickle
 import shutil
 import signal
-import tempfile
 import time
 import warnings
 from functools import partial
@@ -30,7 +29,7 @@ from core.testing.conformance import Conformance
 from core.testing.ranks import Backend
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from core import Fabric
     from core.testing.ranks import Rank
@@ -53,12 +52,6 @@ class CheckpointIOConformance(Conformance[CheckpointIO]):
 
     kind = "checkpoint io"
     timeout_s: ClassVar[float] = 60
-
-    @pytest.fixture
-    def folder(self) -> Iterator[Path]:
-        """An empty one, gone afterwards."""
-        with tempfile.TemporaryDirectory(prefix="core-testing-") as name:
-            yield Path(name)
 
     @pytest.mark.parametrize("num_ranks", [1, 2])
     def test_a_state_comes_back(self, folder: Path, num_ranks: int) -> None:

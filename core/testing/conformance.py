@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tempfile
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
 import pytest
@@ -12,7 +14,7 @@ from core.testing.ranks import Backend
 from core.testing.report import report_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from core import Capability
     from core.registry import Registry
@@ -81,6 +83,12 @@ class Conformance(PackagingTests, Generic[T]):
     def declared(self) -> Capability | None:
         """What the plugin says that it can do; None for kinds that declare nothing."""
         return None
+
+    @pytest.fixture
+    def folder(self) -> Iterator[Path]:
+        """An empty one, gone afterwards."""
+        with tempfile.TemporaryDirectory(prefix="core-testing-") as name:
+            yield Path(name)
 
     @pytest.fixture(autouse=True)
     def _gate(self, request: pytest.FixtureRequest) -> None:

@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -14,9 +10,10 @@ import pytest
 
 from core import Launcher
 from core.testing.conformance import Conformance
+from core.testing.scripts import run_script
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    pass
 
 _TIMEOUT_S = 120
 
@@ -89,12 +86,6 @@ class LauncherConformance(Conformance[Launcher]):
     kind = "launcher"
     num_processes: ClassVar[int] = 2
 
-    @pytest.fixture
-    def folder(self) -> Iterator[Path]:
-        """An empty one, gone afterwards."""
-        with tempfile.TemporaryDirectory(prefix="core-testing-") as name:
-            yield Path(name)
-
     def test_says_how_it_calls(self) -> None:
         """`calls_in_place` and `pickles` are yes or no."""
         launcher = self.make()
@@ -145,17 +136,8 @@ class LauncherConformance(Conformance[Launcher]):
         self._assert_nobody_lives(folder)
 
     def _start(self, what: str, folder: Path) -> _Ended:
-        program = folder / "program.py"
-        program.write_text(_PROGRAM)
         arguments: list[Any] = [{"alias": self.alias, **self.options}, self.num_processes, what, str(folder)]
-        done = subprocess.run(
-            [sys.executable, str(program), json.dumps(arguments)],
-            env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)},
-            cwd=folder,
-            capture_output=True,
-            text=True,
-            timeout=_TIMEOUT_S,
-        )
+        done = run_script(folder / "program.py", _PROGRAM, arguments, timeout_s=_TIMEOUT_S)
         return _Ended(done.returncode, done.stderr)
 
     def _main(self, folder: Path) -> dict[str, Any]:

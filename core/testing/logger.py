@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import math
 import pickle
-import tempfile
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -20,8 +19,6 @@ from core.testing.networks import Perceptron, make_loader
 from core.testing.ranks import Backend
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from core.testing.ranks import Rank
 
 
@@ -47,12 +44,6 @@ class LoggerConformance(Conformance[Logger]):
             folder: where it writes.
         """
         return None
-
-    @pytest.fixture
-    def folder(self) -> Iterator[Path]:
-        """An empty one, gone afterwards."""
-        with tempfile.TemporaryDirectory(prefix="core-testing-") as name:
-            yield Path(name)
 
     @pytest.fixture(autouse=True)
     def _need_library(self, _gate: None) -> None:

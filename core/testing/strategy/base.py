@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import functools
-import tempfile
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import pytest
@@ -15,7 +13,7 @@ from core.testing.conformance import Conformance
 from core.testing.ranks import Backend
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Mapping
 
 
 class StrategySuite(Conformance[Strategy]):
@@ -86,12 +84,6 @@ class StrategySuite(Conformance[Strategy]):
         """Skip a test that says nothing about one process."""
         if self.num_processes == 1:
             pytest.skip(f"{self.alias} is tested in one process")
-
-    @pytest.fixture
-    def folder(self) -> Iterator[Path]:
-        """An empty one, gone afterwards."""
-        with tempfile.TemporaryDirectory(prefix="core-testing-") as name:
-            yield Path(name)
 
     @pytest.fixture(autouse=True)
     def _need_devices(self, _gate: None) -> None:

@@ -13,8 +13,10 @@ from core.testing.conformance import needs
 from core.testing.strategy.base import StrategySuite
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
+    from core import Fabric
     from core.testing.ranks import Rank
 
 _SHAPES = ((), (1,), (3,), (7, 1, 5), (0,), (3, 0))
@@ -33,69 +35,81 @@ class CollectiveTests(StrategySuite):
     def test_reduces(self, dtype: torch.dtype) -> None:
         """`reduce` by every operation, in odd and empty shapes; the argument stays as it was."""
         self._need_dtype(dtype)
-        assert all(self.run(_check_reductions, dtype))
+        self._check(_check_reductions, dtype)
 
     @needs(Capability.COLLECTIVES)
     @pytest.mark.parametrize("dtype", _DTYPES, ids=lambda dtype: str(dtype).removeprefix("torch."))
     def test_gathers(self, dtype: torch.dtype) -> None:
         """`all_gather` stacks by rank, in odd and empty shapes, also what isn't contiguous."""
         self._need_dtype(dtype)
-        assert all(self.run(_check_gathering, dtype))
+        self._check(_check_gathering, dtype)
 
     @needs(Capability.COLLECTIVES)
     def test_reduces_by_the_mean_at_first(self) -> None:
         """`reduce` and `all_reduce` without an operation take the mean, of integers as floats."""
-        assert all(self.run(_check_default_operation))
+        self._check(_check_default_operation)
 
     @needs(Capability.COLLECTIVES)
     def test_reduces_nested_data(self) -> None:
         """Fabric's forms take nested structures and numbers."""
-        assert all(self.run(_check_nested))
+        self._check(_check_nested)
 
     @needs(Capability.COLLECTIVES)
     def test_gradients_flow_through_all_gather(self) -> None:
         """With `sync_grads`, each rank gets what all ranks want of its own tensor; without, none."""
-        assert all(self.run(_check_gradients))
+        self._check(_check_gradients)
 
     @needs(Capability.COLLECTIVES)
     def test_broadcasts_tensors(self) -> None:
         """From every rank to all, with dtype and shape, on the receiver's device."""
-        assert all(self.run(_check_tensor_broadcast))
+        self._check(_check_tensor_broadcast)
 
     @needs(Capability.COLLECTIVES)
     def test_broadcasts_objects(self) -> None:
         """Whatever pickles, from every rank, small and large."""
-        assert all(self.run(_check_object_broadcast))
+        self._check(_check_object_broadcast)
 
     @needs(Capability.COLLECTIVES)
     def test_gathers_objects(self) -> None:
         """On the rank that asks, in the order of ranks; None elsewhere."""
-        assert all(self.run(_check_gathered_objects))
+        self._check(_check_gathered_objects)
 
     @needs(Capability.COLLECTIVES)
     def test_barrier_waits(self, folder: Path) -> None:
         """Nobody passes before the last one has come."""
-        assert all(self.run(_check_barrier, folder))
+        self._check(_check_barrier, folder)
 
     @needs(Capability.COLLECTIVES)
     def test_agrees_on_yes_and_no(self) -> None:
         """`reduce_boolean_decision`: all must say so, or any."""
-        assert all(self.run(_check_decisions))
+        self._check(_check_decisions)
 
     @needs(Capability.COLLECTIVES)
     def test_checkpoint_ios_can_talk(self) -> None:
         """`strategy.collectives`, which a CheckpointIO gets, counts and connects the same ranks."""
-        assert all(self.run(_check_storage_collectives))
+        self._check(_check_storage_collectives)
 
     def test_one_process_is_alone(self) -> None:
         """In a world of one, collectives give back what they get; `all_gather` adds no axis."""
         if 1 not in (self.num_processes, self.other_num_processes):
             pytest.skip(f"{self.alias} is not tested in one process")
-        assert all(self.backend_of(1, 1).run(_check_identity))
+        assert all(self.backend_of(1, 1).run(_together, _check_identity))
+
+    def _check(self, check: Callable[..., None], *args: Any) -> None:
+        assert all(self.run(_together, check, *args))
 
     def _need_dtype(self, dtype: torch.dtype) -> None:
         if dtype not in self.reduced_dtypes:
             pytest.skip(f"{self.alias} is not tested with {dtype}")
+
+
+def _together(rank: Rank, check: Callable[..., None], *args: Any) -> bool:
+    """Let the ranks come together, check, and part."""
+    fabric = rank.fabric()
+    fabric.barrier()
+    check(fabric, *args)
+    fabric.teardown()
+    return True
 
 
 def _value(rank: int, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
@@ -116,9 +130,7 @@ def _expected(operation: str, values: list[torch.Tensor], dtype: torch.dtype) ->
     return (stacked.amin(0) if operation == "min" else stacked.amax(0)).to(dtype)
 
 
-def _check_reductions(rank: Rank, dtype: torch.dtype) -> bool:
-    fabric = rank.fabric()
-    fabric.barrier()
+def _check_reductions(fabric: Fabric, dtype: torch.dtype) -> None:
     strategy = fabric.strategy
     for shape in _SHAPES:
         values = [_value(number, shape, dtype) for number in range(strategy.world_size)]
@@ -129,13 +141,9 @@ def _check_reductions(rank: Rank, dtype: torch.dtype) -> bool:
             assert torch.equal(own, before), f"reduce({operation}) has changed its argument"
             assert found.device == own.device
             torch.testing.assert_close(found.cpu(), _expected(operation, values, dtype), msg=f"{operation} of {shape}")
-    fabric.teardown()
-    return True
 
 
-def _check_gathering(rank: Rank, dtype: torch.dtype) -> bool:
-    fabric = rank.fabric()
-    fabric.barrier()
+def _check_gathering(fabric: Fabric, dtype: torch.dtype) -> None:
     strategy = fabric.strategy
     for shape in _SHAPES:
         values = [_value(number, shape, dtype) for number in range(strategy.world_size)]
@@ -145,26 +153,18 @@ def _check_gathering(rank: Rank, dtype: torch.dtype) -> bool:
     wide = [_value(number, (4, 6), dtype) for number in range(strategy.world_size)]
     found = strategy.all_gather(wide[strategy.global_rank].to(strategy.root_device).t())
     assert torch.equal(found.cpu(), torch.stack([value.t() for value in wide])), "all_gather of a transposed tensor"
-    fabric.teardown()
-    return True
 
 
-def _check_default_operation(rank: Rank) -> bool:
-    fabric = rank.fabric()
-    fabric.barrier()
+def _check_default_operation(fabric: Fabric) -> None:
     strategy = fabric.strategy
     expected = sum(range(strategy.world_size)) / strategy.world_size
     for dtype in (torch.float32, torch.int64):
         own = torch.tensor(strategy.global_rank, dtype=dtype, device=strategy.root_device)
         assert strategy.reduce(own).item() == expected
         assert strategy.all_reduce(own).item() == expected
-    fabric.teardown()
-    return True
 
 
-def _check_nested(rank: Rank) -> bool:
-    fabric = rank.fabric()
-    fabric.barrier()
+def _check_nested(fabric: Fabric) -> None:
     number, size = fabric.global_rank, fabric.world_size
     total = sum(range(size))
     data = {"tensor": torch.tensor([float(number)]), "pair": (number, [float(number)])}
@@ -174,13 +174,9 @@ def _check_nested(rank: Rank) -> bool:
     assert reduced["pair"][1][0].item() == total
     gathered = fabric.all_gather(data)
     assert gathered["tensor"].tolist() == [[float(other)] for other in range(size)]
-    fabric.teardown()
-    return True
 
 
-def _check_gradients(rank: Rank) -> bool:
-    fabric = rank.fabric()
-    fabric.barrier()
+def _check_gradients(fabric: Fabric) -> None:
     strategy = fabric.strategy
     own = torch.ones(2, requires_grad=True, device=strategy.root_device)
     factors = torch.arange(1.0, strategy.world_size + 1, device=strategy.root_device).unsqueeze(1)
@@ -192,13 +188,9 @@ def _check_gradients(rank: Rank) -> bool:
     assert own.grad.tolist() == [wanted, wanted]
     if strategy.world_size > 1:
         assert not strategy.all_gather(own).requires_grad
-    fabric.teardown()
-    return True
 
 
-def _check_tensor_broadcast(rank: Rank) -> bool:
-    fabric = rank.fabric()
-    fabric.barrier()
+def _check_tensor_broadcast(fabric: Fabric) -> None:
     strategy = fabric.strategy
     for source in range(strategy.world_size):
         for shape in _SHAPES:
@@ -206,38 +198,26 @@ def _check_tensor_broadcast(rank: Rank) -> bool:
             found = strategy.broadcast(own, source)
             assert torch.equal(found.cpu(), _value(source, shape, torch.float32)), f"of rank {source}, {shape}"
             assert found.device == strategy.root_device
-    fabric.teardown()
-    return True
 
 
-def _check_object_broadcast(rank: Rank) -> bool:
-    fabric = rank.fabric()
-    fabric.barrier()
+def _check_object_broadcast(fabric: Fabric) -> None:
     strategy = fabric.strategy
     for source in range(strategy.world_size):
         for size in (0, 10, 300_000):
             own: dict[str, Any] = {"from": strategy.global_rank, "nested": [(1, None)], "bytes": b"x" * size}
             assert strategy.broadcast(own, source) == {**own, "from": source}
     assert strategy.broadcast(strategy.global_rank) == 0
-    fabric.teardown()
-    return True
 
 
-def _check_gathered_objects(rank: Rank) -> bool:
-    fabric = rank.fabric()
-    fabric.barrier()
+def _check_gathered_objects(fabric: Fabric) -> None:
     strategy = fabric.strategy
     for destination in range(strategy.world_size):
         found = strategy.gather_objects({"from": strategy.global_rank}, destination)
         expected = [{"from": number} for number in range(strategy.world_size)]
         assert found == (expected if strategy.global_rank == destination else None)
-    fabric.teardown()
-    return True
 
 
-def _check_barrier(rank: Rank, folder: Path) -> bool:
-    fabric = rank.fabric()
-    fabric.barrier()
+def _check_barrier(fabric: Fabric, folder: Path) -> None:
     strategy = fabric.strategy
     for late in range(strategy.world_size):
         if strategy.global_rank == late:
@@ -245,13 +225,9 @@ def _check_barrier(rank: Rank, folder: Path) -> bool:
             (folder / f"late-{late}").touch()
         strategy.barrier(f"for rank {late}")
         assert (folder / f"late-{late}").exists(), f"the barrier did not wait for rank {late}"
-    fabric.teardown()
-    return True
 
 
-def _check_decisions(rank: Rank) -> bool:
-    fabric = rank.fabric()
-    fabric.barrier()
+def _check_decisions(fabric: Fabric) -> None:
     strategy = fabric.strategy
     first, everybody = strategy.global_rank == 0, strategy.world_size == 1
     assert strategy.reduce_boolean_decision(True) is True
@@ -259,26 +235,18 @@ def _check_decisions(rank: Rank) -> bool:
     assert strategy.reduce_boolean_decision(first) is everybody
     assert strategy.reduce_boolean_decision(first, all=False) is True
     assert strategy.reduce_boolean_decision(False, all=False) is False
-    fabric.teardown()
-    return True
 
 
-def _check_storage_collectives(rank: Rank) -> bool:
-    fabric = rank.fabric()
-    fabric.barrier()
+def _check_storage_collectives(fabric: Fabric) -> None:
     collectives = fabric.strategy.collectives
     assert (collectives.rank, collectives.size) == (fabric.strategy.global_rank, fabric.strategy.world_size)
     assert collectives.broadcast_object({"from": collectives.rank}) == {"from": 0}
     gathered = collectives.gather_objects(collectives.rank)
     assert gathered == (list(range(collectives.size)) if collectives.rank == 0 else None)
     collectives.barrier()
-    fabric.teardown()
-    return True
 
 
-def _check_identity(rank: Rank) -> bool:
-    fabric = rank.fabric()
-    fabric.barrier()
+def _check_identity(fabric: Fabric) -> None:
     strategy = fabric.strategy
     tensor = torch.tensor([1.0, 2.0], device=strategy.root_device)
     assert strategy.reduce(tensor).tolist() == [1.0, 2.0]
@@ -286,5 +254,3 @@ def _check_identity(rank: Rank) -> bool:
     assert strategy.broadcast({"a": 1}) == {"a": 1}
     assert strategy.gather_objects("x") == ["x"]
     assert strategy.reduce_boolean_decision(False) is False
-    fabric.teardown()
-    return True

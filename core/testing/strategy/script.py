@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -13,6 +9,7 @@ import torch
 from torch import nn
 
 from core.registry.names import IN_PROCESS
+from core.testing.scripts import run_script
 from core.testing.strategy.base import StrategySuite
 
 if TYPE_CHECKING:
@@ -77,18 +74,10 @@ class ScriptTests(StrategySuite):
         torch.testing.assert_close(found["layer.bias"].double(), expected.bias, rtol=1e-5, atol=1e-7)
 
     def _run_script(self, folder: Path) -> dict[str, Any]:
-        program, out = folder / "train.py", folder / "weights"
-        program.write_text(_PROGRAM)
+        out = folder / "weights"
         options = {"strategy": self.alias, "accelerator": self.accelerator, "devices": self.num_processes}
         arguments = [options, str(self.dtype).removeprefix("torch."), _BATCH_SIZE // self.shares, str(out)]
-        done = subprocess.run(
-            [sys.executable, str(program), json.dumps(arguments)],
-            env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)},
-            cwd=folder,
-            capture_output=True,
-            text=True,
-            timeout=_TIMEOUT_S,
-        )
+        done = run_script(folder / "train.py", _PROGRAM, arguments, timeout_s=_TIMEOUT_S)
         assert done.returncode == 0, f"the script ended with code {done.returncode}:\n{done.stderr}"
         weights: dict[str, Any] = torch.load(out, map_location="cpu", weights_only=True)
         return weights

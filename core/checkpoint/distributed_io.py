@@ -5,16 +5,16 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
-from core.checkpoint.agreement import on_rank_zero, together
-from core.contract.checkpoint_io import CheckpointIO
+from core.checkpoint.agreement import together
+from core.checkpoint.any_form_io import AnyFormCheckpointIO
 from core.contract.errors import CheckpointError
 
-# Every run has one of these, and not every run saves or loads: what only that needs is imported in the methods.
+# What only saving or loading needs is imported in the methods.
 if TYPE_CHECKING:
     from core.contract.checkpoint_io import Collectives, PathLike
 
 
-class DistributedCheckpointIO(CheckpointIO):
+class DistributedCheckpointIO(AnyFormCheckpointIO):
     """A folder for each checkpoint, written and read by all ranks at once, at any number of them.
 
     Each rank writes its shards to a file of its own, one tensor after the other and without a copy, and works out by
@@ -90,30 +90,3 @@ class DistributedCheckpointIO(CheckpointIO):
         from core.checkpoint import formats
 
         return together(collectives, lambda: formats.describe(path))
-
-    def remove_checkpoint(self, path: PathLike, *, collectives: Collectives) -> None:
-        """Delete the checkpoint at `path`, whole. Nothing happens if it is not there.
-
-        Raises:
-            CheckpointError: it can't be deleted, or a folder is there that isn't a checkpoint. Raised on all ranks.
-        """
-        from core.checkpoint import formats
-
-        on_rank_zero(collectives, lambda: formats.remove(path))
-
-    def exists(self, path: PathLike) -> bool:
-        """Rank 0. Whether a complete checkpoint is at `path`."""
-        from core.checkpoint.folder import folder_of
-
-        return folder_of(path).exists()
-
-    def verify_checkpoint(self, path: PathLike) -> None:
-        """Rank 0. Read every byte of the checkpoint at `path` and compare its digest.
-
-        Raises:
-            CheckpointNotFoundError: nothing is there.
-            CheckpointCorruptedError: it is damaged; the file is named.
-        """
-        from core.checkpoint import formats
-
-        formats.verify_checkpoint(path)

@@ -7,14 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 from core.checkpoint import formats
 from core.checkpoint.agreement import on_rank_zero, together
-from core.checkpoint.folder import folder_of
-from core.contract.checkpoint_io import CheckpointIO
+from core.checkpoint.any_form_io import AnyFormCheckpointIO
 
 if TYPE_CHECKING:
     from core.contract.checkpoint_io import Collectives, PathLike
 
 
-class SingleFileCheckpointIO(CheckpointIO):
+class SingleFileCheckpointIO(AnyFormCheckpointIO):
     """One file, which rank 0 writes and all ranks read. Meant to be subclassed: only `write_file` differs."""
 
     layout = "full"
@@ -63,24 +62,3 @@ class SingleFileCheckpointIO(CheckpointIO):
             CheckpointError: it can't be read.
         """
         return together(collectives, lambda: formats.load_checkpoint(path))
-
-    def remove_checkpoint(self, path: PathLike, *, collectives: Collectives) -> None:
-        """Delete the checkpoint at `path` and its digest. Nothing happens if they are not there.
-
-        Raises:
-            CheckpointError: it can't be deleted. Raised on all ranks.
-        """
-        on_rank_zero(collectives, lambda: formats.remove(path))
-
-    def exists(self, path: PathLike) -> bool:
-        """Rank 0. Whether a checkpoint is at `path`, in whichever form."""
-        return folder_of(path).exists()
-
-    def verify_checkpoint(self, path: PathLike) -> None:
-        """Rank 0. Read every byte of the checkpoint at `path` and compare its digest.
-
-        Raises:
-            CheckpointNotFoundError: nothing is there.
-            CheckpointCorruptedError: it is damaged; the file is named.
-        """
-        formats.verify_checkpoint(path)

@@ -20,8 +20,8 @@ class TorchElasticEnvironment(ClusterEnvironment):
 
     Variables:
         RANK, WORLD_SIZE, LOCAL_RANK: ranks, and number of processes.
-        LOCAL_WORLD_SIZE: processes on this node. Optional; all of them if it isn't set.
-        GROUP_RANK: number of this node. Optional; follows from RANK and LOCAL_WORLD_SIZE if it isn't set.
+        LOCAL_WORLD_SIZE, or LOCAL_SIZE: processes on this node. Optional; all of them if neither is set.
+        GROUP_RANK, or CROSS_RANK: number of this node. Optional; follows from RANK and the size of a node.
         MASTER_ADDR, MASTER_PORT: where the ranks meet.
         TORCHELASTIC_RUN_ID: set by torchrun; name of the job.
         TORCHELASTIC_RESTART_COUNT: how often torchrun has started the workers again.
@@ -58,13 +58,13 @@ class TorchElasticEnvironment(ClusterEnvironment):
         return read_int("LOCAL_RANK", hint=_HINT)
 
     def node_rank(self) -> int:
-        """`GROUP_RANK`, or what follows from the size of a node."""
-        if os.environ.get("GROUP_RANK"):
-            return read_int("GROUP_RANK", hint=_HINT)
+        """`GROUP_RANK` or `CROSS_RANK`, or what follows from the size of a node."""
+        if os.environ.get("GROUP_RANK") or os.environ.get("CROSS_RANK"):
+            return read_int("GROUP_RANK", "CROSS_RANK", hint=_HINT)
         return self.global_rank() // self._local_world_size()
 
     def _local_world_size(self) -> int:
-        return read_int("LOCAL_WORLD_SIZE", "WORLD_SIZE", hint=_HINT, minimum=1)
+        return read_int("LOCAL_WORLD_SIZE", "LOCAL_SIZE", "WORLD_SIZE", hint=_HINT, minimum=1)
 
     @property
     def restart_count(self) -> int:
@@ -83,14 +83,19 @@ class TorchElasticEnvironment(ClusterEnvironment):
             ConfigurationError: it isn't.
         """
         local, world_size = self._local_world_size(), self.world_size()
+        is_torchrun = "TORCHELASTIC_RUN_ID" in os.environ
         check_world(
-            starter="torchrun",
+            starter="torchrun" if is_torchrun else "The launcher",
             world_size=world_size,
             world_variable="WORLD_SIZE",
             num_devices=num_devices,
             num_nodes=num_nodes,
-            cure=f"Pass devices={local} and num_nodes={max(1, world_size // local)}, "
-            f"or start it with --nproc-per-node {num_devices} --nnodes {num_nodes}.",
+            cure=f"Pass devices={local} and num_nodes={max(1, world_size // local)}, or "
+            + (
+                f"start it with --nproc-per-node {num_devices} --nnodes {num_nodes}."
+                if is_torchrun
+                else f"let it start {num_devices * num_nodes}."
+            ),
         )
 
     def job_id(self) -> str | None:

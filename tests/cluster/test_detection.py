@@ -87,7 +87,7 @@ def no_scheduler(monkeypatch):
     prefixes = ("SLURM", "OMPI", "PMI", "MPI_", "MV2", "LSB_", "JSM_", "KUBERNETES", "TORCHELASTIC", "CORE_")
     names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "NODE_RANK", "MASTER_ADDR")
     for name in list(os.environ):
-        if name.startswith(prefixes) or name in (*names, "MASTER_PORT"):
+        if name.startswith(prefixes) or name in (*names, "MASTER_PORT", "LOCAL_SIZE", "CROSS_RANK"):
             monkeypatch.delenv(name)
 
 
@@ -168,6 +168,19 @@ def test_torch_variables_without_torchrun(given):
     environment = TorchElasticEnvironment()
     assert described(environment) == ("10.0.0.1", 29400, 4, 3, 1, 0)
     assert (environment.restart_count, environment.store_is_hosted, environment.job_id()) == (0, False, None)
+
+
+def test_launchers_that_say_otherwise_what_a_node_is(given):
+    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+    given({name: TORCHRUN[name] for name in names}, LOCAL_SIZE="2", CROSS_RANK="1")
+    environment = TorchElasticEnvironment()
+    assert described(environment) == ("10.0.0.1", 29400, 4, 3, 1, 1)
+    with pytest.raises(ConfigurationError) as caught:
+        environment.validate(num_devices=1, num_nodes=2)
+    assert str(caught.value) == (
+        "The launcher started 4 processes (WORLD_SIZE=4), but devices=1 and num_nodes=2 ask for 2. "
+        "Pass devices=2 and num_nodes=2, or let it start 2."
+    )
 
 
 def test_slurm(given):

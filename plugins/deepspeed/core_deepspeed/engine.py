@@ -47,6 +47,9 @@ class ZeroEngine:
     def __init__(self, deepspeed: Any, module: nn.Module, optimizer: Optimizer | None, config: dict[str, Any]) -> None:
         """All ranks. Make the engine, which converts the module and cuts what its stage cuts."""
         self.module, self.optimizer = module, optimizer
+        self._deepspeed, self._sets_checkpointing = deepspeed, any(config.get("activation_checkpointing", {}).values())
+        if self._sets_checkpointing:
+            deepspeed.checkpointing.configure(None, deepspeed_config=config)
         self.groups = (
             [list(group["params"]) for group in optimizer.param_groups if group["params"]] if optimizer else []
         )
@@ -129,6 +132,8 @@ class ZeroEngine:
         """
         if self.optimizer is not None:
             vars(self.optimizer).pop("zero_grad", None)
+        if self._sets_checkpointing:
+            self._deepspeed.checkpointing.configure(None)  # it is the process's, and the next run says its own
         swap_folders = self._swap_folders()
         self.wrapped.destroy()
         for folder in swap_folders:

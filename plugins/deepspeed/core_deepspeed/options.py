@@ -61,9 +61,9 @@ class Options:
         contiguous_gradients: copy gradients into one buffer as they come.
         sub_group_size: elements that the optimizer of stage 3 steps at a time.
         zero_allow_untested_optimizer: take optimizers that DeepSpeed's authors haven't tested with ZeRO.
-        partition_activations: cut checkpointed activations over model-parallel ranks.
-        cpu_checkpointing: keep checkpointed activations in the memory of the CPU.
-        contiguous_memory_optimization: copy checkpointed activations into one buffer.
+        partition_activations: refused: cut checkpointed activations over model-parallel ranks, of which there are none.
+        cpu_checkpointing: keep what `deepspeed.checkpointing.checkpoint` is given in the memory of the CPU.
+        contiguous_memory_optimization: refused: copy checkpointed activations that are cut into one buffer.
         synchronize_checkpoint_boundary: wait for the device after each checkpointed part.
         loss_scale: of `16-mixed` and `16-true`; 0 adapts it.
         initial_scale_power: the first scale is 2 to this power.

@@ -26,6 +26,7 @@ def refuse_impossible(config: Mapping[str, Any], options: Options) -> None:
         raise ConfigurationError(f"stage={stage!r}: expected 1, 2 or 3.{hint}")
     _check_offload(config, stage)
     _check_remote_device(config, stage, options.remote_device)
+    _check_activations(config)
     for block in (OFFLOAD_PARAMETERS, OFFLOAD_OPTIMIZER):
         if offload_device(config, block) == "nvme":
             _check_folder(look_up(config, (*block, "nvme_path")))
@@ -53,6 +54,30 @@ def refuse_formats(config: Mapping[str, Any], precision: str, device_type: str) 
             "precision='32-true' with parameters offloaded to NVMe: DeepSpeed stores them as bfloat16, without a word, "
             "where the device has no float16. Use precision='bf16-mixed', or offload_params_device='cpu'."
         )
+
+
+def refuse_checkpointing(config: Mapping[str, Any], device_type: str) -> None:
+    """Refuse to move activations to where they are.
+
+    Raises:
+        ConfigurationError: activations of a CPU are to be kept on the CPU.
+    """
+    if device_type == "cpu" and look_up(config, ("activation_checkpointing", "cpu_checkpointing")):
+        # checkpointing.py empties what `checkpoint` was given, and on a CPU its copy is the same tensor. As of 0.19.
+        raise ConfigurationError(
+            "cpu_checkpointing=True on a CPU, where activations are already: DeepSpeed would lose them. Leave it out."
+        )
+
+
+def _check_activations(config: Mapping[str, Any]) -> None:
+    for name in ("partition_activations", "contiguous_memory_optimization"):
+        if look_up(config, ("activation_checkpointing", name)):
+            raise ConfigurationError(
+                f"{name}=True is for activations that model-parallel ranks have in common, and here each rank has its "
+                "own: it saves no memory. DeepSpeed would empty each tensor that its checkpoint() is given, so that a "
+                "model which uses one again, as in x + checkpoint(layer, x), computes with garbage, without a word. "
+                "Leave it out: checkpoint() alone saves what can be saved."
+            )
 
 
 def _check_offload(config: Mapping[str, Any], stage: int) -> None:

@@ -182,8 +182,6 @@ class DeepSpeedStrategy(ParallelStrategy):
         deepspeed, config = self._connect(), self._engine_config()
         if optimizer is not None:
             optimizer = stepping.choose(deepspeed, optimizer, config)
-        if any(config.get("activation_checkpointing", {}).values()):
-            deepspeed.checkpointing.configure(None, deepspeed_config=config)
         engine = ZeroEngine(deepspeed, module, optimizer, config)
         self.engines.append(engine)
         return engine

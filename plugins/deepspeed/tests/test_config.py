@@ -164,6 +164,12 @@ class TestRefusals:
         assert "remote_device='gpu': expected 'cpu', 'nvme' or None" in refusal(stage=3, remote_device="gpu")
         config_of(stage=3, remote_device="cpu", offload_parameters=True)
 
+    @pytest.mark.parametrize("name", ["partition_activations", "contiguous_memory_optimization"])
+    def test_activations_that_are_cut(self, name):
+        expected = f"{name}=True is for activations that model-parallel ranks have in common"
+        assert expected in refusal(**{name: True})
+        assert expected in refusal({"activation_checkpointing": {name: True}})
+
 
 class TestRun:
     def test_its_arguments_are_written(self):
@@ -228,6 +234,13 @@ class TestRun:
 
     def test_float64(self):
         assert "precision='64-true': DeepSpeed computes in '16-mixed'" in refusal_of_run(run={"precision": "64-true"})
+
+    def test_activations_of_a_cpu_on_the_cpu(self):
+        assert "cpu_checkpointing=True on a CPU, where activations are already" in refusal_of_run(
+            cpu_checkpointing=True
+        )
+        gpu = {"device_type": "cuda"}
+        assert fitted(cpu_checkpointing=True, run=gpu)["activation_checkpointing"]["cpu_checkpointing"] is True
 
     def test_float32_parameters_on_nvme(self, tmp_path):
         offload = {"stage": 3, "offload_parameters": True, "offload_params_device": "nvme", "nvme_path": tmp_path}

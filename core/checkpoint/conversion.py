@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from core.checkpoint import formats
 from core.checkpoint.distributed_io import DistributedCheckpointIO
-from core.checkpoint.safetensors_io import SafetensorsCheckpointIO
-from core.checkpoint.torch_io import TorchCheckpointIO
 from core.contract.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -16,35 +15,28 @@ if TYPE_CHECKING:
 
     from core.contract.checkpoint_io import CheckpointIO, Collectives, PathLike
 
-FORMS = ("distributed", "torch", "safetensors")
 
-
-def convert_checkpoint(source: PathLike, target: PathLike, form: str, *, reader: CheckpointIO | None = None) -> None:
+def convert_checkpoint(
+    source: PathLike, target: PathLike, writer: CheckpointIO, *, reader: CheckpointIO | None = None
+) -> None:
     """One process. Read the checkpoint at `source`, of any form, and write it to `target` in another.
 
     Args:
         source: a local path or a URL.
         target: likewise; nothing may be there.
-        form: `"distributed"` for a folder, `"torch"` for a file, `"safetensors"` for the weights alone.
+        writer: of the form that is wanted. It is torn down in the end, for one that writes in the background.
         reader: what can read `source`; None for the core's own forms.
 
     Raises:
         CheckpointError: `source` can't be read, or something is at `target`.
     """
-    if formats.open_place(target).exists():
+    if writer.exists(target) or formats.open_place(target).exists():
         raise CheckpointError(f"Something is at {os.fspath(target)!r} already. Name a place that is free.")
-    if reader is None:
-        state, alone = formats.load_checkpoint(source), _Alone(_writer_of(source))
-    else:
-        alone = _Alone({})
-        state = reader.load_checkpoint(source, collectives=alone)
-    _io_of(form).save_checkpoint(state, target, collectives=alone)
-
-
-def _io_of(form: str) -> CheckpointIO:
-    if form == "distributed":
-        return DistributedCheckpointIO()
-    return TorchCheckpointIO() if form == "torch" else SafetensorsCheckpointIO()
+    alone = _Alone(source if reader is None else None)
+    try:
+        writer.convert_checkpoint(source, target, reader=reader or DistributedCheckpointIO(), collectives=alone)
+    finally:
+        writer.teardown()
 
 
 def _writer_of(path: PathLike) -> Mapping[str, Any]:
@@ -57,8 +49,13 @@ class _Alone:
 
     rank, size = 0, 1
 
-    def __init__(self, writer: Mapping[str, Any]) -> None:
-        self.writer = writer
+    def __init__(self, source: PathLike | None) -> None:
+        self._source = source
+
+    @cached_property
+    def writer(self) -> Mapping[str, Any]:
+        """Who has saved the original, if it is of a form of the core's."""
+        return _writer_of(self._source) if self._source is not None else {}
 
     def barrier(self) -> None:
         """Nobody to wait for."""

@@ -74,16 +74,13 @@ def verify(ctx: click.Context, paths: tuple[str, ...]) -> None:
 @checkpoint.command(short_help="Write a checkpoint in another form.")
 @click.argument("source")
 @click.argument("target")
-@click.option(
-    "--to",
-    type=click.Choice(["distributed", "torch", "safetensors"]),
-    help="A folder, one file, or the weights alone.  [default: what the target's name says]",
-)
+@click.option("--to", metavar="ALIAS", help="CheckpointIO that makes TARGET.  [default: what the target's name says]")
 @click.option("--from", "reader", metavar="ALIAS", help="CheckpointIO of a plugin that reads SOURCE.")
 def convert(source: str, target: str, to: str | None, reader: str | None) -> None:
     """Write the checkpoint at SOURCE to TARGET in another form.
 
-    A TARGET that ends with .safetensors gets the weights alone, one with .pt or .pth is a file, and any other a folder.
+    A TARGET that ends with .safetensors gets the weights alone, one with .pt or .pth is a file, and any other a folder:
+    --to safetensors, torch and distributed. `core list-checkpoint-ios` lists all forms, those of plugins too.
     """
     _convert(source, target, to or _form_of(target), reader)
 
@@ -100,7 +97,8 @@ def _convert(source: str, target: str, form: str, reader: str | None = None) -> 
     from core.checkpoint.conversion import convert_checkpoint
     from core.registry import CHECKPOINT_IO_REGISTRY
 
-    convert_checkpoint(source, target, form, reader=CHECKPOINT_IO_REGISTRY.create(reader) if reader else None)
+    create = CHECKPOINT_IO_REGISTRY.create
+    convert_checkpoint(source, target, create(form), reader=create(reader) if reader else None)
     click.echo(f"{target}: {form}")
 
 

@@ -89,6 +89,27 @@ class CheckpointIO(abc.ABC):
             CheckpointCorruptedError: damaged, incomplete, or not a checkpoint; the file is named.
         """
 
+    def convert_checkpoint(
+        self, source: PathLike, target: PathLike, *, reader: CheckpointIO, collectives: Collectives
+    ) -> None:
+        """One process. Write to `target`, in this form, the checkpoint at `source`, which is of another.
+
+        By default the state goes through memory: `reader` loads it, and this saves it. Override it where this form is
+        made from the files of another one, and `reader` isn't needed.
+
+        Args:
+            source: a local path or a URL that fsspec knows.
+            target: likewise; nothing is there.
+            reader: what loads checkpoints of the form at `source`.
+            collectives: of this process alone.
+
+        Raises:
+            CheckpointError: `source` can't be read, or isn't what this form is made from; or `target` can't be written,
+                and nothing is there.
+        """
+        state = reader.load_checkpoint(source, collectives=collectives)
+        self.save_checkpoint(state, target, collectives=collectives)
+
     def describe_checkpoint(self, path: PathLike, *, collectives: Collectives) -> dict[str, Any] | None:
         """All ranks. What was saved at `path`, with a `TensorDescription` in the place of each tensor.
 

@@ -135,3 +135,63 @@ def test_what_lightning_has_saved(run, tmp_path):
     assert (state["progress"]["global_step"], state["progress"]["total_batches"]) == (16, 16)
     assert state["hyper_parameters"] == {"width": 4}
     assert state["module_section"] == {"mine": 5}
+
+
+ACME = """
+import json
+from pathlib import Path
+
+from core import CheckpointError, CheckpointIO
+
+
+class Acme(CheckpointIO):
+    '''Weights as JSON.'''
+
+    def save_checkpoint(self, state, path, *, collectives):
+        Path(path).write_text(json.dumps({name: value.tolist() for name, value in state["model"].items()}))
+
+    def load_checkpoint(self, path, *, collectives, state=None):
+        raise CheckpointError("Acme's can't be read.")
+
+    def remove_checkpoint(self, path, *, collectives):
+        Path(path).unlink(missing_ok=True)
+
+
+class AcmeIndex(Acme):
+    '''The names in a file of Acme's, which nothing reads.'''
+
+    def convert_checkpoint(self, source, target, *, reader, collectives):
+        Path(target).write_text(",".join(json.loads(Path(source).read_text())))
+"""
+
+
+def test_forms_of_a_plugin(core_cli, tmp_path):
+    entry_points = "[core.checkpoint_ios]\nacme = core_acme:Acme\nacme_index = core_acme:AcmeIndex\n"
+    core_cli.install("core-acme", entry_points, requires=("core>=0.1",), modules={"core_acme": ACME})
+    torch.save({"model": {"bias": torch.ones(2)}}, tmp_path / "last.pt")
+
+    def convert(*arguments):
+        done = core_cli("checkpoint", "convert", *map(str, arguments), PYTHONWARNINGS="ignore")
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    weights, names = tmp_path / "weights.json", tmp_path / "names.txt"
+    assert convert(tmp_path / "last.pt", weights, "--to", "acme") == f"{weights}: acme\n"
+    assert json.loads(weights.read_text()) == {"bias": [1.0, 1.0]}
+    convert(weights, names, "--to", "acme-index")
+    assert names.read_text() == "bias"
+
+
+def test_one_that_writes_in_the_background_has_written(run, path, tmp_path):
+    assert run("convert", path, tmp_path / "again.ckpt", "--to", "async").exit_code == 0
+    assert load_checkpoint(tmp_path / "again.ckpt")["progress"] == {"epoch": 3}
+
+
+@pytest.mark.parametrize("option", ["--to", "--from"])
+def test_a_form_that_nobody_offers(run, path, tmp_path, option):
+    done = run("convert", path, tmp_path / "model.safetensors", option, "safetensor")
+    assert done.exit_code == 1
+    text = " ".join(done.output.split())
+    assert "Unknown checkpoint io 'safetensor'. Did you mean 'safetensors'?" in text
+    assert "distributed" in text, "all that there are"
+    assert not (tmp_path / "model.safetensors").exists()

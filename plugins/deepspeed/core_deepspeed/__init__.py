@@ -13,11 +13,13 @@ from core_deepspeed.presets import (
     deepspeed_stage_3_offload_nvme,
 )
 from core_deepspeed.strategy import DeepSpeedStrategy
+from core_deepspeed.universal import UniversalCheckpointIO
 
 __all__ = [
     "DeepSpeedStrategy",
     "NativeCheckpointIO",
     "Options",
+    "UniversalCheckpointIO",
     "__version__",
     "deepspeed_stage_1",
     "deepspeed_stage_1_offload",

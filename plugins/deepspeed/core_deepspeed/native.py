@@ -2,30 +2,30 @@
 
 from __future__ import annotations
 
-import shutil
-from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from core import CheckpointError, CheckpointIO, CheckpointNotFoundError
-from core_deepspeed import library
+from core import CheckpointError
+from core_deepspeed import library, native_files
+from core_deepspeed.native_files import DeepSpeedFolderIO
+from core_deepspeed.universal import UniversalCheckpointIO
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
 
     from core import Collectives, PathLike
+    from core_deepspeed.engine import ZeroEngine
     from core_deepspeed.strategy import DeepSpeedStrategy
 
-_TAG, _LATEST = "core", "latest"
-_REST, _INSIDE, _ROUTER = "core", "in DeepSpeed's files", "module."
 
-
-class NativeCheckpointIO(CheckpointIO):
+class NativeCheckpointIO(DeepSpeedFolderIO):
     """Folders that DeepSpeed's engine has written. Only the engine can write them; one process can read the weights.
 
     A folder is not written whole or not at all, nor does it have digests, and DeepSpeed reads it with pickle: load none
-    that you don't trust. It goes on under the same stage and number of processes only.
+    that you don't trust. It goes on under the same stage and number of processes only; `UniversalCheckpointIO` makes of
+    it what goes on under any.
     """
+
+    latest = "latest"
 
     def save_checkpoint(self, state: dict[str, Any] | None, path: PathLike, *, collectives: Collectives) -> None:
         """Refused: see `DeepSpeedStrategy(deepspeed_checkpoint="native")`.
@@ -46,44 +46,16 @@ class NativeCheckpointIO(CheckpointIO):
             CheckpointNotFoundError: nothing is there.
             CheckpointError: DeepSpeed can't read it.
         """
-        _check_there(path)
+        self.files_of(path)
         library.load()
         from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
 
         try:
-            with _without_monitor():
+            with native_files.without_monitor():
                 weights = get_fp32_state_dict_from_zero_checkpoint(str(path))
         except Exception as error:  # whatever DeepSpeed and pickle raise
             raise CheckpointError(f"DeepSpeed can't put together the weights of {str(path)!r}: {error}") from error
-        return {"model": {name.removeprefix(_ROUTER): weight for name, weight in weights.items()}}
-
-    def remove_checkpoint(self, path: PathLike, *, collectives: Collectives) -> None:
-        """Delete the folder at `path`. Nothing happens if it is not there.
-
-        Raises:
-            CheckpointError: something else is there.
-        """
-        if collectives.rank == 0 and Path(path).exists():
-            if not self.exists(path):
-                raise CheckpointError(f"{str(path)!r} is not a checkpoint of DeepSpeed's. It is left alone.")
-            shutil.rmtree(path)
-        collectives.barrier()
-
-    def exists(self, path: PathLike) -> bool:
-        """Whether DeepSpeed has finished writing at `path`."""
-        return (Path(path) / _LATEST).is_file()
-
-
-@contextmanager
-def _without_monitor() -> Iterator[None]:
-    """In which DeepSpeed's progress bar makes no thread, which would stay and keep this process from forking."""
-    from tqdm import tqdm
-
-    interval, tqdm.monitor_interval = tqdm.monitor_interval, 0
-    try:
-        yield
-    finally:
-        tqdm.monitor_interval = interval
+        return {"model": {name.removeprefix(native_files.ROUTER): weight for name, weight in weights.items()}}
 
 
 def save(strategy: DeepSpeedStrategy, path: PathLike, state: Mapping[str, Any]) -> None:
@@ -92,35 +64,36 @@ def save(strategy: DeepSpeedStrategy, path: PathLike, state: Mapping[str, Any]) 
     Raises:
         CheckpointError: there isn't one engine that holds an optimizer.
     """
-    _engine(strategy).save_checkpoint(str(path), tag=_TAG, client_state={_REST: _without_engine(strategy, dict(state))})
+    engine = _engine(strategy)
+    rest = _without_engine(strategy, engine, dict(state))
+    engine.wrapped.save_checkpoint(str(path), tag=native_files.TAG, client_state={native_files.REST: rest})
 
 
 def read(strategy: DeepSpeedStrategy, path: PathLike) -> dict[str, Any]:
-    """All ranks. Let the engine restore what it holds; the rest of the state.
+    """All ranks. Let the engine restore what it holds; the rest of the state. Or the whole of a universal checkpoint.
 
     Raises:
         CheckpointNotFoundError: nothing is there.
         CheckpointError: another stage or number of processes has written it.
     """
-    _check_there(path)
+    universal = UniversalCheckpointIO()
+    if universal.exists(path):
+        return universal.load_checkpoint(path, collectives=strategy.collectives)
+    NativeCheckpointIO().files_of(path)
     try:
-        _, rest = _engine(strategy).load_checkpoint(str(path))
+        _, rest = _engine(strategy).wrapped.load_checkpoint(str(path))
     except Exception as error:  # DeepSpeed's own, assertions among them
         raise CheckpointError(
             f"DeepSpeed can't load {str(path)!r}: {error}. Its own layout loads under the stage and the number of "
-            "processes that have written it; leave deepspeed_checkpoint out for checkpoints that load under any."
+            "processes that have written it. For others make a universal checkpoint of it: "
+            f"core checkpoint convert {str(path)!r} TARGET --to deepspeed_universal."
         ) from error
-    state: dict[str, Any] = strategy.broadcast(rest[_REST])
+    state: dict[str, Any] = strategy.broadcast(rest[native_files.REST])
     return state
 
 
-def is_inside(state: Any) -> bool:
-    """Whether a state says only that the engine has restored it already."""
-    return isinstance(state, dict) and _INSIDE in state
-
-
-def _engine(strategy: DeepSpeedStrategy) -> Any:
-    engines = [engine.wrapped for engine in strategy.engines if engine.optimizer is not None]
+def _engine(strategy: DeepSpeedStrategy) -> ZeroEngine:
+    engines = [engine for engine in strategy.engines if engine.optimizer is not None]
     if len(engines) != 1:
         raise CheckpointError(
             f"deepspeed_checkpoint='native' is for one module with its optimizer; here are {len(engines)}. "
@@ -129,19 +102,24 @@ def _engine(strategy: DeepSpeedStrategy) -> Any:
     return engines[0]
 
 
-def _without_engine(strategy: DeepSpeedStrategy, value: Any) -> Any:
-    held = [one for handle in strategy.handles for one in (handle.module, handle.wrapped)] + strategy.optimizers
-    if any(value is one for one in held):
-        return {_INSIDE: True}
+def _without_engine(strategy: DeepSpeedStrategy, engine: ZeroEngine, value: Any) -> Any:
+    if any(value is one for one in strategy.optimizers):
+        return native_files.optimizer_mark(_groups(strategy, engine))
+    if any(value is one for handle in strategy.handles for one in (handle.module, handle.wrapped)):
+        return native_files.module_mark()
     if callable(method := getattr(value, "state_dict", None)):
         return method()
     if isinstance(value, dict):
-        return {key: _without_engine(strategy, item) for key, item in value.items()}
+        return {key: _without_engine(strategy, engine, item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_without_engine(strategy, item) for item in value]
+        return [_without_engine(strategy, engine, item) for item in value]
     return value
 
 
-def _check_there(path: PathLike) -> None:
-    if not (Path(path) / _LATEST).is_file():
-        raise CheckpointNotFoundError(f"No checkpoint of DeepSpeed's is at {str(path)!r}.")
+def _groups(strategy: DeepSpeedStrategy, engine: ZeroEngine) -> list[dict[str, Any]]:
+    names = strategy.handle_of(engine.module).parameter_names
+    assert engine.optimizer is not None, "this engine holds one"
+    return [
+        {**group, "params": [names[id(parameter)] for parameter in parameters]}
+        for group, parameters in zip(engine.optimizer.param_groups, engine.groups, strict=True)
+    ]

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from core import Capability, ConfigurationError, ShardedLeaf, UnsupportedError
 from core.strategies import ParallelStrategy
 from core_deepspeed import config as configs
-from core_deepspeed import library, native, ops
+from core_deepspeed import library, native, native_files, ops
 from core_deepspeed import optimizers as stepping
 from core_deepspeed.engine import ZeroEngine
 from core_deepspeed.flat_ranges import whole
@@ -300,7 +300,7 @@ class DeepSpeedStrategy(ParallelStrategy):
     def load_module_state_dict(self, module: nn.Module, state: Mapping[str, Any], *, strict: bool = True) -> None:
         """All ranks. Put a state back, whole or in parts; each rank takes its own."""
         handle = self.handle_of(module)
-        if native.is_inside(state):
+        if native_files.is_mark(state):
             return
         if (engine := self._engine_around(handle.wrapped)) is None:
             super().load_module_state_dict(module, state, strict=strict)
@@ -330,7 +330,7 @@ class DeepSpeedStrategy(ParallelStrategy):
 
     def load_optimizer_state_dict(self, optimizer: Optimizer, state: Mapping[str, Any]) -> None:
         """All ranks. Put a state back, whole or in parts; each rank takes its own."""
-        if native.is_inside(state):
+        if native_files.is_mark(state):
             return
         engine = self._engine_of(optimizer)
         stepping.load_groups(optimizer, state["param_groups"], self.parameter_names(optimizer))

@@ -1,0 +1,161 @@
+"""Making a universal checkpoint, by DeepSpeed's own `ds_to_universal`."""
+
+from __future__ import annotations
+
+import argparse
+import io
+import re
+import warnings
+from contextlib import redirect_stdout
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from core import CheckpointError
+from core.checkpoint import TorchCheckpointIO, load_checkpoint
+from core_deepspeed import library, native_files
+from core_deepspeed.native import NativeCheckpointIO
+from core_deepspeed.universal import BESIDE
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from torch import Tensor
+
+    from core import Collectives, PathLike
+
+_KEPT = {"exp_avg", "exp_avg_sq", "step"}
+"""What DeepSpeed carries over of an optimizer's state; anything else it leaves out without a word."""
+
+
+def native_files_of(source: PathLike) -> Path:
+    """The folder with DeepSpeed's files, in the one at `source`.
+
+    Raises:
+        CheckpointNotFoundError: nothing is there.
+        CheckpointError: it is something else.
+    """
+    native = NativeCheckpointIO()
+    if Path(source).exists() and not native.exists(source):
+        raise CheckpointError(
+            f"{str(source)!r} isn't of DeepSpeed's own layout: expected a folder with the file {native.latest!r}, as "
+            "DeepSpeedStrategy(deepspeed_checkpoint='native') writes it. Universal checkpoints are made of that only; "
+            "what core has saved in its own form goes on under any stage and number of processes as it is."
+        )
+    return native.files_of(source)
+
+
+def make(files: Path, folder: Path, collectives: Collectives) -> None:
+    """One process. Fill `folder` with a universal checkpoint of DeepSpeed's files.
+
+    Raises:
+        CheckpointError: DeepSpeed can't, or would leave something out.
+    """
+    _check_characters(files, folder)
+    library.load()
+    from deepspeed.utils.zero_to_fp32 import get_model_state_files, get_optim_files
+
+    try:
+        ranks = [_read_safely(path) for path in get_model_state_files(str(files))]
+        kept = _kept_by_optimizer(get_optim_files(str(files))[0], len(ranks[0]["param_shapes"]))
+        _run(files, folder / native_files.TAG)
+    except CheckpointError:
+        raise
+    except Exception as error:  # whatever DeepSpeed and pickle raise
+        raise CheckpointError(
+            f"DeepSpeed can't make a universal checkpoint of {str(files)!r}: {type(error).__name__}: {error}"
+        ) from error
+    steps = [entry["step"] for entry in kept]
+    TorchCheckpointIO().save_checkpoint(_beside(ranks, steps), folder / BESIDE, collectives=collectives)
+
+
+def _check_characters(*paths: Path) -> None:
+    """DeepSpeed takes paths for patterns: some files it wouldn't find, and write the checkpoint without them."""
+    for path in paths:
+        if found := re.search(r"[][*?+(){}|^$\\]", str(path)):
+            raise CheckpointError(
+                f"{str(path)!r} has a {found[0]!r} in it, and DeepSpeed would take it for a pattern. "
+                "Move the checkpoint, or name another target."
+            )
+
+
+def _run(files: Path, target: Path) -> None:
+    from deepspeed.checkpoint import ds_to_universal
+
+    arguments = argparse.Namespace(
+        input_folder=str(files),
+        output_folder=str(target),
+        num_extract_workers=1,  # in this process
+        num_merge_workers=1,
+        keep_temp_folder=False,
+        strict=True,
+        inject_missing_state=True,  # says only which version of the form it is
+    )
+    with native_files.without_monitor(), redirect_stdout(io.StringIO()):
+        ds_to_universal.main(arguments)
+
+
+def _read_safely(path: str) -> dict[str, Any]:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", ".* has no digest beside it", UserWarning)
+        return load_checkpoint(path)
+
+
+def _kept_by_optimizer(path: str, num_groups: int) -> list[dict[str, Any]]:
+    """What rank 0 keeps for each flat tensor.
+
+    Raises:
+        CheckpointError: something else than an Adam that has stepped.
+    """
+    from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler, LossScaler
+    from deepspeed.runtime.zero.config import ZeroStageEnum
+    from deepspeed.utils.tensor_fragment import fragment_address
+
+    with torch.serialization.safe_globals([DynamicLossScaler, LossScaler, ZeroStageEnum, fragment_address]):
+        saved = torch.load(path, map_location="cpu", weights_only=True)["optimizer_state_dict"]
+    below_3 = saved.get("base_optimizer_state")
+    kept = (below_3 or saved["optimizer_state_dict"])["state"]
+    entries = [kept.get(number, {}) for number in range(num_groups)]
+    for entry in entries:
+        if entry.keys() != _KEPT:
+            raise CheckpointError(
+                f"DeepSpeed makes universal checkpoints of Adam's and AdamW's state, {sorted(_KEPT)}, and of no other. "
+                f"Here are {sorted(entry)}. Save after the first step, without amsgrad and with nothing on NVMe; or "
+                "leave deepspeed_checkpoint out: what core saves in its own form goes on under any stage."
+            )
+    return entries
+
+
+def _beside(ranks: Sequence[dict[str, Any]], steps: Sequence[Any]) -> dict[str, Any]:
+    """What DeepSpeed's files don't say by the user's names, or at all.
+
+    Returns:
+        rest: the state without what DeepSpeed has, for which there are marks.
+        module: names in the module's state. For a parameter that is trained, the name by which DeepSpeed has it; for
+            others, and for buffers, the value.
+        shapes, steps: of the trained, by DeepSpeed's names.
+    """
+    first = ranks[0]
+    groups, is_ours = first["param_shapes"], native_files.REST in first
+    shapes = {name: list(shape) for group in groups for name, shape in group.items()}
+    module: dict[str, Tensor | str] = {}
+    for name, value in first["module"].items():
+        source = first["shared_params"].get(name, name)
+        own_name = name.removeprefix(native_files.ROUTER) if is_ours else name
+        module[own_name] = source if source in shapes else _untrained(ranks, source, value)
+    return {
+        "rest": first.get(native_files.REST, {"model": native_files.module_mark()}),
+        "module": module,
+        "shapes": shapes,
+        "steps": {name: float(step) for group, step in zip(groups, steps, strict=True) for name in group},
+    }
+
+
+def _untrained(ranks: Sequence[dict[str, Any]], name: str, value: Tensor) -> Tensor:
+    """A buffer, or a parameter that is frozen, of which at stage 3 each rank has saved its part."""
+    shape = (ranks[0]["frozen_param_shapes"] or {}).get(name)
+    if shape is None or value.shape == shape:
+        return value
+    whole = torch.cat([rank["frozen_param_fragments"][name].flatten() for rank in ranks])
+    return whole[: shape.numel()].view(shape)

@@ -1,0 +1,164 @@
+"""Universal checkpoints: made from DeepSpeed's own layout, and going on under every stage and number of processes."""
+
+import shutil
+import threading
+
+import pytest
+import torch
+from click.testing import CliRunner
+from native_runs import CUT, Net, VariedNet, fit, native
+
+from checkpoint_collectives import Alone
+from core import CheckpointCorruptedError, CheckpointError, Fabric
+from core.checkpoint import DistributedCheckpointIO, TorchCheckpointIO
+from core.checkpoint.conversion import convert_checkpoint
+from core.cli.commands import command
+from core_ddp import DDPStrategy
+from core_deepspeed import DeepSpeedStrategy, NativeCheckpointIO, UniversalCheckpointIO
+
+# Gradients are added in another order, in float32.
+NEAR = {"rtol": 1e-5, "atol": 1e-6}
+
+
+class Source:
+    """A run that has saved in DeepSpeed's own layout, and the universal checkpoint made of that."""
+
+    def __init__(self, folder, stage, num_processes):
+        self.native, self.universal = folder / "native", folder / "universal"
+        self.losses, self.weights = fit(folder, native(stage), num_processes, path=self.native, net=Net)
+        convert_checkpoint(self.native, self.universal, UniversalCheckpointIO())
+
+    def check(self, losses, weights):
+        assert losses == pytest.approx(self.losses, rel=1e-5)
+        assert weights.keys() == self.weights.keys()
+        for name, value in self.weights.items():
+            torch.testing.assert_close(weights[name], value, **NEAR)
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory):
+    made = {}
+
+    def make(stage, num_processes):
+        if (stage, num_processes) not in made:
+            folder = tmp_path_factory.mktemp(f"stage_{stage}_")
+            made[stage, num_processes] = Source(folder, stage, num_processes)
+        return made[stage, num_processes]
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("writer", "reader"),
+    [((1, 2), (2, 1)), ((2, 1), (1, 2)), ((3, 2), (3, 1)), ((3, 2), (1, 2)), ((1, 2), (3, 2)), ((2, 1), (3, 2))],
+    ids=lambda run: f"stage {run[0]} on {run[1]}",
+)
+def test_a_run_goes_on_under_another_stage_and_number_of_processes(source, tmp_path, writer, reader):
+    stage, num_processes = reader
+    before = source(*writer)
+    before.check(*fit(tmp_path, native(stage), num_processes, ckpt_path=before.universal))
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_all_of_a_run_goes_on_under_another_strategy(tmp_path, stage):
+    """Groups, buffers, frozen and tied parameters included, some of which DeepSpeed's own loading forgets."""
+    losses, weights = fit(tmp_path, native(stage), 2, path=tmp_path / "native", net=VariedNet)
+    convert_checkpoint(tmp_path / "native", tmp_path / "universal", UniversalCheckpointIO())
+    convert_checkpoint(tmp_path / "universal", tmp_path / "all.pt", TorchCheckpointIO(), reader=UniversalCheckpointIO())
+    ddp = DDPStrategy(start_method="fork")
+    found, resumed = fit(tmp_path, ddp, 2, ckpt_path=tmp_path / "all.pt", net=VariedNet)
+    assert found == pytest.approx(losses, rel=1e-5)
+    for name, value in weights.items():
+        torch.testing.assert_close(resumed[name], value, **NEAR)
+
+
+@pytest.mark.parametrize("stage", [2, 3])
+def test_masters_are_carried(tmp_path, stage):
+    path = tmp_path / "native"
+    fit(tmp_path, native(stage), 2, path=path, net=VariedNet, precision="bf16-mixed")
+    convert_checkpoint(path, tmp_path / "universal", UniversalCheckpointIO())
+    weights = NativeCheckpointIO().load_checkpoint(path, collectives=Alone())["model"]
+    model = UniversalCheckpointIO().load_checkpoint(tmp_path / "universal", collectives=Alone())["model"]
+    assert weights.keys() == model.keys()
+    for name, value in weights.items():
+        assert torch.equal(value.float(), model[name].float()), name
+    assert (model["layers.0.weight"] != model["layers.0.weight"].bfloat16()).any()
+
+
+@pytest.mark.parametrize("stage", [2, 3])
+def test_deepspeed_itself_loads_them(source, stage):
+    """On one process, with `load_universal`."""
+    before = source(stage, 2)
+    config = {**CUT, "checkpoint": {"load_universal": True}}
+    fabric = Fabric(accelerator="cpu", devices=1, strategy=DeepSpeedStrategy(stage, start_method="fork", config=config))
+    loaded = fabric.launch(_loaded_by_deepspeed, before.universal)
+    expected = UniversalCheckpointIO().load_checkpoint(before.universal, collectives=Alone())["model"]
+    for name, value in expected.items():
+        assert torch.equal(loaded[name], value), name
+
+
+def _loaded_by_deepspeed(fabric, path):
+    net = Net()
+    fabric.setup(net, net.configure_optimizers())
+    (engine,) = fabric.strategy.engines
+    engine.wrapped.load_checkpoint(str(path))
+    return fabric.strategy.get_module_state_dict(engine.wrapped, layout="full")
+
+
+def test_from_the_command_line(source, tmp_path):
+    before, target = source(1, 2), tmp_path / "some" / "where"
+    done = CliRunner().invoke(
+        command, ["checkpoint", "convert", str(before.native), str(target), "--to", "deepspeed_universal"]
+    )
+    assert done.exit_code == 0, done.output
+    assert done.stdout == f"{target}: deepspeed_universal\n"
+    assert [one.name for one in target.parent.iterdir()] == ["where"]
+    assert {one.name for one in target.iterdir()} == {"core", "core.pt", "core.pt.digest", "latest_universal"}
+    assert threading.enumerate() == [threading.main_thread()], "or nothing could be forked any more"
+    UniversalCheckpointIO().remove_checkpoint(target, collectives=Alone())
+    assert not target.exists()
+
+
+def convert(source, target):
+    with pytest.raises(CheckpointError) as failure:
+        convert_checkpoint(source, target, UniversalCheckpointIO())
+    assert not list(target.parent.glob(f"*{target.name}*")), "whole, or not at all"
+    return str(failure.value)
+
+
+def test_what_isn_t_deepspeed_s_is_refused(tmp_path):
+    assert "No checkpoint of DeepSpeed's is at" in convert(tmp_path / "nothing", tmp_path / "universal")
+    DistributedCheckpointIO().save_checkpoint({"epoch": 1}, tmp_path / "own.ckpt", collectives=Alone())
+    message = convert(tmp_path / "own.ckpt", tmp_path / "universal")
+    assert "isn't of DeepSpeed's own layout: expected a folder with the file 'latest'" in message
+    assert "deepspeed_checkpoint='native'" in message
+    with pytest.raises(CheckpointError, match="core checkpoint convert NATIVE TARGET --to deepspeed_universal"):
+        UniversalCheckpointIO().save_checkpoint({}, tmp_path / "universal", collectives=Alone())
+
+
+def test_what_deepspeed_would_leave_out_is_refused(tmp_path):
+    class WithMore(Net):
+        def configure_optimizers(self):
+            return torch.optim.AdamW(self.parameters(), amsgrad=True)
+
+    fit(tmp_path, native(2), 1, path=tmp_path / "native", net=WithMore)
+    assert "Here are ['exp_avg', 'exp_avg_sq', 'max_exp_avg_sq', 'step']" in convert(
+        tmp_path / "native", tmp_path / "universal"
+    )
+
+
+def test_a_path_that_deepspeed_takes_for_a_pattern(source, tmp_path):
+    assert "has a '[' in it" in convert(source(1, 2).native, tmp_path / "lr[0.1]")
+
+
+def test_damage_is_found(source, tmp_path):
+    shutil.copytree(source(3, 2).universal, tmp_path / "universal")
+    (file,) = tmp_path.glob("universal/*/zero/*layers.0.weight/exp_avg.pt")
+    file.write_bytes(file.read_bytes()[:100])
+    with pytest.raises(CheckpointCorruptedError, match=r"exp_avg\.pt' is missing or damaged"):
+        UniversalCheckpointIO().load_checkpoint(tmp_path / "universal", collectives=Alone())
+    (tmp_path / "universal" / "core.pt").unlink()
+    with pytest.raises(CheckpointError, match=r"has no file 'core\.pt'.* core hasn't made it"):
+        UniversalCheckpointIO().load_checkpoint(tmp_path / "universal", collectives=Alone())
+    with pytest.raises(CheckpointError, match="No checkpoint of DeepSpeed's"):
+        UniversalCheckpointIO().load_checkpoint(tmp_path, collectives=Alone())

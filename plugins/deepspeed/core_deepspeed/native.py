@@ -5,12 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from core import CheckpointError
-from core_deepspeed import library, native_files
+from core_deepspeed import library, model_files, native_files
 from core_deepspeed.native_files import DeepSpeedFolderIO
 from core_deepspeed.universal import UniversalCheckpointIO
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from torch import Tensor
 
     from core import Collectives, PathLike
     from core_deepspeed.engine import ZeroEngine
@@ -46,16 +48,28 @@ class NativeCheckpointIO(DeepSpeedFolderIO):
             CheckpointNotFoundError: nothing is there.
             CheckpointError: DeepSpeed can't read it.
         """
-        self.files_of(path)
+        files = self.files_of(path)
         library.load()
         from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
 
         try:
-            with native_files.without_monitor():
+            with native_files.quietly():
                 weights = get_fp32_state_dict_from_zero_checkpoint(str(path))
         except Exception as error:  # whatever DeepSpeed and pickle raise
             raise CheckpointError(f"DeepSpeed can't put together the weights of {str(path)!r}: {error}") from error
-        return {"model": {name.removeprefix(native_files.ROUTER): weight for name, weight in weights.items()}}
+        ranks = model_files.read(files)
+        model = {model_files.own_name(ranks, name): weight for name, weight in weights.items()}
+        return {"model": {**_untrained(ranks), **model}}
+
+
+def _untrained(ranks: list[dict[str, Any]]) -> dict[str, Tensor]:
+    """Buffers and frozen parameters in float32, the second of which `zero_to_fp32` forgets at stage 1."""
+    values = model_files.module_of(ranks).items()
+    return {
+        name: value.float() if value.is_floating_point() else value
+        for name, value in values
+        if not isinstance(value, str)
+    }
 
 
 def save(strategy: DeepSpeedStrategy, path: PathLike, state: Mapping[str, Any]) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import shutil
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -43,13 +44,14 @@ def is_mark(state: Any) -> bool:
 
 
 @contextmanager
-def without_monitor() -> Iterator[None]:
-    """In which DeepSpeed's progress bar makes no thread, which would stay and keep this process from forking."""
+def quietly() -> Iterator[None]:
+    """In which DeepSpeed's tools print nothing but progress, whose bar makes no thread: it would prevent forking."""
     from tqdm import tqdm
 
     interval, tqdm.monitor_interval = tqdm.monitor_interval, 0
     try:
-        yield
+        with redirect_stdout(io.StringIO()):
+            yield
     finally:
         tqdm.monitor_interval = interval
 

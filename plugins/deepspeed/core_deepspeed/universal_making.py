@@ -3,25 +3,20 @@
 from __future__ import annotations
 
 import argparse
-import io
 import re
-import warnings
-from contextlib import redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from core import CheckpointError
-from core.checkpoint import TorchCheckpointIO, load_checkpoint
-from core_deepspeed import library, native_files
+from core.checkpoint import TorchCheckpointIO
+from core_deepspeed import library, model_files, native_files
 from core_deepspeed.native import NativeCheckpointIO
 from core_deepspeed.universal import BESIDE
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    from torch import Tensor
 
     from core import Collectives, PathLike
 
@@ -53,11 +48,16 @@ def make(files: Path, folder: Path, collectives: Collectives) -> None:
         CheckpointError: DeepSpeed can't, or would leave something out.
     """
     _check_characters(files, folder)
+    if (files / "offloaded_tensors").exists():
+        raise CheckpointError(
+            f"{str(files)!r} was saved with the optimizer's state on NVMe, of which DeepSpeed makes no universal "
+            "checkpoint. Go on from it as it is, under the same stage and number of processes."
+        )
     library.load()
-    from deepspeed.utils.zero_to_fp32 import get_model_state_files, get_optim_files
+    from deepspeed.utils.zero_to_fp32 import get_optim_files
 
     try:
-        ranks = [_read_safely(path) for path in get_model_state_files(str(files))]
+        ranks = model_files.read(files)
         kept = _kept_by_optimizer(get_optim_files(str(files))[0], len(ranks[0]["param_shapes"]))
         _run(files, folder / native_files.TAG)
     except CheckpointError:
@@ -92,14 +92,8 @@ def _run(files: Path, target: Path) -> None:
         strict=True,
         inject_missing_state=True,  # says only which version of the form it is
     )
-    with native_files.without_monitor(), redirect_stdout(io.StringIO()):
+    with native_files.quietly():
         ds_to_universal.main(arguments)
-
-
-def _read_safely(path: str) -> dict[str, Any]:
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", ".* has no digest beside it", UserWarning)
-        return load_checkpoint(path)
 
 
 def _kept_by_optimizer(path: str, num_groups: int) -> list[dict[str, Any]]:
@@ -121,8 +115,8 @@ def _kept_by_optimizer(path: str, num_groups: int) -> list[dict[str, Any]]:
         if entry.keys() != _KEPT:
             raise CheckpointError(
                 f"DeepSpeed makes universal checkpoints of Adam's and AdamW's state, {sorted(_KEPT)}, and of no other. "
-                f"Here are {sorted(entry)}. Save after the first step, without amsgrad and with nothing on NVMe; or "
-                "leave deepspeed_checkpoint out: what core saves in its own form goes on under any stage."
+                f"Here are {sorted(entry)}. Save after the first step, and without amsgrad; or leave "
+                "deepspeed_checkpoint out: what core saves in its own form goes on under any stage."
             )
     return entries
 
@@ -132,30 +126,13 @@ def _beside(ranks: Sequence[dict[str, Any]], steps: Sequence[Any]) -> dict[str, 
 
     Returns:
         rest: the state without what DeepSpeed has, for which there are marks.
-        module: names in the module's state. For a parameter that is trained, the name by which DeepSpeed has it; for
-            others, and for buffers, the value.
+        module: see `model_files.module_of`.
         shapes, steps: of the trained, by DeepSpeed's names.
     """
-    first = ranks[0]
-    groups, is_ours = first["param_shapes"], native_files.REST in first
-    shapes = {name: list(shape) for group in groups for name, shape in group.items()}
-    module: dict[str, Tensor | str] = {}
-    for name, value in first["module"].items():
-        source = first["shared_params"].get(name, name)
-        own_name = name.removeprefix(native_files.ROUTER) if is_ours else name
-        module[own_name] = source if source in shapes else _untrained(ranks, source, value)
+    groups = ranks[0]["param_shapes"]
     return {
-        "rest": first.get(native_files.REST, {"model": native_files.module_mark()}),
-        "module": module,
-        "shapes": shapes,
+        "rest": ranks[0].get(native_files.REST, {"model": native_files.module_mark()}),
+        "module": model_files.module_of(ranks),
+        "shapes": {name: list(shape) for group in groups for name, shape in group.items()},
         "steps": {name: float(step) for group, step in zip(groups, steps, strict=True) for name in group},
     }
-
-
-def _untrained(ranks: Sequence[dict[str, Any]], name: str, value: Tensor) -> Tensor:
-    """A buffer, or a parameter that is frozen, of which at stage 3 each rank has saved its part."""
-    shape = (ranks[0]["frozen_param_shapes"] or {}).get(name)
-    if shape is None or value.shape == shape:
-        return value
-    whole = torch.cat([rank["frozen_param_fragments"][name].flatten() for rank in ranks])
-    return whole[: shape.numel()].view(shape)

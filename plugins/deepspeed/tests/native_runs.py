@@ -65,11 +65,10 @@ class VariedNet(Net):
         return torch.optim.AdamW([{"params": others}, {"params": biases, "lr": 0.005, "weight_decay": 0.0}], lr=0.02)
 
 
-def native(stage):
+def native(stage, **options):
     """The strategy of a stage, which saves in DeepSpeed's own layout."""
-    return DeepSpeedStrategy(
-        stage, start_method="fork", deepspeed_checkpoint="native", config=CUT if stage == 3 else None
-    )
+    config = CUT if stage == 3 else None
+    return DeepSpeedStrategy(stage, start_method="fork", deepspeed_checkpoint="native", config=config, **options)
 
 
 def fit(tmp_path, strategy, num_processes, *, path=None, ckpt_path=None, net=Net, **options):

@@ -72,7 +72,7 @@ def test_all_of_a_run_goes_on_under_another_strategy(tmp_path, stage):
         torch.testing.assert_close(resumed[name], value, **NEAR)
 
 
-@pytest.mark.parametrize("stage", [2, 3])
+@pytest.mark.parametrize("stage", [1, 2, 3])
 def test_masters_are_carried(tmp_path, stage):
     path = tmp_path / "native"
     fit(tmp_path, native(stage), 2, path=path, net=VariedNet, precision="bf16-mixed")
@@ -143,6 +143,15 @@ def test_what_deepspeed_would_leave_out_is_refused(tmp_path):
 
     fit(tmp_path, native(2), 1, path=tmp_path / "native", net=WithMore)
     assert "Here are ['exp_avg', 'exp_avg_sq', 'max_exp_avg_sq', 'step']" in convert(
+        tmp_path / "native", tmp_path / "universal"
+    )
+
+
+@pytest.mark.nvme
+def test_state_on_a_disk_is_refused(tmp_path):
+    swap = {"offload_optimizer": True, "offload_optimizer_device": "nvme", "nvme_path": tmp_path}
+    fit(tmp_path, native(3, **swap), 1, path=tmp_path / "native")
+    assert "on NVMe, of which DeepSpeed makes no universal checkpoint" in convert(
         tmp_path / "native", tmp_path / "universal"
     )
 

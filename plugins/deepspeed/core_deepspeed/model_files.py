@@ -1,0 +1,59 @@
+"""What DeepSpeed's native files say of the module: all but the values of what is trained, which are the optimizer's."""
+
+from __future__ import annotations
+
+import warnings
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from core.checkpoint import load_checkpoint
+from core_deepspeed import native_files
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from torch import Tensor
+
+
+def read(files: Path) -> list[dict[str, Any]]:
+    """The content of each rank's file of the module, or of the only one. Nothing in it is executed.
+
+    Raises:
+        CheckpointCorruptedError: one is damaged, or holds something else than plain types and tensors.
+    """
+    from deepspeed.utils.zero_to_fp32 import get_model_state_files
+
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", ".* has no digest beside it", UserWarning)
+        return [load_checkpoint(path) for path in get_model_state_files(str(files))]
+
+
+def module_of(ranks: Sequence[dict[str, Any]]) -> dict[str, Tensor | str]:
+    """What is in the module's state, by the user's names.
+
+    Returns:
+        For a parameter that is trained, the name by which DeepSpeed has it; for others, and for buffers, the value.
+    """
+    first = ranks[0]
+    trained = {name for group in first["param_shapes"] for name in group}
+    module: dict[str, Tensor | str] = {}
+    for name, value in first["module"].items():
+        source = first["shared_params"].get(name, name)
+        module[own_name(ranks, name)] = source if source in trained else _untrained(ranks, source, value)
+    return module
+
+
+def own_name(ranks: Sequence[dict[str, Any]], name: str) -> str:
+    """The user's name of what DeepSpeed calls `name`; the same if a program without core has written the files."""
+    return name.removeprefix(native_files.ROUTER) if native_files.REST in ranks[0] else name
+
+
+def _untrained(ranks: Sequence[dict[str, Any]], name: str, value: Tensor) -> Tensor:
+    """A buffer, or a parameter that is frozen, of which at stage 3 each rank has saved its part."""
+    shape = (ranks[0]["frozen_param_shapes"] or {}).get(name)
+    if shape is None or value.shape == shape:
+        return value
+    whole = torch.cat([rank["frozen_param_fragments"][name].flatten() for rank in ranks])
+    return whole[: shape.numel()].view(shape)

@@ -239,6 +239,11 @@ class Loaders:
             "iterator that can be read once. Pass what can be iterated over in every epoch, such as a DataLoader."
         )
 
+    @property
+    def has_position(self) -> bool:
+        """Whether this process has read the training data: if launched ranks have, it hasn't."""
+        return self._feed is not None
+
     def state_dict(self, num_batches: int) -> dict[str, Any]:
         """All ranks. The training data's position after so many batches of this epoch on this rank."""
         feed = self._train_feed

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from core._version import __version__
 from core.checkpoint.random_state import collect_random_state
-from core.contract import Capability, CheckpointCorruptedError, CheckpointError
+from core.contract import Capability, CheckpointCorruptedError, CheckpointError, ConfigurationError
 from core.trainer import hyperparameters, running_metrics
 from core.trainer.events import overrides
 
@@ -33,6 +33,32 @@ def save(trainer: Trainer, path: PathLike, *, weights_only: bool = False) -> Non
     strategy.save_checkpoint(path, state if weights_only else {**state, **_training_state(trainer)})
 
 
+def save_between_stages(trainer: Trainer, path: PathLike, *, weights_only: bool) -> None:
+    """All ranks, while no stage runs. Join the group again, and write what is left when a stage is over.
+
+    Raises:
+        ConfigurationError: no stage has run yet, so there is no module.
+    """
+    if trainer.module is None:
+        raise ConfigurationError(
+            "trainer.save_checkpoint: this Trainer has no module yet. Call it after fit, or in a hook; a module that "
+            "was never trained is saved by torch.save(module.state_dict(), path)."
+        )
+    launcher = trainer.strategy.launcher
+    if launcher.calls_in_place:
+        launcher.launch(_save_in_group, trainer, path, weights_only=weights_only)
+    else:  # the ranks are gone, and this process has got all that they had
+        save(trainer, path, weights_only=weights_only)
+
+
+def _save_in_group(trainer: Trainer, path: PathLike, *, weights_only: bool) -> None:
+    trainer.strategy.setup_environment()
+    try:
+        save(trainer, path, weights_only=weights_only)
+    finally:
+        trainer.strategy.teardown()
+
+
 def _training_state(trainer: Trainer) -> dict[str, Any]:
     strategy = trainer.strategy
     own = {
@@ -43,7 +69,7 @@ def _training_state(trainer: Trainer) -> dict[str, Any]:
     return {
         **_parts(trainer),
         "callbacks": {callback.state_key: _callback_state(trainer, callback) for callback in trainer.callbacks},
-        "loaders": trainer.loaders.state_dict(trainer.progress.batch),
+        **({"loaders": trainer.loaders.state_dict(trainer.progress.batch)} if trainer.loaders.has_position else {}),
         **_datamodule_state(trainer),
         "ranks": strategy.gather_objects(own) or [],
     }

@@ -39,6 +39,7 @@ def run(trainer: Trainer, crosses_processes: bool) -> Any:
 def _run(trainer: Trainer, crosses_processes: bool) -> Any:
     strategy, module = trainer.strategy, trainer.module
     strategy.setup_environment()
+    trainer.is_running = True
     if isinstance(module, Module):
         module.trainer = trainer
     if trainer.datamodule is not None:
@@ -83,7 +84,7 @@ def _end(trainer: Trainer) -> None:
         if trainer.running_step is not None:
             # Loop and step hold each other: a wrapper would outlive its process group until garbage is collected.
             trainer.running_step.release()
-        trainer.running_step = None
+        trainer.running_step, trainer.is_running = None, False
         trainer.strategy.teardown()
 
 

@@ -242,6 +242,7 @@ class Trainer(Ranks, DataViews, Logged):
         self._should_stop = False
         self.sanity_checking = False
         self.stage: Stage | None = None
+        self.is_running = False
         self.events: Events  # from the first stage on
         self.module: Any = None  # the user's nn.Module, whose methods no type checker knows
         self.datamodule: DataModule | None = None
@@ -374,7 +375,8 @@ class Trainer(Ranks, DataViews, Logged):
         """All ranks. Save everything from which a run can go on exactly.
 
         A checkpoint describes the state between two optimizer steps: asked for within an accumulation window, it is
-        written at the window's end.
+        written at the window's end. After `fit` has returned there are no optimizers to save: such a checkpoint can be
+        evaluated. Where a launcher has made the ranks for `fit` alone, the caller saves.
 
         Args:
             path: a local path or a URL.
@@ -382,8 +384,13 @@ class Trainer(Ranks, DataViews, Logged):
 
         Raises:
             CheckpointError: it can't be written; what was at `path` is untouched.
+            ConfigurationError: there is no module yet.
         """
-        if self.count_unfinished() or self.progress.epoch_is_ending:
+        if not self.is_running:
+            from core.trainer import snapshot
+
+            snapshot.save_between_stages(self, path, weights_only=weights_only)
+        elif self.count_unfinished() or self.progress.epoch_is_ending:
             self.pending_saves.append((path, weights_only))
         else:
             self._write_checkpoint(path, weights_only)

@@ -9,11 +9,12 @@ import torch
 from torch import nn
 
 from core import Capability, CheckpointError, CheckpointNotFoundError, ShardedLeaf
+from core.checkpoint import load_checkpoint
 from core.testing.cases import NOISY, RESUMED, Case
 from core.testing.conformance import needs
-from core.testing.networks import Perceptron
+from core.testing.networks import Perceptron, make_loader
 from core.testing.strategy.base import StrategySuite
-from core.testing.training import Run, assert_equal_runs, assert_equal_tensors, reference, train
+from core.testing.training import Recorder, Run, assert_equal_runs, assert_equal_tensors, reference, train
 
 if TYPE_CHECKING:
     from functools import partial
@@ -74,6 +75,12 @@ class CheckpointTests(StrategySuite):
         """When `save_checkpoint` returns, on whichever rank, the checkpoint is there and can be read."""
         assert all(self.run(_save_and_look, Case("complete", dtype=self.dtype), folder / "complete.ckpt"))
 
+    def test_saves_after_training(self, folder: Path) -> None:
+        """After `fit` has returned on all ranks, `trainer.save_checkpoint` writes the weights that it has left."""
+        case, path = RESUMED.with_dtype(self.dtype), folder / "late.ckpt"
+        run = self.run(_train_and_save_late, case, path)[0]
+        assert_equal_tensors(load_checkpoint(path)["model"], run.weights, self.tolerance)
+
     def test_a_failing_save_is_raised_everywhere(self, folder: Path) -> None:
         """A save that can't succeed is a CheckpointError on all ranks, and leaves what was there."""
         assert all(self.run(_save_in_vain, Case("vain", dtype=self.dtype), folder))
@@ -111,6 +118,14 @@ def _assert_continues(rest: Run, whole: Run, tolerance: float) -> None:
 
 def _train_and_save(rank: Rank, case: Case, path: Path) -> Run:
     return train(rank, case, save_at=_STOP_AT, path=path)
+
+
+def _train_and_save_late(rank: Rank, case: Case, path: Path) -> Run:
+    recorder, module = Recorder(), case.network(case)
+    trainer = rank.trainer(callbacks=recorder, max_steps=_STOP_AT, max_epochs=1)
+    trainer.fit(module, make_loader(case, rank.backend.num_shares))
+    trainer.save_checkpoint(path)
+    return recorder.run
 
 
 def _go_on(rank: Rank, case: Case, path: Path) -> Run:

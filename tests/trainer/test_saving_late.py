@@ -1,0 +1,62 @@
+"""`trainer.save_checkpoint` when no stage runs. That of several ranks is the conformance kit's."""
+
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from core import ConfigurationError, Module, Trainer
+from core.checkpoint import load_checkpoint
+
+QUIET = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
+
+
+class Net(Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(2))
+
+    def training_step(self, batch):
+        return (self.weight * batch).sum()
+
+    def validation_step(self, batch):
+        self.log("weight", self.weight.detach()[0])
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.25)
+
+
+@pytest.mark.parametrize("weights_only", [False, True])
+def test_the_caller_saves_what_ranks_of_another_process_have_left(tmp_path, weights_only):
+    trainer = Trainer(strategy="ddp_fork", accelerator="cpu", devices=2, max_epochs=1, limit_val_batches=0, **QUIET)
+    trainer.fit(Net(), DataLoader(torch.ones(4, 2), batch_size=1))
+    trainer.save_checkpoint(tmp_path / "late.ckpt", weights_only=weights_only)
+    saved = load_checkpoint(tmp_path / "late.ckpt")
+    assert saved["model"]["weight"].tolist() == [0.5, 0.5]
+    assert ("progress" in saved) is not weights_only
+
+    alone = Trainer(accelerator="cpu", devices=1, **QUIET)
+    (metrics,) = alone.validate(Net(), DataLoader(torch.ones(1, 2)), ckpt_path=tmp_path / "late.ckpt")
+    assert metrics == {"weight": 0.5}
+
+
+def test_it_saves_after_an_exception_within_a_window(tmp_path):
+    class Failing(Net):
+        def training_step(self, batch, batch_idx):
+            if batch_idx == 3:
+                raise ValueError("enough")
+            return super().training_step(batch)
+
+    trainer = Trainer(
+        accelerator="cpu", devices=1, max_epochs=1, accumulate_grad_batches=2, limit_val_batches=0, **QUIET
+    )
+    with pytest.raises(ValueError, match="enough"):
+        trainer.fit(Failing(), DataLoader(torch.ones(4, 2), batch_size=1))
+    trainer.save_checkpoint(tmp_path / "late.ckpt")
+    saved = load_checkpoint(tmp_path / "late.ckpt")
+    assert saved["model"]["weight"].tolist() == [0.75, 0.75]
+    assert saved["progress"]["global_step"] == 1
+
+
+def test_there_is_no_module_yet(tmp_path):
+    with pytest.raises(ConfigurationError, match=r"has no module yet\. Call it after fit, or in a hook"):
+        Trainer(accelerator="cpu", **QUIET).save_checkpoint(tmp_path / "early.ckpt")

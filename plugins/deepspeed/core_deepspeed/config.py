@@ -114,7 +114,7 @@ def fit_to_run(config: Config, run: Run) -> Config:
     _fit_number(fitted, "gradient_clipping", run.max_norm, "gradient_clip_val", default=0.0)
     _fit_number(fitted, "gradient_accumulation_steps", run.num_accumulated, "accumulate_grad_batches", default=1)
     _fit_batch_size(fitted, run)
-    refusals.refuse_formats(fitted, run.precision, run.device_type)
+    refusals.refuse_formats(fitted, run.precision)
     refusals.refuse_checkpointing(fitted, run.device_type)
     return fitted
 

@@ -47,6 +47,20 @@ def load(device_type: str | None = None) -> Any:
     return deepspeed
 
 
+def check_precision(precision: str) -> None:
+    """Ask DeepSpeed whether the devices that it was loaded for have float16.
+
+    Raises:
+        ConfigurationError: they don't.
+    """
+    accelerator = load().accelerator.get_accelerator()
+    if precision.startswith("16-") and not accelerator.is_fp16_supported():
+        raise ConfigurationError(
+            f"precision={precision!r}: DeepSpeed finds no float16 on {accelerator.device_name()!r} here. "
+            "Use precision='bf16-mixed'."
+        )
+
+
 def connect(device_type: str, backend: str, logging_level: int) -> Any:
     """All ranks; idempotent. DeepSpeed, talking through the group that is there already."""
     deepspeed = load(device_type)

@@ -1,4 +1,4 @@
-"""`16-mixed` where DeepSpeed scales the loss."""
+"""`16-mixed` and `16-true` where DeepSpeed scales the loss."""
 
 from __future__ import annotations
 
@@ -6,32 +6,27 @@ from typing import Any
 
 import torch
 
-from core.precision import MixedPrecision
+from core import Precision
+from core.precision import MixedPrecision, UniformPrecision
 
 
-class EngineScaledPrecision(MixedPrecision):
-    """Weights in float16 with masters in float32; the engine scales the loss.
+class EngineScale(Precision):
+    """What both have in common: the engine scales the loss, and skips steps whose gradients overflowed.
 
-    The scale is saved as torch's GradScaler saves it, so that it goes on under other strategies.
+    The scale is saved as torch's GradScaler saves it, so that it goes on under other strategies, and with it what only
+    DeepSpeed counts: overflows that are left before the scale is lowered.
     """
 
-    def __init__(self) -> None:
-        super().__init__(torch.float16)
-        self._strategy: Any = None
+    _strategy: Any = None
 
     def connect(self, strategy: Any) -> None:
-        """Learn whose engine scales.
-
-        Raises:
-            ConfigurationError: float16 on a CPU.
-        """
-        super().connect(strategy)
+        """Learn whose engine scales. Whether the device has float16 is asked of DeepSpeed."""
         self._strategy = strategy
 
     def state_dict(self) -> dict[str, Any]:
-        """The loss scale of the first engine, and for how many steps it has held."""
-        scaler = self._scaler_of_engine()
-        if scaler is None or not scaler.dynamic:
+        """The loss scale of the first engine, and for how many steps it has held; empty if it is fixed."""
+        scaler = self._dynamic_scaler()
+        if scaler is None:
             return {}
         return {
             "scale": float(scaler.cur_scale),
@@ -39,15 +34,35 @@ class EngineScaledPrecision(MixedPrecision):
             "backoff_factor": 1.0 / scaler.scale_factor,
             "growth_interval": scaler.scale_window,
             "_growth_tracker": scaler.cur_iter - scaler.last_overflow_iter - 1,
+            "hysteresis": scaler.cur_hysteresis,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Put the loss scale back; one that the user has fixed stays."""
-        scaler = self._scaler_of_engine()
-        if state and scaler is not None and scaler.dynamic:
+        scaler = self._dynamic_scaler()
+        if state and scaler is not None:
             scaler.cur_scale = state["scale"]
             scaler.last_overflow_iter = scaler.cur_iter - int(state["_growth_tracker"]) - 1
+            scaler.cur_hysteresis = state.get("hysteresis", scaler.cur_hysteresis)
 
-    def _scaler_of_engine(self) -> Any:
+    def _dynamic_scaler(self) -> Any:
         engines = self._strategy.engines if self._strategy is not None else []
-        return engines[0].zero.loss_scaler if engines else None
+        scaler = getattr(engines[0].zero, "loss_scaler", None) if engines else None
+        return scaler if scaler is not None and scaler.dynamic else None
+
+
+class EngineScaledMixedPrecision(EngineScale, MixedPrecision):
+    """`16-mixed`: weights in float16 with masters in float32."""
+
+    def __init__(self) -> None:
+        super().__init__(torch.float16)
+
+
+class EngineScaledHalfPrecision(EngineScale, UniformPrecision):
+    """`16-true`: the same while it trains; what is left on the module afterwards is in float16."""
+
+    def __init__(self) -> None:
+        super().__init__(torch.float16)
+
+
+ENGINE_SCALED = {"16-mixed": EngineScaledMixedPrecision, "16-true": EngineScaledHalfPrecision}

@@ -5,11 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from core import ConfigurationError
 from core_deepspeed.places import OFFLOAD_OPTIMIZER, OFFLOAD_PARAMETERS, STAGE, look_up, offload_device
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from torch import nn
 
     from core_deepspeed.options import Options
 
@@ -32,21 +36,17 @@ def refuse_impossible(config: Mapping[str, Any], options: Options) -> None:
             _check_folder(look_up(config, (*block, "nvme_path")))
 
 
-def refuse_formats(config: Mapping[str, Any], precision: str, device_type: str) -> None:
-    """Refuse number formats that the device doesn't have, or that offloading changes.
+def refuse_formats(config: Mapping[str, Any], precision: str) -> None:
+    """Refuse number formats that offloading changes, or for which another optimizer would be made.
 
     Raises:
-        ConfigurationError: float16 on a CPU, float32 parameters on NVMe, gradients of stage 1 in another format.
+        ConfigurationError: float32 parameters on NVMe, gradients of stage 1 in another format.
     """
     accumulated = look_up(config, ("data_types", "grad_accum_dtype"))
     if look_up(config, STAGE) == 1 and precision.startswith("bf16-") and accumulated in ("fp32", "float32"):
         raise ConfigurationError(
             f"config says data_types.grad_accum_dtype = {accumulated!r}, for which DeepSpeed has an optimizer of "
             "another make at stage 1, which doesn't give its state. Use stage=2, or leave it out."
-        )
-    if precision.startswith("16-") and device_type == "cpu":
-        raise ConfigurationError(
-            f"precision={precision!r} on a CPU, where DeepSpeed has no float16. Use precision='bf16-mixed'."
         )
     if offload_device(config, OFFLOAD_PARAMETERS) == "nvme" and precision == "32-true":
         # partition_parameters.py, `_set_dtype`: `dtype or float16 if ... else bfloat16` drops float32. As of 0.19.
@@ -67,6 +67,26 @@ def refuse_checkpointing(config: Mapping[str, Any], device_type: str) -> None:
         raise ConfigurationError(
             "cpu_checkpointing=True on a CPU, where activations are already: DeepSpeed would lose them. Leave it out."
         )
+
+
+def refuse_statistics(module: nn.Module, config: Mapping[str, Any]) -> None:
+    """Refuse to normalize with weights in 16 bits and running statistics in float32, which torch can't.
+
+    Raises:
+        ConfigurationError: the module has such a layer; it is named.
+    """
+    block = next((block for block in ("fp16", "bf16") if look_up(config, (block, "enabled"))), None)
+    if block is None or look_up(config, ("data_types", "buffer_dtype")):
+        return
+    for name, part in module.named_modules():
+        statistics = getattr(part, "running_mean", None)
+        if statistics is not None and statistics.dtype == torch.float32 and getattr(part, "weight", None) is not None:
+            raise ConfigurationError(
+                f"{name!r} is a {type(part).__name__}: DeepSpeed turns its weights to {block} and leaves its running "
+                "statistics in float32, and torch can't normalize with both. Add config={'data_types': "
+                f"{{'buffer_dtype': '{block}'}}}}, which turns all buffers, use precision="
+                f"'{block.replace('fp', '')}-true', or a layer without statistics, such as GroupNorm."
+            )
 
 
 def _check_activations(config: Mapping[str, Any]) -> None:

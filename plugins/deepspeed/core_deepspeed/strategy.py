@@ -18,12 +18,12 @@ from torch import Tensor, nn
 from core import Capability, ConfigurationError, ShardedLeaf, UnsupportedError
 from core.strategies import ParallelStrategy
 from core_deepspeed import config as configs
-from core_deepspeed import library, native, native_files, ops
+from core_deepspeed import library, native, native_files, ops, refusals
 from core_deepspeed import optimizers as stepping
 from core_deepspeed.engine import ZeroEngine
 from core_deepspeed.flat_ranges import whole
 from core_deepspeed.options import Options, split, with_every_option
-from core_deepspeed.precision import EngineScaledPrecision
+from core_deepspeed.precision import ENGINE_SCALED
 from core_deepspeed.state import EngineState
 
 if TYPE_CHECKING:
@@ -84,8 +84,8 @@ class DeepSpeedStrategy(ParallelStrategy):
         return own | Capability.NO_SYNC if self.stage == 1 else own
 
     def configure_precision(self, name: str) -> Precision | None:
-        """`16-mixed` is the engine's: it scales the loss."""
-        return EngineScaledPrecision() if name == "16-mixed" else None
+        """`16-mixed` and `16-true` are the engine's: it scales the loss."""
+        return ENGINE_SCALED[name]() if name in ENGINE_SCALED else None
 
     def check(self) -> None:
         """Refuse what contradicts the options, and a machine where DeepSpeed or a part of it is missing.
@@ -97,6 +97,7 @@ class DeepSpeedStrategy(ParallelStrategy):
         super().check()
         config = self._fitted_config()
         library.load(self.parallel_devices[0].type)
+        library.check_precision(self.precision_plugin.name)
         ops.prepare(config)
 
     def configure_deepspeed_config(self, config: dict[str, Any]) -> dict[str, Any]:
@@ -180,6 +181,7 @@ class DeepSpeedStrategy(ParallelStrategy):
 
     def _start_engine(self, module: nn.Module, optimizer: Optimizer | None) -> ZeroEngine:
         deepspeed, config = self._connect(), self._engine_config()
+        refusals.refuse_statistics(module, config)
         if optimizer is not None:
             optimizer = stepping.choose(deepspeed, optimizer, config)
         engine = ZeroEngine(deepspeed, module, optimizer, config)

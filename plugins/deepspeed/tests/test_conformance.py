@@ -1,6 +1,7 @@
 """Every stage of ZeRO passes the kit.
 
-Offloaded and in bf16 too, which takes longer: `tox run -e deepspeed -- -m slow plugins/deepspeed/tests`.
+Offloaded and in bf16 too, which takes longer: `tox run -e deepspeed-slow`. In float16 as well, by hand, since it is
+simulated: DeepSpeed is told that this CPU has it.
 """
 
 import pytest
@@ -20,6 +21,7 @@ from core_deepspeed.conformance import (
     TestStage3Offload,
     ZeroConformance,
 )
+from core_deepspeed.precision import EngineScaledMixedPrecision
 
 __all__ = ["TestStage1", "TestStage2", "TestStage2ByItsNumber", "TestStage3"]
 
@@ -28,10 +30,11 @@ for _suite in (TestStage1Offload, TestStage2Offload, TestStage3Offload):
 
 
 class Bf16Conformance(ZeroConformance):
-    """Compared with float32 on one device, as far as eight bits allow."""
+    """Compared with float32 on one device, as far as eight bits allow. Running statistics are in 16 bits too."""
 
     tolerance = 5e-2
     precisions = ()
+    options = {"config": {"data_types": {"buffer_dtype": "bf16"}}}
 
     def make(self, **options):
         return super().make(precision_plugin=MixedPrecision(torch.bfloat16), **options)
@@ -51,4 +54,33 @@ class TestStage2Bf16(Bf16Conformance):
 @pytest.mark.slow
 class TestStage3Bf16(Bf16Conformance):
     alias = "deepspeed_stage_3"
-    options = {"config": CUT}
+    options = {"config": {**CUT, **Bf16Conformance.options["config"]}}
+
+
+@pytest.mark.usefixtures("has_float16")
+class Float16Conformance(Bf16Conformance):
+    """Compared with float32 on one device, from a scale that nothing overflows."""
+
+    options = {"config": {"data_types": {"buffer_dtype": "fp16"}}}
+
+    def make(self, **options):
+        return ZeroConformance.make(
+            self, precision_plugin=EngineScaledMixedPrecision(), initial_scale_power=8, **options
+        )
+
+
+@pytest.mark.slow
+class TestStage1Float16(Float16Conformance):
+    alias = "deepspeed_stage_1"
+    expected_capabilities = CAPABILITIES | Capability.NO_SYNC
+
+
+@pytest.mark.slow
+class TestStage2Float16(Float16Conformance):
+    alias = "deepspeed_stage_2"
+
+
+@pytest.mark.slow
+class TestStage3Float16(Float16Conformance):
+    alias = "deepspeed_stage_3"
+    options = {"config": {**CUT, **Float16Conformance.options["config"]}}

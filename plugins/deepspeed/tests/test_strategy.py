@@ -202,6 +202,22 @@ def test_optimizers_that_would_step_wrong(kind, dtype, message):
         on_two_ranks(set_up, kind, dtype)
 
 
+def set_up_statistics(rank, **options):
+    fabric, model = rank.fabric(**options), torch.nn.Sequential(make_model(), torch.nn.BatchNorm1d(1))
+    model, _ = fabric.setup(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    loss = model(make_batch(0, None)).square().mean()
+    fabric.teardown()
+    return loss.isfinite().item()
+
+
+def test_running_statistics_in_another_format_than_weights():
+    in_bf16 = functools.partial(set_up_statistics, precision="bf16-mixed")
+    with pytest.raises(WorkerError, match=r"'1' is a BatchNorm1d: .*'buffer_dtype': 'bf16'.* precision='bf16-true'"):
+        on_two_ranks(in_bf16)
+    assert on_two_ranks(in_bf16, config={"data_types": {"buffer_dtype": "bf16"}}) == [True, True]
+    assert on_two_ranks(functools.partial(set_up_statistics, precision="bf16-true")) == [True, True]
+
+
 def backward_of_nobody(rank):
     fabric = rank.fabric()
     for _ in range(2):

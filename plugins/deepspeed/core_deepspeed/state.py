@@ -123,8 +123,9 @@ class EngineState:
                 own = self.ranges[id(parameter)]
                 if own is not None and own.flat is not None and own.group is not None and own.size:
                     parameter.ds_tensor.view(-1).narrow(0, 0, own.size).copy_(own.of(own.flat))  # type: ignore[attr-defined]
+        # Gathered ones would keep their old values: an evaluation leaves some behind.
+        getattr(self.zero, "parameter_offload", self.zero).partition_all_parameters()
         if persistent := self.zero.persistent_parameters:  # small ones, which stay gathered
-            persistent[0].partition(persistent)
             persistent[0].all_gather(persistent)
 
     # optimizers -----------------------------------------------------------------------------------------------------

@@ -146,6 +146,34 @@ def test_what_configure_model_builds_is_cut_at_once():
     torch.testing.assert_close(results[0][2], predictions, rtol=1e-5, atol=1e-6)
 
 
+def load_after_an_evaluation(rank):
+    """Trains, evaluates, which leaves parameters gathered, and again with other weights."""
+    fabric = rank.fabric()
+    model = make_model()
+    model, optimizer = fabric.setup(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    batch, outputs = make_batch(0, rank.number), []
+    for _ in range(2):
+        fabric.backward(loss_of(model, batch))
+        optimizer.step()
+    for factor in (1.0, 0.0):
+        with torch.no_grad():
+            outputs.append(model(batch))
+        state = fabric.strategy.get_module_state_dict(model.module, layout="full")
+        state = fabric.broadcast({name: value * factor for name, value in state.items()})
+        fabric.strategy.load_module_state_dict(model.module, state)
+    with torch.no_grad():
+        outputs.append(model(batch))
+    fabric.teardown()
+    return outputs
+
+
+def test_weights_that_are_loaded_after_an_evaluation_are_used():
+    for first, second, third in on_two_ranks(load_after_an_evaluation, stage=3):
+        assert torch.equal(first, second)
+        assert second.any()
+        assert not third.any()
+
+
 def fit_with_summary(rank):
     loader = DataLoader(TensorDataset(make_batch(0, None)), batch_size=4)
     rank.trainer(max_epochs=1, enable_model_summary=True).fit(BuiltLate(), loader)

@@ -25,6 +25,9 @@ TOP_LEVEL_KEYS = frozenset(
         *("disable_allgather", "dataloader_drop_last", "seq_parallel_communication_data_type", "autotuning"),
         *("data_efficiency", "compression_training", "weight_quantization", "hybrid_engine", "tensor_parallel"),
         *("managed_gradient_accumulation", "disable_python_gc", "expert_parallel", "sequence_parallel_size"),
+        *("sparse_gradients", "sparse_attention", "elasticity", "eigenvalue", "progressive_layer_drop", "nebula"),
+        *("curriculum_learning", "quantize_training", "datastates_ckpt", "graph_harvesting", "vocabulary_size"),
+        *("use_data_before_expert_parallelism",),
     }
 )
 """What DeepSpeed reads. It ignores any other key without a word."""

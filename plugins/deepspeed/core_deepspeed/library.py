@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import sys
 import warnings
@@ -59,6 +60,30 @@ def check_precision(precision: str) -> None:
             f"precision={precision!r}: DeepSpeed finds no float16 on {accelerator.device_name()!r} here. "
             "Use precision='bf16-mixed'."
         )
+
+
+def check_config(config: dict[str, Any]) -> None:
+    """Let DeepSpeed read a config, before any process starts.
+
+    Raises:
+        ConfigurationError: it refuses something, or would ignore it without a word.
+    """
+    from deepspeed.runtime.activation_checkpointing.config import ACT_CHKPT, ACT_CHKPT_DEFAULT
+    from deepspeed.runtime.config import DeepSpeedConfig
+    from deepspeed.runtime.swap_tensor.aio_config import AIO, AIO_DEFAULT_DICT
+
+    for block, known in ((ACT_CHKPT, ACT_CHKPT_DEFAULT), (AIO, AIO_DEFAULT_DICT)):
+        if unknown := sorted(config.get(block, {}).keys() - known.keys()):
+            raise ConfigurationError(
+                f"config says {block}.{unknown[0]}, which DeepSpeed would ignore without a word. What it knows there: "
+                f"{', '.join(sorted(known))}."
+            )
+    # Numbers of batches are the run's, and here DeepSpeed knows of one process only.
+    read = {key: value for key, value in copy.deepcopy(config).items() if key != "train_batch_size"}
+    try:
+        DeepSpeedConfig(read)
+    except (ValueError, AssertionError) as error:
+        raise ConfigurationError(f"DeepSpeed refuses its config: {error}") from error
 
 
 def connect(device_type: str, backend: str, logging_level: int) -> Any:

@@ -97,6 +97,7 @@ class DeepSpeedStrategy(ParallelStrategy):
         super().check()
         config = self._fitted_config()
         library.load(self.parallel_devices[0].type)
+        library.check_config(config)
         library.check_precision(self.precision_plugin.name)
         ops.prepare(config)
 

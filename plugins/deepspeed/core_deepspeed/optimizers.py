@@ -55,26 +55,34 @@ def check(optimizer: Optimizer, module: nn.Module) -> None:
 
 
 def choose(deepspeed: Any, optimizer: Optimizer, config: Mapping[str, Any]) -> Optimizer:
-    """The optimizer for DeepSpeed: offloaded Adam and AdamW are stepped by its own, which is made for that."""
+    """The optimizer for DeepSpeed: an Adam that is offloaded is stepped by its own, which is made for that."""
     native = deepspeed.ops.adam.DeepSpeedCPUAdam
     if offload_device(config, OFFLOAD_OPTIMIZER) is None or isinstance(optimizer, native):
         return optimizer
     name = type(optimizer).__name__
-    if type(optimizer) not in (torch.optim.Adam, torch.optim.AdamW) or _has_more(optimizer):
+    if (decouples := _decouples_weight_decay(deepspeed, optimizer)) is None:
         _log.warning("Offloaded to the CPU, %s is stepped by its own code; DeepSpeedCPUAdam would be faster.", name)
         return optimizer
     _log.info("Offloaded to the CPU, %s is stepped by DeepSpeed's DeepSpeedCPUAdam.", name)
     options = {key: optimizer.defaults[key] for key in _NATIVE_OPTIONS}
-    chosen: Optimizer = native(optimizer.param_groups, adamw_mode=type(optimizer) is torch.optim.AdamW, **options)
+    chosen: Optimizer = native(optimizer.param_groups, adamw_mode=decouples, **options)
     # The same list of the same groups: schedulers that were made for the user's go on setting learning rates.
     chosen.param_groups = optimizer.param_groups
     vars(optimizer)["_opt_called"] = True  # they look here whether it has been stepped
     return chosen
 
 
-def _has_more(optimizer: Optimizer) -> bool:
-    """Whether the optimizer is asked for what DeepSpeed's doesn't do."""
-    return any(group.get("amsgrad") or group.get("maximize") for group in optimizer.param_groups)
+def _decouples_weight_decay(deepspeed: Any, optimizer: Optimizer) -> bool | None:
+    """Of an Adam, whether it is an AdamW; None of what DeepSpeed's own can't stand for."""
+    if isinstance(optimizer, deepspeed.ops.adam.FusedAdam):
+        return bool(optimizer.adam_w_mode)
+    groups = optimizer.param_groups
+    if type(optimizer) not in (torch.optim.Adam, torch.optim.AdamW) or any(
+        group["amsgrad"] or group["maximize"] for group in groups
+    ):
+        return None
+    answers = {group["decoupled_weight_decay"] for group in groups}
+    return answers.pop() if len(answers) == 1 else None
 
 
 def load_groups(optimizer: Optimizer, saved: Sequence[Mapping[str, Any]], names: Sequence[str]) -> None:

@@ -3,6 +3,7 @@
 import functools
 import logging
 import re
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -207,6 +208,39 @@ def test_offloaded_adam_is_deepspeeds_and_schedulers_go_on(caplog):
     with caplog.at_level(logging.INFO, "core_deepspeed"):
         results = on_two_ranks(adam_and_scheduler, offload_optimizer=True)
     assert results == [("DeepSpeedCPUAdam", [0.02, 0.01, 0.01, 0.005])] * 2
+
+
+def step_offloaded(rank, make_optimizer):
+    torch.manual_seed(0)
+    fabric, model = rank.fabric(), make_model()
+    model, optimizer = fabric.setup(model, make_optimizer(model.parameters()))
+    for step in range(5):
+        fabric.backward(loss_of(model, make_batch(step, None)))
+        optimizer.step()
+        optimizer.zero_grad()
+    kind = type(fabric.strategy.optimizers[0]).__name__
+    weights = fabric.strategy.get_module_state_dict(model.module, layout="full")
+    fabric.teardown()
+    return kind, weights
+
+
+def a_fused_adam(parameters):
+    from deepspeed.ops.adam import FusedAdam
+
+    return FusedAdam(parameters, lr=0.02, weight_decay=0.3, adam_w_mode=False)
+
+
+def test_an_adam_keeps_its_weight_decay_when_it_is_offloaded(monkeypatch):
+    # Its kernels are for the memory of a GPU: they are compiled when it is made, and aren't called.
+    monkeypatch.setattr("deepspeed.ops.adam.fused_adam.FusedAdamBuilder.load", lambda self: Mock())
+    decoupled = functools.partial(torch.optim.Adam, lr=0.02, weight_decay=0.3, decoupled_weight_decay=True)
+    coupled = functools.partial(torch.optim.Adam, lr=0.02, weight_decay=0.3)
+    for offloaded, alone in ((decoupled, decoupled), (coupled, coupled), (a_fused_adam, coupled)):
+        _, expected = Backend(lambda: "single_device").run(step_offloaded, alone)[0]
+        kind, found = on_two_ranks(step_offloaded, offloaded, offload_optimizer=True)[0]
+        assert kind == "DeepSpeedCPUAdam"
+        for name, value in expected.items():
+            torch.testing.assert_close(found[name], value, rtol=1e-5, atol=1e-6)
 
 
 # refusals -------------------------------------------------------------------------------------------------------------

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import shutil
 from contextlib import suppress
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from core.strategies import MethodRouter
+from core_deepspeed.late_changes import LateChanges
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -39,6 +41,7 @@ class ZeroEngine:
     Attributes:
         module: the user's own.
         groups: parameters of the optimizer, group by group, as the user has them: it holds flat ones from now on.
+        group_of: number of the group of each that is trained.
         optimizer: that DeepSpeed steps; None for inference.
         wrapped: DeepSpeed's engine, around a `MethodRouter`.
         zero: DeepSpeed's own optimizer around it.
@@ -53,6 +56,12 @@ class ZeroEngine:
         self.groups = (
             [list(group["params"]) for group in optimizer.param_groups if group["params"]] if optimizer else []
         )
+        self.group_of = {
+            parameter: number
+            for number, group in enumerate(self.groups)
+            for parameter in group
+            if parameter.requires_grad
+        }
         self._attributes = {parameter: _own_attributes(parameter) for parameter in module.parameters()}
         self.router = MethodRouter(module)
         for name in _ASKED_AT_EACH_STEP:
@@ -67,6 +76,7 @@ class ZeroEngine:
         if optimizer is not None:
             # Gradients are the engine's: to drop those of the flat parameters would take its buffers away.
             vars(optimizer)["zero_grad"] = self.drop_gradients
+            self._late_changes = LateChanges(optimizer, chain(*self.groups))
 
     def backward(self, loss: Tensor, *, ends_window: bool, **kwargs: Any) -> None:
         """All ranks. Compute and accumulate gradients; with `ends_window` the step is going to follow."""
@@ -132,6 +142,7 @@ class ZeroEngine:
         """
         if self.optimizer is not None:
             vars(self.optimizer).pop("zero_grad", None)
+            self._late_changes.allow()
         if self._sets_checkpointing:
             self._deepspeed.checkpointing.configure(None)  # it is the process's, and the next run says its own
         swap_folders = self._swap_folders()

@@ -38,6 +38,11 @@ def check(optimizer: Optimizer, module: nn.Module) -> None:
             "DeepSpeed makes another Adagrad in the place of yours, which no scheduler reaches and whose groups have "
             "the default options. Use AdamW, or another strategy."
         )
+    if sparse := [name for name, part in module.named_modules() if getattr(part, "sparse", False) is True]:
+        raise ConfigurationError(
+            f"{sparse[0]!r} of {type(module).__name__} gives sparse gradients, and ZeRO exchanges dense ones. "
+            "Build it with sparse=False."
+        )
     known, trained = set(map(id, module.parameters())), set[torch.dtype]()
     for parameter in (parameter for group in optimizer.param_groups for parameter in group["params"]):
         if id(parameter) not in known:

@@ -35,7 +35,7 @@ class EngineState:
         if hasattr(parameter, "ds_id"):
             return self._range_of_stage_3(parameter)
         mapping = getattr(parameter, "_hp_mapping", None)
-        trained = self.group_of(parameter)
+        trained = self.engine.group_of.get(parameter)
         if trained is None:
             return None
         shape, flats = tuple(parameter.shape), self.zero.single_partition_of_fp32_groups
@@ -49,7 +49,7 @@ class EngineState:
         start = length * self.rank
         size = max(0, min(length, parameter.ds_numel - start))
         shape = tuple(parameter.ds_shape)
-        if self.group_of(parameter) is None:
+        if parameter not in self.engine.group_of:
             return FlatRange(shape, start, size, parameter.ds_tensor, 0)
         if self._is_swapped:
             return FlatRange(shape, start, size, self.zero.get_local_fp32_param(parameter).clone(), 0)
@@ -67,13 +67,6 @@ class EngineState:
                 "The optimizer's state is on NVMe, where only DeepSpeed's own layout reaches it: use "
                 "DeepSpeedStrategy(..., deepspeed_checkpoint='native'), or save weights only."
             )
-
-    def group_of(self, parameter: Any) -> int | None:
-        """Number of the optimizer's group that trains a parameter; None if none does."""
-        if not parameter.requires_grad:
-            return None
-        groups = enumerate(self.engine.groups)
-        return next((number for number, group in groups if any(parameter is one for one in group)), None)
 
     # modules --------------------------------------------------------------------------------------------------------
 

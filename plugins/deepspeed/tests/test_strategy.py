@@ -264,6 +264,41 @@ def test_optimizers_that_would_step_wrong(kind, dtype, message):
         on_two_ranks(set_up, kind, dtype)
 
 
+def set_up_embedding(rank):
+    fabric, model = rank.fabric(), torch.nn.Embedding(4, 3, sparse=True)
+    fabric.setup(torch.nn.Sequential(model), torch.optim.SGD(model.parameters(), lr=0.1))
+
+
+def test_sparse_gradients():
+    with pytest.raises(WorkerError, match=r"'0' of Sequential gives sparse gradients.* sparse=False"):
+        on_two_ranks(set_up_embedding)
+
+
+def unfreeze_and_add(rank):
+    fabric, model = rank.fabric(), make_model()
+    model[0].requires_grad_(False)
+    made = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    wrapped, optimizer = fabric.setup(model, made)
+    with pytest.raises(ConfigurationError, match=r"steps no others\. Give it all groups before"):
+        optimizer.add_param_group({"params": [torch.nn.Parameter(torch.ones(1))]})
+    fabric.backward(loss_of(wrapped, make_batch(0, rank.number)))
+    optimizer.step()
+    model[0].requires_grad_(True)
+    with pytest.raises(ConfigurationError, match=r"of shape \(.*\) gets gradients, and was frozen when it was set up"):
+        fabric.backward(loss_of(wrapped, make_batch(0, rank.number)))
+    model[2].requires_grad_(False)
+    kept = fabric.strategy.get_optimizer_state_dict(fabric.strategy.optimizers[0])
+    fabric.teardown()
+    loss_of(model, make_batch(0, None)).backward()
+    made.add_param_group({"params": [torch.nn.Parameter(torch.ones(1))]})
+    return "2.weight" in kept["state"] or rank.number > 0
+
+
+@STAGES
+def test_what_an_optimizer_does_not_take_any_more(stage):
+    assert all(on_two_ranks(unfreeze_and_add, stage=stage))
+
+
 def set_up_statistics(rank, **options):
     fabric, model = rank.fabric(**options), torch.nn.Sequential(make_model(), torch.nn.BatchNorm1d(1))
     model, _ = fabric.setup(model, torch.optim.SGD(model.parameters(), lr=0.1))

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from core._version import __version__
+from core.cli.layout import with_article
 from core.contract.errors import ConfigurationError, PluginLoadError
 
 if TYPE_CHECKING:
@@ -90,7 +91,7 @@ class Suite:
     @property
     def title(self) -> str:
         """What it is, and whose."""
-        return f"{self.alias}: a {self.kind} of {self.provider} {self.version}"
+        return f"{self.alias}: {with_article(self.kind)} of {self.provider} {self.version}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from core.cli.layout import paragraph
+from core.cli.layout import paragraph, with_article
 from core.contract.errors import ConfigurationError, CoreError, UnknownAliasError
 from core.contract.kinds import KINDS
 from core.registry import Registry
@@ -74,7 +74,7 @@ def _description(registry: Registry[Any], name: str) -> Iterator[str]:
     target = registry.get(name)
     factory = look_into(target)
     offer = next(offer for offer in registry.offers() if offer.spec == spec)
-    yield f"{click.style(spec.alias, bold=True)}: a {spec.kind} of {offer}"
+    yield f"{click.style(spec.alias, bold=True)}: {with_article(spec.kind)} of {offer}"
     yield from paragraph(offer.summary)
     yield ""
     yield from _what_it_makes(registry, name, factory)

@@ -32,6 +32,11 @@ def terminal_width() -> int:
         return 80
 
 
+def with_article(kind: str) -> str:
+    """The name of a kind of plugin, as in "an accelerator"."""
+    return f"{'an' if kind[0] in 'aeiou' else 'a'} {kind}"
+
+
 def table(
     headers: Sequence[str], rows: Sequence[Sequence[str]], notes: Sequence[str] = (), width: int | None = None
 ) -> Iterator[str]:

@@ -19,7 +19,7 @@ class Capability(enum.Flag):
     """Module, optimizers and scheduler are set up together: `setup_module_and_optimizers` replaces
     `setup_module` and `setup_optimizer`."""
     OWNS_STEP = enum.auto()
-    """`run_training_step` is overridden as a whole; hooks around backward and the optimizer don't run."""
+    """`run_training_step` is overridden as a whole; hooks around backward and the optimizer run where it calls them."""
     OWNS_ACCUMULATION = enum.auto()
     """The strategy divides the loss and counts the accumulation window; the core hands it every batch alike."""
     OWNS_CLIPPING = enum.auto()

@@ -49,7 +49,8 @@ class Strategy:
        `setup_module_and_optimizers(...)`. Callers go through `add_module` and `add_optimizers`, which keep the handles.
     6. `setup_dataloader(loader, stage)`, all ranks.
     7. `load_checkpoint(path, state)`, all ranks.
-    8. `step_callable(name)` once a stage; then `run_training_step(...)` for each batch, all ranks.
+    8. `step_callable(name)` once a stage; then `run_training_step(...)` for each batch, all ranks. Between two steps
+       `synchronize_model()`: before validation, before a checkpoint, and when training has ended.
     9. Collectives, all ranks, in the same order on each.
     10. `save_checkpoint(path, state)`, all ranks.
     11. `teardown()`, all ranks: idempotent, also after an exception. Workers stay; the launcher ends those.
@@ -515,6 +516,15 @@ class Strategy:
             Whether parameters were updated. An overflow in fp16 skips one; some optimizers step now and then.
         """
         return self.precision_plugin.optimizer_step(optimizer, closure)
+
+    def synchronize_model(self) -> None:
+        """All ranks, between two steps. Bring together what ranks keep apart, so that there is one model again.
+
+        For strategies that don't average in every step. Fit calls it before validation, before a checkpoint, and when
+        training has ended by a limit or a stop, before `on_train_end`; `fabric.save` calls it too. A loop of the user's
+        own calls it where it ends. It may come when nothing has happened since the last time, or when nothing is set up
+        any more: then it does nothing.
+        """
 
     # 9. collectives -------------------------------------------------------------------------------------------------
 

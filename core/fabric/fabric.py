@@ -330,6 +330,7 @@ class Fabric(Processes):
             CheckpointError: it can't be written; what was at `path` is untouched.
         """
         self._set_up()
+        self.strategy.synchronize_model()
         self.strategy.save_checkpoint(path, unwrap(state))
 
     def load(self, path: PathLike, state: dict[str, Any] | None = None, *, strict: bool = True) -> dict[str, Any]:

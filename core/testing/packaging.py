@@ -118,7 +118,8 @@ class PackagingTests:
         points = [point for point in self._distribution.entry_points if point.group.startswith("core.")]
         for point in points:
             assert callable(point.load()) or inspect.ismodule(point.load()), point
-            assert not any(part.startswith("_") for part in point.attr.split(".")), f"{point.value} is private"
+            names = (point.attr or "").split(".")  # event hooks are a module, without an attribute
+            assert not any(name.startswith("_") for name in names), f"{point.value} is private"
 
     def test_requirement_on_core_is_bounded(self) -> None:
         """The distribution requires core between two releases, and accepts the one that runs."""
@@ -142,7 +143,10 @@ class PackagingTests:
             assert path.is_relative_to(source), f"{path} is outside of {source}"
         else:
             files = {Path(str(file.locate())).resolve() for file in distribution.files or ()}
-            assert path in files, f"{path} is not among the files of {distribution.name}"
+            assert path in files, (
+                f"{path} is not among the files of {distribution.name}: a folder on Python's path hides what is "
+                "installed, or the wheel lacks it. Run `pytest` rather than `python -m pytest`, or `pip install -e .`"
+            )
 
     # what they ask ------------------------------------------------------------------------------------------------
 

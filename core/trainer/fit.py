@@ -65,6 +65,7 @@ class FitLoop:
             while not self._stops():
                 self._run_epoch()
         trainer.train_metrics.close()
+        self.strategy.synchronize_model()
         trainer.events.emit("on_train_end")
 
     def _prepare(self) -> None:
@@ -314,6 +315,7 @@ class FitLoop:
         state = collect_random_state(*place)
         try:
             with trainer.signals.apart_from_steps():
+                self.strategy.synchronize_model()
                 evaluate(trainer, "validation", trainer.loaders.validation)
         except BaseException:
             progress.validated_batch = before

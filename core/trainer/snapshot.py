@@ -21,6 +21,7 @@ FORMAT_VERSION = 1
 def save(trainer: Trainer, path: PathLike, *, weights_only: bool = False) -> None:
     """All ranks. Write the state between two optimizer steps, or only what evaluation needs of it."""
     strategy = trainer.strategy
+    strategy.synchronize_model()
     module_section: dict[str, Any] = {}
     if overrides(trainer.module, "on_save_checkpoint"):
         trainer.module.on_save_checkpoint(module_section)

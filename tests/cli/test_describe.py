@@ -131,3 +131,7 @@ def test_a_plugin_that_cannot_be_imported(core_cli):
     assert done.returncode == 1
     assert "ZeroDivisionError" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_the_kind_has_its_article(core_cli):
+    assert core_cli("describe", "cpu").stdout.startswith("cpu: an accelerator of core ")

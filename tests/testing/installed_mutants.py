@@ -81,7 +81,7 @@ class Installed:
         (info / "RECORD").write_text("".join(f"{file},,\n" for file in files))
 
 
-RIGHT = Installed("right", "nothing", "")
+RIGHT = Installed("right", "nothing", "", entry_points="[core.hooks]\nright = mutant_right\n")
 RIGHT_LAUNCHER = Installed("right_launcher", "nothing", "", kind="launcher", attribute="AcmeLauncher")
 
 _SWALLOWS = """

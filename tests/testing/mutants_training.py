@@ -405,3 +405,21 @@ class ValidatesInPart(AveragingStrategy):
         if name != "validation_step":
             return call
         return lambda batch, batch_idx, *rest: call(batch, batch_idx, *rest) if batch_idx else None
+
+
+@mutant("test_ranks_meet_before_the_model_is_used", passes="test_every_sample_comes_once_an_epoch")
+class MeetsNowAndThen(AveragingStrategy):
+    """Averages weights every fourth step, and not when they are saved, validated or done."""
+
+    num_steps = 0
+
+    def average(self, manual):
+        pass
+
+    def optimizer_step(self, optimizer, closure=None):
+        updated = super().optimizer_step(optimizer, closure)
+        self.num_steps += 1
+        if self.num_steps % 4 == 0:
+            for parameter in self.parameters():
+                parameter.data.copy_(self.reduce(parameter.data))
+        return updated

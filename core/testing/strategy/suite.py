@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from core.testing.cases import Case
-from core.testing.strategy.base import StrategySuite
 from core.testing.strategy.checkpoints import CheckpointTests
 from core.testing.strategy.collectives import CollectiveTests
 from core.testing.strategy.data import DataTests
@@ -11,11 +10,19 @@ from core.testing.strategy.failures import FailureTests
 from core.testing.strategy.lifecycle import LifecycleTests
 from core.testing.strategy.script import ScriptTests
 from core.testing.strategy.training import TrainingTests
+from core.testing.strategy.unity import UnityTests
 from core.testing.training import assert_equal_runs, reference, train
 
 
 class StrategyConformance(
-    TrainingTests, LifecycleTests, CollectiveTests, DataTests, CheckpointTests, FailureTests, ScriptTests
+    TrainingTests,
+    UnityTests,
+    LifecycleTests,
+    CollectiveTests,
+    DataTests,
+    CheckpointTests,
+    FailureTests,
+    ScriptTests,
 ):
     """All that a strategy must prove. Subclass it, and set `alias`.
 
@@ -24,7 +31,7 @@ class StrategyConformance(
     """
 
 
-class StrategySmoke(StrategySuite):
+class StrategySmoke(UnityTests):
     """For an alias that only sets options of a strategy which goes through `StrategyConformance` under another one."""
 
     def test_trains(self) -> None:

@@ -14,7 +14,7 @@ from core import Capability, ConfigurationError
 from core.strategies import ParallelStrategy
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator
 
     from torch import Tensor, nn
     from torch.optim import Optimizer
@@ -27,8 +27,8 @@ class LocalSGDStrategy(ParallelStrategy):
     that on one device. Otherwise it doesn't, and isn't meant to: between two averages each rank goes its own way, clips
     its own gradient, and Adam sees the square of a rank's gradient, not that of the mean.
 
-    Before a checkpoint and before evaluation weights are averaged too, which begins a new period. A run that ends in
-    the middle of one leaves each rank with its own weights: save a checkpoint, or call `synchronize` in `on_train_end`.
+    Before a checkpoint, before validation and when training ends, weights are averaged too, which begins a new period.
+    A loop of your own over Fabric calls `fabric.strategy.synchronize_model()` where it ends.
     """
 
     def __init__(self, *, period: int = 8, start_method: str = "subprocess", **parts: Any) -> None:
@@ -73,10 +73,10 @@ class LocalSGDStrategy(ParallelStrategy):
         updated = super().optimizer_step(optimizer, closure)
         self._num_local_steps += 1
         if self._num_local_steps == self.period:
-            self.synchronize()
+            self.synchronize_model()
         return updated
 
-    def synchronize(self) -> None:
+    def synchronize_model(self) -> None:
         """All ranks. Average weights, buffers and moments, if anybody has stepped since the last time."""
         if self._num_local_steps == 0:
             return
@@ -84,17 +84,6 @@ class LocalSGDStrategy(ParallelStrategy):
         with torch.no_grad():
             for tensor in self._averaged_tensors():
                 tensor.copy_(self.reduce(tensor))
-
-    def step_callable(self, name: str, module: nn.Module | None = None) -> Callable[..., Any]:
-        """All ranks, once a stage. Evaluation begins with the mean."""
-        if name != "training_step":
-            self.synchronize()
-        return super().step_callable(name, module)
-
-    def save_checkpoint(self, path: Any, state: Mapping[str, Any]) -> None:
-        """All ranks. Save the mean."""
-        self.synchronize()
-        super().save_checkpoint(path, state)
 
     def release(self) -> None:
         """All ranks; idempotent. Begin anew."""

@@ -6,7 +6,7 @@ from local_sgd import LocalSGDStrategy
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from core import Callback, ConfigurationError, Module, Trainer
+from core import ConfigurationError, Module, Trainer
 
 BATCH_SIZE, NUM_RANKS = 4, 2
 DATA = torch.randn(48, 4, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
@@ -33,15 +33,10 @@ class Net(Module):
         return make_optimizer(self.layers)
 
 
-class Synchronize(Callback):
-    def on_train_end(self, trainer, module):
-        trainer.strategy.synchronize()
-
-
-def trained(strategy, devices, callbacks=()):
+def trained(strategy, devices):
     trainer = Trainer(
         strategy=strategy, accelerator="cpu", devices=devices, max_epochs=1, logger=False, enable_checkpointing=False,
-        enable_progress_bar=False, enable_model_summary=False, callbacks=list(callbacks)
+        enable_progress_bar=False, enable_model_summary=False,
     )  # fmt: skip
     module = Net()
     trainer.fit(module, DataLoader(TensorDataset(DATA), batch_size=BATCH_SIZE * NUM_RANKS // devices))
@@ -83,7 +78,7 @@ def test_averaging_after_each_step_equals_one_device():
 
 def test_ranks_go_their_own_ways_between_two_averages():
     """As two models by hand do, and not as one device does."""
-    found, one_device = trained(fork(4), NUM_RANKS, [Synchronize()]), trained("single_device", 1)
+    found, one_device = trained(fork(4), NUM_RANKS), trained("single_device", 1)
     torch.testing.assert_close(found, by_hand(4))
     assert not torch.allclose(found["0.weight"], one_device["0.weight"], atol=1e-6)
 

@@ -1,0 +1,69 @@
+"""Ranks have one model whenever it is looked at."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from core import Callback, Capability
+from core.testing.cases import Case
+from core.testing.conformance import needs
+from core.testing.networks import Validated, make_data, make_loader
+from core.testing.strategy.base import StrategySuite
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from core.testing.ranks import Rank
+
+
+class UnityTests(StrategySuite):
+    """What averages now and then has averaged when a model is validated, saved, or done."""
+
+    @needs(Capability.COLLECTIVES)
+    def test_ranks_meet_before_the_model_is_used(self, tmp_path: Path) -> None:
+        """After a save, in validation and in `on_train_end`, all ranks compute the same."""
+        self.needs_several()
+        first, *others = self.run(_outputs_on_the_way, Case("meeting", dtype=self.dtype), tmp_path / "checkpoint")
+        assert sorted(first) == ["after a checkpoint", "in validation", "when training ends"]
+        for rank, outputs in enumerate(others, start=1):
+            for moment, output in outputs.items():
+                message = f"rank {rank} and rank 0 have different models {moment}: override synchronize_model()"
+                torch.testing.assert_close(output, first[moment], msg=message)
+
+
+class _Looks(Callback):
+    """Notes what the module makes of the same inputs, one optimizer step after the ranks have met."""
+
+    def __init__(self, path: Path, inputs: Tensor) -> None:
+        self.path, self.inputs = path, inputs
+        self.outputs: dict[str, Tensor] = {}
+
+    def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        """Save after the first step."""
+        if batch_idx == 0:
+            trainer.save_checkpoint(self.path)
+            self._look(trainer, module, "after a checkpoint")
+
+    def on_validation_start(self, trainer: Any, module: Any) -> None:
+        """After the second."""
+        self._look(trainer, module, "in validation")
+
+    def on_train_end(self, trainer: Any, module: Any) -> None:
+        """After the third."""
+        self._look(trainer, module, "when training ends")
+
+    @torch.no_grad()
+    def _look(self, trainer: Any, module: Any, moment: str) -> None:
+        forward = trainer.strategy.step_callable("forward", module)
+        self.outputs[moment] = forward(self.inputs.to(trainer.strategy.root_device)).cpu()
+
+
+def _outputs_on_the_way(rank: Rank, case: Case, path: Path) -> dict[str, Tensor]:
+    inputs, _ = make_data(case)[:2]
+    looks, shares = _Looks(path, inputs), rank.backend.num_shares
+    trainer = rank.trainer(callbacks=looks, max_steps=3, val_check_interval=2)
+    trainer.fit(Validated(case), make_loader(case, shares), make_loader(case, shares))
+    return looks.outputs

@@ -200,6 +200,14 @@ class Strategy:
         return False
 
     @property
+    def evaluates_in_inference_mode(self) -> bool:
+        """Whether weights that were used under `torch.inference_mode` can be trained afterwards.
+
+        If not, the Trainer evaluates under `torch.no_grad` as a whole: hooks, metrics and steps share their tensors.
+        """
+        return True
+
+    @property
     def parallel_devices(self) -> list[torch.device]:
         """The devices of this node that the run uses."""
         return self._parallel_devices or []

@@ -61,7 +61,8 @@ def evaluation_mode(trainer: Trainer, metrics: Metrics) -> Iterator[None]:
 @contextmanager
 def without_gradients(trainer: Trainer) -> Iterator[None]:
     """All ranks. Nothing inside keeps a graph."""
-    with torch.inference_mode(trainer.options.inference_mode), torch.no_grad():
+    inference = trainer.options.inference_mode and trainer.strategy.evaluates_in_inference_mode
+    with torch.inference_mode(inference), torch.no_grad():
         yield
 
 

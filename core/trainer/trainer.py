@@ -135,7 +135,7 @@ class Trainer(Ranks, DataViews, Logged):
                 slower, and are errors where there is none; `"warn"` only warns of those. See also `seed_everything`.
             benchmark: let cuDNN try its algorithms for each new shape, and use the fastest. None leaves it as it is.
             detect_anomaly: find out which operation has made a NaN in backward. Slow.
-            inference_mode: evaluate under `torch.inference_mode` rather than `torch.no_grad`.
+            inference_mode: evaluate under `torch.inference_mode` rather than `torch.no_grad`, if the strategy can.
             sync_batchnorm: let batch norms compute their statistics over all ranks. On GPUs only.
             compile: run the module's steps through `torch.compile`; or a dict of its options. A module that you have
                 compiled yourself, by `torch.compile(module)`, is compiled in the same way inside of the strategy's

@@ -83,6 +83,11 @@ class DeepSpeedStrategy(ParallelStrategy):
         own |= Capability.JOINT_SETUP | Capability.OWNS_CLIPPING | Capability.SHARDED_STATE
         return own | Capability.NO_SYNC if self.stage == 1 else own
 
+    @property
+    def evaluates_in_inference_mode(self) -> bool:
+        """Not at stage 3: parameters that are gathered in evaluation may be kept for training."""
+        return self.stage != 3
+
     def configure_precision(self, name: str) -> Precision | None:
         """`16-mixed` and `16-true` are the engine's: it scales the loss."""
         return ENGINE_SCALED[name]() if name in ENGINE_SCALED else None

@@ -128,6 +128,11 @@ class FSDPStrategy(ParallelStrategy):
         """Those of every parallel strategy, accumulation without communication, and state in shards."""
         return super().capabilities | Capability.NO_SYNC | Capability.SHARDED_STATE
 
+    @property
+    def evaluates_in_inference_mode(self) -> bool:
+        """No: parameters that are gathered in evaluation may be kept for training."""
+        return False
+
     def configure_precision(self, name: str) -> Precision | None:
         """The mixed ones are sharded: parameters are gathered in 16 bits."""
         return ShardedMixedPrecision(DTYPES[name]) if name in DTYPES else None

@@ -334,6 +334,36 @@ def test_validation_in_between_sees_the_newest_weights(precision, sharding):
     assert torch.equal(weight, weight.bfloat16().float()) == (precision == "bf16-true")
 
 
+class Metered(Regression):
+    """Keeps a metric by hand: made in one hook, updated in the step, read in another hook."""
+
+    def on_validation_epoch_start(self):
+        self.total = torch.zeros(())
+
+    def validation_step(self, batch):
+        self.total += len(batch[0])
+
+    def on_validation_epoch_end(self):
+        self.log("total", self.total, reduce_fx="sum")
+
+
+def test_what_hooks_of_evaluation_make_can_be_changed_in_its_steps():
+    totals = []
+
+    class Recorder(Callback):
+        def on_validation_end(self, trainer, module):
+            totals.append(trainer.callback_metrics["total"].item())
+
+        def state_dict(self):
+            return {"totals": totals}
+
+        def load_state_dict(self, state):
+            totals[:] = state["totals"]
+
+    fit(FSDPStrategy(start_method="fork"), Metered(), callbacks=Recorder())
+    assert totals[-2:] == [16, 16]
+
+
 def test_bf16_mixed_gathers_bf16_and_keeps_float32():
     def look(fabric):
         module = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from core import ConfigurationError
 from core.strategies import MethodRouter
 from core_deepspeed.late_changes import LateChanges
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Collection, Mapping
 
     from torch import Tensor, nn
     from torch.optim import Optimizer
@@ -73,18 +74,65 @@ class ZeroEngine:
         self.stage = int(self.wrapped.zero_optimization_stage())
         self._max_norm = getattr(self.zero, "clip_grad", 0.0)
         self._num_backwards, self._is_complete = 0, False
-        if optimizer is not None:
+        if optimizer is None:
+            # There is nothing to begin, and DeepSpeed would refuse that another's loss goes through.
+            vars(self.wrapped)["_backward_prologue"] = _do_nothing
+        else:
             # Gradients are the engine's: to drop those of the flat parameters would take its buffers away.
             vars(optimizer)["zero_grad"] = self.drop_gradients
             self._late_changes = LateChanges(optimizer, chain(*self.groups))
 
-    def backward(self, loss: Tensor, *, ends_window: bool, **kwargs: Any) -> None:
-        """All ranks. Compute and accumulate gradients; with `ends_window` the step is going to follow."""
+    def backward(self, loss: Tensor, *, ends_window: bool, others: Collection[ZeroEngine] = (), **kwargs: Any) -> None:
+        """All ranks. Compute and accumulate gradients, also those of other engines that the loss goes through.
+
+        Args:
+            loss: of this engine.
+            ends_window: the step is going to follow.
+            others: all engines of the run that train.
+            kwargs: of DeepSpeed's `backward`.
+
+        Raises:
+            ConfigurationError: another engine's gradients would be scaled otherwise than its own.
+        """
+        others = [engine for engine in others if engine is not self] if len(others) > 1 else ()
+        for engine in others:
+            engine.wrapped.set_gradient_accumulation_boundary(False)
+            engine.zero.clear_backward_seen_flag()
+            engine.wrapped._running_engine_backward = True  # else a hook ends it, where one forward was run only
         self.wrapped.set_gradient_accumulation_boundary(ends_window)
         self.zero.clear_backward_seen_flag()  # a second backward after one forward adds to the first
         self.wrapped.backward(loss, scale_wrt_gas=False, **kwargs)
+        if self.zero._backward_hook_state.backward_active_depth:
+            self._leave_backward()
         self._num_backwards += 1
         self._is_complete = ends_window
+        for engine in others:
+            engine._end_backward_of(self)
+
+    def _end_backward_of(self, other: ZeroEngine) -> None:
+        """Keep gradients that the loss of another engine has brought, if it has."""
+        self.wrapped._running_engine_backward = False
+        if self.zero._hooks_fired_this_backward:
+            self._check_scale(other)
+            self.wrapped._backward_epilogue()
+            self._num_backwards += 1
+            self._is_complete = False
+        elif self.zero._backward_hook_state.backward_active_depth:
+            self.zero.backward_epilogue()
+        self._leave_backward()
+
+    def _leave_backward(self) -> None:
+        """Each forward that a loss goes through has begun a backward, of which DeepSpeed ends one."""
+        while self.zero._backward_hook_state.backward_active_depth:
+            self.zero.exit_backward()
+
+    def _check_scale(self, other: ZeroEngine) -> None:
+        if self.zero.loss_scale != other.zero.loss_scale:
+            raise ConfigurationError(
+                f"The loss of a {type(other.module).__name__} goes through a {type(self.module).__name__} with an "
+                f"optimizer of its own, which would get gradients scaled by {other.zero.loss_scale:g} instead of "
+                f"{self.zero.loss_scale:g}. Call requires_grad_(False) on the latter for that loss."
+            )
 
     def complete(self) -> None:
         """All ranks. Exchange gradients, as far as backward hasn't."""
@@ -178,6 +226,10 @@ def _remove(folder: Path) -> None:
     for around in (folder.parent, folder.parent.parent):
         with suppress(OSError):
             around.rmdir()
+
+
+def _do_nothing() -> None:
+    pass
 
 
 def _own_attributes(parameter: Any) -> set[str]:

@@ -223,13 +223,15 @@ class DeepSpeedStrategy(ParallelStrategy):
         Raises:
             ConfigurationError: there are several modules, and nobody says whose loss it is.
         """
-        engine = self.engines[0] if len(self.engines) == 1 else self._engine_around(module)
-        if engine is None:
+        all_trained = [one for one in self.engines if one.optimizer] if len(self.engines) > 1 else self.engines
+        engine = all_trained[0] if len(all_trained) == 1 else self._engine_around(module)
+        if engine is None or engine.optimizer is None:
             raise ConfigurationError(
-                f"backward: DeepSpeed has {len(self.engines)} engines here, one for each module that was set up with "
-                "an optimizer, and must know whose loss this is. Call fabric.backward(loss, model=model)."
+                f"backward: {len(self.engines)} modules were set up, and one that was set up with an optimizer must be "
+                "said to be this loss's: DeepSpeed has an engine for each. Call fabric.backward(loss, model=model)."
             )
-        engine.backward(loss, ends_window=self._knows_windows and not (manual or self._is_accumulating), **kwargs)
+        ends_window = self._knows_windows and not (manual or self._is_accumulating)
+        engine.backward(loss, ends_window=ends_window, others=all_trained, **kwargs)
 
     @contextmanager
     def no_backward_sync(self, module: nn.Module, enabled: bool = True) -> Iterator[None]:

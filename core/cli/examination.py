@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal
 
 import core
 from core._version import __version__
-from core.contract import Broken, Found
+from core.contract import Broken, CoreError, Found
 from core.registry import (
     ACCELERATOR_REGISTRY,
     CLUSTER_ENVIRONMENT_REGISTRY,
@@ -23,6 +23,7 @@ from core.registry import (
     plugin_manager,
 )
 from core.registry.selection import ALLOW, BLOCK
+from core.resolve.candidates import detect
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -177,9 +178,10 @@ def _clusters() -> Iterator[Finding]:
 def _detections(title: str, registry: Registry, noun: str) -> Iterator[Finding]:  # type: ignore[type-arg]  # any kind
     for name in registry.names():
         try:
-            detection = registry.create(name).detect()
+            detection = detect(registry.create(name))
         except Exception as cause:
-            yield Finding(f"{title} {name}", "broken", str(cause))
+            detail = str(cause) if isinstance(cause, CoreError) else f"{type(cause).__name__}: {cause}"
+            yield Finding(f"{title} {name}", "broken", detail)
         else:
             yield Finding(f"{title} {name}", *_seen(detection, noun))
 

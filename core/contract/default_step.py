@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from core.contract.overrides import required
 from core.contract.step import StepOutput
 
 if TYPE_CHECKING:
@@ -57,7 +58,9 @@ def _update(
     if closure is None:
         _prepare_update(strategy, optimizer, step)
     step_optimizer = step.step_optimizer or strategy.optimizer_step
-    updated = step_optimizer(optimizer, closure)
+    updated: Any = step_optimizer(optimizer, closure)
+    if updated is None:
+        required(strategy, "optimizer_step", updated, "whether parameters were updated")
     _zero_grad(strategy, optimizer, step)
     return int(updated)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import ExitStack, nullcontext
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from core.contract import default_step, module_tree, optimizer_state, state_objects
+from core.contract import default_step, module_tree, optimizer_state, overrides, state_objects
 from core.contract.capability import Capability
 from core.contract.collectives import StrategyCollectives
 from core.contract.errors import CheckpointError, ConfigurationError, UnsupportedError
@@ -348,7 +348,7 @@ class Strategy:
                 capability=Capability.SEVERAL_MODULES,
             )
         names = module_tree.parameter_names(module)
-        wrapped = self.setup_module(module)
+        wrapped = overrides.required(self, "setup_module", self.setup_module(module), "the module, wrapped or not")
         self._keep(module, wrapped, names)
         return wrapped
 
@@ -359,7 +359,10 @@ class Strategy:
             UnsupportedError: a second optimizer, without `Capability.SEVERAL_OPTIMIZERS`.
         """
         self._check_number(len(self.optimizers) + len(optimizers))
-        added = [self.setup_optimizer(optimizer) for optimizer in optimizers]
+        added = [
+            overrides.required(self, "setup_optimizer", self.setup_optimizer(optimizer), "an optimizer")
+            for optimizer in optimizers
+        ]
         self.optimizers = [*self.optimizers, *added]
         return added
 
@@ -371,7 +374,12 @@ class Strategy:
             return self.add_module(module), self.add_optimizers(optimizers), scheduler
         self._check_number(len(optimizers))
         names = module_tree.parameter_names(module)
-        wrapped, added, scheduler = self.setup_module_and_optimizers(module, list(optimizers), scheduler)
+        wrapped, added, scheduler = overrides.required(
+            self,
+            "setup_module_and_optimizers",
+            self.setup_module_and_optimizers(module, list(optimizers), scheduler),
+            "the module, a list of optimizers, and the scheduler",
+        )
         self._keep(module, wrapped, names)
         self.optimizers = [*self.optimizers, *added]
         return wrapped, added, scheduler

@@ -165,6 +165,7 @@ class _Scan:
         text = _text(copy.path, distribution, "entry_points.txt")
         entries, bad_lines = parse_entry_points(text or "")
         copy.entries = tuple(entry for entry in entries if entry.group in _KIND_OF_GROUP)
+        strangers = {entry.group for entry in entries if entry.group.startswith("core.")} - _KIND_OF_GROUP.keys()
         relevant = bool(copy.entries) or not text
         if not copy.name.strip("~") or copy.name[0] in "~-":
             if relevant:
@@ -176,6 +177,8 @@ class _Scan:
             return
         for line in bad_lines:
             self._report(copy, f"{line}. {_reinstall(copy.name)}")
+        for group in sorted(strangers):
+            self._report_near_miss(copy, group)
         self._keep(copy)
 
     def _read_headers(self, copy: _Copy, distribution: Any) -> bool:
@@ -193,6 +196,13 @@ class _Scan:
         requires = (distribution.requires if legacy else headers.get("requires-dist")) or ()
         copy.requires = tuple(line for line in requires if requires_core(line))
         return True
+
+    def _report_near_miss(self, copy: _Copy, group: str) -> None:
+        """A group that is almost one of ours; one that isn't belongs to somebody else."""
+        from difflib import get_close_matches
+
+        for meant in get_close_matches(group, _KIND_OF_GROUP, n=1, cutoff=0.8):
+            self._report(copy, f"nobody reads its entry-point group {group!r}; did you mean {meant!r}?")
 
     def _keep(self, copy: _Copy) -> None:
         self.copies.setdefault(copy.name, []).append(copy)

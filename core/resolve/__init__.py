@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from core._version import __version__
 from core.contract import Strategy
+from core.contract.overrides import check_capabilities
 from core.resolve.accelerator import choose_accelerator, choose_devices
 from core.resolve.decision import Choice, Decision, Resolution
 from core.resolve.devices import check_devices, check_num_nodes
@@ -97,6 +98,7 @@ def resolve(
 
 def _check(strategy: Strategy, num_nodes: int) -> None:
     """Before any process starts: does it all go together?"""
+    check_capabilities(strategy)
     strategy.check()
     if strategy.cluster_environment is not None:
         strategy.cluster_environment.validate(strategy.num_processes_per_node, num_nodes)

@@ -4,8 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from core.contract import Accelerator, Broken, ConfigurationError, DeviceError, Found, normalize_alias
-from core.resolve.candidates import ask, best, create, identify, precedence, same_part, survey, why_absent
+from core.contract import (
+    Accelerator,
+    Broken,
+    ConfigurationError,
+    CoreError,
+    DeviceError,
+    Found,
+    PluginLoadError,
+    normalize_alias,
+)
+from core.resolve.candidates import ask, best, create, detect, identify, precedence, same_part, survey, why_absent
 from core.resolve.decision import Choice, Decision
 from core.resolve.devices import check_devices
 
@@ -15,6 +24,7 @@ if TYPE_CHECKING:
     import torch
 
     from core.contract import ClusterEnvironment
+    from core.contract.accelerator import Detection
 
 KIND = "accelerator"
 
@@ -96,12 +106,24 @@ def _first_of(word: str) -> Choice[Accelerator]:
 
 def _checked(choice: Choice[Accelerator]) -> Choice[Accelerator]:
     """Refuse an accelerator that was chosen by the user and isn't here."""
-    detection = choice.part.detect()
+    detection = _detection(choice)
     if isinstance(detection, Found) and detection.count > 0:
         return choice
     problem = "can't be used" if isinstance(detection, Broken) else "is not here"
     why = "it counts no device" if isinstance(detection, Found) else detection.reason
     raise DeviceError(f"Accelerator {choice.part.name!r} {problem}: {why}. {_alternatives()}")
+
+
+def _detection(choice: Choice[Accelerator]) -> Detection:
+    try:
+        return detect(choice.part)
+    except CoreError:
+        raise
+    except Exception as cause:
+        raise PluginLoadError(
+            f"The accelerator {choice.identity.alias!r} ({choice.identity}) can't be asked whether it is here. "
+            f"{type(cause).__name__}: {cause}. Tell its authors; `core doctor` shows which other ones are here."
+        ) from cause
 
 
 def _alternatives() -> str:

@@ -6,7 +6,7 @@ import sys
 import warnings
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from core.contract import AliasConflictError, Broken, ConfigurationError, CoreError, Found
+from core.contract import Absent, AliasConflictError, Broken, ConfigurationError, CoreError, Found
 from core.registry import (
     ACCELERATOR_REGISTRY,
     CHECKPOINT_IO_REGISTRY,
@@ -109,7 +109,21 @@ def ask(kind: str, name: str) -> Candidate:
     registry = _REGISTRIES[kind]
     target = registry.get(name)
     detector: Any = target if isinstance(target, type) else registry.create(name)
-    return Candidate(name, _identity(registry.spec(name)), detector.detect())
+    return Candidate(name, _identity(registry.spec(name)), detect(detector))
+
+
+def detect(part: Any) -> Detection:
+    """Ask a part, or its class, whether it is here.
+
+    Raises:
+        TypeError: it answers something else.
+    """
+    answer = part.detect()
+    if not isinstance(answer, Found | Absent | Broken):
+        raise TypeError(
+            f"detect() returned {answer!r}; expected Found(count, priority), Absent(reason) or Broken(reason)"
+        )
+    return answer
 
 
 def best(kind: str, candidates: Iterable[Candidate], explicit: str) -> Candidate:

@@ -233,3 +233,13 @@ def test_a_file_that_may_not_be_read(site):
     folder = make_distribution(site, "core-secret", entry_points_text=GOOD)
     (folder / "entry_points.txt").chmod(0)
     assert "PermissionError" in problem(scan(), "core-secret").detail
+
+
+def test_a_misspelt_group_is_told(site):
+    make_distribution(site, "core-acme", "1.0", "[core.strategy]\nacme = core_acme:Acme\n")
+    make_distribution(site, "other", "1.0", "[core.widgets]\na = b:c\n[strategies]\na = b:c\n")
+    found = scan()
+    assert found.providers == ()
+    (one,) = found.problems
+    assert one.source == "core-acme"
+    assert one.detail == "nobody reads its entry-point group 'core.strategy'; did you mean 'core.strategies'?"

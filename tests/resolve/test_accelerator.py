@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from core import Absent, Broken, ConfigurationError, DeviceError, Found, UnknownAliasError
+from core import Absent, Broken, ConfigurationError, DeviceError, Found, PluginLoadError, UnknownAliasError
 from core.accelerators import CPUAccelerator
 from core.resolve import resolve
 from resolve_fakes import FourDevices, ManyDevices, OneDevice
@@ -159,3 +159,35 @@ def test_parallel_devices_that_contradict_the_arguments():
         resolve(strategy=ManyDevices(parallel_devices=devices), devices=3)
     with pytest.raises(DeviceError, match=r"has cpu among its parallel_devices, and accelerator 'fourdevices'.*'meta'"):
         resolve(strategy=ManyDevices(parallel_devices=devices), accelerator=FourDevices())
+
+
+@pytest.mark.parametrize("answer", [True, None, 2])
+def test_auto_passes_over_an_accelerator_with_a_strange_answer(register, answer):
+    register("accelerator", "acme", detecting(answer))
+    register("accelerator", "other", OneDevice)
+    expected = rf"'acme' of <in-process> was not considered. TypeError: detect\(\) returned {answer}; expected Found\("
+    with pytest.warns(RuntimeWarning, match=expected):
+        resolution = resolve()
+    assert decision(resolution, "accelerator").choice == "other"
+
+
+def test_a_strange_answer_of_a_named_accelerator_is_an_error(register):
+    register("accelerator", "acme", detecting(True))
+    with pytest.raises(
+        PluginLoadError, match=r"The accelerator 'acme' .* TypeError: detect\(\) returned True; expected"
+    ):
+        resolve(accelerator="acme")
+
+
+def test_a_named_accelerator_that_cannot_be_asked_is_an_error(register):
+    class Crashing(OneDevice):
+        @classmethod
+        def detect(cls):
+            raise OSError("libacme.so: cannot open shared object file")
+
+    register("accelerator", "acme", Crashing)
+    with pytest.raises(
+        PluginLoadError, match=r"The accelerator 'acme' \(.*\) can't be asked.* OSError: libacme.so"
+    ) as caught:
+        resolve(accelerator="acme")
+    assert isinstance(caught.value.__cause__, OSError)

@@ -11,6 +11,7 @@ from torch import nn
 from core.registry.names import IN_PROCESS
 from core.testing.scripts import run_script
 from core.testing.strategy.base import StrategySuite
+from core.testing.training import assert_equal_tensors
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -57,6 +58,7 @@ if __name__ == "__main__":
 """
 _BATCH_SIZE = 8
 _TIMEOUT_S = 180
+_SINGLE_PRECISION = 1e-5
 
 
 class ScriptTests(StrategySuite):
@@ -70,8 +72,8 @@ class ScriptTests(StrategySuite):
             pytest.skip(f"{self.alias} is tested with options, and a script would have to write them down")
         found = self._run_script(folder)
         expected = self.alone(_train_by_hand)  # torch learns of no device after the first backward of a process
-        torch.testing.assert_close(found["layer.weight"].double(), expected.weight, rtol=1e-5, atol=1e-7)
-        torch.testing.assert_close(found["layer.bias"].double(), expected.bias, rtol=1e-5, atol=1e-7)
+        weights = {name.removeprefix("layer."): value for name, value in found.items()}
+        assert_equal_tensors(weights, expected.state_dict(), max(self.tolerance, _SINGLE_PRECISION))
 
     def _run_script(self, folder: Path) -> dict[str, Any]:
         out = folder / "weights"

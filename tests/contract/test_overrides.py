@@ -1,0 +1,58 @@
+"""A strategy whose author forgot a `return`, or a decorator, is told so."""
+
+import pytest
+import torch
+
+from core import Capability, ConfigurationError, Fabric, Strategy, Trainer
+from small_nets import QUIET, Net, batches
+
+
+class WithoutModule(Strategy):
+    def setup_module(self, module):
+        super().setup_module(module)
+
+
+class WithoutOptimizer(Strategy):
+    def setup_optimizer(self, optimizer):
+        pass
+
+
+class WithoutBoth(Strategy):
+    capabilities = Capability.JOINT_SETUP
+
+    def setup_module_and_optimizers(self, module, optimizers, scheduler=None):
+        pass
+
+
+class WithoutAnswer(Strategy):
+    def optimizer_step(self, optimizer, closure=None):
+        super().optimizer_step(optimizer, closure)
+
+
+@pytest.mark.parametrize(
+    ("kind", "method"),
+    [
+        (WithoutModule, "setup_module"),
+        (WithoutOptimizer, "setup_optimizer"),
+        (WithoutBoth, "setup_module_and_optimizers"),
+        (WithoutAnswer, "optimizer_step"),
+    ],
+)
+def test_a_forgotten_return(kind, method):
+    with pytest.raises(ConfigurationError, match=rf"{kind.__name__}\.{method} returned None; expected .* super\(\)"):
+        Trainer(**QUIET, strategy=kind(), max_epochs=1).fit(Net(), batches(1))
+
+
+def test_capabilities_as_a_method():
+    class WithoutProperty(Strategy):
+        def capabilities(self):
+            return Capability.NONE
+
+    with pytest.raises(
+        ConfigurationError, match=r"WithoutProperty\.capabilities is .*; expected .*Capability.*@property"
+    ):
+        Fabric(strategy=WithoutProperty(), accelerator="cpu")
+
+
+def test_a_module_without_parameters_is_one():
+    assert Fabric(strategy=Strategy(), accelerator="cpu").setup(torch.nn.Identity()) is not None

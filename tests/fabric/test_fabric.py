@@ -189,6 +189,27 @@ def test_a_broken_iteration_was_an_epoch_too(fabric):
     assert loader.epoch == 1
 
 
+@pytest.mark.parametrize("generator", [None, torch.Generator()])
+@pytest.mark.parametrize("num_taken", [5, 2])
+def test_an_epoch_can_be_read_again(fabric, num_taken, generator):
+    loader = fabric.setup_dataloaders(DataLoader(range(20), batch_size=4, shuffle=True, generator=generator))
+    first = batches(islice(loader, num_taken))
+    for _ in range(2):
+        loader.set_epoch(0)
+        again = batches(loader)
+        assert again[:num_taken] == first
+        assert sorted(chain(*again)) == list(range(20))
+
+
+def test_telling_the_epoch_of_a_loaded_state_goes_on_within_it(fabric):
+    loader = fabric.setup_dataloaders(DataLoader(range(20), batch_size=4))
+    batches(islice(loader, 2))
+    resumed = fabric.setup_dataloaders(DataLoader(range(20), batch_size=4))
+    resumed.load_state_dict(loader.state_dict())
+    resumed.set_epoch(0)
+    assert batches(resumed) == [[8, 9, 10, 11], [12, 13, 14, 15], [16, 17, 18, 19]]
+
+
 def test_two_loaders_of_one_length_are_shuffled_apart(fabric):
     one, two = fabric.setup_dataloaders(*(DataLoader(range(20), batch_size=4, shuffle=True) for _ in range(2)))
     assert batches(one) != batches(two)

@@ -126,6 +126,7 @@ class MPIEnvironment(ClusterEnvironment):
             num_nodes=num_nodes,
             cure=f"Pass devices={local} and num_nodes={max(1, world_size // local)}, "
             f"or start it with mpirun -n {num_devices * num_nodes}.",
+            num_local=local,
         )
         if self.global_rank() % local != self.local_rank():
             raise ConfigurationError(

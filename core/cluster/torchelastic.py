@@ -66,6 +66,11 @@ class TorchElasticEnvironment(ClusterEnvironment):
     def _local_world_size(self) -> int:
         return read_int("LOCAL_WORLD_SIZE", "LOCAL_SIZE", "WORLD_SIZE", hint=_HINT, minimum=1)
 
+    def _num_local(self) -> int:
+        """Processes on this node; without a variable that tells, those up to this one."""
+        tells = os.environ.get("LOCAL_WORLD_SIZE") or os.environ.get("LOCAL_SIZE")
+        return self._local_world_size() if tells else self.local_rank() + 1
+
     @property
     def restart_count(self) -> int:
         """`TORCHELASTIC_RESTART_COUNT`, or 0."""
@@ -96,6 +101,7 @@ class TorchElasticEnvironment(ClusterEnvironment):
                 if is_torchrun
                 else f"let it start {num_devices * num_nodes}."
             ),
+            num_local=self._num_local(),
         )
 
     def job_id(self) -> str | None:

@@ -66,16 +66,37 @@ def derived_port(job: str) -> int:
 
 
 def check_world(
-    *, starter: str, world_size: int, world_variable: str, num_devices: int, num_nodes: int, cure: str
+    *,
+    starter: str,
+    world_size: int,
+    world_variable: str,
+    num_devices: int,
+    num_nodes: int,
+    cure: str,
+    num_local: int = 1,
 ) -> None:
-    """Compare the number of processes that a scheduler started with what the user asked for.
+    """Compare the numbers of processes that a scheduler started with what the user asked for.
+
+    Args:
+        starter: who started them.
+        world_size: how many.
+        world_variable: which says so.
+        num_devices: asked for on each node.
+        num_nodes: asked for.
+        cure: ends the message.
+        num_local: processes that are known to be on this node.
 
     Raises:
-        ConfigurationError: they differ; the message shows both, and ends with `cure`.
+        ConfigurationError: they differ; the message shows both.
     """
     wanted = num_devices * num_nodes
     if world_size != wanted:
         raise ConfigurationError(
             f"{starter} started {world_size} process{'es' if world_size != 1 else ''} ({world_variable}={world_size}), "
             f"but devices={num_devices} and num_nodes={num_nodes} ask for {wanted}. {cure}"
+        )
+    if num_local > num_devices:
+        raise ConfigurationError(
+            f"{starter} started {num_local} processes on this node, but devices={num_devices} and "
+            f"num_nodes={num_nodes} have room for {num_devices} on each. {cure}"
         )

@@ -163,6 +163,16 @@ def test_torchrun(given):
     )
 
 
+@pytest.mark.parametrize("left_out", [(), ("LOCAL_WORLD_SIZE",)])
+def test_torchrun_that_started_more_on_a_node_than_devices(given, left_out):
+    given({name: value for name, value in TORCHRUN.items() if name not in left_out})
+    with pytest.raises(ConfigurationError) as caught:
+        TorchElasticEnvironment().validate(num_devices=1, num_nodes=4)
+    assert str(caught.value).startswith(
+        "torchrun started 2 processes on this node, but devices=1 and num_nodes=4 have room for 1 on each. Pass devices="
+    )
+
+
 def test_torch_variables_without_torchrun(given):
     given({name: TORCHRUN[name] for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")})
     environment = TorchElasticEnvironment()
@@ -265,6 +275,8 @@ def test_mpi_on_one_node(given, variables):
     environment.validate(num_devices=2, num_nodes=1)
     with pytest.raises(ConfigurationError, match=r"mpirun started 2 processes .* ask for 1\. Pass devices=2"):
         environment.validate(num_devices=1, num_nodes=1)
+    with pytest.raises(ConfigurationError, match=r"mpirun started 2 processes on this node, but devices=1 and num_n"):
+        environment.validate(num_devices=1, num_nodes=2)
 
 
 def test_all_ranks_of_open_mpi_derive_the_same_port(given):

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +25,7 @@ from core.registry import LOGGER_REGISTRY
 from core.resolve import resolve
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
     from contextlib import AbstractContextManager
 
     from core.contract import Accelerator, Logger, Precision, Strategy
@@ -328,7 +329,9 @@ class Fabric(Processes):
 
         Raises:
             CheckpointError: it can't be written; what was at `path` is untouched.
+            ConfigurationError: `state` isn't a dict.
         """
+        _check_state("save", path, state)
         self._set_up()
         self.strategy.synchronize_model()
         self.strategy.save_checkpoint(path, unwrap(state))
@@ -348,9 +351,11 @@ class Fabric(Processes):
             CheckpointNotFoundError: nothing is at `path`.
             CheckpointCorruptedError: it is damaged or foreign.
             CheckpointError: it doesn't fit `state`.
+            ConfigurationError: `state` isn't a dict.
         """
-        self._set_up()
         state = state if state is not None else {}
+        _check_state("load", path, state)
+        self._set_up()
         targets = unwrap(state)
         rest = self.strategy.load_checkpoint(path, targets, strict=strict)
         values = [name for name in state if name in rest and not holds_objects(state[name])]
@@ -439,6 +444,16 @@ def _as_number(name: str, value: Any) -> float:
         )
         raise ConfigurationError(f"log({name!r}): expected a number or a tensor of one element, got {what}.")
     return float(value)
+
+
+def _check_state(call: str, path: Any, state: Any) -> None:
+    if isinstance(state, Mapping) and isinstance(path, str | os.PathLike):
+        return
+    given = f"{type(path).__name__}, {type(state).__name__}"
+    raise ConfigurationError(
+        f"fabric.{call}({given}): expected a path first, and then a dict of what it holds, as in "
+        f"fabric.{call}('last.ckpt', {{'model': model, 'optimizer': optimizer}})."
+    )
 
 
 def _check_module(module: Any) -> None:

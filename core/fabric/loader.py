@@ -61,7 +61,7 @@ class FabricDataLoader:
         return getattr(self.loader, name)
 
     def set_epoch(self, epoch: int) -> None:
-        """The next iteration is this epoch: from its first batch, or from where a state that was loaded stands in it."""
+        """The next iteration is this epoch: from its first batch, or from where a loaded state stands in it."""
         if self._has_begun and self._sampler is not None:
             self._sampler.position = 0  # else the same epoch again would be what is left of it
         self.epoch, self._has_begun = epoch, False

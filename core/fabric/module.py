@@ -41,6 +41,7 @@ class FabricModule(nn.Module):
         # Without nn.Module's own state: there is one set of parameters, and it is the user's module's.
         # It holds Fabric, since a Fabric that is gone lets go of its models.
         vars(self).update(module=module, wrapped=wrapped, _fabric=fabric, _forward_methods=set(_STEPS))
+        vars(self)["_is_in_parts"] = any(hasattr(parameter, "placements") for parameter in module.parameters())
         vars(self)["_run"] = self._prepare("forward")
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -51,15 +52,20 @@ class FabricModule(nn.Module):
         """The same as calling the module."""
         return self._run(*args, **kwargs)
 
-    def mark_forward_method(self, name: str) -> None:
-        """From now on the method `name` of the user's module runs as `forward` does.
+    def mark_forward_method(self, method: str | Callable[..., Any]) -> None:
+        """From now on this method of the user's module runs as `forward` does.
 
         Methods that compute a loss by other ways than `forward` need it: what happens outside of the strategy's wrapper
-        is not synchronized. `training_step`, `validation_step`, `test_step` and `predict_step` are marked already.
+        is not synchronized. Where parameters are kept in parts, all need it that run layers. `training_step`,
+        `validation_step`, `test_step` and `predict_step` are marked already.
+
+        Args:
+            method: its name, or the method itself.
 
         Raises:
             ModuleError: the user's module has no such method.
         """
+        name = method if isinstance(method, str) else getattr(method, "__name__", repr(method))
         if not callable(getattr(self.module, name, None)):
             raise ModuleError(
                 f"mark_forward_method({name!r}): {type(self.module).__name__} has no method of this name."
@@ -72,8 +78,11 @@ class FabricModule(nn.Module):
         value = getattr(attributes["module"], name)
         if name in attributes["_forward_methods"]:
             value = attributes[name] = self._prepare(name)
-        elif self._bypasses_wrapper(value):
-            return self._guard(name, value)
+        elif getattr(value, "__self__", None) is attributes["module"]:
+            if attributes["wrapped"] is not attributes["module"]:
+                return self._guard(name, value)
+            if attributes["_is_in_parts"]:
+                return self._explained(name, value)
         return value
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -108,9 +117,6 @@ class FabricModule(nn.Module):
             call = _converting(convert, call)
         return call
 
-    def _bypasses_wrapper(self, value: Any) -> bool:
-        return self.wrapped is not self.module and getattr(value, "__self__", None) is self.module
-
     def _guard(self, name: str, method: Callable[..., Any]) -> Callable[..., Any]:
         """Run a method, and refuse a forward with gradients inside it: those would stay on this rank."""
 
@@ -130,6 +136,24 @@ class FabricModule(nn.Module):
                 return method(*args, **kwargs)
 
         return guarded
+
+    def _explained(self, name: str, method: Callable[..., Any]) -> Callable[..., Any]:
+        """Run a method, and say what to do if it comes upon a part of a parameter that nobody has gathered."""
+
+        @functools.wraps(method)
+        def explained(*args: Any, **kwargs: Any) -> Any:
+            try:
+                return method(*args, **kwargs)
+            except RuntimeError as error:
+                if "mixed torch.Tensor and DTensor" not in str(error):
+                    raise
+                raise ModuleError(
+                    f"{type(self.module).__name__}.{name}() runs layers whose parameters "
+                    f"{type(self._fabric.strategy).__name__} keeps in parts, and gathers for `forward` alone. Call "
+                    f"model.mark_forward_method({name!r}) once after setup; it is then called on all ranks."
+                ) from error
+
+        return explained
 
 
 def _within(context: Any, call: Callable[..., Any]) -> Callable[..., Any]:

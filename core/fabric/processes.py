@@ -13,7 +13,7 @@ from torch import Tensor
 from core.contract import LaunchError
 from core.data import map_leaves
 from core.fabric.ranks import Ranks
-from core.fabric.seed import seed_everything
+from core.fabric.seed import checked_seed, seed_everything
 from core.fabric.state import unwrap
 
 if TYPE_CHECKING:
@@ -174,6 +174,7 @@ class Processes(Ranks):
         Returns:
             The seed of this rank.
         """
+        seed = checked_seed(seed)
         return seed_everything((seed + self.strategy.data_parallel_rank) % 2**32 if per_rank else seed)
 
     def _map_tensors(self, function: Callable[[Tensor], Tensor], data: Any) -> Any:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import operator
 import random
 import sys
+from typing import Any
 
 import torch
 
@@ -24,10 +26,24 @@ def seed_everything(seed: int) -> int:
     Raises:
         ConfigurationError: another number.
     """
-    if not 0 <= seed < 2**32:
-        raise ConfigurationError(f"seed_everything({seed!r}): expected an integer from 0 to 2**32 - 1.")
+    seed = checked_seed(seed)
     random.seed(seed)
     if (numpy := sys.modules.get("numpy")) is not None:
         numpy.random.seed(seed)
     torch.manual_seed(seed)
     return seed
+
+
+def checked_seed(seed: Any) -> int:
+    """The seed as an int, if it is one that all generators take.
+
+    Raises:
+        ConfigurationError: it isn't.
+    """
+    try:
+        number = operator.index(seed)
+    except TypeError:
+        number = -1
+    if not 0 <= number < 2**32:
+        raise ConfigurationError(f"seed_everything({seed!r}): expected an integer from 0 to 2**32 - 1.")
+    return number

@@ -169,7 +169,7 @@ def test_torchrun_that_started_more_on_a_node_than_devices(given, left_out):
     with pytest.raises(ConfigurationError) as caught:
         TorchElasticEnvironment().validate(num_devices=1, num_nodes=4)
     assert str(caught.value).startswith(
-        "torchrun started 2 processes on this node, but devices=1 and num_nodes=4 have room for 1 on each. Pass devices="
+        "torchrun started 2 processes on this node, but devices=1 and num_nodes=4 have room for 1 on each. Pass "
     )
 
 

@@ -356,10 +356,11 @@ def test_seed_everything_seeds_all_generators(fabric):
     assert fabric.seed_everything(5, per_rank=True) == 5
 
 
-@pytest.mark.parametrize("seed", [-1, 2**32])
-def test_a_seed_has_bounds(seed):
-    with pytest.raises(ConfigurationError, match=r"expected an integer from 0 to 2\*\*32 - 1"):
-        seed_everything(seed)
+@pytest.mark.parametrize("seed", [-1, 2**32, "4", None, 0.5])
+def test_a_seed_is_an_integer_with_bounds(fabric, seed):
+    for call in (seed_everything, lambda seed: fabric.seed_everything(seed, per_rank=True)):
+        with pytest.raises(ConfigurationError, match=r"expected an integer from 0 to 2\*\*32 - 1"):
+            call(seed)
 
 
 # Mistakes -----------------------------------------------------------------------------------------------------------

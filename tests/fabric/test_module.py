@@ -186,6 +186,12 @@ def test_a_marked_method_goes_through_the_wrapper(wrapped):
     assert wrapped.wrapped.calls == ["embed"]
 
 
+def test_a_method_may_be_marked_by_itself(wrapped):
+    wrapped.mark_forward_method(wrapped.embed)
+    assert wrapped.embed(torch.ones(1, 3)).requires_grad
+    assert wrapped.wrapped.calls == ["embed"]
+
+
 def test_a_method_that_is_not_there_can_not_be_marked(wrapped):
     with pytest.raises(ModuleError, match=r"mark_forward_method\('embd'\): Net has no method of this name"):
         wrapped.mark_forward_method("embd")

@@ -3,7 +3,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
-from core import CheckpointCorruptedError, CheckpointError, CheckpointNotFoundError, Fabric
+from core import CheckpointCorruptedError, CheckpointError, CheckpointNotFoundError, ConfigurationError, Fabric
 
 
 class Run:
@@ -89,6 +89,20 @@ def test_a_name_that_is_missing(tmp_path):
         run.fabric.load(tmp_path / "run.ckpt", state)
     assert run.fabric.load(tmp_path / "run.ckpt", state, strict=False) == {}
     assert state["epoch"] == 3
+
+
+@pytest.mark.parametrize("call", ["save", "load"])
+def test_a_path_comes_first_and_then_a_dict(tmp_path, call):
+    run = Run(0)
+    with pytest.raises(ConfigurationError) as raised:
+        getattr(run.fabric, call)({"model": run.model}, str(tmp_path / "run.ckpt"))
+    assert str(raised.value) == (
+        f"fabric.{call}(dict, str): expected a path first, and then a dict of what it holds, as in "
+        f"fabric.{call}('last.ckpt', {{'model': model, 'optimizer': optimizer}})."
+    )
+    with pytest.raises(ConfigurationError, match=r"\(PosixPath, FabricModule\): expected a path first"):
+        getattr(run.fabric, call)(tmp_path / "run.ckpt", run.model)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_nothing_at_the_path(tmp_path):

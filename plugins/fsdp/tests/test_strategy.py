@@ -226,6 +226,53 @@ def test_an_optimizer_made_before_goes_on_with_its_state():
     torch.testing.assert_close(on_two_ranks(train), expected, rtol=1e-12, atol=1e-12)
 
 
+class Chooser(nn.Linear):
+    def choose(self, inputs):
+        return super().forward(inputs).argmax(-1)
+
+    def count(self):
+        raise RuntimeError("of the user's own")
+
+
+def test_a_method_that_runs_layers_says_that_it_has_to_be_marked():
+    def choose(fabric):
+        torch.manual_seed(3)
+        net = Chooser(4, 6)
+        whole = net.weight.detach().clone(), net.bias.detach().clone()
+        model = fabric.setup(net)
+        inputs = torch.randn(5, 4)
+        with torch.no_grad(), pytest.raises(ModuleError) as raised:
+            model.choose(inputs)
+        assert str(raised.value) == (
+            "FSDPChooser.choose() runs layers whose parameters FSDPStrategy keeps in parts, and gathers for `forward` "
+            "alone. Call model.mark_forward_method('choose') once after setup; it is then called on all ranks."
+        )
+        with pytest.raises(RuntimeError, match="of the user's own"):
+            model.count()
+        model.mark_forward_method(model.choose)
+        with torch.no_grad():
+            assert torch.equal(model.choose(inputs), nn.functional.linear(inputs, *whole).argmax(-1))
+
+    on_two_ranks(choose)
+
+
+def test_an_average_of_shards_is_a_module_of_its_own(tmp_path):
+    def average(fabric):
+        module = nn.Linear(4, 3)
+        model, optimizer = fabric.setup(module, torch.optim.SGD(module.parameters(), lr=0.1))
+        mean = fabric.setup_module(nn.Linear(4, 3).requires_grad_(False))
+        mean.load_state_dict(model.state_dict())
+        before = model.weight.full_tensor().clone()
+        fabric.backward(model(torch.ones(2, 4)).sum())
+        optimizer.step()
+        with torch.no_grad():
+            for ours, theirs in zip(mean.parameters(), model.parameters(), strict=True):
+                ours.lerp_(theirs, 0.5)
+        torch.testing.assert_close(mean.weight.full_tensor(), (before + model.weight.full_tensor()) / 2)
+
+    on_two_ranks(average)
+
+
 def test_a_parameter_of_no_module_is_an_error():
     with pytest.raises(WorkerError, match="belongs to no module that was set up"):
         on_two_ranks(lambda fabric: fabric.setup(nn.Linear(2, 2), torch.optim.SGD(nn.Linear(2, 2).parameters())))

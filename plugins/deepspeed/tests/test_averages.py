@@ -108,7 +108,7 @@ def test_the_average_of_epochs_is_that_of_one_device(stage):
 )
 def test_the_average_goes_on_elsewhere(tmp_path, storage, writer, reader):
     def run(stage, **options):
-        how = {"storage": storage, "enable_checkpointing": True, **options}
+        how = {"storage": storage, "enable_checkpointing": "folder" in options, **options}
         return (
             on_one_device(average_of_steps, **how) if stage is None else on_two_ranks(stage, average_of_steps, **how)[0]
         )

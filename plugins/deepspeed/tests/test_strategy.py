@@ -7,16 +7,14 @@ from unittest.mock import Mock
 
 import pytest
 import torch
-from torch import nn
-from torch.nn import functional
 from torch.utils.data import DataLoader, TensorDataset
+from zero_ranks import STAGES, loss_of, make_batch, make_model, on_two_ranks
 
 from core import ConfigurationError, Fabric, Module, Trainer, UnsupportedError, WorkerError
 from core.strategies import STRATEGY_REGISTRY
 from core.testing import Backend
 from core_deepspeed import DeepSpeedStrategy
 
-CUT = {"zero_optimization": {"stage3_param_persistence_threshold": 0}}
 QUIET = {
     "accelerator": "cpu",
     "logger": False,
@@ -24,26 +22,6 @@ QUIET = {
     "enable_checkpointing": False,
     "enable_model_summary": False,
 }
-STAGES = pytest.mark.parametrize("stage", [1, 2, 3])
-
-
-def on_two_ranks(function, *args, stage=2, **options):
-    make = functools.partial(DeepSpeedStrategy, stage, **{"config": CUT if stage == 3 else None, **options})
-    return Backend(make, num_processes=2, num_shares=2).run(function, *args)
-
-
-def make_model():
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 1))
-
-
-def make_batch(step, rank):
-    inputs = torch.randn(8, 5, generator=torch.Generator().manual_seed(step))
-    return inputs.chunk(2)[rank] if rank is not None else inputs
-
-
-def loss_of(model, inputs):
-    return functional.mse_loss(model(inputs), inputs.sum(1, keepdim=True).sin())
 
 
 # gradients ------------------------------------------------------------------------------------------------------------
@@ -145,6 +123,35 @@ def test_what_configure_model_builds_is_cut_at_once():
         for name, value in weights.items():
             torch.testing.assert_close(found[name], value, rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(results[0][2], predictions, rtol=1e-5, atol=1e-6)
+
+
+class Judged(BuiltLate):
+    def validation_step(self, batch, batch_idx):
+        self.log("loss", loss_of(self.layers, batch[0]), sync_dist=True)
+
+    test_step = validation_step
+
+
+def evaluate_a_checkpoint(rank, path):
+    """Losses by `validate` and `test`, and predictions, of modules that have never been trained here."""
+    data = TensorDataset(torch.cat([make_batch(step, None) for step in range(4)]))
+    loader = DataLoader(data, batch_size=8 // rank.backend.num_shares)
+    trainer = rank.trainer(max_epochs=1)
+    trainer.fit(Judged(), loader, loader)
+    trainer.save_checkpoint(path)
+    (validated,) = rank.trainer().validate(Judged(), loader, ckpt_path=path)
+    (tested,) = rank.trainer().test(Judged(), loader, ckpt_path=path)
+    predicted = rank.trainer().predict(Judged(), loader, ckpt_path=path)
+    return torch.tensor([validated["loss"], tested["loss"]]), torch.cat([part.float() for part in predicted])
+
+
+@STAGES
+def test_a_checkpoint_is_evaluated(tmp_path, stage):
+    expected, predictions = Backend(lambda: "single_device").run(evaluate_a_checkpoint, tmp_path / "one")[0]
+    results = on_two_ranks(evaluate_a_checkpoint, tmp_path / "two", stage=stage)
+    for found, _ in results:
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(results[0][1], predictions, rtol=1e-5, atol=1e-6)
 
 
 def load_after_an_evaluation(rank):
@@ -326,95 +333,6 @@ def backward_of_nobody(rank):
 def test_a_loss_of_several_models_says_whose_it_is():
     with pytest.raises(WorkerError, match=r"fabric\.backward\(loss, model=model\)"):
         on_two_ranks(backward_of_nobody)
-
-
-# several models -------------------------------------------------------------------------------------------------------
-
-
-def generate_and_judge(rank, way):
-    """Losses of two models with an optimizer each; that of the first goes through the second."""
-    fabric = rank.fabric()
-    torch.manual_seed(0)
-    models = [nn.Sequential(nn.Linear(size, 6), nn.Tanh(), nn.Linear(6, 6 - size)) for size in (1, 5)]
-    prepared = [fabric.setup(model, torch.optim.SGD(model.parameters(), lr=0.2)) for model in models]
-    (generator, its), (judge, others) = prepared
-    losses = []
-    for step in range(4):
-        real, noise = (
-            make_batch(number, rank.number if fabric.world_size == 2 else None) for number in (step, 9 + step)
-        )
-        made = generator(noise[:, :1])
-        judged = (judge(real) - 1).square().mean() + judge(made.detach()).square().mean()
-        fabric.backward(judged, model=judge)
-        others.step()
-        others.zero_grad()
-        judge.requires_grad_(way != "frozen")
-        generated = (judge(made) - 1).square().mean() + (judge(made * 2) - 1).square().mean()
-        fabric.backward(generated, model=generator)
-        judge.requires_grad_(True)
-        its.step()
-        its.zero_grad()
-        if way == "dropped":
-            others.zero_grad()
-        losses.append(fabric.all_reduce(torch.stack([judged, generated]).detach(), reduce_op="mean"))
-    fabric.teardown()
-    return torch.stack(losses)
-
-
-@STAGES
-@pytest.mark.parametrize("way", ["kept", "dropped", "frozen"])
-def test_a_loss_that_goes_through_two_models(stage, way):
-    """Gradients that the second model gets from it stay until they are dropped, as everywhere."""
-    expected = Backend(lambda: "single_device").run(generate_and_judge, way)[0]
-    for found in on_two_ranks(generate_and_judge, way, stage=stage):
-        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
-
-
-def learn_from_a_teacher(rank, frozen):
-    """Losses of a model whose loss goes through another, which has no optimizer; sizes of the latter's parameters."""
-    fabric = rank.fabric()
-    torch.manual_seed(0)
-    teacher, pupil = make_model().requires_grad_(not frozen), nn.Linear(5, 5)
-    teacher = fabric.setup_module(teacher)
-    pupil, optimizer = fabric.setup(pupil, torch.optim.SGD(pupil.parameters(), lr=0.2))
-    losses = []
-    for step in range(3):
-        batch = make_batch(step, rank.number if fabric.world_size == 2 else None)
-        with torch.inference_mode():
-            wanted = teacher(batch)
-        loss = (teacher(pupil(batch)) - wanted.clone() - 1).square().mean()
-        fabric.backward(loss)
-        optimizer.step()
-        optimizer.zero_grad()
-        losses.append(fabric.all_reduce(loss.detach(), reduce_op="mean"))
-    sizes = [parameter.numel() for parameter in teacher.module.parameters()]
-    fabric.teardown()
-    return torch.stack(losses), sizes
-
-
-@STAGES
-@pytest.mark.parametrize("frozen", [True, False])
-def test_a_model_without_an_optimizer(stage, frozen):
-    expected, sizes = Backend(lambda: "single_device").run(learn_from_a_teacher, frozen)[0]
-    for found, own in on_two_ranks(learn_from_a_teacher, frozen, stage=stage):
-        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
-        assert own == ([0] * len(sizes) if stage == 3 else sizes)
-
-
-def scale_otherwise(rank):
-    fabric = rank.fabric()
-    prepared = [fabric.setup(model := nn.Linear(2, 2), torch.optim.SGD(model.parameters(), lr=0.1)) for _ in range(2)]
-    (first, _), (second, _) = prepared
-    fabric.strategy.engines[1].zero.loss_scaler.cur_scale = 8.0  # as after an overflow in one of the two
-    fabric.backward(second(first(torch.ones(1, 2))).sum(), model=first)
-
-
-def test_gradients_that_another_models_loss_scales_otherwise():
-    message = (
-        r"goes through a Linear .* gradients scaled by 1 instead of 8\. Call requires_grad_\(False\) on the latter"
-    )
-    with pytest.raises(WorkerError, match=message):
-        on_two_ranks(scale_otherwise)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,33 @@
+"""Small models on two ranks under ZeRO, for tests that say `from zero_ranks import ...`."""
+
+import functools
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from core.testing import Backend
+from core_deepspeed import DeepSpeedStrategy
+
+CUT = {"zero_optimization": {"stage3_param_persistence_threshold": 0}}
+STAGES = pytest.mark.parametrize("stage", [1, 2, 3])
+
+
+def on_two_ranks(function, *args, stage=2, **options):
+    make = functools.partial(DeepSpeedStrategy, stage, **{"config": CUT if stage == 3 else None, **options})
+    return Backend(make, num_processes=2, num_shares=2).run(function, *args)
+
+
+def make_model():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 1))
+
+
+def make_batch(step, rank):
+    inputs = torch.randn(8, 5, generator=torch.Generator().manual_seed(step))
+    return inputs.chunk(2)[rank] if rank is not None else inputs
+
+
+def loss_of(model, inputs):
+    return functional.mse_loss(model(inputs), inputs.sum(1, keepdim=True).sin())

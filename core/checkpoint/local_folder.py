@@ -140,7 +140,7 @@ class LocalFolder:
             return
         foreign = sorted(entry.name for entry in self.path.iterdir() if not manifest.OWN_FILE.fullmatch(entry.name))
         if foreign:
-            raise CheckpointError(f"it is a folder that isn't a checkpoint, with {foreign[0]!r} in it")
+            raise CheckpointError(f"it is a folder that isn't a checkpoint, with {foreign[0]!r} in it.")
 
     # reading --------------------------------------------------------------------------------------------------------
 

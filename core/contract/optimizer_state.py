@@ -31,14 +31,19 @@ def to_named(state: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
     }
 
 
-def to_positional(state: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
+def to_positional(state: Mapping[str, Any], names: Sequence[str], group_sizes: Sequence[int]) -> dict[str, Any]:
     """Replace names by positions of the optimizer at hand, for its `load_state_dict`.
 
     Parameters may stand in another order than when they were saved, but in the same groups. A state of another program
     may have positions already; then the order counts.
 
+    Args:
+        state: by names.
+        names: of the optimizer's parameters, group after group.
+        group_sizes: number of parameters in each of its groups.
+
     Raises:
-        CheckpointError: the groups hold other parameters than the optimizer does.
+        CheckpointError: the groups hold other parameters than the optimizer's do.
     """
     saved = {name for group in state["param_groups"] for name in group["params"]}
     if saved == set(range(len(names))):
@@ -49,6 +54,7 @@ def to_positional(state: Mapping[str, Any], names: Sequence[str]) -> dict[str, A
             f"The optimizer holds {len(names)} parameters and its saved state {len(saved)}; {differing[0]!r} is "
             f"{where}. Build the optimizer over the same parameters as when the checkpoint was written."
         )
+    _check_groups(state["param_groups"], names, group_sizes)
     position = {name: index for index, name in enumerate(names)}
     groups = [
         {**group, "params": sorted(position[name] for name in group["params"])} for group in state["param_groups"]
@@ -58,6 +64,22 @@ def to_positional(state: Mapping[str, Any], names: Sequence[str]) -> dict[str, A
         "state": {position[name]: entry for name, entry in state["state"].items()},
         "param_groups": groups,
     }
+
+
+def _check_groups(saved: Sequence[Mapping[str, Any]], names: Sequence[str], group_sizes: Sequence[int]) -> None:
+    """Torch goes by positions, so a parameter in another group would get the state of a stranger.
+
+    Raises:
+        CheckpointError: a parameter is in another group than it was.
+    """
+    there = {name: index for index, group in enumerate(saved) for name in group["params"]}
+    here = dict(zip(names, (index for index, size in enumerate(group_sizes) for _ in range(size)), strict=True))
+    if moved := [name for name in names if here[name] != there[name]]:
+        raise CheckpointError(
+            f"The optimizer has {len(group_sizes)} parameter group(s) and its saved state {len(saved)}; {moved[0]!r} "
+            f"is in group {here[moved[0]]}, and was in group {there[moved[0]]}. Build the optimizer with the same groups, "
+            "in the same order, as when the checkpoint was written."
+        )
 
 
 def parameter_names(optimizer: Optimizer, modules: Sequence[Mapping[int, str]]) -> list[str]:

@@ -729,7 +729,8 @@ class Strategy:
 
     def load_optimizer_state_dict(self, optimizer: Optimizer, state: Mapping[str, Any]) -> None:
         """All ranks. Put back what `get_optimizer_state_dict` gave, in place."""
-        optimizer.load_state_dict(optimizer_state.to_positional(state, self.parameter_names(optimizer)))
+        sizes = [len(group["params"]) for group in optimizer.param_groups]
+        optimizer.load_state_dict(optimizer_state.to_positional(state, self.parameter_names(optimizer), sizes))
 
     def optimizer_targets(self, optimizer: Optimizer, described: Mapping[str, Any]) -> dict[str, Any] | None:
         """All ranks. Where the tensors of an optimizer's state go while a checkpoint of layout `sharded` is read.

@@ -190,6 +190,33 @@ def test_all_differences_are_told_at_once(tmp_path):
     assert torch.equal(model.state_dict()["last.weight"], before["last.weight"])
 
 
+@pytest.mark.parametrize(
+    ("layers", "message"),
+    [
+        ([[1], [0]], "has 2 parameter group(s) and its saved state 2; '1.weight' is in group 0, and was in group 1."),
+        ([[0, 1]], "has 1 parameter group(s) and its saved state 2; '1.weight' is in group 0, and was in group 1."),
+    ],
+)
+def test_no_parameter_gets_the_state_of_another_group(tmp_path, layers, message):
+    fabric = Fabric(accelerator="cpu")
+
+    def make(groups):
+        net = nn.Sequential(nn.Linear(2, 2, bias=False), nn.Linear(2, 2, bias=False))
+        return fabric.setup(net, torch.optim.Adam([{"params": [net[i].weight for i in group]} for group in groups]))
+
+    model, optimizer = make([[0], [1]])
+    fabric.backward(model(torch.rand(1, 2)).sum())
+    optimizer.step()
+    fabric.save(tmp_path / "run.ckpt", {"model": model, "optimizer": optimizer})
+    model, optimizer = make(layers)
+    with pytest.raises(CheckpointError) as caught:
+        fabric.load(tmp_path / "run.ckpt", {"model": model, "optimizer": optimizer})
+    assert str(caught.value) == (
+        f"The optimizer {message} Build the optimizer with the same groups, in the same order, as when the checkpoint "
+        "was written."
+    )
+
+
 def test_what_does_not_fit_may_be_left_out(tmp_path):
     path = saved_run(tmp_path)
     fabric = Fabric(accelerator="cpu")

@@ -63,12 +63,28 @@ def check_stage(trainer: Trainer, sources: Sequence[Source]) -> None:
     if not getattr(module, "automatic_optimization", True):
         _check_manual(module, trainer.options, strategy)
     _check_owned(module, strategy)
+    _warn_of_idleness(trainer)
     is_validated = any(source.role is VALIDATION for source in sources)
     if not is_validated and has_method(module, "validation_step") and trainer.options.limit_val_batches != 0:
         warnings.warn(
             f"{type(module).__name__} has a validation_step(), and no validation loader was given: nothing is "
             "validated. Pass val_dataloaders=..., define val_dataloader(), or say limit_val_batches=0.",
             stacklevel=4,
+        )
+
+
+def _warn_of_idleness(trainer: Trainer) -> None:
+    """A trainer counts on from one `fit` to the next, and may have nothing left to do."""
+    options, progress = trainer.options, trainer.progress
+    is_done = 0 <= options.max_steps <= progress.global_step or (
+        options.max_epochs is not None and 0 <= options.max_epochs <= progress.epoch
+    )
+    if is_done and progress.total_batches and trainer.ckpt_path is None and trainer.is_global_zero:
+        warnings.warn(
+            f"fit trains nothing: this Trainer has done {progress.epoch} epochs and {progress.global_step} steps "
+            f"before, and was told max_epochs={options.max_epochs}, max_steps={options.max_steps}. Make a new Trainer; "
+            "to go on with what was trained, give it a larger limit and fit(..., ckpt_path=...).",
+            stacklevel=5,
         )
 
 

@@ -46,6 +46,14 @@ _FORMER = {
     "on_epoch_end": "on_train_epoch_end",
     "on_batch_start": "on_train_batch_start",
     "on_batch_end": "on_train_batch_end",
+    "on_validation_model_eval": "on_validation_start",
+    "on_validation_model_train": "on_validation_end",
+    "on_test_model_eval": "on_test_start",
+    "on_test_model_train": "on_test_end",
+    "on_predict_model_eval": "on_predict_start",
+    "on_predict_model_train": "on_predict_end",
+    "on_keyboard_interrupt": "on_exception",
+    "configure_sharded_model": "configure_model",
 }
 
 

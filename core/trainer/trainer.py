@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar
 import torch
 from torch import Tensor, nn
 
-from core.contract import Capability
+from core.contract import Capability, ConfigurationError
 from core.fabric.ranks import Ranks
 from core.trainer.data_views import DataViews
 from core.trainer.logged import Logged
 from core.trainer.options import TrainerOptions, make_clipping, make_max_epochs, make_max_time, make_val_check
 from core.trainer.progress import Progress
+from core.trainer.run_views import RunViews
 
 # What only a trainer that is made, or that runs, needs is imported in its methods: a program that takes Trainer from
 # `core` and lists its options, or its help, waits for none of it.
@@ -41,7 +42,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-class Trainer(Ranks, DataViews, Logged):
+class Trainer(Ranks, RunViews, DataViews, Logged):
     """Trains and evaluates a module. One argument chooses the backend, and nothing else changes with it.
 
     The public attributes `strategy`, `module`, `progress`, `callbacks`, `loggers`, `callback_metrics` and `should_stop`
@@ -262,7 +263,7 @@ class Trainer(Ranks, DataViews, Logged):
 
     def fit(
         self,
-        module: nn.Module,
+        model: nn.Module,
         train_dataloaders: Any = None,
         val_dataloaders: Any = None,
         datamodule: DataModule | None = None,
@@ -273,7 +274,7 @@ class Trainer(Ranks, DataViews, Logged):
         Loaders that aren't passed are those of the data module, or else of the module, if they have hooks for them.
 
         Args:
-            module: a `core.Module`, or any `nn.Module` with `training_step` and `configure_optimizers`.
+            model: a `core.Module`, or any `nn.Module` with `training_step` and `configure_optimizers`.
             train_dataloaders: a loader, or any iterable of batches; several in a dict, a list or a `CombinedLoader`.
                 A DataModule may stand here.
             val_dataloaders: one or several of them; without any, there is no validation.
@@ -289,19 +290,19 @@ class Trainer(Ranks, DataViews, Logged):
         from core.trainer.module import require_method
         from core.trainer.sources import TRAIN, check_reload, find_source, find_validation, need_source, take_datamodule
 
-        require_method(module, "training_step", "fit")
-        if not overrides(module, "configure_optimizers"):
-            require_method(module, "configure_optimizers", "fit")
+        require_method(model, "training_step", "fit")
+        if not overrides(model, "configure_optimizers"):
+            require_method(model, "configure_optimizers", "fit")
         train_dataloaders, datamodule = take_datamodule(train_dataloaders, datamodule, val_dataloaders)
-        train = need_source(find_source(TRAIN, train_dataloaders, datamodule, module), TRAIN, datamodule, module)
-        sources = [train, *find_validation(val_dataloaders, datamodule, module)]
+        train = need_source(find_source(TRAIN, train_dataloaders, datamodule, model), TRAIN, datamodule, model)
+        sources = [train, *find_validation(val_dataloaders, datamodule, model)]
         check_reload(self.options, sources)
         self.should_stop = False
-        self._launch("fit", module, sources, datamodule, ckpt_path)
+        self._launch("fit", model, sources, datamodule, ckpt_path)
 
     def validate(
         self,
-        module: nn.Module,
+        model: nn.Module | None = None,
         dataloaders: Any = None,
         datamodule: DataModule | None = None,
         ckpt_path: PathLike | None = None,
@@ -309,7 +310,7 @@ class Trainer(Ranks, DataViews, Logged):
         """Run `validation_step` over one or several loaders.
 
         Args:
-            module: with `validation_step`.
+            model: with `validation_step`; None is the one that this Trainer ran last, with the weights that it has.
             dataloaders: one or several; if None, those of the data module or the module.
             datamodule: makes them.
             ckpt_path: a checkpoint whose weights are to be used.
@@ -320,13 +321,14 @@ class Trainer(Ranks, DataViews, Logged):
         from core.trainer.module import require_method
         from core.trainer.sources import VALIDATION
 
+        module = self._module_or_last(model)
         require_method(module, "validation_step", "validate")
         arguments = self._take_sources(VALIDATION, module, dataloaders, datamodule)
         return self._launch("validate", module, *arguments, ckpt_path)  # type: ignore[no-any-return]
 
     def test(
         self,
-        module: nn.Module,
+        model: nn.Module | None = None,
         dataloaders: Any = None,
         datamodule: DataModule | None = None,
         ckpt_path: PathLike | None = None,
@@ -335,13 +337,14 @@ class Trainer(Ranks, DataViews, Logged):
         from core.trainer.module import require_method
         from core.trainer.sources import TEST
 
+        module = self._module_or_last(model)
         require_method(module, "test_step", "test")
         arguments = self._take_sources(TEST, module, dataloaders, datamodule)
         return self._launch("test", module, *arguments, ckpt_path)  # type: ignore[no-any-return]
 
     def predict(
         self,
-        module: nn.Module,
+        model: nn.Module | None = None,
         dataloaders: Any = None,
         datamodule: DataModule | None = None,
         return_predictions: bool | None = None,
@@ -350,7 +353,8 @@ class Trainer(Ranks, DataViews, Logged):
         """Run `predict_step` over one or several loaders.
 
         Args:
-            module: with `predict_step`; that of `core.Module` calls the module.
+            model: with `predict_step`; that of `core.Module` calls the module. None is the one that this Trainer ran
+                last.
             dataloaders: one or several; if None, those of the data module or the module.
             datamodule: makes them.
             return_predictions: collect what `predict_step` returns; None is True. False saves the memory, for a
@@ -365,6 +369,7 @@ class Trainer(Ranks, DataViews, Logged):
         from core.trainer.module import require_method
         from core.trainer.sources import PREDICTION
 
+        module = self._module_or_last(model)
         if not hasattr(module, "predict_step"):
             require_method(module, "predict_step", "predict")
         arguments = self._take_sources(PREDICTION, module, dataloaders, datamodule)
@@ -528,6 +533,12 @@ class Trainer(Ranks, DataViews, Logged):
             snapshot.save(self, path, weights_only=weights_only)
 
     # the stages -----------------------------------------------------------------------------------------------------
+
+    def _module_or_last(self, model: nn.Module | None) -> nn.Module:
+        module: nn.Module | None = model if model is not None else self.module
+        if module is None:
+            raise ConfigurationError("No model was given, and this Trainer has run none before. Pass one.")
+        return module
 
     def _take_sources(
         self, role: Role, module: nn.Module, loaders: Any, datamodule: DataModule | None

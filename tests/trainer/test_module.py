@@ -168,7 +168,8 @@ def test_loggers_get_them_once(logs):
 
     logger, module = Keeping(), Noted()
     trainer = train(module, logger=logger)
-    trainer.fit(module, batches(2))
+    with pytest.warns(UserWarning, match="fit trains nothing"):
+        trainer.fit(module, batches(2))
     assert logger.given == [{"lr": 0.1}] * logs
 
 

@@ -83,8 +83,6 @@ def _without_foreign_objects(file: BinaryIO, path: str) -> Any:
 def _reason(error: Exception) -> str:
     """Why torch didn't load a file; its message begins with advice to load it unsafely."""
     _, found, reason = str(error).partition("WeightsUnpickler error: ")
-    return (
-        reason.partition(" by default")[0].partition("\n")[0] or "it isn't a file of torch.save"
-        if found
-        else messages.describe(error)
-    )
+    if not found:
+        return messages.describe(error)
+    return reason.partition(" by default")[0].partition("\n")[0] or "it isn't a file of torch.save"

@@ -74,11 +74,11 @@ def _check_groups(saved: Sequence[Mapping[str, Any]], names: Sequence[str], grou
     """
     there = {name: index for index, group in enumerate(saved) for name in group["params"]}
     here = dict(zip(names, (index for index, size in enumerate(group_sizes) for _ in range(size)), strict=True))
-    if moved := [name for name in names if here[name] != there[name]]:
+    if (moved := next((name for name in names if here[name] != there[name]), None)) is not None:
         raise CheckpointError(
-            f"The optimizer has {len(group_sizes)} parameter group(s) and its saved state {len(saved)}; {moved[0]!r} "
-            f"is in group {here[moved[0]]}, and was in group {there[moved[0]]}. Build the optimizer with the same groups, "
-            "in the same order, as when the checkpoint was written."
+            f"The optimizer has {len(group_sizes)} parameter group(s) and its saved state {len(saved)}; "
+            f"{moved!r} is in group {here[moved]}, and was in group {there[moved]}. Build the optimizer with the same "
+            "groups, in the same order, as when the checkpoint was written."
         )
 
 

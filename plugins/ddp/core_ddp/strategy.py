@@ -16,6 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from core import Capability, ConfigurationError
 from core.strategies import MethodRouter, ParallelStrategy
+from core_ddp.unused import explain_unused
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -153,7 +154,7 @@ class DDPStrategy(ParallelStrategy):
         replacement = handle.user_callable(name) if handle.compiler is not None else None
         if isinstance(wrapper, DistributedDataParallel) and not getattr(user, "automatic_optimization", True):
             return _manual_step(router, wrapper, name, replacement)
-        return router.route(wrapper, name, replacement=replacement)
+        return explain_unused(router.route(wrapper, name, replacement=replacement), wrapper)
 
     def backward(self, loss: Tensor, module: nn.Module | None, *, manual: bool = False, **kwargs: Any) -> None:
         """All ranks. Backward, which averages gradients on its way; see `Strategy.backward`."""

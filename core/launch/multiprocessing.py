@@ -213,7 +213,7 @@ def _work(end: socket.socket, payload: Path | _Call, world: dict[str, int], num_
         _set_random_state(call.random_state)
         outcome = call.function(*call.args, **call.kwargs)
         if world["local_rank"] == 0:
-            torch.save(outcome, directory / _RESULT)
+            _hand_back(outcome, directory)
     except SystemExit:
         raise
     except KeyboardInterrupt:
@@ -224,6 +224,25 @@ def _work(end: socket.socket, payload: Path | _Call, world: dict[str, int], num_
     finally:
         if membership.is_orphaned:
             shutil.rmtree(directory, ignore_errors=True)
+
+
+def _hand_back(outcome: Any, directory: Path) -> None:
+    """What the function returned on rank 0, for the caller.
+
+    Raises:
+        LaunchError: a part of it doesn't pickle; it is named.
+    """
+    import torch
+
+    try:
+        torch.save(outcome, directory / _RESULT)
+    except Exception as error:
+        path, cause = find_unpicklable(outcome, "result") or ("a part of it", error)
+        raise LaunchError(
+            f"What the function returns on rank 0 is pickled for the caller, and {path} can't be: "
+            f"{str(cause).rstrip('.')}. "
+            "Return tensors and plain values, and save what is larger or in parts with a checkpoint."
+        ) from error
 
 
 def _load(path: Path) -> _Call:

@@ -69,12 +69,27 @@ def refuse_checkpointing(config: Mapping[str, Any], device_type: str) -> None:
         )
 
 
-def refuse_statistics(module: nn.Module, config: Mapping[str, Any]) -> None:
-    """Refuse to normalize with weights in 16 bits and running statistics in float32, which torch can't.
+def refuse_modules(module: nn.Module, config: Mapping[str, Any]) -> None:
+    """Refuse modules that DeepSpeed fails on, or which fail with what it makes of them.
 
     Raises:
-        ConfigurationError: the module has such a layer; it is named.
+        ConfigurationError: a shape that stage 3 can't cut, or running statistics in another format than weights.
     """
+    _check_shapes(module, look_up(config, STAGE))
+    _check_statistics(module, config)
+
+
+def _check_shapes(module: nn.Module, stage: int) -> None:
+    for name, parameter in module.named_parameters():
+        shape = tuple(getattr(parameter, "ds_shape", parameter.shape))
+        if stage == 3 and (not shape or 0 in shape):
+            raise ConfigurationError(
+                f"{name!r} of {type(module).__name__} is a parameter of shape {shape}, which DeepSpeed can't cut at "
+                "stage 3. Give it a shape with at least one dimension and one element, such as (1,), or use stage=2."
+            )
+
+
+def _check_statistics(module: nn.Module, config: Mapping[str, Any]) -> None:
     block = next((block for block in ("fp16", "bf16") if look_up(config, (block, "enabled"))), None)
     if block is None or look_up(config, ("data_types", "buffer_dtype")):
         return

@@ -20,6 +20,7 @@ from core.strategies import ParallelStrategy
 from core_deepspeed import config as configs
 from core_deepspeed import library, native, native_files, ops, refusals
 from core_deepspeed import optimizers as stepping
+from core_deepspeed.beginning import same_on_all_ranks
 from core_deepspeed.engine import ZeroEngine
 from core_deepspeed.flat_ranges import whole
 from core_deepspeed.options import Options, split, with_every_option
@@ -187,10 +188,11 @@ class DeepSpeedStrategy(ParallelStrategy):
 
     def _start_engine(self, module: nn.Module, optimizer: Optimizer | None) -> ZeroEngine:
         deepspeed, config = self._connect(), self._engine_config()
-        refusals.refuse_statistics(module, config)
+        refusals.refuse_modules(module, config)
         if optimizer is not None:
             optimizer = stepping.choose(deepspeed, optimizer, config)
-        engine = ZeroEngine(deepspeed, module, optimizer, config)
+        with same_on_all_ranks(module, self.broadcast):
+            engine = ZeroEngine(deepspeed, module, optimizer, config)
         self.engines.append(engine)
         return engine
 

@@ -84,6 +84,55 @@ def test_clipping_by_value_is_refused():
         Trainer(strategy="deepspeed", devices=2, gradient_clip_val=1.0, gradient_clip_algorithm="value", **QUIET)
 
 
+# parameters and buffers -----------------------------------------------------------------------------------------------
+
+
+class Uncommon(nn.Module):
+    """A factor, weights that do not lie row after row, a buffer, and beside a scalar a parameter of no size."""
+
+    def __init__(self, factor):
+        super().__init__()
+        self.factor = nn.Parameter(factor)
+        self.weight = nn.Parameter(torch.linspace(-1, 1, 15).reshape(5, 3).t())
+        if not factor.dim():
+            self.nothing = nn.Parameter(torch.zeros(0))
+        self.register_buffer("shift", torch.ones(5))
+
+    def forward(self, inputs):
+        return (inputs @ self.weight * self.factor + self.shift).square().sum(1, keepdim=True)
+
+
+def step_uncommon(rank, factor):
+    fabric, model = rank.fabric(), Uncommon(factor + rank.number)
+    model.shift.add_(rank.number)  # as if each rank had begun with its own
+    model, optimizer = fabric.setup(model, torch.optim.AdamW(model.parameters(), lr=0.02))
+    for step in range(3):
+        fabric.backward(model(make_batch(step, None)[:, :3]).mean())
+        optimizer.step()
+        optimizer.zero_grad()
+    state = fabric.strategy.get_module_state_dict(model.module, layout="full")
+    shift = model.module.shift.clone()
+    fabric.teardown()
+    return state, shift, model.module.factor.shape
+
+
+@STAGES
+def test_uncommon_parameters_train_as_on_one_device(stage):
+    factor = torch.tensor([1.5] if stage == 3 else 1.5)
+    expected, *_ = Backend(lambda: "single_device").run(step_uncommon, factor)[0]
+    results = on_two_ranks(step_uncommon, factor, stage=stage)
+    for name, value in expected.items():
+        torch.testing.assert_close(results[0][0][name], value, rtol=1e-5, atol=1e-6)
+    for _, shift, shape in results:
+        assert shift.tolist() == [1.0] * 5
+        assert shape == factor.shape
+
+
+def test_a_scalar_at_stage_3():
+    with pytest.raises(WorkerError, match=r"'factor' of Uncommon is a parameter of shape \(\), .* or use stage=2"):
+        on_two_ranks(step_uncommon, torch.tensor(1.5), stage=3)
+
+
 # stage 3 --------------------------------------------------------------------------------------------------------------
 
 

@@ -17,7 +17,7 @@ import deepspeed
 import torch
 from rich.console import Console
 from rich.table import Table
-from step_overhead import NUM_FEATURES, OFF, Batches, count_calls, cpu_us
+from step_overhead import NUM_FEATURES, OFF, Batches, count_calls, cpu_us, fabric_loop
 
 from core import Fabric, Module, Trainer
 from core.strategies import DeepSpeedStrategy
@@ -63,28 +63,14 @@ def by_hand(stage: int) -> Callable[[int], None]:
     return run
 
 
-def fabric_loop(stage: int) -> Callable[[int], None]:
-    def run(num_steps: int) -> None:
-        fabric = Fabric(strategy=DeepSpeedStrategy(stage, logging_level=logging.ERROR), **WHERE)
-        fabric.launch()
-        module = Net()
-        model, optimizer = fabric.setup(module, module.configure_optimizers())
-        step = model.training_step
-        for batch_idx, batch in enumerate(Batches(num_steps)):
-            loss = step(batch, batch_idx)
-            fabric.backward(loss)
-            optimizer.step()
-            optimizer.zero_grad()
-        fabric.strategy.teardown()
-
-    return run
+def make_strategy(stage: int) -> DeepSpeedStrategy:
+    return DeepSpeedStrategy(stage, logging_level=logging.ERROR)
 
 
 def trainer_loop(stage: int) -> Callable[[int], None]:
     def run(num_steps: int) -> None:
         with tempfile.TemporaryDirectory() as root:
-            strategy = DeepSpeedStrategy(stage, logging_level=logging.ERROR)
-            trainer = Trainer(strategy=strategy, max_epochs=1, default_root_dir=root, **WHERE, **OFF)
+            trainer = Trainer(strategy=make_strategy(stage), max_epochs=1, default_root_dir=root, **WHERE, **OFF)
             trainer.fit(Net(), Batches(num_steps))
 
     return run
@@ -113,7 +99,8 @@ def main() -> None:
     join_group()
     table = Table("stage", "contender", "calls", "calls more", "limit", "µs CPU", "ratio")
     for stage in arguments.stages:
-        runs = {"by hand": by_hand(stage), "Fabric": fabric_loop(stage), "Trainer": trainer_loop(stage)}
+        in_fabric = fabric_loop(lambda stage=stage: Fabric(strategy=make_strategy(stage), **WHERE), Net)
+        runs = {"by hand": by_hand(stage), "Fabric": in_fabric, "Trainer": trainer_loop(stage)}
         for run in runs.values():
             run(20)
         calls = {name: per_step(count_calls(run), 100) for name, run in runs.items()}

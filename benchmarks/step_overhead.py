@@ -79,16 +79,20 @@ def raw_loop(num_steps: int) -> None:
         optimizer.zero_grad()
 
 
-def fabric_loop(num_steps: int) -> None:
-    fabric = Fabric(accelerator="cpu")
-    module = Net()
-    model, optimizer = fabric.setup(module, module.configure_optimizers())
-    step = model.training_step
-    for batch_idx, batch in enumerate(Batches(num_steps)):
-        loss = step(batch, batch_idx)
-        fabric.backward(loss)
-        optimizer.step()
-        optimizer.zero_grad()
+def fabric_loop(make_fabric: Callable[[], Fabric], module_class: type[Module]) -> Callable[[int], None]:
+    def run(num_steps: int) -> None:
+        fabric, module = make_fabric(), module_class()
+        fabric.launch()
+        model, optimizer = fabric.setup(module, module.configure_optimizers())
+        step = model.training_step
+        for batch_idx, batch in enumerate(Batches(num_steps)):
+            loss = step(batch, batch_idx)
+            fabric.backward(loss)
+            optimizer.step()
+            optimizer.zero_grad()
+        fabric.teardown()
+
+    return run
 
 
 def raw_validation(num_batches: int) -> None:
@@ -127,7 +131,7 @@ class Contender:
 RAW, OFF_NAME, RAW_VALIDATION = "raw loop", "Trainer, everything off", "raw validation"
 CONTENDERS = {
     RAW: Contender(raw_loop, RAW),
-    "Fabric": Contender(fabric_loop, RAW, 20, 5),
+    "Fabric": Contender(fabric_loop(lambda: Fabric(accelerator="cpu"), Net), RAW, 20, 5),
     OFF_NAME: Contender(trainer_loop(**OFF), RAW, 40, 10),
     "Trainer, one self.log": Contender(trainer_loop(LoggingNet, **OFF), OFF_NAME, 15, 3),
     "Trainer, one callback hook": Contender(trainer_loop(callbacks=Listener(), **OFF), OFF_NAME, 2),

@@ -5,10 +5,16 @@ then. Of the rest it may keep anything, but for this: changes of one name come t
 or not at all.
 """
 
+import io
 import random
+import shutil
+from itertools import count
 from pathlib import Path
 
+import pytest
+
 from core.checkpoint import disk
+from core.contract import CheckpointError
 
 
 class Folder:
@@ -179,3 +185,73 @@ def _write(folder, state, target, content):
             (target / name).write_bytes(content(node))
         else:
             _write(node, state, target / name, content)
+
+
+# what tests go through ------------------------------------------------------------------------------------------------
+
+
+def crashes(folder, work, target, monkeypatch, *, more_than):
+    """Do the work, of more than so many changes; yield `target` for each state in which a crash may leave `folder`, and
+    whether all was done."""
+    with monkeypatch.context() as patches:
+        recorder = Recorder(folder, patches)
+        work()
+    assert recorder.time > more_than
+    for moment in range(recorder.time + 1):
+        for seed in range(12):
+            recorder.crash(moment, seed, target)
+            yield target, moment == recorder.time
+            shutil.rmtree(target)
+
+
+def failures(prepare, work, error, monkeypatch):
+    """Yield once for each change of the disk that the work makes, when that has failed, and all that came after it."""
+    for number in count(1):
+        prepare()
+        with monkeypatch.context() as patches:
+            _fail_from(number, error, patches)
+            failed = attempt(work)
+        if not failed:
+            break
+        yield
+    assert number > 8
+
+
+def attempt(work):
+    """Whether it fails, with an error that says what."""
+    try:
+        work()
+    except CheckpointError as error:
+        return "last.ckpt' can't be written: " in str(error) or pytest.fail(str(error))
+    return False
+
+
+def _fail_from(number, error, patches):
+    """Let the n-th change of the disk fail, and all that come after it."""
+    left = number
+
+    def change():
+        nonlocal left
+        left -= 1
+        if left <= 0:
+            raise error
+
+    class Failing(io.BufferedWriter):
+        def write(self, data):
+            change()
+            return super().write(data)
+
+    def create(path):
+        change()
+        return Failing(path.open("xb", buffering=0))
+
+    def counted(real):
+        def call(*arguments):
+            change()
+            return real(*arguments)
+
+        return call
+
+    patches.setattr(disk, "create", create)
+    for name in ("sync", "sync_folder", "make_folder", "rename", "remove_folder"):
+        patches.setattr(disk, name, counted(getattr(disk, name)))

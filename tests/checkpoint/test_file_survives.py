@@ -5,8 +5,7 @@ import shutil
 
 import pytest
 
-from checkpoint.simulated_disk import Recorder
-from checkpoint.test_folder_survives import attempt, fail_from
+from checkpoint.simulated_disk import crashes, failures
 from checkpoint.test_replacing import loaded_step, names, save
 
 
@@ -30,19 +29,12 @@ def step_of(path):
 @pytest.mark.parametrize("before", ["nothing", "checkpoint"])
 def test_a_machine_may_crash_after_any_change_and_lose_what_was_not_synced(path, before, tmp_path, monkeypatch):
     prepare(path, before)
-    with monkeypatch.context() as patches:
-        recorder = Recorder(path.parent, patches)
-        save(path, 2)
     seen = set()
-    for moment in range(recorder.time + 1):
-        for seed in range(12):
-            found = tmp_path / "found"
-            recorder.crash(moment, seed, found)
-            step = step_of(found / "last.ckpt")
-            assert step == 2 or moment < recorder.time, "a save that has returned is lost"
-            seen.add(step)
-            shutil.rmtree(found)
-    assert recorder.time > 10
+    states = crashes(path.parent, lambda: save(path, 2), tmp_path / "found", monkeypatch, more_than=10)
+    for found, has_returned in states:
+        step = step_of(found / "last.ckpt")
+        assert step == 2 or not has_returned, "a save that has returned is lost"
+        seen.add(step)
     assert seen == ({None, 2} if before == "nothing" else {1, 2})
 
 
@@ -50,18 +42,10 @@ def test_a_machine_may_crash_after_any_change_and_lose_what_was_not_synced(path,
 @pytest.mark.parametrize("before", ["nothing", "checkpoint"])
 def test_any_change_may_fail(path, before, error, monkeypatch):
     """Each change of the disk fails in turn, with all that come after it."""
-    number, seen = 0, set()
-    while True:
-        number += 1
-        prepare(path, before)
-        with monkeypatch.context() as patches:
-            fail_from(number, error, patches)
-            failed = attempt(lambda: save(path, 2))
-        if not failed:
-            break
+    seen = set()
+    for _ in failures(lambda: prepare(path, before), lambda: save(path, 2), error, monkeypatch):
         seen.add(step_of(path))
         save(path, 3)
         assert loaded_step(path) == 3
         assert names(path.parent) == ["last.ckpt", "last.ckpt.digest"]
-    assert number > 8
     assert seen >= ({None} if before == "nothing" else {1})

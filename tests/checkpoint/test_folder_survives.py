@@ -12,7 +12,7 @@ from multiprocessing import Pipe
 import pytest
 import torch
 
-from checkpoint.simulated_disk import Recorder
+from checkpoint.simulated_disk import attempt, crashes, failures
 from checkpoint.test_replacing import dies_before_call, small_disk  # noqa: F401  # a fixture
 from checkpoint_collectives import Alone
 from core.checkpoint import AsyncCheckpointIO, DistributedCheckpointIO, disk, load_checkpoint, verify_checkpoint
@@ -102,20 +102,13 @@ def test_a_remover_may_die_before_any_change(path):
 @pytest.mark.parametrize("before", ["nothing", "checkpoint"])
 def test_a_machine_may_crash_after_any_change_and_lose_what_was_not_synced(path, before, tmp_path, monkeypatch):
     prepare(path, before)
-    with monkeypatch.context() as patches:
-        recorder = Recorder(path.parent, patches)
-        save(path, 2)
     seen = set()
-    for moment in range(recorder.time + 1):
-        for seed in range(12):
-            found = tmp_path / "found"
-            recorder.crash(moment, seed, found)
-            step = found_step(found / "last.ckpt")
-            assert step is not None or before == "nothing"
-            assert step == 2 or moment < recorder.time, "a save that has returned is lost"
-            seen.add(step)
-            shutil.rmtree(found)
-    assert recorder.time > 12
+    states = crashes(path.parent, lambda: save(path, 2), tmp_path / "found", monkeypatch, more_than=12)
+    for found, has_returned in states:
+        step = found_step(found / "last.ckpt")
+        assert step is not None or before == "nothing"
+        assert step == 2 or not has_returned, "a save that has returned is lost"
+        seen.add(step)
     assert seen == ({None, 2} if before == "nothing" else {1, 2})
 
 
@@ -123,62 +116,15 @@ def test_a_machine_may_crash_after_any_change_and_lose_what_was_not_synced(path,
 @pytest.mark.parametrize("before", ["nothing", "checkpoint"])
 def test_any_change_may_fail(path, before, error, monkeypatch):
     """Each change of the disk fails in turn, with all that come after it."""
-    number, seen = 0, set()
-    while True:
-        number += 1
-        prepare(path, before)
-        with monkeypatch.context() as patches:
-            fail_from(number, error, patches)
-            failed = attempt(lambda: save(path, 2))
-        if not failed:
-            break
+    seen = set()
+    for _ in failures(lambda: prepare(path, before), lambda: save(path, 2), error, monkeypatch):
         step = found_step(path)
         assert step is not None or before == "nothing"
         seen.add(step)
         save(path, 3)
         assert loaded_step(path) == 3
         assert names(path.parent) == ["last.ckpt"]
-    assert number > 8
     assert seen >= ({None} if before == "nothing" else {1})
-
-
-def attempt(work):
-    """Whether it fails, with an error that says what."""
-    try:
-        work()
-    except CheckpointError as error:
-        return "last.ckpt' can't be written: " in str(error) or pytest.fail(str(error))
-    return False
-
-
-def fail_from(number, error, patches):
-    left = number
-
-    def count():
-        nonlocal left
-        left -= 1
-        if left <= 0:
-            raise error
-
-    class Failing(io.BufferedWriter):
-        def write(self, data):
-            count()
-            return super().write(data)
-
-    def create(path):
-        count()
-        return Failing(path.open("xb", buffering=0))
-
-    def counted(real):
-        def call(*arguments):
-            count()
-            return real(*arguments)
-
-        return call
-
-    patches.setattr(disk, "create", create)
-    for name in ("sync", "sync_folder", "make_folder", "rename", "remove_folder"):
-        patches.setattr(disk, name, counted(getattr(disk, name)))
 
 
 def test_short_writes_are_completed(path, monkeypatch):

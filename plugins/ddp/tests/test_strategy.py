@@ -12,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 
 import core_ddp
-from core import Capability, ConfigurationError, Fabric, LaunchError, Module, Trainer, WorkerError
+from core import ConfigurationError, Fabric, LaunchError, Module, Trainer, WorkerError
 from core.strategies import STRATEGY_REGISTRY, DDPStrategy
 
 QUIET = {"accelerator": "cpu", "enable_progress_bar": False, "enable_checkpointing": False, "logger": False}
@@ -90,18 +90,6 @@ def test_all_twelve_aliases_build_their_preset():
 
 def test_the_lazy_name_is_the_same_class():
     assert DDPStrategy is core_ddp.DDPStrategy
-
-
-def test_declared_capabilities():
-    assert DDPStrategy().capabilities == (
-        Capability.COLLECTIVES
-        | Capability.NO_SYNC
-        | Capability.MANUAL_OPTIMIZATION
-        | Capability.SEVERAL_MODULES
-        | Capability.SEVERAL_OPTIMIZERS
-        | Capability.CLIP_BY_VALUE
-        | Capability.BIT_EXACT_RESUME
-    )
 
 
 def test_the_caller_gets_weights_and_can_fit_again():

@@ -7,6 +7,7 @@ from unittest.mock import Mock
 
 import pytest
 import torch
+from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 from zero_ranks import STAGES, loss_of, make_batch, make_model, on_two_ranks
 

@@ -25,8 +25,9 @@ def _of_trainable(module: Module) -> Optimizer:
 
 
 def _in_two_groups(module: Module) -> Optimizer:
-    weights = [parameter for name, parameter in module.named_parameters() if name.endswith("weight")]
-    biases = [parameter for name, parameter in module.named_parameters() if name.endswith("bias")]
+    trained = [(name, parameter) for name, parameter in module.named_parameters() if parameter.requires_grad]
+    weights = [parameter for name, parameter in trained if name.endswith("weight")]
+    biases = [parameter for name, parameter in trained if name.endswith("bias")]
     groups: list[dict[str, Any]] = [{"params": weights}, {"params": biases, "lr": 0.03, "weight_decay": 0.0}]
     return torch.optim.AdamW(groups, lr=0.01)
 
@@ -93,6 +94,7 @@ CASES = (
     Case("unused_weights", network=networks.Unused),
     Case("batch_norm", network=networks.Normalized, equal_shares=True),
     Case("weights_that_begin_apart", begins_apart=True),
+    Case("buffers_that_begin_apart", network=networks.Shifted, begins_apart=True),
     Case("shuffled", shuffle=True),
     Case("accumulated", accumulate=2, optimizer=ADAMW),
     Case("accumulated_to_a_short_window", accumulate=4),
@@ -115,6 +117,9 @@ CASES = (
 
 NOISY = Case("noisy", network=networks.Noisy, optimizer=ADAMW, scheduler="step", shuffle=True)
 """Everything that a run must find again when it goes on: momentum, schedule, order of the data, random numbers."""
+
+ASSORTED = Case("assorted", network=networks.Assorted, optimizer=_in_two_groups)
+"""Everything that a checkpoint must hold of a module and its optimizer."""
 
 RESUMED = Case("resumed", optimizer=ADAMW, scheduler="step", shuffle=True)
 """The same without random numbers in the step, which differ between numbers of ranks."""

@@ -112,6 +112,29 @@ class Normalized(Perceptron):
         return self.normalization(hidden)  # type: ignore[no-any-return]
 
 
+class Shifted(Perceptron):
+    """With a buffer that the outputs depend on, and that nothing changes."""
+
+    shift: Tensor
+
+    def add_parts(self) -> None:
+        """The buffer."""
+        self.register_buffer("shift", torch.linspace(-1, 1, _WIDTH))
+
+    def between(self, hidden: Tensor) -> Tensor:
+        """Shift."""
+        return hidden + self.shift
+
+
+class Assorted(Normalized):
+    """With statistics in buffers, weights that are trained, and weights that aren't."""
+
+    def add_parts(self) -> None:
+        """Normalize, and freeze the last bias."""
+        super().add_parts()
+        self.last.bias.requires_grad_(False)
+
+
 class Noisy(Perceptron):
     """Draws random numbers in every step."""
 

@@ -123,10 +123,10 @@ def train(
 
 
 def _move_apart(module: Module, number: int) -> None:
-    """As if each rank had drawn its own weights. Those of rank 0 stay."""
+    """As if each rank had drawn its own weights and buffers. Those of rank 0 stay."""
     with torch.no_grad():
-        for parameter in module.parameters():
-            parameter.add_(number)
+        for tensor in (*module.parameters(), *module.buffers()):
+            tensor.add_(number)
 
 
 def _train_by_hand(fabric: Fabric, case: Case, module: Module, num_shares: int) -> Run:

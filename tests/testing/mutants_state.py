@@ -151,3 +151,40 @@ class LosesTensors(AveragingStrategy):
             for key, value in state.items()
         }
         super().save_checkpoint(path, changed)
+
+
+@mutant("test_every_part_comes_back", passes="test_goes_on_under_one_device")
+class SavesWhatIsTrained(AveragingStrategy):
+    """Leaves frozen weights out of its checkpoints."""
+
+    def get_module_state_dict(self, module, *, layout=None):
+        parameters = self.handle_of(module).module.named_parameters()
+        frozen = {name for name, parameter in parameters if not parameter.requires_grad}
+        return {name: value for name, value in super().get_module_state_dict(module).items() if name not in frozen}
+
+    def load_module_state_dict(self, module, state, *, strict=True):
+        super().load_module_state_dict(module, {**dict(self.kept(module)), **state}, strict=strict)
+
+    def kept(self, module):
+        return self.handle_of(module).module.state_dict(keep_vars=True).items()
+
+
+@mutant("test_every_part_comes_back", passes="test_goes_on_under_one_device")
+class SavesNoBuffers(SavesWhatIsTrained):
+    """Leaves buffers out of its checkpoints."""
+
+    def get_module_state_dict(self, module, *, layout=None):
+        buffers = dict(self.handle_of(module).module.named_buffers())
+        state = AveragingStrategy.get_module_state_dict(self, module)
+        return {name: value for name, value in state.items() if name not in buffers}
+
+
+@mutant("test_every_part_comes_back", passes="test_resume_keeps_momentum_and_schedule")
+class RestoresTheFirstGroup(AveragingStrategy):
+    """Gives back the options of the first parameter group, and leaves the others as they are."""
+
+    def load_optimizer_state_dict(self, optimizer, state):
+        others = [{**group} for group in optimizer.param_groups[1:]]
+        super().load_optimizer_state_dict(optimizer, state)
+        for group, before in zip(optimizer.param_groups[1:], others, strict=True):
+            group.update(before)

@@ -29,6 +29,15 @@ class KeepsItsOwnWeights(AveragingStrategy):
         pass
 
 
+@mutant(f"{EQUAL}[buffers_that_begin_apart]", passes=f"{EQUAL}[weights_that_begin_apart]")
+class KeepsItsOwnBuffers(AveragingStrategy):
+    """Begins with the weights of rank 0, and on every rank with the buffers that were built there."""
+
+    def begin_together(self, module):
+        for parameter in module.parameters():
+            dist.broadcast(parameter.detach(), src=0)
+
+
 @mutant(f"{EQUAL}[sgd_momentum]", passes=f"{EQUAL}[adam]", tolerance=1e-5)
 class AveragesTwice(AveragingStrategy):
     """Divides by the number of ranks twice, which Adam doesn't notice."""

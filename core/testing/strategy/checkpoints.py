@@ -10,7 +10,7 @@ from torch import nn
 
 from core import Capability, CheckpointError, CheckpointNotFoundError, ShardedLeaf
 from core.checkpoint import load_checkpoint
-from core.testing.cases import NOISY, RESUMED, Case
+from core.testing.cases import ASSORTED, NOISY, RESUMED, Case
 from core.testing.conformance import needs
 from core.testing.networks import Perceptron, make_loader
 from core.testing.strategy.base import StrategySuite
@@ -58,6 +58,15 @@ class CheckpointTests(StrategySuite):
         self.one_device.run(_train_and_save, case, path)
         rest = self.run(_go_on, case, path)[0]
         _assert_continues(rest, reference(case, self.accelerator, self.shares), self.tolerance)
+
+    def test_every_part_comes_back(self, folder: Path) -> None:
+        """Frozen weights, buffers, and the options of every parameter group are in a checkpoint, and come back."""
+        case = ASSORTED.with_dtype(self.dtype)
+        found = self.run(_save_and_lose, case, folder / "all.ckpt")
+        expected = self.one_device.run(_save_and_lose, case, folder / "all-of-one.ckpt")[0]
+        assert_equal_tensors(found[0].weights, expected.weights, self.tolerance)
+        for run in found:
+            assert run.learning_rates == expected.learning_rates
 
     def test_state_has_the_users_names(self) -> None:
         """A module's state has the names and shapes of the user's own `state_dict()`, without a wrapper's prefix."""
@@ -138,6 +147,25 @@ def _set_up(rank: Rank, case: Case, optimizer: partial[Any] | None = None) -> tu
     made = (optimizer or case.optimizer)(module)
     model, _ = fabric.setup(module, made)
     return fabric, module, model
+
+
+def _save_and_lose(rank: Rank, case: Case, path: Path) -> Run:
+    """Save, forget, and load: what is there then."""
+    fabric, module = rank.fabric(), case.network(case)
+    model, optimizer = fabric.setup(module, case.optimizer(module))
+    state = {"model": model, "optimizer": optimizer}
+    fabric.save(path, state)
+    with torch.no_grad():
+        for tensor in (*module.parameters(), *module.buffers()):
+            tensor.zero_()
+    for group in optimizer.param_groups:
+        group["lr"] = 1.0
+    fabric.load(path, state)
+    run = Run(learning_rates=[group["lr"] for group in optimizer.param_groups])
+    run.take_state(fabric.strategy, module)
+    run.optimizer = {}
+    fabric.teardown()
+    return run
 
 
 def _names_and_shapes(rank: Rank, case: Case) -> dict[str, Any]:

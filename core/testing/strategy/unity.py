@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -57,8 +58,10 @@ class _Looks(Callback):
 
     @torch.no_grad()
     def _look(self, trainer: Any, module: Any, moment: str) -> None:
-        forward = trainer.strategy.step_callable("forward", module)
-        self.outputs[moment] = forward(self.inputs.to(trainer.strategy.root_device)).cpu()
+        strategy = trainer.strategy
+        inputs = strategy.precision_plugin.convert_input(self.inputs.to(strategy.root_device))
+        with strategy.forward_context() or nullcontext():
+            self.outputs[moment] = strategy.step_callable("forward", module)(inputs).cpu()
 
 
 def _outputs_on_the_way(rank: Rank, case: Case, path: Path) -> dict[str, Tensor]:

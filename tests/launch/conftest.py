@@ -12,7 +12,7 @@ import pytest
 
 HELPERS = '''
 """What every test program needs: a launcher, a gloo group, and a line a rank on stdout."""
-import os, sys, time
+import functools, os, sys, time
 
 import torch.distributed as dist
 
@@ -25,13 +25,14 @@ def connected(launcher, num_processes=2, **options):
     return launcher
 
 
+@functools.cache
+def store_of(address, port, is_master):
+    # One for all groups of a process: a new server on the same port would race with clients of the old one.
+    return dist.TCPStore(address, port, is_master=is_master, wait_for_workers=False)
+
+
 def join(environment, name="group"):
-    store = dist.TCPStore(
-        environment.main_address,
-        environment.main_port,
-        is_master=environment.global_rank() == 0,
-        wait_for_workers=False,
-    )
+    store = store_of(environment.main_address, environment.main_port, environment.global_rank() == 0)
     dist.init_process_group(
         "gloo",
         store=dist.PrefixStore(name, store),

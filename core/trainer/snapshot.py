@@ -35,7 +35,7 @@ def save(trainer: Trainer, path: PathLike, *, weights_only: bool = False) -> Non
 
 
 def save_between_stages(trainer: Trainer, path: PathLike, *, weights_only: bool) -> None:
-    """All ranks, while no stage runs. Join the group again, and write what is left when a stage is over.
+    """All ranks, while no stage runs. Set the module up again, and write what is left when a stage is over.
 
     Raises:
         ConfigurationError: no stage has run yet, so there is no module.
@@ -53,11 +53,13 @@ def save_between_stages(trainer: Trainer, path: PathLike, *, weights_only: bool)
 
 
 def _save_in_group(trainer: Trainer, path: PathLike, *, weights_only: bool) -> None:
-    trainer.strategy.setup_environment()
+    strategy = trainer.strategy
+    strategy.setup_environment()
     try:
+        strategy.add_module(trainer.module)  # as for evaluation: the strategy says what its state is
         save(trainer, path, weights_only=weights_only)
     finally:
-        trainer.strategy.teardown()
+        strategy.teardown()
 
 
 def _training_state(trainer: Trainer) -> dict[str, Any]:

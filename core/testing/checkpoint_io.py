@@ -271,7 +271,8 @@ def _wait_until_empty(folder: Path) -> None:
 
 
 def _files(folder: Path) -> set[str]:
-    return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+    # Not rglob: it fails on a folder that is removed in the background meanwhile.
+    return {os.path.relpath(os.path.join(root, name), folder) for root, _, names in os.walk(folder) for name in names}
 
 
 def _save_in_vain(storage: CheckpointIO, fabric: Fabric, path: Any) -> bool:

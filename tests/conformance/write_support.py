@@ -79,7 +79,7 @@ def counts(suite):
 
 def is_whole(suite):
     """Whether it is the whole suite of a strategy, and not the smoke case of a preset."""
-    return any(test["needs"] for test in suite["tests"])
+    return any(test["name"].startswith("test_training_equals_one_device") for test in suite["tests"])
 
 
 def table(headers, rows):

@@ -6,10 +6,11 @@ Imported by `core check` and the tests only: it needs pytest.
 import warnings
 from importlib.util import find_spec
 
+import pytest
 import torch
 
 from core import Capability
-from core.testing import StrategyConformance, StrategySmoke
+from core.testing import CheckpointIOConformance, StrategyConformance, StrategySmoke
 
 if find_spec("deepspeed"):
     # Once here, and not in each of the ranks that are forked from this process: torch's compiler is behind it.
@@ -88,3 +89,35 @@ class TestStage2ByItsNumber(StrategySmoke):
     dtype = torch.float32
     tolerance = 2e-6
     heavy_modules = ("deepspeed",)
+
+
+@pytest.mark.skip(reason="it needs nvme_path and libaio; `tox run -e deepspeed-nvme` has tests of its own")
+class TestStage3OffloadNvme(StrategySmoke):
+    """Optimizer states and parameters on a disk."""
+
+    alias = "deepspeed_stage_3_offload_nvme"
+
+
+class _MadeByDeepSpeed(CheckpointIOConformance):
+    """Read by the core and not written: what a state would be saved for is refused."""
+
+    known_failures = dict.fromkeys(
+        (
+            *("test_a_state_comes_back", "test_replaces_what_was_there", "test_makes_folders", "test_takes_urls"),
+            *("test_leaves_no_temporary_files", "test_a_failing_save_leaves_what_was_there", "test_survives_a_kill"),
+            *("test_damage_is_found", "test_nothing_is_executed", "test_removes", "test_teardown_is_idempotent"),
+        ),
+        "DeepSpeed writes it, and a state can't be saved in it",
+    )
+
+
+class TestNative(_MadeByDeepSpeed):
+    """The engine's own layout."""
+
+    alias = "deepspeed_native"
+
+
+class TestUniversal(_MadeByDeepSpeed):
+    """What DeepSpeed makes of that."""
+
+    alias = "deepspeed_universal"

@@ -12,6 +12,7 @@ from core.precision import MixedPrecision
 from core_deepspeed.conformance import (
     CAPABILITIES,
     CUT,
+    TestNative,
     TestStage1,
     TestStage1Offload,
     TestStage2,
@@ -19,11 +20,12 @@ from core_deepspeed.conformance import (
     TestStage2Offload,
     TestStage3,
     TestStage3Offload,
+    TestUniversal,
     ZeroConformance,
 )
 from core_deepspeed.precision import EngineScaledMixedPrecision
 
-__all__ = ["TestStage1", "TestStage2", "TestStage2ByItsNumber", "TestStage3"]
+__all__ = ["TestNative", "TestStage1", "TestStage2", "TestStage2ByItsNumber", "TestStage3", "TestUniversal"]
 
 for _suite in (TestStage1Offload, TestStage2Offload, TestStage3Offload):
     pytest.mark.slow(_suite)

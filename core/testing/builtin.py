@@ -113,11 +113,7 @@ class TestSafetensors(CheckpointIOConformance):
 
     alias = "safetensors"
     known_failures = dict.fromkeys(
-        (
-            *("test_a_state_comes_back", "test_replaces_what_was_there", "test_makes_folders", "test_takes_urls"),
-            *("test_leaves_no_temporary_files", "test_a_failing_save_leaves_what_was_there", "test_survives_a_kill"),
-            *("test_damage_is_found", "test_nothing_is_executed", "test_removes", "test_teardown_is_idempotent"),
-        ),
+        CheckpointIOConformance.tests_that_save,
         "it holds weights alone, and refuses a state that has none",
     )
 

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import pytest
 
 from core import Launcher
 from core.testing.conformance import Conformance
 from core.testing.scripts import run_script
-
-if TYPE_CHECKING:
-    pass
 
 _TIMEOUT_S = 120
 

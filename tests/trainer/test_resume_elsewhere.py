@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader
 
 from core import Callback, Module, Trainer
 from core.callbacks import ModelCheckpoint
-from core.contract import CheckpointError, CheckpointNotFoundError, ConfigurationError
+from core.contract import CheckpointNotFoundError, ConfigurationError
 from resuming import Case, Net, Samples, SaveAlways, count_batches, on_ranks, sgd_by_epoch, train
 
 
@@ -319,26 +319,3 @@ def test_a_second_fit_without_a_checkpoint_begins_its_epoch_anew():
     trainer.fit(module, DataLoader(Samples(), batch_size=4))
     trainer.fit(module, DataLoader(Samples(), batch_size=4))
     assert [event[2] for event in module.events if event[:2] == ("batch", 0)] == [0, 1, 2, 0, 1, 2, 3, 4]
-
-
-def test_what_was_saved_after_fit_holds_no_optimizer_and_says_so(tmp_path):
-    def trainer(max_epochs):
-        quiet = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
-        return Trainer(accelerator="cpu", max_epochs=max_epochs, **quiet)
-
-    class Net(Module):
-        def __init__(self):
-            super().__init__()
-            self.weight = torch.nn.Parameter(torch.ones(2))
-
-        def training_step(self, batch):
-            return (self.weight * batch).sum()
-
-        def configure_optimizers(self):
-            return torch.optim.SGD(self.parameters(), lr=0.1, momentum=0.9)
-
-    first = trainer(max_epochs=1)
-    first.fit(Net(), [torch.ones(2)])
-    first.save_checkpoint(tmp_path / "late.ckpt")
-    with pytest.raises(CheckpointError, match=r"state of 0 optimizers, and .* made 1\. What is saved after fit"):
-        trainer(max_epochs=2).fit(Net(), [torch.ones(2)], ckpt_path=tmp_path / "late.ckpt")

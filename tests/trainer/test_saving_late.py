@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from core import ConfigurationError, Module, Trainer
+from core import CheckpointError, ConfigurationError, Module, Trainer
 from core.checkpoint import load_checkpoint
 
 QUIET = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
@@ -37,6 +37,17 @@ def test_the_caller_saves_what_ranks_of_another_process_have_left(tmp_path, weig
     alone = Trainer(accelerator="cpu", devices=1, **QUIET)
     (metrics,) = alone.validate(Net(), DataLoader(torch.ones(1, 2)), ckpt_path=tmp_path / "late.ckpt")
     assert metrics == {"weight": 0.5}
+
+
+def test_what_was_saved_after_fit_holds_no_optimizer_and_says_so(tmp_path):
+    def trainer(max_epochs):
+        return Trainer(accelerator="cpu", max_epochs=max_epochs, limit_val_batches=0, **QUIET)
+
+    first = trainer(max_epochs=1)
+    first.fit(Net(), [torch.ones(2)])
+    first.save_checkpoint(tmp_path / "late.ckpt")
+    with pytest.raises(CheckpointError, match=r"state of 0 optimizers, and .* made 1\. What is saved after fit"):
+        trainer(max_epochs=2).fit(Net(), [torch.ones(2)], ckpt_path=tmp_path / "late.ckpt")
 
 
 def test_it_saves_after_an_exception_within_a_window(tmp_path):

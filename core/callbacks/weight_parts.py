@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -63,7 +64,8 @@ class WeightParts(nn.Module):
     def _placed(self, parts: Iterator[Tensor], leaf: Any, *, whole: bool) -> Any:
         if isinstance(leaf, ShardedLeaf):
             chunks = tuple(Chunk(chunk.offsets, chunk.sizes, next(parts)) for chunk in leaf.chunks)
-            return self._gathered(leaf, chunks) if whole else ShardedLeaf(leaf.global_shape, leaf.dtype, chunks)
+            part = ShardedLeaf(leaf.global_shape, leaf.dtype, chunks)
+            return _gathered(self._whose[0], part) if whole else part
         if not _is_dtensor(leaf):
             return next(parts)
         placed = type(leaf.detach()).from_local(
@@ -71,13 +73,10 @@ class WeightParts(nn.Module):
         )
         return placed.full_tensor().cpu() if whole else placed
 
-    def _gathered(self, leaf: ShardedLeaf, chunks: Iterable[Chunk]) -> Tensor:
-        strategy = self._whose[0]
-        total = torch.zeros(leaf.global_shape, dtype=leaf.dtype, device=strategy.root_device)
-        for chunk in chunks:
-            total[_slices(chunk.offsets, chunk.sizes)] = chunk.tensor.to(total.device)
-        gathered: Tensor = strategy.reduce(total, reduce_op="sum")
-        return gathered.cpu()
+
+def _gathered(strategy: Any, part: ShardedLeaf) -> Tensor:
+    total = torch.zeros(part.global_shape, dtype=part.dtype, device=strategy.root_device)
+    return part.gather(total, partial(strategy.reduce, reduce_op="sum")).cpu()
 
 
 def find_parts(strategy: Any, module: nn.Module) -> WeightParts:
@@ -111,15 +110,11 @@ def own_part(saved: Any, leaf: Any) -> list[Tensor]:
     if isinstance(saved, ShardedLeaf) or _is_dtensor(saved):
         return list(_parts([saved]))
     if isinstance(leaf, ShardedLeaf):
-        return [saved[_slices(chunk.offsets, chunk.sizes)] for chunk in leaf.chunks]
+        return [saved[chunk.box] for chunk in leaf.chunks]
     if _is_dtensor(leaf):
         (box,) = leaf.__create_chunk_list__()
-        return [saved[_slices(box.offsets, box.sizes)]]
+        return [saved[tuple(slice(start, start + size) for start, size in zip(box.offsets, box.sizes, strict=True))]]
     return [saved]
-
-
-def _slices(offsets: Iterable[int], sizes: Iterable[int]) -> tuple[slice, ...]:
-    return tuple(slice(start, start + size) for start, size in zip(offsets, sizes, strict=True))
 
 
 def _parts(leaves: Iterable[Any]) -> Iterator[Tensor]:

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import torch
     from torch import Tensor
 
@@ -24,6 +26,11 @@ class Chunk:
     offsets: tuple[int, ...]
     sizes: tuple[int, ...]
     tensor: Tensor
+
+    @property
+    def box(self) -> tuple[slice, ...]:
+        """Its place in the larger tensor, as an index."""
+        return tuple(slice(start, start + size) for start, size in zip(self.offsets, self.sizes, strict=True))
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +53,17 @@ class ShardedLeaf:
     def numel(self) -> int:
         """Number of elements of the whole tensor."""
         return math.prod(self.global_shape)
+
+    def gather(self, total: Tensor, add: Callable[[Tensor], Tensor]) -> Tensor:
+        """All ranks. The whole tensor, put together from everyone's chunks.
+
+        Args:
+            total: zeros of the global shape and the dtype, on the device on which the ranks communicate. It is filled.
+            add: sums a tensor over all ranks.
+        """
+        for chunk in self.chunks:
+            total[chunk.box] = chunk.tensor.to(total.device)
+        return add(total)
 
 
 @dataclass(frozen=True, slots=True)

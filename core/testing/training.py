@@ -188,11 +188,8 @@ def assert_equal_tensors(found: dict[str, Tensor], expected: dict[str, Tensor], 
 def whole(value: Any, strategy: Strategy) -> Tensor:
     """All ranks. A copy on the CPU, put together from its shards if it has some."""
     if isinstance(value, ShardedLeaf):
-        parts = torch.zeros(value.global_shape, dtype=value.dtype, device=strategy.root_device)
-        for chunk in value.chunks:
-            box = zip(chunk.offsets, chunk.sizes, strict=True)
-            parts[tuple(slice(start, start + size) for start, size in box)] = chunk.tensor
-        value = strategy.reduce(parts, reduce_op="sum")
+        total = torch.zeros(value.global_shape, dtype=value.dtype, device=strategy.root_device)
+        value = value.gather(total, functools.partial(strategy.reduce, reduce_op="sum"))
     full: Tensor = value.full_tensor() if hasattr(value, "full_tensor") else value
     return full.detach().cpu().clone()
 

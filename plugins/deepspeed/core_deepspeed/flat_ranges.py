@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from core import Chunk, ShardedLeaf
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     import torch
     from torch import Tensor
@@ -85,22 +85,6 @@ def _in_row(
         yield (number, *offsets), (1, *sizes), begin + base
 
 
-def whole(leaf: ShardedLeaf, device: torch.device, add: Callable[[Tensor], Tensor]) -> Tensor:
-    """All ranks. The whole tensor, put together from everyone's chunks.
-
-    Args:
-        leaf: this rank's part.
-        device: on which the ranks communicate.
-        add: sums a tensor over all ranks.
-    """
-    import torch
-
-    total = torch.zeros(leaf.global_shape, dtype=leaf.dtype, device=device)
-    for chunk in leaf.chunks:
-        total[_slices(chunk)] = chunk.tensor.to(device)
-    return add(total)
-
-
 def fill(leaf: ShardedLeaf, source: Tensor | ShardedLeaf) -> None:
     """Copy this rank's chunks from a whole tensor, in place. A leaf that was filled already is left as it is."""
     import torch
@@ -108,12 +92,8 @@ def fill(leaf: ShardedLeaf, source: Tensor | ShardedLeaf) -> None:
     if isinstance(source, ShardedLeaf):
         parts = [chunk.tensor for chunk in source.chunks]
     else:
-        parts = [source[_slices(chunk)] for chunk in leaf.chunks]
+        parts = [source[chunk.box] for chunk in leaf.chunks]
     with torch.no_grad():
         for chunk, part in zip(leaf.chunks, parts, strict=True):
             if chunk.tensor.data_ptr() != part.data_ptr():
                 chunk.tensor.copy_(part)
-
-
-def _slices(chunk: Chunk) -> tuple[slice, ...]:
-    return tuple(slice(start, start + size) for start, size in zip(chunk.offsets, chunk.sizes, strict=True))

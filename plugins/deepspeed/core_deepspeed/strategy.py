@@ -22,7 +22,6 @@ from core_deepspeed import library, native, native_files, ops, refusals
 from core_deepspeed import optimizers as stepping
 from core_deepspeed.beginning import same_on_all_ranks
 from core_deepspeed.engine import ZeroEngine
-from core_deepspeed.flat_ranges import whole
 from core_deepspeed.options import Options, split, with_every_option
 from core_deepspeed.precision import ENGINE_SCALED
 from core_deepspeed.state import EngineState
@@ -371,8 +370,12 @@ class DeepSpeedStrategy(ParallelStrategy):
     def _converted(self, layout: str, value: Any) -> Any:
         if layout == "sharded" or not isinstance(value, ShardedLeaf):
             return value
-        gathered = whole(value, self.root_device, partial(self.reduce, reduce_op="sum"))
+        gathered = self._gathered(value)
         return gathered.cpu() if self.is_global_zero else None
+
+    def _gathered(self, leaf: ShardedLeaf) -> Tensor:
+        total = torch.zeros(leaf.global_shape, dtype=leaf.dtype, device=self.root_device)
+        return leaf.gather(total, partial(self.reduce, reduce_op="sum"))
 
     @property
     def _layout(self) -> Literal["full", "sharded"]:
@@ -397,7 +400,7 @@ class DeepSpeedStrategy(ParallelStrategy):
         keeps_masters = self.precision_plugin.name.endswith("-mixed")
         for parameter in engine.module.parameters():
             if isinstance(leaf := state.parameter(parameter), ShardedLeaf) and (keeps_masters or self.stage == 3):
-                value = whole(leaf, self.root_device, partial(self.reduce, reduce_op="sum"))
+                value = self._gathered(leaf)
                 value = value if keeps_masters else value.to(parameter.dtype)
                 values[parameter] = value.cpu() if self.stage == 3 else value
         return values

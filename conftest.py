@@ -1,7 +1,23 @@
-"""What all tests need."""
+"""The set-up that all tests need."""
 
+import importlib.util
+import os
 import signal
+import sys
+from pathlib import Path
+
+import pytest
 
 # A shell lets what it starts in the background ignore Ctrl-C, and the programs that tests start would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# A worker of pytest-xdist runs from `python -c`, which can't be run again for another rank; pytest itself can.
+if "PYTEST_XDIST_WORKER" in os.environ:
+    sys.modules["__main__"].__file__ = str(Path(pytest.__file__).with_name("__main__.py"))
+
+# The thread with which tqdm watches progress bars never ends, and a process with other threads isn't forked.
+if importlib.util.find_spec("tqdm") is not None:
+    import tqdm
+
+    tqdm.tqdm.monitor_interval = 0

@@ -16,7 +16,7 @@ from tox.tox_env.register import ToxEnvRegister
 
 
 class SharedInfo(Info):
-    """What tox remembers of a folder, less the name of the environment that used it last."""
+    """The record that tox keeps of a folder, less the name of the environment that used it last."""
 
     @contextmanager
     def compare(
@@ -39,7 +39,7 @@ class SharedRunner(VirtualEnvRunner):
 
     @property
     def cache(self) -> SharedInfo:
-        """What tox remembers of the folder."""
+        """The record that tox keeps of the folder."""
         return SharedInfo(self.env_dir)
 
 

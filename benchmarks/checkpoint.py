@@ -75,7 +75,7 @@ class Measured:
 
 
 def replacing_torch_save(state, path):
-    """What ours does too: the old one is there until the new one is."""
+    """Save beside the old one, which is there until the new one is, as ours does."""
     new = path.with_suffix(".new")
     with open(new, "wb") as file:
         torch.save(state, file)
@@ -146,7 +146,7 @@ def run(cases, rounds, before=lambda: None):
 
 
 def run_async(state, folder, rounds):
-    """How long a call keeps training waiting, and the peak of memory until it is written."""
+    """The time for which a call keeps training waiting, and the peak of memory until it is written."""
     ours = AsyncCheckpointIO()
 
     def save_ours():

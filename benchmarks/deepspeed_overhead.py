@@ -1,4 +1,4 @@
-"""What a training step costs over a loop that calls DeepSpeed by hand: calls, and microseconds of CPU.
+"""The cost of a training step over a loop that calls DeepSpeed by hand: calls, and microseconds of CPU.
 
     python benchmarks/deepspeed_overhead.py
 

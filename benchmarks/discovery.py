@@ -1,4 +1,4 @@
-"""What it costs to know what is installed: CPU time above the bare interpreter, at many fake distributions.
+"""The cost of knowing what is installed: CPU time above the bare interpreter, at many fake distributions.
 
     python benchmarks/discovery.py [--distributions 500] [--runs 15]
 

@@ -1,4 +1,4 @@
-"""What it costs to get going: the import, the way to the first step, and a launch in two processes.
+"""The cost of getting going: the import, the way to the first step, and a launch in two processes.
 
     python benchmarks/startup.py
 

@@ -1,4 +1,4 @@
-"""What a training step costs over the loop that a user would write by hand: calls, and microseconds of CPU.
+"""The cost of a training step over the loop that a user would write by hand: calls, and microseconds of CPU.
 
     python benchmarks/step_overhead.py
 
@@ -185,7 +185,7 @@ class Figures:
 
 
 def short_and_long(measure: Callable[[int], float], num_steps: int) -> tuple[float, float]:
-    """What a run of a tenth of the steps costs, and one of all."""
+    """The cost of a run of a tenth of the steps, and of one of all."""
     return measure(num_steps // 10), measure(num_steps)
 
 

@@ -9,15 +9,15 @@ The public names are imported when they are first used, so that `import core` co
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from core._version import __version__
+from core.door import door
 
 if TYPE_CHECKING:
     from core.callbacks import Callback
     from core.contract import *  # noqa: F403  (the contract's public names are core's)
-    from core.fabric import Fabric, seed_everything
+    from core.fabric import Fabric, rank_zero_info, rank_zero_only, rank_zero_warn, seed_everything
     from core.registry import (
         ACCELERATOR_REGISTRY,
         CHECKPOINT_IO_REGISTRY,
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
         PRECISION_REGISTRY,
         STRATEGY_REGISTRY,
     )
+    from core.session import ModuleHandle, Session
     from core.trainer import CombinedLoader, DataModule, Module, Trainer
 
 __all__ = [  # noqa: F405  (what the star above brings)
@@ -64,6 +65,7 @@ __all__ = [  # noqa: F405  (what the star above brings)
     "Found",
     "GradientClipping",
     "IncompatiblePluginError",
+    "KeepsRankState",
     "Kind",
     "LaunchError",
     "Launcher",
@@ -71,11 +73,14 @@ __all__ = [  # noqa: F405  (what the star above brings)
     "Module",
     "ModuleError",
     "ModuleHandle",
+    "NonFiniteLossError",
+    "NotYetChosenError",
     "NumberFormats",
     "PathLike",
     "PluginLoadError",
     "Precision",
     "ReduceOp",
+    "Session",
     "SetupHost",
     "ShardedLeaf",
     "Spec",
@@ -88,37 +93,47 @@ __all__ = [  # noqa: F405  (what the star above brings)
     "UnknownAliasError",
     "UnsupportedError",
     "WorkerError",
+    "World",
     "__version__",
+    "did_you_mean",
     "hookimpl",
+    "near_names",
     "normalize_alias",
+    "rank_zero_info",
+    "rank_zero_only",
+    "rank_zero_warn",
     "seed_everything",
 ]
 
-_HOMES = {
-    "Callback": "core.callbacks",
-    "Fabric": "core.fabric",
-    "seed_everything": "core.fabric",
-    "CombinedLoader": "core.trainer",
-    "DataModule": "core.trainer",
-    "Module": "core.trainer",
-    "Trainer": "core.trainer",
-    "ACCELERATOR_REGISTRY": "core.registry",
-    "CHECKPOINT_IO_REGISTRY": "core.registry",
-    "CLUSTER_ENVIRONMENT_REGISTRY": "core.registry",
-    "LAUNCHER_REGISTRY": "core.registry",
-    "LOGGER_REGISTRY": "core.registry",
-    "PRECISION_REGISTRY": "core.registry",
-    "STRATEGY_REGISTRY": "core.registry",
+_OTHERS = {
+    ".callbacks": ("Callback",),
+    ".fabric": (
+        "Fabric",
+        "rank_zero_info",
+        "rank_zero_only",
+        "rank_zero_warn",
+        "seed_everything",
+    ),
+    ".registry": (
+        "ACCELERATOR_REGISTRY",
+        "CHECKPOINT_IO_REGISTRY",
+        "CLUSTER_ENVIRONMENT_REGISTRY",
+        "LAUNCHER_REGISTRY",
+        "LOGGER_REGISTRY",
+        "PRECISION_REGISTRY",
+        "STRATEGY_REGISTRY",
+    ),
+    ".session": (
+        "ModuleHandle",
+        "Session",
+    ),
+    ".trainer": (
+        "CombinedLoader",
+        "DataModule",
+        "Module",
+        "Trainer",
+    ),
 }
+_CONTRACT = set(__all__).difference(*_OTHERS.values(), ["__version__"])
 
-
-def __getattr__(name: str) -> Any:
-    if name not in __all__:
-        raise AttributeError(f"module 'core' has no attribute {name!r}")
-    value = getattr(importlib.import_module(_HOMES.get(name, "core.contract")), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+__getattr__, __dir__ = door(__name__, {**_OTHERS, ".contract": _CONTRACT})

@@ -22,7 +22,7 @@ TEXT_BYTES = 2_000_000
 CONTEXT = 64
 BATCH_SIZE = 32
 """Of all processes together."""
-VALIDATE_EVERY = 100
+VALIDATE_EVERY = 50
 
 
 def read_standard_library(size_bytes: int) -> str:
@@ -105,9 +105,16 @@ class GPT(nn.Module):
 
     @torch.no_grad()
     def write(self, characters: Tensor, num_characters: int, temperature: float = 0.8) -> Tensor:
-        """Go on from indices (length,) by so many characters."""
+        """Go on from indices (length,) by so many characters, each drawn on the host.
+
+        A window that isn't full yet ends with zeros, which no position before them sees: a device that compiles what it
+        computes gets one shape.
+        """
+        characters = characters.cpu()
         for _ in range(num_characters):
-            logits = self(characters[None, -CONTEXT:])[0, -1]
+            window = characters[-CONTEXT:]
+            whole = F.pad(window, (0, CONTEXT - len(window))).to(self.characters.weight.device)
+            logits = self(whole[None])[0].cpu()[len(window) - 1]
             drawn = torch.multinomial(F.softmax(logits / temperature, dim=-1), num_samples=1)
             characters = torch.cat((characters, drawn))
         return characters
@@ -120,11 +127,11 @@ def compute_loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
 
 @torch.no_grad()
 def evaluate(fabric: Fabric, model: nn.Module, loader: DataLoader) -> float:
-    """Mean loss over a loader and all processes."""
+    """Mean loss over a loader and all processes. Read, and so computed, batch by batch on every device."""
     model.eval()
-    loss = torch.stack([compute_loss(model, batch) for batch in loader]).mean()
+    losses = [compute_loss(model, batch).item() for batch in loader]
     model.train()
-    return fabric.all_reduce(loss).item()
+    return fabric.all_reduce(torch.tensor(losses, device=fabric.device).mean()).item()
 
 
 def make_loader(fabric: Fabric, text: Tensor, num_batches: int) -> DataLoader:
@@ -163,7 +170,7 @@ def train(fabric: Fabric, num_steps: int) -> None:
             validation_loss = evaluate(fabric, model, validation_loader)
             fabric.print(f"step {step:4}   loss {loss.item():.3f}   validation loss {validation_loss:.3f}")
 
-    prompt = torch.tensor([index[character] for character in "def "], device=fabric.device)
+    prompt = torch.tensor([index[character] for character in "def "])
     written = model.eval().write(prompt, num_characters=400)
     fabric.print("\n" + "".join(alphabet[position] for position in written.tolist()))
 

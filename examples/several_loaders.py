@@ -48,7 +48,7 @@ class SemiSupervisedReader(Module):
         return supervised + self.weight * consistency
 
     def consistency_loss(self, images: Tensor) -> Tensor:
-        """What the model is sure of is what it should say of the moved image."""
+        """The loss of answers for moved images against those that the model is sure of for the images themselves."""
         with torch.no_grad():
             certainty, answer = self.layers(images).softmax(dim=1).max(dim=1)
         losses = F.cross_entropy(self.layers(move(images)), answer, reduction="none")

@@ -21,13 +21,7 @@ def test_a_precision_is_made_by_its_alias(alias, name):
         (ACCELERATOR_REGISTRY, "mps", "MPSAccelerator"),
         (CHECKPOINT_IO_REGISTRY, "torch", "TorchCheckpointIO"),
         (LOGGER_REGISTRY, "csv", "CSVLogger"),
-        (LOGGER_REGISTRY, "tensorboard", "TensorBoardLogger"),
     ],
 )
 def test_a_built_in_is_made_by_its_alias(registry, alias, class_name):
     assert type(registry.create(alias)).__name__ == class_name
-
-
-@pytest.mark.parametrize(("alias", "class_name"), [("mlflow", "MLFlowLogger"), ("wandb", "WandbLogger")])
-def test_a_logger_is_found_without_its_library(alias, class_name):
-    assert LOGGER_REGISTRY.get(alias).__name__ == class_name

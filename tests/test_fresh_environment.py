@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
+OURS = ("core", "core-testing")
+
 pytestmark = pytest.mark.skipif("CORE_WHEELS" not in os.environ, reason="only tox has built the wheels")
 
 PROGRAM = """
@@ -26,8 +28,8 @@ print(fabric.launch(lambda fabric: fabric.broadcast(["from rank", fabric.global_
 
 
 def required_entries():
-    """What stands in `site-packages` for all that `core[testing]` requires, and whatever that requires in turn."""
-    waiting, seen = [Requirement("core[testing]")], set()
+    """What stands in `site-packages` for all that core and its kit require, and whatever that requires in turn."""
+    waiting, seen = [Requirement("core-testing")], set()
     while waiting:
         requirement = waiting.pop()
         if str(requirement) in seen:
@@ -37,7 +39,7 @@ def required_entries():
         for inner in map(Requirement, found.requires or ()):
             if inner.marker is None or any(inner.marker.evaluate({"extra": extra}) for extra in extras):
                 waiting.append(inner)
-        if requirement.name != "core":
+        if requirement.name not in OURS:
             yield from {file.parts[0] for file in found.files if file.parts[0] != ".."}
 
 
@@ -90,6 +92,9 @@ def test_a_backend_comes_and_goes_with_its_package(environment):
 
     pip(environment, "uninstall", "--yes", "core-ddp")
     assert "ddp" not in run(environment, "core", "list-strategies").stdout
+    kit = run(environment, "core", "check", "ddp", check=False)
+    assert kit.returncode == 1
+    assert "`pip install core-testing`" in kit.stderr
     refused = run(environment, "python", "-c", PROGRAM, check=False)
     assert refused.returncode == 1
     assert "`pip install core-ddp`" in refused.stderr
@@ -98,7 +103,7 @@ def test_a_backend_comes_and_goes_with_its_package(environment):
 @pytest.mark.slow
 @pytest.mark.timeout(1000)
 def test_a_new_plugin_is_built_installed_listed_and_checked(environment, tmp_path):
-    install(environment, "core-")
+    install(environment, "core-", "core_testing-")
     run(environment, "core", "new-plugin", "acme", "--directory", tmp_path / "core-acme")
     build = ["wheel", "--quiet", "--no-index", "--no-deps", "--no-build-isolation", "--wheel-dir", tmp_path / "dist"]
     subprocess.run([sys.executable, "-m", "pip", *build, tmp_path / "core-acme"], check=True)

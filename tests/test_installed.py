@@ -1,21 +1,25 @@
 """What a user's environment gets: the wheels, their metadata and nothing of the checkout."""
 
-import importlib.util
+import importlib
 import os
 import sys
 import sysconfig
 import zipfile
 from email.parser import BytesParser
-from importlib.metadata import distribution
+from importlib.metadata import distribution, distributions
 from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
 from packaging.version import Version
 
-PACKAGES = {"core": "core", "core-ddp": "core_ddp", "core-dp": "core_dp", "core-fsdp": "core_fsdp"}
-if importlib.util.find_spec("deepspeed"):  # tox has an environment of its own for it
-    PACKAGES["core-deepspeed"] = "core_deepspeed"
+ROOT = Path(__file__).parents[1]
+FOLDERS = sorted(path.parent.name for path in ROOT.glob("plugins/*/pyproject.toml"))
+# tox has environments of their own for plugins that bring large libraries.
+INSTALLED = {each.name for each in distributions()}
+PACKAGES = {
+    name: name.replace("-", "_") for name in ("core", *(f"core-{each}" for each in FOLDERS)) if name in INSTALLED
+}
 PLUGINS = [name for name in PACKAGES if name != "core"]
 
 in_tox = pytest.mark.skipif("TOX_ENV_DIR" not in os.environ, reason="only tox installs wheels outside the checkout")

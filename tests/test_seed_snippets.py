@@ -4,7 +4,6 @@ The devices are processes of a CPU; what needs a package that isn't installed sa
 """
 
 import os
-import subprocess
 import sys
 from datetime import timedelta
 from importlib.metadata import PackageNotFoundError, distribution
@@ -14,17 +13,24 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from core import Accelerator, ClusterEnvironment, Fabric, Module, Precision, Strategy, Trainer
+from core import Accelerator, ClusterEnvironment, Fabric, Module, Precision, Session, Strategy, Trainer
 from core.accelerators import CPUAccelerator, find_usable_cuda_devices
 from core.checkpoint import TorchCheckpointIO
 from core.contract import ConfigurationError, DeviceError, UnknownAliasError
+from core.registry.known_aliases import PACKAGES
 from core.strategies import (
     STRATEGY_REGISTRY,
     DataParallelStrategy,
     DDPStrategy,
     ParallelStrategy,
     SingleDeviceStrategy,
+    StrategyRegistry,
 )
+from core_testing import programs
+from printed import lines_of
+
+HINTS = {True: "`pip install {}`", False: r"There is no package {} yet\."}
+"""What is said of a package that isn't installed, by whether there is one."""
 
 on_cpu = pytest.mark.skipif(torch.cuda.is_available(), reason="tells what happens without a GPU")
 
@@ -161,19 +167,151 @@ def test_several_nodes_without_a_scheduler_say_what_is_missing():
 def test_a_backend_that_is_not_installed(door, arguments, package):
     if is_installed(package):
         pytest.skip(f"{package} is installed")
-    with pytest.raises(UnknownAliasError, match=f"`pip install {package}`"):
+    with pytest.raises(UnknownAliasError, match=HINTS[PACKAGES[package]].format(package)):
         door(**arguments)
 
 
 @pytest.mark.parametrize(
     ("name", "package"),
-    [("DeepSpeedStrategy", "core-deepspeed"), ("FSDPStrategy", "core-fsdp"), ("XLAStrategy", "core-xla")],
+    [
+        ("DeepSpeedStrategy", "core-deepspeed"),
+        ("FSDPStrategy", "core-fsdp"),
+        *((name, "core-xla") for name in ("XLAStrategy", "XLAFSDPStrategy", "SingleXLAStrategy")),
+        ("SingleDeviceXLAStrategy", "core-xla"),
+        ("SingleTPUStrategy", "core-xla"),
+        ("HPUParallelStrategy", "core-hpu"),
+        ("SingleHPUStrategy", "core-hpu"),
+        ("IPUStrategy", "core-ipu"),
+    ],
 )
 def test_the_class_of_a_backend_that_is_not_installed(name, package):
     if is_installed(package):
         pytest.skip(f"{package} is installed")
-    with pytest.raises(ImportError, match=f"pip install {package}"):
+    with pytest.raises(ImportError, match=HINTS[PACKAGES[package]].format(package)):
         exec(f"from core.strategies import {name}")
+
+
+# backends that are installed: the same programs, which go on to train -----------------------------------------------
+
+TRAINS = """
+import functools
+import logging
+import sys
+
+import torch
+from core import Fabric
+from torch import nn
+
+logging.disable(logging.WARNING)
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.embedding = nn.Embedding(16, 8)
+        self.body = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, 16, 0.0, batch_first=True), 2)
+        self.head = nn.Linear(8, 1)
+
+    def forward(self, inputs):
+        return self.head(self.body(self.embedding(inputs)))
+
+
+def train(fabric):
+    fabric.launch()
+    model = Net()
+    model, optimizer = fabric.setup(model, torch.optim.AdamW(model.parameters(), lr=0.003))
+    losses = []
+    for step in range(4):
+        inputs = torch.randint(16, (4, 3), generator=torch.Generator().manual_seed(fabric.global_rank))
+        loss = (model(inputs).float() - 1).square().mean()
+        fabric.backward(loss)
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    assert losses[-1] < 0.9 * losses[0], losses
+    fabric.print(f"{type(fabric.strategy).__name__}: {fabric.world_size} processes")
+    units = [type(part).__name__ for part in model.modules() if type(part).__name__.startswith("FSDP")]
+    fabric.teardown()
+    # Autocast on a CPU wants normalizations in float32, so each is a unit of its own.
+    return [name for name in units if "Norm" not in name]
+"""
+
+FSDP = f"""{TRAINS}
+# FSDP with CPU offloading
+fabric = Fabric(strategy="fsdp", accelerator="cpu", devices=2, precision="bf16-mixed")
+assert train(fabric) == ["FSDPNet"]
+
+# FSDP with custom configuration
+from core.strategies import FSDPStrategy
+from torch.distributed.fsdp import MixedPrecision
+from torch.distributed.fsdp.wrap import transformer_auto_wrap_policy
+
+fsdp_strategy = FSDPStrategy(
+    cpu_offload=True,
+    mixed_precision=MixedPrecision(
+        param_dtype=torch.bfloat16, reduce_dtype=torch.bfloat16, buffer_dtype=torch.bfloat16
+    ),
+    auto_wrap_policy=transformer_auto_wrap_policy,
+    activation_checkpointing=True,
+)
+fabric = Fabric(strategy=fsdp_strategy, accelerator="cpu", devices=2)
+assert train(fabric) == ["FSDPNet", "FSDPTransformerEncoderLayer", "FSDPTransformerEncoderLayer"]
+
+# every option as the guide's signature has it
+fsdp_strategy = FSDPStrategy(
+    cpu_offload=None, mixed_precision=None, auto_wrap_policy=None, activation_checkpointing=None,
+    activation_checkpointing_policy=None, sharding_strategy=None, state_dict_type=None, use_orig_params=False,
+    limit_all_gathers=True, sync_module_states=False, forward_prefetch=False, parallel_devices=None,
+    cluster_environment=None, checkpoint_io=None, precision_plugin=None, process_group_backend=None, timeout=None,
+)
+train(Fabric(strategy=fsdp_strategy, accelerator="cpu", devices=2))
+
+# a wrapping policy
+policy = {{nn.TransformerEncoderLayer, nn.TransformerDecoderLayer}}
+strategy = FSDPStrategy(auto_wrap_policy=policy)
+train(Fabric(strategy=strategy, accelerator="cpu", devices=2))
+"""
+
+DEEPSPEED = f"""{TRAINS}
+# DeepSpeed ZeRO Stage 2
+train(Fabric(strategy="deepspeed", accelerator="cpu", devices=2, precision="bf16-mixed"))
+
+# DeepSpeed with custom configuration
+from core.strategies import DeepSpeedStrategy
+
+deepspeed_config = {{
+    "zero_optimization": {{
+        "stage": 3,
+        "offload_optimizer": {{"device": "cpu"}},
+        "offload_param": {{"device": "cpu"}}
+    }},
+    "train_micro_batch_size_per_gpu": 1
+}}
+train(Fabric(strategy=DeepSpeedStrategy(config=deepspeed_config), accelerator="cpu", devices=2))
+"""
+
+
+def run_program(folder, text):
+    """What a script prints, in order of the lines."""
+    program = folder / "program.py"
+    program.write_text(text)
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    done = programs.run([sys.executable, program], env=environment, timeout=240)
+    assert done.returncode == 0, done.stderr
+    return sorted(lines_of(done.stdout))
+
+
+def test_the_programs_of_fsdp_train(tmp_path):
+    if not is_installed("core-fsdp"):
+        pytest.skip("core-fsdp is not installed")
+    assert run_program(tmp_path, FSDP) == ["FSDPStrategy: 2 processes"] * 4
+
+
+def test_the_programs_of_deepspeed_train(tmp_path):
+    if not (is_installed("core-deepspeed") and is_installed("deepspeed")):
+        pytest.skip("DeepSpeed is not installed; `tox run -e deepspeed`")
+    assert "DeepSpeedStrategy: 2 processes" in run_program(tmp_path, DEEPSPEED)
 
 
 # strategies of one's own ------------------------------------------------------------------------------------------
@@ -269,7 +407,6 @@ class CustomDDPStrategy(DDPStrategy):
         # you can access the accelerator and plugins directly
         self.accelerator.setup()
         self.precision_plugin.connect(...)
-        super().setup(trainer)
 
 
 class Mean(Module):
@@ -302,13 +439,8 @@ print(f"rank {trainer.global_rank}: {module.weight.item()}")
 
 def test_a_ddp_strategy_with_a_wrapper_accelerator_and_precision_of_ones_own(tmp_path):
     """Both ranks step to the mean of all four numbers: gradients went through the wrapper."""
-    program = tmp_path / "program.py"
-    program.write_text(CUSTOM_DDP)
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    done = subprocess.run([sys.executable, program], capture_output=True, text=True, env=environment, timeout=120)
-    assert done.returncode == 0, done.stderr
-    results = sorted(line for line in done.stdout.splitlines() if line.startswith("rank"))
-    assert results == ["rank 0: 3.0", "rank 1: 3.0"]
+    results = run_program(tmp_path, CUSTOM_DDP)
+    assert [line for line in results if line.startswith("rank")] == ["rank 0: 3.0", "rank 1: 3.0"]
 
 
 def test_a_custom_strategy_without_options_is_passed_as_it_is(tmp_path):
@@ -329,8 +461,9 @@ def test_a_strategy_may_extend_each_base_class(base):
 
 
 def test_single_device_strategy_takes_its_device():
-    fabric = Fabric(strategy=SingleDeviceStrategy(device=torch.device("cpu")))
-    assert fabric.device == torch.device("cpu")
+    for device in (torch.device("cpu"), "cpu"):
+        strategy = SingleDeviceStrategy(device)
+        assert (strategy.root_device, Fabric(strategy=strategy).device) == (torch.device("cpu"),) * 2
 
 
 def test_ddp_strategy_takes_parts():
@@ -357,6 +490,35 @@ def test_ddp_strategy_takes_parts():
 def test_data_parallel_strategy_takes_its_devices():
     devices = [torch.device("cuda", index) for index in range(2)]
     assert DataParallelStrategy(parallel_devices=devices).parallel_devices == devices
+    assert DataParallelStrategy(devices).parallel_devices == devices
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_parts_may_be_given_by_position(order):
+    """One guide has `accelerator` first, the other `parallel_devices`."""
+    parts = [CPUAccelerator(), [torch.device("cpu")] * 2, None, TorchCheckpointIO(), Precision()]
+    strategy = DDPStrategy(*parts[::order], find_unused_parameters=False)
+    assert (
+        Session(strategy).given_parts().items()
+        >= {
+            "accelerator": parts[0],
+            "parallel_devices": parts[1],
+            "checkpoint_io": parts[3],
+            "precision_plugin": parts[4],
+        }.items()
+    )
+    assert Fabric(strategy=strategy).world_size == 2
+
+
+def test_what_is_no_part_is_refused_by_position():
+    with pytest.raises(ConfigurationError, match=r"^DDPStrategy\(\.\.\.\): expected by position an Accelerator, a "):
+        DDPStrategy(...)
+    with pytest.raises(ConfigurationError, match="two values for accelerator, one of them by position"):
+        DDPStrategy(CPUAccelerator(), accelerator=CPUAccelerator())
+
+
+def test_the_class_of_the_registry():
+    assert type(STRATEGY_REGISTRY) is StrategyRegistry
 
 
 def test_the_accelerator_may_be_an_instance():

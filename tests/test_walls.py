@@ -9,9 +9,21 @@ from pathlib import Path
 
 import pytest
 
+from core import Session, Strategy
+
 ROOT = Path(__file__).parents[1]
 PLUGIN_FILES = sorted(ROOT.glob("plugins/*/core_*/**/*.py"))
-BACKENDS = re.compile(r"deepspeed|colossalai|horovod|hivemind|bagua|fairscale|poptorch|habana|torch_xla", re.IGNORECASE)
+PLUGINS = sorted(path.parent.name for path in ROOT.glob("plugins/*/core_*/__init__.py"))
+BACKENDS = re.compile(
+    r"deepspeed|colossalai|horovod|hivemind|bagua|fairscale|poptorch|habana|torch_xla"
+    r"|(?<![a-z])(xla|tpu|hpu|hccl|gaudi|ipu|graphcore|popdist|ray)s?(?![a-z])",
+    re.IGNORECASE,
+)
+
+
+TENANT_FILES = sorted(ROOT.glob("core/trainer/**/*.py"))
+FOREIGN = {"_forward_cache", "_getframe", "_make"}
+"""What the Trainer asks torchmetrics, the interpreter and named tuples for."""
 
 
 def imported_names(path):
@@ -35,6 +47,60 @@ def test_a_plugin_imports_public_names_only(path):
         assert name in public, f"{path}: {dotted} is not public. If a backend needs it, extend core.contract, for all"
 
 
+@pytest.mark.parametrize("path", TENANT_FILES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_the_trainer_imports_of_the_rest_what_a_stranger_could(path):
+    """Public names of public packages, also where only a type checker looks: a stranger can write another Trainer."""
+    for dotted in imported_names(path):
+        module, _, name = dotted.rpartition(".")
+        is_own = module.startswith("core.trainer") or dotted == "core.trainer"
+        public = importlib.import_module(module).__all__ if module.count(".") < 2 and not is_own else ()
+        message = f"{path}: {dotted} is not public. If a trainer needs it, give it a public name, for all"
+        assert is_own or name in public, message
+
+
+def test_the_trainer_looks_into_no_object_of_the_rest():
+    """An attribute with an underscore is one of the Trainer's own."""
+    trees = [ast.parse(path.read_text(encoding="utf-8")) for path in TENANT_FILES]
+    nodes = [node for tree in trees for node in ast.walk(tree)]
+    defined = {node.name for node in nodes if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+    kept = {node.attr for node in nodes if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)}
+    asked = {
+        node.attr
+        for node in nodes
+        if isinstance(node, ast.Attribute) and node.attr.startswith("_") and not node.attr.startswith("__")
+    }
+    assert asked - defined - kept - FOREIGN == set()
+
+
+@pytest.mark.parametrize("name", ["callbacks", "profilers"])
+def test_the_doors_of_the_trainer_lead_to_what_belongs_to_it(name):
+    door, home = importlib.import_module(f"core.{name}"), importlib.import_module(f"core.trainer.{name}")
+    assert dir(door) == sorted(home.__all__)
+    assert all(getattr(door, public) is getattr(home, public) for public in door.__all__)
+    with pytest.raises(AttributeError, match=f"module 'core.{name}' has no attribute 'Missing'"):
+        _ = door.Missing
+
+
+@pytest.mark.parametrize("path", sorted(ROOT.glob("core/*/__init__.py")), ids=lambda path: path.parent.name)
+def test_every_public_name_is_behind_its_door(path):
+    door = importlib.import_module(f"core.{path.parent.name}")
+    public = getattr(door, "__all__", [])
+    assert [name for name in public if not hasattr(door, name)] == []
+    with pytest.raises(AttributeError, match=f"module 'core.{path.parent.name}' has no attribute '_missing'"):
+        _ = door._missing
+
+
+def test_the_contract_is_read_in_one_sitting():
+    """No file is long, and a strategy has few members: what only the core calls is the session's."""
+    lengths = {
+        path.name: len(path.read_text(encoding="utf-8").splitlines()) for path in ROOT.glob("core/contract/*.py")
+    }
+    assert {name: length for name, length in lengths.items() if length > 450} == {}
+    public = [getattr(Strategy, name) for name in dir(Strategy) if not name.startswith("_")]
+    assert sum(callable(member) or isinstance(member, property) for member in public) < 50
+    assert Session.__final__
+
+
 def test_the_core_knows_no_backend():
     """One data table may name backends, for error messages; its file says `known` in its name."""
     rows = [
@@ -47,7 +113,19 @@ def test_the_core_knows_no_backend():
     assert not rows, "\n".join(rows)
 
 
-@pytest.mark.parametrize("name", ["core", "core.contract", "core.registry"])
+def test_one_module_prints_what_commands_say():
+    """It escapes what would reach a terminal raw; what goes past it might not."""
+    rows = [
+        f"{path.relative_to(ROOT)}:{number}: {line.strip()}"
+        for path in sorted([*ROOT.glob("core/cli/*.py"), *ROOT.glob("plugins/*/core_*/cli/*.py")])
+        if path.stem != "layout"
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
+        if re.search(r"click\.(s?echo|style)|\bprint\(", line.replace("console.print(", ""))
+    ]
+    assert not rows, "\n".join(rows)
+
+
+@pytest.mark.parametrize("name", ["core", "core.contract", "core.registry", "core.session"])
 def test_import_leaves_torch_and_plugins_alone(name):
     """The package and, but for the root, every module of it."""
     program = f"""
@@ -57,7 +135,7 @@ package = importlib.import_module({name!r})
 if {name!r} != "core":
     for module in pkgutil.walk_packages(package.__path__, {name!r} + "."):
         importlib.import_module(module.name)
-print(*(heavy for heavy in ("torch", "core_ddp", "core_deepspeed", "core_dp", "core_fsdp") if heavy in sys.modules))
+print(*(heavy for heavy in {["torch", *PLUGINS]!r} if heavy in sys.modules))
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.split() == []

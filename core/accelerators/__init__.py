@@ -1,8 +1,9 @@
 """The kinds of device that need no package of their own; those of installed plugins can be imported from here too."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from core.contract.accelerator import Absent, Accelerator, Broken, Found
+from core.door import door
 
 if TYPE_CHECKING:
     from core.accelerators.cpu import CPUAccelerator
@@ -23,20 +24,14 @@ __all__ = [
     "find_usable_cuda_devices",
 ]
 
-_MODULES = {
-    "CPUAccelerator": "core.accelerators.cpu",
-    "CUDAAccelerator": "core.accelerators.cuda",
-    "MPSAccelerator": "core.accelerators.mps",
-    "TorchDeviceAccelerator": "core.accelerators.torch_device",
-    "find_usable_cuda_devices": "core.accelerators.usable_cuda",
-}
-
-
-def __getattr__(name: str) -> Any:
-    from core.registry.lazy_exports import lazy_export
-
-    return lazy_export(name, kind="accelerator", package=__name__, modules=_MODULES)
-
-
-def __dir__() -> list[str]:
-    return __all__
+__getattr__, __dir__ = door(
+    __name__,
+    {
+        ".cpu": ("CPUAccelerator",),
+        ".cuda": ("CUDAAccelerator",),
+        ".mps": ("MPSAccelerator",),
+        ".torch_device": ("TorchDeviceAccelerator",),
+        ".usable_cuda": ("find_usable_cuda_devices",),
+    },
+    kind="accelerator",
+)

@@ -62,6 +62,7 @@ class CPUAccelerator(Accelerator):
         """The most memory that this process has held so far."""
         import resource
 
+        # macOS counts in bytes, Linux in KiB.
         unit = 1 if sys.platform == "darwin" else 1024
         return {"peak_resident_bytes": float(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit)}
 

@@ -35,6 +35,7 @@ class CUDAAccelerator(TorchDeviceAccelerator):
             return Absent(f"this torch was built without CUDA{there}")
         if count := torch.cuda.device_count():
             return Found(count, cls.priority)
+        # Before the files: they are there too when the user hides the GPUs, which is a choice and no fault.
         if hiding := [f"{name}={os.environ[name]!r}" for name in _SELECTORS if name in os.environ]:
             return Absent(f"{hiding[0]} hides every GPU")
         if present:

@@ -21,6 +21,7 @@ def probe(count: int, wanted: int) -> tuple[list[int], dict[int, str]]:
         if len(usable) == wanted:
             break
         try:
+            # `item()` waits for the device: what goes wrong in a kernel is reported late otherwise.
             torch.zeros(1, device=f"cuda:{index}").add_(1).item()
         except (RuntimeError, AssertionError) as error:
             unusable[index] = str(error).splitlines()[0]

@@ -29,7 +29,7 @@ class MPSAccelerator(TorchDeviceAccelerator):
         return Found(1, cls.priority) if torch.backends.mps.is_available() else Absent("this machine has no Metal GPU")
 
     def setup_device(self, device: torch.device) -> None:
-        """Nothing to do: there is one."""
+        """Do nothing: there is one device."""
 
     def synchronize(self, device: torch.device) -> None:
         """Wait until the GPU has done all the work that was queued."""

@@ -40,12 +40,12 @@ class TorchDeviceAccelerator(Accelerator):
                 count = len(glob.glob("/dev/acme*"))
                 return Found(count) if count else Absent("there is no /dev/acme*")
 
-    Whatever the vendor's module doesn't have (memory figures, a random generator) is left out.
+    Anything that the vendor's module doesn't have (memory figures, a random generator) is left out.
     """
 
     name = ""
     device_type: ClassVar[str]
-    """As in `torch.device("acme:0").type`."""
+    """The type of the device, as in `torch.device("acme:0").type`."""
 
     extension: ClassVar[str | None] = None
     """Module that teaches torch the device type, imported when a device is first asked for; None if torch knows it."""
@@ -117,7 +117,7 @@ class TorchDeviceAccelerator(Accelerator):
             return
         try:
             importlib.import_module(self.extension)
-        except ImportError as error:
+        except Exception as error:  # a shared library that is missing is an OSError, another version an assertion
             raise DeviceError(
                 f"Accelerator {self.name!r} needs the module {self.extension!r}, and its import raised {error!r}. "
                 "Install the vendor's extension for this release of torch."

@@ -1,4 +1,4 @@
-"""Which CUDA devices can really be used: one in exclusive mode, or full, is counted all the same."""
+"""Finds the CUDA devices that can really be used. One in exclusive mode, or full, is counted all the same."""
 
 from __future__ import annotations
 
@@ -59,5 +59,6 @@ def _probe(count: int, wanted: int) -> tuple[list[int], dict[str, str]]:
     if done.returncode:
         last = (done.stderr.strip().splitlines() or ["it printed nothing"])[-1]
         raise DeviceError(f"The process that tries the CUDA devices ended with code {done.returncode}: {last}")
+    # The last line: a library may print something first.
     result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return result["usable"], result["unusable"]

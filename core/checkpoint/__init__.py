@@ -1,17 +1,20 @@
-"""How checkpoints are stored without a package of one's own; those of installed plugins can be imported here."""
+"""The core's own CheckpointIOs; those of installed plugins can be imported here too."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from core.contract.checkpoint_io import CheckpointIO, Collectives
+from core.door import door
 
 if TYPE_CHECKING:
     from core.checkpoint.async_io import AsyncCheckpointIO
     from core.checkpoint.distributed_io import DistributedCheckpointIO
     from core.checkpoint.finding import newest_valid
     from core.checkpoint.formats import load_checkpoint, verify_checkpoint
+    from core.checkpoint.plain_state import to_plain
     from core.checkpoint.random_state import collect_random_state, restore_random_state
     from core.checkpoint.safetensors_io import SafetensorsCheckpointIO
     from core.checkpoint.torch_io import TorchCheckpointIO
+    from core.checkpoint.whole import gather_whole
 
 __all__ = [
     "AsyncCheckpointIO",
@@ -21,30 +24,32 @@ __all__ = [
     "SafetensorsCheckpointIO",
     "TorchCheckpointIO",
     "collect_random_state",
+    "gather_whole",
     "load_checkpoint",
     "newest_valid",
     "restore_random_state",
+    "to_plain",
     "verify_checkpoint",
 ]
 
-_MODULES = {
-    "AsyncCheckpointIO": "core.checkpoint.async_io",
-    "DistributedCheckpointIO": "core.checkpoint.distributed_io",
-    "SafetensorsCheckpointIO": "core.checkpoint.safetensors_io",
-    "TorchCheckpointIO": "core.checkpoint.torch_io",
-    "collect_random_state": "core.checkpoint.random_state",
-    "load_checkpoint": "core.checkpoint.formats",
-    "newest_valid": "core.checkpoint.finding",
-    "restore_random_state": "core.checkpoint.random_state",
-    "verify_checkpoint": "core.checkpoint.formats",
-}
-
-
-def __getattr__(name: str) -> Any:
-    from core.registry.lazy_exports import lazy_export
-
-    return lazy_export(name, kind="checkpoint io", package=__name__, modules=_MODULES)
-
-
-def __dir__() -> list[str]:
-    return __all__
+__getattr__, __dir__ = door(
+    __name__,
+    {
+        ".async_io": ("AsyncCheckpointIO",),
+        ".distributed_io": ("DistributedCheckpointIO",),
+        ".finding": ("newest_valid",),
+        ".formats": (
+            "load_checkpoint",
+            "verify_checkpoint",
+        ),
+        ".plain_state": ("to_plain",),
+        ".random_state": (
+            "collect_random_state",
+            "restore_random_state",
+        ),
+        ".safetensors_io": ("SafetensorsCheckpointIO",),
+        ".torch_io": ("TorchCheckpointIO",),
+        ".whole": ("gather_whole",),
+    },
+    kind="checkpoint io",
+)

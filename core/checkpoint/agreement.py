@@ -1,4 +1,4 @@
-"""What fails on one rank is raised on all of them, so that nobody waits for ever."""
+"""Agreement on errors: what fails on one rank is raised on all of them, so that no rank waits for ever."""
 
 from __future__ import annotations
 
@@ -29,9 +29,11 @@ def gather_results(collectives: Collectives, work: Callable[[], T]) -> tuple[T, 
         work: whose result is picklable and small.
     """
     result, error = _attempt(work)
+    # Two messages, whatever has failed where: outcomes to rank 0, and the first failure back to all.
     gathered = collectives.gather_objects((_report(error), result if error is None else None))
     failed = [(rank, *report) for rank, (report, _) in enumerate(gathered or []) if report]
     first = collectives.broadcast_object(failed[0] if failed else None)
+    # The own error before that of another rank: it has a traceback.
     if error is not None:
         raise error
     if first is not None:

@@ -1,4 +1,4 @@
-"""What a CheckpointIO of the core does to a checkpoint in whichever form it finds it."""
+"""The methods of the core's CheckpointIOs that work on a checkpoint of any form."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class AnyFormCheckpointIO(CheckpointIO):
         on_rank_zero(collectives, lambda: formats.remove(path))
 
     def exists(self, path: PathLike) -> bool:
-        """Rank 0. Whether a complete checkpoint is at `path`, in whichever form."""
+        """Rank 0. Tell whether a complete checkpoint is at `path`, in whichever form."""
         from core.checkpoint.folder import folder_of
 
         return folder_of(path).exists()

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from core.checkpoint.agreement import together
 from core.checkpoint.distributed_io import DistributedCheckpointIO
-from core.checkpoint.staging import Stage
+from core.checkpoint.staging import StagingMemory
 from core.contract.checkpoint_io import CheckpointIO
 
 if TYPE_CHECKING:
@@ -25,7 +25,8 @@ class AsyncCheckpointIO(CheckpointIO):
     A save copies the state, which takes memory for one copy of what this rank writes, kept for the next save, and
     returns. Saves, removals and loads come about in the order in which they were asked for: nothing is removed before
     what replaces it is there. One save is written at a time: the next one waits for it, and raises its error if it
-    failed. `teardown` waits too, and so does the end of the interpreter.
+    failed. `teardown` waits too, and so does the end of the interpreter. One that the program has let go of finishes
+    what was asked for, and frees its memory and its thread; a save that fails then is a warning.
     """
 
     def __init__(self, checkpoint_io: CheckpointIO | None = None) -> None:
@@ -34,15 +35,22 @@ class AsyncCheckpointIO(CheckpointIO):
         Args:
             checkpoint_io: what writes; None is `DistributedCheckpointIO()`.
         """
+        self._pending: list[tuple[str, bool, Future[None]]] = []
         self.checkpoint_io = checkpoint_io if checkpoint_io is not None else DistributedCheckpointIO()
-        self._stage = Stage()
+        self._stage = StagingMemory()
         self._executor: ThreadPoolExecutor | None = None
         self._background: Collectives | None = None
-        self._pending: list[tuple[str, bool, Future[None]]] = []
+
+    def __del__(self) -> None:
+        """Warn of saves that failed: no caller is left to raise to. In a forked copy, nothing that is pending ends."""
+        # A fork copies the list and not the thread: a future that isn't done there never will be.
+        for _, _, future in self._pending:
+            if future.done() and (error := future.exception()) is not None:
+                _warn_of_lost(error)
 
     @property
     def layout(self) -> Literal["full", "sharded"]:  # type: ignore[override]  # it is that of the other one
-        """That of the CheckpointIO which writes."""
+        """The layout of the CheckpointIO which writes."""
         return self.checkpoint_io.layout
 
     def save_checkpoint(self, state: dict[str, Any] | None, path: PathLike, *, collectives: Collectives) -> None:
@@ -56,6 +64,7 @@ class AsyncCheckpointIO(CheckpointIO):
         if self._background is None:
             self._background = collectives.in_background()
         background, sharded = self._background, self.layout == "sharded"
+        # Agreed on before anything is written: a rank that can't copy would leave the others waiting in the background.
         staged = together(
             collectives,
             lambda: None if state is None else self._stage.copy(state, rank=collectives.rank, sharded=sharded),
@@ -66,7 +75,7 @@ class AsyncCheckpointIO(CheckpointIO):
         """Delete the checkpoint at `path` when all that was asked for before is done.
 
         Raises:
-            As `save_checkpoint`; that it can't be deleted, at the next save.
+            CheckpointError: as `save_checkpoint`; that it can't be deleted, at the next save.
         """
         if self._background is None:
             self._background = collectives.in_background()
@@ -81,12 +90,13 @@ class AsyncCheckpointIO(CheckpointIO):
         return self.checkpoint_io.load_checkpoint(path, collectives=collectives, state=state)
 
     def describe_checkpoint(self, path: PathLike, *, collectives: Collectives) -> dict[str, Any] | None:
-        """What was saved at `path`, when all that was asked for before is done."""
+        """Describe what was saved at `path`, when all that was asked for before is done."""
         self._wait()
         return self.checkpoint_io.describe_checkpoint(path, collectives=collectives)
 
     def exists(self, path: PathLike) -> bool:
-        """Rank 0. Whether a complete checkpoint is at `path` once all that was asked for is done."""
+        """Rank 0. Tell whether a complete checkpoint is at `path` once all that was asked for is done."""
+        # The last thing that was asked for this path decides.
         for pending, will_exist, future in reversed(self._pending):
             if pending == os.fspath(path) and not future.done():
                 return will_exist
@@ -103,21 +113,24 @@ class AsyncCheckpointIO(CheckpointIO):
         Raises:
             CheckpointError: it failed. A warning, if another exception is ending the run.
         """
+        # The exception that ends the run is the one to see; a lost save is often its consequence.
         is_failing = sys.exc_info()[0] is not None
         try:
             self._finish()
         except Exception as error:
             if not is_failing:
                 raise
-            warnings.warn(f"A checkpoint that was being written is lost: {error}", stacklevel=2)
+            _warn_of_lost(error)
         finally:
             if self._executor is not None:
                 self._executor.shutdown()
             self._executor = self._background = None
+            self._stage = StagingMemory()
             self.checkpoint_io.teardown()
 
     def _submit(self, path: PathLike, will_exist: bool, work: Callable[[], None]) -> None:
         if self._executor is None:
+            # One thread keeps the order in which things were asked for.
             self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
         self._pending.append((os.fspath(path), will_exist, self._executor.submit(work)))
 
@@ -130,3 +143,7 @@ class AsyncCheckpointIO(CheckpointIO):
         finished, self._pending = self._pending, []
         for _, _, future in finished:
             future.result()
+
+
+def _warn_of_lost(error: BaseException) -> None:
+    warnings.warn(f"A checkpoint that was being written is lost: {error}", stacklevel=3)

@@ -1,4 +1,4 @@
-"""From one form of checkpoint to another."""
+"""Converts a checkpoint from one form to another."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def convert_checkpoint(
     Raises:
         CheckpointError: `source` can't be read, or something is at `target`.
     """
-    if writer.exists(target) or formats.open_place(target).exists():
+    if writer.exists(target) or formats.open_folder(target).exists():
         raise CheckpointError(f"Something is at {os.fspath(target)!r} already. Name a place that is free.")
     alone = _Alone(source if reader is None else None)
     try:
@@ -40,12 +40,12 @@ def convert_checkpoint(
 
 
 def _writer_of(path: PathLike) -> Mapping[str, Any]:
-    folder = formats.open_place(path)
+    folder = formats.open_folder(path)
     return {} if folder.is_file() else formats.with_folder(folder, lambda opened: opened.manifest.writer)
 
 
 class _Alone:
-    """One process, which hands on who wrote the original."""
+    """One process, which passes on the writer of the original."""
 
     rank, size = 0, 1
 
@@ -54,11 +54,11 @@ class _Alone:
 
     @cached_property
     def writer(self) -> Mapping[str, Any]:
-        """Who has saved the original, if it is of a form of the core's."""
+        """The writer of the original, if it is of a form of the core's."""
         return _writer_of(self._source) if self._source is not None else {}
 
     def barrier(self) -> None:
-        """Nobody to wait for."""
+        """Return at once: there is no other rank to wait for."""
 
     def broadcast_object(self, obj: Any, src: int = 0) -> Any:
         return obj

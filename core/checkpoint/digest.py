@@ -1,6 +1,6 @@
 """Digests of what is written and read: XXH3 with 128 bits, which keeps up with memory.
 
-It finds damage, not malice: who can write a checkpoint can write its digest too.
+It finds damage, not malice: write access to a checkpoint is write access to its digest too.
 """
 
 from __future__ import annotations
@@ -15,8 +15,11 @@ if TYPE_CHECKING:
     from typing import BinaryIO
 
 SUFFIX = ".digest"
-"""Of the file beside a checkpoint in one file. One line for each content that is right: `xxh3-128 <32 hexadecimal
+"""Suffix of the file beside a one-file checkpoint. One line for each content that is right: `xxh3-128 <32 hexadecimal
 digits>`; two lines stand there only while a checkpoint is replaced. `xxhsum -H2 last.ckpt` prints the same digits."""
+
+MAX_BYTES = 1 << 12
+"""The largest size of such a file."""
 
 BLOCK_BYTES = 4 << 20
 """Files of a folder have a digest for each block of so many bytes, so that parts of them can be read and verified."""
@@ -79,7 +82,7 @@ class HashingWriter:
         return len(data)
 
     def flush(self) -> None:
-        """For torch; the file is flushed when it is complete."""
+        """Do nothing, for torch: the file is flushed when it is complete."""
 
     def hexdigest(self) -> str:
         """Digest of all that was written."""
@@ -104,6 +107,7 @@ class BlockWriter:
         """Write bytes, hashing each piece while it is in the processor's cache."""
         view = memoryview(data)
         while view:
+            # No piece goes past the end of a block, whatever the sizes that are written.
             piece = view[: BLOCK_BYTES - self.position % BLOCK_BYTES]
             self._hash.update(piece)
             self._file.write(piece)
@@ -117,7 +121,7 @@ class BlockWriter:
         self.write(bytes(-self.position % num_bytes))
 
     def finish(self) -> None:
-        """The file is complete."""
+        """Take the digest of the last block: the file is complete."""
         if self.position % BLOCK_BYTES:
             self._end_block()
 

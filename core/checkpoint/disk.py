@@ -5,6 +5,7 @@ A change is safe from a crash of the machine when the file, and the folder that 
 
 from __future__ import annotations
 
+import contextlib
 import os
 from typing import TYPE_CHECKING, BinaryIO
 
@@ -31,7 +32,8 @@ def sync_folder(path: Path) -> None:
     try:
         os.fsync(descriptor)
     finally:
-        os.close(descriptor)
+        with contextlib.suppress(OSError):  # what is synced is synced
+            os.close(descriptor)
 
 
 def make_folder(path: Path) -> None:
@@ -67,8 +69,10 @@ def remove_folder(path: Path) -> None:
 
 
 def remove_tree(path: Path) -> None:
-    """Delete a folder with all in it, if it is there."""
-    if path.is_dir():
+    """Delete a folder with all in it, if it is there. Of a link, only the link."""
+    if path.is_symlink():
+        unlink(path)
+    elif path.is_dir():
         for entry in path.iterdir():
-            remove_tree(entry) if entry.is_dir() and not entry.is_symlink() else unlink(entry)
+            remove_tree(entry) if entry.is_dir() else unlink(entry)
         remove_folder(path)

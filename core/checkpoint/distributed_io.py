@@ -23,7 +23,7 @@ class DistributedCheckpointIO(AnyFormCheckpointIO):
 
     Nothing that is read is executed: the state is JSON and plain bytes. Every byte has a digest, which is compared
     before the byte is used; a damaged file is named. Tensors that are not read into others are on memory that is mapped
-    from the file, privately: writing to them changes nobody else's. Such a mapping doesn't outlive a file that another
+    from the file, privately: writing to them changes no other copy. Such a mapping doesn't outlive a file that another
     machine deletes on a network file system; copy what you keep.
 
     `path` may be a local path or a URL that fsspec knows, such as `s3://bucket/last.ckpt`. All ranks must reach it.
@@ -85,7 +85,7 @@ class DistributedCheckpointIO(AnyFormCheckpointIO):
             None for a checkpoint in one file.
 
         Raises:
-            As `load_checkpoint`.
+            CheckpointError: as `load_checkpoint`.
         """
         from core.checkpoint import formats
 

@@ -1,4 +1,4 @@
-"""Which of the checkpoints in a folder to go on from."""
+"""Finds the newest checkpoint to go on from."""
 
 from __future__ import annotations
 
@@ -10,57 +10,76 @@ from typing import TYPE_CHECKING, Any
 from core.checkpoint import digest, formats, manifest
 from core.checkpoint.folder import folder_of
 from core.contract.errors import CheckpointCorruptedError
+from core.contract.plain_file import NotAFileError
 
 if TYPE_CHECKING:
-    from core.contract.checkpoint_io import PathLike
+    from collections.abc import Iterator
+
+    from core.contract.checkpoint_io import CheckpointIO, PathLike
+
+_MODIFIED = ("mtime", "LastModified", "last_modified", "created")
+"""The names that file systems have for the time of the last change."""
 
 
-def newest_valid(folder: PathLike, first: PathLike | None = None) -> str | None:
-    """One rank. The newest checkpoint in `folder` that verifies; a warning names each newer one that doesn't.
+def newest_valid(
+    *folders: PathLike, first: PathLike | None = None, storage: CheckpointIO | None = None, suffix: str = ""
+) -> str | None:
+    """One rank. The newest checkpoint in the folders that verifies; a warning names each newer one that doesn't.
+
+    A checkpoint that is a folder is as old as its manifest says, which copying doesn't change; any other is as old as
+    its last change.
 
     Args:
-        folder: a local path or a URL; what lies in it in any form is looked at.
+        folders: local paths or URLs; those that don't exist hold nothing.
         first: the checkpoint that the user meant, tried before the others.
+        storage: verifies; None for the core's own, which takes checkpoints in any of its forms.
+        suffix: of the names to look at.
 
     Returns:
         Its path; None if there is none.
     """
-    candidates = sorted(_dated(os.fspath(folder)), reverse=True)
-    paths = [path for _, path in candidates]
+    # A folder may be named twice.
+    candidates = sorted({dated for folder in folders for dated in _dated(os.path.expanduser(folder), suffix)})
+    paths = [path for *_, path in reversed(candidates)]
     if first is not None:
         paths = [os.fspath(first), *(path for path in paths if path != os.fspath(first))]
-    for path in paths:
-        try:
-            formats.verify_checkpoint(path)
-        except CheckpointCorruptedError as error:
-            warnings.warn(f"{error} Looking for an older one.", stacklevel=2)
-        except FileNotFoundError:
-            continue
-        else:
-            return path
-    return None
+    return next((path for path in paths if _is_whole(path, storage)), None)
 
 
-def _dated(folder: str) -> list[tuple[float, str]]:
-    """Time at which each checkpoint was saved, and its path. What can't be dated comes first: its damage is told."""
+def _is_whole(path: str, storage: CheckpointIO | None) -> bool:
+    if storage is not None and not storage.exists(path):
+        return False
+    try:
+        (formats if storage is None else storage).verify_checkpoint(path)
+    except CheckpointCorruptedError as error:
+        warnings.warn(f"The search passes over a damaged checkpoint: {error} Looking for an older one.", stacklevel=4)
+        return False
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def _dated(folder: str, suffix: str) -> Iterator[tuple[float, float, str]]:
+    """Times at which each checkpoint was saved and changed last, and its path.
+
+    What can't be dated comes first: its damage is told.
+    """
     import fsspec
 
     filesystem, name = fsspec.url_to_fs(folder)
     try:
         entries = filesystem.ls(name, detail=True)
     except FileNotFoundError:
-        return []
-    found = []
+        return
     for entry in entries:
         base = entry["name"].rstrip("/").rpartition("/")[2]
         path = posixpath.join(folder, base)
-        if base.startswith(".") or base.endswith(digest.SUFFIX):
+        if base.startswith(".") or base.endswith(digest.SUFFIX) or not base.endswith(suffix):
             continue
-        if entry["type"] == "directory":
-            found.append((_saved_at(path), path))
+        if entry["type"] == "directory" or (entry.get("islink") and filesystem.isdir(entry["name"])):
+            yield _saved_at(path), _modified_at(entry), path
         elif base.endswith(formats.FILE_SUFFIXES):
-            found.append((_modified_at(entry), path))
-    return found
+            yield _modified_at(entry), 0.0, path
 
 
 def _saved_at(path: str) -> float:
@@ -69,10 +88,10 @@ def _saved_at(path: str) -> float:
         return manifest.from_bytes(folder.read_manifest(), folder.name_of(manifest.NAME)).saved_at_ns / 1e9
     except FileNotFoundError:
         return 0.0  # some other folder, or a save that didn't end
-    except CheckpointCorruptedError:
+    except (CheckpointCorruptedError, NotAFileError):
         return float("inf")
 
 
 def _modified_at(entry: dict[str, Any]) -> float:
-    modified = entry.get("mtime") or entry.get("LastModified") or entry.get("created") or 0.0
+    modified = next(filter(None, (entry.get(key) for key in _MODIFIED)), 0.0)
     return float(modified.timestamp()) if hasattr(modified, "timestamp") else float(modified)

@@ -1,13 +1,13 @@
-"""Which folder a path names."""
+"""Turns a path into the folder that it names."""
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
 from core.checkpoint.local_folder import LocalFolder
 from core.checkpoint.remote_folder import RemoteFolder
+from core.checkpoint.remote_path import path_of
 
 if TYPE_CHECKING:
     from core.contract.checkpoint_io import PathLike
@@ -17,11 +17,5 @@ Folder: TypeAlias = LocalFolder | RemoteFolder
 
 def folder_of(path: PathLike) -> Folder:
     """The folder that a local path or a URL names."""
-    text = os.fspath(path)
-    if "://" not in text and "::" not in text:
-        return LocalFolder(Path(text))
-    import fsspec
-    from fsspec.implementations.local import LocalFileSystem
-
-    filesystem, name = fsspec.url_to_fs(text)
-    return LocalFolder(Path(name)) if isinstance(filesystem, LocalFileSystem) else RemoteFolder(filesystem, name, text)
+    found = path_of(path)
+    return LocalFolder(found) if isinstance(found, Path) else RemoteFolder(found)

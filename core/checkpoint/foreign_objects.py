@@ -6,9 +6,12 @@ what it was told of.
 
 from __future__ import annotations
 
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from torch.serialization import get_unsafe_globals_in_checkpoint
+
+if TYPE_CHECKING:
+    from collections.abc import Set
 
 _DICTS = ("AttributeDict", "defaultdict")
 """Classes of dicts whose content is worth reading, by name: torch's unpickler fills nothing but plain dicts."""
@@ -16,30 +19,30 @@ _LEFT_OUT = object()
 
 
 class _StandIn:
-    """For an object, or for a function or class itself."""
+    """Stands for an object, or for a function or class itself."""
 
     def __init__(self, *_: Any) -> None:
         """Take no notice of what the object was made of."""
 
     def __setstate__(self, state: Any) -> None:
-        """Nor of what it held."""
+        """Take no notice of what the object held."""
 
 
 class _PlainDict:
-    """For a class of dicts: makes plain ones."""
+    """Stands for a class of dicts: makes plain ones."""
 
     def __new__(cls, *_: Any) -> Any:  # makes something else
         return {}
 
 
-def stand_ins(file: BinaryIO) -> list[tuple[Any, str]]:
-    """Of all classes and functions in the file that torch's safe unpickler refuses, with their names.
+def stand_ins(file: BinaryIO, known: Set[str]) -> list[tuple[Any, str]]:
+    """The stand-ins, by name, of all classes and functions that torch's safe unpickler refuses; but for `known`.
 
     Raises:
         ValueError: the file isn't one of torch's.
     """
     file.seek(0)
-    names = get_unsafe_globals_in_checkpoint(file)
+    names = set(get_unsafe_globals_in_checkpoint(file)) - known
     file.seek(0)
     return [(_PlainDict if name.rpartition(".")[2] in _DICTS else type(name, (_StandIn,), {}), name) for name in names]
 
@@ -57,6 +60,7 @@ def leave_out(value: Any, path: str, left: dict[str, str]) -> Any:
 
 
 def _copy(value: Any, path: str, left: dict[str, str]) -> Any:
+    # Of a class or a function itself, the stand-in is there, and not an instance of it.
     kind = value if isinstance(value, type) else type(value)
     if issubclass(kind, _StandIn):
         left[path] = kind.__name__
@@ -72,8 +76,8 @@ def _copy(value: Any, path: str, left: dict[str, str]) -> Any:
 def _copy_dict(value: dict[Any, Any], path: str, left: dict[str, str]) -> dict[Any, Any]:
     copied = value.copy()  # keeps the class, and with it the order
     for key, item in value.items():
-        place = f"{path}[{key!r}]" if path else str(key)
-        part = _LEFT_OUT if _copy(key, place, left) is _LEFT_OUT else _copy(item, place, left)
+        inner = f"{path}[{key!r}]" if path else str(key)
+        part = _LEFT_OUT if _copy(key, inner, left) is _LEFT_OUT else _copy(item, inner, left)
         if part is _LEFT_OUT:
             del copied[key]
         else:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
 
-from core.checkpoint import manifest, messages, safetensors_file, torch_file
+from core.checkpoint import manifest, messages, safetensors_file, single_file, torch_file
 from core.checkpoint.folder import folder_of
 from core.checkpoint.opened import OpenedCheckpoint
-from core.checkpoint.storage import place_of
+from core.checkpoint.storage import location_of
 from core.contract.errors import CheckpointCorruptedError, CheckpointError
+from core.contract.plain_file import NotAFileError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -31,13 +32,13 @@ def load_checkpoint(path: PathLike, targets: Any = None) -> dict[str, Any]:
         CheckpointCorruptedError: damaged, incomplete, or not a checkpoint; the file is named.
         CheckpointError: it can't be read.
     """
-    folder = open_place(path)
+    folder = open_folder(path)
     return _load_file(path) if folder.is_file() else with_folder(folder, lambda opened: opened.load(targets))
 
 
 def describe(path: PathLike) -> dict[str, Any] | None:
     """This rank. The state of a folder, with descriptions in the place of tensors; None for a file."""
-    folder = open_place(path)
+    folder = open_folder(path)
     return None if folder.is_file() else with_folder(folder, lambda opened: opened.describe())
 
 
@@ -45,9 +46,9 @@ def verify_checkpoint(path: PathLike) -> None:
     """This rank. Read every byte and compare its digest.
 
     Raises:
-        As `load_checkpoint`.
+        CheckpointError: as `load_checkpoint`.
     """
-    folder = open_place(path)
+    folder = open_folder(path)
     if folder.is_file():
         _load_file(path)
     else:
@@ -62,12 +63,12 @@ def remove(path: PathLike) -> None:
     """
     try:
         folder = folder_of(path)
-        place_of(path).remove() if folder.is_file() else folder.remove()
+        location_of(path).remove() if folder.is_file() else folder.remove()
     except Exception as error:
         raise messages.cannot_delete(os.fspath(path), error) from error
 
 
-def open_place(path: PathLike) -> Folder:
+def open_folder(path: PathLike) -> Folder:
     """The place that a path names.
 
     Raises:
@@ -92,10 +93,13 @@ def with_folder(folder: Folder, work: Callable[[OpenedCheckpoint], T]) -> T:
         try:
             return work(OpenedCheckpoint(folder, raw_manifest))
         except Exception as error:
+            # The files of an old manifest go when a new one is in place, so anything may fail then: read the new one.
             if _read_manifest(folder) != raw_manifest:
                 continue
             if isinstance(error, CheckpointError):
                 raise
+            if isinstance(error, NotAFileError):
+                raise CheckpointCorruptedError(f"{str(folder)!r} is damaged: {error}.") from error
             if isinstance(error, FileNotFoundError):
                 raise CheckpointCorruptedError(
                     f"{str(folder)!r} is incomplete: its file {os.path.basename(error.filename or str(error))!r} is "
@@ -109,14 +113,23 @@ def _read_manifest(folder: Folder) -> bytes:
         return folder.read_manifest()
     except FileNotFoundError as error:
         if not folder.is_folder():
-            raise messages.not_found(str(folder), folder.siblings()) from error
+            raise messages.not_found(str(folder), folder.siblings()) from None
         raise CheckpointCorruptedError(
             f"{str(folder)!r} is a folder without {manifest.NAME}: not a checkpoint of core, or one that was never "
             "completed. Load an earlier checkpoint."
         ) from error
+    except NotADirectoryError as error:
+        raise CheckpointCorruptedError(f"{str(folder)!r} is neither a folder nor a file.") from error
+    except NotAFileError as error:
+        raise CheckpointCorruptedError(f"{str(folder)!r} is damaged: {error}.") from error
     except OSError as error:
         raise messages.cannot_read(str(folder), error) from error
 
 
 def _load_file(path: PathLike) -> dict[str, Any]:
-    return safetensors_file.read(path) if os.fspath(path).endswith(safetensors_file.SUFFIX) else torch_file.read(path)
+    return single_file.read(path, _parse)
+
+
+def _parse(file: BinaryIO, path: str) -> dict[str, Any]:
+    is_other = path.endswith(safetensors_file.SUFFIX) or safetensors_file.begins(file)
+    return safetensors_file.load(file, path) if is_other else torch_file.load(file, path)

@@ -26,42 +26,48 @@ def write(folder: Folder, state: dict[str, Any], collectives: Collectives) -> No
         collectives: the ranks that call this together.
 
     Raises:
-        CheckpointError: it can't be written, on all ranks; what was there is untouched.
+        CheckpointError: it can't be written, on all ranks; says whether what was there is untouched.
     """
+    # Each takes the state apart, and nothing is on storage yet: a state that can't be saved touches nothing.
     part = together(collectives, lambda: PartWriter(state, collectives.rank))
-    token = on_rank_zero(collectives, lambda: _explained(folder, folder.begin))
-    committed = False
-    try:
-        with ExitStack() as stack:
+    with ExitStack() as stack:
+        # What rank 0 enters here stays locked until the checkpoint is in place.
+        token = on_rank_zero(collectives, lambda: _explained(folder, lambda: stack.enter_context(folder.begin())))
+        committed = False
 
-            def write() -> tuple[dict[str, FileEntry], int]:
-                stack.enter_context(folder.stage(token))
-                return _explained(folder, lambda: part.write(folder, token)), part.num_written
+        def write() -> tuple[dict[str, FileEntry], int, int]:
+            _explained(folder, lambda: stack.enter_context(folder.stage(token)))
+            return _explained(folder, lambda: part.write(folder, token)), part.num_written, part.written
 
+        try:
+            # Once this returns, the files of all ranks are complete: the moment for the manifest.
             _, written = gather_results(collectives, write)
             on_rank_zero(
                 collectives, lambda: _explained(folder, lambda: _commit(folder, token, part, written, collectives))
             )
             committed = True
-    finally:
-        if collectives.rank == 0 and not committed:
-            folder.discard(token)
+        finally:
+            if collectives.rank == 0 and not committed:
+                folder.discard(token)
 
 
 def _commit(
     folder: Folder,
     token: str,
     part: PartWriter,
-    written: list[tuple[dict[str, FileEntry], int]],
+    written: list[tuple[dict[str, FileEntry], int, int]],
     collectives: Collectives,
 ) -> None:
     """Rank 0. Check that nothing is missing, and make it a checkpoint."""
-    if (total := sum(number for _, number in written)) != part.num_elements:
+    expected = "The chunks of all ranks must cover each tensor, and each of its elements once."
+    # The number of elements first, since it says what is wrong; the right number may still cover some twice.
+    if (total := sum(number for _, number, _ in written)) != part.num_elements:
         raise CheckpointError(
-            f"The ranks have {total} elements of tensors to save, and the state has {part.num_elements}. The chunks of "
-            "all ranks must cover each tensor, and each of its elements once."
+            f"The ranks have {total} elements of tensors to save, and the state has {part.num_elements}. {expected}"
         )
-    files = {name: entry for entries, _ in written for name, entry in entries.items()}
+    if sum(boxes for _, _, boxes in written) != part.to_write(token):
+        raise CheckpointError(f"The chunks of the ranks overlap, and leave holes elsewhere. {expected}")
+    files = {name: entry for entries, _, _ in written for name, entry in entries.items()}
     content = Manifest(files, collectives.size, dict(collectives.writer)).to_bytes()
     folder.commit(token, content, files)
 

@@ -13,12 +13,12 @@ _MARK = "pytorch-lightning_version"
 
 
 def is_lightning(state: Mapping[str, Any]) -> bool:
-    """Whether a file's content was saved by Lightning's Trainer."""
+    """Tell whether a file's content was saved by Lightning's Trainer."""
     return _MARK in state and "state_dict" in state
 
 
 def without_unread(saved: Mapping[str, Any]) -> dict[str, Any]:
-    """What `translate` looks at."""
+    """Leave out the entries that `translate` doesn't look at."""
     return {key: value for key, value in saved.items() if key not in _UNREAD}
 
 
@@ -35,6 +35,7 @@ def translate(saved: Mapping[str, Any]) -> dict[str, Any]:
     }
     if isinstance(hparams := saved.get("hyper_parameters"), dict):
         state["hyper_parameters"] = dict(hparams)
+        # "kwargs" is Lightning's word for hyperparameters that were separate arguments.
         if saved.get("hparams_name") not in (None, "kwargs"):
             state["hyper_parameters_argument"] = saved["hparams_name"]
     if "optimizer_states" not in saved:
@@ -63,6 +64,8 @@ _KNOWN = {
 def _progress(saved: Mapping[str, Any]) -> dict[str, Any]:
     batches = _look_up(saved, "loops", "fit_loop", "epoch_loop.batch_progress")
     epochs = _look_up(saved, "loops", "fit_loop", "epoch_progress", "current")
+    # Lightning saves within the hooks at an epoch's end, before it counts the epoch as completed: after its last batch
+    # it is over nevertheless. Within an epoch, that one begins again, and its batches aren't counted.
     complete = batches.get("is_last_batch", False)
     done = epochs.get("processed" if complete else "completed", saved.get("epoch", 0))
     current = 0 if complete else batches.get("current", {}).get("ready", 0)

@@ -10,19 +10,20 @@ from __future__ import annotations
 import contextlib
 import errno
 import mmap
-import re
+import os
 import secrets
+import socket
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
-from core.checkpoint import disk, locks, manifest
+from core.checkpoint import disk, locks, manifest, messages
+from core.checkpoint.partial import is_partial, partial_path
 from core.checkpoint.verified_file import MappedFile
+from core.contract import plain_file
 from core.contract.errors import CheckpointError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
-
-_PARTIAL = re.compile(r"\..+\.[0-9a-f]{8}\.partial")
 
 
 class LocalFolder:
@@ -41,28 +42,36 @@ class LocalFolder:
 
     # writing --------------------------------------------------------------------------------------------------------
 
-    def begin(self) -> str:
+    @contextlib.contextmanager
+    def begin(self) -> Iterator[str]:
         """Rank 0. Sweep what dead writers have left beside it, and make a folder to write to.
 
-        Returns:
+        Its lock is taken before another process may sweep, and held until the end.
+
+        Yields:
             The save's own name, for `stage`.
         """
         self._refuse_foreign()
         parent = self.path.parent
         disk.make_parents(parent)
         token = secrets.token_hex(4)
-        with locks.held(parent):
-            sweep(parent)
-            disk.make_folder(self._stage_path(token))
-        return token
+        with contextlib.ExitStack() as stack:
+            with locks.held(parent):
+                sweep(parent)
+                disk.make_folder(partial_path(self.path, token))
+                stack.enter_context(locks.held(partial_path(self.path, token), shared=True))
+            yield token
 
     @contextlib.contextmanager
     def stage(self, token: str) -> Iterator[None]:
-        """All ranks. Keep the folder that `begin` made from being swept as long as this process writes to it."""
-        path = self._stage_path(token)
+        """All ranks. Keep the folder that `begin` made from being swept, also if rank 0 dies before this process."""
+        path = partial_path(self.path, token)
         if not path.is_dir():
             raise CheckpointError(
-                f"{path} was made by rank 0 and isn't here. Expected a file system that all ranks share."
+                f"{path.absolute()} was made by rank 0, and isn't on {socket.gethostname()}, where another rank has to "
+                "write its part. Save to a folder that all nodes share, under the same absolute path (dirpath=..., or "
+                "default_root_dir=...), to a URL such as s3://bucket/run, or whole and through rank 0 with "
+                f"plugins='torch'. If it is shared, another program deletes in {path.parent}."
             )
         with locks.held(path, shared=True):
             yield
@@ -70,7 +79,7 @@ class LocalFolder:
     @contextlib.contextmanager
     def create(self, token: str, name: str) -> Iterator[BinaryIO]:
         """All ranks. A new file, synced at the end."""
-        with disk.create(self._stage_path(token) / name) as file:
+        with disk.create(partial_path(self.path, token) / name) as file:
             yield file
             disk.sync(file)
 
@@ -82,37 +91,57 @@ class LocalFolder:
             content: of the manifest.
             files: names of the files that it names.
         """
-        stage = self._stage_path(token)
+        stage = partial_path(self.path, token)
         with self.create(token, manifest.NAME) as file:
             file.write(content)
+        # The names of the files, before the rename that makes them a checkpoint.
         disk.sync_folder(stage)
         with locks.held(self.path.parent):
-            if self.path.is_symlink():
-                disk.unlink(self.path)
             try:
-                disk.rename(stage, self.path)
+                with self._link_aside():
+                    disk.rename(stage, self.path)
             except OSError as error:
+                # POSIX leaves the choice between these two to the system.
                 if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
                     raise
+                # A checkpoint is there already: no system call puts a folder in the place of a full one.
                 self._move_in(stage, files)
-            disk.sync_folder(self.path.parent)
+            with messages.in_place():
+                disk.sync_folder(self.path.parent)
+
+    @contextlib.contextmanager
+    def _link_aside(self) -> Iterator[None]:
+        """Take a link out of a folder's way: no folder replaces it in one step. On failure the link is put back."""
+        target = os.readlink(self.path) if self.path.is_symlink() else None
+        if target is not None:
+            disk.unlink(self.path)
+        try:
+            yield
+        except OSError:
+            if target is not None:
+                self.path.symlink_to(target)
+            raise
 
     def _move_in(self, stage: Path, files: Iterable[str]) -> None:
         kept = set(files)
+        # First the files, under names that no reader looks for yet.
         for name in kept:
             disk.rename(stage / name, self.path / name)
-        disk.sync_folder(self.path)
+        disk.sync_folder(self.path)  # before the manifest, or a crash could leave it without the files that it names
         disk.rename(stage / manifest.NAME, self.manifest_path)
-        disk.sync_folder(self.path)
-        for entry in list(self.path.iterdir()):
-            if manifest.OWN_FILE.fullmatch(entry.name) and entry.name not in kept:
-                disk.unlink(entry)
-        disk.remove_folder(stage)
+        with messages.in_place():
+            disk.sync_folder(self.path)
+        # Last what the old manifest named: until here a reader may have needed it.
+        with contextlib.suppress(OSError):  # the next save does it
+            for entry in list(self.path.iterdir()):
+                if manifest.OWN_FILE.fullmatch(entry.name) and entry.name not in kept:
+                    disk.unlink(entry)
+            disk.remove_folder(stage)
 
     def discard(self, token: str) -> None:
         """Rank 0. Delete what was written for a save that failed."""
         with contextlib.suppress(OSError):
-            disk.remove_tree(self._stage_path(token))
+            disk.remove_tree(partial_path(self.path, token))
 
     def remove(self) -> None:
         """Rank 0. Delete the checkpoint: it is gone in one step, and its files then."""
@@ -122,16 +151,16 @@ class LocalFolder:
         if not self.path.exists():
             return
         self._refuse_foreign()
-        doomed = self._stage_path(secrets.token_hex(4))
-        with locks.held(self.path.parent):
-            disk.rename(self.path, doomed)
-        disk.remove_tree(doomed)
-
-    def _stage_path(self, token: str) -> Path:
-        return self.path.with_name(f".{self.path.name}.{token}.partial")
+        doomed = partial_path(self.path, secrets.token_hex(4))
+        with contextlib.ExitStack() as stack:
+            with locks.held(self.path.parent):
+                # Under a name that a sweep deletes, in case this process dies before it has.
+                disk.rename(self.path, doomed)
+                stack.enter_context(locks.held(doomed))  # or else another's sweep deletes it at the same time
+            disk.remove_tree(doomed)
 
     def _refuse_foreign(self) -> None:
-        """A folder that isn't a checkpoint may be full of somebody's work; a file may be another checkpoint."""
+        """Refuse a folder that isn't a checkpoint, as it may hold other work, and a file, which may be a checkpoint."""
         if self.path.is_file() and not self.path.is_symlink():
             raise CheckpointError(
                 "a file is there, and this CheckpointIO writes a folder; remove it, or save elsewhere"
@@ -149,18 +178,24 @@ class LocalFolder:
 
         Raises:
             FileNotFoundError: there is none.
+            NotAFileError: something else is there, or more.
         """
-        return self.manifest_path.read_bytes()
+        return self.read(manifest.NAME, manifest.MAX_BYTES)
 
-    def read(self, name: str) -> bytes:
-        """Content of a small file."""
-        return (self.path / name).read_bytes()
+    def read(self, name: str, max_bytes: int) -> bytes:
+        """Content of a small file.
+
+        Raises:
+            NotAFileError: something else is there, or more.
+        """
+        return plain_file.read_file(self.path / name, max_bytes)
 
     def open(self, name: str, size_bytes: int, blocks: list[str]) -> MappedFile:
         """A large file, whose blocks are verified before their bytes are used."""
         path = self.path / name
-        with path.open("rb") as file:
+        with plain_file.open_file(path) as file:
             actual = file.seek(0, 2)
+            # A file of another size is damaged: without content, its first read raises an error that names it.
             if actual != size_bytes:
                 return MappedFile(str(path), memoryview(b""), size_bytes, blocks)
             # Private: what is written to a tensor on this memory stays in the process.
@@ -168,15 +203,15 @@ class LocalFolder:
         return MappedFile(str(path), memoryview(mapped), size_bytes, blocks)
 
     def exists(self) -> bool:
-        """Whether a complete checkpoint is there, in whichever form."""
+        """Tell whether a complete checkpoint is there, in any form."""
         return self.manifest_path.is_file() or self.path.is_file()
 
     def is_file(self) -> bool:
-        """Whether a file is there: a checkpoint of another form."""
+        """Tell whether a file is there: a checkpoint of another form."""
         return self.path.is_file()
 
     def is_folder(self) -> bool:
-        """Whether a folder is there."""
+        """Tell whether a folder is there."""
         return self.path.is_dir()
 
     def siblings(self) -> list[str] | None:
@@ -190,6 +225,6 @@ class LocalFolder:
 def sweep(folder: Path) -> None:
     """Delete what writers that died have left in a folder; what a living one holds a lock on stays."""
     for path in folder.iterdir():
-        if _PARTIAL.fullmatch(path.name) and locks.is_free(path):
+        if is_partial(path.name) and locks.is_free(path):
             with contextlib.suppress(OSError):
                 disk.remove_tree(path) if path.is_dir() else disk.unlink(path)

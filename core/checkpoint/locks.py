@@ -1,4 +1,4 @@
-"""Who is at work in a folder. Without effect on a file system that can't lock folders."""
+"""Locks on folders, which show that a process is at work there. No effect where a file system can't lock folders."""
 
 from __future__ import annotations
 
@@ -21,13 +21,14 @@ def held(path: Path, *, shared: bool = False) -> Iterator[None]:
             fcntl.flock(descriptor, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
         yield
     finally:
-        os.close(descriptor)
+        with contextlib.suppress(OSError):  # what was done under the lock is done
+            os.close(descriptor)
 
 
 def is_free(path: Path) -> bool:
-    """Whether nobody holds the lock on a file or folder; False where that can't be told."""
+    """Tell whether the lock on a file or folder is free; False where that can't be told."""
     try:
-        descriptor = os.open(path, os.O_RDONLY)
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # a pipe would be waited for
     except OSError:
         return False
     try:

@@ -19,6 +19,11 @@ if TYPE_CHECKING:
 
 NAME = "manifest.json"
 FORMAT = 1
+MAX_BYTES = 64 << 20
+"""The largest size of a manifest, which names two files of each rank."""
+MAX_INDEX_BYTES = 1 << 30
+"""The largest size of an index, which holds all of the state but tensors and arrays. More isn't written or read:
+as objects it takes many times the memory."""
 _TITLE = "core checkpoint"
 
 OWN_FILE = re.compile(r"[0-9a-f]{8}-\d{5,}\.(data|json)")
@@ -40,7 +45,7 @@ class FileEntry:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """What is in the folder, and who wrote it.
+    """The contents of the folder, and its writer.
 
     Attributes:
         files: by name.
@@ -87,30 +92,65 @@ def from_bytes(raw: bytes, path: str) -> Manifest:
         ) from None
     content.pop("checksum", None)
     number = content.get("format")
-    if raw != _sealed({"title": _TITLE, **content}):
+    # Before the format: a newer release seals its manifest in the same way, so a wrong seal is damage.
+    if not _is_sealed(content, raw):
         raise CheckpointCorruptedError(f"{path!r} is damaged: its content does not have the checksum in its last line.")
     if not isinstance(number, int) or number > FORMAT:
-        release = content.get("versions", {}).get("core", "?")
+        versions = content.get("versions")
+        release = versions.get("core", "?") if isinstance(versions, dict) else "?"
         raise CheckpointCorruptedError(
-            f"{path!r} has format {number}; this is core {__version__}, which reads up to {FORMAT}. It was written by "
-            f"core {release}: update with `pip install 'core>={release}'`."
+            f"{path!r} has format {number!r}, written by core {release!r}; this is core {__version__}, which reads up "
+            f"to {FORMAT}. Install that release, or a later one."
         )
     return _parse(content, path)
 
 
 def _parse(content: Mapping[str, Any], path: str) -> Manifest:
-    if foreign := [name for name in content.get("files", ()) if not OWN_FILE.fullmatch(name)]:
-        raise CheckpointCorruptedError(f"{path!r} names a file outside of its folder, or not of core: {foreign[0]!r}.")
     try:
-        return Manifest(
-            files={name: FileEntry(**entry) for name, entry in content["files"].items()},
-            world_size=content["world_size"],
-            writer=content["writer"],
-            saved_at_ns=content["saved_at_ns"],
-            versions=content["versions"],
+        if foreign := [name for name in content["files"] if not OWN_FILE.fullmatch(name)]:
+            raise CheckpointCorruptedError(
+                f"{path!r} names a file outside of its folder, or not of core: {foreign[0]!r}."
+            )
+        return _checked(
+            Manifest(
+                files={name: _entry(**entry) for name, entry in content["files"].items()},
+                world_size=content["world_size"],
+                writer=content["writer"],
+                saved_at_ns=content["saved_at_ns"],
+                versions=content["versions"],
+            )
         )
-    except (KeyError, TypeError, AttributeError) as error:
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise CheckpointCorruptedError(f"{path!r} is not a manifest that core has written: {error!r}.") from None
+
+
+def _entry(size_bytes: Any, digest: Any) -> FileEntry:
+    if type(size_bytes) is not int or size_bytes < 0 or type(digest) is not str:
+        raise ValueError(f"a file of {size_bytes!r} bytes with the digest {digest!r}")
+    return FileEntry(size_bytes, digest)
+
+
+def _checked(found: Manifest) -> Manifest:
+    """The same manifest.
+
+    Raises:
+        TypeError, ValueError: a field isn't what it says.
+    """
+    if type(found.world_size) is not int or not 0 < found.world_size < 2**31:
+        raise ValueError(f"a world size of {found.world_size!r}")
+    if type(found.saved_at_ns) is not int or not 0 <= found.saved_at_ns < 2**63:
+        raise ValueError(f"saved at {found.saved_at_ns!r}")
+    if type(found.writer) is not dict or type(found.versions) is not dict:
+        raise TypeError("a writer, or versions, that aren't described")
+    return found
+
+
+def _is_sealed(content: Mapping[str, Any], raw: bytes) -> bool:
+    try:
+        # Written again and compared: any changed byte shows, even white space.
+        return raw == _sealed({"title": _TITLE, **content})
+    except (RecursionError, ValueError):  # nested more deeply than it can be written
+        return False
 
 
 def _sealed(content: dict[str, Any]) -> bytes:

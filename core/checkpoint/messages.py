@@ -1,12 +1,31 @@
-"""Words for errors of storage."""
+"""Texts of the errors of storage."""
 
 from __future__ import annotations
 
-import difflib
+import contextlib
 import os
+from typing import TYPE_CHECKING
 
 from core.checkpoint import digest
 from core.contract.errors import CheckpointError, CheckpointNotFoundError
+from core.contract.printable import printable
+from core.contract.spelling import near_names
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+class UnsettledError(CheckpointError):
+    """A save failed when it had replaced what was there, or may have. The cause is chained."""
+
+
+@contextlib.contextmanager
+def in_place() -> Iterator[None]:
+    """A context for making a checkpoint safe that is in its place already: nothing is untouched any more."""
+    try:
+        yield
+    except OSError as error:
+        raise UnsettledError("is in its place, but may not survive a crash of the machine") from error
 
 
 def describe(error: BaseException) -> str:
@@ -19,7 +38,10 @@ def describe(error: BaseException) -> str:
 
 
 def cannot_write(path: str, error: BaseException) -> CheckpointError:
-    """The checkpoint can't be written, and what was there is as it was."""
+    """The error for a checkpoint that can't be written; what was there is as it was, or isn't."""
+    if isinstance(error, UnsettledError):
+        cause = describe(error.__cause__ or error)
+        return CheckpointError(f"The checkpoint {path!r} {error}: {cause}. Look after the storage, and save again.")
     if isinstance(error, CheckpointError):  # it says what was expected
         return CheckpointError(f"The checkpoint {path!r} can't be written: {error} What was there is untouched.")
     return CheckpointError(
@@ -29,17 +51,17 @@ def cannot_write(path: str, error: BaseException) -> CheckpointError:
 
 
 def cannot_read(path: str, error: BaseException) -> CheckpointError:
-    """The checkpoint can't be read for a reason that isn't its content."""
+    """The error for a checkpoint that can't be read for a reason that isn't its content."""
     return CheckpointError(f"The checkpoint {path!r} can't be read: {describe(error)}.")
 
 
 def cannot_delete(path: str, error: BaseException) -> CheckpointError:
-    """The checkpoint can't be deleted."""
+    """The error for a checkpoint that can't be deleted."""
     return CheckpointError(f"The checkpoint {path!r} can't be deleted: {describe(error)}.")
 
 
 def not_found(path: str, names: list[str] | None) -> CheckpointNotFoundError:
-    """Nothing is there.
+    """The error for a checkpoint that doesn't exist.
 
     Args:
         path: of the checkpoint.
@@ -48,6 +70,6 @@ def not_found(path: str, names: list[str] | None) -> CheckpointNotFoundError:
     if names is None:
         return CheckpointNotFoundError(f"There is no checkpoint {path!r}, nor its folder. Check the path.")
     names = [name for name in names if not name.startswith(".") and not name.endswith(digest.SUFFIX)]
-    near = difflib.get_close_matches(os.path.basename(path.rstrip("/")), names, n=3) or sorted(names)[:5]
-    beside = f"In that folder are: {', '.join(near)}." if near else "That folder is empty."
+    near = near_names(os.path.basename(path.rstrip("/")), names) or sorted(names)[:5]
+    beside = f"In that folder are: {', '.join(map(printable, near))}." if near else "That folder is empty."
     return CheckpointNotFoundError(f"There is no checkpoint {path!r}. {beside}")

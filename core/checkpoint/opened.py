@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import torch
 
 from core.checkpoint import digest, manifest
-from core.checkpoint.memory import box_of, box_span
+from core.checkpoint.memory import ALIGNMENT_BYTES, box_of, box_span
 from core.checkpoint.shards import chunks_to_fill, shape_of
-from core.checkpoint.tree import Decoder, Place, is_sharded, leaf_name, readable
+from core.checkpoint.tiling import tile
+from core.checkpoint.tree import Decoder, KeyPath, is_sharded, leaf_name, readable, shape_from
 from core.contract.errors import CheckpointCorruptedError, CheckpointError
 from core.contract.sharded_leaf import Chunk, TensorDescription
 
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
     from core.checkpoint.verified_file import MappedFile, RemoteFile
 
     File: TypeAlias = MappedFile | RemoteFile
+
+_MAX_COPIES = 64
+"""The most copies in memory of the bytes of the files: leaves that share memory share it in the files."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +75,8 @@ class OpenedCheckpoint:
         self.chunks: dict[str, list[SavedChunk]] = {}
         self.files: dict[str, File] = {}
         self.tree: Any = None
+        self._num_copied = 0
+        self._wholes: dict[Any, torch.Tensor] = {}
         for name in self.manifest.indexes:
             self._take_index(name)
 
@@ -78,7 +84,8 @@ class OpenedCheckpoint:
         content = self._read_verified(name)
         path = self.folder.name_of(name)
         try:
-            index = json.loads(content)
+            index = json.loads(content, parse_constant=_refuse_constant)
+            # The index of rank 0 alone has it.
             self.tree = index.get("tree", self.tree)
             leaves, blocks = index["leaves"], index["blocks"]
             if leaves:
@@ -88,18 +95,23 @@ class OpenedCheckpoint:
 
     def _take_leaves(self, leaves: dict[str, Any], file: File) -> None:
         for leaf, chunks in leaves.items():
-            taken = (SavedChunk(tuple(offsets), tuple(sizes), file, position) for offsets, sizes, position in chunks)
-            self.chunks.setdefault(leaf, []).extend(taken)
+            self.chunks.setdefault(leaf, []).extend(_chunk_from(*chunk, file=file) for chunk in chunks)
 
     def _open(self, name: str, blocks: list[str]) -> File:
         entry = self.manifest.files[name]
-        if digest.of_blocks(blocks) != entry.digest:
+        # The manifest's digest is made of those of the blocks, which the index lists; `-(-a // b)` rounds up.
+        if digest.of_blocks(blocks) != entry.digest or len(blocks) != -(-entry.size_bytes // digest.BLOCK_BYTES):
             raise CheckpointCorruptedError(f"{self.folder.name_of(name)!r} does not belong to its index.")
         self.files[name] = file = self.folder.open(name, entry.size_bytes, blocks)
         return file
 
     def _read_verified(self, name: str) -> bytes:
-        content, entry, path = self.folder.read(name), self.manifest.files[name], self.folder.name_of(name)
+        entry, path = self.manifest.files[name], self.folder.name_of(name)
+        if entry.size_bytes > manifest.MAX_INDEX_BYTES:
+            raise CheckpointCorruptedError(
+                f"{path!r} has {entry.size_bytes:,} bytes, and core writes at most {manifest.MAX_INDEX_BYTES:,}."
+            )
+        content = self.folder.read(name, entry.size_bytes)
         blocks = [
             digest.of_bytes(content[start : start + digest.BLOCK_BYTES])
             for start in range(0, len(content), digest.BLOCK_BYTES)
@@ -114,8 +126,17 @@ class OpenedCheckpoint:
     # reading --------------------------------------------------------------------------------------------------------
 
     def describe(self) -> Any:
-        """The state, with a `TensorDescription` in the place of each tensor."""
-        return self._decode(lambda place, dtype, shape, _: TensorDescription(shape, dtype))
+        """The state, with a `TensorDescription` in the place of each tensor, whose bytes are there.
+
+        Raises:
+            CheckpointCorruptedError: a file lacks a part of a tensor.
+        """
+
+        def take(key_path: KeyPath, dtype: torch.dtype, shape: tuple[int, ...], _: Any) -> TensorDescription:
+            self._chunks_of(leaf_name(key_path), dtype.itemsize, shape)
+            return TensorDescription(shape, dtype)
+
+        return self._decode(take)
 
     def load(self, targets: Any = None) -> Any:
         """The state. Tensors without a target are on mapped memory of their own, or read.
@@ -127,13 +148,15 @@ class OpenedCheckpoint:
         """
         reads: list[_Read] = []
 
-        def take(place: Place, dtype: torch.dtype, shape: tuple[int, ...], target: Any) -> Any:
+        def take(key_path: KeyPath, dtype: torch.dtype, shape: tuple[int, ...], target: Any) -> Any:
+            saved = self._chunks_of(leaf_name(key_path), dtype.itemsize, shape)
             if isinstance(target, torch.Tensor) or is_sharded(target):
-                self._check_shape(place, shape, target)
-                reads.extend(self._fill(leaf_name(place), dtype, shape, chunks_to_fill(target)))
+                self._check_shape(key_path, shape, target)
+                reads.extend(_reads(saved, dtype, shape, chunks_to_fill(target)))
                 return target
-            return self._whole(leaf_name(place), dtype, shape, reads)
+            return self._whole(saved, dtype, shape, reads)
 
+        # First planned, then verified, then written: damage is found while all targets are as they were.
         state = self._decode(take, targets)
         for read in reads:
             read.file.verify(read.start, read.stop)
@@ -150,61 +173,119 @@ class OpenedCheckpoint:
         """
         for file in self.files.values():
             for start in range(0, file.size_bytes, digest.BLOCK_BYTES):
+                # `view`, since a remote file is verified only as it is fetched.
                 file.view(start, min(start + digest.BLOCK_BYTES, file.size_bytes))
-        self._decode(self._check_complete)
+        self.describe()
 
     def _decode(self, tensor: Callable[..., Any], targets: Any = None) -> Any:
+        self._num_copied, self._wholes = 0, {}
         try:
-            return Decoder(tensor, self._array).decode(self.tree, (), targets)
-        except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
+            state = Decoder(tensor, self._array).decode(self.tree, (), targets)
+            if not isinstance(state, dict):
+                raise TypeError(f"a {type(state).__name__}, where a state was expected")
+            return state
+        # The last two say something of the machine, and nothing of the content.
+        except (CheckpointCorruptedError, _UnfitTargetError, OSError, MemoryError):
+            raise
+        except Exception as error:  # whatever Python, NumPy and torch say of what they can't make anything of
             raise CheckpointCorruptedError(
                 f"{str(self.folder)!r} holds something that this release of core can't read: {error!r}."
             ) from error
 
-    def _array(self, place: Place, num_bytes: int) -> memoryview:
-        (chunk,) = self._chunks_of(leaf_name(place), (num_bytes,))
+    def _array(self, key_path: KeyPath, num_bytes: int) -> memoryview:
+        (chunk,) = self._chunks_of(leaf_name(key_path), 1, (num_bytes,))
+        self._count_copy(num_bytes)
         return chunk.file.view(chunk.position, chunk.position + num_bytes)
 
-    def _whole(self, name: str, dtype: torch.dtype, shape: tuple[int, ...], reads: list[_Read]) -> torch.Tensor:
-        chunks = self._chunks_of(name, shape)
-        if len(chunks) == 1:
-            start = chunks[0].position
-            view = chunks[0].file.view(start, start + math.prod(shape) * dtype.itemsize)
+    def _whole(
+        self, saved: list[SavedChunk], dtype: torch.dtype, shape: tuple[int, ...], reads: list[_Read]
+    ) -> torch.Tensor:
+        # One box lies in the file as the tensor does in memory, and is used where it is mapped.
+        if len(saved) == 1:
+            start = saved[0].position
+            view = saved[0].file.view(start, start + math.prod(shape) * dtype.itemsize)
             return torch.frombuffer(view, dtype=dtype).view(shape)
-        whole = torch.empty(shape, dtype=dtype)
-        reads.extend(self._fill(name, dtype, shape, chunks_to_fill(whole)))
-        return whole
+        key = (dtype, shape, frozenset(saved))
+        # Several boxes are put together in new memory. Empty tensors have no boxes, and so no key of their own.
+        if not saved or key not in self._wholes:  # leaves that shared memory when they were saved share it again
+            self._count_copy(math.prod(shape) * dtype.itemsize)
+            self._wholes[key] = whole = _empty(dtype, shape)
+            reads.extend(_reads(saved, dtype, shape, chunks_to_fill(whole)))
+        return self._wholes[key]
 
-    def _fill(self, name: str, dtype: torch.dtype, shape: tuple[int, ...], wanted: Sequence[Chunk]) -> Iterator[_Read]:
-        saved = self._chunks_of(name, shape)
-        if wanted and len(saved) == 1 and wanted[0].sizes == shape:
-            yield _read_of(saved[0], dtype, (0,) * len(shape), shape, wanted[0].tensor)
-        elif wanted and saved:
-            yield from _overlaps(name, dtype, shape, saved, wanted)
-
-    def _chunks_of(self, name: str, shape: tuple[int, ...]) -> list[SavedChunk]:
-        chunks = self.chunks.get(name, [])
-        if sum(math.prod(chunk.sizes) for chunk in chunks) != math.prod(shape):
+    def _count_copy(self, num_bytes: int) -> None:
+        self._num_copied += num_bytes
+        there = sum(file.size_bytes for file in self.files.values())
+        if self._num_copied > _MAX_COPIES * there:
             raise CheckpointCorruptedError(
-                f"{str(self.folder)!r} is incomplete: not all parts of {readable(tuple(json.loads(name)))!r}, of shape "
-                f"{shape}, are in its files. Load an earlier checkpoint."
+                f"{str(self.folder)!r} claims more than {_MAX_COPIES} times the {there:,} bytes that are in its files."
             )
+
+    def _chunks_of(self, name: str, itemsize: int, shape: tuple[int, ...]) -> list[SavedChunk]:
+        """The boxes of a tensor, which tile it, and whose bytes are in the files."""
+        chunks = self.chunks.get(name, [])
+        if not tile(shape, [(chunk.offsets, chunk.sizes) for chunk in chunks]):
+            raise CheckpointCorruptedError(
+                f"{str(self.folder)!r} is incomplete: the parts of {readable(tuple(json.loads(name)))!r} in its files "
+                f"don't cover its shape {shape}, each element once. Load an earlier checkpoint."
+            )
+        for chunk in chunks:
+            if chunk.position + math.prod(chunk.sizes) * itemsize > chunk.file.size_bytes:
+                raise CheckpointCorruptedError(
+                    f"{chunk.file.path!r} is too short for {readable(tuple(json.loads(name)))!r}, of shape {shape}."
+                )
         return chunks
 
-    def _check_complete(self, place: Place, dtype: torch.dtype, shape: tuple[int, ...], target: Any) -> None:
-        self._chunks_of(leaf_name(place), shape)
-
-    def _check_shape(self, place: Place, shape: tuple[int, ...], target: Any) -> None:
+    def _check_shape(self, key_path: KeyPath, shape: tuple[int, ...], target: Any) -> None:
         if shape_of(target) != shape:
-            raise CheckpointError(
-                f"{readable(place)!r} has shape {shape} in {str(self.folder)!r} and {shape_of(target)} here."
+            raise _UnfitTargetError(
+                f"{readable(key_path)!r} has shape {shape} in {str(self.folder)!r} and {shape_of(target)} here."
             )
+
+
+class _UnfitTargetError(CheckpointError):
+    """A tensor to fill is of another shape."""
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name}, which isn't JSON")
+
+
+def _chunk_from(offsets: Any, sizes: Any, position: Any, *, file: File) -> SavedChunk:
+    """A box that an index names.
+
+    Raises:
+        TypeError, ValueError: it has none or a negative size, or no place in a file.
+    """
+    if type(position) is not int or position < 0 or position % ALIGNMENT_BYTES:
+        raise ValueError(f"a position of {position!r}")
+    chunk = SavedChunk(shape_from(offsets), shape_from(sizes), file, position)
+    if not math.prod(chunk.sizes):
+        raise ValueError(f"an empty box of sizes {sizes}")
+    return chunk
+
+
+def _empty(dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
+    try:
+        return torch.empty(shape, dtype=dtype)
+    except RuntimeError as error:
+        raise MemoryError(f"a tensor of type {dtype} and shape {shape} can't be made: {error}") from None
+
+
+def _reads(
+    saved: list[SavedChunk], dtype: torch.dtype, shape: tuple[int, ...], wanted: Sequence[Chunk]
+) -> Iterator[_Read]:
+    # The usual case needs no intersections, nor the import of torch's resharding.
+    if wanted and len(saved) == 1 and wanted[0].sizes == shape:
+        yield _read_of(saved[0], dtype, (0,) * len(shape), shape, wanted[0].tensor)
+    elif wanted and saved:
+        yield from _overlaps(dtype, shape, saved, wanted)
 
 
 def _overlaps(
-    name: str, dtype: torch.dtype, shape: tuple[int, ...], saved: list[SavedChunk], wanted: Sequence[Chunk]
+    dtype: torch.dtype, shape: tuple[int, ...], saved: list[SavedChunk], wanted: Sequence[Chunk]
 ) -> Iterator[_Read]:
-    """What of each saved box belongs to each wanted one, by torch's own resharding."""
+    """The parts of each saved box that belong to each wanted one, by torch's own resharding."""
     from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, TensorProperties, TensorStorageMetadata
     from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 
@@ -212,7 +293,7 @@ def _overlaps(
         return [ChunkStorageMetadata(torch.Size(chunk.offsets), torch.Size(chunk.sizes)) for chunk in chunks]
 
     described = TensorStorageMetadata(TensorProperties(dtype=dtype), torch.Size(shape), boxes(saved))
-    for item in create_read_items_for_chunk_list(name, described, boxes(wanted)):
+    for item in create_read_items_for_chunk_list("", described, boxes(wanted)):
         assert item.storage_index.index is not None
         assert item.dest_index.index is not None
         target = wanted[item.dest_index.index].tensor
@@ -225,6 +306,7 @@ def _overlaps(
 def _read_of(
     chunk: SavedChunk, dtype: torch.dtype, offsets: tuple[int, ...], lengths: tuple[int, ...], target: torch.Tensor
 ) -> _Read:
+    # One range from the box's first element to its last. What lies between its rows is verified too, not copied.
     first, last = box_span(chunk.sizes, offsets, lengths)
 
     def put(view: memoryview) -> None:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import math
 from typing import TYPE_CHECKING, Any
 
-from core.checkpoint import digest
+from core.checkpoint import digest, manifest
 from core.checkpoint.manifest import FileEntry
-from core.checkpoint.memory import pieces
+from core.checkpoint.memory import ALIGNMENT_BYTES, pieces
 from core.checkpoint.shards import chunks_to_write, shape_of
-from core.checkpoint.tree import Encoder
+from core.checkpoint.tiling import Point
+from core.checkpoint.tree import MAX_DEPTH, Encoder
 from core.contract.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -20,12 +22,15 @@ if TYPE_CHECKING:
     from core.checkpoint.folder import Folder
     from core.contract.sharded_leaf import Chunk
 
-_ALIGNMENT_BYTES = 64
-"""Of each tensor in the file, so that it can be used where it is mapped."""
-
 
 class PartWriter:
-    """Writes what one rank has to write of a state. Which part that is, each rank works out by itself."""
+    """Writes what one rank has to write of a state. Which part that is, each rank works out by itself.
+
+    Attributes:
+        tree: the state, as `core.checkpoint.tree` writes it.
+        num_written: elements that this rank has written.
+        written: the boxes that it has written, as one number; see `core.checkpoint.tiling`.
+    """
 
     def __init__(self, state: Any, rank: int) -> None:
         """Look through the state; nothing is written yet.
@@ -38,18 +43,26 @@ class PartWriter:
             self.tree = encoder.encode(state, (), "state")
         except RecursionError:
             raise CheckpointError(
-                "The state is nested too deeply to be saved, or holds itself. Save plain, finite data."
+                f"The state is nested too deeply to be saved, more than {MAX_DEPTH} levels, or holds itself. "
+                "Save plain, finite data."
             ) from None
         self._leaves: Mapping[str, Any] = encoder.leaves
         self._rank = rank
         self._index: dict[str, list[Any]] = {}
         self._positions: dict[tuple[int, int], int] = {}
         self.num_written = 0
+        self.written = 0
 
     @property
     def num_elements(self) -> int:
         """Elements of all leaves, on all ranks."""
-        return sum(_product(shape_of(leaf)) for leaf in self._leaves.values())
+        return sum(math.prod(shape_of(leaf)) for leaf in self._leaves.values())
+
+    def to_write(self, token: str) -> int:
+        """The sum of `written` over all ranks if their chunks tile each leaf."""
+        point = Point(token.encode())
+        shapes = {name: shape_of(leaf) for name, leaf in self._leaves.items()}
+        return sum(point.value(name, [((0,) * len(shape), shape)]) for name, shape in shapes.items())
 
     def write(self, folder: Folder, token: str) -> dict[str, FileEntry]:
         """Write the files of this rank.
@@ -57,14 +70,17 @@ class PartWriter:
         Returns:
             The files by name; the file with the bytes is left out if there are none.
         """
-        stem = f"{token}-{self._rank:05}"
+        stem, point = f"{token}-{self._rank:05}", Point(token.encode())
         parts = [
             (name, chunk)
             for name, leaf in self._leaves.items()
             for chunk in chunks_to_write(name, leaf, self._rank)
             if chunk.tensor.numel()
         ]
-        if not parts and self._rank:
+        # With these two numbers rank 0 can tell whether the ranks' chunks tile each leaf, without seeing the chunks.
+        self.num_written = sum(chunk.tensor.numel() for _, chunk in parts)
+        self.written = sum(point.value(name, [(chunk.offsets, chunk.sizes)]) for name, chunk in parts)
+        if not parts and self._rank:  # rank 0's index also has what isn't in tensors
             return {}
         entries, blocks = {}, []
         if parts:
@@ -79,9 +95,10 @@ class PartWriter:
         return entries
 
     def _write_chunk(self, writer: digest.BlockWriter, name: str, chunk: Chunk) -> None:
+        # Tied weights are leaves on the same memory: their bytes are written once, and loading ties them again.
         memory = _memory_of(chunk.tensor)
         if memory not in self._positions:
-            writer.align(_ALIGNMENT_BYTES)
+            writer.align(ALIGNMENT_BYTES)
             if memory is not None:
                 self._positions[memory] = writer.position
             position = writer.position
@@ -90,7 +107,6 @@ class PartWriter:
         else:
             position = self._positions[memory]
         self._index.setdefault(name, []).append([list(chunk.offsets), list(chunk.sizes), position])
-        self.num_written += chunk.tensor.numel()
 
     def _write_index(self, folder: Folder, token: str, stem: str, blocks: list[str]) -> FileEntry:
         content = {"leaves": self._index, "blocks": blocks}
@@ -98,18 +114,27 @@ class PartWriter:
             content = {"tree": self.tree, **content}
         with folder.create(token, f"{stem}.json") as file:
             writer = digest.BlockWriter(file)
-            writer.write(json.dumps(content, separators=(",", ":")).encode())
+            writer.write(_encoded(content))
             writer.finish()
         return FileEntry(writer.position, digest.of_blocks(writer.blocks))
 
 
+def _encoded(content: dict[str, Any]) -> bytes:
+    """Encode an index as it is written.
+
+    Raises:
+        CheckpointError: it is larger than a reader accepts.
+    """
+    encoded = json.dumps(content, separators=(",", ":")).encode()
+    if len(encoded) > manifest.MAX_INDEX_BYTES:
+        raise CheckpointError(
+            f"what isn't in tensors or arrays takes {len(encoded):,} bytes, and may take {manifest.MAX_INDEX_BYTES:,}. "
+            "Put large lists and texts into tensors or arrays."
+        )
+    return encoded
+
+
 def _memory_of(tensor: torch.Tensor) -> tuple[int, int] | None:
-    """Where a tensor's elements are, if they are there in order: tensors that share memory are written once."""
+    """Address and size of a tensor's elements, if they are in order: tensors that share memory are written once."""
+    # Not the dtype: a view of the same bytes in another one is the same bytes.
     return (tensor.data_ptr(), tensor.nbytes) if tensor.is_contiguous() else None
-
-
-def _product(shape: tuple[int, ...]) -> int:
-    product = 1
-    for size in shape:
-        product *= size
-    return product

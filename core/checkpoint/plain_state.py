@@ -1,4 +1,4 @@
-"""What a checkpoint may hold: plain types, tensors and arrays. Anything else is refused before a byte is written."""
+"""The contents of a checkpoint: plain types, tensors and arrays. Others are refused before a byte is written."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ from typing import Any
 
 import torch
 
+from core.checkpoint import array_types
 from core.contract.errors import CheckpointError
 
 _SCALARS = (type(None), bool, int, float, complex, str, bytes, bytearray)
 _DESCRIPTIONS = (torch.Size, torch.dtype, torch.device)
 _MAX_INT_BITS = 8 * 255 - 1
-"""As many as the safe unpickler of torch reads."""
+"""The most bits of an integer that torch's safe unpickler reads."""
 _EXPECTED = "numbers, strings, bytes, None, dict, list, tuple, set, torch.Tensor, NumPy arrays of numbers or strings"
 
 
@@ -59,10 +60,13 @@ class Converter:
         if kind is int:
             return check_int(value, path)
         if kind in _SCALARS or kind in _DESCRIPTIONS:
+            # Of these only a bytearray can change after the copy.
             return bytearray(value) if kind is bytearray else value
         if kind in (dict, OrderedDict, Counter):
             return self._mapping(value, path)
         if kind in (list, tuple):
+            if are_ints(value):
+                return kind(value)
             return kind(self.convert(item, f"{path}[{index}]") for index, item in enumerate(value))
         if kind is set:
             return {self.convert(item, f"{path}{{{item!r}}}") for item in value}
@@ -84,14 +88,12 @@ class Converter:
 
     def tensor(self, tensor: torch.Tensor, path: str) -> Any:
         """A tensor; one that was met before is the same again."""
-        if tensor.is_meta:
-            raise CheckpointError(
-                f"{path} is a tensor on the meta device, which has no values to save. Materialize the module before."
-            )
+        check_values(tensor, path)
         if tensor.layout != torch.strided:
             return self.sparse(tensor.detach())
+        # By memory and not by `id`: each `state_dict()` makes new objects for the same parameters.
         storage = tensor.untyped_storage()
-        place = (
+        identity = (
             tensor.device,
             storage.data_ptr(),
             tensor.storage_offset(),
@@ -99,9 +101,10 @@ class Converter:
             tensor.stride(),
             tensor.dtype,
         )
-        if place not in self._tensors or not tensor.numel():
-            self._tensors[place] = self.dense(tensor.detach(), path)
-        return self._tensors[place]
+        # Empty tensors may all have the address 0, and share nothing.
+        if identity not in self._tensors or not tensor.numel():
+            self._tensors[identity] = self.dense(tensor.detach(), path)
+        return self._tensors[identity]
 
     def sparse(self, tensor: torch.Tensor) -> torch.Tensor:
         """A tensor of a sparse layout, on the CPU."""
@@ -114,6 +117,14 @@ class Converter:
         return moved.clone() if is_part else moved
 
 
+def are_ints(items: list[Any] | tuple[Any, ...]) -> bool:
+    """Tell whether all items are ints that can be saved: a random state has 625 of them, looked at here in one go."""
+    if set(map(type, items)) != {int}:  # the exact type: a bool is an int too
+        return False
+    num_bits: int = max(max(items).bit_length(), min(items).bit_length())
+    return num_bits <= _MAX_INT_BITS
+
+
 def check_int(value: int, path: str) -> int:
     """The number, if it isn't too large.
 
@@ -123,6 +134,18 @@ def check_int(value: int, path: str) -> int:
     if value.bit_length() > _MAX_INT_BITS:
         raise CheckpointError(f"{path} is an int of {value.bit_length()} bits; at most {_MAX_INT_BITS} can be saved.")
     return value
+
+
+def check_values(tensor: torch.Tensor, path: str) -> None:
+    """Check that a tensor has values.
+
+    Raises:
+        CheckpointError: with its path.
+    """
+    if tensor.is_meta:
+        raise CheckpointError(
+            f"{path} is a tensor on the meta device, which has no values to save. Materialize the module before."
+        )
 
 
 def check_text(text: str, path: str) -> str:
@@ -144,10 +167,17 @@ def check_key(key: Any, path: str) -> Any:
     Raises:
         CheckpointError: with the path.
     """
-    parts = key if type(key) is tuple else (key,)
-    if not all(type(part) in _SCALARS and type(part) is not bytearray for part in parts):
+    if not is_key(key):
         raise refusal(f"the key {key!r} of {path}", key)
     return key
+
+
+def is_key(key: Any) -> bool:
+    """Tell whether a dict in a checkpoint can have such a key."""
+    if type(key) is str:  # nearly all of them
+        return True
+    parts = key if type(key) is tuple else (key,)
+    return all(type(part) in _SCALARS and type(part) is not bytearray for part in parts)
 
 
 def check_array(value: Any, path: str) -> Any:
@@ -160,7 +190,7 @@ def check_array(value: Any, path: str) -> Any:
     if numpy is None or not (type(value) is numpy.ndarray or isinstance(value, numpy.generic)):
         raise refusal(path, value)
     # torch's safe unpickler drops the byte order, and so would return other numbers.
-    if value.dtype.kind not in "biufcSU" or not value.dtype.isnative:
+    if not array_types.is_plain(value.dtype):
         raise CheckpointError(
             f"{path} is a NumPy array of type {value.dtype.str!r}, which would not come back as it is. "
             "Expected numbers or strings in this machine's byte order: convert it."
@@ -176,16 +206,3 @@ def refusal(path: str, value: Any) -> CheckpointError:
         f"{path} is a {kind.__module__}.{kind.__qualname__}, which a checkpoint can't hold: nothing in it is executed "
         f"when it is loaded.{hint} Expected {_EXPECTED}."
     )
-
-
-def safe_globals() -> list[Any]:
-    """What `torch.load(weights_only=True)` has to accept beyond its own list: empty bytes, NumPy arrays and scalars."""
-    try:
-        import numpy
-    except ImportError:
-        return [bytes]
-    rebuild_array, rebuild_scalar = numpy.zeros(0).__reduce__()[0], numpy.float64(0).__reduce__()[0]
-    dtypes = [type(numpy.dtype(code)) for code in "?bhilqBHILQefdgFDGSU"]
-    # NumPy 1 pickled them under this module.
-    old = [(rebuild_array, "numpy.core.multiarray._reconstruct"), (rebuild_scalar, "numpy.core.multiarray.scalar")]
-    return [bytes, rebuild_array, rebuild_scalar, *old, numpy.ndarray, numpy.dtype, *dtypes]

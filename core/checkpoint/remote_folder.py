@@ -8,22 +8,27 @@ from __future__ import annotations
 
 import contextlib
 import secrets
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
 from core.checkpoint import manifest
+from core.checkpoint.remote_path import has_happened
 from core.checkpoint.verified_file import RemoteFile
+from core.contract.plain_file import NotAFileError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
+    from core.checkpoint.remote_path import RemotePath
+
 
 class RemoteFolder:
-    """One checkpoint folder. What a writer that died has left stays until the next save there: nobody can tell."""
+    """One checkpoint folder. A dead writer's remains stay until the next save: it can't be told from a live one."""
 
-    def __init__(self, filesystem: Any, name: str, url: str) -> None:
-        self.filesystem = filesystem
-        self.folder = name.rstrip("/")
-        self.url = url.rstrip("/")
+    def __init__(self, path: RemotePath) -> None:
+        self.path = path
+        self.filesystem = path.filesystem
+        self.folder = path.name.rstrip("/")
+        self.url = path.url.rstrip("/")
 
     def __str__(self) -> str:
         return self.url
@@ -32,10 +37,11 @@ class RemoteFolder:
         """URL of a file in it, for messages."""
         return f"{self.url}/{file}"
 
-    def begin(self) -> str:
-        """Rank 0. The save's own name."""
+    @contextlib.contextmanager
+    def begin(self) -> Iterator[str]:
+        """Rank 0. Yield the save's own name. Nothing has to be held."""
         self.filesystem.makedirs(self.folder, exist_ok=True)
-        return secrets.token_hex(4)
+        yield secrets.token_hex(4)
 
     @contextlib.contextmanager
     def stage(self, token: str) -> Iterator[None]:
@@ -50,14 +56,31 @@ class RemoteFolder:
 
     def commit(self, token: str, content: bytes, files: Iterable[str]) -> None:
         """Rank 0, when all files are there. Write the manifest, and delete what it doesn't name."""
-        self.filesystem.pipe_file(self._path(manifest.NAME), content)
-        self._delete_all_but(set(files))
+        try:
+            self.filesystem.pipe_file(self._path(manifest.NAME), content)
+        except Exception as error:  # an answer that was lost doesn't tell whether it is written
+            if not has_happened(lambda: self._holds(content), error):
+                raise
+        with contextlib.suppress(Exception):  # the next save does it
+            self._delete_all_but(set(files))
+
+    def _holds(self, content: bytes) -> bool:
+        self.filesystem.invalidate_cache()  # fsspec remembers listings, also of what has changed since
+        return self.read_manifest() == content
 
     def discard(self, token: str) -> None:
-        """Rank 0. Delete what was written for a save that failed."""
-        for name in self._names():
-            if name.startswith(f"{token}-"):
-                self._delete(name)
+        """Rank 0. Delete what was written for a save that failed, unless the manifest may name it nevertheless."""
+        with contextlib.suppress(Exception):
+            own = [name for name in self._names() if name.startswith(f"{token}-")]
+            if not self._is_named(token):  # the manifest may have come through although its call failed
+                for name in own:
+                    self._delete(name)
+
+    def _is_named(self, token: str) -> bool:
+        try:
+            return f'"{token}-'.encode() in self.read_manifest()
+        except FileNotFoundError:
+            return False
 
     def remove(self) -> None:
         """Rank 0. Delete the manifest, and so the checkpoint, then the files."""
@@ -72,11 +95,18 @@ class RemoteFolder:
         Raises:
             FileNotFoundError: there is none.
         """
-        return self.read(manifest.NAME)
+        return self.read(manifest.NAME, manifest.MAX_BYTES)
 
-    def read(self, name: str) -> bytes:
-        """Content of a small file."""
-        return bytes(self.filesystem.cat_file(self._path(name)))
+    def read(self, name: str, max_bytes: int) -> bytes:
+        """Content of a small file.
+
+        Raises:
+            NotAFileError: more is there.
+        """
+        content = bytes(self.filesystem.cat_file(self._path(name), start=0, end=max_bytes + 1))
+        if len(content) > max_bytes:
+            raise NotAFileError(f"{self.name_of(name)!r} has more than {max_bytes:,} bytes")
+        return content
 
     def open(self, name: str, size_bytes: int, blocks: list[str]) -> RemoteFile:
         """A large file, whose blocks are verified when they are fetched."""
@@ -89,25 +119,24 @@ class RemoteFolder:
         )
 
     def exists(self) -> bool:
-        """Whether a complete checkpoint is there, in whichever form."""
+        """Tell whether a complete checkpoint is there, in any form."""
         self.filesystem.invalidate_cache()
         return bool(self.filesystem.exists(self._path(manifest.NAME))) or self.is_file()
 
     def is_file(self) -> bool:
-        """Whether a file is there: a checkpoint of another form."""
+        """Tell whether a file is there: a checkpoint of another form."""
         return bool(self.filesystem.isfile(self.folder))
 
     def is_folder(self) -> bool:
-        """Whether something is there that isn't a file."""
+        """Tell whether something is there that isn't a file."""
         return bool(self._names())
 
     def siblings(self) -> list[str] | None:
         """Names of what lies beside it; None if its own folder doesn't exist."""
         try:
-            entries = self.filesystem.ls(self.folder.rpartition("/")[0], detail=False)
+            return self.path.names_in(self.folder.rpartition("/")[0])
         except OSError:
             return None
-        return [entry.rstrip("/").rpartition("/")[2] for entry in entries]
 
     def _path(self, name: str) -> str:
         return f"{self.folder}/{name}"
@@ -115,10 +144,9 @@ class RemoteFolder:
     def _names(self) -> list[str]:
         self.filesystem.invalidate_cache()
         try:
-            entries = self.filesystem.ls(self.folder, detail=False)
+            return self.path.names_in(self.folder)
         except FileNotFoundError:
             return []
-        return [entry.rstrip("/").rpartition("/")[2] for entry in entries]
 
     def _delete_all_but(self, kept: set[str]) -> None:
         for name in self._names():
@@ -126,5 +154,4 @@ class RemoteFolder:
                 self._delete(name)
 
     def _delete(self, name: str) -> None:
-        with contextlib.suppress(FileNotFoundError):
-            self.filesystem.rm_file(self._path(name))
+        self.path.delete(self._path(name))

@@ -9,7 +9,7 @@ import torch
 
 from core.checkpoint import single_file
 from core.checkpoint.plain_state import to_plain
-from core.checkpoint.tree import Decoder, Encoder
+from core.checkpoint.tree import Decoder, Encoder, leaves_of
 from core.contract.errors import CheckpointCorruptedError, CheckpointError
 
 if TYPE_CHECKING:
@@ -21,26 +21,35 @@ if TYPE_CHECKING:
 
 SUFFIX = ".safetensors"
 _OURS = "core"
-_KEPT = "format"
-"""What is kept of a state beside its weights: who wrote it."""
+_MAX_HEADER_BYTES = 100 << 20
+"""The largest header of such files, as their library says."""
 
 
 def write(state: dict[str, Any], path: PathLike) -> None:
-    """Replace what is at `path` by the weights in `state`: every entry that is a dict of tensors.
+    """Replace what is at `path` by a state of weights, entries that are dicts of tensors, and plain values.
 
     Raises:
-        CheckpointError: it can't be written, or `state` has no weights.
+        CheckpointError: it can't be written, has no weights, or other tensors and arrays besides.
     """
     library = _library()
-    entries = {key: value for key, value in to_plain(state).items() if _is_weights(value)}
+    plain = to_plain(state)
+    entries = {key: value for key, value in plain.items() if _is_weights(value)}
     if not entries:
         raise CheckpointError(
             f"The state has no weights to write as safetensors: none of {sorted(map(str, state))} is a dict of tensors."
         )
+    rest = {key: value for key, value in plain.items() if key not in entries}
+    if lost := _with_tensors(rest):
+        raise CheckpointError(
+            f"A file of safetensors holds weights and plain values: {', '.join(map(repr, lost))} would be lost, with "
+            "tensors or arrays that aren't a module's weights. Save the module alone (ModelCheckpoint's "
+            "save_weights_only=True), or use another form, from which training can go on, and convert it: "
+            "`core checkpoint convert`."
+        )
+    # A single entry keeps the names that other programs look for.
     prefixes = {key: f"{key}." if len(entries) > 1 else "" for key in entries}
     tensors = _apart({prefixes[key] + name: value for key, part in entries.items() for name, value in part.items()})
-    kept = Encoder().encode(state.get(_KEPT), (), f"state[{_KEPT!r}]")
-    metadata = {_OURS: json.dumps({"prefixes": prefixes, _KEPT: kept})}
+    metadata = {_OURS: json.dumps({"prefixes": prefixes, "rest": Encoder().encode(rest, (), "state")})}
 
     def fill(file: HashingWriter) -> None:
         file.write(library.save(tensors, metadata))
@@ -48,16 +57,35 @@ def write(state: dict[str, Any], path: PathLike) -> None:
     single_file.replace(path, fill)
 
 
-def read(path: PathLike) -> dict[str, Any]:
-    """The weights in a file, verified: `{"model": {...}}`, or the entries that they came from.
+def weights_in(state: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """The weights of a state that `write` takes, and the names of the entries that it leaves out."""
+    lost = _with_tensors({key: value for key, value in state.items() if not _is_weights(value)})
+    return {key: value for key, value in state.items() if key not in lost}, lost
+
+
+def _with_tensors(value: Any) -> list[str]:
+    """Keys of a dict below which tensors or arrays are."""
+    return [key for key, item in value.items() if _has_tensors(item)]
+
+
+def _has_tensors(value: Any) -> bool:
+    return any(isinstance(leaf, torch.Tensor) or type(leaf).__name__ == "ndarray" for _, leaf in leaves_of(value))
+
+
+def begins(file: BinaryIO) -> bool:
+    """Tell whether a file is of this format, by its first bytes."""
+    start = file.read(9)
+    file.seek(0)
+    # The length of the header in 8 bytes, then the header, a JSON object.
+    return len(start) == 9 and start[8:] == b"{" and int.from_bytes(start[:8], "little") <= _MAX_HEADER_BYTES
+
+
+def load(file: BinaryIO, path: str) -> dict[str, Any]:
+    """Read the content of a file: `{"model": {...}}` if it isn't core's own, or the state that was written.
 
     Raises:
-        As `single_file.read`.
+        CheckpointCorruptedError: it is something else.
     """
-    return single_file.read(path, _load)
-
-
-def _load(file: BinaryIO, path: str) -> dict[str, Any]:
     library = _library()
     content = file.read()
     try:
@@ -65,14 +93,14 @@ def _load(file: BinaryIO, path: str) -> dict[str, Any]:
         header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
         ours = json.loads(header.get("__metadata__", {}).get(_OURS, "null")) or {"prefixes": {"model": ""}}
         state = _apart_by(ours["prefixes"], tensors)
-        kept = Decoder(_no_tensor, _no_tensor).decode(ours.get(_KEPT))
+        rest = Decoder(_no_tensor, _no_tensor).decode(ours.get("rest", {}))
+        return {**state, **rest}
     except Exception as error:
         raise CheckpointCorruptedError(f"{path!r} is not a file of safetensors: {error}.") from error
-    return {**state, _KEPT: kept} if kept is not None else state
 
 
 def _apart_by(prefixes: Mapping[str, str], tensors: Mapping[str, torch.Tensor]) -> dict[str, dict[str, torch.Tensor]]:
-    """By the entries that they came from; one entry's name may begin as another's."""
+    """Group them by the entries that they came from; one entry's name may begin as another's."""
     state: dict[str, dict[str, torch.Tensor]] = {key: {} for key in prefixes}
     for name, tensor in tensors.items():
         key, prefix = max(
@@ -91,7 +119,7 @@ def _is_weights(value: Any) -> bool:
 
 
 def _apart(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Tensors that share memory, as the format can't say that, each on its own."""
+    """Separate the tensors that share memory, as the format can't say that."""
     seen: set[int] = set()
     apart = {}
     for name, tensor in tensors.items():

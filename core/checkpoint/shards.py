@@ -1,4 +1,4 @@
-"""Which parts of a leaf this rank has: boxes of the whole tensor, with the memory that holds them."""
+"""The parts of a leaf that this rank has: boxes of the whole tensor, with the memory that holds them."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from core.contract.sharded_leaf import Chunk, ShardedLeaf
+from core.contract.sharded_leaf import Chunk, ShardedLeaf, has_turn
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
 def chunks_to_write(name: str, leaf: Any, rank: int) -> Sequence[Chunk]:
-    """What this rank has to write of a leaf, without asking the others: a plain tensor is rank 0's.
+    """The chunks of a leaf that this rank has to write, without asking the others: a plain tensor is rank 0's.
 
     Args:
         name: of the leaf.
@@ -37,12 +37,12 @@ def chunks_to_fill(leaf: Any) -> Sequence[Chunk]:
     local = leaf.to_local().detach()
     if not local.numel():
         return []
-    (box,) = leaf.__create_chunk_list__()
+    (box,) = leaf.__create_chunk_list__()  # what torch's own checkpoints ask: it knows of uneven and strided shards
     return [Chunk(tuple(box.offsets), tuple(box.sizes), local)]
 
 
 def shape_of(leaf: Any) -> tuple[int, ...]:
-    """Of the whole tensor."""
+    """The shape of the whole tensor."""
     return leaf.global_shape if isinstance(leaf, ShardedLeaf) else tuple(leaf.shape)
 
 
@@ -51,14 +51,10 @@ def _whole(tensor: torch.Tensor) -> Chunk:
 
 
 def _is_first_replica(name: str, leaf: Any) -> bool:
-    """Whether it falls to this rank to write, of those that have the same part. Takes turns with the leaf's name."""
+    """Tell whether this rank writes, of those that have the same part. The turn changes with the leaf's name."""
     coordinate = leaf.device_mesh.get_coordinate()
-    if coordinate is None:
+    if coordinate is None:  # the leaf is on other ranks only
         return False
     replicated = [dim for dim, placement in enumerate(leaf.placements) if placement.is_replicate()]
-    turn = zlib.crc32(name.encode())
-    for dim in replicated:
-        turn, chosen = divmod(turn, leaf.device_mesh.size(dim))
-        if coordinate[dim] != chosen:
-            return False
-    return True
+    # Not `hash`, which gives another number in each process.
+    return has_turn(zlib.crc32(name.encode()), ((coordinate[dim], leaf.device_mesh.size(dim)) for dim in replicated))

@@ -7,8 +7,10 @@ import warnings
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from core.checkpoint import digest, messages
-from core.checkpoint.storage import Place, place_of
+from core.checkpoint.folder import folder_of
+from core.checkpoint.storage import Location, location_of
 from core.contract.errors import CheckpointCorruptedError, CheckpointError
+from core.contract.plain_file import NotAFileError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -20,7 +22,7 @@ def replace(path: PathLike, write: Callable[[digest.HashingWriter], None]) -> No
     """Replace what is at `path` by what `write` writes, front to back.
 
     Raises:
-        CheckpointError: it can't be written; what was there is untouched.
+        CheckpointError: it can't be written; says whether what was there is untouched.
     """
     writer: digest.HashingWriter | None = None
 
@@ -31,14 +33,15 @@ def replace(path: PathLike, write: Callable[[digest.HashingWriter], None]) -> No
         return writer.hexdigest()
 
     try:
-        place_of(path).replace(fill)
+        location_of(path).replace(fill)
     except Exception as error:
+        # torch raises an error of its own in the place of the write's.
         cause = (writer and writer.error) or error
         raise messages.cannot_write(os.fspath(path), cause) from cause
 
 
 def read(path: PathLike, parse: Callable[[BinaryIO, str], dict[str, Any]]) -> dict[str, Any]:
-    """What `parse` makes of the file and its name, once its digest is known to be right.
+    """Return what `parse` makes of the file and its name, once its digest is known to be right.
 
     Raises:
         CheckpointNotFoundError: nothing is there.
@@ -46,19 +49,21 @@ def read(path: PathLike, parse: Callable[[BinaryIO, str], dict[str, Any]]) -> di
         CheckpointError: it can't be read.
     """
     try:
-        return _verified(place_of(path), os.fspath(path), parse)
+        return _verified(location_of(path), os.fspath(path), parse)
     except CheckpointError:
         raise
+    except NotAFileError as error:
+        raise CheckpointCorruptedError(f"{os.fspath(path)!r} can't be read: {error}.") from error
     except FileNotFoundError as error:
-        raise messages.not_found(os.fspath(path), _siblings(place_of(path))) from error
+        raise messages.not_found(os.fspath(path), folder_of(path).siblings()) from error
     except Exception as error:
         raise messages.cannot_read(os.fspath(path), error) from error
 
 
-def _verified(place: Place, path: str, parse: Callable[[BinaryIO, str], dict[str, Any]]) -> dict[str, Any]:
+def _verified(location: Location, path: str, parse: Callable[[BinaryIO, str], dict[str, Any]]) -> dict[str, Any]:
     while True:
-        content = place.read_digest()
-        with place.open() as file:
+        content = location.read_digest()
+        with location.open() as file:
             if content is None:
                 warnings.warn(
                     f"{path!r} has no digest beside it ({path}{digest.SUFFIX}), so damage to it would not be seen. "
@@ -70,7 +75,7 @@ def _verified(place: Place, path: str, parse: Callable[[BinaryIO, str], dict[str
                 file.seek(0)
                 return parse(file, path)
         # Another process may have replaced both between the two reads.
-        if place.read_digest() == content:
+        if location.read_digest() == content:
             raise _damaged(path, content)
 
 
@@ -83,10 +88,3 @@ def _damaged(path: str, content: bytes) -> CheckpointCorruptedError:
         f"{path!r} is damaged: its content does not have the digest in {path}{digest.SUFFIX}. Load an earlier "
         "checkpoint. If you replaced the file yourself, delete that digest."
     )
-
-
-def _siblings(place: Place) -> list[str] | None:
-    try:
-        return place.siblings()
-    except OSError:
-        return None

@@ -1,4 +1,4 @@
-"""What all forms of a checkpoint in one file have in common."""
+"""The base class for all forms of a checkpoint in one file."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from core.checkpoint.tree import is_sharded
 from core.contract.sharded_leaf import Chunk, ShardedLeaf
 
 
-class Stage:
+class StagingMemory:
     """Copies states to the CPU, into memory that is used again for the next one.
 
     Fresh memory costs more than the copying, since the system clears each page of it.
@@ -34,6 +34,7 @@ class Stage:
         """
         walk = _Snapshot(self._buffers, rank, sharded)
         copied = walk.convert_state(state)
+        # Buffers that this state didn't need are freed.
         self._buffers = walk.used
         return copied
 
@@ -52,6 +53,7 @@ class _Snapshot(Converter):
         return super().tensor(tensor, path)
 
     def dense(self, tensor: torch.Tensor, path: str) -> torch.Tensor:
+        # Popped, so that no memory is given out twice.
         buffer = self._buffers.pop(path, None)
         if buffer is None or buffer.shape != tensor.shape or buffer.dtype != tensor.dtype:
             buffer = torch.empty(tensor.shape, dtype=tensor.dtype)
@@ -65,6 +67,7 @@ class _Snapshot(Converter):
         if not is_sharded(value):
             return super().other(value, path).copy()
         chunks = (
+            # Past this class's own `tensor`: a chunk belongs to this rank, whichever that is.
             Chunk(chunk.offsets, chunk.sizes, super(_Snapshot, self).tensor(chunk.tensor, f"{path}{chunk.offsets}"))
             for chunk in chunks_to_write(path, value, self._rank)
         )

@@ -1,4 +1,4 @@
-"""Where one checkpoint file lies, and how it is replaced so that it is there whole or not at all.
+"""Storage of one checkpoint file, which is replaced so that it is there whole or not at all.
 
 A file and its digest can't be renamed in one step. So the digest file is written first, with the digests of the old and
 of the new content; then the file is renamed, which is the moment that counts; then the old digest goes. Whenever the
@@ -7,59 +7,72 @@ process dies, the content that is there is one of those that the digest file nam
 
 from __future__ import annotations
 
+import abc
 import contextlib
 import os
 import secrets
 import shutil
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, Protocol
+from typing import TYPE_CHECKING, BinaryIO
 
-from core.checkpoint import digest, disk, locks
+from core.checkpoint import digest, disk, locks, messages
+from core.checkpoint.partial import is_partial, partial_path
+from core.checkpoint.remote_path import has_happened, path_of
+from core.contract import plain_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from core.checkpoint.remote_path import RemotePath
     from core.contract.checkpoint_io import PathLike
 
-_PARTIAL = ".partial"
 
-
-class Place(Protocol):
+class Location(abc.ABC):
     """One checkpoint file and its digest. Paths that don't exist raise FileNotFoundError."""
 
+    @abc.abstractmethod
     def open(self) -> BinaryIO:
         """The content, seekable."""
 
+    @abc.abstractmethod
     def replace(self, write: Callable[[BinaryIO], str]) -> None:
         """Replace the content by what `write` writes; it returns the digest of that."""
 
+    @abc.abstractmethod
     def read_digest(self) -> bytes | None:
         """Content of the digest file, None if there is none."""
 
+    @abc.abstractmethod
     def exists(self) -> bool:
-        """Whether a file is there."""
+        """Tell whether a file is there."""
 
+    @abc.abstractmethod
     def remove(self) -> None:
-        """Delete the file and its digest, if they are there."""
+        """Delete the file, then its digest, if they are there."""
 
-    def siblings(self) -> list[str]:
-        """Names of the files in the same folder."""
+    def _accepted(self) -> list[str]:
+        """Digests that the content that is about to be replaced may have."""
+        if not self.exists():
+            return []
+        if (content := self.read_digest()) is not None:
+            return digest.from_text(content)
+        # A file from elsewhere has no digest yet, and needs one until it is replaced: a reader may still get it.
+        with self._stream() as file:
+            return [digest.of_file(file)]
+
+    def _stream(self) -> BinaryIO:
+        """The content, for one reader, front to back."""
+        return self.open()
 
 
-def place_of(path: PathLike) -> Place:
-    """The place that a local path or a URL names."""
-    text = os.fspath(path)
-    if "://" not in text and "::" not in text:
-        return LocalPlace(Path(text))
-    import fsspec
-    from fsspec.implementations.local import LocalFileSystem
-
-    filesystem, name = fsspec.url_to_fs(text)
-    return LocalPlace(Path(name)) if isinstance(filesystem, LocalFileSystem) else RemotePlace(filesystem, name)
+def location_of(path: PathLike) -> Location:
+    """The location that a local path or a URL names."""
+    found = path_of(path)
+    return LocalLocation(found) if isinstance(found, Path) else RemoteLocation(found)
 
 
-class LocalPlace:
+class LocalLocation(Location):
     """A file that the operating system reaches."""
 
     def __init__(self, path: Path) -> None:
@@ -69,7 +82,7 @@ class LocalPlace:
 
     def open(self) -> BinaryIO:
         """The content."""
-        return self.path.open("rb")
+        return plain_file.open_file(self.path)
 
     def replace(self, write: Callable[[BinaryIO], str]) -> None:
         """Replace the content: temporary file beside it, flush, rename."""
@@ -80,21 +93,25 @@ class LocalPlace:
                 file, temporary = stack.enter_context(self._temporary(self.path))
             new = write(file)
             disk.sync(file)
+            # The writing above is not under the lock: it takes long, and others may save to the same folder.
             with locks.held(self.folder):
                 self._write_digest([*self._accepted(), new])
-                self._rename(temporary, self.path)
-                self._write_digest([new])
+                disk.rename(temporary, self.path)
+                with messages.in_place():
+                    disk.sync_folder(self.folder)
+                with contextlib.suppress(OSError):  # the next save does it
+                    self._write_digest([new])
 
     def read_digest(self) -> bytes | None:
         """Content of the digest file, None if there is none."""
         # A symbolic link has none of its own: the digest stands beside the file.
-        path = LocalPlace(self.path.resolve()).digest_path if self.path.is_symlink() else self.digest_path
+        path = LocalLocation(self.path.resolve()).digest_path if self.path.is_symlink() else self.digest_path
         with contextlib.suppress(FileNotFoundError):
-            return path.read_bytes()
+            return plain_file.read_file(path, digest.MAX_BYTES)
         return None
 
     def exists(self) -> bool:
-        """Whether a file is there."""
+        """Tell whether a file is there."""
         return self.path.is_file()
 
     def remove(self) -> None:
@@ -102,55 +119,53 @@ class LocalPlace:
         disk.unlink(self.path)
         disk.unlink(self.digest_path)
 
-    def siblings(self) -> list[str]:
-        """Names of the files in the same folder."""
-        return [entry.name for entry in self.folder.iterdir() if entry.is_file()]
-
-    def _accepted(self) -> list[str]:
-        """Digests that the content that is about to be replaced may have."""
-        if not self.exists():
-            return []
-        if (content := self.read_digest()) is not None:
-            return digest.from_text(content)
-        with self.open() as file:
-            return [digest.of_file(file)]
-
     def _write_digest(self, digests: list[str]) -> None:
         with self._temporary(self.digest_path) as (file, temporary):
             file.write(digest.to_text(digests))
             disk.sync(file)
-            self._rename(temporary, self.digest_path)
-
-    def _rename(self, temporary: Path, target: Path) -> None:
-        disk.rename(temporary, target)
-        disk.sync_folder(self.folder)
+            disk.rename(temporary, self.digest_path)
+            disk.sync_folder(self.folder)
 
     @contextlib.contextmanager
     def _temporary(self, target: Path) -> Iterator[tuple[BinaryIO, Path]]:
         """A new file beside `target`, locked as long as its writer lives, and gone at the end if it wasn't renamed."""
-        path = target.with_name(f".{target.name}.{secrets.token_hex(4)}{_PARTIAL}")
-        with disk.create(path) as file, locks.held(path):
-            try:
+        path = partial_path(target, secrets.token_hex(4))
+        file = disk.create(path)
+        try:
+            with locks.held(path):
                 yield file, path
-            finally:
-                disk.unlink(path)
+        finally:
+            # What had to come to the disk was synced; whatever fails here, the save has ended as it has.
+            for end in (file.close, lambda: disk.unlink(path)):
+                with contextlib.suppress(OSError):
+                    end()
 
     def _sweep(self) -> None:
-        """Delete what writers that died have left."""
+        """Delete what writers that died have left, and digests whose file a remover that died has deleted."""
         for path in self.folder.iterdir():
-            if path.name.startswith(f".{self.path.name}.") and path.name.endswith(_PARTIAL) and locks.is_free(path):
-                with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError):
+                if self._is_left_over(path) or _is_lonely_digest(path):
                     disk.unlink(path)
 
+    def _is_left_over(self, path: Path) -> bool:
+        is_ours = path.name.startswith(f".{self.path.name}.") and is_partial(path.name)
+        return is_ours and locks.is_free(path)
 
-class RemotePlace:
-    """A file behind an fsspec file system. What a writer that died has left stays: nobody can tell whether it lives."""
 
-    def __init__(self, filesystem: Any, name: str) -> None:
-        self.filesystem = filesystem
-        self.name = name
-        self.folder = name.rpartition("/")[0]
-        self.digest_name = name + digest.SUFFIX
+def _is_lonely_digest(path: Path) -> bool:
+    if not path.name.endswith(digest.SUFFIX) or os.path.lexists(path.with_name(path.name.removesuffix(digest.SUFFIX))):
+        return False
+    return path.is_file() and path.stat().st_size <= digest.MAX_BYTES and bool(digest.from_text(path.read_bytes()))
+
+
+class RemoteLocation(Location):
+    """A file behind an fsspec file system. A dead writer's remains stay: it can't be told from a live one."""
+
+    def __init__(self, path: RemotePath) -> None:
+        self.path = path
+        self.filesystem = path.filesystem
+        self.name = path.name
+        self.digest_name = path.name + digest.SUFFIX
 
     def open(self) -> BinaryIO:
         """The content, in a temporary local copy: it is read twice, and not in order."""
@@ -166,16 +181,30 @@ class RemotePlace:
 
     def replace(self, write: Callable[[BinaryIO], str]) -> None:
         """Replace the content: write under another name, then move. An object appears whole in the stores we know."""
-        self.filesystem.makedirs(self.folder, exist_ok=True)
-        temporary = f"{self.name}.{secrets.token_hex(4)}{_PARTIAL}"
+        self.filesystem.makedirs(self.path.parent, exist_ok=True)
+        temporary = f"{self.name}.{secrets.token_hex(4)}.partial"
         try:
             with self.filesystem.open(temporary, "wb") as file:
                 new = write(file)
-            self._write_digest([*self._accepted(), new])
-            self.filesystem.mv(temporary, self.name)
-            self._write_digest([new])
+            self._write_digest([*self._accepted(), new])  # first: a reader must find the digest of whichever is there
+            self._move(temporary, new)
         finally:
-            _remove_remote(self.filesystem, temporary)
+            with contextlib.suppress(Exception):  # whatever fails here, the save has ended as it has
+                self.path.delete(temporary)
+        with contextlib.suppress(Exception):  # the next save does it
+            self._write_digest([new])
+
+    def _move(self, temporary: str, new: str) -> None:
+        """Move a file. Many stores copy and then delete: a call that fails may have moved it nevertheless."""
+        try:
+            self.filesystem.mv(temporary, self.name)
+        except Exception as error:
+            if not has_happened(lambda: self._holds(new), error):
+                raise
+
+    def _holds(self, new: str) -> bool:
+        with self.open() as file:
+            return digest.of_file(file) == new
 
     def read_digest(self) -> bytes | None:
         """Content of the digest file, None if there is none."""
@@ -184,31 +213,16 @@ class RemotePlace:
         return None
 
     def exists(self) -> bool:
-        """Whether a file is there."""
+        """Tell whether a file is there."""
         return bool(self.filesystem.isfile(self.name))
 
     def remove(self) -> None:
         """Delete the file, then its digest."""
-        _remove_remote(self.filesystem, self.name)
-        _remove_remote(self.filesystem, self.digest_name)
+        self.path.delete(self.name)
+        self.path.delete(self.digest_name)
 
-    def siblings(self) -> list[str]:
-        """Names of the files in the same folder."""
-        entries = self.filesystem.ls(self.folder, detail=True)
-        return [entry["name"].rsplit("/", 1)[-1] for entry in entries if entry["type"] == "file"]
-
-    def _accepted(self) -> list[str]:
-        if not self.exists():
-            return []
-        if (content := self.read_digest()) is not None:
-            return digest.from_text(content)
-        with self.filesystem.open(self.name, "rb") as file:
-            return [digest.of_file(file)]
+    def _stream(self) -> BinaryIO:
+        return self.filesystem.open(self.name, "rb")  # type: ignore[no-any-return]  # fsspec has no types
 
     def _write_digest(self, digests: list[str]) -> None:
         self.filesystem.pipe_file(self.digest_name, digest.to_text(digests))
-
-
-def _remove_remote(filesystem: Any, name: str) -> None:
-    with contextlib.suppress(FileNotFoundError):
-        filesystem.rm_file(name)

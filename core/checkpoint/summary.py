@@ -1,4 +1,4 @@
-"""What is in a checkpoint, for a reader."""
+"""The contents of a checkpoint, for a reader."""
 
 from __future__ import annotations
 
@@ -10,12 +10,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from core.checkpoint import formats
-from core.checkpoint.tree import readable
+from core.checkpoint.tree import leaves_of, readable
 from core.contract.sharded_leaf import TensorDescription
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from core.checkpoint.manifest import Manifest
     from core.contract.checkpoint_io import PathLike
 
@@ -38,7 +36,7 @@ class TensorRow:
 
     @property
     def size_bytes(self) -> int:
-        """Of its elements."""
+        """The bytes of its elements."""
         return math.prod(self.shape) * getattr(torch, self.dtype).itemsize  # type: ignore[no-any-return]
 
 
@@ -76,22 +74,14 @@ def summarize(path: PathLike) -> Summary:
         CheckpointNotFoundError: nothing is there.
         CheckpointCorruptedError: it is damaged, or not a checkpoint.
     """
-    folder = formats.open_place(path)
+    folder = formats.open_folder(path)
     if folder.is_file():
         found, state = None, formats.load_checkpoint(path)
     else:
         found, state = formats.with_folder(folder, lambda opened: (opened.manifest, opened.describe()))
-    rows = tuple(_rows(state, ()))
+    rows = tuple(
+        TensorRow(readable(key_path), str(key_path[0]), tuple(leaf.shape), str(leaf.dtype).removeprefix("torch."))
+        for key_path, leaf in leaves_of(state)
+        if isinstance(leaf, torch.Tensor | TensorDescription)
+    )
     return Summary("folder" if found else "file", found, tuple(map(str, state)), state, rows)
-
-
-def _rows(value: Any, place: tuple[Any, ...]) -> Iterator[TensorRow]:
-    if isinstance(value, dict):
-        for key, item in value.items():
-            yield from _rows(item, (*place, key))
-    elif isinstance(value, list | tuple):
-        for index, item in enumerate(value):
-            yield from _rows(item, (*place, index))
-    elif isinstance(value, torch.Tensor | TensorDescription):
-        dtype = str(value.dtype).removeprefix("torch.")
-        yield TensorRow(readable(place), str(place[0]), tuple(value.shape), dtype)

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 import torch
 
-from core.checkpoint import foreign_objects, lightning_file, messages, single_file
-from core.checkpoint.plain_state import safe_globals, to_plain
+from core.checkpoint import foreign_objects, lightning_file, messages, numpy_pickles, single_file
+from core.checkpoint.plain_state import to_plain
 from core.contract.errors import CheckpointCorruptedError
+from core.contract.printable import printable
 
 if TYPE_CHECKING:
     from core.contract.checkpoint_io import PathLike
+
+_MAX_COPIES = 64
+"""The most values for each byte of the file: parts of a state may be the same object."""
 
 
 def write(state: dict[str, Any], path: PathLike) -> None:
@@ -26,19 +31,15 @@ def write(state: dict[str, Any], path: PathLike) -> None:
     single_file.replace(path, lambda file: torch.save(plain, file))  # type: ignore[arg-type]
 
 
-def read(path: PathLike) -> dict[str, Any]:
-    """The state in a file, verified.
+def load(file: BinaryIO, path: str) -> dict[str, Any]:
+    """The state in a file.
 
     Raises:
-        As `single_file.read`.
+        CheckpointCorruptedError: it is something else.
     """
-    return single_file.read(path, _load)
-
-
-def _load(file: BinaryIO, path: str) -> dict[str, Any]:
     try:
-        loaded = _unpickle(file, [])
-    except (MemoryError, OSError):
+        loaded = unpickle(file)
+    except (MemoryError, OSError, Warning):  # a warning that the user has made an error says nothing of the file
         raise
     except Exception as error:
         if (loaded := _without_foreign_objects(file, path)) is None:
@@ -53,16 +54,34 @@ def _load(file: BinaryIO, path: str) -> dict[str, Any]:
     return lightning_file.translate(loaded) if lightning_file.is_lightning(loaded) else loaded
 
 
-def _unpickle(file: BinaryIO, stand_ins: list[Any]) -> Any:
-    with torch.serialization.safe_globals([*safe_globals(), *stand_ins]):
-        return torch.load(file, map_location="cpu", weights_only=True)
+def unpickle(file: BinaryIO, stand_ins: list[Any] | None = None) -> Any:
+    """Read what torch has saved in a file: tensors, arrays and plain types. None of it accesses other memory.
+
+    Args:
+        file: seekable.
+        stand_ins: other classes that may be in it, with their names.
+
+    Raises:
+        Exception: torch's error for a file that isn't one of its own.
+    """
+    allowed = [bytes, *numpy_pickles.STAND_INS, *(stand_ins or [])]
+    with (
+        torch.serialization.safe_globals(allowed),
+        # Without the check, indices of sparse tensors are taken as they are.
+        torch.sparse.check_sparse_tensor_invariants(),
+        warnings.catch_warnings(),
+    ):
+        # torch 2.14 says that it looks at all indices, which takes its time; here that isn't the user's choice.
+        warnings.filterwarnings("ignore", "Validating sparse tensor invariants", UserWarning)
+        loaded = torch.load(file, map_location="cpu", weights_only=True)
+    return numpy_pickles.unwrap(loaded, _MAX_COPIES * file.seek(0, os.SEEK_END))
 
 
 def _without_foreign_objects(file: BinaryIO, path: str) -> Any:
     """The content of a file of Lightning's that holds objects of other classes; None for any other file."""
     try:
-        loaded = _unpickle(file, foreign_objects.stand_ins(file))
-    except (MemoryError, OSError):
+        loaded = unpickle(file, foreign_objects.stand_ins(file, {name for _, name in numpy_pickles.STAND_INS}))
+    except (MemoryError, OSError, Warning):
         raise
     except Exception:
         return None
@@ -71,17 +90,17 @@ def _without_foreign_objects(file: BinaryIO, path: str) -> Any:
     left: dict[str, str] = {}
     content = foreign_objects.leave_out(lightning_file.without_unread(loaded), "", left)
     if left:
-        named = ", ".join(f"{place} ({kind})" for place, kind in left.items())
+        named = printable(", ".join(f"{place} ({kind})" for place, kind in left.items()))
         warnings.warn(
             f"{path!r} was written by PyTorch Lightning and holds objects of other classes, which are left out, since "
-            f"nothing in a file is executed: {named}. Read without them: {', '.join(content)}.",
+            f"nothing in a file is executed: {named}. Read without them: {printable(', '.join(content))}.",
             stacklevel=2,
         )
     return content
 
 
 def _reason(error: Exception) -> str:
-    """Why torch didn't load a file; its message begins with advice to load it unsafely."""
+    """The reason why torch didn't load a file, without the advice to load it unsafely that its message begins with."""
     _, found, reason = str(error).partition("WeightsUnpickler error: ")
     if not found:
         return messages.describe(error)

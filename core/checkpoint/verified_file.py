@@ -1,4 +1,4 @@
-"""Files of a checkpoint folder whose blocks are verified before anybody uses their bytes."""
+"""Files of a checkpoint folder whose blocks are verified before their bytes are used."""
 
 from __future__ import annotations
 
@@ -29,6 +29,7 @@ class MappedFile:
         """
         if len(self._content) != self.size_bytes:
             raise wrong_size(self.path, self.size_bytes)
+        # From the block of the first byte to that of the last.
         for index in range(start // digest.BLOCK_BYTES, -(-stop // digest.BLOCK_BYTES)):
             if not self._verified[index]:
                 first = index * digest.BLOCK_BYTES
@@ -36,7 +37,7 @@ class MappedFile:
                 self._verified[index] = 1
 
     def view(self, start: int, stop: int) -> memoryview:
-        """The bytes, which live as long as somebody holds them. Writing to them changes nobody else's."""
+        """The bytes, which live as long as they are held. Writing to them changes no other copy."""
         self.verify(start, stop)
         return self._content[start:stop]
 
@@ -51,7 +52,7 @@ class RemoteFile:
         self._blocks = blocks
 
     def verify(self, start: int, stop: int) -> None:
-        """Nothing: what is fetched is verified then."""
+        """Do nothing: what is fetched is verified then."""
 
     def view(self, start: int, stop: int) -> memoryview:
         """Fetch the bytes, with the rest of their blocks, and verify them.
@@ -62,6 +63,7 @@ class RemoteFile:
         first = start // digest.BLOCK_BYTES
         origin = first * digest.BLOCK_BYTES
         end = min(-(-stop // digest.BLOCK_BYTES) * digest.BLOCK_BYTES, self.size_bytes)
+        # A copy that may be written to: tensors are put on this memory.
         content = memoryview(bytearray(self._fetch(origin, end)))
         if len(content) != end - origin:
             raise wrong_size(self.path, self.size_bytes)

@@ -1,5 +1,22 @@
-"""The command `core`. Nothing that it imports to list plugins is torch, or a plugin."""
+"""The command `core`, and what a package needs for commands of its own. Nothing here imports torch, or a plugin.
+
+A command prints through `say` or `say_json`, which make text printable that comes from elsewhere.
+"""
 
 from core.cli.commands import main
+from core.cli.kinds import KINDS_BY_OPTION, unknown_alias
+from core.cli.layout import Shown, paragraph, say, say_json, shown, styled, table, with_article
 
-__all__ = ["main"]
+__all__ = [
+    "KINDS_BY_OPTION",
+    "Shown",
+    "main",
+    "paragraph",
+    "say",
+    "say_json",
+    "shown",
+    "styled",
+    "table",
+    "unknown_alias",
+    "with_article",
+]

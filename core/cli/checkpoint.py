@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import datetime
-import json
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from core.cli.layout import table
+from core.cli.layout import say, say_json, styled, table
 
 if TYPE_CHECKING:
     from core.checkpoint.summary import Summary, TensorRow
@@ -41,14 +40,14 @@ def inspect(path: str, tensors: bool, as_json: bool) -> None:
 
     summary = summarize(path)
     if as_json:
-        click.echo(json.dumps(_as_json(path, summary), indent=2))
+        say_json(_as_json(path, summary))
         return
     for line in [*table(["What", "Value"], _facts(summary)), "", *table(*_sections(summary))]:
-        click.echo(line)
+        say(line)
     if tensors:
         rows = [[row.name, row.dtype, _bytes(row.size_bytes), _shape(row)] for row in summary.tensors]
         for line in ["", *table(["Tensor", "Dtype", "Size", "Shape"], rows)]:
-            click.echo(line)
+            say(line)
 
 
 @checkpoint.command(short_help="Compare every byte with its digest.")
@@ -65,9 +64,10 @@ def verify(ctx: click.Context, paths: tuple[str, ...]) -> None:
             verify_checkpoint(path)
         except CheckpointError as error:
             failed = True
-            click.echo(f"{click.style('damaged', fg='red')}  {path}\n    {error}")
+            say(styled("damaged", fg="red"), f"  {path}")
+            say(f"    {error}")
         else:
-            click.echo(f"{click.style('whole', fg='green')}    {path}")
+            say(styled("whole", fg="green"), f"    {path}")
     ctx.exit(int(failed))
 
 
@@ -99,7 +99,7 @@ def _convert(source: str, target: str, form: str, reader: str | None = None) -> 
 
     create = CHECKPOINT_IO_REGISTRY.create
     convert_checkpoint(source, target, create(form), reader=create(reader) if reader else None)
-    click.echo(f"{target}: {form}")
+    say(f"{target}: {form}")
 
 
 def _form_of(target: str) -> str:
@@ -121,7 +121,7 @@ def _facts(summary: Summary) -> list[list[str]]:
         ["saved", f"{saved:%Y-%m-%d %H:%M:%S %z}"],
         ["world size", str(found.world_size)],
         *([kind, _provided(part)] for kind, part in found.writer.items()),
-        *([name, version] for name, version in found.versions.items()),
+        *([name, str(version)] for name, version in found.versions.items()),
     ]
 
 
@@ -135,6 +135,8 @@ def _sections(summary: Summary) -> tuple[list[str], list[list[str]]]:
 
 
 def _provided(part: Any) -> str:
+    if not isinstance(part, dict):
+        return str(part)
     return f"{part.get('alias')} ({part.get('provider')} {part.get('version')})"
 
 

@@ -1,34 +1,55 @@
 """The command `core` itself: its group, its errors and its exit codes.
 
-Exit codes: 0 done; 1 an error that the message explains, or something that `check` or `doctor` found broken; 2 the
-command line can't be understood.
+Exit codes: 0 done; 1 an error that the message explains, or something that a command found broken; 2 the command line
+can't be understood.
 """
 
 from __future__ import annotations
 
-import difflib
 import os
 import sys
 import warnings
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from core._version import __version__
-from core.cli.check import check
-from core.cli.checkpoint import checkpoint
-from core.cli.describe import describe
-from core.cli.doctor import doctor
-from core.cli.explain import explain
-from core.cli.listings import listing_commands
-from core.cli.new_plugin import new_plugin
-from core.contract.errors import CoreError
+from core.cli.layout import say
+from core.contract.errors import CoreError, UnknownAliasError
+from core.contract.spec import normalize_alias
+from core.contract.spelling import did_you_mean
+from core.registry import COMMAND_REGISTRY, Offer, Status
+from core.registry.builtins import CORE
+from core.registry.known_aliases import KNOWN_ALIASES
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 _SETTINGS = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
 
 
 class _Group(click.Group):
-    """Commands that show a `CoreError` as its message, and know what a misspelt command was meant to be."""
+    """The commands of all installed packages. The module of one is imported when it is called.
+
+    It shows a `CoreError` as its message, and knows what a misspelt command was meant to be.
+    """
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return [_shown(offer) for offer in _usable()]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        try:
+            return COMMAND_REGISTRY.create(cmd_name)
+        except UnknownAliasError:
+            # Of a known package, whose name this error tells; of any other command click says that there is none.
+            if ("command", normalize_alias(cmd_name.rpartition(":")[2])) in KNOWN_ALIASES:
+                raise
+            return None
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the summaries of all commands without importing any."""
+        _write_section(formatter, "Commands", (each for each in _usable() if each.spec.provider == CORE))
+        _write_section(formatter, "Of other packages", (each for each in _usable() if each.spec.provider != CORE))
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
@@ -42,9 +63,26 @@ class _Group(click.Group):
         try:
             return super().resolve_command(ctx, args)
         except click.UsageError as error:
-            near = difflib.get_close_matches(args[0], self.list_commands(ctx), n=3)
-            advice = f" Did you mean {' or '.join(near)}?" if near else ""
+            advice = did_you_mean(args[0], self.list_commands(ctx), count=3)
             raise click.UsageError(f"No such command {args[0]!r}.{advice}", ctx) from error
+
+
+def _usable() -> list[Offer]:
+    return sorted((each for each in COMMAND_REGISTRY.offers() if each.status is Status.OK), key=_shown)
+
+
+def _shown(offer: Offer) -> str:
+    """The alias as a user of the command line writes it."""
+    return offer.spec.alias.replace("_", "-")
+
+
+def _write_section(formatter: click.HelpFormatter, title: str, offers: Iterable[Offer]) -> None:
+    rows = [
+        (_shown(each), each.summary if each.spec.provider == CORE else f"{each.summary} ({each})") for each in offers
+    ]
+    if rows:
+        with formatter.section(title):
+            formatter.write_dl(rows)
 
 
 _EXAMPLES = """\b
@@ -65,20 +103,10 @@ Examples:
 def command(ctx: click.Context) -> None:
     """See which backends are installed, what they offer, and what a run would use.
 
-    A backend is a package of its own: `pip install core-ddp`.
+    A backend is a package of its own; README says under Install how it is installed.
     """
     if os.environ.get("NO_COLOR"):
         ctx.color = False
-
-
-command.add_command(describe)
-command.add_command(explain)
-command.add_command(doctor)
-command.add_command(checkpoint)
-command.add_command(new_plugin)
-command.add_command(check)
-for listing_command in listing_commands():
-    command.add_command(listing_command)
 
 
 def main() -> None:
@@ -92,7 +120,8 @@ def main() -> None:
 
 def _show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
     """A user of the command has no use for the line of code that warns."""
-    click.echo(f"Warning: {message}", err=True)
+    for line in f"Warning: {message}".split("\n"):
+        say(line, err=True)
 
 
 def _flush() -> None:

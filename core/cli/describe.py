@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from core.cli.layout import paragraph, with_article
-from core.contract.errors import ConfigurationError, CoreError, UnknownAliasError
+from core.cli.kinds import KINDS_BY_OPTION, unknown_alias
+from core.cli.layout import Shown, paragraph, say, shown, styled, with_article
+from core.contract.errors import ConfigurationError, CoreError
 from core.contract.kinds import KINDS
-from core.registry import Registry
+from core.registry import COMMAND_REGISTRY, Registry
 from core.registry.known_aliases import KNOWN_ALIASES
 from core.registry.names import split_name
 
@@ -20,15 +20,11 @@ if TYPE_CHECKING:
 
     from core.cli.signatures import Factory, Option
 
-KINDS_BY_OPTION = {name.replace(" ", "-"): name for name in KINDS}
-"""Name of each kind by its form on the command line."""
-
-
 _EXAMPLES = """\b
 Examples:
   core describe ddp
   core describe 16-mixed
-  core describe xla --kind launcher
+  core describe spawn --kind launcher
 """
 
 
@@ -41,9 +37,18 @@ def describe(alias: str, kind: str | None) -> None:
     ALIAS may be qualified by its package, `core-acme:acme`. The package is imported.
     """
     name = KINDS_BY_OPTION[kind] if kind else _kind_of(alias)
+    if name == "command":
+        _echo_help(alias)
+        return
     registry: Registry[Any] = Registry(name)
     for line in _description(registry, alias):
-        click.echo(line)
+        say(line)
+
+
+def _echo_help(alias: str) -> None:
+    command = COMMAND_REGISTRY.create(alias)
+    for line in command.get_help(click.Context(command, info_name=f"core {alias}")).splitlines():
+        say(line)
 
 
 def _kind_of(alias: str) -> str:
@@ -58,28 +63,17 @@ def _kind_of(alias: str) -> str:
     raise unknown_alias(alias)
 
 
-def unknown_alias(alias: str) -> UnknownAliasError:
-    """The error for an alias that no kind of plugin has, with what is near."""
-    folded = split_name(alias)[1]
-    everything = {offer.spec.alias for kind in KINDS for offer in Registry[Any](kind).offers()}
-    near = difflib.get_close_matches(folded, sorted(everything), n=3)
-    advice = f"Did you mean {' or '.join(map(repr, near))}?" if near else "See `core list-strategies` and its siblings."
-    return UnknownAliasError(f"Nothing is called {alias!r}. {advice}", kind="plugin", alias=alias, near=near)
-
-
 def _description(registry: Registry[Any], name: str) -> Iterator[str]:
     from core.cli.signatures import look_into, options_of
 
-    spec = registry.spec(name)
-    target = registry.get(name)
-    factory = look_into(target)
-    offer = next(offer for offer in registry.offers() if offer.spec == spec)
-    yield f"{click.style(spec.alias, bold=True)}: {with_article(spec.kind)} of {offer}"
+    offer = registry.offer(name)
+    factory = look_into(registry.get(offer))
+    yield shown(styled(offer.spec.alias, bold=True), f": {with_article(offer.spec.kind)} of {offer}")
     yield from paragraph(offer.summary)
     yield ""
     yield from _what_it_makes(registry, name, factory)
     options = options_of(factory.made or factory.function)
-    yield click.style("Options" if options else "It takes no options.", bold=bool(options))
+    yield styled("Options" if options else "It takes no options.", bold=bool(options))
     for option in options:
         yield from _option_lines(option, factory.preset)
 
@@ -107,7 +101,7 @@ def _option_lines(option: Option, preset: dict[str, Any]) -> Iterator[str]:
     default = "" if option.default is None else f" = {option.default}"
     if option.name in preset:
         default = f" = {preset[option.name]!r} (set by this alias)"
-    head, *rest = paragraph(f"{option.name}{annotation}{default}", indent="  ") or [""]
-    yield head.replace(option.name, click.style(option.name, fg="cyan"), 1)
-    yield from (f"    {line.strip()}" for line in rest)
+    head, *rest = paragraph(f"{option.name}{annotation}{default}", indent="  ") or [Shown()]
+    yield Shown(head.replace(option.name, styled(option.name, fg="cyan"), 1))
+    yield from (Shown(f"    {line.strip()}") for line in rest)
     yield from paragraph(option.doc, indent="      ")

@@ -1,14 +1,13 @@
-"""`core doctor`: is everything in order on this machine?"""
+"""`core doctor`: examines this machine and what is installed on it."""
 
 from __future__ import annotations
 
 import dataclasses
-import json
 from typing import TYPE_CHECKING
 
 import click
 
-from core.cli.layout import table
+from core.cli.layout import say, say_json, styled, table
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -36,17 +35,17 @@ def doctor(as_json: bool) -> None:
 
     findings = list(examine())
     if as_json:
-        click.echo(json.dumps([dataclasses.asdict(finding) for finding in findings], indent=2))
+        say_json([dataclasses.asdict(finding) for finding in findings])
     else:
         for line in _lines(findings):
-            click.echo(line)
+            say(line)
     if any(finding.state == "broken" for finding in findings):
         raise SystemExit(1)
 
 
 def _lines(findings: list[Finding]) -> Iterator[str]:
     cells = [
-        [finding.subject, click.style(finding.state, fg=_COLORS[finding.state]), finding.detail] for finding in findings
+        [finding.subject, styled(finding.state, fg=_COLORS[finding.state]), finding.detail] for finding in findings
     ]
     yield from table(["What", "State", "Detail"], cells)
     broken = [finding.subject for finding in findings if finding.state == "broken"]

@@ -1,4 +1,4 @@
-"""What `core doctor` looks at. Each examination stands alone: one that fails is itself a finding."""
+"""The examinations of `core doctor`. Each examination stands alone: one that fails is itself a finding."""
 
 from __future__ import annotations
 
@@ -10,9 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from packaging.version import Version
+
 import core
 from core._version import __version__
-from core.contract import Broken, CoreError, Found
+from core.contract import Broken, Found
 from core.registry import (
     ACCELERATOR_REGISTRY,
     CLUSTER_ENVIRONMENT_REGISTRY,
@@ -23,7 +25,8 @@ from core.registry import (
     plugin_manager,
 )
 from core.registry.selection import ALLOW, BLOCK
-from core.resolve.candidates import detect
+from core.resolve.candidates import DETECTION_TIMEOUT_S, detect, failure
+from core.resolve.time_limit import time_limit
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -32,6 +35,10 @@ if TYPE_CHECKING:
     from core.contract.accelerator import Detection
 
     State: TypeAlias = Literal["ok", "absent", "note", "broken"]
+
+
+TESTED_TORCH = ("2.9", "2.13", "2.15")
+"""Releases of torch that tests have run on, oldest first: all of them on that in `constraints.txt`, parts on others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,11 +85,11 @@ def _core() -> Iterator[Finding]:
 def _other_cores() -> Iterator[Finding]:
     """Anything else that `import core` could mean: an old copy on the path, or the folder where the user stands."""
     here = _folder_of_core()
-    places = dict.fromkeys([str(Path.cwd()), *(os.path.abspath(entry or ".") for entry in sys.path)])
-    for place in places:
-        for found in _named_core(Path(place)):
+    folders = dict.fromkeys([str(Path.cwd()), *(os.path.abspath(entry or ".") for entry in sys.path)])
+    for folder in folders:
+        for found in _named_core(Path(folder)):
             if found.resolve() != here:
-                yield Finding("another core", "note", _trap(found, Path(place)))
+                yield Finding("another core", "note", _trap(found, Path(folder)))
     yield from _other_distributions()
 
 
@@ -91,14 +98,17 @@ def _folder_of_core() -> Path:
     return Path(core.__file__).resolve().parent
 
 
-def _named_core(place: Path) -> list[Path]:
-    folder, module = place / "core", place / "core.py"  # the command itself is a file `core`, which nobody can import
-    found = [folder] if folder.is_dir() and any(folder.glob("*.py")) else []
+def _named_core(folder: Path) -> list[Path]:
+    package, module = (
+        folder / "core",
+        folder / "core.py",
+    )  # the command is a file `core`, which can't be imported
+    found = [package] if package.is_dir() and any(package.glob("*.py")) else []
     return [*found, module] if module.is_file() else found
 
 
-def _trap(found: Path, place: Path) -> str:
-    if place != Path.cwd():
+def _trap(found: Path, folder: Path) -> str:
+    if folder != Path.cwd():
         return f"{found} has the same name; the one that comes first on sys.path is imported. Remove the other."
     if found.is_dir() and not (found / "__init__.py").exists():
         return f"{found} has no __init__.py, and so hides nothing; with one it would, for `python` started here."
@@ -109,14 +119,14 @@ def _other_distributions() -> Iterator[Finding]:
     import importlib_metadata
 
     copies = list(importlib_metadata.distributions(name="core"))
-    places = [str(copy.locate_file("")) for copy in copies]
+    folders = [str(copy.locate_file("")) for copy in copies]
     if len(copies) > 1:
-        yield Finding("core", "note", f"it is installed {len(copies)} times: {', '.join(places)}. Remove all but one.")
+        yield Finding("core", "note", f"it is installed {len(copies)} times: {', '.join(folders)}. Remove all but one.")
     if copies and (version := copies[0].version) != __version__:
         yield Finding(
             "core",
             "broken",
-            f"the metadata in {places[0]} says {version}, and the code is {__version__}: install it again.",
+            f"the metadata in {folders[0]} says {version}, and the code is {__version__}: install it again.",
         )
 
 
@@ -129,6 +139,16 @@ def _torch() -> Iterator[Finding]:
     builds = {"CUDA": torch.version.cuda, "ROCm": torch.version.hip, "XPU": torch.version.xpu}
     build = [f"{name} {version}" for name, version in builds.items() if version] or ["CPU only"]
     yield Finding("torch", "ok", f"{torch.__version__}, built for {', '.join(build)}, {Path(torch.__file__).parent}")
+    yield _tested(torch.__version__)
+
+
+def _tested(version: str) -> Finding:
+    """Tell whether this torch is one of those that core was tested with, or between them."""
+    found, oldest, newest = (Version(one).release[:2] for one in (version, TESTED_TORCH[0], TESTED_TORCH[-1]))
+    tested = f"core is tested with torch {', '.join(TESTED_TORCH[:-1])} and {TESTED_TORCH[-1]}"
+    if oldest <= found <= newest:
+        return Finding("torch release", "ok", tested)
+    return Finding("torch release", "note", f"{tested}: what is {'newer' if found > newest else 'older'} may differ.")
 
 
 def _torch_advice() -> str:
@@ -178,10 +198,12 @@ def _clusters() -> Iterator[Finding]:
 def _detections(title: str, registry: Registry, noun: str) -> Iterator[Finding]:  # type: ignore[type-arg]  # any kind
     for name in registry.names():
         try:
-            detection = detect(registry.create(name))
-        except Exception as cause:
-            detail = str(cause) if isinstance(cause, CoreError) else f"{type(cause).__name__}: {cause}"
-            yield Finding(f"{title} {name}", "broken", detail)
+            with time_limit(DETECTION_TIMEOUT_S):
+                detection = detect(registry.create(name))
+        except KeyboardInterrupt:
+            raise
+        except BaseException as cause:  # a plugin can also call sys.exit(), or never come to an end
+            yield Finding(f"{title} {name}", "broken", failure(cause))
         else:
             yield Finding(f"{title} {name}", *_seen(detection, noun))
 

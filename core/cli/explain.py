@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING
 
 import click
 
-from core.cli.layout import table
+from core.cli.layout import say, say_json, styled, table
 
 if TYPE_CHECKING:
     from core.resolve import Decision
@@ -50,12 +49,12 @@ def explain(
         plugins=plugins,
     )
     if as_json:
-        click.echo(json.dumps([decision._asdict() for decision in resolution.decisions], indent=2))
+        say_json([decision._asdict() for decision in resolution.decisions])
         return
     for line in table(["What", "Choice", "Why"], [_cells(decision) for decision in resolution.decisions]):
-        click.echo(line)
+        say(line)
 
 
 def _cells(decision: Decision) -> list[str]:
     provider = f" (from {decision.provider})" if decision.provider else ""
-    return [decision.subject, click.style(decision.choice, bold=True), f"{decision.reason}{provider}"]
+    return [decision.subject, styled(decision.choice, bold=True), f"{decision.reason}{provider}"]

@@ -1,16 +1,22 @@
-"""Tables as plain text: whole words at any width, and nothing cut off.
+"""The output of the commands: tables as plain text, whole words at any width, and nothing cut off.
 
 A name that is too long for its column takes a line of its own, as an option does in the help of a command; a table of
 a library would break it in the middle.
+
+Much of what is printed isn't ours. So all of it goes through `say` or `say_json`, and what isn't `Shown` is made
+printable first.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import textwrap
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
+
+from core.contract.printable import printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -19,6 +25,32 @@ _GAP = "  "
 _INDENT = "    "
 _NARROWEST_TEXT = 24
 _NARROWEST_NAME = 12
+
+
+class Shown(str):
+    """Text that a terminal may have as it is: its styles are ours, and what isn't ours was made printable."""
+
+    __slots__ = ()
+
+
+def shown(*parts: str) -> Shown:
+    """The parts as one text for the terminal."""
+    return Shown("".join(part if isinstance(part, Shown) else printable(part) for part in parts))
+
+
+def styled(text: str, **style: Any) -> Shown:
+    """A text in a style of click's."""
+    return Shown(click.style(printable(text), **style))
+
+
+def say(*parts: str, err: bool = False) -> None:
+    """Print one line, on standard error if need be."""
+    click.echo(shown(*parts), err=err)
+
+
+def say_json(value: Any) -> None:
+    """Print JSON in ASCII. It escapes all control characters but one by itself."""
+    click.echo(json.dumps(value, indent=2).replace("\x7f", "\\u007f"))
 
 
 def terminal_width() -> int:
@@ -39,12 +71,12 @@ def with_article(kind: str) -> str:
 
 def table(
     headers: Sequence[str], rows: Sequence[Sequence[str]], notes: Sequence[str] = (), width: int | None = None
-) -> Iterator[str]:
+) -> Iterator[Shown]:
     """Lay rows out in columns.
 
     Args:
         headers: a title each column.
-        rows: cells, which may be styled. The last one of a row may be a sentence, and is wrapped.
+        rows: cells. The last one of a row may be a sentence, and is wrapped.
         notes: a sentence below each row; empty for none.
         width: in characters; that of the terminal by default.
 
@@ -53,25 +85,26 @@ def table(
     """
     width = width or terminal_width()
     notes = notes or [""] * len(rows)
-    widths = _column_widths([headers, *rows], width)
+    cells = [[shown(cell) for cell in row] for row in rows]
+    widths = _column_widths([headers, *cells], width)
     if widths is None:
-        for row, note in zip(rows, notes, strict=True):
+        for row, note in zip(cells, notes, strict=True):
             yield row[0]
-            yield from paragraph(_GAP.join(filter(None, row[1:])), width, indent=_INDENT)
+            yield from paragraph(Shown(_GAP.join(filter(None, row[1:]))), width, indent=_INDENT)
             yield from paragraph(note, width, indent=_INDENT)
         return
-    yield from _row([click.style(header, bold=True) for header in headers], widths)
-    for row, note in zip(rows, notes, strict=True):
+    yield from _row([styled(header, bold=True) for header in headers], widths)
+    for row, note in zip(cells, notes, strict=True):
         yield from _row(row, widths)
         yield from paragraph(note, width, indent=_INDENT)
 
 
-def paragraph(text: str, width: int | None = None, indent: str = "") -> list[str]:
+def paragraph(text: str, width: int | None = None, indent: str = "") -> list[Shown]:
     """Wrap a text; the line breaks in it stay. Words that are too long stay whole."""
     width = width or terminal_width()
     return [
-        line
-        for part in text.splitlines()
+        Shown(line)
+        for part in (text if isinstance(text, Shown) else printable(text, keep="\n\t")).split("\n")
         for line in textwrap.wrap(
             part, width, initial_indent=indent, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
         )
@@ -84,6 +117,8 @@ def _length(cell: str) -> int:
 
 def _column_widths(rows: Iterable[Sequence[str]], width: int) -> list[int] | None:
     """Width of each column, or None if they don't fit beside each other."""
+    # Names stay whole beside a last column that is wrapped. Where that would be too narrow, the first column gives way,
+    # and its long names take lines of their own.
     *names, text = [max(map(_length, column)) for column in zip(*rows, strict=True)]
     gaps = len(_GAP) * len(names)
     room = width - gaps - sum(names)
@@ -94,14 +129,14 @@ def _column_widths(rows: Iterable[Sequence[str]], width: int) -> list[int] | Non
     return [first, *names[1:], text] if first >= _NARROWEST_NAME else None
 
 
-def _row(cells: Sequence[str], widths: Sequence[int]) -> Iterator[str]:
+def _row(cells: Sequence[Shown], widths: Sequence[int]) -> Iterator[Shown]:
     *names, text = cells
     if _length(names[0]) > widths[0]:
         yield names[0]
-        names[0] = ""
-    lines = [text] if _length(text) <= widths[-1] else paragraph(text, widths[-1])
+        names[0] = Shown()
+    lines: Sequence[str] = [text] if _length(text) <= widths[-1] else paragraph(text, widths[-1])
     padded = [name + " " * (width - _length(name)) for name, width in zip(names, widths, strict=False)]
     left = _GAP.join(padded) + _GAP
     for line in lines or [""]:
-        yield f"{left}{line}".rstrip()
+        yield Shown(f"{left}{line}".rstrip())
         left = " " * _length(left)

@@ -2,32 +2,27 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from core.cli.layout import paragraph, table
+from core.cli.layout import paragraph, say, say_json, styled, table
 from core.contract.kinds import KINDS
 from core.registry import HOOKS, Row, Status, listing, plugin_manager
 from core.registry.builtins import CORE
+from core.registry.install_hints import pip_install
 from core.registry.known_aliases import DEFAULT_PARALLEL_STRATEGY, KNOWN_ALIASES
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from core.cli.probe import Outcome
     from core.contract import Kind
     from core.registry import Provider
 
+_PRESET = "preset"
 _COLORS = {Status.OK: "green", Status.BLOCKED: "yellow", Status.CONFLICT: "yellow", Status.SHADOWED: "yellow"}
-
-
-def listing_commands() -> Iterator[click.Command]:
-    """One for each kind, and `list-plugins`."""
-    yield from (_command_for(kind) for kind in KINDS.values())
-    yield list_plugins
 
 
 def _options(function: Callable[..., None]) -> Callable[..., None]:
@@ -43,7 +38,7 @@ def _options(function: Callable[..., None]) -> Callable[..., None]:
             help="How long --check waits for an import.",
         ),
         click.option("--check", is_flag=True, help="Import each one, in a process of its own; tell time and problems."),
-        click.option("--all", "everything", is_flag=True, help="Show also what can't be used, and why."),
+        click.option("--all", "everything", is_flag=True, help="Show each preset, and what can't be used, and why."),
     ):
         function = option(function)
     return function
@@ -59,9 +54,9 @@ def _command_for(kind: Kind) -> click.Command:
         shown = [row for row in rows if everything or row.status is Status.OK]
         outcomes = _check(shown, timeout_s) if check else {}
         if as_json:
-            click.echo(json.dumps([_as_json(row, outcomes.get(row)) for row in shown], indent=2))
+            say_json([_as_json(row, outcomes.get(row)) for row in shown])
         else:
-            _print(shown, outcomes)
+            _print(shown, outcomes, {} if everything or check else _owners_of_presets(shown))
             _print_hints(kind, rows, shown)
         if any(outcome.error for outcome in outcomes.values()):
             raise SystemExit(1)
@@ -103,7 +98,7 @@ def list_plugins(everything: bool, check: bool, as_json: bool, timeout_s: float)
     shown = [entry for entry in found if everything or entry["status"] == "ok"]
     problems = [row for row in rows if not row.kind]
     if as_json:
-        click.echo(json.dumps([*shown, *(_problem_as_json(row) for row in problems)], indent=2))
+        say_json([*shown, *(_problem_as_json(row) for row in problems)])
     else:
         _print_providers(shown, problems)
     if any(outcome.error for outcome in outcomes.values()):
@@ -116,15 +111,43 @@ def _check(rows: Iterable[Row], timeout_s: float) -> dict[Row, Outcome]:
     return probe([row for row in rows if row.status in (Status.OK, Status.CONFLICT, Status.RESERVED)], timeout_s)
 
 
-def _print(rows: Sequence[Row], outcomes: dict[Row, Outcome]) -> None:
+def __getattr__(name: str) -> click.Command:
+    """The command of one kind, such as `list_strategies`."""
+    # The built-ins name such a function as the target of each `core list-...`.
+    for kind in KINDS.values():
+        if name == f"list_{kind.plural}".replace("-", "_"):
+            return _command_for(kind)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def _print(rows: Sequence[Row], outcomes: dict[Row, Outcome], owners: dict[Row, Row]) -> None:
     if not rows:
-        click.echo("None.")
+        say("None.")
         return
     headers = ["Alias", "Class", "Package", "Version", "Status", *(["Import"] if outcomes else [])]
+    rows = [row for row in rows if row not in owners]
     cells = [_cells(row, outcomes) for row in rows]
-    notes = [outcomes[row].error if row in outcomes and outcomes[row].error else row.detail for row in rows]
+    notes = [_note(row, outcomes, [preset.alias for preset, owner in owners.items() if owner is row]) for row in rows]
     for line in table(headers, cells, notes):
-        click.echo(line)
+        say(line)
+
+
+def _note(row: Row, outcomes: dict[Row, Outcome], presets: Sequence[str]) -> str:
+    if presets:
+        shortest = min(presets, key=len)
+        return f"and its {len(presets)} presets, such as {shortest}" if presets[1:] else f"and {shortest}"
+    return (row in outcomes and outcomes[row].error) or row.detail
+
+
+def _owners_of_presets(rows: Sequence[Row]) -> dict[Row, Row]:
+    """The row of the class behind each preset: one of its package, with whose alias that of the preset begins."""
+    classes = [row for row in rows if _class_of(row) != _PRESET]
+    owners = {}
+    for row in rows:
+        begun = [each for each in classes if each.provider == row.provider and row.alias.startswith(f"{each.alias}_")]
+        if begun and _class_of(row) == _PRESET:
+            owners[row] = max(begun, key=lambda each: len(each.alias))
+    return owners
 
 
 def _cells(row: Row, outcomes: dict[Row, Outcome]) -> list[str]:
@@ -133,18 +156,20 @@ def _cells(row: Row, outcomes: dict[Row, Outcome]) -> list[str]:
         return cells
     outcome = outcomes.get(row)
     if outcome is not None and outcome.error:
-        cells[-1] = click.style(outcome.status, fg="red")
+        cells[-1] = styled(outcome.status, fg="red")
     return [*cells, f"{outcome.import_s:.2f} s" if outcome and outcome.import_s is not None else "-"]
 
 
 def _class_of(row: Row) -> str:
     """The class as the metadata has it. A factory is told from it by its name: nothing is imported here."""
+    if row.kind == "command":
+        return "-"
     name = row.target.rpartition(":")[2].rpartition(".")[2]
-    return name if name[:1].isupper() else f"{name}()" if name and name != row.alias else "preset" if name else "-"
+    return name if name[:1].isupper() else f"{name}()" if name and name != row.alias else _PRESET if name else "-"
 
 
 def _styled(status: Status) -> str:
-    return click.style(str(status), fg=_COLORS.get(status, "red"))
+    return styled(str(status), fg=_COLORS.get(status, "red"))
 
 
 def _print_hints(kind: Kind, rows: Sequence[Row], shown: Sequence[Row]) -> None:
@@ -154,13 +179,13 @@ def _print_hints(kind: Kind, rows: Sequence[Row], shown: Sequence[Row]) -> None:
         _hint(f"Not shown: {counts}. See `core list-{kind.plural} --all`.")
     if kind.name == "strategy" and all(row.provider == CORE for row in shown):
         package = KNOWN_ALIASES[kind.name, DEFAULT_PARALLEL_STRATEGY]
-        _hint(f"Strategies for several devices come in packages of their own: `pip install {package}`.")
+        _hint(f"Strategies for several devices come in packages of their own: {pip_install(package)}.")
 
 
 def _hint(text: str) -> None:
-    """Beside the listing, so that a pipe gets rows only."""
+    """Print a hint beside the listing, on standard error, so that a pipe gets rows only."""
     for line in paragraph(text):
-        click.echo(line, err=True)
+        say(line, err=True)
 
 
 def _as_json(row: Row, outcome: Outcome | None) -> dict[str, Any]:
@@ -211,12 +236,14 @@ def _print_providers(providers: Sequence[dict[str, Any]], problems: Sequence[Row
         for entry in providers
     ]
     for line in table(["Package", "Version", "Status", "Offers"], rows, [entry["detail"] for entry in providers]):
-        click.echo(line)
+        say(line)
     if problems:
-        click.echo(click.style("\nProblems", bold=True))
+        say()
+        say(styled("Problems", bold=True))
     for problem in problems:
-        click.echo(f"{problem.provider}  {_styled(problem.status)}")
-        click.echo("\n".join(paragraph(f"{problem.detail} ({problem.location})".removesuffix(" ()"), indent="    ")))
+        say(f"{problem.provider}  ", _styled(problem.status))
+        for line in paragraph(f"{problem.detail} ({problem.location})".removesuffix(" ()"), indent="    "):
+            say(line)
 
 
 def _counts(offers: dict[str, int]) -> str:

@@ -1,4 +1,4 @@
-"""Imports plugins in child processes, where one that hangs, exits or kills the interpreter harms nobody."""
+"""Imports plugins in child processes, where one that hangs, exits or kills the interpreter does no harm."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ answer(request["kind"], request["names"])
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What came of an import.
+    """The result of an import.
 
     Attributes:
         status: `"ok"`, `"fails"`, `"exits"` or `"hangs"`.
@@ -55,7 +55,7 @@ def probe(rows: Sequence[Row], timeout_s: float) -> dict[Row, Outcome]:
 
 
 def answer(kind: str, names: Sequence[str]) -> None:
-    """In the child: import by name and report on the real standard output, which plugins don't get to write to."""
+    """Import by name in the child, and report on the real standard output, which plugins can't write to."""
     report = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     from core.contract.errors import CoreError
@@ -95,6 +95,7 @@ def _ask_child(rows: Sequence[Row], timeout_s: float) -> dict[Row, Outcome]:
         missing = Outcome("hangs", error=f"Its import did not end within {timeout_s:g} s.")
     finally:
         _kill_group(child)
+    # Answers come in the order of names: the first that is missing is of the plugin at which the child ended.
     told = [_read(line) for line in output.splitlines()]
     return {row: told[number] if number < len(told) else missing for number, row in enumerate(rows)}
 

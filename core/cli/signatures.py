@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 _SECTION = re.compile(r"(Args|Arguments|Attributes|Parameters):\s*$")
 _ENTRY = re.compile(r"(?P<name>\*{0,2}\w+)\s*(\([^)]*\))?\s*:\s*(?P<text>.*)")
 _CATCH_ALL = inspect.Parameter.VAR_KEYWORD
+_UNNAMED = inspect.Parameter.VAR_POSITIONAL
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +36,7 @@ class Option:
 
 @dataclass(frozen=True, slots=True)
 class Factory:
-    """What an alias stands for.
+    """The class or function that an alias stands for.
 
     Attributes:
         made: the class, or None if that can't be told without calling.
@@ -52,6 +53,7 @@ def look_into(target: Any) -> Factory:
     """Tell a class, a `functools.partial` of a class, and a function apart."""
     preset: dict[str, Any] = {}
     while isinstance(target, functools.partial):
+        # As in a call, the outer partial's arguments win over those of the one inside.
         preset = dict(zip(_names(target.func), target.args, strict=False)) | target.keywords | preset
         target = target.func
     return Factory(target, preset) if isinstance(target, type) else Factory(None, preset, target)
@@ -83,6 +85,7 @@ def documented(doc: str | None) -> dict[str, str]:
             break
         depth = len(line) - len(line.lstrip())
         indent = depth if indent is None else indent
+        # An entry begins at the depth of the first; a deeper line goes on with it.
         match = _ENTRY.match(line.strip()) if depth == indent else None
         if match:
             name = match["name"].lstrip("*")
@@ -111,11 +114,12 @@ def _parameters(function: Any) -> list[inspect.Parameter]:
         parameters = list(inspect.signature(function).parameters.values())
     except (TypeError, ValueError):
         return []
-    return [parameter for parameter in parameters if parameter.name != "self"]
+    # What may be given without a name is given by its name too.
+    return [parameter for parameter in parameters if parameter.name != "self" and parameter.kind is not _UNNAMED]
 
 
 def _option(parameter: inspect.Parameter, entries: dict[str, str]) -> Option:
-    stars = "**" if parameter.kind is _CATCH_ALL else "*" if parameter.kind is parameter.VAR_POSITIONAL else ""
+    stars = "**" if parameter.kind is _CATCH_ALL else ""
     annotation = "" if parameter.annotation is parameter.empty else inspect.formatannotation(parameter.annotation)
     default = None if parameter.default is parameter.empty else _shown(parameter.default)
     return Option(stars + parameter.name, annotation.strip("'\""), default, entries.get(parameter.name, ""))

@@ -1,9 +1,7 @@
-"""Who started the processes: one class for each scheduler, chosen by what its variables say.
+"""The cluster environments: one class for each scheduler, chosen by the variables that it sets.
 
 Where several are found, the most specific wins: torchrun inside srun, or mpirun inside a SLURM job, knows the ranks.
 """
-
-from typing import Any
 
 from core.cluster.kubeflow import KubeflowEnvironment
 from core.cluster.local import LocalEnvironment
@@ -11,6 +9,7 @@ from core.cluster.lsf import LSFEnvironment
 from core.cluster.mpi import MPIEnvironment
 from core.cluster.slurm import SLURMEnvironment
 from core.cluster.torchelastic import TorchElasticEnvironment
+from core.door import door
 
 __all__ = [
     "KubeflowEnvironment",
@@ -21,8 +20,4 @@ __all__ = [
     "TorchElasticEnvironment",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    from core.registry.lazy_exports import plugin_class
-
-    return plugin_class("cluster environment", name, __name__)
+__getattr__, __dir__ = door(__name__, {}, kind="cluster environment")

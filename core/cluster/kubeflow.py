@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from core.cluster.variables import all_set, check_world, read_int, read_port, read_text
-from core.contract import Absent, ClusterEnvironment, Found
+from core.cluster.torch_variables import TorchVariables
+from core.cluster.variables import all_set, check_world, read_int
+from core.contract import Absent, Found
 
 if TYPE_CHECKING:
     from core.contract.accelerator import Detection
@@ -14,7 +15,7 @@ _HINT = "Kubeflow's training operator sets it in every pod of a PyTorchJob."
 _POD_VARIABLES = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK")
 
 
-class KubeflowEnvironment(ClusterEnvironment):
+class KubeflowEnvironment(TorchVariables):
     """A pod of a `PyTorchJob`: one process a pod, and each pod is a node.
 
     Variables:
@@ -23,32 +24,16 @@ class KubeflowEnvironment(ClusterEnvironment):
         WORLD_SIZE, RANK: number of pods, and number of this one.
     """
 
+    hint = _HINT
+
     @classmethod
     def detect(cls) -> Detection:
-        """Here if this is a pod that the training operator has told its rank."""
+        """Found if this is a pod that the training operator has told its rank."""
         if not (all_set("KUBERNETES_PORT") or all_set("KUBERNETES_SERVICE_HOST")):
             return Absent("neither KUBERNETES_PORT nor KUBERNETES_SERVICE_HOST is set")
         if missing := [name for name in _POD_VARIABLES if not all_set(name)]:
             return Absent(f"in a Kubernetes pod, but {missing[0]} is not set")
         return Found(read_int("WORLD_SIZE", hint=_HINT, minimum=1), priority=50)
-
-    @property
-    def main_address(self) -> str:
-        """`MASTER_ADDR`."""
-        return read_text("MASTER_ADDR", hint=_HINT)
-
-    @property
-    def main_port(self) -> int:
-        """`MASTER_PORT`."""
-        return read_port(_HINT) or read_int("MASTER_PORT", hint=_HINT, minimum=1)
-
-    def world_size(self) -> int:
-        """`WORLD_SIZE`."""
-        return read_int("WORLD_SIZE", hint=_HINT, minimum=1)
-
-    def global_rank(self) -> int:
-        """`RANK`."""
-        return read_int("RANK", hint=_HINT)
 
     def local_rank(self) -> int:
         """0: one process a pod."""

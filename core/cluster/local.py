@@ -1,4 +1,4 @@
-"""This machine, with nobody who starts processes for us."""
+"""This machine, without a scheduler that starts the processes."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class LocalEnvironment(ClusterEnvironment):
         return self._world[2] if self._world else 0
 
     def node_rank(self) -> int:
-        """What the launcher said; before that, `NODE_RANK`, or 0."""
+        """The launcher's number; before there is one, `NODE_RANK`, or 0."""
         if self._world:
             return self._world[3]
         return read_int("NODE_RANK", hint=_BY_HAND) if os.environ.get("NODE_RANK") else 0

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import ipaddress
 import os
 import socket
 from typing import TYPE_CHECKING
 
-from core.cluster.variables import all_set, check_world, derived_port, read_int, read_port, read_text
+from core.cluster.variables import all_set, check_world, derived_port, read_address, read_int, read_port, read_text
 from core.contract import Absent, ClusterEnvironment, ConfigurationError, Found
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ class LSFEnvironment(ClusterEnvironment):
 
     @classmethod
     def detect(cls) -> Detection:
-        """Here if jsrun started this process as one task of a job."""
+        """Found if jsrun started this process as one task of a job."""
         if missing := [name for name in _STEP_VARIABLES if not all_set(name)]:
             return Absent(f"{missing[0]} is not set")
         return Found(read_int("JSM_NAMESPACE_SIZE", hint=_HINT, minimum=1), priority=80)
@@ -36,7 +37,7 @@ class LSFEnvironment(ClusterEnvironment):
     @property
     def main_address(self) -> str:
         """`MASTER_ADDR`, or the first compute host of the job."""
-        return os.environ.get("MASTER_ADDR", "").strip() or _compute_hosts()[0]
+        return read_address() or _compute_hosts()[0]
 
     @property
     def main_port(self) -> int:
@@ -63,10 +64,10 @@ class LSFEnvironment(ClusterEnvironment):
             ConfigurationError: this host is not among them.
         """
         hosts, own = _compute_hosts(), socket.gethostname()
-        short = [host.split(".")[0] for host in hosts]
-        if (name := own.split(".")[0]) not in short:
+        found = next((place for place, host in enumerate(hosts) if _is_this_machine(host, own)), None)
+        if found is None:
             raise ConfigurationError(f"LSB_DJOB_RANKFILE lists {', '.join(hosts)}, but this host is {own!r}. {_HINT}")
-        return short.index(name)
+        return found
 
     def validate(self, num_devices: int, num_nodes: int) -> None:
         """The number of tasks must be the number of devices.
@@ -90,6 +91,21 @@ class LSFEnvironment(ClusterEnvironment):
         return os.environ.get("LSB_JOBID")
 
 
+def _is_this_machine(host: str, own: str) -> bool:
+    """Tell whether a host name, with its domain or without, or an IP address is this machine's, named `own`."""
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return host.split(".")[0] == own.split(".")[0]
+    family = socket.AF_INET if address.version == 4 else socket.AF_INET6
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect((host, 9))  # nothing is sent; to itself, a machine speaks from the address that it speaks to
+            return ipaddress.ip_address(probe.getsockname()[0]) == address
+    except OSError:
+        return False
+
+
 def _compute_hosts() -> list[str]:
     """The job's hosts, each once and in order, without the launch node that heads the file.
 
@@ -104,4 +120,5 @@ def _compute_hosts() -> list[str]:
         raise ConfigurationError(f"LSB_DJOB_RANKFILE names {path!r}, which can't be read: {error}. {_HINT}") from error
     if not lines:
         raise ConfigurationError(f"LSB_DJOB_RANKFILE names {path!r}, which is empty. {_HINT}")
+    # A host is listed once for each of its slots.
     return list(dict.fromkeys(lines[1:] or lines))

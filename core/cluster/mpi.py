@@ -9,7 +9,7 @@ import socket
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from core.cluster.variables import all_set, check_world, derived_port, read_int, read_port
+from core.cluster.variables import all_set, check_world, derived_port, read_address, read_int, read_port
 from core.contract import Absent, ClusterEnvironment, ConfigurationError, Found
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class _Dialect:
-    """How one MPI tells its processes who they are; `job` names variables that are alike on all ranks of a run."""
+    """The variables by which one MPI tells processes their ranks; those in `job` are alike on all ranks of a run."""
 
     name: str
     rank: str
@@ -63,7 +63,7 @@ class MPIEnvironment(ClusterEnvironment):
 
     @classmethod
     def detect(cls) -> Detection:
-        """Here if the variables of one MPI are set."""
+        """Found if the variables of one MPI are set."""
         if (dialect := _find_dialect()) is None:
             return Absent("no rank of Open MPI, MVAPICH2, MPICH or Intel MPI is set")
         return Found(read_int(dialect.world_size, hint=_hint(dialect), minimum=1), priority=70)
@@ -71,7 +71,7 @@ class MPIEnvironment(ClusterEnvironment):
     @property
     def main_address(self) -> str:
         """`MASTER_ADDR`; on one node this machine; else the host of rank 0, as mpi4py tells."""
-        if address := os.environ.get("MASTER_ADDR", "").strip():
+        if address := read_address():
             return address
         if self._local_size() == self.world_size():
             return "127.0.0.1"
@@ -128,6 +128,7 @@ class MPIEnvironment(ClusterEnvironment):
             f"or start it with mpirun -n {num_devices * num_nodes}.",
             num_local=local,
         )
+        # `node_rank` is right only if each node has consecutive ranks.
         if self.global_rank() % local != self.local_rank():
             raise ConfigurationError(
                 f"Rank {self.global_rank()} is number {self.local_rank()} of {local} on its node, so ranks are dealt "

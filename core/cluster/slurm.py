@@ -8,7 +8,7 @@ import signal
 import subprocess
 from typing import TYPE_CHECKING
 
-from core.cluster.variables import all_set, check_world, derived_port, read_int, read_port, read_text
+from core.cluster.variables import all_set, check_world, derived_port, read_address, read_int, read_port, read_text
 from core.contract import Absent, ClusterEnvironment, ConfigurationError, Found
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ class SLURMEnvironment(ClusterEnvironment):
 
     @classmethod
     def detect(cls) -> Detection:
-        """Here if srun started this process as one task of a step that isn't an interactive shell."""
+        """Found if srun started this process as one task of a step that isn't an interactive shell."""
         if "SLURM_JOB_ID" not in os.environ:
             return Absent("SLURM_JOB_ID is not set")
         if not all_set("SLURM_STEP_ID", "SLURM_PROCID"):
@@ -58,7 +58,7 @@ class SLURMEnvironment(ClusterEnvironment):
     @property
     def main_address(self) -> str:
         """`MASTER_ADDR`, or the step's first host; this machine if the step has no other."""
-        if address := os.environ.get("MASTER_ADDR", "").strip():
+        if address := read_address():
             return address
         if _num_nodes() == 1:
             return "127.0.0.1"
@@ -98,20 +98,22 @@ class SLURMEnvironment(ClusterEnvironment):
             ConfigurationError: they aren't.
         """
         tasks, nodes = _num_tasks(), _num_nodes()
+        cure = (
+            f"Pass devices={max(1, tasks // nodes)} and num_nodes={nodes}, or ask SLURM for "
+            f"--nodes={num_nodes} --ntasks-per-node={num_devices}."
+        )
         check_world(
             starter="srun",
             world_size=tasks,
             world_variable="SLURM_NTASKS",
             num_devices=num_devices,
             num_nodes=num_nodes,
-            cure=f"Pass devices={max(1, tasks // nodes)} and num_nodes={nodes}, or ask SLURM for "
-            f"--nodes={num_nodes} --ntasks-per-node={num_devices}.",
+            cure=cure,
         )
         if nodes != num_nodes:
             raise ConfigurationError(
                 f"srun runs this step on {nodes} node{'s' if nodes > 1 else ''} (SLURM_NNODES={nodes}), but "
-                f"num_nodes={num_nodes}. Pass devices={max(1, tasks // nodes)} and num_nodes={nodes}, or ask SLURM for "
-                f"--nodes={num_nodes} --ntasks-per-node={num_devices}."
+                f"num_nodes={num_nodes}. {cure}"
             )
 
     def job_id(self) -> str | None:
@@ -139,7 +141,7 @@ def _num_nodes() -> int:
 
 
 def _interactive_shell() -> str | None:
-    """Which shell the user sits in. `srun` with several tasks inside an interactive job is a step like any other."""
+    """The user's interactive shell. `srun` with several tasks inside an interactive job is a step like any other."""
     if "SLURM_PTY_PORT" in os.environ:
         return "srun --pty"
     name = os.environ.get("SLURM_JOB_NAME", "")
@@ -152,6 +154,7 @@ def first_host(nodelist: str) -> str:
     Raises:
         ConfigurationError: it isn't such a list.
     """
+    # Up to the first comma that isn't in brackets; then of each pair of brackets the first number.
     first = re.match(r"(?:[^,\[\]]|\[[^\[\]]*\])+(?=,|$)", nodelist)
     host = re.sub(r"\[(\w+)[^\]]*\]", r"\1", first.group()) if first else ""
     if not re.fullmatch(r"[\w.:-]+", host):

@@ -1,12 +1,13 @@
-"""torchrun, and whoever else starts one process a rank and sets the same variables."""
+"""torchrun, and any other program that starts one process a rank and sets the same variables."""
 
 from __future__ import annotations
 
 import os
 from typing import TYPE_CHECKING
 
-from core.cluster.variables import all_set, check_world, read_int, read_port, read_text
-from core.contract import Absent, ClusterEnvironment, Found
+from core.cluster.torch_variables import TorchVariables
+from core.cluster.variables import all_set, check_world, read_int
+from core.contract import Absent, Found
 
 if TYPE_CHECKING:
     from core.contract.accelerator import Detection
@@ -15,7 +16,7 @@ _RANK_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PO
 _HINT = f"torchrun sets it; by hand, set all of {', '.join(_RANK_VARIABLES)}."
 
 
-class TorchElasticEnvironment(ClusterEnvironment):
+class TorchElasticEnvironment(TorchVariables):
     """`torchrun`, or any launcher that sets torch.distributed's own variables for every process.
 
     Variables:
@@ -28,30 +29,14 @@ class TorchElasticEnvironment(ClusterEnvironment):
         TORCHELASTIC_USE_AGENT_STORE: `"True"` if torchrun's own TCP store listens at the main address.
     """
 
+    hint = _HINT
+
     @classmethod
     def detect(cls) -> Detection:
-        """Here if torchrun says so, or if all of torch's variables are set."""
+        """Found if torchrun says so, or if all of torch's variables are set."""
         if "TORCHELASTIC_RUN_ID" not in os.environ and not all_set(*_RANK_VARIABLES):
             return Absent("neither TORCHELASTIC_RUN_ID nor all of " + ", ".join(_RANK_VARIABLES) + " are set")
         return Found(read_int("WORLD_SIZE", hint=_HINT, minimum=1), priority=90)
-
-    @property
-    def main_address(self) -> str:
-        """`MASTER_ADDR`."""
-        return read_text("MASTER_ADDR", hint=_HINT)
-
-    @property
-    def main_port(self) -> int:
-        """`MASTER_PORT`."""
-        return read_port(_HINT) or read_int("MASTER_PORT", hint=_HINT, minimum=1)
-
-    def world_size(self) -> int:
-        """`WORLD_SIZE`."""
-        return read_int("WORLD_SIZE", hint=_HINT, minimum=1)
-
-    def global_rank(self) -> int:
-        """`RANK`."""
-        return read_int("RANK", hint=_HINT)
 
     def local_rank(self) -> int:
         """`LOCAL_RANK`."""
@@ -78,7 +63,7 @@ class TorchElasticEnvironment(ClusterEnvironment):
 
     @property
     def store_is_hosted(self) -> bool:
-        """Whether torchrun's agent keeps a store at the main address, which outlives restarts."""
+        """True if torchrun's agent keeps a store at the main address, which outlives restarts."""
         return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
 
     def validate(self, num_devices: int, num_nodes: int) -> None:

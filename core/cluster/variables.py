@@ -6,6 +6,7 @@ import os
 import zlib
 
 from core.contract import ConfigurationError
+from core.contract.rank_variables import are_set_by_core
 
 FIRST_DERIVED_PORT = 15_000
 NUM_DERIVED_PORTS = 15_000
@@ -39,6 +40,11 @@ def read_int(*names: str, hint: str, minimum: int = 0) -> int:
     return int(text)
 
 
+def read_address() -> str:
+    """`MASTER_ADDR`, the user's choice of where the ranks meet; empty if it isn't set."""
+    return os.environ.get("MASTER_ADDR", "").strip()
+
+
 def read_port(hint: str) -> int | None:
     """`MASTER_PORT` if it is set, else None.
 
@@ -56,7 +62,9 @@ def read_port(hint: str) -> int | None:
 
 
 def all_set(*names: str) -> bool:
-    """Whether every one of these variables is set and not empty."""
+    """Tell whether every one of these variables is set and not empty, and no rank among them by core itself."""
+    if "RANK" in names and are_set_by_core():
+        return False
     return all(os.environ.get(name, "").strip() for name in names)
 
 
@@ -78,9 +86,9 @@ def check_world(
     """Compare the numbers of processes that a scheduler started with what the user asked for.
 
     Args:
-        starter: who started them.
-        world_size: how many.
-        world_variable: which says so.
+        starter: the scheduler that started them.
+        world_size: the number of processes.
+        world_variable: the variable that holds this number.
         num_devices: asked for on each node.
         num_nodes: asked for.
         cure: ends the message.

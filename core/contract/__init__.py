@@ -1,15 +1,16 @@
-"""What a backend must be: the base classes of every kind, their specs and hooks, and the errors.
+"""The contract of a backend: the base classes of every kind, their specs and hooks, and the errors.
 
 Nothing here imports torch before a method that needs it runs, and a name is imported when it is first used.
 """
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from core.door import door
 
 if TYPE_CHECKING:
-    from core.contract.accelerator import Absent, Accelerator, Broken, Found
+    from core.contract.accelerator import Absent, Accelerator, Broken, Devices, Found
     from core.contract.capability import Capability
     from core.contract.checkpoint_io import CheckpointIO, Collectives, PathLike
     from core.contract.cluster_environment import ClusterEnvironment
@@ -26,22 +27,26 @@ if TYPE_CHECKING:
         IncompatiblePluginError,
         LaunchError,
         ModuleError,
+        NonFiniteLossError,
+        NotYetChosenError,
         PluginLoadError,
         UnknownAliasError,
         UnsupportedError,
         WorkerError,
     )
-    from core.contract.hookspecs import EventHooks, hookimpl
+    from core.contract.hookspecs import EventHooks, empty_hook, hookimpl, is_empty_hook
     from core.contract.kinds import HOOKS_GROUP, KINDS, Kind
     from core.contract.launcher import Launcher
     from core.contract.logger import Logger
-    from core.contract.module_handle import ModuleHandle
-    from core.contract.precision import NumberFormats, Precision
+    from core.contract.precision import ClippingAlgorithm, NumberFormats, Precision
+    from core.contract.rank_state import KeepsRankState
     from core.contract.setup_host import SetupHost
     from core.contract.sharded_leaf import Chunk, ShardedLeaf, TensorDescription
     from core.contract.spec import Spec, normalize_alias
+    from core.contract.spelling import did_you_mean, near_names
     from core.contract.step import GradientClipping, StepOutput, TrainingStep
-    from core.contract.strategy import ReduceOp, Stage, Strategy
+    from core.contract.strategy import Stage, Strategy
+    from core.contract.world import ReduceOp, World
 
 __all__ = [
     "HOOKS_GROUP",
@@ -57,22 +62,26 @@ __all__ = [
     "CheckpointIO",
     "CheckpointNotFoundError",
     "Chunk",
+    "ClippingAlgorithm",
     "ClusterEnvironment",
     "Collectives",
     "ConfigurationError",
     "CoreError",
     "DeviceError",
+    "Devices",
     "EventHooks",
     "FingerprintError",
     "Found",
     "GradientClipping",
     "IncompatiblePluginError",
+    "KeepsRankState",
     "Kind",
     "LaunchError",
     "Launcher",
     "Logger",
     "ModuleError",
-    "ModuleHandle",
+    "NonFiniteLossError",
+    "NotYetChosenError",
     "NumberFormats",
     "PathLike",
     "PluginLoadError",
@@ -89,51 +98,54 @@ __all__ = [
     "UnknownAliasError",
     "UnsupportedError",
     "WorkerError",
+    "World",
+    "did_you_mean",
+    "empty_hook",
     "hookimpl",
+    "is_empty_hook",
+    "near_names",
     "normalize_alias",
 ]
 
-_NAMES = {
-    "accelerator": ("Absent", "Accelerator", "Broken", "Found"),
-    "capability": ("Capability",),
-    "checkpoint_io": ("CheckpointIO", "Collectives", "PathLike"),
-    "cluster_environment": ("ClusterEnvironment",),
-    "errors": (
-        "AliasConflictError",
-        "BlockedPluginError",
-        "CheckpointCorruptedError",
-        "CheckpointError",
-        "CheckpointNotFoundError",
-        "ConfigurationError",
-        "CoreError",
-        "DeviceError",
-        "FingerprintError",
-        "IncompatiblePluginError",
-        "LaunchError",
-        "ModuleError",
-        "PluginLoadError",
-        "UnknownAliasError",
-        "UnsupportedError",
-        "WorkerError",
-    ),
-    "hookspecs": ("EventHooks", "hookimpl"),
-    "kinds": ("HOOKS_GROUP", "KINDS", "Kind"),
-    "launcher": ("Launcher",),
-    "logger": ("Logger",),
-    "precision": ("NumberFormats", "Precision"),
-    "sharded_leaf": ("Chunk", "ShardedLeaf", "TensorDescription"),
-    "spec": ("Spec", "normalize_alias"),
-    "step": ("GradientClipping", "StepOutput", "TrainingStep"),
-    "strategy": ("ReduceOp", "Stage", "Strategy"),
-    "module_handle": ("ModuleHandle",),
-    "setup_host": ("SetupHost",),
-}
-_HOMES = {name: module for module, names in _NAMES.items() for name in names}
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module 'core.contract' has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"core.contract.{_HOMES[name]}"), name)
-    globals()[name] = value
-    return value
+__getattr__, __dir__ = door(
+    __name__,
+    {
+        ".accelerator": ("Absent", "Accelerator", "Broken", "Devices", "Found"),
+        ".capability": ("Capability",),
+        ".checkpoint_io": ("CheckpointIO", "Collectives", "PathLike"),
+        ".cluster_environment": ("ClusterEnvironment",),
+        ".errors": (
+            "AliasConflictError",
+            "BlockedPluginError",
+            "CheckpointCorruptedError",
+            "CheckpointError",
+            "CheckpointNotFoundError",
+            "ConfigurationError",
+            "CoreError",
+            "DeviceError",
+            "FingerprintError",
+            "IncompatiblePluginError",
+            "LaunchError",
+            "ModuleError",
+            "NonFiniteLossError",
+            "NotYetChosenError",
+            "PluginLoadError",
+            "UnknownAliasError",
+            "UnsupportedError",
+            "WorkerError",
+        ),
+        ".hookspecs": ("EventHooks", "empty_hook", "hookimpl", "is_empty_hook"),
+        ".kinds": ("HOOKS_GROUP", "KINDS", "Kind"),
+        ".launcher": ("Launcher",),
+        ".logger": ("Logger",),
+        ".precision": ("ClippingAlgorithm", "NumberFormats", "Precision"),
+        ".rank_state": ("KeepsRankState",),
+        ".sharded_leaf": ("Chunk", "ShardedLeaf", "TensorDescription"),
+        ".spec": ("Spec", "normalize_alias"),
+        ".step": ("GradientClipping", "StepOutput", "TrainingStep"),
+        ".strategy": ("Stage", "Strategy"),
+        ".world": ("ReduceOp", "World"),
+        ".spelling": ("did_you_mean", "near_names"),
+        ".setup_host": ("SetupHost",),
+    },
+)

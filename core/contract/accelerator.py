@@ -1,4 +1,4 @@
-"""One kind of device: is it here, which ones were asked for, how is one selected."""
+"""The Accelerator contract: detects, parses and selects the devices of one kind."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ if TYPE_CHECKING:
 
     import torch
 
-    Devices: TypeAlias = int | str | Sequence[int]
+Devices: TypeAlias = "int | str | Sequence[int]"
+"""The argument `devices`: a number, indices, or text such as `"1,3"` and `"auto"`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """It is here.
+    """The finding that it is here.
 
     Attributes:
         count: number of devices, or of processes for a cluster environment.
@@ -32,14 +33,17 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class Absent:
-    """It is not here, and that is in order. `reason` says how that was seen: `"torch was built without CUDA"`."""
+    """The finding that it isn't here, which is in order. `reason`: the evidence, `"torch was built without CUDA"`."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class Broken:
-    """It is here and can't be used. With `"auto"` this is an error: nobody falls back to the CPU in silence."""
+    """The finding that it is here and can't be used.
+
+    With `"auto"` this is an error: the core never falls back to the CPU in silence.
+    """
 
     reason: str
 
@@ -63,7 +67,7 @@ class Accelerator(abc.ABC):
     """
 
     name: ClassVar[str] = ""
-    """What messages call it, such as `"cuda"`. Empty: the class name in lower case, without `Accelerator`."""
+    """Its name in messages, such as `"cuda"`. Empty: the class name in lower case, without `Accelerator`."""
 
     process_group_backend: ClassVar[str | None] = None
     """torch.distributed's backend for this device; None asks torch's own table by device type."""
@@ -111,7 +115,7 @@ class Accelerator(abc.ABC):
         return indices
 
     def default_num_devices(self) -> int:
-        """How many devices `devices="auto"` takes: all that are here. The CPU takes one."""
+        """Number of devices that `devices="auto"` takes: all that are here. The CPU takes one."""
         found = self.detect()
         return found.count if isinstance(found, Found) else 0
 

@@ -1,4 +1,4 @@
-"""What a strategy can do, or insists on doing itself."""
+"""The capabilities of a strategy: what it can do, or insists on doing itself."""
 
 from __future__ import annotations
 
@@ -20,6 +20,11 @@ class Capability(enum.Flag):
     `setup_module` and `setup_optimizer`."""
     OWNS_STEP = enum.auto()
     """`run_training_step` is overridden as a whole; hooks around backward and the optimizer run where it calls them."""
+    COMPILED_STEP = enum.auto()
+    """Forward, backward and update are one call of a compiled program, in which the user's step is traced once. What
+    would run between them, hooks and overrides, is refused before work, and so is training in a loop by hand. Each
+    batch that the core hands over holds whole accumulation windows, see `setup_dataloader`; between two calls the
+    weights of the user's module may be old ones, until `synchronize_model()`."""
     OWNS_ACCUMULATION = enum.auto()
     """The strategy divides the loss and counts the accumulation window; the core hands it every batch alike."""
     OWNS_CLIPPING = enum.auto()
@@ -38,7 +43,16 @@ class Capability(enum.Flag):
     """`clip_gradients` knows the algorithm `"value"` besides `"norm"`."""
     NO_SYNC = enum.auto()
     """`no_backward_sync` really leaves out the exchange of gradients."""
-    ELASTIC = enum.auto()
-    """Peers may come and go while training goes on."""
+    REPLICATED_PARAMETERS = enum.auto()
+    """Parameters, and what optimizers keep for them, are the same on all ranks, bit for bit: ranks share the work of
+    writing them."""
+    INFERENCE_MODE = enum.auto()
+    """Weights that were used under `torch.inference_mode` can be trained afterwards. Without it, the Trainer evaluates
+    under `torch.no_grad` as a whole: hooks, metrics and steps share their tensors."""
+    MAKES_OPTIMIZERS = enum.auto()
+    """`configure_optimizers` asks the module for nothing: an engine's own configuration names them."""
     BIT_EXACT_RESUME = enum.auto()
     """Stopping and resuming under the same strategy and world size gives bit-equal losses."""
+    ELASTIC = enum.auto()
+    """There is no fixed number of processes: others join and leave while the run goes on, and make steps too.
+    `optimizer_step` answers with the number of steps that the run has made since it was asked last."""

@@ -1,4 +1,4 @@
-"""How a state becomes bytes on storage, and comes back."""
+"""The CheckpointIO contract: writes a state to storage and reads it back."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 PathLike: TypeAlias = str | os.PathLike[str]
+"""The path of a checkpoint: of a file or folder, or with the prefix of an object store, as in `s3://`."""
 
 
 class Collectives(Protocol):
-    """As much communication as storage needs, on plain picklable objects. Works on every strategy."""
+    """The communication that storage needs, on plain picklable objects. Works on every strategy."""
 
     @property
     def rank(self) -> int:
@@ -25,7 +26,7 @@ class Collectives(Protocol):
 
     @property
     def writer(self) -> Mapping[str, Any]:
-        """Who saves, in plain types, for a reader of the checkpoint: alias and provider of the strategy, and so on."""
+        """The saving run in plain types, for a reader of the checkpoint: the strategy's alias, provider and so on."""
 
     def barrier(self) -> None:
         """Wait until all are here."""
@@ -52,8 +53,10 @@ class CheckpointIO(abc.ABC):
     """
 
     layout: ClassVar[Literal["full", "sharded"]] = "full"
-    """Which form of state the strategy hands over: `full`, whole tensors on rank 0 (`state` is None on the others);
+    """The form of state that the strategy hands over: `full`, whole tensors on rank 0 (`state` is None on the others);
     `sharded`, on every rank its own shards."""
+    saves_from_all_ranks: bool = False
+    """True if `save_checkpoint` gets a state on every rank with layout `full` too: an engine writes its own files."""
 
     @abc.abstractmethod
     def save_checkpoint(self, state: dict[str, Any] | None, path: PathLike, *, collectives: Collectives) -> None:
@@ -114,7 +117,7 @@ class CheckpointIO(abc.ABC):
         """All ranks. What was saved at `path`, with a `TensorDescription` in the place of each tensor.
 
         Raises:
-            As `load_checkpoint`.
+            CheckpointError: as `load_checkpoint`.
 
         Returns:
             None if that can't be told without reading all of it.
@@ -126,7 +129,7 @@ class CheckpointIO(abc.ABC):
         """Delete the checkpoint at `path`, whole. Nothing happens if it is not there."""
 
     def exists(self, path: PathLike) -> bool:
-        """Rank 0. Whether a complete checkpoint is at `path`, without reading it all."""
+        """Rank 0. Tell whether a complete checkpoint is at `path`, without reading it all."""
         import fsspec
 
         filesystem, name = fsspec.url_to_fs(str(path))

@@ -1,4 +1,4 @@
-"""Who started the processes, and what they were told about each other."""
+"""The ClusterEnvironment contract: reads the ranks and addresses that the starter of the processes has set."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class ClusterEnvironment(abc.ABC):
-    """Where this process stands among the others. Meant to be subclassed.
+    """The position of this process among the others. Meant to be subclassed.
 
     The call sequence:
 
@@ -24,7 +24,7 @@ class ClusterEnvironment(abc.ABC):
     """
 
     creates_processes: ClassVar[bool] = True
-    """Whether whoever started us starts every rank. False: the strategy's launcher has to."""
+    """True if the environment starts every rank. False: the strategy's launcher has to."""
 
     requeue_signal: signal.Signals | None = None
     """The signal by which the scheduler announces that it will take the machine away, so that the job should save and
@@ -63,16 +63,16 @@ class ClusterEnvironment(abc.ABC):
 
     @property
     def restart_count(self) -> int:
-        """How often the whole group was started again. Part of the store's prefix, so that nobody reads stale keys."""
+        """Number of restarts of the whole group. It is part of the store's prefix, so that no rank reads stale keys."""
         return 0
 
     @property
     def store_is_hosted(self) -> bool:
-        """Whether a TCP store listens at the main address already (an elastic agent's). Else rank 0 makes one."""
+        """True if a TCP store listens at the main address already (an elastic agent's). Else rank 0 makes one."""
         return False
 
     def set_world(self, *, world_size: int, global_rank: int, local_rank: int, node_rank: int) -> None:
-        """Called by a launcher, in the process that it made. Ignored where the scheduler has decided."""
+        """Take the ranks from the launcher, in a process that it made. Ignored where the scheduler has decided."""
 
     def validate(self, num_devices: int, num_nodes: int) -> None:
         """Compare the user's arguments with what the scheduler gave.

@@ -3,7 +3,8 @@
 ```
 CoreError
 ├── ConfigurationError (ValueError)      arguments that can't be met; raised before work starts
-│   ├── UnknownAliasError (LookupError)  nobody offers this alias
+│   ├── NotYetChosenError (AttributeError)  a part of a strategy that nothing has chosen so far
+│   ├── UnknownAliasError (LookupError)  no provider offers this alias
 │   ├── AliasConflictError               several providers offer it, or it is reserved
 │   ├── BlockedPluginError               offered, but blocked by the environment
 │   ├── IncompatiblePluginError          offered, but made for another release of core
@@ -14,6 +15,7 @@ CoreError
 ├── LaunchError                          processes can't be made here
 ├── WorkerError                          a worker died; carries rank, exit code and its traceback
 ├── FingerprintError                     ranks run different plugins
+├── NonFiniteLossError (ArithmeticError)  a loss is NaN or infinite, and the user wanted that to end the run
 └── CheckpointError                      a checkpoint can't be written or read
     ├── CheckpointNotFoundError (FileNotFoundError)
     └── CheckpointCorruptedError         it is there, and damaged, foreign or incomplete
@@ -24,6 +26,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from core.contract.printable import printable
+from core.contract.tracebacks import format_short, show_short_tracebacks, wants_full
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
@@ -32,7 +37,26 @@ if TYPE_CHECKING:
 
 
 class CoreError(Exception):
-    """The root of all errors that `core` raises on purpose. Picklable with all attributes, to cross processes."""
+    """The root of all errors that `core` raises on purpose. Picklable with all attributes, to cross processes.
+
+    Its text may quote foreign text. Line ends and tabs are the only control characters that stay in it.
+
+    Where one ends a program, it is shown at the user's own lines, without core's: `core.contract.tracebacks` says how.
+    """
+
+    def __init__(self, *args: object) -> None:
+        super().__init__(*args)
+        show_short_tracebacks()
+
+    @property
+    def _render_traceback_(self) -> Callable[[], list[str]]:
+        """The text for IPython. It looks whether there is one: an AttributeError leaves the showing to IPython."""
+        if wants_full():
+            raise AttributeError("the environment asks for whole tracebacks")
+        return lambda: format_short(self).splitlines()
+
+    def __str__(self) -> str:
+        return printable(super().__str__(), keep="\n\t")
 
     def __reduce__(self) -> tuple[Callable[..., CoreError], tuple[Any, ...]]:
         return _rebuild, (type(self), self.args, self.__dict__)
@@ -42,8 +66,12 @@ class ConfigurationError(CoreError, ValueError):
     """The arguments contradict each other, or this machine. No process was started."""
 
 
+class NotYetChosenError(ConfigurationError, AttributeError):
+    """A part of a strategy was asked for before anything had chosen it."""
+
+
 class UnknownAliasError(ConfigurationError, LookupError):
-    """Nobody offers the alias.
+    """No provider offers the alias.
 
     Attributes:
         kind: name of the kind that was searched, such as `"strategy"`.
@@ -57,7 +85,7 @@ class UnknownAliasError(ConfigurationError, LookupError):
 
 
 class AliasConflictError(ConfigurationError):
-    """Several providers offer the alias, or it belongs to somebody else.
+    """Several providers offer the alias, or it belongs to another provider.
 
     Attributes:
         specs: the competing specs.
@@ -132,20 +160,34 @@ class FingerprintError(CoreError):
     """The ranks of one run resolved to different plugins or versions."""
 
 
+class NonFiniteLossError(CoreError, ArithmeticError):
+    """A training loss is NaN or infinite, and `Trainer(terminate_on_nan=True)` was asked for.
+
+    Attributes:
+        epoch: in which it came, from 0.
+        batch_idx: of the batch whose loss it is.
+        global_step: optimizer steps before it.
+    """
+
+    def __init__(self, message: str, *, epoch: int, batch_idx: int, global_step: int) -> None:
+        super().__init__(message)
+        self.epoch, self.batch_idx, self.global_step = epoch, batch_idx, global_step
+
+
 class CheckpointError(CoreError):
     """A checkpoint can't be written or read."""
 
 
 class CheckpointNotFoundError(CheckpointError, FileNotFoundError):
-    """There is no checkpoint at this path."""
+    """No checkpoint is at this path."""
 
 
 class CheckpointCorruptedError(CheckpointError):
-    """There is something at this path, and it is damaged, foreign or incomplete."""
+    """The checkpoint at this path is damaged, foreign or incomplete."""
 
 
 def _rebuild(kind: type[CoreError], args: tuple[Any, ...], attributes: dict[str, Any]) -> CoreError:
-    """An unpickled error: its class may want keyword arguments, which pickle alone doesn't hand over."""
+    """Rebuild a pickled error: its class may want keyword arguments, which pickle alone doesn't hand over."""
     error = kind.__new__(kind, *args)
     error.args = args
     error.__dict__.update(attributes)

@@ -15,12 +15,12 @@ named in the entry-point group `core.hooks`, and is loaded only when a user asks
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import pluggy
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from torch import Tensor, nn
     from torch.optim import Optimizer
@@ -31,6 +31,20 @@ PROJECT = "core"
 
 hookspec = pluggy.HookspecMarker(PROJECT)
 hookimpl = pluggy.HookimplMarker(PROJECT)
+"""Marks a function of a plugin as its implementation of a hook."""
+
+F = TypeVar("F", bound="Callable[..., Any]")
+
+
+def empty_hook(function: F) -> F:
+    """Mark a hook whose default does nothing that isn't done anyway, so that it is never called."""
+    function._is_empty_hook = True  # type: ignore[attr-defined]
+    return function
+
+
+def is_empty_hook(function: Any) -> bool:
+    """True for a function that `empty_hook` has marked."""
+    return getattr(function, "_is_empty_hook", False)
 
 
 @hookspec
@@ -68,11 +82,16 @@ def core_loggers() -> Iterable[Spec]:  # type: ignore[empty-body]
     """Yield the specs of loggers. Targets subclass `core.Logger`."""
 
 
+@hookspec
+def core_commands() -> Iterable[Spec]:  # type: ignore[empty-body]
+    """Yield the specs of commands of the program `core`. Targets are `click.Command`s, or functions that return one."""
+
+
 class EventHooks:
-    """What happens in a run, in the order in which it happens first. Called on all ranks.
+    """The events of a run, in the order in which they first happen. Called on all ranks.
 
     `trainer` is the running `core.Trainer`, `module` the user's own module (never a wrapper).
-    Return values are ignored. A hook that nobody implements is never called.
+    Return values are ignored. A hook without an implementation is never called.
     """
 
     @hookspec
@@ -157,11 +176,11 @@ class EventHooks:
 
     @hookspec
     def on_validation_epoch_end(self, trainer: Any, module: nn.Module) -> None:
-        """All batches were seen; metrics are being reduced."""
+        """All batches were seen; what they logged can be read in `trainer.callback_metrics`."""
 
     @hookspec
     def on_validation_end(self, trainer: Any, module: nn.Module) -> None:
-        """Metrics are reduced and can be read in `trainer.callback_metrics`."""
+        """Metrics can be read in `trainer.callback_metrics`, those of `on_validation_epoch_end` too."""
 
     @hookspec
     def on_test_start(self, trainer: Any, module: nn.Module) -> None:
@@ -185,7 +204,7 @@ class EventHooks:
 
     @hookspec
     def on_test_epoch_end(self, trainer: Any, module: nn.Module) -> None:
-        """All batches were seen; metrics are being reduced."""
+        """All batches were seen; what they logged can be read in `trainer.callback_metrics`."""
 
     @hookspec
     def on_test_end(self, trainer: Any, module: nn.Module) -> None:

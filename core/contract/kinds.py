@@ -14,7 +14,8 @@ class Kind:
         name: singular, as in error messages: `"checkpoint io"`.
         group: the entry-point group that offers it.
         hook: the pluggy hook spec that yields its specs (`core.contract.hookspecs`).
-        base: `"module:attribute"` of the class that its targets subclass, or return.
+        base: `"module:attribute"` of the class that its targets subclass, or return. A command, which is called only
+            by its user, is the instance itself.
     """
 
     name: str
@@ -41,6 +42,7 @@ _TABLE = (
     ),
     Kind("launcher", "core.launchers", "core_launchers", "core.contract.launcher:Launcher"),
     Kind("logger", "core.loggers", "core_loggers", "core.contract.logger:Logger"),
+    Kind("command", "core.commands", "core_commands", "click:Command"),
 )
 
 KINDS: MappingProxyType[str, Kind] = MappingProxyType({kind.name: kind for kind in _TABLE})

@@ -12,11 +12,11 @@ if TYPE_CHECKING:
 
 
 class Launcher(abc.ABC):
-    """Calls a function in every process of this node. Meant to be subclassed.
+    """Calls a function in every process of this node, or of all nodes. Meant to be subclassed.
 
     The call sequence, all in the main process:
 
-    1. `connect(...)`, once, by `resolve`.
+    1. `configure_cluster_environment()`, then `connect(...)`, each once, by `resolve`.
     2. `check()`: can processes be made here, in this way? Called before anything is started.
     3. `launch(function, ...)`: in every worker the cluster environment knows its rank, then `function` runs.
        It may be called again: a later call with the same world re-uses or re-makes the workers.
@@ -24,11 +24,11 @@ class Launcher(abc.ABC):
     """
 
     calls_in_place: ClassVar[bool] = True
-    """Whether `function` of rank 0 runs in the calling process. If not (spawn, fork), its result crosses a process
+    """True if `function` of rank 0 runs in the calling process. If not (spawn, fork), its result crosses a process
     boundary, and the caller puts what changed back into its own objects."""
 
     pickles: bool = False
-    """Whether `function` and its arguments must be picklable."""
+    """True if `function` and its arguments must be picklable."""
 
     cluster_environment: ClusterEnvironment | None = None
     num_processes: int = 1
@@ -43,7 +43,7 @@ class Launcher(abc.ABC):
         num_nodes: int,
         interactive_alias: str | None = None,
     ) -> None:
-        """Say how many processes this node needs, and who tells them their ranks.
+        """Set the number of processes that this node needs, and the environment that tells them their ranks.
 
         Args:
             cluster_environment: told the world by the launcher, in every process that it makes.
@@ -55,6 +55,15 @@ class Launcher(abc.ABC):
         self.num_processes = num_processes
         self.num_nodes = num_nodes
         self.interactive_alias = interactive_alias
+
+    def configure_cluster_environment(self) -> ClusterEnvironment | None:
+        """Main process; called by `resolve`, once, before `connect`. The environment that tells ranks to this launcher.
+
+        It is for a launcher that makes the processes of all nodes by itself, so that the user starts the script once.
+        Not asked where the user passed an environment, or where the scheduler has made the processes. None: the one
+        that was found, for a script that is started on every node.
+        """
+        return None
 
     def check(self) -> None:
         """Raise before any work if processes can't be made this way here.

@@ -1,4 +1,4 @@
-"""Where metrics go."""
+"""The Logger contract: writes the metrics and hyperparameters of a run."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Logger(abc.ABC):
         """
 
     def state_dict(self) -> dict[str, Any]:
-        """Which run this is, such as its version: a worker process tells it to the process that started it."""
+        """The identity of this run, such as its version. A worker process sends it to the process that started it."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

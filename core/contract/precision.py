@@ -1,4 +1,4 @@
-"""In which number formats parameters, activations, gradients and reductions are held."""
+"""The Precision contract: the number formats of parameters, activations, gradients and reductions."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
 ClippingAlgorithm = Literal["norm", "value"]
+"""The argument `gradient_clip_algorithm`: by the norm of all gradients, or each by its value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +62,7 @@ class Precision:
         """
 
     def init_context(self) -> AbstractContextManager[Any] | None:
-        """In which new tensors get the parameter format; None if the default dtype serves. Re-enterable."""
+        """A context in which new tensors get the parameter format; None if the default dtype serves. Re-enterable."""
         return None
 
     def convert_module(self, module: nn.Module) -> nn.Module:
@@ -69,7 +70,7 @@ class Precision:
         return module
 
     def forward_context(self, device_type: str) -> AbstractContextManager[Any] | None:
-        """What user code runs in; None if nothing is needed, so that a step pays nothing.
+        """The context that user code runs in; None if none is needed, so that a step pays nothing.
 
         Asked once a stage; the same context is entered for every batch, one at a time.
         """
@@ -81,7 +82,7 @@ class Precision:
 
     @property
     def converts_input(self) -> bool:
-        """Whether `convert_input` does anything: if not, batches aren't walked through for it."""
+        """True if `convert_input` does anything. If not, batches aren't walked through for it."""
         return type(self).convert_input is not Precision.convert_input
 
     def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
@@ -101,7 +102,7 @@ class Precision:
         return True
 
     def state_dict(self) -> dict[str, Any]:
-        """What must survive a restart, in plain types."""
+        """The state that must survive a restart, in plain types."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""What a strategy may ask of the trainer that calls its `setup`."""
+"""The questions that a strategy may ask the trainer that calls its `setup`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class SetupHost(Protocol):
-    """What `Strategy.setup` may ask of the trainer that calls it."""
+    """The interface of the trainer for `Strategy.setup`, which it calls."""
 
     @property
     def module(self) -> nn.Module:
@@ -20,7 +20,7 @@ class SetupHost(Protocol):
 
     @property
     def trains(self) -> bool:
-        """Whether optimizers are needed in this stage."""
+        """True if this stage needs optimizers."""
 
     @property
     def accumulate_grad_batches(self) -> int:
@@ -28,7 +28,7 @@ class SetupHost(Protocol):
 
     @property
     def clipping(self) -> GradientClipping | None:
-        """How gradients are to be clipped; what a strategy with `Capability.OWNS_CLIPPING` does in its step."""
+        """The gradient clipping to do. A strategy with `Capability.OWNS_CLIPPING` does it in its step."""
 
     def configure_model(self) -> None:
         """Let the user's module build its large parts, in the context that the strategy has entered."""

@@ -1,4 +1,4 @@
-"""What a sharded state has in the place of a whole tensor."""
+"""The leaf that stands in the place of a whole tensor in a sharded state."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     import torch
     from torch import Tensor
@@ -63,7 +63,23 @@ class ShardedLeaf:
         """
         for chunk in self.chunks:
             total[chunk.box] = chunk.tensor.to(total.device)
+        # Each element is one rank's, and zero on the others.
         return add(total)
+
+
+def has_turn(turn: int, positions: Iterable[tuple[int, int]]) -> bool:
+    """Tell whether this rank is the one that writes, of all that have the same, without communication.
+
+    Args:
+        turn: a number that is the same on all ranks, and another one for the next leaf: the writing goes round.
+        positions: this rank's coordinate, and the number of ranks, along each axis on which ranks have the same.
+    """
+    # The turn is read as a number with a digit for each axis, in base `size`: the rank with these coordinates writes.
+    for coordinate, size in positions:
+        turn, chosen = divmod(turn, size)
+        if coordinate != chosen:
+            return False
+    return True
 
 
 @dataclass(frozen=True, slots=True)

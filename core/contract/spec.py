@@ -1,8 +1,14 @@
-"""What a provider offers, as plain text: nothing is imported to know it."""
+"""Specs: what a provider offers, as plain text. Nothing is imported to read them."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TypeAlias
+
+from core.contract.printable import printable
+
+Fingerprint: TypeAlias = tuple[tuple[str, str, str, str], ...]
+"""(kind, alias, provider, version) of every choice of a run, which its ranks compare."""
 
 
 def normalize_alias(alias: str) -> str:
@@ -12,7 +18,7 @@ def normalize_alias(alias: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Spec:
-    """One alias of one provider. Picklable, so that ranks can compare and report it.
+    """One alias of one provider. Picklable, so that ranks can compare and report it. Its text is made printable.
 
     Attributes:
         kind: name of its kind, a key of `core.contract.KINDS`.
@@ -28,6 +34,11 @@ class Spec:
     target: str
     provider: str
     summary: str = ""
+
+    def __post_init__(self) -> None:
+        for name in self.__slots__:
+            if isinstance(value := getattr(self, name), str) and not value.isprintable():
+                object.__setattr__(self, name, printable(value))
 
     @property
     def qualified_name(self) -> str:

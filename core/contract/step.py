@@ -15,12 +15,12 @@ if TYPE_CHECKING:
 
 
 class StepOutput(NamedTuple):
-    """What a call of `Strategy.run_training_step` did.
+    """The result of a call of `Strategy.run_training_step`.
 
     Attributes:
         loss: scalar, detached; not divided by the accumulation window. None if the user's step skipped the batch.
         num_batches: batches that were consumed; more than one where an engine runs several in one call.
-        num_optimizer_steps: how often parameters were updated; `global_step` and step schedulers follow it.
+        num_optimizer_steps: number of updates of the parameters; `global_step` and step schedulers follow it.
     """
 
     loss: Tensor | None
@@ -30,7 +30,7 @@ class StepOutput(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class GradientClipping:
-    """How gradients are clipped before a step.
+    """The gradient clipping before a step.
 
     Attributes:
         value: the largest norm, or the largest absolute value.
@@ -47,23 +47,24 @@ class GradientClipping:
 
 @dataclass(slots=True)
 class TrainingStep:
-    """What one training step has to do. The loop makes it once when a stage begins; a step only reads it.
+    """The description of one training step. The loop makes it once when a stage begins; a step only reads it.
 
-    Whatever the user didn't ask for is None here, so that a step pays for nothing else.
+    Anything that the user didn't ask for is None here, so that a step pays for nothing else.
 
     Attributes:
         compute_loss: `(batch, batch_idx) -> loss`, the user's step through `step_callable` inside the forward context.
             The loss is a scalar with a graph, whole (not divided by the window); None skips the batch.
-            With manual optimization it is the user's own return value, detached, and backward has happened.
+            With manual optimization it is the user's own return value, detached, and backward has happened; so it is
+            with `COMPILED_STEP`, where `step_callable` runs the whole program.
         module: the wrapped module that `setup_module` returned.
         optimizers: as `setup_optimizer` returned them.
         manual: the user's step runs backward and optimizers itself.
         num_accumulated: batches of an accumulation window. 1 for a strategy with `OWNS_ACCUMULATION`.
-        ends_window: set by the loop before each step: does this batch end its window?
+        ends_window: True if this batch ends its window; the loop sets it before each step.
         clipping: None if gradients aren't clipped, or the strategy has `OWNS_CLIPPING`.
         needs_closure: an optimizer evaluates the loss itself (LBFGS), or the module overrides the optimizer's step.
         before_backward: `(loss)`, after_backward: `()`, before_optimizer_step: `(optimizer)`,
-            before_zero_grad: `(optimizer)`: the hooks that somebody implements.
+            before_zero_grad: `(optimizer)`: the hooks that have an implementation.
         backward: `(loss)`: replaces the strategy's, when the module overrides it.
         clip_gradients: `(optimizer)`: replaces the strategy's, when the module overrides it.
         step_optimizer: `(optimizer, closure)`: replaces the strategy's, when the module overrides it.
@@ -84,7 +85,7 @@ class TrainingStep:
     before_zero_grad: Callable[[Optimizer], None] | None = None
     backward: Callable[[Tensor], None] | None = None
     clip_gradients: Callable[[Optimizer], None] | None = None
-    step_optimizer: Callable[[Optimizer, Callable[[], Any] | None], bool] | None = None
+    step_optimizer: Callable[[Optimizer, Callable[[], Any] | None], int] | None = None
     zero_grad: Callable[[Optimizer], None] | None = None
 
     def release(self) -> None:

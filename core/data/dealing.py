@@ -99,10 +99,12 @@ def _borrow(steps: Iterator[Step], size: int) -> Iterator[Step]:
 
 
 def _lend(before: Step, step: Step, size: int) -> tuple[Step, Step]:
-    """Move samples from the step before if somebody would have none in this one, and both have enough together."""
+    """Move samples from the step before if a rank would have none in this one, and both have enough together."""
+    # The last rank has the least, so if it has a sample, all have.
     if step[-1]:
         return before, step
     samples = list(chain.from_iterable(before + step))
     if len(samples) < 2 * size:
         return before, step
+    # One sample for each rank in the last step, and the rest before it.
     return _split(samples[:-size], size), _split(samples[-size:], size)

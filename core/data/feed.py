@@ -1,4 +1,4 @@
-"""A loader with a position: where the loop is, and where the next iteration goes on."""
+"""A loader with a position: the point that the loop has reached, at which the next iteration goes on."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class Feed:
-    """One rank's loader, read epoch after epoch. Counting costs a step nothing: it happens when somebody asks.
+    """One rank's loader, read epoch after epoch. Counting costs a step nothing: it happens on demand.
 
     What a position consists of depends on the loader:
 
@@ -35,19 +35,20 @@ class Feed:
         """Wrap a loader.
 
         Args:
-            loader: yields batches.
+            loader: yields batches, each of `num_joined_batches` of the source's if it has that attribute.
             source: the loader that was sharded, if the strategy has made another kind from it.
         """
         self.loader = loader
         self.epoch = self.num_batches = 0
         self._source = loader if source is None else source
+        self._num_joined: int = getattr(loader, "num_joined_batches", 1)
         self._sampler = sampler_of(self._source)
         self._is_restored = False
         self._unread_state: Any = None
 
     @property
     def differs_by_rank(self) -> bool:
-        """Whether `state_dict` is right for this rank only."""
+        """True if `state_dict` is right for this rank only."""
         return self._sampler is None and self._keeps_state
 
     @property
@@ -55,7 +56,8 @@ class Feed:
         return all(callable(getattr(self.loader, name, None)) for name in ("state_dict", "load_state_dict"))
 
     def begin(self, epoch: int) -> None:
-        """The next iteration is this epoch: from its first batch, or from where a loaded state stands in it."""
+        """Begin an epoch: the next iteration starts at its first batch, or where a loaded state stands in it."""
+        # The epoch in which a loaded state stands goes on where it stands.
         if epoch != self.epoch:
             self.epoch, self.num_batches, self._is_restored = epoch, 0, False
         set_epoch(self._source, epoch)
@@ -74,26 +76,27 @@ class Feed:
         if state is not None:
             self.loader.load_state_dict(state)
         batches: Iterator[Any] = iter(self.loader)
+        # A loader that can't be set to a position reads the batches again that the loop had.
         for _ in islice(batches, self.num_batches if state is None else 0):
             pass
         return batches
 
     def count(self, num_batches: int) -> None:
-        """The loop was given so many batches of this epoch so far."""
+        """Set the number of batches of this epoch that the loop was given so far."""
         if self._sampler is not None:
-            for _ in range(num_batches - self.num_batches):
+            for _ in range((num_batches - self.num_batches) * self._num_joined):
                 self._sampler.advance()
         self.num_batches = num_batches
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the loop is."""
-        state: dict[str, Any] = {"epoch": self.epoch, "num_batches": self.num_batches}
+        """The position of the loop."""
+        state: dict[str, Any] = {"epoch": self.epoch, "num_batches": self.num_batches * self._num_joined}
         if self._sampler is not None:
             return {**state, "sampler": self._sampler.state_dict()}
         return {**state, "loader": self.loader.state_dict()} if self._keeps_state else state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """The next iteration goes on from there; `num_batches` is then what that is for this rank.
+        """Let the next iteration go on from there; `num_batches` is then what that is for this rank.
 
         Raises:
             CheckpointError: `state` was saved by another kind of loader.
@@ -105,10 +108,17 @@ class Feed:
                 f"The checkpoint has the position of {saved}, and this is {here} ({type(self._source).__name__}). "
                 "Build the loader as it was when the checkpoint was written."
             )
-        self.epoch, self.num_batches, self._is_restored = state["epoch"], state["num_batches"], True
-        self._unread_state = None
+        given, self._unread_state = state["num_batches"], None
         if self._sampler is not None:
             self._sampler.load_state_dict(state["sampler"])
-            self.num_batches = self._sampler.num_batches_given(default=self.num_batches)
-        elif "loader" in state and self._keeps_state and self.num_batches:
+            # The samples count: on another number of ranks they are another number of batches.
+            given = self._sampler.num_batches_given(default=given)
+        elif given % self._num_joined:
+            raise CheckpointError(
+                f"The checkpoint was saved after {given} batches of an epoch, and this strategy takes "
+                f"{self._num_joined} at once from a {type(self._source).__name__}, whose order can't be entered in "
+                f"between. Save after a multiple of {self._num_joined} batches, or at the end of an epoch."
+            )
+        self.epoch, self.num_batches, self._is_restored = state["epoch"], -(-given // self._num_joined), True
+        if "loader" in state and self._keeps_state and self.num_batches:
             self._unread_state = state["loader"]

@@ -41,9 +41,9 @@ def shard_loader(
     All ranks, with the same `size`, `seed` and `stage`. On one device too, so that its order is the same.
 
     Args:
-        loader: a DataLoader, or a subclass. Whatever can't be sharded comes back as it is, with a warning if there is
+        loader: a DataLoader, or a subclass. One that can't be sharded comes back as it is, with a warning if there is
             more than one rank: another kind of iterable, or a loader of an IterableDataset.
-        rank: whose share, of data-parallel ranks.
+        rank: the data-parallel rank that gets the share.
         size: number of shares.
         seed: of the shuffling, the same on all ranks.
         stage: in `"fit"` all ranks make the same number of steps; in the others no sample is counted twice.
@@ -77,18 +77,19 @@ def sampler_of(loader: Any) -> ShardedSampler | None:
 
 
 def set_epoch(loader: Any, epoch: int) -> None:
-    """Tell whatever in a loader draws anew each epoch: its sharded sampler, or its own samplers and data set, or it."""
+    """Set the epoch of what draws anew each epoch: the sharded sampler, or the loader's samplers, data set, or it."""
     sharded = sampler_of(loader)
     samplers = (
         [sharded] if sharded is not None else [getattr(loader, "batch_sampler", None), getattr(loader, "sampler", None)]
     )
+    # The sharded sampler tells the user's own, which it wraps.
     for part in (*samplers, getattr(loader, "dataset", None), loader):
         if callable(method := getattr(part, "set_epoch", None)):
             method(epoch)
 
 
 def shuffles(loader: Any) -> bool:
-    """Whether a DataLoader draws its samples in random order, by one of torch's own samplers."""
+    """Tell whether a DataLoader draws its samples in random order, by one of torch's own samplers."""
     if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset):
         return False
     order = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
@@ -109,6 +110,8 @@ def without_shuffling(loader: DataLoader[Any]) -> DataLoader[Any]:
 
 def _make_sampler(loader: DataLoader[Any], **options: Any) -> ShardedSampler:
     batches = loader.batch_sampler
+    # The loader seeds workers from the generator that draws the order: then the sampler draws both, in the loader's
+    # order.
     if loader.generator is find_generator(loader.sampler if batches is None else batches):
         options["loader_generator"] = loader.generator
     if batches is None:
@@ -140,5 +143,5 @@ def _warn_unsharded(loader: Any, size: int) -> None:
     warnings.warn(
         f"{what} can't be sharded from outside: each of the {size} ranks reads all of it. Let it yield the share of "
         "its own rank, which torch.distributed.get_rank() tells, and say so with use_distributed_sampler=False.",
-        stacklevel=4,
+        stacklevel=5,
     )

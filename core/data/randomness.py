@@ -60,4 +60,5 @@ def seed_generators(seed: int) -> None:
     random.seed(seed)
     torch.default_generator.manual_seed(seed)
     if (numpy := sys.modules.get("numpy")) is not None:
+        # NumPy takes 32 bits.
         numpy.random.seed(seed % 2**32)

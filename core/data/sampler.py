@@ -24,7 +24,7 @@ _DRAW_AT_ONCE = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
 
 
 class SeededIndex(NamedTuple):
-    """In place of an index: which sample, and the seed from which its augmentation is drawn."""
+    """The index of a sample, with the seed from which its augmentation is drawn."""
 
     index: Any
     seed: int
@@ -70,10 +70,10 @@ class ShardedSampler(Sampler[Any]):
             batch_size: samples for each rank in a step.
             drop_last: leave out a short last step.
             yields_batches: False for a loader that takes single indices and doesn't collate.
-            rank: whose share this is.
+            rank: the rank that gets this share.
             size: number of shares.
             seed: of the draws; the same on all ranks.
-            repeats: where a last step can't have a sample for every rank, the others take one that somebody else has
+            repeats: where a last step can't have a sample for every rank, the others take one that another rank has
                 too, so that all make the same number of steps. False, for evaluation: they end one step earlier.
             loader_generator: the loader's, from which it seeds workers, if it is the sampler's too.
         """
@@ -88,7 +88,7 @@ class ShardedSampler(Sampler[Any]):
         self._generator_state: torch.Tensor | None = None
         """The user's generator's, when this epoch was drawn; None if it wasn't yet."""
         self._generator_after: torch.Tensor | None = None
-        """Where the user's generator stood when the state was saved that was loaded last."""
+        """The user's generator's, as the state that was loaded last has it."""
         self._on_the_way: deque[tuple[int, Any]] = deque()
         """Samples over all ranks, and our own, for each batch that the loader took and the user wasn't given yet."""
 
@@ -110,6 +110,8 @@ class ShardedSampler(Sampler[Any]):
         whole, rest = divmod(num_units, self.size * (self.batch_size or 1))
         if rest == 0 or self.drop_last:
             return whole
+        # A short last step comes on top: for every rank if it repeats samples or borrows some from the step before, and
+        # else for the ranks that have one.
         may_borrow = self.batch_size != 1 and whole > 0
         return whole if rest <= self.rank and not (self.repeats or may_borrow) else whole + 1
 
@@ -137,22 +139,23 @@ class ShardedSampler(Sampler[Any]):
         return indices
 
     def num_batches_given(self, *, default: int) -> int:
-        """How many of this rank's batches the position is; `default` where batches are of any size."""
+        """Number of this rank's batches up to the position; `default` where batches are of any size."""
         if self.batch_size is None:
             return default
+        # `-(-a // b)` rounds up.
         return -(-self.position // (self.batch_size * self.size))
 
     def state_dict(self) -> dict[str, Any]:
-        """Where we are: numbers, and states of the user's generator: from which this epoch is drawn, and now."""
+        """The position: numbers, and states of the user's generator: as this epoch was drawn, and now."""
         generator = self._generator_state
         if generator is None and self._generator is not None:
             generator = self._generator.get_state()
         after = self._generator.get_state() if self._generator is not None else None
-        place = {"epoch": self.epoch, "position": self.position, "seed": self.seed}
-        return {**place, "generator": generator, "generator_after": after}
+        state = {"epoch": self.epoch, "position": self.position, "seed": self.seed}
+        return {**state, "generator": generator, "generator_after": after}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """The next `iter` goes on from there.
+        """Let the next `iter` go on from there.
 
         Raises:
             CheckpointError: `state` doesn't come from such a sampler.
@@ -165,12 +168,13 @@ class ShardedSampler(Sampler[Any]):
                 f"The checkpoint's sampler had {saved} of its own, and {type(self.order).__name__} has {here}: "
                 "its order can't go on. Build the loader as it was when the checkpoint was written."
             )
+        # First: another epoch puts the position back to 0.
         self.set_epoch(state["epoch"])
         self.position, self.seed, self._generator_state = state["position"], state["seed"], state["generator"]
         self._generator_after = state["generator_after"]
 
     def _rewind_generator(self) -> None:
-        """An epoch that goes on is drawn once more, from where its generator stood."""
+        """Set the generator back, as an epoch that goes on is drawn once more."""
         if self._generator is None:
             return
         if self._generator_state is None:
@@ -194,7 +198,11 @@ class ShardedSampler(Sampler[Any]):
         if type(self.order) in _DRAW_AT_ONCE:
             with rng:
                 steps = self._deal(position)
+                # torch's samplers draw, or seed a generator of their own, when the first sample is taken: take the
+                # first step here.
                 return chain(list(islice(steps, 1)), steps)
+        # The user's own sampler may draw for each sample: the context is entered for each step, and left while the
+        # loader and the model are at work.
         return self._draw_each(rng, position)
 
     def _draw_each(self, rng: DrawingRng, position: int) -> Iterator[Step]:
@@ -215,7 +223,11 @@ class ShardedSampler(Sampler[Any]):
         self, steps: Iterator[Step], on_the_way: deque[tuple[int, Any]], epoch: int, position: int
     ) -> Iterator[Any]:
         for step in steps:
+            # `first` is the number of this rank's first sample in the global order, where the ranks' shares stand in a
+            # row.
             share, first = step[self.rank], position + sum(map(len, step[: self.rank]))
+            # No sample is left for this rank. In training it takes one that another rank has too; an evaluation ends
+            # here.
             if not share:
                 if not self.repeats:
                     return
@@ -229,7 +241,7 @@ class ShardedSampler(Sampler[Any]):
             yield given if self.yields_batches else given[0]
 
     def _seed(self, share: list[Any], epoch: int, first: int) -> list[Any]:
-        """Seeds follow from numbers in the global order, and from indices: users who shard count alike on all ranks."""
+        """Add seeds, made from numbers in the global order and from indices. Own sharding counts alike on all ranks."""
         own = [index if isinstance(index, int) else 0 for index in share]
         seeds = (mix_seed(self.seed, epoch, first + number, index) for number, index in enumerate(own))
         return [SeededIndex(*pair) for pair in zip(share, seeds, strict=True)]

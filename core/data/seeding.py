@@ -1,4 +1,4 @@
-"""Random augmentation that doesn't depend on who loads a sample: each is loaded with generators of its own."""
+"""Random augmentation that doesn't depend on the worker: each sample is loaded with generators of its own."""
 
 from __future__ import annotations
 
@@ -33,6 +33,7 @@ def seed_samples(loader: Any) -> Any:
         )
     sampler.seeds_samples = True
     clone = copy.copy(loader)
+    # By `vars`: a DataLoader refuses to have its data set replaced.
     vars(clone)["dataset"] = SeededDataset(loader.dataset)
     return clone
 

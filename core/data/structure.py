@@ -15,23 +15,37 @@ if TYPE_CHECKING:
 _PLAIN = frozenset({str, bytes, int, float, bool, type(None)})
 
 
-def map_leaves(function: Callable[[Any], Any], data: Any, *, is_leaf: Callable[[Any], bool] | None = None) -> Any:
+def map_leaves(
+    function: Callable[[Any], Any],
+    data: Any,
+    *,
+    is_leaf: Callable[[Any], bool] | None = None,
+    plain: bool = True,
+) -> Any:
     """Apply `function` to everything that isn't a container, and rebuild only containers in which something changed.
 
-    Containers are mappings, lists, tuples, named tuples and dataclasses, nested as deep as they are.
+    Containers are mappings, lists, tuples, named tuples, dataclasses and attrs classes, nested as deep as they are.
 
     Args:
-        function: gets tensors, numbers, strings, None and whatever else there is.
+        function: gets tensors, numbers, strings, None and every other leaf.
         data: nested structure.
         is_leaf: whether an object is handed to `function` although it may be a container. Not asked for plain lists,
             tuples and dicts.
+        plain: whether numbers, strings, bytes and None are handed to `function` too. Without them, a list of thousands
+            of them costs no call.
     """
+    skipped = frozenset() if plain else _PLAIN
 
     def visit(data: Any) -> Any:
+        # The most frequent first, by exact type; whatever else may be a container is looked at last.
         kind = type(data)
+        if kind in skipped:
+            return data
         if isinstance(data, torch.Tensor) or kind in _PLAIN:
             return function(data)
         if kind is tuple or kind is list:
+            if skipped.issuperset(map(type, data)):
+                return data
             items = list(map(visit, data))
             return kind(items) if _differ(data, items) else data
         if kind is dict:
@@ -49,9 +63,15 @@ def _map_other(visit: Callable[[Any], Any], function: Callable[[Any], Any], data
     if isinstance(data, list | tuple):
         items = list(map(visit, data))
         return _with_items(data, items) if _differ(data, items) else data
-    if is_dataclass(data) and not isinstance(data, type):
-        return _map_fields(visit, data)
-    return function(data)
+    names = field_names(data)
+    return function(data) if names is None else _map_fields(visit, data, names)
+
+
+def field_names(data: Any) -> list[str] | None:
+    """The fields that an object of a dataclass or an attrs class has; None for anything else."""
+    kind = type(data)
+    declared = fields(kind) if is_dataclass(kind) else getattr(kind, "__attrs_attrs__", None)
+    return None if declared is None else [field.name for field in declared if hasattr(data, field.name)]
 
 
 def _differ(before: Iterable[Any], after: list[Any]) -> bool:
@@ -77,13 +97,12 @@ def _with_items(data: list[Any] | tuple[Any, ...], items: list[Any]) -> Any:
     return clone
 
 
-def _map_fields(visit: Callable[[Any], Any], data: Any) -> Any:
-    names = [field.name for field in fields(data) if hasattr(data, field.name)]
+def _map_fields(visit: Callable[[Any], Any], data: Any, names: list[str]) -> Any:
     before = [getattr(data, name) for name in names]
     after = list(map(visit, before))
     if not _differ(before, after):
         return data
     clone = copy.copy(data)
     for name, value in zip(names, after, strict=True):
-        object.__setattr__(clone, name, value)  # also where the dataclass is frozen
+        object.__setattr__(clone, name, value)  # also where the class is frozen
     return clone

@@ -32,19 +32,19 @@ def make_transfer(
     if device.type == "cpu" and convert is None:
         return None
     move = _mover(device, convert)
-    return lambda batch: map_leaves(move, batch, is_leaf=_moves_itself)
+    return lambda batch: map_leaves(move, batch, is_leaf=_moves_itself, plain=False)
 
 
 def to_device(batch: Any, device: torch.device, convert: Callable[[torch.Tensor], torch.Tensor] | None = None) -> Any:
     """Bring every tensor in `batch` to `device`; what is there already stays the same object.
 
     Args:
-        batch: tensors of any shape in mappings, lists, tuples, named tuples and dataclasses, nested. Other objects move
-            themselves if they have a method `to(device)`, and are left alone if not.
+        batch: tensors of any shape in mappings, lists, tuples, named tuples, dataclasses and attrs classes, nested.
+            Other objects move themselves if they have a method `to(device)`, and are left alone if not.
         device: where they go. Copies to CUDA don't wait, so that those from pinned memory overlap with the host.
         convert: casts one floating-point tensor, after the transfer.
     """
-    return map_leaves(_mover(device, convert), batch, is_leaf=_moves_itself)
+    return map_leaves(_mover(device, convert), batch, is_leaf=_moves_itself, plain=False)
 
 
 def _mover(device: torch.device, convert: Callable[[torch.Tensor], torch.Tensor] | None) -> Callable[[Any], Any]:

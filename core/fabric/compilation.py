@@ -1,16 +1,15 @@
-"""What `compile` means, and modules that the user has compiled already."""
+"""The `compile` argument, and modules that the user has compiled already."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from difflib import get_close_matches
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from core.contract import ConfigurationError
+from core.contract import ConfigurationError, did_you_mean
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -21,7 +20,7 @@ _OPTIONS = ("fullgraph", "dynamic", "backend", "mode", "options", "disable")
 
 
 def make_compiler(compile: bool | Mapping[str, Any] | None) -> Callable[[Any], Any] | None:
-    """What a user's methods go through before they are called, or None.
+    """Make the compiler that a user's methods go through before they are called, or None.
 
     Args:
         compile: whether to, or options of `torch.compile`.
@@ -38,8 +37,7 @@ def make_compiler(compile: bool | Mapping[str, Any] | None) -> Callable[[Any], A
             f"compile={compile!r}: expected True, False, or a dict of torch.compile's options: {', '.join(_OPTIONS)}."
         )
     if unknown := [name for name in compile if name not in _OPTIONS]:
-        near = get_close_matches(str(unknown[0]), _OPTIONS, n=1)
-        hint = f" Did you mean {near[0]!r}?" if near else ""
+        hint = did_you_mean(str(unknown[0]), _OPTIONS)
         raise ConfigurationError(
             f"compile has {unknown[0]!r}, which torch.compile doesn't take.{hint} It takes {', '.join(_OPTIONS)}."
         )
@@ -48,12 +46,12 @@ def make_compiler(compile: bool | Mapping[str, Any] | None) -> Callable[[Any], A
     return partial(torch.compile, **compile)
 
 
-def split_compiled(module: Any) -> tuple[Any, Callable[[Any], Any] | None]:
-    """What `torch.compile(module)` was made of: the user's own module, and how its methods are compiled likewise.
+def split_compiled(module: nn.Module) -> tuple[nn.Module, Callable[[Any], Any] | None]:
+    """Split `torch.compile(module)` into the user's own module and a compiler that treats its methods likewise.
 
     A module that isn't compiled comes back as it is, with None.
     """
-    if "torch._dynamo" not in sys.modules:  # what nobody has imported has compiled nothing
+    if "torch._dynamo" not in sys.modules:  # not imported, so nothing was compiled
         return module, None
     if not isinstance(module, torch._dynamo.OptimizedModule):
         return module, None

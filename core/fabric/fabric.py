@@ -8,12 +8,12 @@ from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from core.contract import Capability, ConfigurationError, GradientClipping, ModuleError, UnsupportedError
-from core.data import make_transfer, mix_seed, shard_loader, to_device
+from core.contract.tracebacks import show_short_tracebacks
+from core.data import LoaderShares, make_transfer, to_device
 from core.fabric import raw_state
 from core.fabric.compilation import make_compiler, split_compiled
 from core.fabric.loader import FabricDataLoader
@@ -70,7 +70,8 @@ class Fabric(Processes):
         Args:
             accelerator: `"cpu"`, `"gpu"`, any registered name, an instance; `"auto"` takes the best one that is here.
             strategy: any registered name (`core list-strategies`), an instance, or `"auto"`.
-            devices: how many (`2`), which (`[1, 3]`, `"1,3"`), all (`-1`), or `"auto"`: on each node.
+            devices: on each node how many (`2`), which (`[1, 3]`, `"1,3"`), all (`-1`), or `"auto"`: every GPU, one
+                process on a CPU.
             num_nodes: number of machines.
             precision: `"bf16-mixed"`, `16`, any registered name, an instance; None is float32.
             plugins: instances or names of Precision, CheckpointIO, ClusterEnvironment and Launcher.
@@ -83,6 +84,7 @@ class Fabric(Processes):
         Raises:
             ConfigurationError: what was asked, why it can't be, and the nearest that can.
         """
+        show_short_tracebacks()
         self.resolution: Resolution = resolve(
             strategy=strategy,
             accelerator=accelerator,
@@ -91,15 +93,15 @@ class Fabric(Processes):
             precision=precision,
             plugins=_as_list(plugins),
         )
-        super().__init__(self.resolution.strategy)
+        super().__init__(self.resolution.session)
         self.callbacks: list[Any] = _as_list(callbacks)
         self.loggers: list[Logger] = [
             LOGGER_REGISTRY.create(logger) if isinstance(logger, str) else logger for logger in _as_list(loggers)
         ]
         self.compiler = make_compiler(compile)
         self._target: nn.Module | None = None
-        """Whose loss `backward` gets if nobody says it: the only module that was set up."""
-        self._num_loaders = 0
+        """The module whose loss `backward` gets by default: the only one that was set up."""
+        self._shares = LoaderShares(self.strategy)
         self._num_logs = 0
         self._saving: weakref.finalize[..., Any] | None = None
 
@@ -116,13 +118,16 @@ class Fabric(Processes):
 
     # setup ----------------------------------------------------------------------------------------------------------
 
-    def setup(self, module: nn.Module, *optimizers: Optimizer, scheduler: Any = None) -> Any:
+    def setup(
+        self, module: nn.Module, *optimizers: Optimizer, scheduler: Any = None, move_to_device: bool = True
+    ) -> Any:
         """All ranks. Set up a module, and the optimizers of its parameters.
 
         Args:
             module: your model.
             optimizers: of its parameters.
             scheduler: of learning rates; for strategies whose engine steps it. Others hand it back as it is.
+            move_to_device: every strategy brings the module to the device as it sets it up; False is refused.
 
         Returns:
             The module; with optimizers, a tuple of the module, the optimizers and, if it was given, the scheduler.
@@ -134,20 +139,39 @@ class Fabric(Processes):
         """
         _check_module(module)
         _check_optimizers(optimizers)
+        if not move_to_device:
+            raise ConfigurationError(
+                "setup(move_to_device=False): a strategy brings the module to the device as it sets it up. Leave the "
+                "argument out; keep a module that is to stay where it is out of setup."
+            )
+        if optimizers and Capability.COMPILED_STEP in self.strategy.capabilities:
+            raise UnsupportedError(
+                f"{type(self.strategy).__name__} runs forward, backward and update as one compiled program, so that "
+                "there is no training in a loop of your own. Use core.Trainer, or another strategy.",
+                capability=Capability.COMPILED_STEP,
+            )
         self._set_up()
-        module, compiler = split_compiled(module)
-        self.strategy.compiler = compiler or self.compiler
-        wrapped, added, scheduler = self.strategy.add_module_and_optimizers(module, optimizers, scheduler)
-        self._target = wrapped if len(self.strategy.handles) == 1 else None
+        module = self.uncompiled(module)
+        wrapped, added, scheduler = self.session.add_module_and_optimizers(module, optimizers, scheduler)
+        self._target = wrapped if len(self.session.handles) == 1 else None
         model = FabricModule(module, wrapped, self)
         if not optimizers:
             return model
         stepped = [self.wrap_optimizer(optimizer) for optimizer in added]
         return (model, *stepped) if scheduler is None else (model, *stepped, scheduler)
 
-    def setup_module(self, module: nn.Module) -> FabricModule:
+    def uncompiled(self, module: nn.Module) -> nn.Module:
+        """The user's own module, before it is set up: of what `torch.compile` made, the module that it was made from.
+
+        The methods of the next module that is set up are compiled as that one was, or else as `compile` says.
+        """
+        own, compiler = split_compiled(module)
+        self.session.compiler = compiler or self.compiler
+        return own
+
+    def setup_module(self, module: nn.Module, move_to_device: bool = True) -> FabricModule:
         """All ranks. Set up a module without an optimizer, or before its optimizer is made; see `setup`."""
-        model: FabricModule = self.setup(module)
+        model: FabricModule = self.setup(module, move_to_device=move_to_device)
         return model
 
     def setup_optimizers(self, *optimizers: Optimizer) -> Any:
@@ -168,20 +192,20 @@ class Fabric(Processes):
                 capability=Capability.JOINT_SETUP,
             )
         self._set_up()
-        stepped = tuple(self.wrap_optimizer(optimizer) for optimizer in self.strategy.add_optimizers(optimizers))
+        stepped = tuple(self.wrap_optimizer(optimizer) for optimizer in self.session.add_optimizers(optimizers))
         return stepped[0] if len(stepped) == 1 else stepped
 
     def wrap_optimizer(
         self,
         optimizer: Optimizer,
-        on_step: Callable[[bool], None] | None = None,
+        on_step: Callable[[int], None] | None = None,
         before_step: Callable[[Optimizer], None] | None = None,
     ) -> FabricOptimizer:
         """An optimizer whose `step` goes through the strategy, for one that the strategy has set up.
 
         Args:
             optimizer: one of `strategy.optimizers`.
-            on_step: told after each step whether parameters were updated.
+            on_step: told after each step how often parameters were updated.
             before_step: told before each step, when gradients are there.
         """
         return FabricOptimizer(optimizer, self.strategy, on_step, before_step)
@@ -211,14 +235,10 @@ class Fabric(Processes):
         if isinstance(loader, FabricDataLoader) or not hasattr(loader, "__iter__"):
             state = "was set up already" if isinstance(loader, FabricDataLoader) else "can't be iterated over"
             raise ConfigurationError(f"setup_dataloaders: {type(loader).__name__} {state}. Pass your own DataLoader.")
-        strategy = self.strategy
         if shard:
-            seed = mix_seed(strategy.broadcast(torch.initial_seed()), self._num_loaders)
-            self._num_loaders += 1
-            rank, size = strategy.data_parallel_rank, strategy.data_parallel_size
-            loader = shard_loader(loader, rank=rank, size=size, seed=seed, stage=stage, broadcast=strategy.broadcast)
+            loader = self._shares.take(loader, stage)
         transfer = make_transfer(self.device) if move else None
-        return FabricDataLoader(strategy.setup_dataloader(loader, stage), loader, transfer)
+        return FabricDataLoader(self.strategy.setup_dataloader(loader, stage), loader, transfer)
 
     def init_module(self, empty_init: bool = False) -> AbstractContextManager[Any]:
         """All ranks. A context in which a model is built on the rank's device, in the precision's format.
@@ -244,15 +264,20 @@ class Fabric(Processes):
 
     # steps ----------------------------------------------------------------------------------------------------------
 
-    def backward(self, tensor: Tensor, *, model: nn.Module | None = None, **kwargs: Any) -> None:
-        """All ranks. In place of `tensor.backward()`.
+    def backward(
+        self, tensor: Tensor, gradient: Tensor | None = None, *, model: nn.Module | None = None, **kwargs: Any
+    ) -> None:
+        """All ranks. Compute gradients; used in place of `tensor.backward()`.
 
         Args:
-            tensor: the loss, a scalar.
+            tensor: the loss, a scalar; or a tensor of another shape, with `gradient`.
+            gradient: of the same shape as `tensor`, as `Tensor.backward` takes it; None for a scalar.
             model: whose loss it is; needed where several modules were set up, with strategies whose engine asks.
             kwargs: of `Tensor.backward`, such as `retain_graph`.
         """
         target = self._target if model is None else self._wrapped(model)
+        if gradient is not None:
+            kwargs["gradient"] = gradient
         self.strategy.backward(tensor, target, **kwargs)
 
     def clip_gradients(
@@ -310,39 +335,52 @@ class Fabric(Processes):
         return self.strategy.no_backward_sync(self._wrapped(module), enabled)
 
     def _wrapped(self, module: nn.Module) -> nn.Module:
-        """What the strategy made of a module.
+        """The strategy's wrapper of a module.
 
         Raises:
             ConfigurationError: it wasn't set up.
         """
-        return self.strategy.handle_of(unwrap_module(module)).wrapped
+        return self.session.handle_of(unwrap_module(module)).wrapped
 
     # state ----------------------------------------------------------------------------------------------------------
 
-    def save(self, path: PathLike, state: Mapping[str, Any]) -> None:
+    def save(
+        self, path: PathLike, state: Mapping[str, Any], filter: Mapping[str, Callable[[str, Any], bool]] | None = None
+    ) -> None:
         """All ranks. Write a checkpoint, which loads under any strategy and number of processes.
 
         Args:
             path: a local path or a URL.
             state: values are modules and optimizers that were set up here, objects with `state_dict()` such as
                 schedulers and loaders, or plain values.
+            filter: by name of a module in `state`, a function that is called with each key and value of its state dict,
+                and tells whether to save it. Such a checkpoint is loaded with `strict=False`.
 
         Raises:
             CheckpointError: it can't be written; what was at `path` is untouched.
-            ConfigurationError: `state` isn't a dict.
+            ConfigurationError: `state` isn't a dict, or `filter` names something else than a module in it.
         """
         _check_state("save", path, state)
+        filters = {name: _filtered(self, name, state.get(name), keeps) for name, keeps in (filter or {}).items()}
         self._set_up()
         self.strategy.synchronize_model()
-        self.strategy.save_checkpoint(path, unwrap(state))
+        self.session.save_checkpoint(path, unwrap({**state, **filters}))
 
-    def load(self, path: PathLike, state: dict[str, Any] | None = None, *, strict: bool = True) -> dict[str, Any]:
+    def load(
+        self,
+        path: PathLike,
+        state: dict[str, Any] | None = None,
+        *,
+        strict: bool = True,
+        weights_only: bool | None = None,
+    ) -> dict[str, Any]:
         """All ranks. Read a checkpoint; restore objects in `state` in place, and replace its plain values.
 
         Args:
             path: a local path or a URL.
             state: as given to `save`.
             strict: all of its names, and all keys of its modules, must be there.
+            weights_only: None and True are what always holds: nothing in a checkpoint is executed. False is refused.
 
         Returns:
             What was saved and isn't in `state`.
@@ -355,9 +393,17 @@ class Fabric(Processes):
         """
         state = state if state is not None else {}
         _check_state("load", path, state)
+        if weights_only is False:
+            raise ConfigurationError(
+                "load(weights_only=False): a checkpoint holds tensors and plain values, and nothing in it is executed. "
+                "Leave the argument out; read a pickle that you trust with torch.load."
+            )
         self._set_up()
+        # `unwrap` copies the dicts in which it replaces a wrapper, and loading fills the copies.
         targets = unwrap(state)
-        rest = self.strategy.load_checkpoint(path, targets, strict=strict)
+        rest = self.session.load_checkpoint(path, targets, strict=strict)
+        # Objects were restored in place. What is left are plain values: those that `state` names go into it, the others
+        # are returned.
         values = [name for name in state if name in rest and not holds_objects(state[name])]
         nested = {name: value for name, value in targets.items() if isinstance(value, dict)}
         take_values(state, nested | {name: rest.pop(name) for name in values})
@@ -407,7 +453,7 @@ class Fabric(Processes):
         if self.loggers and self.is_global_zero:
             values = {name: _as_number(name, value) for name, value in metrics.items()}
             if self._saving is None or not self._saving.alive:
-                # Loggers keep values back, and nobody says when a loop of one's own has logged its last.
+                # Loggers keep values back, and a user's own loop doesn't say when it has logged its last value.
                 self._saving = weakref.finalize(self, _save, self.loggers)
             for logger in self.loggers:
                 logger.log_metrics(values, step)
@@ -420,6 +466,26 @@ class Fabric(Processes):
         if self._saving is not None:
             self._saving()
         super().teardown()
+
+
+class _Filtered:
+    """A module's state without what isn't to be saved."""
+
+    def __init__(self, strategy: Strategy, module: nn.Module, keeps: Callable[[str, Any], bool]) -> None:
+        self._strategy, self._module, self._keeps = strategy, module, keeps
+
+    def state_dict(self) -> dict[str, Any]:
+        state = self._strategy.get_module_state_dict(self._module)
+        return {name: value for name, value in state.items() if self._keeps(name, value)}
+
+
+def _filtered(fabric: Fabric, name: str, module: Any, keeps: Callable[[str, Any], bool]) -> _Filtered:
+    if not isinstance(module, FabricModule):
+        raise ConfigurationError(
+            f"save(filter={{{name!r}: ...}}): expected the name of a module in the state that was set up here, and "
+            f"there it is {type(module).__name__}."
+        )
+    return _Filtered(fabric.strategy, module.module, keeps)
 
 
 def _save(loggers: Sequence[Logger]) -> None:

@@ -12,7 +12,9 @@ if TYPE_CHECKING:
 
 
 class FabricDataLoader:
-    """What `fabric.setup_dataloaders` returns. Each iteration is an epoch: samplers that shuffle are told its number.
+    """The loader that `fabric.setup_dataloaders` returns.
+
+    Each iteration is an epoch: samplers that shuffle are told its number.
 
     With a state that was loaded, the next iteration goes on in the middle of its epoch. Attributes that it doesn't have
     itself are those of the loader.
@@ -39,6 +41,7 @@ class FabricDataLoader:
 
     def __iter__(self) -> Iterator[Any]:
         """Yield the batches of the next epoch."""
+        # An iteration that was left early has begun its epoch, so this is another one.
         if self._has_begun:
             self.epoch += 1
         self._has_begun = True
@@ -46,6 +49,7 @@ class FabricDataLoader:
         advance = self._sampler.advance if self._sampler is not None else None
         transfer = self._transfer
         for batch in self.loader:
+            # Before the batch is handed out: a state that is saved while the user works on it counts it.
             if advance is not None:
                 advance()
             yield batch if transfer is None else transfer(batch)
@@ -67,7 +71,7 @@ class FabricDataLoader:
         self.epoch, self._has_begun = epoch, False
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the loop is: the epoch, and the position in samples over all ranks. The same on every rank."""
+        """The position of the loop: the epoch, and the samples over all ranks. The same on every rank."""
         set_epoch(self._source, self.epoch)
         where = self._sampler.state_dict() if self._sampler is not None else getattr(self.loader, "state_dict", dict)()
         return {"epoch": self.epoch, self._kind: where}

@@ -23,14 +23,14 @@ _STEPS = frozenset({"training_step", "validation_step", "test_step", "predict_st
 
 @delegates_to("module", nn.Module)
 class FabricModule(nn.Module):
-    """What `fabric.setup` returns: calls go through the strategy's wrapper, in the precision's formats.
+    """The module that `fabric.setup` returns: calls go through the strategy's wrapper, in the precision's formats.
 
     Everything else is the user's module: parameters and their names, `state_dict()`, hooks, attributes, `train()`.
     A copy (`copy.deepcopy`, pickle) is a copy of the user's module, which calls its own weights.
 
     Attributes:
         module: the user's own.
-        wrapped: what the strategy made of it; may be the same.
+        wrapped: the strategy's wrapper of it; may be the same.
     """
 
     module: nn.Module
@@ -41,6 +41,7 @@ class FabricModule(nn.Module):
         # Without nn.Module's own state: there is one set of parameters, and it is the user's module's.
         # It holds Fabric, since a Fabric that is gone lets go of its models.
         vars(self).update(module=module, wrapped=wrapped, _fabric=fabric, _forward_methods=set(_STEPS))
+        # A DTensor has placements: the strategy shards in place, without a wrapper.
         vars(self)["_is_in_parts"] = any(hasattr(parameter, "placements") for parameter in module.parameters())
         vars(self)["_run"] = self._prepare("forward")
 
@@ -53,7 +54,7 @@ class FabricModule(nn.Module):
         return self._run(*args, **kwargs)
 
     def mark_forward_method(self, method: str | Callable[..., Any]) -> None:
-        """From now on this method of the user's module runs as `forward` does.
+        """Make this method of the user's module run as `forward` does from now on.
 
         Methods that compute a loss by other ways than `forward` need it: what happens outside of the strategy's wrapper
         is not synchronized. Where parameters are kept in parts, all need it that run layers. `training_step`,
@@ -77,7 +78,9 @@ class FabricModule(nn.Module):
         attributes = vars(self)
         value = getattr(attributes["module"], name)
         if name in attributes["_forward_methods"]:
+            # Kept as an attribute, which Python finds before it comes here again.
             value = attributes[name] = self._prepare(name)
+        # A method of the user's that isn't marked may run layers outside of the wrapper.
         elif getattr(value, "__self__", None) is attributes["module"]:
             if attributes["wrapped"] is not attributes["module"]:
                 return self._guard(name, value)
@@ -104,10 +107,11 @@ class FabricModule(nn.Module):
         return copy.copy(self.module)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
+        # By a function with a name, which pickle asks for.
         return _same, (self.module,)
 
     def _prepare(self, name: str) -> Callable[..., Any]:
-        """How a method is called, with nothing in between that isn't needed."""
+        """Make the callable for a method, with nothing in between that isn't needed."""
         strategy = self._fabric.strategy
         call: Callable[..., Any] = strategy.step_callable(name, self.module)
         if (context := strategy.forward_context()) is not None:
@@ -132,13 +136,14 @@ class FabricModule(nn.Module):
                         f"model.mark_forward_method({name!r}) once after setup, or use torch.no_grad()."
                     )
 
+            # A hook of all modules for this one call: hooks on each part would cost every other forward.
             with nn.modules.module.register_module_forward_pre_hook(refuse):
                 return method(*args, **kwargs)
 
         return guarded
 
     def _explained(self, name: str, method: Callable[..., Any]) -> Callable[..., Any]:
-        """Run a method, and say what to do if it comes upon a part of a parameter that nobody has gathered."""
+        """Run a method, and say what to do if it comes upon a part of a parameter that wasn't gathered."""
 
         @functools.wraps(method)
         def explained(*args: Any, **kwargs: Any) -> Any:

@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 
 @delegates_to("optimizer", Optimizer)
 class FabricOptimizer(Optimizer):
-    """What `fabric.setup` returns: `step` goes through strategy and precision.
+    """The optimizer that `fabric.setup` returns: `step` goes through strategy and precision.
 
     Everything else is the wrapped optimizer: `param_groups`, `state`, `state_dict()`, `zero_grad()`, hooks.
     Learning-rate schedulers of torch take it as they take any optimizer.
 
     Attributes:
-        optimizer: what the strategy made of the user's own; may be the same.
+        optimizer: the strategy's wrapper of the user's own; may be the same.
     """
 
     optimizer: Optimizer
@@ -31,7 +31,7 @@ class FabricOptimizer(Optimizer):
         self,
         optimizer: Optimizer,
         strategy: Strategy,
-        on_step: Callable[[bool], None] | None = None,
+        on_step: Callable[[int], None] | None = None,
         before_step: Callable[[Optimizer], None] | None = None,
     ) -> None:
         """Wrap an optimizer that `strategy` has set up.
@@ -39,7 +39,7 @@ class FabricOptimizer(Optimizer):
         Args:
             optimizer: as `setup_optimizer` returned it.
             strategy: steps it.
-            on_step: told after each step whether parameters were updated.
+            on_step: told after each step how often parameters were updated.
             before_step: told before each step, when gradients are there.
         """
         # Without Optimizer's own state: there is one set of parameter groups, and it is the wrapped optimizer's.

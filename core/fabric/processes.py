@@ -20,16 +20,18 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from core.contract import Strategy
-    from core.contract.strategy import ReduceOp
+    from core.contract.world import ReduceOp
+    from core.session import Session
 
 
 class Processes(Ranks):
-    """What Fabric can do before a model is there. Not meant to be used by itself."""
+    """The part of Fabric that works before a model is there. Not meant to be used by itself."""
 
     strategy: Strategy
 
-    def __init__(self, strategy: Strategy) -> None:
-        self.strategy = strategy
+    def __init__(self, session: Session) -> None:
+        self.session = session
+        self.strategy = session.strategy
         self._is_set_up = False
 
     @property
@@ -40,7 +42,7 @@ class Processes(Ranks):
     # processes ------------------------------------------------------------------------------------------------------
 
     def launch(self, function: Callable[..., Any] | None = None, *args: Any, **kwargs: Any) -> Any:
-        """Main process. Make the processes that the strategy needs and nobody has made, and join them.
+        """Main process. Make the processes that the strategy needs and that don't exist yet, and join them.
 
         Args:
             function: called as `function(fabric, *args, **kwargs)` on every rank. A strategy that spawns or forks needs
@@ -79,16 +81,25 @@ class Processes(Ranks):
         finally:
             self.teardown()
 
+    def join(self) -> None:
+        """All ranks; idempotent. Select the device and join the process group, until `teardown`.
+
+        All that needs it does so by itself, and takes care of the teardown too, for a loop that doesn't. A trainer,
+        which knows where its stages begin and end, calls both.
+        """
+        if not self._is_set_up:
+            self._require_processes()
+            self.strategy.setup_environment()
+            self._is_set_up = True
+
     def _set_up(self) -> None:
-        """All ranks; idempotent. Select the device and join the group."""
+        """All ranks; idempotent. Join the group, and leave it at exit."""
         if self._is_set_up:
             return
-        self._require_processes()
-        self.strategy.setup_environment()
-        self._is_set_up = True
+        self.join()
         atexit.register(self.strategy.teardown)
-        # The strategy lives until then, but not the models of a Fabric that nobody has any more.
-        weakref.finalize(self, self.strategy.release).atexit = False
+        # For a Fabric that is gone before the end; at the end, the teardown above does it.
+        weakref.finalize(self, _let_go, self.strategy).atexit = False
 
     def _require_processes(self) -> None:
         environment, num_processes = self.strategy.cluster_environment, self.strategy.world_size
@@ -116,7 +127,7 @@ class Processes(Ranks):
             group: a process group; None for all ranks.
             reduce_op: `"mean"`, `"sum"`, `"min"`, `"max"`, `"product"`, or the backend's own.
         """
-        return self._map_tensors(lambda tensor: self.strategy.all_reduce(tensor, group, reduce_op), data)
+        return self._map_tensors(lambda tensor: self.strategy.reduce(tensor, group, reduce_op), data)
 
     def all_gather(self, data: Any, group: Any = None, sync_grads: bool = False) -> Any:
         """All ranks. Stack tensors of all ranks, also nested ones and plain numbers, which come back as tensors.
@@ -155,6 +166,7 @@ class Processes(Ranks):
         try:
             yield
         finally:
+            # After an exception too, or the others would wait for ever.
             if goes_first:
                 self.barrier("rank_zero_first")
 
@@ -163,11 +175,12 @@ class Processes(Ranks):
         if self.is_global_zero:
             print(*args, **kwargs)  # noqa: T201  # it is what this method is for
 
-    def seed_everything(self, seed: int, *, per_rank: bool = False) -> int:
+    def seed_everything(self, seed: int = 0, workers: bool = True, *, per_rank: bool = False) -> int:
         """All ranks. Seed Python's, NumPy's and torch's generators, from which the shuffling of data follows too.
 
         Args:
             seed: from 0 to 2**32 - 1; the same on all ranks.
+            workers: known from other trainers. Loaders' workers follow from the seed in any case.
             per_rank: add the number of this rank's share of the data, so that ranks draw other noise. Not while a
                 model is being built.
 
@@ -186,3 +199,9 @@ class Processes(Ranks):
             return function(leaf.to(self.device)) if isinstance(leaf, Tensor) else leaf
 
         return map_leaves(apply, data)
+
+
+def _let_go(strategy: Strategy) -> None:
+    """Release the strategy of a Fabric that is gone, and its models, instead of at the end of the interpreter."""
+    atexit.unregister(strategy.teardown)
+    strategy.release()

@@ -1,4 +1,4 @@
-"""Which process this is, and of how many."""
+"""The ranks of this process, and the numbers of processes."""
 
 from __future__ import annotations
 
@@ -39,5 +39,5 @@ class Ranks:
 
     @property
     def is_global_zero(self) -> bool:
-        """Whether this is rank 0, which prints, logs and writes what only one may."""
+        """True on rank 0, which prints, logs and writes what only one may."""
         return self.strategy.is_global_zero

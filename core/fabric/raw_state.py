@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import pickle
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import nn
 
-from core.contract import CheckpointCorruptedError, CheckpointError, CheckpointNotFoundError, optimizer_state
+from core.checkpoint import torch_file
+from core.checkpoint.storage import location_of
+from core.contract import CheckpointCorruptedError, CheckpointError, CheckpointNotFoundError
+from core.contract.plain_file import NotAFileError
+from core.session import optimizer_class, optimizer_state
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
@@ -31,18 +33,27 @@ def load(strategy: Strategy, path: PathLike, target: nn.Module | Optimizer, *, s
         raise CheckpointError(
             f"{path} is the state of an optimizer of {num_saved} parameters; this one has {len(names)}."
         )
+    optimizer_class.check(target, state)
+    # torch saves positions, and strategies take names.
     strategy.load_optimizer_state_dict(target, optimizer_state.to_named(state, names))
 
 
 def _read(path: PathLike) -> dict[str, Any]:
-    import fsspec
-
     try:
-        with fsspec.open(str(path), "rb") as file:
-            state = torch.load(file, map_location="cpu", weights_only=True)
+        with location_of(path).open() as file:
+            state = torch_file.unpickle(file)
     except FileNotFoundError as error:
         raise CheckpointNotFoundError(f"There is no file at {path}.") from error
-    except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError) as error:
+    except NotAFileError as error:
+        raise CheckpointError(
+            f"{error}, and load_raw reads one file that torch.save wrote. A checkpoint that Fabric or a Trainer saved "
+            "may be a folder: load it by fabric.load(path, state)."
+        ) from error
+    except OSError as error:
+        raise CheckpointError(f"{path} can't be read: {error.strerror or error}.") from error
+    except MemoryError:
+        raise
+    except Exception as error:  # whatever torch says of a file that isn't one of its own
         raise CheckpointCorruptedError(
             f"{path} is damaged, or not a file of tensors and plain values that torch.save wrote: {error}"
         ) from error

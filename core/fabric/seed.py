@@ -12,13 +12,14 @@ import torch
 from core.contract import ConfigurationError
 
 
-def seed_everything(seed: int) -> int:
+def seed_everything(seed: int = 0, workers: bool = True) -> int:
     """Seed Python's, NumPy's (where it is used) and torch's generators, those of devices included.
 
     The shuffling of data follows from it, and on several ranks the loaders' workers too, each in its own way.
 
     Args:
-        seed: from 0 to 2**32 - 1, which is what NumPy takes.
+        seed: from 0 to 2**32 - 1, which is what NumPy takes. The same on all ranks.
+        workers: known from other trainers. Loaders' workers follow from the seed in any case.
 
     Returns:
         The seed.

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 def unwrap(data: Any) -> Any:
     """Nested data with the strategy's modules and optimizers in place of Fabric's wrappers around them."""
-    return map_leaves(_unwrap_leaf, data, is_leaf=_has_state)
+    return map_leaves(_unwrap_leaf, data, is_leaf=_has_state, plain=False)
 
 
 def unwrap_module(module: Any) -> Any:
@@ -31,6 +31,7 @@ def take_values(state: dict[str, Any], loaded: Mapping[str, Any]) -> None:
     """Put what was loaded into the user's state, but for objects, which were restored in place."""
     for name, value in loaded.items():
         mine = state.get(name)
+        # Into the user's own dicts, so that references to them stay good.
         if isinstance(mine, dict) and isinstance(value, dict):
             if mine is not value:
                 take_values(mine, value)
@@ -39,14 +40,14 @@ def take_values(state: dict[str, Any], loaded: Mapping[str, Any]) -> None:
 
 
 def holds_objects(data: Any) -> bool:
-    """Whether something in nested data is restored in place."""
+    """Tell whether something in nested data is restored in place."""
     found = False
 
     def look(leaf: Any) -> None:
         nonlocal found
         found |= _has_state(leaf)
 
-    map_leaves(look, data, is_leaf=_has_state)
+    map_leaves(look, data, is_leaf=_has_state, plain=False)
     return found
 
 

@@ -1,40 +1,63 @@
 """Make the processes, when the cluster has not: in place, by running the script again, or by multiprocessing.
 
 How a run ends is the same for all of them. The rank that fails first is named, and its traceback comes first; the
-others get an exception that says so and time for their `finally` blocks; nothing is left, whatever kills whom.
+others get an exception that says so and time for their `finally` blocks. No process is left, however a rank dies.
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from core.door import door
 
 if TYPE_CHECKING:
+    from core.contract.rank_variables import rank_variables
+    from core.launch.call import LaunchedCall, read_result, write_result
     from core.launch.in_place import InPlaceLauncher
     from core.launch.multiprocessing import MultiprocessingLauncher, fork, forkserver, spawn
+    from core.launch.rank import known_rank
+    from core.launch.report import Report, worker_error
+    from core.launch.signal_forwarder import SignalForwarder
     from core.launch.subprocess_script import SubprocessScriptLauncher
+    from core.launch.timeouts import ECHO_S, GRACE_S
+    from core.launch.worker import exit_on_signal
 
 __all__ = [
+    "ECHO_S",
+    "GRACE_S",
     "InPlaceLauncher",
+    "LaunchedCall",
     "MultiprocessingLauncher",
+    "Report",
+    "SignalForwarder",
     "SubprocessScriptLauncher",
+    "exit_on_signal",
     "fork",
     "forkserver",
+    "known_rank",
+    "rank_variables",
+    "read_result",
     "spawn",
+    "worker_error",
+    "write_result",
 ]
 
-_MODULES = {
-    "InPlaceLauncher": "core.launch.in_place",
-    "MultiprocessingLauncher": "core.launch.multiprocessing",
-    "SubprocessScriptLauncher": "core.launch.subprocess_script",
-    "fork": "core.launch.multiprocessing",
-    "forkserver": "core.launch.multiprocessing",
-    "spawn": "core.launch.multiprocessing",
-}
-
-
-def __getattr__(name: str) -> Any:
-    from core.registry.lazy_exports import lazy_export
-
-    return lazy_export(name, kind="launcher", package=__name__, modules=_MODULES)
-
-
-def __dir__() -> list[str]:
-    return __all__
+__getattr__, __dir__ = door(
+    __name__,
+    {
+        "core.contract.rank_variables": ("rank_variables",),
+        ".call": ("LaunchedCall", "read_result", "write_result"),
+        ".in_place": ("InPlaceLauncher",),
+        ".multiprocessing": (
+            "MultiprocessingLauncher",
+            "fork",
+            "forkserver",
+            "spawn",
+        ),
+        ".rank": ("known_rank",),
+        ".report": ("Report", "worker_error"),
+        ".signal_forwarder": ("SignalForwarder",),
+        ".subprocess_script": ("SubprocessScriptLauncher",),
+        ".timeouts": ("ECHO_S", "GRACE_S"),
+        ".worker": ("exit_on_signal",),
+    },
+    kind="launcher",
+)

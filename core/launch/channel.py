@@ -1,7 +1,7 @@
 """A line between the main process and one worker that the kernel itself watches.
 
 It is a pair of sockets. The worker's end has O_ASYNC: as soon as the main process writes a note, or is gone for
-whatever reason (SIGKILL too), the kernel sends SIGIO to the worker. A worker that hasn't come as far as to handle the
+any reason (SIGKILL too), the kernel sends SIGIO to the worker. A worker that hasn't come as far as to handle the
 signal, still importing perhaps, ends by its default action; afterwards it becomes an exception in the main thread, so
 that `finally` blocks run. Nothing polls, no thread waits, and no signal is used that users need for themselves.
 
@@ -35,7 +35,7 @@ class Channel:
         self.peer_is_gone = False
 
     def send(self, message: Mapping[str, Any]) -> None:
-        """Send a message of at most some 64 KiB. Nothing happens if nobody is there to hear it."""
+        """Send a message of at most some 64 KiB. Nothing happens if the other end is gone."""
         with contextlib.suppress(OSError):
             self._socket.sendall(json.dumps(message).encode() + b"\n")
 
@@ -60,7 +60,7 @@ class Channel:
         signal_process(self._socket, os.getpid())
 
     def close(self) -> None:
-        """Idempotent. Hang up."""
+        """Close this end. Idempotent."""
         self._socket.close()
 
 
@@ -80,7 +80,7 @@ def signal_process(end: socket.socket, pid: int) -> None:
 
 
 def _hang_up_in_fork() -> None:
-    """A forked copy of the main process, such as a loader's worker, must not keep the line alive."""
+    """Close the line in a forked copy of the main process, such as a loader's worker: it must not keep it alive."""
     for channel in list(_main_ends):
         channel.close()
 

@@ -1,10 +1,11 @@
-"""Somebody else made the processes, or one is enough."""
+"""The launcher that calls in place: the processes exist already, or one is enough."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
 from core.contract import Launcher
+from core.launch.rank import refuse_second_zero
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -14,8 +15,13 @@ class InPlaceLauncher(Launcher):
     """Calls the function in this process, which is one rank of a world that exists already."""
 
     def launch(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Run `function(*args, **kwargs)` here. Returns this rank's own result."""
+        """Run `function(*args, **kwargs)` here. Returns this rank's own result.
+
+        Raises:
+            LaunchError: this process is another rank than 0 of those that a launcher has made, and the run has but one.
+        """
         environment = self.cluster_environment
         if environment is not None and not environment.creates_processes:
+            refuse_second_zero()
             environment.set_world(world_size=1, global_rank=0, local_rank=0, node_rank=0)
         return function(*args, **kwargs)

@@ -8,21 +8,25 @@ import os
 import signal
 import sys
 import threading
-import traceback
+import time
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from core.contract import WorkerError
+from core.contract.tracebacks import format_short
+from core.launch.connections import hang_up
+from core.launch.forked_copies import ForkedCopies
 from core.launch.group import Worker, WorkerGroup
-from core.launch.patience import GRACE_S
-from core.launch.report import summarize
+from core.launch.report import left_early, summarize
 from core.launch.signal_watch import SignalWatch, call_main_thread
+from core.launch.timeouts import GRACE_S
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from types import TracebackType
 
 _FINISH_S = 60.0
-"""How long workers may go on after the main process has finished its script."""
+"""Seconds that workers may go on after the main process has finished its script."""
 
 
 class MainProcess:
@@ -33,15 +37,19 @@ class MainProcess:
     - The script fails here: the workers get an exception that says so, time for their `finally` blocks, and are ended.
     - SIGTERM ends the script by SystemExit(143), Ctrl-C by KeyboardInterrupt, and the workers with it, also if the
       main thread waits in native code for a rank that never comes.
-    - The script ends well: it waits for the workers, and ends with 1 if one of them failed unseen. (Who catches the
-      WorkerError that `launch` raises chooses the code.)
+    - The script ends well: it waits for the workers, and ends with 1 if one of them failed unseen. (A script that
+      catches the WorkerError that `launch` raises chooses the code.)
     """
 
-    def __init__(self, workers: Sequence[Worker], rank: int) -> None:
+    def __init__(self, workers: Sequence[Worker], rank: int, store_port: int) -> None:
         self.rank = rank
+        self._hang_up = partial(hang_up, store_port)
         self._is_told = threading.Event()
         self._ends_badly: str | None = None
         self._is_raised = False
+        self._num_launches = 0
+        self._has_left = False
+        # Threads can't raise in the main thread. They send it SIGIO, and the handler raises there.
         signal.signal(signal.SIGIO, self._on_call)
         if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
             signal.signal(signal.SIGTERM, self._on_terminate)
@@ -49,7 +57,7 @@ class MainProcess:
         self._group = WorkerGroup(workers, self._interrupt)
         self._watch = SignalWatch(self._free_main_thread)
         atexit.register(self.close)
-        os.register_at_fork(after_in_child=self._forget)
+        ForkedCopies(self._forget)
 
     def check(self) -> None:
         """Raise what a worker has failed with since the last launch.
@@ -61,9 +69,19 @@ class MainProcess:
             self._is_raised = True
             raise failure from failure.__cause__
 
+    def need(self, num_launches: int) -> None:
+        """Come to the launch of this number, which the workers must come to too."""
+        self._num_launches, self._has_left = num_launches, False
+        self._group.need(num_launches)
+
     def explain(self, error: BaseException) -> BaseException:
         """The failure that came first: `error` itself, or the worker's behind it."""
         self._is_told.set()
+        # sys.exit(0) within a launch: no failure yet. `close` finds out if the workers leave in the same way.
+        if isinstance(error, SystemExit) and not error.code:
+            self._has_left = True
+            self._group.need(0)
+            return error
         if isinstance(error, KeyboardInterrupt | SystemExit):
             self._ends_badly = summarize(error)
             return error
@@ -74,26 +92,38 @@ class MainProcess:
         if failure is error:
             return error
         note = f"Rank {self.rank} then stopped with {summarize(error)}"
+        # The same error passes here again as it leaves outer launches.
         if not isinstance(error, WorkerError) and note not in getattr(failure, "__notes__", []):
             failure.add_note(note)
         return failure
 
     def close(self) -> None:
-        """Idempotent. The script is over: wait for the workers, or stop them if it ended badly."""
+        """Wait for the workers at the end of the script, or stop them if it ended badly. Idempotent."""
         atexit.unregister(self.close)
         self._is_told.set()
         try:
             if self._ends_badly is not None:
-                self._group.stop(f"Rank {self.rank} ended first, by {self._ends_badly}.", self.rank)
+                self._group.stop(f"Rank {self.rank} ended first, by {self._ends_badly}.", self.rank, self._hang_up)
+            elif self._has_left and not self._is_followed():
+                self._end(left_early(self.rank, self._num_launches, self._num_launches - 1, 0))
             elif not self._group.wait(_FINISH_S):
                 message = f"Rank {self.rank} finished its script {_FINISH_S:.0f} s ago, and this rank is still at work."
                 self._end(WorkerError(f"{message} All ranks must make the same calls.", rank=self.rank))
         except (KeyboardInterrupt, SystemExit) as interruption:
-            # An exception can't leave atexit, and the code must tell the truth.
             self._group.kill()
+            # An exception would not leave atexit, and the process would end with 0.
             os._exit(interruption.code if isinstance(interruption, SystemExit) else 128 + signal.SIGINT)  # type: ignore[arg-type]
         if (failure := self._group.failure) is not None and self._ends_badly is None and not self._is_raised:
             self._end(failure)
+
+    def _is_followed(self) -> bool:
+        """Tell whether the workers leave too, soon after they have come to the launch that this process has left."""
+        deadline_s, have_come = time.monotonic() + _FINISH_S, False
+        while not self._group.wait(GRACE_S):
+            if have_come or time.monotonic() > deadline_s:
+                return False
+            have_come = self._group.have_come_to(self._num_launches)
+        return True
 
     # in the main thread ---------------------------------------------------------------------------------------------
 
@@ -105,6 +135,7 @@ class MainProcess:
     def _on_worker_failure(self, failure: WorkerError) -> None:
         is_first, handled = not self._is_told.is_set(), sys.exception()
         self._is_told.set()
+        # Not into an `except` or `finally` block that runs: it would replace the error that is handled there.
         if is_first and handled is None and self._ends_badly is None:
             raise failure from failure.__cause__
 
@@ -116,19 +147,19 @@ class MainProcess:
         first = self.explain(error)
         self._ends_badly = summarize(error)
         message = f"Rank {self.rank} ended first, and this rank stops because of it. {self._ends_badly}"
-        self._group.stop(message, self.rank)
+        self._group.stop(message, self.rank, self._hang_up)
         if first is error and not isinstance(error, KeyboardInterrupt):
             self._note_others(error)
         self._previous_hook(type(first), first, first.__traceback__ or trace)
 
     def _note_others(self, error: BaseException) -> None:
-        """Ranks often make the same mistake, which is then told once; a different one is worth a line."""
+        """Note the mistakes of other ranks. Ranks often make the same one, which is told once; others get a line."""
         for other in self._group.other_causes():
-            if summarize(error) not in str(other):
+            if summarize(error) not in str(other) and str(other) not in summarize(error):
                 error.add_note(str(other))
 
     def _forget(self) -> None:
-        """In a forked copy, such as a loader's worker: the workers aren't its own."""
+        """Forget the workers in a forked copy, such as a loader's worker: they aren't its own."""
         atexit.unregister(self.close)
         sys.excepthook = self._previous_hook
         signal.signal(signal.SIGIO, signal.SIG_DFL)
@@ -143,19 +174,20 @@ class MainProcess:
         threading.Thread(target=self._end_if_stuck, args=(failure,), name="end if stuck", daemon=True).start()
 
     def _free_main_thread(self, number: int) -> None:
-        """Without its workers, a collective that it waits in fails."""
+        """End the workers, so that a collective that the main thread waits in fails."""
         self._ends_badly = signal.Signals(number).name
         self._group.stop(f"Rank {self.rank} is to end by {self._ends_badly}, and so do its workers.", self.rank)
 
     def _end_if_stuck(self, failure: WorkerError) -> None:
+        # The handler runs only between two bytecodes. A main thread in a native collective never comes to it.
         if not self._is_told.wait(2 * GRACE_S):
             self._group.kill()
             self._end(failure)
 
     def _end(self, failure: WorkerError) -> None:
         """End this process with code 1, since no exception can be raised any more."""
-        self._group.stop(str(failure), failure.rank)
-        traceback.print_exception(failure)
+        self._group.stop(str(failure), failure.rank, self._hang_up)
         sys.stdout.flush()
+        sys.stderr.write(format_short(failure))
         sys.stderr.flush()
         os._exit(1)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import gc
 import os
-import random
 import shutil
 import signal
 import sys
@@ -11,15 +11,16 @@ import tempfile
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal
 
-from core.contract import ClusterEnvironment, ConfigurationError, Launcher, LaunchError
+from core.contract import ConfigurationError, Launcher, LaunchError
+from core.contract.rank_variables import rank_variables
+from core.launch.call import LaunchedCall, read_result, write_result
 from core.launch.channel import Channel, open_channel, signal_process
-from core.launch.cores import share_cores
 from core.launch.group import Worker, WorkerGroup
-from core.launch.handed_on import HandedOn
-from core.launch.pickling import find_unpicklable
 from core.launch.script import describe_interactive, refuse_interactive, refuse_nested, refuse_unguarded
+from core.launch.signal_forwarder import SignalForwarder
+from core.launch.thread_share import share_cores
 from core.launch.worker import Membership, exit_on_signal
 
 if TYPE_CHECKING:
@@ -30,16 +31,6 @@ if TYPE_CHECKING:
 
 
 _RESULT = "result"
-
-
-class _Call(NamedTuple):
-    """What every worker runs. Pickled as a whole, so that the function's strategy holds this same environment."""
-
-    environment: ClusterEnvironment
-    function: Callable[..., Any]
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    random_state: dict[str, Any]
 
 
 class MultiprocessingLauncher(Launcher):
@@ -54,6 +45,9 @@ class MultiprocessingLauncher(Launcher):
         fork: copies of this process, where nothing has to pickle; not after CUDA was used. A worker computes with one
             thread, because the OpenMP runtime of torch's wheels doesn't survive a fork with more.
         forkserver: forks of a small server; everything has to pickle.
+
+    Variables, set in the workers for other libraries, as torchrun sets them: RANK, LOCAL_RANK, WORLD_SIZE,
+    LOCAL_WORLD_SIZE and NODE_RANK.
     """
 
     calls_in_place = False
@@ -85,56 +79,38 @@ class MultiprocessingLauncher(Launcher):
         self.check()
         if self.cluster_environment is None:
             raise ConfigurationError("The launcher needs a cluster environment to tell ranks; call connect(...) first.")
-        call = _Call(self.cluster_environment, function, args, kwargs, _random_state())
+        call = LaunchedCall.of(self.cluster_environment, function, args, kwargs)
         # Asked here, so that every worker gets the same.
         _ = call.environment.main_address, call.environment.main_port
         with tempfile.TemporaryDirectory(prefix="core-launch-") as directory:
             return self._run(call, Path(directory))
 
-    def _run(self, call: _Call, directory: Path) -> Any:
-        import torch
-
+    def _run(self, call: LaunchedCall, directory: Path) -> Any:
         payload = self._write(call, directory) if self.pickles else call
-        with HandedOn() as signals:
+        with SignalForwarder() as signals:
             workers = self._start_all(payload, directory, call.environment.node_rank())
             group = WorkerGroup(workers, lambda failure: None)
+            # Each worker runs the one function to its end; one that ends before has failed, whatever its exit code.
+            group.need(1)
             try:
                 signals.to(group)
                 group.wait()
             finally:
                 group.stop("The main process was interrupted, and its workers end too.", 0)
+                # The next launch may fork, and a fork must not copy running threads.
                 group.join()
             signals.raise_for()
         if group.failure is not None:
             raise group.failure from group.failure.__cause__
-        # Our own file, in a directory of our own.
-        return torch.load(directory / _RESULT, map_location="cpu", weights_only=False)
+        return read_result(directory / _RESULT)
 
-    def _write(self, call: _Call, directory: Path) -> Path:
-        import torch
-
+    def _write(self, call: LaunchedCall, directory: Path) -> Path:
         path = directory / "call"
-        try:
-            torch.save(call, path)
-        except Exception as error:
-            raise LaunchError(self._describe_unpicklable(call, error)) from error
+        cure = "Define it at the top level of a module, or use a strategy that forks or runs the script again."
+        call.write(path, who=f"The start method {self.start_method!r}", cure=cure)
         return path
 
-    def _describe_unpicklable(self, call: _Call, error: Exception) -> str:
-        receiver = getattr(call.function, "__self__", None)
-        candidates = {"function": receiver if receiver is not None else call.function}
-        candidates |= {f"argument {index}": value for index, value in enumerate(call.args)} | call.kwargs
-        candidates["cluster_environment"] = call.environment
-        if receiver is not None:
-            candidates[type(receiver).__name__.lower()] = candidates.pop("function")
-        found = (find_unpicklable(value, name) for name, value in candidates.items())
-        path, cause = next(filter(None, found), ("a part of it", error))
-        return (
-            f"The start method {self.start_method!r} pickles what its workers need, and {path} can't be pickled: "
-            f"{cause} Define it at the top level of a module, or use a strategy that forks or runs the script again."
-        )
-
-    def _start_all(self, payload: Path | _Call, directory: Path, node_rank: int) -> list[Worker]:
+    def _start_all(self, payload: Path | LaunchedCall, directory: Path, node_rank: int) -> list[Worker]:
         started: list[Worker] = []
         try:
             started.extend(self._start(payload, directory, node_rank, index) for index in range(self.num_processes))
@@ -145,7 +121,7 @@ class MultiprocessingLauncher(Launcher):
             raise
         return started
 
-    def _start(self, payload: Path | _Call, directory: Path, node_rank: int, local_rank: int) -> Worker:
+    def _start(self, payload: Path | LaunchedCall, directory: Path, node_rank: int, local_rank: int) -> Worker:
         import torch.multiprocessing
 
         world = {
@@ -154,39 +130,27 @@ class MultiprocessingLauncher(Launcher):
             "local_rank": local_rank,
             "node_rank": node_rank,
         }
+        # A forked copy of OpenMP's thread pool hangs, so a forked worker computes with one thread.
         num_sharing = 0 if self.start_method == "fork" else self.num_processes
         context: Any = torch.multiprocessing.get_context(self.start_method)
         channel, end = open_channel()
         with end:
             process = context.Process(
                 target=_work,
-                args=(end, payload, world, num_sharing, directory),
+                args=(
+                    end,
+                    payload,
+                    world,
+                    rank_variables(**world, num_local=self.num_processes),
+                    num_sharing,
+                    directory,
+                ),
                 name=f"rank {world['global_rank']}",
             )
             process.start()
+            # SIGIO on this socket wakes the worker when the main process writes, or dies.
             signal_process(end, process.pid)
         return Worker(world["global_rank"], process.pid, lambda: _wait(process), channel)
-
-
-def _random_state() -> dict[str, Any]:
-    """Of all generators: a worker goes on from there however it is made, so that the user's seed holds in it too."""
-    import torch
-
-    state: dict[str, Any] = {"python": random.getstate(), "torch": torch.get_rng_state()}
-    if (numpy := sys.modules.get("numpy")) is not None:
-        state["numpy"] = numpy.random.get_state()
-    return state
-
-
-def _set_random_state(state: dict[str, Any]) -> None:
-    import torch
-
-    random.setstate(state["python"])
-    torch.set_rng_state(state["torch"])
-    if "numpy" in state:
-        import numpy
-
-        numpy.random.set_state(state["numpy"])
 
 
 def _wait(process: Any) -> int:
@@ -194,10 +158,18 @@ def _wait(process: Any) -> int:
     return int(process.exitcode or 0)
 
 
-def _work(end: socket.socket, payload: Path | _Call, world: dict[str, int], num_sharing: int, directory: Path) -> None:
+def _work(
+    end: socket.socket,
+    payload: Path | LaunchedCall,
+    world: dict[str, int],
+    variables: dict[str, str],
+    num_sharing: int,
+    directory: Path,
+) -> None:
     """A worker's whole life. `num_sharing`: processes among which the cores are shared, 0 for one core."""
     import torch
 
+    os.environ.update(variables)
     # A forked worker has the main process's handlers.
     signal.signal(signal.SIGTERM, exit_on_signal)
     signal.signal(signal.SIGINT, exit_on_signal)
@@ -207,13 +179,14 @@ def _work(end: socket.socket, payload: Path | _Call, world: dict[str, int], num_
         share_cores(num_sharing)
     else:
         torch.set_num_threads(1)
+        gc.freeze()  # each collection would go through all that the main process holds, and copy its pages
     try:
-        call = payload if isinstance(payload, _Call) else _load(payload)
-        call.environment.set_world(**world)
-        _set_random_state(call.random_state)
-        outcome = call.function(*call.args, **call.kwargs)
+        call = payload if isinstance(payload, LaunchedCall) else LaunchedCall.read(payload)
+        membership.tell(1, 0)
+        outcome = call.run(**world)
         if world["local_rank"] == 0:
-            _hand_back(outcome, directory)
+            write_result(outcome, directory / _RESULT)
+        membership.tell(1, 1)
     except SystemExit:
         raise
     except KeyboardInterrupt:
@@ -222,34 +195,9 @@ def _work(end: socket.socket, payload: Path | _Call, world: dict[str, int], num_
         membership.report(error)
         sys.exit(1)
     finally:
+        # The main process removes the folder, if there still is one.
         if membership.is_orphaned:
             shutil.rmtree(directory, ignore_errors=True)
-
-
-def _hand_back(outcome: Any, directory: Path) -> None:
-    """What the function returned on rank 0, for the caller.
-
-    Raises:
-        LaunchError: a part of it doesn't pickle; it is named.
-    """
-    import torch
-
-    try:
-        torch.save(outcome, directory / _RESULT)
-    except Exception as error:
-        path, cause = find_unpicklable(outcome, "result") or ("a part of it", error)
-        raise LaunchError(
-            f"What the function returns on rank 0 is pickled for the caller, and {path} can't be: "
-            f"{str(cause).rstrip('.')}. "
-            "Return tensors and plain values, and save what is larger or in parts with a checkpoint."
-        ) from error
-
-
-def _load(path: Path) -> _Call:
-    import torch
-
-    call: _Call = torch.load(path, map_location="cpu", weights_only=False)  # written by our own main process
-    return call
 
 
 def _refuse_fork() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import io
+import pickle
 import types
 from typing import TYPE_CHECKING, Any
 
@@ -13,31 +14,34 @@ if TYPE_CHECKING:
 _MAX_DEPTH = 12
 
 
-def find_unpicklable(value: Any, path: str) -> tuple[str, Exception] | None:
+def find_unpicklable(value: Any, path: str, pickle_module: Any = pickle) -> tuple[str, Exception] | None:
     """The path to the innermost part that can't be pickled, such as `"strategy._ddp_options['hook']"`, and its error.
 
     Args:
         value: what to pickle.
         path: how messages call it.
+        pickle_module: as `torch.save` takes it.
     """
-    return _find(value, path, set(), 0)
+    return _find(value, path, set(), 0, pickle_module)
 
 
-def _find(value: Any, path: str, seen: set[int], depth: int) -> tuple[str, Exception] | None:
-    if (error := _error_of(value)) is None:
+def _find(value: Any, path: str, seen: set[int], depth: int, pickle_module: Any) -> tuple[str, Exception] | None:
+    if (error := _error_of(value, pickle_module)) is None:
         return None
     seen.add(id(value))
     for name, part in _parts(value) if depth < _MAX_DEPTH else ():
-        if id(part) not in seen and (found := _find(part, path + name, seen, depth + 1)) is not None:
-            return found
+        if id(part) not in seen:
+            found = _find(part, path + name, seen, depth + 1, pickle_module)
+            if found is not None:
+                return found
     return path, error
 
 
-def _error_of(value: Any) -> Exception | None:
+def _error_of(value: Any, pickle_module: Any) -> Exception | None:
     import torch
 
     try:
-        torch.save(value, _Discard())
+        torch.save(value, _Discard(), pickle_module=pickle_module)
     except Exception as error:  # whatever a user's __reduce__ raises
         return error
     return None
@@ -62,7 +66,7 @@ def _attributes(value: Any) -> dict[str, Any]:
 
 
 class _Discard(io.BytesIO):
-    """A file that forgets: the check of a large model needs no memory."""
+    """A file that discards its content, so that the check of a large model needs no memory."""
 
     def write(self, data: Any) -> int:
         return memoryview(data).nbytes

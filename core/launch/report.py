@@ -1,4 +1,4 @@
-"""Why a process ended: what a worker can still say about it, and the error that the main process makes of it."""
+"""The report of why a worker ended, and the error that the main process makes of it."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from core.contract import WorkerError
+from core.contract.tracebacks import ShortText, format_short
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -19,8 +20,24 @@ _LOST_CONNECTION = re.compile(
 )
 
 
-class WorkerTraceback(Exception):
-    """A worker's traceback as text, as `concurrent.futures` shows it: it comes before the error that it causes."""
+_HINTS: dict[int, str] = {
+    signal.SIGKILL: " (the kernel does that when memory runs out)",
+    signal.SIGABRT: " (native code gave up, and has written why to stderr; torch does that when ranks make different "
+    "calls, as where only some of them call backward)",
+}
+
+
+class WorkerTraceback(ShortText):
+    """A worker's traceback as text, as `concurrent.futures` shows it: it comes before the error that it causes.
+
+    Args:
+        text: the whole traceback.
+        short_text: the one to show where the error ends the program.
+    """
+
+    def __init__(self, text: str, short_text: str) -> None:
+        super().__init__(text, short_text)
+        self.short_text = short_text
 
     def __str__(self) -> str:
         return f'\n"""\n{self.args[0]}"""'
@@ -28,23 +45,26 @@ class WorkerTraceback(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What a worker says as it ends by an exception.
+    """The last message of a worker that ends by an exception.
 
     Attributes:
         summary: type and message.
         traceback: as Python prints it, its end if it is very long.
+        short_traceback: without the frames of core.
         is_echo: it lost the connection to a rank that had failed before, or was told so.
     """
 
     summary: str
     traceback: str
+    short_traceback: str
     is_echo: bool
 
     @classmethod
     def of(cls, error: BaseException) -> Report:
         """The report of a worker that ends by `error`."""
         text = "".join(traceback.format_exception(error))
-        return cls(summarize(error), text[-_MAX_CHARACTERS:], is_echo(error))
+        short = format_short(error)
+        return cls(summarize(error), text[-_MAX_CHARACTERS:], short[-_MAX_CHARACTERS:], is_echo(error))
 
     @classmethod
     def from_message(cls, message: Mapping[str, Any]) -> Report:
@@ -62,11 +82,12 @@ def summarize(error: BaseException) -> str:
 
 
 def is_echo(error: BaseException) -> bool:
-    """Whether the error says no more than that another rank is gone."""
+    """Tell whether the error says no more than that another rank is gone."""
     if isinstance(error, WorkerError | ConnectionError):
         return True
     if isinstance(error, RuntimeError) and _LOST_CONNECTION.search(str(error)):
         return True  # torch's DistError and its subclasses are RuntimeErrors
+    # The user's own error that was raised from a lost connection is an echo, too.
     return error.__cause__ is not None and is_echo(error.__cause__)
 
 
@@ -74,17 +95,40 @@ def describe_exit(exit_code: int) -> str:
     """`"was killed by SIGKILL"`, or `"exited with code 3"`."""
     if exit_code < 0:
         name = signal.Signals(-exit_code).name if -exit_code in set(signal.Signals) else f"signal {-exit_code}"
-        hint = " (the kernel does that when memory runs out)" if exit_code == -signal.SIGKILL else ""
-        return f"was killed by {name}{hint}"
+        return f"was killed by {name}{_HINTS.get(-exit_code, '')}"
     return f"exited with code {exit_code}"
 
 
-def worker_error(rank: int, exit_code: int, report: Report | None) -> WorkerError:
-    """The error that names the worker which failed first; its traceback is the cause, and so is shown first."""
-    if report is None:
-        return WorkerError(f"Rank {rank} {describe_exit(exit_code)}.", rank=rank, exit_code=exit_code)
-    error = WorkerError(
-        f"Rank {rank} failed with {report.summary}", rank=rank, exit_code=exit_code, worker_traceback=report.traceback
+def left_early(rank: int, num_begun: int, num_done: int, num_needed: int) -> WorkerError:
+    """The error that names a rank which has ended with code 0 while others needed it, and what it left undone."""
+    if num_done < num_begun:
+        what = f"in the middle of launch {num_begun}"
+    elif num_begun < num_needed:
+        what = f"without coming to launch {num_needed}"
+    else:
+        what = f"after launch {num_done}"
+    return WorkerError(
+        f"Rank {rank} exited with code 0 {what}, and the other ranks still needed it. All ranks must make the same "
+        "calls: look for a sys.exit, an os._exit or a return that only some of them come to.",
+        rank=rank,
+        exit_code=0,
     )
-    error.__cause__ = WorkerTraceback(report.traceback)
+
+
+def worker_error(rank: int, exit_code: int, report: Report | None, *, where: str = "") -> WorkerError:
+    """The error that names the worker which failed first; its traceback is the cause, and so is shown first.
+
+    Args:
+        rank: its global rank.
+        exit_code: as the operating system reports it; negative for a signal.
+        report: what it said as it ended; None if it couldn't.
+        where: it ran, for the message, such as `"on node 10.0.0.2"`.
+    """
+    name = f"Rank {rank} {where}".strip()
+    if report is None:
+        return WorkerError(f"{name} {describe_exit(exit_code)}.", rank=rank, exit_code=exit_code)
+    error = WorkerError(
+        f"{name} failed with {report.summary}", rank=rank, exit_code=exit_code, worker_traceback=report.traceback
+    )
+    error.__cause__ = WorkerTraceback(report.traceback, report.short_traceback)
     return error

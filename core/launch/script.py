@@ -1,4 +1,4 @@
-"""The user's program: can it be run again, and how?"""
+"""The user's program: whether it can be run again, and by which command."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _SHELLS_OF_PYTHON = ("ipykernel_launcher", "colab_kernel_launcher")
 
 
 def describe_interactive() -> str | None:
-    """What the user sits in, if there is no file to run again: `"a notebook"`, `"python -c"`; else None."""
+    """The interactive program, if there is no file to run again: `"a notebook"`, `"python -c"`; else None."""
     if hasattr(builtins, "__IPYTHON__") or any(name in argument for name in _SHELLS_OF_PYTHON for argument in sys.argv):
         return "a notebook or IPython"
     if hasattr(sys, "ps1") or sys.flags.interactive:
@@ -93,7 +93,7 @@ def _missing_guard(why: str) -> str:
 
 
 def _is_called_from_top_level() -> bool:
-    """Whether a statement at the top level of the program's file is being executed."""
+    """Tell whether a statement at the top level of the program's file is being executed."""
     namespace = vars(sys.modules["__main__"])
     frame = sys._getframe()
     while frame.f_back is not None:

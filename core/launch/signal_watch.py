@@ -8,7 +8,7 @@ import socket
 import threading
 from collections.abc import Callable
 
-from core.launch.patience import GRACE_S
+from core.launch.timeouts import GRACE_S
 
 
 class SignalWatch:
@@ -16,7 +16,7 @@ class SignalWatch:
 
     A main thread that waits in a collective for a rank which never comes makes no such step, and the process would
     outlive every polite request to end. So a thread of its own hears of the signal (through Python's wakeup file, which
-    is written when the signal arrives), calls the main thread with SIGIO, and acts if nobody answers.
+    is written when the signal arrives), calls the main thread with SIGIO, and acts if it doesn't answer.
     """
 
     def __init__(self, on_unanswered: Callable[[int], None]) -> None:
@@ -30,11 +30,11 @@ class SignalWatch:
         threading.Thread(target=self._watch, name="watch signals", daemon=True).start()
 
     def answer(self) -> None:
-        """Called by the main thread's handler of SIGIO."""
+        """Answer the watch; called by the main thread's handler of SIGIO."""
         self._answered.set()
 
     def _forget(self) -> None:
-        """A forked copy, such as a loader's worker, gets signals of its own."""
+        """Stop watching in a forked copy, such as a loader's worker, which gets signals of its own."""
         if signal.set_wakeup_fd(-1) != self._wakeup.fileno():
             return
         self._heard.close()
@@ -51,6 +51,7 @@ class SignalWatch:
         call_main_thread()
         if self._answered.wait(GRACE_S):
             return
+        # No answer: free the main thread, which then comes to its handlers. One that doesn't is stuck for good.
         self._on_unanswered(number)
         if not self._answered.wait(GRACE_S):
             os._exit(128 + number)

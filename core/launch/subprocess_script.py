@@ -5,29 +5,38 @@ from __future__ import annotations
 import os
 import socket
 import subprocess
-from dataclasses import dataclass
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from core.contract import ClusterEnvironment, ConfigurationError, Launcher, LaunchError
+from core.contract.rank_variables import rank_variables
 from core.launch.channel import Channel, open_channel, signal_process
-from core.launch.cores import share_cores
 from core.launch.group import Worker
 from core.launch.main_process import MainProcess
+from core.launch.rank import is_inherited, set_rank
 from core.launch.script import refuse_interactive, refuse_nested, script_command
+from core.launch.thread_share import share_cores
 from core.launch.worker import Membership, in_main_thread
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 
 @dataclass(frozen=True, slots=True)
 class _World:
-    """How many processes there are, and which one this is."""
+    """The number of processes, and the number of this one."""
 
     world_size: int
     global_rank: int
     local_rank: int
     node_rank: int
+    num_local: int
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """The variables by which other libraries know the ranks."""
+        return rank_variables(**asdict(self))
 
 
 class SubprocessScriptLauncher(Launcher):
@@ -37,8 +46,9 @@ class SubprocessScriptLauncher(Launcher):
     the launcher object's: they live until the script ends. A later `launch`, by this object or by another Trainer's,
     joins the same workers, which have come to the same call in their run of the script.
 
-    Variables, set for the workers: CORE_WORLD_SIZE, CORE_GLOBAL_RANK, CORE_LOCAL_RANK, CORE_NODE_RANK, MASTER_ADDR,
-    MASTER_PORT; and CORE_CHANNEL, the line on which they hear that another rank has failed.
+    Variables, set in all ranks for other libraries, as torchrun sets them: RANK, LOCAL_RANK, WORLD_SIZE,
+    LOCAL_WORLD_SIZE and NODE_RANK. Variables, set for the workers: CORE_WORLD_SIZE, CORE_GLOBAL_RANK, CORE_LOCAL_RANK,
+    CORE_NODE_RANK, MASTER_ADDR, MASTER_PORT; and CORE_CHANNEL, the line on which they hear of a rank that has failed.
     """
 
     def check(self) -> None:
@@ -65,18 +75,17 @@ class SubprocessScriptLauncher(Launcher):
             WorkerError: a worker ended first; its traceback is the cause.
         """
         _process.join(self)
-        if _process.main is None:
-            return function(*args, **kwargs)
         try:
-            return function(*args, **kwargs)
+            with _process.counted_launch():
+                return function(*args, **kwargs)
         except BaseException as error:
-            first = _process.main.explain(error)
+            first = error if _process.main is None else _process.main.explain(error)
             if first is error:
                 raise
             raise first from first.__cause__
 
     def close(self) -> None:
-        """Idempotent. Wait until the workers have finished the script; stop them if this process fails."""
+        """Wait until the workers have finished the script; stop them if this process fails. Idempotent."""
         if _process.main is not None:
             _process.main.close()
 
@@ -89,17 +98,41 @@ class SubprocessScriptLauncher(Launcher):
 
 
 class _Process:
-    """What this process is to the others; the same for all launchers in it, for as long as it lives."""
+    """The role of this process among the others; the same for all launchers in it, for as long as it lives."""
 
     def __init__(self) -> None:
         self.world: _World | None = None
         self.main: MainProcess | None = None
         self.membership: Membership | None = None
+        self.num_begun = self.num_done = 0
+
+    @contextmanager
+    def counted_launch(self) -> Iterator[None]:
+        """Let the other processes know how far this one has come. An exception ends a launch, but leaving doesn't."""
+        self.num_begun += 1
+        self._tell()
+        try:
+            yield
+        except Exception:
+            self.num_done += 1
+            self._tell()
+            raise
+        self.num_done += 1
+        self._tell()
+
+    def _tell(self) -> None:
+        if self.membership is not None:
+            self.membership.tell(self.num_begun, self.num_done)
+        if self.main is not None and self.num_begun > self.num_done:
+            self.main.need(self.num_begun)
 
     def join(self, launcher: SubprocessScriptLauncher) -> None:
         """Make the workers, or be one; then tell the environment the ranks."""
         if self.world is None:
+            # The first launch of the process decides; all later ones join.
             self.world = self._join_as_worker() or self._start_workers(launcher)
+            set_rank(self.world.global_rank, self.world.world_size)
+            os.environ.update(self.world.variables)
             share_cores(launcher.num_processes)
         wanted = launcher.num_processes * launcher.num_nodes
         if wanted != self.world.world_size:
@@ -125,7 +158,7 @@ class _Process:
         self.membership = Membership(Channel(end))
         self.membership.report_uncaught()
         self.membership.begin()
-        names = ("CORE_WORLD_SIZE", "CORE_GLOBAL_RANK", "CORE_LOCAL_RANK", "CORE_NODE_RANK")
+        names = ("CORE_WORLD_SIZE", "CORE_GLOBAL_RANK", "CORE_LOCAL_RANK", "CORE_NODE_RANK", "LOCAL_WORLD_SIZE")
         return _World(*(int(os.environ[name]) for name in names))
 
     def _start_workers(self, launcher: SubprocessScriptLauncher) -> _World:
@@ -133,22 +166,23 @@ class _Process:
         node_rank, num_processes = launcher.environment.node_rank(), launcher.num_processes
         first_rank = node_rank * num_processes
         world_size = num_processes * launcher.num_nodes
-        worlds = [_World(world_size, first_rank + index, index, node_rank) for index in range(num_processes)]
+        worlds = [
+            _World(world_size, first_rank + index, index, node_rank, num_processes) for index in range(num_processes)
+        ]
         if num_processes > 1:
-            self.main = MainProcess(_start_all(worlds[1:], launcher.environment), first_rank)
+            workers = _start_all(worlds[1:], launcher.environment)
+            self.main = MainProcess(workers, first_rank, launcher.environment.main_port)
         return worlds[0]
 
 
 def _inherited_channel() -> socket.socket | None:
     """The worker's end, if this process itself inherited it. A process that a worker starts has the variable only."""
-    number, _, inode = os.environ.get("CORE_CHANNEL", "").partition(":")
-    try:
-        if not number or os.fstat(int(number)).st_ino != int(inode):
-            return None
-    except (OSError, ValueError):
+    channel = os.environ.get("CORE_CHANNEL", "")
+    if not is_inherited(channel):
         return None
-    os.set_inheritable(int(number), False)
-    return socket.socket(fileno=int(number))
+    number = int(channel.partition(":")[0])
+    os.set_inheritable(number, False)
+    return socket.socket(fileno=number)
 
 
 def _start_all(worlds: list[_World], environment: ClusterEnvironment) -> list[Worker]:
@@ -168,11 +202,12 @@ def _start_all(worlds: list[_World], environment: ClusterEnvironment) -> list[Wo
 def _start(command: list[str], world: _World, shared: dict[str, str]) -> Worker:
     channel, end = open_channel()
     with end:
-        variables = {
+        variables = world.variables | {
             "CORE_WORLD_SIZE": str(world.world_size),
             "CORE_GLOBAL_RANK": str(world.global_rank),
             "CORE_LOCAL_RANK": str(world.local_rank),
             "CORE_NODE_RANK": str(world.node_rank),
+            # With the inode: a number alone may be another file in a process that inherited only the variable.
             "CORE_CHANNEL": f"{end.fileno()}:{os.fstat(end.fileno()).st_ino}",
         }
         process = subprocess.Popen(command, env=os.environ | shared | variables, pass_fds=[end.fileno()])

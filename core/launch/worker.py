@@ -1,10 +1,9 @@
-"""The worker's side: how it hears that others are gone, and how it says why it goes itself."""
+"""The worker's side: it hears that others are gone, and reports why it ends itself."""
 
 from __future__ import annotations
 
 import atexit
 import faulthandler
-import os
 import signal
 import sys
 import threading
@@ -12,11 +11,12 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from core.contract import WorkerError
-from core.launch.patience import ECHO_S, GRACE_S
+from core.launch.forked_copies import ForkedCopies
 from core.launch.report import Report
+from core.launch.timeouts import ECHO_S, GRACE_S
 
 if TYPE_CHECKING:
-    from types import TracebackType
+    from types import FrameType, TracebackType
 
     from core.launch.channel import Channel
 
@@ -40,8 +40,10 @@ class Membership:
         if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
             signal.signal(signal.SIGTERM, exit_on_signal)
         atexit.register(self._end)
-        os.register_at_fork(after_in_child=self._forget)
+        ForkedCopies(self._forget)
+        # From here on the kernel sends this process SIGIO when there is news.
         self._channel.claim()
+        # News that came before the handler was there has sent no signal.
         self._on_news(signal.SIGIO, None)
 
     def report_uncaught(self) -> None:
@@ -52,9 +54,13 @@ class Membership:
         """Tell the main process why this worker ends."""
         self._channel.send(Report.of(error).to_message())
 
+    def tell(self, num_begun: int, num_done: int) -> None:
+        """Tell the main process how many launched functions this worker has come to, and to the end of."""
+        self._channel.send({"begun": num_begun, "done": num_done})
+
     @property
     def is_orphaned(self) -> bool:
-        """Whether the main process is gone."""
+        """True if the main process is gone."""
         self._channel.receive()
         return self._channel.peer_is_gone
 
@@ -66,17 +72,17 @@ class Membership:
         self._end()
 
     def _end(self) -> None:
-        """No `finally` is left to run: from here on, news end the process at once."""
+        """Let news end the process at once from here on, as no `finally` is left to run."""
         signal.signal(signal.SIGIO, signal.SIG_DFL)
 
     def _forget(self) -> None:
-        """In a forked copy, such as a loader's worker: the bond isn't its own."""
+        """Forget the bond in a forked copy, such as a loader's worker: it isn't its own."""
         sys.excepthook = self._previous_hook
         if signal.getsignal(signal.SIGTERM) is exit_on_signal:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
         self._end()
 
-    def _on_news(self, signum: int, frame: Any) -> None:
+    def _on_news(self, signum: int, frame: FrameType | None) -> None:
         note = self._channel.receive()
         error = WorkerError(note["message"], rank=note["rank"]) if note else None
         if self._channel.peer_is_gone:
@@ -84,9 +90,22 @@ class Membership:
             # A watchdog in C, which also ends a process that is stuck in native code, and says where.
             faulthandler.dump_traceback_later(GRACE_S, exit=True, file=2)
             error = error or WorkerError("The main process is gone, so its workers end too.", rank=0)
-        is_over = not threading.main_thread().is_alive()  # only functions of atexit are left
-        if error is not None and sys.exception() is None and not is_over:
+        # An exception that is being handled already ends this worker; a second one would hide it.
+        if error is not None and sys.exception() is None and not _is_over(frame):
             raise error
+
+
+def _is_over(frame: FrameType | None) -> bool:
+    """True if no `finally` is left: an error is being shown, threads are waited for, or functions of atexit run."""
+    if not threading.main_thread().is_alive():
+        return True
+    while frame is not None:
+        code = frame.f_code
+        is_waiting = code.co_name == "_shutdown" and frame.f_globals.get("__name__") == threading.__name__
+        if is_waiting or code is Membership._on_uncaught.__code__:
+            return True
+        frame = frame.f_back
+    return False
 
 
 def exit_on_signal(signum: int, frame: Any) -> None:
@@ -101,5 +120,5 @@ def exit_on_signal(signum: int, frame: Any) -> None:
 
 
 def in_main_thread() -> bool:
-    """Whether Python lets this thread set signal handlers."""
+    """Tell whether Python lets this thread set signal handlers."""
     return threading.current_thread() is threading.main_thread()

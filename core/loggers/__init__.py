@@ -1,30 +1,27 @@
-"""Loggers that need no package of core's own; those of installed plugins can be imported from here too."""
+"""The CSV logger, and what loggers are made of; the loggers of installed plugins can be imported from here too."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from core.contract.logger import Logger
+from core.door import door
 
 if TYPE_CHECKING:
+    from core.contract.logger import Logger
     from core.loggers.csv import CSVLogger
-    from core.loggers.mlflow import MLFlowLogger
-    from core.loggers.tensorboard import TensorBoardLogger
-    from core.loggers.wandb import WandbLogger
+    from core.loggers.flat_names import flatten_names
+    from core.loggers.run_folder import RunFolderLogger, to_scalar
 
-__all__ = ["CSVLogger", "Logger", "MLFlowLogger", "TensorBoardLogger", "WandbLogger"]
+__all__ = ["CSVLogger", "Logger", "RunFolderLogger", "flatten_names", "to_scalar"]
 
-_MODULES = {
-    "CSVLogger": "core.loggers.csv",
-    "MLFlowLogger": "core.loggers.mlflow",
-    "TensorBoardLogger": "core.loggers.tensorboard",
-    "WandbLogger": "core.loggers.wandb",
-}
-
-
-def __getattr__(name: str) -> Any:
-    from core.registry.lazy_exports import lazy_export
-
-    return lazy_export(name, kind="logger", package=__name__, modules=_MODULES)
-
-
-def __dir__() -> list[str]:
-    return __all__
+__getattr__, __dir__ = door(
+    __name__,
+    {
+        ".csv": ("CSVLogger",),
+        ".flat_names": ("flatten_names",),
+        ".run_folder": (
+            "RunFolderLogger",
+            "to_scalar",
+        ),
+        "core.contract.logger": ("Logger",),
+    },
+    kind="logger",
+)

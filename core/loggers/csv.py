@@ -11,7 +11,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from core.contract.errors import ConfigurationError
-from core.loggers.run_folder import RunFolderLogger, to_number
+from core.loggers.run_folder import RunFolderLogger, to_scalar
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -61,7 +61,7 @@ class CSVLogger(RunFolderLogger):
         Raises:
             ConfigurationError: a value isn't one number.
         """
-        self._rows.append({"step": step, **{name: to_number(name, value) for name, value in metrics.items()}})
+        self._rows.append({"step": step, **{name: to_scalar(name, value) for name, value in metrics.items()}})
         is_late = time.monotonic() - self._saved_s >= self._flush_interval_s
         if is_late or len(self._rows) >= self._flush_every:
             self.save()
@@ -83,6 +83,7 @@ class CSVLogger(RunFolderLogger):
     def _write(self, path: Path) -> None:
         present = _read_columns(path)
         columns = list(dict.fromkeys([*present, *(name for row in self._rows for name in row)]))
+        # No new column: rows are appended. Otherwise the whole file is written beside it, and takes its place at once.
         if columns == present:
             with path.open("a", encoding="utf-8", newline="") as file:
                 file.write(_to_text(columns, self._rows))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from argparse import Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,7 +33,7 @@ class RunFolderLogger(Logger):
     def __init__(
         self, save_dir: str | os.PathLike[str] = ".", name: str = "core_logs", version: int | str | None = None
     ) -> None:
-        self._save_dir = Path(save_dir)
+        self._save_dir = Path(save_dir).expanduser()
         self._name = name
         self._version = version
         self._made = False
@@ -48,6 +49,16 @@ class RunFolderLogger(Logger):
         self.folder()
         assert self._version is not None
         return self._version
+
+    @property
+    def save_dir(self) -> str:
+        """The folder of all experiments."""
+        return str(self._save_dir)
+
+    @property
+    def root_dir(self) -> str:
+        """The folder of this experiment."""
+        return str(self._save_dir / self._name)
 
     @property
     def log_dir(self) -> str:
@@ -83,14 +94,15 @@ class RunFolderLogger(Logger):
         """Continue that run."""
         self._version = state["version"]
 
-    def log_hyperparams(self, params: Mapping[str, Any]) -> None:
+    def log_hyperparams(self, params: Mapping[str, Any] | Namespace) -> None:
         """Write the options of the run to `hparams.json`; what JSON doesn't know is written as its `str`."""
-        text = json.dumps(dict(params), indent=2, default=str, skipkeys=True)
+        options = vars(params) if isinstance(params, Namespace) else params
+        text = json.dumps(dict(options), indent=2, default=str, skipkeys=True)
         (self.folder() / "hparams.json").write_text(text + "\n", encoding="utf-8")
 
 
-def to_number(name: str, value: Any) -> float:
-    """A metric's value.
+def to_scalar(name: str, value: Any) -> float:
+    """Convert a metric to a float.
 
     Raises:
         ConfigurationError: it isn't one number.
@@ -108,6 +120,7 @@ def to_number(name: str, value: Any) -> float:
 def _claim_next(experiment: Path) -> int:
     experiment.mkdir(parents=True, exist_ok=True)
     taken = [path.name.removeprefix(_PREFIX) for path in experiment.glob(f"{_PREFIX}*")]
+    # The highest and not the first gap, so that runs are in order. Another process may claim it first: then the next.
     number = max((int(text) for text in taken if text.isdecimal()), default=-1) + 1
     while True:
         try:

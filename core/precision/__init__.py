@@ -1,8 +1,9 @@
 """The precisions that need no package of their own; those of installed plugins can be imported from here too."""
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from core.contract.precision import NumberFormats, Precision
+from core.door import door
 
 if TYPE_CHECKING:
     from core.precision.mixed import MixedPrecision
@@ -10,17 +11,11 @@ if TYPE_CHECKING:
 
 __all__ = ["MixedPrecision", "NumberFormats", "Precision", "UniformPrecision"]
 
-_MODULES = {
-    "MixedPrecision": "core.precision.mixed",
-    "UniformPrecision": "core.precision.uniform",
-}
-
-
-def __getattr__(name: str) -> Any:
-    from core.registry.lazy_exports import lazy_export
-
-    return lazy_export(name, kind="precision", package=__name__, modules=_MODULES)
-
-
-def __dir__() -> list[str]:
-    return __all__
+__getattr__, __dir__ = door(
+    __name__,
+    {
+        ".mixed": ("MixedPrecision",),
+        ".uniform": ("UniformPrecision",),
+    },
+    kind="precision",
+)

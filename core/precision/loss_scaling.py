@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class LossScaler:
-    """One GradScaler, and what it can't be asked: who was unscaled, who stepped, and whether a step was skipped.
+    """One GradScaler, and the facts that it doesn't tell: unscaled optimizers, those that stepped, skipped steps.
 
     GradScaler wants one `update()` after all steps of an iteration, which forgets all of them. Which step is the last
     isn't known before the next backward, so it is updated then. Updating after each step would unscale a second
@@ -37,6 +37,7 @@ class LossScaler:
 
     def scale(self, loss: Tensor) -> Tensor:
         """`loss` times the scale."""
+        # The next backward begins: only now is it known that the steps so far were all of them.
         self._update()
         self._scaled = True
         return self.grad_scaler.scale(loss)
@@ -86,7 +87,7 @@ class LossScaler:
 
 
 def _step(scaler: GradScaler, optimizer: Optimizer) -> bool:
-    """Whether the optimizer stepped.
+    """Step the optimizer, and return True if it did so.
 
     The scaler doesn't say. Its scale before and after would, for a synchronization with the device that nothing else
     needs. But it reads the overflow anyway, in order to leave the step out: so a hook of the step tells for free. Only

@@ -58,7 +58,7 @@ class MixedPrecision(Precision):
 
     @property
     def scaler(self) -> GradScaler | None:
-        """What scales the loss; made at the first use, None for bfloat16."""
+        """The scaler of the loss; made at the first use, None for bfloat16."""
         return self._scaler.grad_scaler if self._scaler else None
 
     def connect(self, strategy: Any) -> None:

@@ -22,7 +22,7 @@ _NAMES = MappingProxyType({torch.float64: "64-true", torch.float16: "16-true", t
 
 
 class UniformPrecision(Precision):
-    """Everything that floats has one dtype. Complex and integer tensors stay as they are.
+    """One dtype for everything that floats. Complex and integer tensors stay as they are.
 
     The default dtype is set while modules are built and while the user's step runs, so that a `torch.zeros(3)` in it
     fits the rest. That costs one or two microseconds a step, and saves errors (or silent float32 in a float64 run).
@@ -43,7 +43,7 @@ class UniformPrecision(Precision):
         self.formats = NumberFormats(parameter=dtype, compute=dtype, reduce=dtype, buffer=dtype)
 
     def init_context(self) -> DefaultDtype:
-        """In which new tensors get the dtype. May be entered repeatedly, and inside itself."""
+        """A context in which new tensors get the dtype. May be entered repeatedly, and inside itself."""
         return DefaultDtype(self.dtype)
 
     def convert_module(self, module: nn.Module) -> nn.Module:

@@ -1,4 +1,4 @@
-"""Who offers what: the installed plugins, found without importing them, and one registry for each kind.
+"""The registries, one for each kind of plugin. Installed plugins are found without importing them.
 
     from core.registry import STRATEGY_REGISTRY
 
@@ -10,16 +10,21 @@ The parts, in reading order: `discovery` reads the metadata, `manager` makes eac
 gives every spec its status, `choice` turns a name into one offer, `registry` is the door.
 """
 
+from core.registry.builtins import CORE
 from core.registry.discovery import HOOKS, Discovery, Problem, Provider, discover
 from core.registry.event_hooks import load_hooks
 from core.registry.known_aliases import DEFAULT_PARALLEL_STRATEGY
 from core.registry.listing import Row, listing
+from core.registry.loading import base_class
 from core.registry.manager import PluginManager, plugin_manager
-from core.registry.offers import Offer, Status
+from core.registry.names import IN_PROCESS, normalize_distribution, split_name
+from core.registry.offers import Offer, Status, owner_of
+from core.registry.packages import require_package
 from core.registry.registry import (
     ACCELERATOR_REGISTRY,
     CHECKPOINT_IO_REGISTRY,
     CLUSTER_ENVIRONMENT_REGISTRY,
+    COMMAND_REGISTRY,
     LAUNCHER_REGISTRY,
     LOGGER_REGISTRY,
     PRECISION_REGISTRY,
@@ -33,8 +38,11 @@ __all__ = [
     "ACCELERATOR_REGISTRY",
     "CHECKPOINT_IO_REGISTRY",
     "CLUSTER_ENVIRONMENT_REGISTRY",
+    "COMMAND_REGISTRY",
+    "CORE",
     "DEFAULT_PARALLEL_STRATEGY",
     "HOOKS",
+    "IN_PROCESS",
     "LAUNCHER_REGISTRY",
     "LOGGER_REGISTRY",
     "PRECISION_REGISTRY",
@@ -49,8 +57,13 @@ __all__ = [
     "Row",
     "Status",
     "StrategyRegistry",
+    "base_class",
     "discover",
     "listing",
     "load_hooks",
+    "normalize_distribution",
+    "owner_of",
     "plugin_manager",
+    "require_package",
+    "split_name",
 ]

@@ -1,4 +1,4 @@
-"""What core itself offers, as text. A provider like the others, but written in code: it needs no metadata."""
+"""The offers of core itself, as text. A provider like the others, but written in code: it needs no metadata."""
 
 from __future__ import annotations
 
@@ -11,6 +11,9 @@ from core.registry.discovery import Provider
 
 CORE = "core"
 """Name of the provider of the built-ins."""
+
+SHORT_PRECISIONS = {"16": "16-mixed", "32": "32-true", "64": "64-true", "bf16": "bf16-mixed"}
+"""The bare numbers mean what they have always meant to users of trainers."""
 
 _TABLE: dict[str, dict[str, tuple[str, str]]] = {
     "strategy": {
@@ -28,10 +31,6 @@ _TABLE: dict[str, dict[str, tuple[str, str]]] = {
         "bf16-true": ("core.precision.half:bfloat16", "Everything in bfloat16"),
         "16-mixed": ("core.precision.mixed:float16", "float32 weights, float16 computation, loss scaling"),
         "bf16-mixed": ("core.precision.mixed:bfloat16", "float32 weights, bfloat16 computation"),
-        "32": ("core.precision.full:single", "Short for 32-true"),
-        "64": ("core.precision.full:double", "Short for 64-true"),
-        "16": ("core.precision.mixed:float16", "Short for 16-mixed"),
-        "bf16": ("core.precision.mixed:bfloat16", "Short for bf16-mixed"),
     },
     "checkpoint io": {
         "distributed": (
@@ -62,10 +61,29 @@ _TABLE: dict[str, dict[str, tuple[str, str]]] = {
     },
     "logger": {
         "csv": ("core.loggers.csv:CSVLogger", "Rows in a CSV file"),
-        "tensorboard": ("core.loggers.tensorboard:TensorBoardLogger", "Event files for TensorBoard"),
-        "wandb": ("core.loggers.wandb:WandbLogger", "Weights & Biases, through its own library"),
-        "mlflow": ("core.loggers.mlflow:MLFlowLogger", "MLflow, through its own library"),
     },
+    "command": {
+        "checkpoint": ("core.cli.checkpoint:checkpoint", "Look at checkpoints, verify and convert them."),
+        "describe": ("core.cli.describe:describe", "Tell what an alias stands for, and its options."),
+        "doctor": ("core.cli.doctor:doctor", "Examine this machine and what is installed on it."),
+        "explain": ("core.cli.explain:explain", "Tell what a run would use, and why."),
+        "run": ("core.cli.run:run", "Run a script in several processes, by torchrun."),
+        **{
+            f"list-{kind.plural}": (
+                f"core.cli.listings:list_{kind.plural}".replace("-", "_"),
+                f"List the installed {kind.plural.replace('-', ' ')}.",
+            )
+            for kind in KINDS.values()
+        },
+        "list-plugins": (
+            "core.cli.listings:list_plugins",
+            "List the installed packages that offer something to core.",
+        ),
+    },
+}
+
+_TABLE["precision"] |= {
+    short: (_TABLE["precision"][name][0], f"Short for {name}") for short, name in SHORT_PRECISIONS.items()
 }
 
 BUILTINS = Provider(

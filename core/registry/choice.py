@@ -1,4 +1,4 @@
-"""From the name that a user wrote to one offer, or to the error that says why there is none."""
+"""Turns the name that a user wrote into one offer, or into the error that says why there is none."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from core.contract.errors import ConfigurationError
 from core.registry import refusals
 from core.registry.names import split_name
-from core.registry.offers import Offer, Status, owner_of
+from core.registry.offers import Offer, Status, has_right
 
 if TYPE_CHECKING:
     from core.registry.manager import PluginManager
@@ -17,13 +17,13 @@ def choose(kind: str, name: str, manager: PluginManager) -> Offer:
     """The one offer that `name` stands for.
 
     Args:
-        kind: which kind of plugin.
+        kind: the kind of plugin.
         name: an alias, or `"provider:alias"`.
-        manager: who knows all offers.
+        manager: knows all offers.
 
     Raises:
-        UnknownAliasError: nobody offers it.
-        AliasConflictError: several do, or the alias belongs to somebody else.
+        UnknownAliasError: no provider offers it.
+        AliasConflictError: several do, or the alias belongs to another provider.
         BlockedPluginError: the environment keeps it out.
         IncompatiblePluginError: it was made for another release of core.
         PluginLoadError: its metadata doesn't say what to import.
@@ -36,14 +36,11 @@ def choose(kind: str, name: str, manager: PluginManager) -> Offer:
         offered = [offer for offer in offered if offer.spec.provider == provider]
     if not offered:
         raise refusals.unknown(kind, name, manager)
-    owned = offered if provider is not None else [offer for offer in offered if _owned(offer)]
+    # A bare alias means its owner; a qualified name may mean any provider.
+    owned = offered if provider is not None else [offer for offer in offered if has_right(offer.spec)]
     if not owned:
         raise refusals.reserved(offered, manager)
     return _usable(_only(owned))
-
-
-def _owned(offer: Offer) -> bool:
-    return owner_of(offer.spec.kind, offer.spec.alias) in (None, offer.spec.provider)
 
 
 def _only(offers: list[Offer]) -> Offer:

@@ -1,4 +1,4 @@
-"""Does a provider accept this release of core? Known from its own metadata, before anything is imported."""
+"""The check that a provider accepts this release of core, by its own metadata, before anything is imported."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""Which installed distributions offer something to core: one guarded pass over their metadata, without an import.
+"""Finds the installed distributions that offer something to core, in one guarded pass over their metadata.
 
-The plain way, `importlib.metadata.entry_points()`, raises for everybody when one file of any installed package is
-malformed. Here each distribution is read on its own; what can't be read becomes a `Problem`, and the others stand.
+Nothing is imported. The plain way, `importlib.metadata.entry_points()`, raises for all of them when one file of any
+installed package is malformed. Here each distribution is read on its own; what can't be read becomes a `Problem`,
+and the others stand.
 """
 
 from __future__ import annotations
@@ -12,7 +13,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from core.contract.kinds import HOOKS_GROUP, KINDS
+from core.contract.plain_file import read_file
+from core.contract.printable import printable
 from core.contract.spec import Spec, normalize_alias
+from core.contract.spelling import near_names
+from core.registry.install_hints import pip_install
 from core.registry.metadata import (
     EntryPoint,
     clean_target,
@@ -20,19 +25,24 @@ from core.registry.metadata import (
     parse_headers,
     requires_core,
 )
-from core.registry.names import fit_alias, normalize_distribution
+from core.registry.names import fit_distribution, fit_version, normalize_distribution, unfit_alias
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
 HOOKS = "event hooks"
-"""What stands for the kind in the specs of modules with event hooks (group `core.hooks`)."""
+"""Stands for the kind in the specs of modules with event hooks (group `core.hooks`)."""
+
+_MAX_BYTES = 1 << 20
+"""The largest metadata file: those of real packages take kilobytes."""
+_MAX_BAD_LINES = 10
+"""The most bad lines of a file that are told one by one."""
 
 _KIND_OF_GROUP = {**{kind.group: kind.name for kind in KINDS.values()}, HOOKS_GROUP: HOOKS}
 
 
 class Provider(NamedTuple):
-    """A distribution that offers something.
+    """A distribution that offers something. Its texts are always printable, even if its metadata aren't.
 
     Attributes:
         name: normalized as PEP 503 says, such as `"core-acme"`.
@@ -54,7 +64,7 @@ class Provider(NamedTuple):
 
 
 class Problem(NamedTuple):
-    """Something that was left out.
+    """Something that was left out, in printable texts.
 
     Attributes:
         source: the distribution or plugin; a path where there is no name.
@@ -70,7 +80,7 @@ class Problem(NamedTuple):
 
 
 class Discovery(NamedTuple):
-    """What one pass saw."""
+    """The findings of one pass."""
 
     providers: tuple[Provider, ...]
     problems: tuple[Problem, ...]
@@ -94,8 +104,8 @@ def discover(*, refresh: bool = False) -> Discovery:
 
 
 def describe(cause: BaseException) -> str:
-    """Type and text of an exception on one line."""
-    return " ".join(f"{type(cause).__name__}: {cause}".split()).removesuffix(":")
+    """Type and text of an exception on one line, printable."""
+    return printable(" ".join(f"{type(cause).__name__}: {cause}".split()).removesuffix(":"))
 
 
 @dataclass(slots=True)
@@ -137,6 +147,7 @@ class _Scan:
             return list(importlib_metadata.distributions())
         except Exception as cause:
             self.problems.append(Problem("sys.meta_path", f"a finder of distributions raised {describe(cause)}"))
+            # Without the finder that raised: the one of the standard paths alone.
             return list(importlib_metadata.MetadataPathFinder.find_distributions())
 
     def _guarded_read(self, distribution: Any) -> None:
@@ -157,6 +168,7 @@ class _Scan:
         if copy.path is None:
             copy.name, copy.version = normalize_distribution(distribution.name), distribution.version
             return
+        # The folder's name has both, without opening a file; METADATA is read only of those that offer something.
         copy.location, folder = os.path.split(str(copy.path).rstrip("/\\"))
         name, _, version = folder.rpartition(".")[0].partition("-")
         copy.name, copy.version = normalize_distribution(name), version
@@ -165,8 +177,10 @@ class _Scan:
         text = _text(copy.path, distribution, "entry_points.txt")
         entries, bad_lines = parse_entry_points(text or "")
         copy.entries = tuple(entry for entry in entries if entry.group in _KIND_OF_GROUP)
+        # A misspelt group of ours is worth a word. Groups of other programs aren't ours to judge.
         strangers = {entry.group for entry in entries if entry.group.startswith("core.")} - _KIND_OF_GROUP.keys()
         relevant = bool(copy.entries) or not text
+        # pip renames a folder to ~name while it uninstalls, and leaves it behind when it is killed.
         if not copy.name.strip("~") or copy.name[0] in "~-":
             if relevant:
                 self._report(copy, f"left over from an interrupted `pip uninstall`; delete the folder {copy.path}")
@@ -175,8 +189,10 @@ class _Scan:
             if relevant:
                 self._report(copy, f"the folder {copy.path} has no METADATA; delete it, or install the package again")
             return
-        for line in bad_lines:
+        for line in bad_lines[:_MAX_BAD_LINES]:
             self._report(copy, f"{line}. {_reinstall(copy.name)}")
+        if more := len(bad_lines[_MAX_BAD_LINES:]):
+            self._report(copy, f"{more} more lines of entry_points.txt are bad. {_reinstall(copy.name)}")
         for group in sorted(strangers):
             self._report_near_miss(copy, group)
         self._keep(copy)
@@ -190,26 +206,26 @@ class _Scan:
         headers = parse_headers(text or legacy or "")
         if not headers:
             return False
-        copy.name = normalize_distribution(_one(headers, "name"))
-        copy.version = _one(headers, "version")
+        copy.version = _one(headers, "version", fit_version)
+        copy.name = normalize_distribution(_one(headers, "name", fit_distribution))
         copy.summary = headers.get("summary", [""])[0]
+        if legacy:
+            _text(copy.path, distribution, "requires.txt")  # is read without a look at what it is
         requires = (distribution.requires if legacy else headers.get("requires-dist")) or ()
         copy.requires = tuple(line for line in requires if requires_core(line))
         return True
 
     def _report_near_miss(self, copy: _Copy, group: str) -> None:
-        """A group that is almost one of ours; one that isn't belongs to somebody else."""
-        from difflib import get_close_matches
-
-        for meant in get_close_matches(group, _KIND_OF_GROUP, n=1, cutoff=0.8):
-            self._report(copy, f"nobody reads its entry-point group {group!r}; did you mean {meant!r}?")
+        """Report a group whose name is almost one of ours. Any other group belongs to another program."""
+        for meant in near_names(group, _KIND_OF_GROUP, count=1, cutoff=0.8):
+            self._report(copy, f"its entry-point group {group!r} is not one of core's; did you mean {meant!r}?")
 
     def _keep(self, copy: _Copy) -> None:
         self.copies.setdefault(copy.name, []).append(copy)
 
     def _report(self, copy: _Copy, detail: str, *, shadowed: bool = False) -> None:
         source = copy.name or str(copy.path or "?")
-        self.problems.append(Problem(source, detail, copy.location, shadowed))
+        self.problems.append(Problem(printable(source), printable(detail), printable(copy.location), shadowed))
 
     def _effective(self, copies: list[_Copy]) -> _Copy:
         """The copy whose code Python imports: the first on `sys.path`. The others are reported."""
@@ -232,16 +248,15 @@ class _Scan:
             tuple(spec for spec in named if spec.kind != HOOKS),
             tuple(spec for spec in named if spec.kind == HOOKS),
             copy.requires,
-            copy.location,
-            copy.summary,
+            printable(copy.location),
+            printable(copy.summary),
         )
 
     def _spec(self, copy: _Copy, entry: EntryPoint) -> Spec | None:
-        alias = normalize_alias(entry.name)
-        if not fit_alias(alias):
-            self._report(copy, f"the alias {entry.name!r} in {entry.group} has a blank, a colon or a comma in it")
+        if reason := unfit_alias(entry.name):
+            self._report(copy, f"the alias {entry.name!r} in {entry.group} is left out: {reason}")
             return None
-        return Spec(_KIND_OF_GROUP[entry.group], alias, clean_target(entry.value), copy.name)
+        return Spec(_KIND_OF_GROUP[entry.group], normalize_alias(entry.name), clean_target(entry.value), copy.name)
 
 
 def _text(path: Any, distribution: Any, name: str) -> str | None:
@@ -250,8 +265,7 @@ def _text(path: Any, distribution: Any, name: str) -> str | None:
         text: str | None = distribution.read_text(name)
         return text
     try:
-        with open(f"{path}{os.sep}{name}", "rb", buffering=0) as file:
-            return file.read().decode()
+        return read_file(f"{path}{os.sep}{name}", _MAX_BYTES).decode()
     except (FileNotFoundError, NotADirectoryError):
         return None
 
@@ -262,19 +276,21 @@ def _has_metadata(path: Any) -> bool:
     return any(found() for found in ((path / "METADATA").exists, (path / "PKG-INFO").exists, path.is_file))
 
 
-def _one(headers: dict[str, list[str]], name: str) -> str:
+def _one(headers: dict[str, list[str]], name: str, is_fit: Callable[[str], bool]) -> str:
     value = headers.get(name, [""])[0]
     if not value:
         raise ValueError(f"METADATA has no {name.title()}")
+    if not is_fit(value):
+        raise ValueError(f"METADATA has the {name.title()} {value!a}, which no package can have")
     return value
 
 
 def _reinstall(name: str) -> str:
-    return f"Try `pip install --force-reinstall {name}`, or tell its authors"
+    return f"Try {pip_install(name, '--force-reinstall')}, or tell its authors"
 
 
 def _same_folder(one: _Copy, other: _Copy) -> bool:
-    """Whether both are one: `lib64` is often a link to `lib`, and a folder can stand on `sys.path` twice."""
+    """Tell whether both are one: `lib64` is often a link to `lib`, and a folder can stand on `sys.path` twice."""
     return one is other or os.path.realpath(str(one.path)) == os.path.realpath(str(other.path))
 
 

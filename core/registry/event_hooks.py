@@ -1,4 +1,4 @@
-"""Modules with event hooks: to install one is not to agree that it runs, so a user names those that shall."""
+"""Modules with event hooks. A user names those that are to run: to install one isn't to agree that it runs."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ def load_hooks(name: str, manager: PluginManager | None = None) -> Any:
 
     Args:
         name: alias, or `"provider:alias"`.
-        manager: who knows what is installed; by default the manager of this process.
+        manager: knows what is installed; by default the manager of this process.
 
     Returns:
         The module or object, checked against `core.EventHooks`. It isn't registered anywhere: a run registers it in a
         pluggy manager of its own, so that it hears of that run alone.
 
     Raises:
-        ConfigurationError: nobody offers it, or several do, or it is blocked or incompatible.
+        ConfigurationError: no provider offers it, or several do, or it is blocked or incompatible.
         PluginLoadError: it can't be imported, or implements no event hook.
     """
     offer = choose(HOOKS, name, manager or plugin_manager())

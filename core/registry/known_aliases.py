@@ -1,7 +1,7 @@
 """Well-known aliases and the distribution that each belongs to. The one place in core that names backends.
 
-It serves two ends: an error can say what to install, and an alias belongs to its distribution even where that is not
-installed, so that nobody else can take it over. Nothing is imported or chosen by it.
+It serves two ends: an error can say what to install, or that there is nothing yet; and an alias belongs to its
+distribution even where that is not installed, so that no other can take it over. Nothing is imported or chosen by it.
 """
 
 from __future__ import annotations
@@ -9,7 +9,32 @@ from __future__ import annotations
 from types import MappingProxyType
 
 DEFAULT_PARALLEL_STRATEGY = "ddp"
-"""What several devices without a named strategy get."""
+"""Alias of the strategy for several devices, if the user names none."""
+
+PACKAGES = MappingProxyType(
+    {
+        "core-bagua": True,
+        "core-colossalai": False,
+        "core-ddp": True,
+        "core-deepspeed": True,
+        "core-dp": True,
+        "core-fairscale": True,
+        "core-fsdp": True,
+        "core-hivemind": True,
+        "core-horovod": True,
+        "core-hpu": True,
+        "core-ipu": True,
+        "core-lightning": False,
+        "core-mlflow": True,
+        "core-ray": True,
+        "core-tensorboard": True,
+        "core-testing": True,
+        "core-torchao": False,
+        "core-wandb": True,
+        "core-xla": True,
+    }
+)
+"""Our distributions, each with whether `plugins/` holds it yet. A test compares the two."""
 
 _DDP = ("ddp", "ddp_spawn", "ddp_fork", "ddp_notebook")
 _DDP_SHARDED = ("ddp_sharded", "ddp_sharded_spawn")
@@ -30,8 +55,11 @@ _ALIASES: dict[str, dict[str, tuple[str, ...]]] = {
             "deepspeed_stage_3_offload",
             "deepspeed_stage_3_offload_nvme",
         ),
-        "core-xla": ("xla", "xla_debug", "xla_fsdp", "single_xla", "single_tpu", "tpu_spawn", "tpu_spawn_debug"),
-        "core-hpu": ("hpu_parallel", "hpu_single", "hpu_fsdp", "hpu_deepspeed"),
+        "core-xla": (
+            *("xla", "xla_debug", "xla_fsdp", "xla_spmd", "single_xla", "single_tpu", "single_device_xla"),
+            *("tpu_spawn", "tpu_spawn_debug"),
+        ),
+        "core-hpu": ("hpu_parallel", "hpu_single", "single_hpu", "hpu_deepspeed"),
         "core-ipu": ("ipu_strategy", "ipu"),
         "core-colossalai": ("colossalai",),
         "core-bagua": ("bagua",),
@@ -48,8 +76,14 @@ _ALIASES: dict[str, dict[str, tuple[str, ...]]] = {
         "core-hpu": ("hpu",),
         "core-ipu": ("ipu",),
     },
-    "cluster environment": {"core-xla": ("xla",)},
-    "launcher": {"core-xla": ("xla",)},
+    "cluster environment": {"core-horovod": ("horovod",), "core-ray": ("ray_train",), "core-xla": ("xla",)},
+    "launcher": {"core-horovod": ("horovod",), "core-ray": ("ray",), "core-xla": ("xla",)},
+    "logger": {
+        "core-mlflow": ("mlflow",),
+        "core-tensorboard": ("tensorboard",),
+        "core-wandb": ("wandb",),
+    },
+    "command": {"core-testing": ("check", "new_plugin")},
 }
 
 _CLASSES: dict[str, dict[str, tuple[str, ...]]] = {
@@ -58,7 +92,14 @@ _CLASSES: dict[str, dict[str, tuple[str, ...]]] = {
         "core-dp": ("DataParallelStrategy", "DDP2Strategy"),
         "core-fsdp": ("FSDPStrategy", "ModelParallelStrategy"),
         "core-deepspeed": ("DeepSpeedStrategy",),
-        "core-xla": ("XLAStrategy", "XLAFSDPStrategy", "SingleDeviceXLAStrategy", "SingleTPUStrategy"),
+        "core-xla": (
+            "XLAStrategy",
+            "XLAFSDPStrategy",
+            "XLASPMDStrategy",
+            "SingleXLAStrategy",
+            "SingleDeviceXLAStrategy",
+            "SingleTPUStrategy",
+        ),
         "core-hpu": ("HPUParallelStrategy", "SingleHPUStrategy"),
         "core-ipu": ("IPUStrategy",),
         "core-colossalai": ("ColossalAIStrategy",),
@@ -71,6 +112,11 @@ _CLASSES: dict[str, dict[str, tuple[str, ...]]] = {
         "core-xla": ("XLAAccelerator", "TPUAccelerator"),
         "core-hpu": ("HPUAccelerator",),
         "core-ipu": ("IPUAccelerator",),
+    },
+    "logger": {
+        "core-mlflow": ("MLFlowLogger",),
+        "core-tensorboard": ("TensorBoardLogger",),
+        "core-wandb": ("WandbLogger",),
     },
 }
 

@@ -1,4 +1,4 @@
-"""Everything there is, as rows for the command line: also what can't be used, with the reason."""
+"""All offers and problems as rows for the command line: also what can't be used, with the reason."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def listing(kind: str | None = None, *, manager: PluginManager | None = None) ->
 
     Args:
         kind: a key of `core.contract.KINDS`, or `"event hooks"`; by default all kinds.
-        manager: who knows them; by default the manager of this process.
+        manager: knows them; by default the manager of this process.
     """
     manager = manager or plugin_manager()
     kinds = [kind] if kind is not None else [*KINDS, HOOKS]

@@ -1,4 +1,4 @@
-"""From an offer to the class or factory that it names, with every way to fail turned into one clear error."""
+"""Turns an offer into the class or factory that it names, and every way to fail into one clear error."""
 
 from __future__ import annotations
 
@@ -33,8 +33,11 @@ def import_target(offer: Offer) -> Any:
     except BaseException as cause:  # a module can also call sys.exit(), and torch has errors outside Exception
         raise refusals.not_loaded(offer, f"its import raised {describe(cause)}", cause) from cause
     try:
+        # A dotted attribute, `module:Class.method`, is walked as importlib.metadata does.
         return functools.reduce(getattr, attribute.split(".") if attribute else (), module)
-    except Exception as cause:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as cause:
         raise refusals.not_loaded(offer, describe(cause), cause) from cause
 
 
@@ -70,19 +73,21 @@ def load_target(offer: Offer) -> Any:
 
 
 def call_target(offer: Offer, target: Any, options: dict[str, Any]) -> Any:
-    """Make an instance.
+    """Make an instance. A target that is one already, as a command is, is returned as it is.
 
     Raises:
         ConfigurationError: it doesn't take these options.
         PluginLoadError: it raised, or returned something that is no instance of the kind's base class.
     """
-    _check_options(offer, target, options)
     base = base_class(offer.spec.kind)
+    if isinstance(target, base):
+        return target
+    _check_options(offer, target, options)
     try:
         instance = target(**options)
-    except CoreError:
+    except (CoreError, KeyboardInterrupt):
         raise
-    except Exception as cause:
+    except BaseException as cause:
         raise refusals.not_loaded(offer, f"making it raised {describe(cause)}", cause) from cause
     if not isinstance(instance, base):
         expected = f"{base.__module__}.{base.__qualname__}"
@@ -92,6 +97,7 @@ def call_target(offer: Offer, target: Any, options: dict[str, Any]) -> Any:
 
 def _check_options(offer: Offer, target: Any, options: dict[str, Any]) -> None:
     try:
+        # Compared before the call, so that a TypeError from inside the factory isn't taken for a wrong option.
         signature = inspect.signature(target)
     except (TypeError, ValueError):
         return

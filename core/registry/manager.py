@@ -16,9 +16,9 @@ from core.contract.kinds import KINDS
 from core.contract.spec import Spec, normalize_alias
 from core.registry.builtins import BUILTINS, CORE
 from core.registry.discovery import HOOKS, Discovery, Problem, Provider, describe, discover
-from core.registry.names import IN_PROCESS
+from core.registry.names import IN_PROCESS, unfit_alias
 from core.registry.offers import Offer, classify
-from core.registry.plugins import InProcessPlugin, ProviderPlugin
+from core.registry.provider_plugins import InProcessPlugin, ProviderPlugin
 from core.registry.selection import Selection
 
 if TYPE_CHECKING:
@@ -31,11 +31,11 @@ class PluginManager(pluggy.PluginManager):
     """All providers, as pluggy plugins: the built-ins, the installed ones, and the running process.
 
     It is pluggy's own manager, so its methods do what their names say: `set_blocked("core-acme")` takes the provider
-    out of every registry, `list_name_plugin()` shows who is there and who is blocked, `enable_tracing()` shows the
+    out of every registry, `list_name_plugin()` shows the plugins and which are blocked, `enable_tracing()` shows the
     calls, and `register(plugin, name="core-acme")` adds a plugin whose hooks are written in code.
 
     Args:
-        environ: where `CORE_PLUGINS` and `CORE_DISABLE_PLUGINS` are looked up.
+        environ: the mapping in which `CORE_PLUGINS` and `CORE_DISABLE_PLUGINS` are looked up.
     """
 
     def __init__(self, environ: Mapping[str, str] = os.environ) -> None:
@@ -49,6 +49,7 @@ class PluginManager(pluggy.PluginManager):
         self._blocked_by_environment: set[str] = set()
         self._offers: dict[tuple[str, str | None], tuple[Offer, ...]] = {}
         self._hook_problems: dict[str, list[Problem]] = {}
+        # One hook a kind: a provider's implementations yield its specs.
         self.add_hookspecs(hookspecs)
         self.register(self._in_process, IN_PROCESS)
         self._fill(refresh=False)
@@ -95,7 +96,7 @@ class PluginManager(pluggy.PluginManager):
 
     @property
     def problems(self) -> tuple[Problem, ...]:
-        """What was left out: damaged or hidden distributions, and hook implementations that raised."""
+        """The problems of what was left out: damaged or hidden distributions, and hook implementations that raised."""
         for kind in KINDS:
             self.offers(kind)
         raised = [problem for problems in self._hook_problems.values() for problem in problems]
@@ -111,13 +112,14 @@ class PluginManager(pluggy.PluginManager):
         self._fill(refresh=True)
 
     def _fill(self, *, refresh: bool) -> None:
+        self._selection = Selection.from_environment(self._environ)
         for name in self._written_down:
             self.unregister(name=name)
+        # pluggy refuses to register what is blocked, so that a changed variable must unblock first.
         while self._blocked_by_environment:
             super().unblock(self._blocked_by_environment.pop())
         self._discovery = discover(refresh=refresh)
         self._written_down = {CORE: BUILTINS, **{provider.name: provider for provider in self._discovery.providers}}
-        self._selection = Selection.from_environment(self._environ)
         for name, provider in self._written_down.items():
             self._admit(name, provider)
         self._warn_of_unmatched_names()
@@ -125,6 +127,7 @@ class PluginManager(pluggy.PluginManager):
     def _admit(self, name: str, provider: Provider) -> None:
         if name in self._name2plugin:
             return  # blocked by hand, or registered in code under the same name
+        # Blocked whole: pluggy's own list of blocked plugins then shows it too.
         if all(self._refusal(spec) for spec in (*provider.specs, *provider.hooks)):
             self.set_blocked(name)
             self._blocked_by_environment.add(name)
@@ -145,7 +148,7 @@ class PluginManager(pluggy.PluginManager):
     # What they offer.
 
     def offers(self, kind: str, alias: str | None = None) -> tuple[Offer, ...]:
-        """Everything of one kind that anybody offers, each with its status, by alias and provider.
+        """All offers of one kind, each with its status, by alias and provider.
 
         Args:
             kind: of the plugins.
@@ -159,7 +162,11 @@ class PluginManager(pluggy.PluginManager):
     def _classify(self, kind: str, alias: str | None) -> tuple[Offer, ...]:
         specs = list(self._hook_specs() if kind == HOOKS else self._collect(KINDS[kind]))
         judged = [(spec, self._refusal(spec)) for spec in specs]
-        judged += [(spec, self._why_blocked(spec)) for spec in self._out_of_reach(kind)]
+        judged += [
+            (spec, self._refusal(spec) or f"the plugin manager blocks {spec.provider}")
+            for spec in self._out_of_reach(kind)
+        ]
+        # Reading requirements is what takes time, so only the alias that was asked for is judged further.
         judged = [(spec, reason) for spec, reason in judged if alias in (None, spec.alias)]
         let_in = [spec for spec, reason in judged if not reason]
         blocked = [(spec, reason) for spec, reason in judged if reason]
@@ -171,9 +178,12 @@ class PluginManager(pluggy.PluginManager):
         for implementation in getattr(self.hook, kind.hook).get_hookimpls():
             plugin = implementation.plugin_name
             try:
+                # pluggy's own executor, with one implementation: its tracing still sees the call.
                 yielded: Any = self._hookexec(kind.hook, [implementation], {}, False)
                 specs = [_checked(spec, kind, plugin) for part in yielded for spec in part]
-            except Exception as cause:
+            except KeyboardInterrupt:
+                raise
+            except BaseException as cause:  # a hook can also call sys.exit()
                 problems.append(Problem(plugin, f"its hook {kind.hook} raised {describe(cause)}"))
             else:
                 yield from specs
@@ -184,15 +194,12 @@ class PluginManager(pluggy.PluginManager):
                 yield from provider.hooks
 
     def _out_of_reach(self, kind: str) -> Iterator[Spec]:
-        """What blocked providers would offer: their hooks are gone, but the text is there."""
+        """The offers that blocked providers would make: their hooks are gone, but the text is there."""
         for name, provider in self._written_down.items():
             if self.is_blocked(name):
                 yield from (spec for spec in (*provider.specs, *provider.hooks) if spec.kind == kind)
         if self.is_blocked(IN_PROCESS):
             yield from self._in_process.specs(kind)
-
-    def _why_blocked(self, spec: Spec) -> str:
-        return self._refusal(spec) or f"the plugin manager blocks {spec.provider}"
 
     # What the running process has registered.
 
@@ -218,6 +225,8 @@ def _checked(spec: object, kind: Kind, plugin: str) -> Spec:
         raise ValueError(
             f"expected kind {kind.name!r} and provider {plugin!r}, got {spec.kind!r} and {spec.provider!r}"
         )
+    if reason := unfit_alias(spec.alias.strip()):
+        raise ValueError(f"the alias {spec.alias!r}: {reason}")
     return Spec(spec.kind, normalize_alias(spec.alias), spec.target, spec.provider, spec.summary)
 
 

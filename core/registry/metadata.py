@@ -7,6 +7,9 @@ from typing import NamedTuple
 
 from core.registry.names import normalize_distribution
 
+_MAX_SHOWN = 200
+"""Characters of a bad line."""
+
 
 class EntryPoint(NamedTuple):
     """One line `name = value` below `[group]`."""
@@ -36,7 +39,8 @@ def parse_entry_points(text: str) -> tuple[list[EntryPoint], list[str]]:
             good.append(EntryPoint(group, name, value))
         else:
             expected = "name = value" if group else "[group]"
-            bad.append(f"line {number} of entry_points.txt is {line!r}, where {expected!r} was expected")
+            shown = line if len(line) <= _MAX_SHOWN else f"{line[:_MAX_SHOWN]}..."
+            bad.append(f"line {number} of entry_points.txt is {shown!r}, where {expected!r} was expected")
     return good, bad
 
 
@@ -44,9 +48,11 @@ def parse_headers(text: str) -> dict[str, list[str]]:
     """Read the headers of `METADATA`, by lower-case name, each with all its values. The description is left alone."""
     headers: dict[str, list[str]] = {}
     for line in text.partition("\n\n")[0].splitlines():
+        # Also a line of blanks ends the headers: what follows is free text, which may look like one.
         if not line.strip():
             break
         name, colon, value = line.partition(":")
+        # An indented line continues the one before it, as those of a license do; none of ours needs that.
         if colon and not line[0].isspace():
             headers.setdefault(name.lower(), []).append(value.strip())
     return headers
@@ -68,6 +74,6 @@ def split_target(target: str) -> tuple[str, str] | None:
 
 
 def requires_core(requirement: str) -> bool:
-    """Whether a `Requires-Dist` line is about `core` itself."""
+    """Tell whether a `Requires-Dist` line is about `core` itself."""
     match = re.match(r"\s*([\w.-]+)", requirement)
     return match is not None and normalize_distribution(match[1]) == "core"

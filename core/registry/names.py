@@ -7,7 +7,9 @@ import re
 from core.contract.spec import normalize_alias
 
 _SEPARATORS = re.compile(r"[-_.]+")
-_FIT_ALIAS = re.compile(r"[^\s:,]+")
+_UNFIT_IN_ALIAS = re.compile(r"[^A-Za-z0-9_.+-]")
+_DISTRIBUTION = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?")
+_VERSION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._!+-]*")
 
 IN_PROCESS = "<in-process>"
 """Name of the provider of what the running process has registered. No distribution can be called that."""
@@ -18,9 +20,25 @@ def normalize_distribution(name: str) -> str:
     return _SEPARATORS.sub("-", name.strip()).lower()
 
 
-def fit_alias(alias: str) -> bool:
-    """Whether `alias` can stand in a list and in a qualified name: a word without colon or comma."""
-    return _FIT_ALIAS.fullmatch(alias) is not None
+def unfit_alias(name: str) -> str:
+    """Say why `name`, as it was written, can't be an alias; empty if it can.
+
+    Aliases are ASCII, so that none looks like another, and words, so that they can stand in lists.
+    """
+    unfit = dict.fromkeys(map(ascii, _UNFIT_IN_ALIAS.findall(name)))
+    if name and not unfit:
+        return ""
+    return f"expected ASCII letters, digits, '_', '-', '.' and '+'; got {', '.join(unfit) or 'nothing'}"
+
+
+def fit_distribution(name: str) -> bool:
+    """Tell whether a distribution can be called that, by PEP 508."""
+    return _DISTRIBUTION.fullmatch(name) is not None
+
+
+def fit_version(version: str) -> bool:
+    """Tell whether it can be a version, or what was one before PEP 440."""
+    return _VERSION.fullmatch(version) is not None
 
 
 def split_name(name: str) -> tuple[str | None, str]:

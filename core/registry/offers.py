@@ -1,4 +1,4 @@
-"""Everything that is offered, each with its status: what choosing, listing and the error messages all go by."""
+"""All offers, each with its status. Choosing, listing and the error messages all go by them."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections import defaultdict
 from typing import TYPE_CHECKING, NamedTuple
 
 from core.contract.kinds import KINDS
+from core.contract.printable import printable
 from core.registry.builtins import BUILTIN_ALIASES, CORE, RESERVED_WORDS
 from core.registry.compatibility import exclusion
 from core.registry.known_aliases import KNOWN_ALIASES
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Status(enum.StrEnum):
-    """Whether an offer can be used. Where several reasons speak against it, the first of this list is given."""
+    """The status of an offer: usable, or the reason against it. Of several reasons, the first of this list is given."""
 
     BLOCKED = "blocked"
     """The environment, or the plugin manager, keeps it out."""
@@ -30,16 +31,16 @@ class Status(enum.StrEnum):
     INCOMPATIBLE = "incompatible"
     """Its provider requires another release of core."""
     RESERVED = "reserved"
-    """The alias belongs to somebody else; only the qualified name chooses this one."""
+    """The alias belongs to another provider; only the qualified name chooses this one."""
     CONFLICT = "conflict"
-    """Somebody else offers the alias as well; the qualified name chooses."""
+    """Another provider offers the alias as well; the qualified name chooses."""
     SHADOWED = "shadowed"
     """Another copy of the same distribution hides it."""
     OK = "ok"
 
 
 class Offer(NamedTuple):
-    """A spec, and whether it can be used.
+    """A spec and its status. All texts are printable.
 
     Attributes:
         spec: what is offered.
@@ -60,10 +61,15 @@ class Offer(NamedTuple):
 
 
 def owner_of(kind: str, alias: str) -> str | None:
-    """The one distribution that may offer this alias; None if anybody may."""
+    """The one distribution that may offer this alias; None if any may."""
     if (kind, alias) in BUILTIN_ALIASES or (kind, alias) in RESERVED_WORDS:
         return CORE
     return KNOWN_ALIASES.get((kind, alias))
+
+
+def has_right(spec: Spec) -> bool:
+    """Tell whether a spec's provider has a right to its alias."""
+    return owner_of(spec.kind, spec.alias) in (None, spec.provider)
 
 
 def classify(
@@ -83,10 +89,12 @@ def classify(
     Returns:
         All of them, by alias and provider.
     """
+    # Two kinds of offers are no rivals: those without a right to the alias, and blocked ones, so that blocking one of
+    # two ends their conflict.
     rivals: dict[str, list[Spec]] = defaultdict(list)
     specs = tuple(specs)
     for spec in specs:
-        if owner_of(spec.kind, spec.alias) in (None, spec.provider):
+        if has_right(spec):
             rivals[spec.alias].append(spec)
     judged = [(spec, *_judge(spec, rivals[spec.alias], providers.get(spec.provider), core_version)) for spec in specs]
     judged += [(spec, Status.BLOCKED, reason) for spec, reason in blocked]
@@ -95,10 +103,11 @@ def classify(
 
 
 def _judge(spec: Spec, rivals: list[Spec], provider: Provider | None, core_version: str) -> tuple[Status, str]:
+    # In the order of `Status`.
     if bad := _bad_target(spec):
         return Status.BROKEN, bad
     if reason := exclusion(provider.requires if provider else (), core_version):
-        return Status.INCOMPATIBLE, reason
+        return Status.INCOMPATIBLE, printable(reason)
     if spec not in rivals:
         return Status.RESERVED, f"the alias belongs to {owner_of(spec.kind, spec.alias)}"
     if len(rivals) > 1:

@@ -12,8 +12,10 @@ from core.contract.errors import (
     UnknownAliasError,
 )
 from core.contract.kinds import KINDS
+from core.contract.spelling import near_names
 from core.registry.builtins import CORE, RESERVED_WORDS
-from core.registry.known_aliases import KNOWN_ALIASES
+from core.registry.install_hints import missing, missing_in_short, pip_install
+from core.registry.known_aliases import KNOWN_ALIASES, PACKAGES
 from core.registry.names import split_name
 from core.registry.offers import Offer, Status, owner_of
 
@@ -24,7 +26,7 @@ if TYPE_CHECKING:
     from core.registry.manager import PluginManager
 
 _ARGUMENTS = ("strategy", "accelerator", "precision")
-_MOST_LISTED = 20
+_MOST_LISTED = 8
 
 
 def written(kind: str, name: str) -> str:
@@ -33,20 +35,23 @@ def written(kind: str, name: str) -> str:
 
 
 def unknown(kind: str, name: str, manager: PluginManager) -> UnknownAliasError:
-    """Nobody offers `name`."""
+    """The error for a name that no provider offers."""
     provider, alias = split_name(name)
     near = _near(kind, alias, manager)
     if provider is not None:
         sentences = [*_about_provider(kind, provider, alias, manager)]
     else:
-        sentences = [*_about_alias(kind, alias, manager)] or [*_did_you_mean(kind, near, manager)]
+        sentences = [*_about_alias(kind, alias, manager)] or [
+            *_about_letters(alias),
+            *_did_you_mean(kind, near, manager),
+        ]
     listed = f" {_available(kind, manager)}" if provider is None else ""
     message = f"Unknown {kind} {name!r}. {' '.join(sentences)}".rstrip() + listed
     return UnknownAliasError(message, kind=kind, alias=name, near=near)
 
 
 def reserved(offers: Sequence[Offer], manager: PluginManager) -> AliasConflictError:
-    """Only others offer an alias that belongs to one distribution."""
+    """The error for an alias that belongs to one distribution, and that only others offer."""
     spec = offers[0].spec
     owner = owner_of(spec.kind, spec.alias)
     assert owner is not None
@@ -59,7 +64,7 @@ def reserved(offers: Sequence[Offer], manager: PluginManager) -> AliasConflictEr
 
 
 def taken(kind: str, alias: str, offers: Sequence[Offer]) -> AliasConflictError:
-    """A registration wants an alias that belongs to an installed plugin, or to a well-known one."""
+    """The error for a registration of an alias that belongs to an installed plugin, or to a well-known one."""
     if (kind, alias) in RESERVED_WORDS:
         claim = _reserved_word(kind, alias)
     elif offers:
@@ -71,7 +76,7 @@ def taken(kind: str, alias: str, offers: Sequence[Offer]) -> AliasConflictError:
 
 
 def registered_already(spec: Spec) -> AliasConflictError:
-    """A registration wants the alias of an earlier one."""
+    """The error for a registration of the alias of an earlier one."""
     return AliasConflictError(
         f"The {spec.kind} {spec.alias!r} is registered already, as {spec.target}. "
         f"Register under another alias, remove that one first, or pass override=True.",
@@ -80,7 +85,7 @@ def registered_already(spec: Spec) -> AliasConflictError:
 
 
 def conflict(offers: Sequence[Offer]) -> AliasConflictError:
-    """Several offer the alias, or one does so more than once."""
+    """The error for an alias that several providers offer, or one more than once."""
     spec = offers[0].spec
     providers = list(dict.fromkeys(map(str, offers)))
     if len(providers) == 1:
@@ -96,7 +101,7 @@ def conflict(offers: Sequence[Offer]) -> AliasConflictError:
 
 
 def blocked(offers: Sequence[Offer]) -> BlockedPluginError:
-    """All who offer the alias are kept out."""
+    """The error for an alias whose providers are all kept out."""
     spec = offers[0].spec
     reasons = "; ".join(f"{offer} offers it, but {offer.detail}" for offer in offers)
     return BlockedPluginError(
@@ -105,16 +110,16 @@ def blocked(offers: Sequence[Offer]) -> BlockedPluginError:
 
 
 def incompatible(offer: Offer) -> IncompatiblePluginError:
-    """Its provider was made for another release of core."""
+    """The error for an offer whose provider was made for another release of core."""
     spec = offer.spec
     return IncompatiblePluginError(
         f"The {spec.kind} {spec.alias!r} of {offer} was not imported: {offer.detail}. "
-        f"Try `pip install --upgrade {spec.provider}`, or install a release of core that it accepts."
+        f"Try {pip_install(spec.provider, '--upgrade')}, or install a release of core that it accepts."
     )
 
 
 def not_loaded(offer: Offer, detail: str, cause: BaseException | None = None) -> PluginLoadError:
-    """It was asked for, and can't be imported or isn't what it says."""
+    """The error for a plugin that was asked for, and can't be imported or isn't what it says."""
     spec = offer.spec
     return PluginLoadError(
         f"The {spec.kind} {spec.alias!r} of {offer} can't be loaded from {spec.target!r}: {detail}. "
@@ -124,9 +129,13 @@ def not_loaded(offer: Offer, detail: str, cause: BaseException | None = None) ->
 
 
 def missing_class(kind: str, name: str, distribution: str, manager: PluginManager) -> ImportError:
-    """A well-known class was imported from core, and its distribution doesn't offer it here."""
+    """The error for the import from core of a well-known class whose distribution doesn't offer it here."""
     advice = " ".join(_install(distribution, manager))
-    return ImportError(f"The {kind} class {name} comes with {distribution}. {advice}", name=name)
+    return ImportError(f"The {kind} class {name} {_belongs_to(distribution)}. {advice}", name=name)
+
+
+def _belongs_to(distribution: str) -> str:
+    return f"comes with {distribution}" if PACKAGES[distribution] else f"is kept for {distribution}"
 
 
 def _reserved_word(kind: str, alias: str) -> str:
@@ -138,7 +147,7 @@ def _next_step(offer: Offer, cause: BaseException | None) -> str:
     provider = offer.spec.provider
     if isinstance(cause, ModuleNotFoundError) and cause.name:
         if module == cause.name or module.startswith(f"{cause.name}."):
-            return f"The installation is incomplete: try `pip install --force-reinstall {provider}`."
+            return f"The installation is incomplete: try {pip_install(provider, '--force-reinstall')}."
         return f"Install what provides the module {cause.name!r}; see the documentation of {provider}."
     return (
         f"Tell the authors of {provider}, or leave it out with CORE_DISABLE_PLUGINS={provider}; "
@@ -154,21 +163,29 @@ def _about_alias(kind: str, alias: str, manager: PluginManager) -> Iterable[str]
     if (kind, alias) in RESERVED_WORDS:
         yield f"The word {RESERVED_WORDS[kind, alias]}; it names no plugin."
     elif owner := KNOWN_ALIASES.get((kind, alias)):
-        yield f"It comes with {owner}."
+        yield f"It {_belongs_to(owner)}."
         yield from _install(owner, manager)
+
+
+def _about_letters(alias: str) -> Iterable[str]:
+    """Sentences on a name that looks like an alias and isn't: a Cyrillic letter reads as a Latin one."""
+    if foreign := [*dict.fromkeys(ascii(char) for char in alias if not char.isascii())]:
+        yield f"It has {', '.join(foreign)} in it, and aliases are ASCII."
 
 
 def _about_provider(kind: str, provider: str, alias: str, manager: PluginManager) -> Iterable[str]:
     offered = [offer.spec.alias for offer in manager.offers(kind) if offer.spec.provider == provider]
     if offered:
-        yield f"{_named(provider, manager)} offers no {kind} {alias!r}, but: {_listed(offered)}."
+        yield f"{_named(provider, manager)} offers no {kind} {alias!r}, but: {', '.join(offered)}."
     elif provider in manager.providers:
         yield f"{_named(provider, manager)} offers no {kind}."
-    elif provider in KNOWN_ALIASES.values():
+    elif provider in PACKAGES:
         yield from _install(provider, manager)
     else:
         yield f"No installed package {provider!r} offers anything to core."
-        near = _alike(provider, {offer.spec.provider for offer in manager.offers(kind) if offer.spec.alias == alias})
+        near = near_names(
+            provider, {offer.spec.provider for offer in manager.offers(kind) if offer.spec.alias == alias}
+        )
         if near:
             yield f"Did you mean {' or '.join(repr(f'{name}:{alias}') for name in near)}?"
 
@@ -178,27 +195,23 @@ def _install(distribution: str, manager: PluginManager) -> Iterable[str]:
     if problems:
         yield f"Part of {distribution} is there, but {problems[0].detail}."
     elif version := manager.version(distribution):
-        yield f"The installed {distribution} {version} does not offer it: try `pip install --upgrade {distribution}`."
+        upgrade = pip_install(distribution, "--upgrade")
+        yield f"The installed {distribution} {version} does not offer it: try {upgrade}."
     else:
-        yield f"{distribution} is not installed: `pip install {distribution}`."
+        yield missing(distribution)
 
 
 def _near(kind: str, alias: str, manager: PluginManager) -> list[str]:
     known = {known_alias for known_kind, known_alias in KNOWN_ALIASES if known_kind == kind}
     candidates = known | {offer.spec.alias for offer in manager.offers(kind)}
-    return _alike(alias, candidates - {alias})
-
-
-def _alike(word: str, candidates: Iterable[str]) -> list[str]:
-    from difflib import get_close_matches
-
-    return get_close_matches(word, sorted(candidates), n=3)
+    return near_names(alias, candidates - {alias})
 
 
 def _did_you_mean(kind: str, near: Sequence[str], manager: PluginManager) -> Iterable[str]:
     here = {offer.spec.alias for offer in manager.offers(kind)}
     forms = [
-        repr(alias) if alias in here else f"{alias!r} (`pip install {KNOWN_ALIASES[kind, alias]}`)" for alias in near
+        repr(alias) if alias in here else f"{alias!r} ({missing_in_short(KNOWN_ALIASES[kind, alias])})"
+        for alias in near
     ]
     if forms:
         yield f"Did you mean {' or '.join(forms)}?"
@@ -206,12 +219,9 @@ def _did_you_mean(kind: str, near: Sequence[str], manager: PluginManager) -> Ite
 
 def _available(kind: str, manager: PluginManager) -> str:
     aliases = [offer.spec.alias for offer in manager.offers(kind) if offer.status is Status.OK]
-    return f"Installed: {_listed(aliases)}." if aliases else f"No {kind} is installed."
-
-
-def _listed(aliases: Sequence[str]) -> str:
-    rest = len(aliases) - _MOST_LISTED
-    return ", ".join(aliases[:_MOST_LISTED]) + (f" and {rest} more" if rest > 0 else "")
+    if len(aliases) > _MOST_LISTED:
+        return f"`core list-{KINDS[kind].plural}` shows the {len(aliases)} that are installed."
+    return f"Installed: {', '.join(aliases)}." if aliases else f"No {kind} is installed."
 
 
 def _named(provider: str, manager: PluginManager) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
@@ -12,11 +13,13 @@ from core.registry.choice import choose
 from core.registry.known_aliases import KNOWN_CLASSES
 from core.registry.loading import call_target, load_target, unfit
 from core.registry.manager import PluginManager, plugin_manager
-from core.registry.names import IN_PROCESS, fit_alias
+from core.registry.names import IN_PROCESS, unfit_alias
 from core.registry.offers import Offer, Status, owner_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+    import click
 
     from core.contract.accelerator import Accelerator
     from core.contract.checkpoint_io import CheckpointIO
@@ -39,7 +42,8 @@ class Registry(Generic[T]):
 
     Args:
         kind: name of the kind, a key of `core.contract.KINDS`.
-        manager: returns who knows all providers; by default the manager that all registries of the process share.
+        manager: returns the manager that knows all providers; by default the one that all registries of the process
+            share.
     """
 
     def __init__(self, kind: str, manager: Callable[[], PluginManager] = plugin_manager) -> None:
@@ -57,28 +61,36 @@ class Registry(Generic[T]):
         return self.names()
 
     def offers(self) -> tuple[Offer, ...]:
-        """Everything that anybody offers, each with its status: usable, blocked, in conflict and so on."""
+        """All offers, each with its status: usable, blocked, in conflict and so on."""
         return self._manager().offers(self.kind)
 
     def providers_of(self, alias: str) -> tuple[Offer, ...]:
         """All offers of one alias."""
         return self._manager().offers(self.kind, normalize_alias(alias))
 
-    def spec(self, name: str) -> Spec:
-        """What a name stands for, without an import.
+    def offer(self, name: str) -> Offer:
+        """Choose the offer that a name stands for, without an import. `get` and `create` take it in the name's place.
 
         Raises:
-            UnknownAliasError: nobody offers it; says what looks alike, and what to install.
-            AliasConflictError: several do, or the alias belongs to somebody else.
+            UnknownAliasError: no provider offers it; says what looks alike, and what to install.
+            AliasConflictError: several do, or the alias belongs to another provider.
             BlockedPluginError: the environment keeps it out.
             IncompatiblePluginError: it was made for another release of core.
             PluginLoadError: its metadata doesn't say what to import.
         """
-        return self._choose(name).spec
+        return choose(self.kind, name, self._manager())
+
+    def spec(self, name: str) -> Spec:
+        """Look up the spec that a name stands for. Raises as `offer` does."""
+        return self.offer(name).spec
+
+    def __getitem__(self, name: str) -> Callable[..., T]:
+        """The class or factory that a name stands for, as `get` returns it."""
+        return self.get(name)
 
     def __contains__(self, name: object) -> bool:
         try:
-            return isinstance(name, str) and bool(self._choose(name))
+            return isinstance(name, str) and bool(self.offer(name))
         except CoreError:
             return False
 
@@ -93,33 +105,33 @@ class Registry(Generic[T]):
 
     # Loading.
 
-    def get(self, name: str) -> Callable[..., T]:
+    def get(self, name: str | Offer) -> Callable[..., T]:
         """Import a plugin.
 
         Args:
-            name: alias, or `"provider:alias"`.
+            name: alias, or `"provider:alias"`; or what `offer` has chosen.
 
         Returns:
             The class, or a factory that returns an instance.
 
         Raises:
-            CoreError: as for `spec`; and PluginLoadError if it can't be imported or isn't what it says.
+            CoreError: as for `offer`; and PluginLoadError if it can't be imported or isn't what it says.
         """
-        plugin: Callable[..., T] = self._load(self._choose(name))
+        plugin: Callable[..., T] = self._load(self._chosen(name))
         return plugin
 
-    def create(self, name: str, /, **options: Any) -> T:
+    def create(self, name: str | Offer, /, **options: Any) -> T:
         """Import a plugin and make an instance.
 
         Args:
-            name: alias, or `"provider:alias"`.
+            name: alias, or `"provider:alias"`; or what `offer` has chosen.
             options: go to the class or factory.
 
         Raises:
             ConfigurationError: it doesn't take these options.
             CoreError: as for `get`; and PluginLoadError if it raises, or returns something else.
         """
-        offer = self._choose(name)
+        offer = self._chosen(name)
         instance: T = call_target(offer, self._load(offer), options)
         return instance
 
@@ -128,7 +140,7 @@ class Registry(Generic[T]):
 
         Raises:
             ImportError: it is a well-known class, whose distribution is to be installed.
-            AttributeError: nobody offers such a class.
+            AttributeError: no provider offers such a class.
         """
         offers = [offer for offer in self.offers() if offer.spec.target.rpartition(":")[2] == name]
         owner = KNOWN_CLASSES.get((self.kind, name))
@@ -140,10 +152,11 @@ class Registry(Generic[T]):
             raise AttributeError(f"no installed package offers a {self.kind} class {name!r}")
         if len({offer.spec.provider for offer in offers}) > 1:
             raise refusals.conflict(offers)
-        return self._load(self._choose(offers[0].spec.qualified_name))
+        # Chosen by name, and not taken from the list, so that one that is blocked or incompatible is refused.
+        return self._load(self.offer(offers[0].spec.qualified_name))
 
-    def _choose(self, name: str) -> Offer:
-        return choose(self.kind, name, self._manager())
+    def _chosen(self, name: str | Offer) -> Offer:
+        return name if isinstance(name, Offer) else self.offer(name)
 
     def _load(self, offer: Offer) -> Any:
         import logging
@@ -205,7 +218,7 @@ class Registry(Generic[T]):
         """Take back a registration of this process.
 
         Raises:
-            UnknownAliasError: nobody offers it.
+            UnknownAliasError: no provider offers it.
             ConfigurationError: it is a built-in, or comes with an installed package.
         """
         alias = normalize_alias(name.removeprefix(f"{IN_PROCESS}:"))
@@ -240,18 +253,36 @@ class StrategyRegistry(Registry["Strategy"]):
         description: str | None = None,
         *,
         override: bool = False,
+        **options: Any,
     ) -> Any:
-        """Offer a strategy under an alias, in this process. See `Registry.register`."""
-        return super().register(name, strategy_class, description, override=override)
+        """Offer a strategy under an alias, in this process. See `Registry.register`.
+
+        Args:
+            name: as there.
+            strategy_class: as there.
+            description: as there.
+            override: as there.
+            options: the strategy is made with them, unless the user gives others: the alias is a preset.
+        """
+        if not options:
+            return super().register(name, strategy_class, description, override=override)
+
+        def add(target: F) -> F:
+            first_line = (target.__doc__ or "").strip().partition("\n")[0]
+            preset = partial(target, **options)
+            super(StrategyRegistry, self).register(name, preset, description or first_line, override=override)
+            return target
+
+        if strategy_class is None:
+            return add
+        add(strategy_class)
+        return None
 
 
 def _fit_alias(name: str, kind: str) -> str:
-    alias = normalize_alias(name)
-    if not fit_alias(alias):
-        raise ConfigurationError(
-            f"{name!r} can't be the alias of a {kind}: expected a word without ':', ',' or blanks."
-        )
-    return alias
+    if reason := unfit_alias(name.strip()):
+        raise ConfigurationError(f"{name!r} can't be the alias of a {kind}: {reason}.")
+    return normalize_alias(name)
 
 
 def _where(target: Any) -> str:
@@ -261,12 +292,21 @@ def _where(target: Any) -> str:
 
 
 STRATEGY_REGISTRY = StrategyRegistry("strategy")
+"""The strategies."""
 ACCELERATOR_REGISTRY: Registry[Accelerator] = Registry("accelerator")
+"""The accelerators."""
 PRECISION_REGISTRY: Registry[Precision] = Registry("precision")
+"""The precisions."""
 CHECKPOINT_IO_REGISTRY: Registry[CheckpointIO] = Registry("checkpoint io")
+"""The CheckpointIOs."""
 CLUSTER_ENVIRONMENT_REGISTRY: Registry[ClusterEnvironment] = Registry("cluster environment")
+"""The cluster environments."""
 LAUNCHER_REGISTRY: Registry[Launcher] = Registry("launcher")
+"""The launchers."""
 LOGGER_REGISTRY: Registry[Logger] = Registry("logger")
+"""The loggers."""
+COMMAND_REGISTRY: Registry[click.Command] = Registry("command")
+"""The commands that packages add to `core`."""
 
 _ALL: tuple[Registry[Any], ...] = (
     STRATEGY_REGISTRY,
@@ -276,6 +316,7 @@ _ALL: tuple[Registry[Any], ...] = (
     CLUSTER_ENVIRONMENT_REGISTRY,
     LAUNCHER_REGISTRY,
     LOGGER_REGISTRY,
+    COMMAND_REGISTRY,
 )
 REGISTRIES: MappingProxyType[str, Registry[Any]] = MappingProxyType({registry.kind: registry for registry in _ALL})
 """Every registry, by its kind."""

@@ -1,16 +1,19 @@
-"""Which plugins the environment lets in: `CORE_PLUGINS` and `CORE_DISABLE_PLUGINS`.
+"""The environment's choice of plugins: `CORE_PLUGINS` and `CORE_DISABLE_PLUGINS`.
 
-Both are lists, split at commas or blanks, of distributions (`core-acme`), aliases (`acme`) or qualified names
-(`core-acme:acme`). They are applied before anything is imported.
+Both are lists, split at commas, semicolons or blanks, of distributions (`core-acme`), aliases (`acme`) or qualified
+names (`core-acme:acme`). They are applied before anything is imported.
 """
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, NamedTuple
 
+from core.contract.errors import ConfigurationError
 from core.contract.spec import Spec, normalize_alias
+from core.contract.spelling import did_you_mean
 from core.registry.builtins import CORE
-from core.registry.names import normalize_distribution, split_name
+from core.registry.names import IN_PROCESS, fit_distribution, normalize_distribution, split_name, unfit_alias
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -32,8 +35,12 @@ class Selection(NamedTuple):
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str]) -> Selection:
-        """Read both variables."""
-        return cls(_split(environ[ALLOW]) if ALLOW in environ else None, _split(environ.get(BLOCK, "")))
+        """Read both variables.
+
+        Raises:
+            ConfigurationError: one has something in it that is no name, and so would let in or keep out nothing.
+        """
+        return cls(_names(ALLOW, environ[ALLOW]) if ALLOW in environ else None, _names(BLOCK, environ.get(BLOCK, "")))
 
     def refusal(self, spec: Spec, *, installed: bool = True) -> str:
         """Say what keeps `spec` out; empty if nothing does.
@@ -42,6 +49,7 @@ class Selection(NamedTuple):
             spec: what is offered.
             installed: whether by an installed plugin. The allow list is about those only.
         """
+        # The block list wins over the allow list.
         for name in self.blocked:
             if matches(name, spec):
                 return f"{BLOCK} names {name!r}"
@@ -60,20 +68,31 @@ class Selection(NamedTuple):
 
 
 def matches(name: str, spec: Spec) -> bool:
-    """Whether `name`, a distribution, an alias or both with a colon between, is about `spec`."""
+    """Tell whether `name`, a distribution, an alias or both with a colon between, is about `spec`."""
     if ":" in name:
         return split_name(name) == (spec.provider, spec.alias)
     return spec.provider in (name, normalize_distribution(name)) or normalize_alias(name) == spec.alias
 
 
-def _split(text: str) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(text.replace(",", " ").split()))
+def _names(variable: str, text: str) -> tuple[str, ...]:
+    names = tuple(dict.fromkeys(filter(None, re.split(r"[,;\s]+", text))))
+    for name in names:
+        if not _is_name(name):
+            raise ConfigurationError(
+                f"{variable} is {text!r}, and {name!r} in it can't be a name. Expected distributions (core-acme), "
+                "aliases (acme) or both (core-acme:acme), with commas, semicolons or blanks between."
+            )
+    return names
+
+
+def _is_name(text: str) -> bool:
+    provider, colon, alias = text.partition(":")
+    if not colon:
+        return provider == IN_PROCESS or not unfit_alias(provider)
+    return (provider == IN_PROCESS or fit_distribution(provider)) and not unfit_alias(alias)
 
 
 def _near(name: str, specs: tuple[Spec, ...]) -> str:
-    import difflib
-
     qualified = ":" in name
     forms = (form for spec in specs for form in ((spec.qualified_name,) if qualified else (spec.provider, spec.alias)))
-    near = difflib.get_close_matches(name.lower(), sorted(set(forms) - {CORE}), n=3)
-    return f" Did you mean {' or '.join(map(repr, near))}?" if near else ""
+    return did_you_mean(name.lower(), set(forms) - {CORE}, count=3)

@@ -1,6 +1,6 @@
-"""What the user asked for becomes one strategy, with a reason for every choice.
+"""Turns the user's arguments into one strategy, with a reason for every choice.
 
-The steps stand in `resolve` in their order: accelerator, devices, cluster environment, strategy, precision,
+The steps stand in `resolve` in their order: accelerator, cluster environment, devices, strategy, precision,
 checkpoint IO, launcher, checks. Each is a function of what was decided before it. No process is started here, and
 no device is touched.
 """
@@ -12,20 +12,27 @@ from typing import TYPE_CHECKING, Any
 
 from core._version import __version__
 from core.contract import Strategy
-from core.contract.overrides import check_capabilities
 from core.resolve.accelerator import choose_accelerator, choose_devices
 from core.resolve.decision import Choice, Decision, Resolution
 from core.resolve.devices import check_devices, check_num_nodes
-from core.resolve.parts import choose_checkpoint_io, choose_cluster_environment, choose_launcher, choose_precision
+from core.resolve.parts import (
+    choose_checkpoint_io,
+    choose_cluster_environment,
+    choose_launcher,
+    choose_precision,
+    launchers_environment,
+)
 from core.resolve.plugins import sort_plugins
 from core.resolve.strategy import check_strategy_argument, choose_strategy
+from core.session import Session
+from core.session.overrides import check_capabilities
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from core.contract import Accelerator, Precision
     from core.contract.accelerator import Devices
-    from core.contract.fingerprint import Fingerprint
+    from core.contract.spec import Fingerprint
 
 __all__ = ["Decision", "Resolution", "resolve"]
 
@@ -47,7 +54,8 @@ def resolve(
         strategy: a registered name, qualified (`"core-acme:acme"`) where several offer it; an instance, whose own
             options and parts are kept; or `"auto"`.
         accelerator: a registered name, `"gpu"`, an instance, or `"auto"`: the best of those that are here.
-        devices: how many (`2`, `"2"`), which (`[1, 3]`, `"1,3"`), all (`-1`), or `"auto"`: on each node.
+        devices: on each node how many (`2`, `"2"`), which (`[1, 3]`, `"1,3"`), all (`-1`), or `"auto"`: what a
+            scheduler has started, or else `Accelerator.default_num_devices`.
         num_nodes: number of machines.
         precision: a registered name (`"bf16-mixed"`), a number (`16`), an instance, or None for float32.
         plugins: instances or names of Precision, CheckpointIO, ClusterEnvironment and Launcher; one of each.
@@ -61,17 +69,22 @@ def resolve(
     check_devices(devices)
     check_num_nodes(num_nodes)
     own = sort_plugins(plugins)
-    given = strategy.given_parts() if isinstance(strategy, Strategy) else {}
+    # Of an instance that another Trainer had: what the user gave, without what was filled in there.
+    given = Session.of(strategy).given_parts() if isinstance(strategy, Strategy) else {}
 
     device_kind = choose_accelerator(accelerator, given)
     environment = choose_cluster_environment(own, given)
+    # Where a scheduler has started the processes, `devices="auto"` is one device for each of them.
     parallel_devices, which_devices = choose_devices(devices, device_kind.part, environment.part, num_nodes, given)
     chosen = choose_strategy(strategy, device_kind.part, len(parallel_devices), num_nodes)
     formats = choose_precision(precision, chosen.part, chosen.identity, own, given)
     checkpoint_io = choose_checkpoint_io(chosen.part, own, given)
     launcher = choose_launcher(chosen.part, environment, own)
+    environment = launchers_environment(launcher, environment, own, given)
 
-    chosen.part.connect(
+    # The strategy before the launcher: the number of processes follows from its devices.
+    session = Session.of(chosen.part)
+    session.connect(
         accelerator=device_kind.part,
         parallel_devices=parallel_devices,
         num_nodes=num_nodes,
@@ -90,14 +103,14 @@ def resolve(
     _check(chosen.part, num_nodes)
     nodes = Decision("nodes", str(num_nodes), f"num_nodes={num_nodes}")
     parts = [part.decision for part in (environment, chosen, formats, checkpoint_io, launcher)]
-    resolution = Resolution(chosen.part, (device_kind.decision, which_devices, nodes, *parts))
+    resolution = Resolution(session, (device_kind.decision, which_devices, nodes, *parts))
     if environment.part.global_rank() == 0:
         _log.info(resolution.summary)
     return resolution
 
 
 def _check(strategy: Strategy, num_nodes: int) -> None:
-    """Before any process starts: does it all go together?"""
+    """Check, before any process starts, that it all goes together."""
     check_capabilities(strategy)
     strategy.check()
     if strategy.cluster_environment is not None:
@@ -106,7 +119,7 @@ def _check(strategy: Strategy, num_nodes: int) -> None:
 
 
 def _fingerprint(*choices: Choice[Any]) -> Fingerprint:
-    """What ranks compare before they communicate."""
+    """The fingerprint that ranks compare before they communicate."""
     import torch
 
     names = [(choice.subject, choice.identity) for choice in choices]

@@ -1,4 +1,4 @@
-"""Which kind of device, and which devices of it."""
+"""Chooses the kind of device, and the devices of it."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def choose_accelerator(argument: Any, given: Mapping[str, Any]) -> Choice[Accele
         given: the parts that the user's strategy instance brings.
 
     Raises:
-        ConfigurationError: it contradicts the strategy instance, or nobody offers it.
+        ConfigurationError: it contradicts the strategy instance, or no provider offers it.
         DeviceError: no such device is here, or it can't be used.
     """
     if not isinstance(argument, str | Accelerator):
@@ -88,7 +88,7 @@ def _automatic() -> Choice[Accelerator]:
     candidates = survey(KIND)
     chosen = best(KIND, candidates, "accelerator={!r}")
     reason = "; ".join(filter(None, (precedence(chosen, candidates), why_absent(candidates))))
-    return create(KIND, chosen.name, reason)
+    return create(KIND, chosen.offer, reason)
 
 
 def _of_devices(devices: Sequence[torch.device]) -> Choice[Accelerator]:
@@ -98,10 +98,11 @@ def _of_devices(devices: Sequence[torch.device]) -> Choice[Accelerator]:
 
 def _first_of(word: str) -> Choice[Accelerator]:
     candidates = [ask(KIND, name) for name in _STANDS_FOR[word]]
+    # A broken one is left to `best`, which says what is wrong with it.
     if not any(other.is_here or isinstance(other.detection, Broken) for other in candidates):
         raise DeviceError(f"accelerator={word!r}: there is none here ({why_absent(candidates)}). {_alternatives()}")
     chosen = best(KIND, candidates, "accelerator={!r}")
-    return create(KIND, chosen.name, f"accelerator={word!r} stands for the one of {', '.join(_STANDS_FOR[word])} here")
+    return create(KIND, chosen.offer, f"accelerator={word!r} stands for the one of {', '.join(_STANDS_FOR[word])} here")
 
 
 def _checked(choice: Choice[Accelerator]) -> Choice[Accelerator]:
@@ -117,9 +118,9 @@ def _checked(choice: Choice[Accelerator]) -> Choice[Accelerator]:
 def _detection(choice: Choice[Accelerator]) -> Detection:
     try:
         return detect(choice.part)
-    except CoreError:
+    except (CoreError, KeyboardInterrupt):
         raise
-    except Exception as cause:
+    except BaseException as cause:
         raise PluginLoadError(
             f"The accelerator {choice.identity.alias!r} ({choice.identity}) can't be asked whether it is here. "
             f"{type(cause).__name__}: {cause}. Tell its authors; `core doctor` shows which other ones are here."
@@ -150,7 +151,7 @@ def _not_an_accelerator(argument: Any) -> ConfigurationError:
 
 
 def _automatic_number(accelerator: Accelerator, environment: ClusterEnvironment, num_nodes: int) -> tuple[int, str]:
-    """How many devices `"auto"` takes. Where a scheduler made several processes, one for each of them."""
+    """Number of devices that `"auto"` takes. If a scheduler made several processes, one for each of them."""
     per_node, rest = divmod(environment.world_size(), num_nodes) if environment.creates_processes else (0, 0)
     if per_node > 1 and not rest:
         return per_node, f"auto: one for each of the {per_node} processes that were started on a node"

@@ -1,4 +1,4 @@
-"""From names and objects to parts: who they are, and which of several registered ones is here."""
+"""Turns names and objects into parts: identifies them, and finds those registered parts that are here."""
 
 from __future__ import annotations
 
@@ -7,54 +7,35 @@ import warnings
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from core.contract import Absent, AliasConflictError, Broken, ConfigurationError, CoreError, Found
-from core.registry import (
-    ACCELERATOR_REGISTRY,
-    CHECKPOINT_IO_REGISTRY,
-    CLUSTER_ENVIRONMENT_REGISTRY,
-    LAUNCHER_REGISTRY,
-    PRECISION_REGISTRY,
-    STRATEGY_REGISTRY,
-    Registry,
-    Status,
-    plugin_manager,
-)
+from core.registry import REGISTRIES, Offer, Status
 from core.registry.names import split_name
 from core.resolve.decision import Choice, Identity
+from core.resolve.time_limit import time_limit
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from core.contract import Spec
     from core.contract.accelerator import Detection
 
-_REGISTRIES: dict[str, Registry[Any]] = {
-    registry.kind: registry
-    for registry in (
-        STRATEGY_REGISTRY,
-        ACCELERATOR_REGISTRY,
-        PRECISION_REGISTRY,
-        CHECKPOINT_IO_REGISTRY,
-        CLUSTER_ENVIRONMENT_REGISTRY,
-        LAUNCHER_REGISTRY,
-    )
-}
+DETECTION_TIMEOUT_S = 30.0
+"""Time limit for a part that wasn't asked for by name, to be imported and to tell whether it is here."""
 
 
 class Candidate(NamedTuple):
     """A registered part that told whether it is here."""
 
     name: str
-    identity: Identity
+    offer: Offer
     detection: Detection
 
     @property
     def is_here(self) -> bool:
-        """Whether it was found, with at least one device or process."""
+        """True if it was found, with at least one device or process."""
         return isinstance(self.detection, Found) and self.detection.count > 0
 
     @property
     def priority(self) -> int:
-        """Of a candidate that is here."""
+        """The priority of a candidate that is here."""
         return self.detection.priority if isinstance(self.detection, Found) else 0
 
     def __str__(self) -> str:
@@ -62,54 +43,67 @@ class Candidate(NamedTuple):
         return f"{self.name}: {reason}"
 
 
-def create(kind: str, name: str, reason: str) -> Choice[Any]:
-    """Make the part of a registered name.
+def create(kind: str, name: str | Offer, reason: str) -> Choice[Any]:
+    """Make the part of a registered name, or of an offer that was chosen already.
 
     Raises:
-        ConfigurationError: nobody offers it, or it can't be used; see `core.registry`.
+        ConfigurationError: no provider offers it, or it can't be used; see `core.registry`.
         PluginLoadError: it can't be imported.
     """
-    registry = _REGISTRIES[kind]
-    return Choice(kind, registry.create(name), _identity(registry.spec(name)), reason)
+    offer = name if isinstance(name, Offer) else REGISTRIES[kind].offer(name)
+    return Choice(kind, REGISTRIES[kind].create(offer), _identity(offer), reason)
 
 
 def identify(kind: str, part: object) -> Identity:
     """Name an object that the user passed: by its alias if its class is a registered one, and else by its class."""
-    for offer in _REGISTRIES[kind].offers():
+    for offer in REGISTRIES[kind].offers():
+        # The class of an object is imported already, so an offer whose module isn't can't be the one.
         if offer.status is Status.OK and _loaded(offer.spec.target) is type(part):
-            return _identity(offer.spec)
+            return _identity(offer)
     return Identity(f"{type(part).__module__}.{type(part).__qualname__}")
 
 
 def survey(kind: str) -> list[Candidate]:
     """Ask every registered part of a kind whether it is here.
 
-    One that can't be imported, or crashes, is left out with a warning: nobody asked for it by name.
+    One that can't be imported, crashes or doesn't answer in time is left out with a warning: it wasn't asked for.
 
     Raises:
         ConfigurationError: one is here, and finds its surroundings contradictory.
     """
     candidates = []
-    for offer in _REGISTRIES[kind].offers():
+    for offer in REGISTRIES[kind].offers():
         if offer.status in (Status.OK, Status.CONFLICT):
+            # Those in conflict are asked too, each by its qualified name: only one of them may be here.
             name = offer.spec.alias if offer.status is Status.OK else offer.spec.qualified_name
             try:
-                candidates.append(ask(kind, name))
-            except Exception as cause:
+                with time_limit(DETECTION_TIMEOUT_S):
+                    candidates.append(ask(kind, name))
+            except KeyboardInterrupt:
+                raise
+            except BaseException as cause:  # a plugin can also call sys.exit(), or never come to an end
+                # A part that is here may report the user's own mistake; a conflict of aliases isn't one.
                 if isinstance(cause, ConfigurationError) and not isinstance(cause, AliasConflictError):
                     raise
-                detail = str(cause) if isinstance(cause, CoreError) else f"{type(cause).__name__}: {cause}"
+                advice = f". CORE_DISABLE_PLUGINS={offer.spec.qualified_name} leaves it out."
+                detail = failure(cause) + advice * (not isinstance(cause, CoreError))
                 message = f"The {kind} {name!r} of {offer} was not considered. {detail}"
                 warnings.warn(message, RuntimeWarning, stacklevel=2)
     return candidates
 
 
+def failure(cause: BaseException) -> str:
+    """The text of what went wrong when a part was asked; core's own errors say it already."""
+    return str(cause) if isinstance(cause, CoreError) else f"{type(cause).__name__}: {cause}"
+
+
 def ask(kind: str, name: str) -> Candidate:
     """Ask one registered part whether it is here."""
-    registry = _REGISTRIES[kind]
-    target = registry.get(name)
-    detector: Any = target if isinstance(target, type) else registry.create(name)
-    return Candidate(name, _identity(registry.spec(name)), detect(detector))
+    registry = REGISTRIES[kind]
+    offer = registry.offer(name)
+    target = registry.get(offer)
+    detector: Any = target if isinstance(target, type) else registry.create(offer)
+    return Candidate(name, offer, detect(detector))
 
 
 def detect(part: Any) -> Detection:
@@ -139,11 +133,12 @@ def best(kind: str, candidates: Iterable[Candidate], explicit: str) -> Candidate
     """
     candidates = tuple(candidates)
     for candidate in candidates:
+        # An error even where others are here: to pass over a broken GPU would be to train on the CPU without a word.
         if isinstance(candidate.detection, Broken):
             others = [other.name for other in candidates if other.is_here]
             advice = f" Repair it, or choose another one yourself: {explicit.format(others[-1])}." if others else ""
             raise ConfigurationError(
-                f"The {kind} {candidate.name!r} ({candidate.identity}) is here, but it can't be used: "
+                f"The {kind} {candidate.name!r} ({candidate.offer}) is here, but it can't be used: "
                 f"{candidate.detection.reason}.{advice}"
             )
     here = sorted((other for other in candidates if other.is_here), key=lambda other: -other.priority)
@@ -158,7 +153,7 @@ def best(kind: str, candidates: Iterable[Candidate], explicit: str) -> Candidate
 
 
 def precedence(chosen: Candidate, candidates: Iterable[Candidate]) -> str:
-    """Why `chosen` won."""
+    """The reason why `chosen` won."""
     others = [other.name for other in candidates if other.is_here and other is not chosen]
     return f"auto; it is here, and comes before {', '.join(others)}" if others else "auto; nothing else is here"
 
@@ -169,7 +164,7 @@ def why_absent(candidates: Iterable[Candidate]) -> str:
 
 
 def same_part(kind: str, one: object, other: object) -> bool:
-    """Whether two ways of naming a part mean the same: one object, one name, or a name and an object of its class."""
+    """Tell whether two arguments mean the same part: one object, one name, or a name and an object of its class."""
     if not isinstance(one, str) and not isinstance(other, str):
         return one is other
     one_name, other_name = (
@@ -178,8 +173,13 @@ def same_part(kind: str, one: object, other: object) -> bool:
     return one_name == other_name
 
 
-def _identity(spec: Spec) -> Identity:
-    return Identity(spec.alias, spec.provider, plugin_manager().version(spec.provider))
+def _identity(offer: Offer) -> Identity:
+    return Identity(offer.spec.alias, offer.spec.provider, offer.version)
+
+
+def show(part: Any) -> str:
+    """A part that the user passed, for a message: its name, or the class of an object."""
+    return repr(part) if isinstance(part, str) else type(part).__name__
 
 
 def _loaded(target: str) -> Any:

@@ -1,4 +1,4 @@
-"""What was decided, and why."""
+"""The decisions of `resolve`, each with its reason."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
 
 if TYPE_CHECKING:
     from core.contract import Strategy
+    from core.session import Session
 
 T = TypeVar("T")
 
@@ -16,8 +17,8 @@ class Decision(NamedTuple):
     Attributes:
         subject: what it is about, such as `"strategy"` or `"devices"`.
         choice: what was chosen, such as `"ddp"` or `"2 (0, 1)"`.
-        reason: why, in words that name the argument that led to it.
-        provider: who offers it, such as `"core-ddp 0.1.0"`; empty for numbers and for objects that the user passed.
+        reason: the reason; it names the argument that led to the choice.
+        provider: its provider, as `"core-ddp 0.1.0"`; empty for numbers and for objects that the user passed.
     """
 
     subject: str
@@ -27,7 +28,7 @@ class Decision(NamedTuple):
 
 
 class Identity(NamedTuple):
-    """What a part is called, so that ranks can compare it.
+    """The identity of a part, which ranks compare.
 
     Attributes:
         alias: the registered one, or the class of an object that the user passed.
@@ -58,15 +59,20 @@ class Choice(NamedTuple, Generic[T]):
 
 
 class Resolution(NamedTuple):
-    """What `resolve` made of the user's arguments.
+    """The result of `resolve`: a session of one strategy, and the decisions that led to it.
 
     Attributes:
-        strategy: connected: accelerator, devices, precision, checkpoint IO, cluster environment and launcher are set.
+        session: connected: accelerator, devices, precision, checkpoint IO, cluster environment and launcher are set.
         decisions: every choice, in the order in which it was made.
     """
 
-    strategy: Strategy
+    session: Session
     decisions: tuple[Decision, ...]
+
+    @property
+    def strategy(self) -> Strategy:
+        """The strategy that was chosen."""
+        return self.session.strategy
 
     @property
     def summary(self) -> str:

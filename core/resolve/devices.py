@@ -52,6 +52,7 @@ def _from_text(text: str) -> CheckedDevices:
         return "auto"
     if not stripped:
         raise _error(text, "it is empty")
+    # A comma makes a list, also of one index: "1," is the device with index 1, "1" any one device.
     if "," not in stripped:
         return _check_number(_parse(stripped, text), text)
     parts = stripped.removesuffix(",").split(",")

@@ -1,4 +1,4 @@
-"""What stands beside the strategy: cluster environment, precision, checkpoint IO and launcher."""
+"""Chooses the parts beside the strategy: cluster environment, precision, checkpoint IO and launcher."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from core.contract import (
     Precision,
     normalize_alias,
 )
-from core.resolve.candidates import best, create, identify, precedence, same_part, survey
+from core.registry.builtins import SHORT_PRECISIONS
+from core.resolve.candidates import best, create, identify, precedence, same_part, show, survey
 from core.resolve.decision import Choice, Identity
 
 if TYPE_CHECKING:
@@ -25,18 +26,15 @@ _DEFAULT_PRECISION = "32-true"
 _DEFAULT_CHECKPOINT_IO = "distributed"
 _IN_PLACE = "in_place"
 
-_SHORT_PRECISIONS = {"16": "16-mixed", "32": "32-true", "64": "64-true", "bf16": "bf16-mixed"}
-"""The bare numbers mean what they have always meant to users of trainers."""
-
 
 def choose_cluster_environment(plugins: Plugins, given: Mapping[str, Any]) -> Choice[ClusterEnvironment]:
-    """Decide who started the processes: what the user passed, or the one of highest priority that is here."""
+    """Decide the cluster environment: the one that the user passed, or the one of highest priority that is here."""
     kind = "cluster environment"
     if (wanted := _only(kind, plugins.get(kind), given.get("cluster_environment"))) is not None:
         return _passed(kind, wanted)
     candidates = survey(kind)
     chosen = best(kind, candidates, "plugins=[{!r}]")
-    return create(kind, chosen.name, precedence(chosen, candidates))
+    return create(kind, chosen.offer, precedence(chosen, candidates))
 
 
 def choose_precision(
@@ -45,7 +43,7 @@ def choose_precision(
     """Decide the number formats: the strategy's own of that name, or else the generic ones.
 
     Raises:
-        ConfigurationError: two were named, or nobody offers it.
+        ConfigurationError: two were named, or no provider offers it.
     """
     kind = "precision"
     written = _written_precision(argument)
@@ -55,10 +53,12 @@ def choose_precision(
         return Choice(kind, wanted, identify(kind, wanted), reason)
     reason = "it is the default" if wanted is None else f"precision={argument or wanted!r} was asked for"
     name = canonical_precision(wanted or _DEFAULT_PRECISION)
+    # A qualified name means that provider's, whatever the strategy has.
     if ":" not in name and (own := strategy.configure_precision(name)) is not None:
         identity = Identity(name, strategy_identity.provider, strategy_identity.version)
         return Choice(kind, own, identity, f"{reason}; {type(strategy).__name__} has its own")
     choice = create(kind, name, reason)
+    # Under its canonical name: ranks that wrote "16" and "16-mixed" agree.
     return Choice(kind, choice.part, Identity(name, choice.identity.provider, choice.identity.version), reason)
 
 
@@ -67,7 +67,7 @@ def canonical_precision(name: str) -> str:
     if ":" in name:
         return name
     folded = normalize_alias(name).replace("_", "-")
-    return _SHORT_PRECISIONS.get(folded, folded)
+    return SHORT_PRECISIONS.get(folded, folded)
 
 
 def choose_checkpoint_io(strategy: Strategy, plugins: Plugins, given: Mapping[str, Any]) -> Choice[CheckpointIO]:
@@ -81,15 +81,29 @@ def choose_checkpoint_io(strategy: Strategy, plugins: Plugins, given: Mapping[st
 
 
 def choose_launcher(strategy: Strategy, environment: Choice[ClusterEnvironment], plugins: Plugins) -> Choice[Launcher]:
-    """Decide who makes the processes: nobody, where the cluster environment has made them already."""
+    """Decide the launcher. It makes no processes where the cluster environment has made them already."""
     kind = "launcher"
     wanted = plugins.get(kind)
     if environment.part.creates_processes:
-        unused = f"; {_show(wanted)} is not needed" if wanted is not None else ""
+        unused = f"; {show(wanted)} is not needed" if wanted is not None else ""
         return create(kind, _IN_PLACE, f"{environment.identity.alias} has made the processes{unused}")
     if wanted is not None:
         return _passed(kind, wanted)
     return create(kind, strategy.launcher_name, f"{type(strategy).__name__} asks for it")
+
+
+def launchers_environment(
+    launcher: Choice[Launcher], environment: Choice[ClusterEnvironment], plugins: Plugins, given: Mapping[str, Any]
+) -> Choice[ClusterEnvironment]:
+    """The launcher's own environment, if it has one and neither the user nor a scheduler has decided; else the same."""
+    kind = "cluster environment"
+    named = plugins.get(kind) is not None or given.get("cluster_environment") is not None
+    if named or environment.part.creates_processes:
+        return environment
+    own = launcher.part.configure_cluster_environment()
+    if own is None:
+        return environment
+    return Choice(kind, own, identify(kind, own), f"the launcher {launcher.identity.alias} has its own")
 
 
 def _written_precision(argument: Any) -> str | Precision | None:
@@ -112,7 +126,7 @@ def _only(kind: str, *sources: Any) -> Any:
     for other in named[1:]:
         if not _same(kind, named[0], other):
             raise ConfigurationError(
-                f"Two parts of the kind {kind!r} were passed: {_show(named[0])} and {_show(other)}. Keep one of them."
+                f"Two parts of the kind {kind!r} were passed: {show(named[0])} and {show(other)}. Keep one of them."
             )
     # An object says more than the name of its class.
     return next((source for source in named if not isinstance(source, str)), named[0] if named else None)
@@ -129,7 +143,3 @@ def _passed(kind: str, part: Any) -> Choice[Any]:
     if isinstance(part, str):
         return create(kind, part, f"plugins=[{part!r}] was asked for")
     return Choice(kind, part, identify(kind, part), "this instance was passed")
-
-
-def _show(part: Any) -> str:
-    return repr(part) if isinstance(part, str) else type(part).__name__

@@ -2,47 +2,31 @@
 
 from __future__ import annotations
 
-import difflib
 from typing import TYPE_CHECKING, Any
 
-from core.contract import (
-    KINDS,
-    Accelerator,
-    CheckpointIO,
-    ClusterEnvironment,
-    ConfigurationError,
-    Launcher,
-    Logger,
-    Precision,
-    Strategy,
-    UnknownAliasError,
-)
-from core.registry import plugin_manager
+from core.contract import KINDS, ConfigurationError, UnknownAliasError, near_names
+from core.registry import base_class, plugin_manager
 from core.registry.names import split_name
+from core.resolve.candidates import show
 
 if TYPE_CHECKING:
     from typing import TypeAlias
 
     Plugins: TypeAlias = dict[str, Any]
 
-_BASES: dict[str, type] = {
-    "precision": Precision,
-    "checkpoint io": CheckpointIO,
-    "cluster environment": ClusterEnvironment,
-    "launcher": Launcher,
-}
-
-_OTHER_ARGUMENTS: dict[type, str] = {Strategy: "strategy", Accelerator: "accelerator", Logger: "logger"}
-
-_EXPECTED = f"instances, or registered names, of these kinds: {', '.join(_BASES)}"
+_OWN = ("precision", "checkpoint io", "cluster environment", "launcher")
+"""The kinds that have their place in `plugins`."""
+_ELSEWHERE = ("strategy", "accelerator", "logger")
+"""The kinds that have an argument of their own, of the same name."""
+_EXPECTED = f"instances, or registered names, of these kinds: {', '.join(_OWN)}"
 
 
 def sort_plugins(plugins: Any) -> Plugins:
-    """By kind, what the user passed: an object, or a registered name.
+    """Sort what the user passed by kind: objects and registered names.
 
     Raises:
         ConfigurationError: something else is among them, a name is ambiguous, or two are of one kind.
-        UnknownAliasError: nobody offers a name.
+        UnknownAliasError: no provider offers a name.
     """
     listed = plugins if isinstance(plugins, list | tuple) else [] if plugins is None else [plugins]
     found: Plugins = {}
@@ -50,19 +34,19 @@ def sort_plugins(plugins: Any) -> Plugins:
         kind = _kind_of_name(plugin) if isinstance(plugin, str) else _kind_of_object(plugin)
         if kind in found:
             raise ConfigurationError(
-                f"plugins has two parts of the kind {kind!r}: {_show(found[kind])} and {_show(plugin)}. Keep one."
+                f"plugins has two parts of the kind {kind!r}: {show(found[kind])} and {show(plugin)}. Keep one."
             )
         found[kind] = plugin
     return found
 
 
 def _kind_of_object(plugin: object) -> str:
-    for kind, base in _BASES.items():
-        if isinstance(plugin, base):
+    for kind in _OWN:
+        if isinstance(plugin, base_class(kind)):
             return kind
-    for base, argument in _OTHER_ARGUMENTS.items():
-        if isinstance(plugin, base):
-            raise ConfigurationError(f"plugins has a {type(plugin).__name__}: pass it as {argument}=...")
+    for kind in _ELSEWHERE:
+        if isinstance(plugin, base_class(kind)):
+            raise ConfigurationError(f"plugins has a {type(plugin).__name__}: pass it as {kind}=...")
     if isinstance(plugin, type):
         raise ConfigurationError(f"plugins has the class {plugin.__name__}: pass an instance, {plugin.__name__}().")
     raise ConfigurationError(f"plugins has {plugin!r}: expected {_EXPECTED}.")
@@ -70,21 +54,17 @@ def _kind_of_object(plugin: object) -> str:
 
 def _kind_of_name(name: str) -> str:
     alias = split_name(name)[1]
-    offered = {kind: {offer.spec.alias for offer in plugin_manager().offers(kind)} for kind in _BASES}
+    offered = {kind: {offer.spec.alias for offer in plugin_manager().offers(kind)} for kind in _OWN}
     kinds = [kind for kind, aliases in offered.items() if alias in aliases]
     if len(kinds) == 1:
         return kinds[0]
     if kinds:
         raise ConfigurationError(f"plugins has {name!r}, which is a {' and a '.join(kinds)}. Pass an instance instead.")
-    near = difflib.get_close_matches(alias, sorted(set().union(*offered.values())), n=3)
+    near = near_names(alias, set().union(*offered.values()))
     advice = f"Did you mean {' or '.join(map(repr, near))}?" if near else f"See {_listings()}."
-    message = f"plugins has {name!r}, which nobody offers. Expected {_EXPECTED}. {advice}"
+    message = f"plugins has {name!r}, which no installed package offers. Expected {_EXPECTED}. {advice}"
     raise UnknownAliasError(message, kind="plugin", alias=alias, near=near)
 
 
 def _listings() -> str:
-    return ", ".join(f"`core list-{KINDS[kind].plural}`" for kind in _BASES)
-
-
-def _show(plugin: Any) -> str:
-    return repr(plugin) if isinstance(plugin, str) else type(plugin).__name__
+    return ", ".join(f"`core list-{KINDS[kind].plural}`" for kind in _OWN)

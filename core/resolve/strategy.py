@@ -1,4 +1,4 @@
-"""Which strategy."""
+"""Chooses the strategy."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from core.contract import ConfigurationError, Strategy, UnknownAliasError
 from core.registry import DEFAULT_PARALLEL_STRATEGY
+from core.registry.install_hints import pip_install
 from core.registry.known_aliases import KNOWN_ALIASES
 from core.registry.names import split_name
 from core.resolve.candidates import create, identify
@@ -42,7 +43,7 @@ def choose_strategy(
     """Decide the strategy; its other parts are still open.
 
     Raises:
-        ConfigurationError: nobody offers it, it makes no sense on this accelerator, or none was named and the one
+        ConfigurationError: no provider offers it, it makes no sense on this accelerator, or none was named and the one
             that several devices need isn't installed.
     """
     if isinstance(argument, Strategy):
@@ -66,8 +67,8 @@ def _automatic(accelerator: Accelerator, num_devices: int, num_nodes: int) -> Ch
         package = KNOWN_ALIASES[KIND, DEFAULT_PARALLEL_STRATEGY]
         raise ConfigurationError(
             f"{_count(num_devices, 'device')} on {_count(num_nodes, 'node')} and no strategy: that takes "
-            f"{DEFAULT_PARALLEL_STRATEGY!r}, which is not installed. Run `pip install {package}`, name another "
-            "strategy (see `core list-strategies`), or use devices=1."
+            f"{DEFAULT_PARALLEL_STRATEGY!r}, which is not installed. Run {pip_install(package)}, name "
+            "another strategy (see `core list-strategies`), or use devices=1."
         ) from unknown
 
 

@@ -22,6 +22,7 @@ class GatherWithGradients(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
         """All ranks."""
-        gradient = gradient.contiguous()
+        # A copy: autograd hands the same tensor to other branches (`gathered + bias`), and all_reduce works in place.
+        gradient = gradient.clone(memory_format=torch.contiguous_format)
         dist.all_reduce(gradient, group=ctx.group)
         return gradient[dist.get_rank(ctx.group)], None

@@ -12,15 +12,22 @@ if TYPE_CHECKING:
     from core.contract import Collectives
 
 
+def gather_objects(obj: Any, dst: int, group: dist.ProcessGroup | None = None) -> list[Any] | None:
+    """All ranks of a group. On rank `dst` everyone's `obj` in the order of ranks; None elsewhere."""
+    gathered: list[Any] | None = [None] * dist.get_world_size(group) if dist.get_rank(group) == dst else None
+    dist.gather_object(obj, gathered, dst=dst, group=group)
+    return gathered
+
+
 class GroupCollectives:
-    """As much communication as storage needs, over one group of CPU processes."""
+    """The communication that storage needs, over one group of CPU processes."""
 
     def __init__(self, group: dist.ProcessGroup, writer: Mapping[str, Any]) -> None:
-        """Take a group that is nobody else's.
+        """Take a group that has no other user.
 
         Args:
             group: of all ranks, with a backend for the CPU.
-            writer: who saves, for a reader of the checkpoint.
+            writer: the saving run, for a reader of the checkpoint.
         """
         self._group = group
         self.writer = writer
@@ -39,10 +46,8 @@ class GroupCollectives:
 
     def gather_objects(self, obj: Any, dst: int = 0) -> list[Any] | None:
         """On rank `dst` everyone's `obj` in the order of ranks; None elsewhere."""
-        gathered: list[Any] | None = [None] * self.size if self.rank == dst else None
-        dist.gather_object(obj, gathered, dst=dst, group=self._group)
-        return gathered
+        return gather_objects(obj, dst, self._group)
 
     def in_background(self) -> Collectives:
-        """These are in the background."""
+        """Return these: they are for a background thread already."""
         return self

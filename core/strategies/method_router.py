@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 class MethodRouter(nn.Module):
     """Stands between a wrapper such as DDP, which acts in its `forward`, and the user's module, whose step has a name.
 
-    The user's module is left as it is: a copy of it that somebody makes calls its own methods. Attributes that the
+    The user's module is left as it is: a copy of it calls its own methods. Attributes that the
     router doesn't have are the module's.
     """
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -9,15 +10,15 @@ import torch.distributed as dist
 from torch.distributed.constants import default_pg_timeout
 
 from core.contract import Capability, ConfigurationError, Strategy
-from core.strategies import process_group
+from core.strategies import arrivals, process_group
 from core.strategies.gather import GatherWithGradients
-from core.strategies.group_collectives import GroupCollectives
+from core.strategies.group_collectives import GroupCollectives, gather_objects
 
 if TYPE_CHECKING:
     from datetime import timedelta
 
     from core.contract import Collectives
-    from core.contract.strategy import ReduceOp
+    from core.contract.world import ReduceOp
 
 _OPERATIONS = {
     "mean": dist.ReduceOp.SUM,  # gloo has no average
@@ -32,33 +33,39 @@ _OPERATIONS = {
 class ParallelStrategy(Strategy):
     """One process a device, in one process group of torch.distributed. Meant to be subclassed.
 
-    A subclass overrides `setup_module` to wrap the module, and whatever else its wrapper does differently. All
+    A subclass overrides `setup_module` to wrap the module, and all else that its wrapper does differently. All
     collectives work on tensors of any device; gloo, NCCL and every other backend of torch serve.
     """
 
     launcher_name: str = "subprocess"
 
     def __init__(
-        self, *, process_group_backend: str | None = None, timeout: timedelta | None = default_pg_timeout, **parts: Any
+        self,
+        *given: Any,
+        process_group_backend: str | None = None,
+        timeout: timedelta | None = default_pg_timeout,
+        **parts: Any,
     ) -> None:
         """Say how the processes talk to each other.
 
         Args:
+            given: any of `parts` without its name.
             process_group_backend: `"gloo"`, `"nccl"` or another one of torch; None asks the accelerator.
             timeout: after which a collective that not all ranks join is an error.
             parts: `accelerator`, `parallel_devices`, `cluster_environment`, `checkpoint_io`, `precision_plugin`.
         """
-        super().__init__(**parts)
+        super().__init__(*given, **parts)
         self._process_group_backend = process_group_backend
         self._timeout = timeout if timeout is not None else default_pg_timeout
 
+    # Defaults for a subclass that leaves out super().__init__().
     _process_group_backend: str | None = None
     _timeout: timedelta = default_pg_timeout
     _owns_group: bool = False
 
     @property
     def capabilities(self) -> Capability:
-        """Those of one process, and collectives."""
+        """The capabilities of one process, and collectives."""
         return super().capabilities | Capability.COLLECTIVES
 
     @property
@@ -76,6 +83,7 @@ class ParallelStrategy(Strategy):
         Raises:
             ConfigurationError: with the backends that it has.
         """
+        # A backend may be named for each kind of device, as in "cpu:gloo,cuda:nccl".
         names = [part.rpartition(":")[2] for part in self.process_group_backend.lower().split(",")]
         if absent := [name for name in names if not dist.is_backend_available(name)]:
             available = [name for name in dist.Backend.backend_list if dist.is_backend_available(name)]
@@ -101,22 +109,25 @@ class ParallelStrategy(Strategy):
         """
         if self.cluster_environment is None:
             raise ConfigurationError(f"{type(self).__name__} needs a cluster_environment to know its ranks.")
-        self._owns_group |= process_group.join(
+        if process_group.join(
             self.cluster_environment,
             backend=self.process_group_backend,
             device=self.root_device,
             timeout=self._timeout,
-            fingerprint=self.fingerprint,
-        )
+            fingerprint=self.session.fingerprint,
+        ):
+            self._owns_group = True
+            atexit.register(self.leave_group)
 
     @property
     def root_device(self) -> torch.device:
         """The one of this node's devices that belongs to this rank."""
-        return self.parallel_devices[self.local_rank]
+        return self._device_at(self.local_rank)
 
     @property
     def world_size(self) -> int:
         """Number of processes."""
+        # Not asked of the group: it is known before there is one, and after it was left.
         return self.num_processes_per_node * self.num_nodes
 
     @property
@@ -146,6 +157,7 @@ class ParallelStrategy(Strategy):
         averages = isinstance(reduce_op, str) and reduce_op.lower() in ("mean", "avg")
         if averages and not (tensor.is_floating_point() or tensor.is_complex()):
             tensor = tensor.to(torch.get_default_dtype())
+        # A copy: all_reduce works in place.
         result = self._to_group(tensor, copy=True)
         dist.all_reduce(result, op=operation, group=group)
         if averages:
@@ -167,30 +179,38 @@ class ParallelStrategy(Strategy):
             return obj
         # A pickled tensor would come back on the sender's device.
         box = [obj.cpu() if isinstance(obj, torch.Tensor) else obj]
-        dist.broadcast_object_list(box, src=src, device=self._group_device())
+        # Objects travel as tensors of bytes.
+        device = self.root_device if dist.get_backend() != "gloo" else torch.device("cpu")
+        dist.broadcast_object_list(box, src=src, device=device)
         return box[0].to(self.root_device) if isinstance(box[0], torch.Tensor) else box[0]
 
     def gather_objects(self, obj: Any, dst: int = 0) -> list[Any] | None:
         """All ranks. On rank `dst` everyone's picklable object, in the order of ranks; None elsewhere."""
         if not self._is_connected():
             return [obj]
-        gathered: list[Any] | None = [None] * self.world_size if self.global_rank == dst else None
-        dist.gather_object(obj, gathered, dst=dst)
-        return gathered
+        return gather_objects(obj, dst)
 
     def barrier(self, name: str | None = None) -> None:
         """All ranks. Wait until all are here; with gloo, the ranks that don't come in time are named."""
         if not self._is_connected():
             return
+        # Only gloo has a barrier that knows who is missing.
         if dist.get_backend() == "gloo":
             dist.monitored_barrier(timeout=self._timeout, wait_all_ranks=True)
-        elif self.root_device.type == "cuda":
-            dist.barrier(device_ids=[self.root_device.index])
+        # Without its device, torch guesses one by the rank, and warns.
+        elif self.root_device.type != "cpu":
+            dist.barrier(device_ids=[self.root_device.index or 0])
         else:
             dist.barrier()
 
+    def absent_ranks(self, point: str) -> list[int]:
+        """Any ranks. Those that don't come to a point within a thirtieth of `timeout`; see `Strategy.absent_ranks`."""
+        # One minute of torch's half an hour: long before a collective that waits for the same ranks ends the process.
+        return arrivals.of_the_group().absent_at(point, self._timeout / 30) if self._is_connected() else []
+
     def reduce_boolean_decision(self, decision: bool, all: bool = True) -> bool:
-        """All ranks. Yes if all say so, or with `all=False` if any does."""
+        """All ranks. True if all say so, or with `all=False` if any does."""
+        # Yes is 1 and no is 0: the minimum says whether all agree, the maximum whether any does.
         vote = torch.tensor(int(decision), device=self.root_device)
         return bool(self.reduce(vote, reduce_op="min" if all else "max").item())
 
@@ -199,7 +219,7 @@ class ParallelStrategy(Strategy):
         if not self._is_connected():
             return super().background_collectives()
         group = dist.new_group(backend="gloo", timeout=self._timeout)
-        return GroupCollectives(group, self.collectives.writer)
+        return GroupCollectives(group, self.session.collectives.writer)
 
     def teardown(self) -> None:
         """All ranks; idempotent, also after an exception. Leave the group, if it was made here."""
@@ -207,7 +227,11 @@ class ParallelStrategy(Strategy):
         self.leave_group()
 
     def leave_group(self) -> None:
-        """All ranks; idempotent. Leave the group, if it was made here. A strategy whose modules need it may stay."""
+        """All ranks; idempotent. Leave the group, if it was made here. A strategy whose modules need it may stay.
+
+        Happens at exit too: the strategy that made the group lives until it has left it.
+        """
+        atexit.unregister(self.leave_group)
         if self._owns_group:
             process_group.leave()
             self._owns_group = False
@@ -215,12 +239,10 @@ class ParallelStrategy(Strategy):
     def _is_connected(self) -> bool:
         return self.world_size > 1 and dist.is_initialized()
 
-    def _group_device(self) -> torch.device:
-        return self.root_device if dist.get_backend() != "gloo" else torch.device("cpu")
-
     def _to_group(self, tensor: torch.Tensor, *, copy: bool = False) -> torch.Tensor:
         """`tensor` on a device that the backend can send from, contiguous."""
-        device = self.root_device if dist.get_backend() == "nccl" else tensor.device
+        sends_from = dist.Backend.backend_capability.get(dist.get_backend(), [tensor.device.type])
+        device = tensor.device if tensor.device.type in sends_from else self.root_device
         return tensor.to(device, copy=copy).contiguous()
 
     @staticmethod

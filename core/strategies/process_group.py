@@ -13,7 +13,8 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore  # torch.distributed's own, with types
 
 from core.contract import ConfigurationError
-from core.contract.fingerprint import exchange
+from core.strategies.fingerprint import exchange
+from core.strategies.meeting import Meeting, say_at_exit
 
 if TYPE_CHECKING:
     from datetime import timedelta
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     import torch
 
     from core.contract import ClusterEnvironment
-    from core.contract.fingerprint import Fingerprint
+    from core.contract.spec import Fingerprint
 
 _stores: dict[tuple[str, int, int], Store] = {}
 _joins = itertools.count()
@@ -49,6 +50,7 @@ def join(
     Raises:
         ConfigurationError: this process is in a group of another size.
         FingerprintError: the ranks have resolved to different plugins.
+        WorkerError: a rank has left instead of coming, or hasn't come in time.
     """
     rank, world_size = environment.global_rank(), environment.world_size()
     if dist.is_initialized():
@@ -59,17 +61,17 @@ def join(
             )
         return False
     # Every join has a prefix of its own: a group that was left, or died before a restart, leaves its keys behind.
-    store = PrefixStore(
-        f"core/{environment.restart_count}/{next(_joins)}", _shared_store(environment, rank, world_size, timeout)
-    )
+    shared = _shared_store(environment, rank, world_size, timeout)
+    meeting = Meeting(shared, str(next(_joins)), rank, world_size, timeout)
     if world_size > 1:
-        exchange(store, rank, world_size, fingerprint)
+        exchange(meeting, rank, world_size, fingerprint)
+    # Only NCCL makes use of it: it connects at once, and subgroups split off that connection.
     device_id = device if device.type == "cuda" else None
     hook = sys.excepthook
     dist.init_process_group(
-        backend, store=store, rank=rank, world_size=world_size, timeout=timeout, device_id=device_id
+        backend, store=meeting.store, rank=rank, world_size=world_size, timeout=timeout, device_id=device_id
     )
-    atexit.unregister(_settle)
+    atexit.unregister(_settle)  # once, however many groups a script makes
     atexit.register(_settle)
     sys.excepthook = hook  # torch puts "[rank0]:" before every line of a traceback, once for every group of a script
     return True
@@ -95,7 +97,10 @@ def _shared_store(environment: ClusterEnvironment, rank: int, world_size: int, t
     key = (environment.main_address, environment.main_port, world_size)
     if key not in _stores:
         hosts = rank == 0 and not environment.store_is_hosted
-        _stores[key] = TCPStore(
+        # The server doesn't wait for the ranks: the meeting does, and names those that don't come.
+        store = TCPStore(
             environment.main_address, environment.main_port, is_master=hosts, timeout=timeout, wait_for_workers=False
         )
+        _stores[key] = PrefixStore(f"core/{environment.restart_count}", store)
+        say_at_exit(_stores[key], rank)
     return _stores[key]

@@ -13,11 +13,11 @@ if TYPE_CHECKING:
 class SingleDeviceStrategy(Strategy):
     """Trains on one device, without communication. Meant to be used, and to be subclassed for a device of your own."""
 
-    def __init__(self, device: torch.device | None = None, **parts: Any) -> None:
+    def __init__(self, device: torch.device | str | None = None, **parts: Any) -> None:
         """Choose the device, or leave it to the accelerator.
 
         Args:
-            device: where the model and its batches are.
+            device: where the model and its batches are; or its name, such as `"cpu"` or `"cuda:1"`.
             parts: `accelerator`, `precision_plugin`, `checkpoint_io`, as every strategy takes them.
         """
         super().__init__(**parts, parallel_devices=None if device is None else [device])

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from core.door import door
 
 if TYPE_CHECKING:
-    from core.trainer.combined import CombinedLoader
-    from core.trainer.datamodule import DataModule
-    from core.trainer.module import Module
+    from core.trainer.data.combined import CombinedLoader
+    from core.trainer.data.datamodule import DataModule
+    from core.trainer.module.module import Module
     from core.trainer.trainer import Trainer
 
 __all__ = ["CombinedLoader", "DataModule", "Module", "Trainer"]
 
-_HOMES = {"CombinedLoader": "combined", "DataModule": "datamodule", "Module": "module", "Trainer": "trainer"}
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module 'core.trainer' has no attribute {name!r}")
-    return getattr(importlib.import_module(f"core.trainer.{_HOMES[name]}"), name)
+__getattr__, __dir__ = door(
+    __name__,
+    {
+        ".data.combined": ("CombinedLoader",),
+        ".data.datamodule": ("DataModule",),
+        ".module.module": ("Module",),
+        ".trainer": ("Trainer",),
+    },
+)

@@ -7,15 +7,16 @@ from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from core.contract import Capability, ConfigurationError
-from core.fabric.ranks import Ranks
-from core.trainer.data_views import DataViews
-from core.trainer.logged import Logged
-from core.trainer.options import TrainerOptions, make_clipping, make_max_epochs, make_max_time, make_val_check
-from core.trainer.progress import Progress
-from core.trainer.run_views import RunViews
+from core.contract import Capability, ConfigurationError, ModuleError
+from core.fabric import Ranks
+from core.trainer.data.data_views import DataViews
+from core.trainer.logging.logged import Logged
+from core.trainer.loops.progress import Progress
+from core.trainer.loops.run_views import RunViews
+from core.trainer.settings.options import TrainerOptions
+from core.trainer.settings.unknown_names import answer_attribute, answers_unknown
 
 # What only a trainer that is made, or that runs, needs is imported in its methods: a program that takes Trainer from
 # `core` and lists its options, or its help, waits for none of it.
@@ -26,17 +27,24 @@ if TYPE_CHECKING:
 
     from torch.optim import Optimizer
 
-    from core.callbacks.callback import Callback
-    from core.contract import Accelerator, GradientClipping, Logger, Strategy, TrainingStep
-    from core.contract.accelerator import Devices
-    from core.contract.checkpoint_io import PathLike
-    from core.contract.precision import ClippingAlgorithm
-    from core.contract.strategy import Stage
-    from core.profilers import Profiler
-    from core.trainer.agreement import StopAgreement
-    from core.trainer.datamodule import DataModule
-    from core.trainer.events import Events
-    from core.trainer.sources import Role, Source
+    from core.contract import (
+        Accelerator,
+        ClippingAlgorithm,
+        Devices,
+        GradientClipping,
+        Logger,
+        PathLike,
+        Stage,
+        Strategy,
+        TrainingStep,
+    )
+    from core.session import Session
+    from core.trainer.callbacks.callback import Callback
+    from core.trainer.data.datamodule import DataModule
+    from core.trainer.data.sources import Role, Source
+    from core.trainer.hooks.events import Events
+    from core.trainer.profilers import Profiler
+    from core.trainer.signals.stop_agreement import StopAgreement
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -49,6 +57,7 @@ class Trainer(Ranks, RunViews, DataViews, Logged):
     are there for modules and callbacks to use.
     """
 
+    @answers_unknown
     def __init__(
         self,
         *,
@@ -84,6 +93,7 @@ class Trainer(Ranks, RunViews, DataViews, Logged):
         deterministic: bool | Literal["warn"] | None = None,
         benchmark: bool | None = None,
         detect_anomaly: bool = False,
+        terminate_on_nan: bool = False,
         inference_mode: bool = True,
         sync_batchnorm: bool = False,
         compile: bool | Mapping[str, Any] = False,
@@ -94,12 +104,12 @@ class Trainer(Ranks, RunViews, DataViews, Logged):
         profiler: Profiler | Literal["simple", "advanced", "pytorch"] | None = None,
         default_root_dir: PathLike | None = None,
     ) -> None:
-        """Everything is checked here, and nothing is started.
+        """Check all arguments; nothing is started yet.
 
         Args:
             accelerator: `"cpu"`, `"gpu"`, `"cuda"`, `"mps"`, any registered one, an instance, or `"auto"`.
             strategy: an alias (see `core list-strategies`), an instance with options, or `"auto"`.
-            devices: a number, `-1` or `"auto"` for all, or indices: `[1, 3]`, `"1,3"`.
+            devices: a number, `-1` for all, indices (`[1, 3]`, `"1,3"`), or `"auto"`: every GPU, one process on a CPU.
             num_nodes: machines that take part.
             precision: `"32-true"`, `"bf16-mixed"`, `"16-mixed"`, `"64-true"`, ...; None is `"32-true"`.
             logger: aliases (`"tensorboard"`, see `core list-loggers`) or instances, one or several; False for none.
@@ -136,6 +146,8 @@ class Trainer(Ranks, RunViews, DataViews, Logged):
                 slower, and are errors where there is none; `"warn"` only warns of those. See also `seed_everything`.
             benchmark: let cuDNN try its algorithms for each new shape, and use the fastest. None leaves it as it is.
             detect_anomaly: find out which operation has made a NaN in backward. Slow.
+            terminate_on_nan: end the run by an error at the first training loss that is NaN or infinite, before
+                anything is learned from it. Each step waits for the device. Without it there is a warning, later.
             inference_mode: evaluate under `torch.inference_mode` rather than `torch.no_grad`, if the strategy can.
             sync_batchnorm: let batch norms compute their statistics over all ranks. On GPUs only.
             compile: run the module's steps through `torch.compile`; or a dict of its options. A module that you have
@@ -153,62 +165,31 @@ class Trainer(Ranks, RunViews, DataViews, Logged):
         Raises:
             ConfigurationError: arguments that can't be met, with what can.
         """
+        # First of all: a local name that is made later is no argument.
+        given = dict(locals())
         from core.fabric import Fabric
-        from core.trainer import quick_runs
-        from core.trainer.barebones import NoMetrics, check_barebones
-        from core.trainer.checks import check_arguments
-        from core.trainer.defaults import make_callbacks, make_loggers, make_profiler
-        from core.trainer.interruption import SignalGuard
-        from core.trainer.metrics import Metrics
-        from core.trainer.module_callbacks import ModuleCallbacks
-        from core.trainer.torch_modes import check_modes
+        from core.trainer.logging.logged_values import LoggedValues
+        from core.trainer.logging.metrics import Metrics
+        from core.trainer.module.module_callbacks import ModuleCallbacks
+        from core.trainer.settings import quick_runs
+        from core.trainer.settings.barebones import NoMetrics, check_barebones
+        from core.trainer.settings.checks import check_arguments
+        from core.trainer.settings.defaults import make_callbacks, make_loggers, make_profiler
+        from core.trainer.settings.torch_modes import check_modes
+        from core.trainer.signals.interruption import SignalGuard
 
         if barebones:
-            check_barebones(
-                logger=logger,
-                enable_checkpointing=enable_checkpointing,
-                enable_progress_bar=enable_progress_bar,
-                enable_model_summary=enable_model_summary,
-                num_sanity_val_steps=num_sanity_val_steps,
-                log_every_n_steps=log_every_n_steps,
-                fast_dev_run=fast_dev_run,
-                detect_anomaly=detect_anomaly,
-                profiler=profiler,
-            )
-            logger, num_sanity_val_steps = False, 0
+            check_barebones(given)
+            logger, given["num_sanity_val_steps"] = False, 0
         check_modes(deterministic, benchmark)
-        duration = make_max_time(max_time)
-        val_check_batches, val_check_time = make_val_check(val_check_interval)
-        self.options = TrainerOptions(
-            max_epochs=make_max_epochs(max_epochs, max_steps, duration),
-            min_epochs=min_epochs,
-            max_steps=max_steps,
-            min_steps=min_steps,
-            max_time=duration,
-            limit_train_batches=limit_train_batches,
-            limit_val_batches=limit_val_batches,
-            limit_test_batches=limit_test_batches,
-            limit_predict_batches=limit_predict_batches,
-            overfit_batches=overfit_batches,
-            val_check_interval=val_check_batches,
-            val_check_time=val_check_time,
-            reload_dataloaders_every_n_epochs=reload_dataloaders_every_n_epochs,
-            check_val_every_n_epoch=check_val_every_n_epoch,
-            num_sanity_val_steps=2 if num_sanity_val_steps is None else num_sanity_val_steps,
-            log_every_n_steps=50 if log_every_n_steps is None else log_every_n_steps,
-            accumulate_grad_batches=accumulate_grad_batches,
-            clipping=make_clipping(gradient_clip_val, gradient_clip_algorithm),
-            deterministic=deterministic,
-            benchmark=benchmark,
-            detect_anomaly=detect_anomaly,
-            inference_mode=inference_mode,
-            sync_batchnorm=sync_batchnorm,
-            use_distributed_sampler=use_distributed_sampler,
-            seed_samples=seed_samples,
-        )
+        self.options = TrainerOptions.of(given)
         self.fast_dev_run = quick_runs.count_batches(fast_dev_run)
         if self.fast_dev_run:
             self.options = quick_runs.limit_options(self.options, self.fast_dev_run)
+        root = default_root_dir
+        if root is not None and os.fspath(root).startswith("~"):
+            root = os.path.expanduser(root)
+        # The Fabric resolves the strategy, which the checks below ask.
         self.fabric = Fabric(
             accelerator=accelerator,
             strategy=strategy,
@@ -216,11 +197,11 @@ class Trainer(Ranks, RunViews, DataViews, Logged):
             num_nodes=num_nodes,
             precision=precision,
             plugins=plugins,
-            loggers=make_loggers(logger, default_root_dir),
+            loggers=make_loggers(logger, root),
             compile=compile,
         )
         check_arguments(self.options, self.strategy)
-        self.default_root_dir = os.fspath(default_root_dir) if default_root_dir is not None else os.getcwd()
+        self.default_root_dir = os.fspath(root) if root is not None else os.getcwd()
         if self.fast_dev_run:
             self.fabric.loggers = quick_runs.silence(self.fabric.loggers)
         self.loggers = self.fabric.loggers
@@ -233,16 +214,16 @@ class Trainer(Ranks, RunViews, DataViews, Logged):
         )
         if self.fast_dev_run:
             self.callbacks = quick_runs.without_traces(self.callbacks)
+        # From here on: what belongs to a run, and is empty before the first one.
         self.progress = Progress()
-        make_metrics = NoMetrics if barebones else Metrics
-        self.train_metrics = make_metrics(on_epoch_default=False)
-        self.evaluation_metrics = {stage: make_metrics(on_epoch_default=True) for stage in ("validation", "test")}
-        self.metrics = self.train_metrics
+        self.logged = LoggedValues(NoMetrics if barebones else Metrics, self.progress)
+        self.metrics = self.logged.train
         self.signals = SignalGuard(self.progress)
         self.stops: StopAgreement | None = None
         self._should_stop = False
         self.sanity_checking = False
         self.stage: Stage | None = None
+        self.status = "initializing"
         self.is_running = False
         self.events: Events  # from the first stage on
         self.module: Any = None  # the user's nn.Module, whose methods no type checker knows
@@ -255,9 +236,13 @@ class Trainer(Ranks, RunViews, DataViews, Logged):
         self._module_callbacks = ModuleCallbacks()
         self.ckpt_path: PathLike | None = None
         self.described_module: nn.Module | None = None
-        self.returns_predictions = True
-        self._epoch_values: dict[str, Tensor] = {}
+        self.returns_predictions = self.tells_results = True
         self._wrapped_optimizers: list[Optimizer] | None = None
+
+    if not TYPE_CHECKING:  # for a type checker, what isn't there stays an error
+
+        def __getattr__(self, name: str) -> Any:
+            return answer_attribute(self, name)
 
     # what the user calls --------------------------------------------------------------------------------------------
 
@@ -286,13 +271,18 @@ class Trainer(Ranks, RunViews, DataViews, Logged):
             ConfigurationError: no training loader, or something that is none.
             CheckpointError: `ckpt_path` can't be read, or doesn't fit.
         """
-        from core.trainer.events import overrides
-        from core.trainer.module import require_method
-        from core.trainer.sources import TRAIN, check_reload, find_source, find_validation, need_source, take_datamodule
+        from core.trainer.data.sources import (
+            TRAIN,
+            check_reload,
+            find_source,
+            find_validation,
+            need_source,
+            take_datamodule,
+        )
+        from core.trainer.module.module import require_method
 
         require_method(model, "training_step", "fit")
-        if not overrides(model, "configure_optimizers"):
-            require_method(model, "configure_optimizers", "fit")
+        self._require_optimizers(model)
         train_dataloaders, datamodule = take_datamodule(train_dataloaders, datamodule, val_dataloaders)
         train = need_source(find_source(TRAIN, train_dataloaders, datamodule, model), TRAIN, datamodule, model)
         sources = [train, *find_validation(val_dataloaders, datamodule, model)]
@@ -306,6 +296,7 @@ class Trainer(Ranks, RunViews, DataViews, Logged):
         dataloaders: Any = None,
         datamodule: DataModule | None = None,
         ckpt_path: PathLike | None = None,
+        verbose: bool = True,
     ) -> list[dict[str, float]]:
         """Run `validation_step` over one or several loaders.
 
@@ -314,16 +305,18 @@ class Trainer(Ranks, RunViews, DataViews, Logged):
             dataloaders: one or several; if None, those of the data module or the module.
             datamodule: makes them.
             ckpt_path: a checkpoint whose weights are to be used.
+            verbose: let the progress bar tell the results.
 
         Returns:
             What was logged, a dict for each loader.
         """
-        from core.trainer.module import require_method
-        from core.trainer.sources import VALIDATION
+        from core.trainer.data.sources import VALIDATION
+        from core.trainer.module.module import require_method
 
         module = self._module_or_last(model)
         require_method(module, "validation_step", "validate")
         arguments = self._take_sources(VALIDATION, module, dataloaders, datamodule)
+        self.tells_results = verbose
         return self._launch("validate", module, *arguments, ckpt_path)  # type: ignore[no-any-return]
 
     def test(
@@ -332,14 +325,16 @@ class Trainer(Ranks, RunViews, DataViews, Logged):
         dataloaders: Any = None,
         datamodule: DataModule | None = None,
         ckpt_path: PathLike | None = None,
+        verbose: bool = True,
     ) -> list[dict[str, float]]:
         """Run `test_step` over one or several loaders; see `validate`."""
-        from core.trainer.module import require_method
-        from core.trainer.sources import TEST
+        from core.trainer.data.sources import TEST
+        from core.trainer.module.module import require_method
 
         module = self._module_or_last(model)
         require_method(module, "test_step", "test")
         arguments = self._take_sources(TEST, module, dataloaders, datamodule)
+        self.tells_results = verbose
         return self._launch("test", module, *arguments, ckpt_path)  # type: ignore[no-any-return]
 
     def predict(
@@ -366,8 +361,8 @@ class Trainer(Ranks, RunViews, DataViews, Logged):
             rank 0, and so for the caller of every launcher, those of all ranks in the order of the data set, as on one
             device; on the other ranks their own. None with `return_predictions=False`.
         """
-        from core.trainer.module import require_method
-        from core.trainer.sources import PREDICTION
+        from core.trainer.data.sources import PREDICTION
+        from core.trainer.module.module import require_method
 
         module = self._module_or_last(model)
         if not hasattr(module, "predict_step"):
@@ -392,7 +387,7 @@ class Trainer(Ranks, RunViews, DataViews, Logged):
             ConfigurationError: there is no module yet.
         """
         if not self.is_running:
-            from core.trainer import snapshot
+            from core.trainer.state import snapshot
 
             snapshot.save_between_stages(self, path, weights_only=weights_only)
         elif self.count_unfinished() or self.progress.epoch_is_ending:
@@ -404,8 +399,13 @@ class Trainer(Ranks, RunViews, DataViews, Logged):
 
     @property
     def strategy(self) -> Strategy:
-        """How the module is trained; resolved when the trainer was made."""
+        """The strategy that trains the module; resolved when the trainer was made."""
         return self.fabric.strategy
+
+    @property
+    def session(self) -> Session:
+        """The strategy's session: what was set up, and states as a whole."""
+        return self.fabric.session
 
     @property
     def logger(self) -> Logger | None:
@@ -467,17 +467,28 @@ class Trainer(Ranks, RunViews, DataViews, Logged):
 
     @property
     def trains(self) -> bool:
-        """Whether optimizers are needed in this stage."""
+        """True if this stage needs optimizers."""
         return self.stage == "fit"
 
     @property
     def clipping(self) -> GradientClipping | None:
-        """How gradients are to be clipped."""
+        """The gradient clipping of this run."""
         return self.options.clipping
+
+    def _require_optimizers(self, model: nn.Module) -> None:
+        from core.trainer.module.module import has_method, require_method
+
+        if Capability.MAKES_OPTIMIZERS not in self.strategy.capabilities:
+            require_method(model, "configure_optimizers", "fit")
+        elif has_method(model, "configure_optimizers"):
+            raise ModuleError(
+                f"{type(model).__name__} has configure_optimizers(), and the configuration that "
+                f"{type(self.strategy).__name__} was given names an optimizer too. Leave one of them out."
+            )
 
     def configure_model(self) -> None:
         """All ranks. Let the module build its large parts."""
-        from core.trainer.events import overrides
+        from core.trainer.hooks.events import overrides
 
         if overrides(self.module, "configure_model"):
             self.module.configure_model()
@@ -486,10 +497,12 @@ class Trainer(Ranks, RunViews, DataViews, Logged):
 
     def configure_optimizers(self) -> tuple[list[Optimizer], list[Any]]:
         """All ranks. The module's optimizers and schedulers, in one form."""
-        from core.trainer.optimization import check_optimizers, parse_optimizers
+        from core.trainer.module.optimization import check_optimizers, parse_optimizers
+        from core.trainer.settings.checks import check_schedulers
 
-        optimizers, schedulers = parse_optimizers(self.module.configure_optimizers())
+        optimizers, schedulers = parse_optimizers(self.strategy.configure_optimizers(self.module))
         check_optimizers(self.module, optimizers, self.options, is_global_zero=self.is_global_zero)
+        check_schedulers(self.strategy, schedulers)
         return list(optimizers), list(schedulers)
 
     def setup_dataloaders(self) -> None:
@@ -500,24 +513,24 @@ class Trainer(Ranks, RunViews, DataViews, Logged):
         """All ranks. Load the checkpoint that the user named, if any."""
         if self.trains:
             self.events.emit("on_fit_start")
-            self.train_metrics.begin_epoch()
+            self.logged.train.begin_epoch()
             self.progress.restart_epoch()
         if self.ckpt_path is not None:
-            from core.trainer import snapshot
+            from core.trainer.state import snapshot
 
             snapshot.load(self, self.ckpt_path)
 
     # what the loops ask ---------------------------------------------------------------------------------------------
 
     def make_transfer(self, dataloader_idx: int = 0) -> Callable[[Any], Any] | None:
-        """How a loader's batches get to the device; None if they are there."""
-        from core.trainer.transfer import batch_transfer
+        """The function that moves a loader's batches to the device; None if they are there."""
+        from core.trainer.data.batch_transfer import batch_transfer
 
-        transfer = batch_transfer(self, dataloader_idx)
+        transfer = batch_transfer(self.strategy, (self.datamodule, self.module), dataloader_idx)
         return transfer and self.profiled("transfer_batch", transfer)
 
     def profiled(self, action: str, function: Callable[P, R]) -> Callable[P, R]:
-        """Asked once a stage: the function, measured if there is a profiler."""
+        """The function, measured if there is a profiler. Called once a stage."""
         return self.profiler.wrap(action, function) if self.profiler is not None else function
 
     def write_pending(self) -> None:
@@ -527,7 +540,7 @@ class Trainer(Ranks, RunViews, DataViews, Logged):
         self.pending_saves = []
 
     def _write_checkpoint(self, path: PathLike, weights_only: bool) -> None:
-        from core.trainer import snapshot
+        from core.trainer.state import snapshot
 
         with self.profile("save_checkpoint"):
             snapshot.save(self, path, weights_only=weights_only)
@@ -543,7 +556,7 @@ class Trainer(Ranks, RunViews, DataViews, Logged):
     def _take_sources(
         self, role: Role, module: nn.Module, loaders: Any, datamodule: DataModule | None
     ) -> tuple[list[Source], DataModule | None]:
-        from core.trainer.sources import find_source, need_source, take_datamodule
+        from core.trainer.data.sources import find_source, need_source, take_datamodule
 
         loaders, datamodule = take_datamodule(loaders, datamodule)
         source = need_source(find_source(role, loaders, datamodule, module), role, datamodule, module)
@@ -557,21 +570,25 @@ class Trainer(Ranks, RunViews, DataViews, Logged):
         datamodule: DataModule | None,
         ckpt_path: PathLike | None,
     ) -> Any:
-        from core.fabric.compilation import split_compiled
-        from core.trainer.checks import check_stage
-        from core.trainer.interruption import workers_interruption
-        from core.trainer.loaders import Loaders
+        from core.trainer.data.loaders import Loaders
+        from core.trainer.settings.checks import check_stage
+        from core.trainer.signals.interruption import workers_interruption
 
         self.stage, self.datamodule, self.ckpt_path = stage, datamodule, ckpt_path
-        self.module, compiler = split_compiled(module)
-        self.strategy.compiler = compiler or self.fabric.compiler
+        self.module = self.fabric.uncompiled(module)
         self.loaders = Loaders(self.options, sources)
         self.callbacks = self._module_callbacks.join(self.callbacks, self.module)
-        self.forget_metrics()
+        self.logged.begin_stage()
         check_stage(self, sources)
         launcher = self.strategy.launcher
-        with workers_interruption(launcher.calls_in_place):
-            outcome = launcher.launch(self._run, not launcher.calls_in_place)
+        self.status = "running"
+        try:
+            with workers_interruption(launcher.calls_in_place):
+                outcome = launcher.launch(self._run, not launcher.calls_in_place)
+        except BaseException:
+            self.status = "interrupted"
+            raise
+        self.status = "finished"
         if launcher.calls_in_place:
             return outcome
         outcome.restore(self)
@@ -579,18 +596,18 @@ class Trainer(Ranks, RunViews, DataViews, Logged):
 
     def _run(self, crosses_processes: bool) -> Any:
         """All ranks, in the worker."""
-        from core.trainer import stage
+        from core.trainer.loops import stage_lifecycle
 
-        return stage.run(self, crosses_processes)
+        return stage_lifecycle.run(self, crosses_processes)
 
     def count_unfinished(self) -> int:
         """Batches of a window whose optimizer step is still to come."""
         if not self.trains:
             return 0
-        return self.progress.count_unfinished(self.accumulate_grad_batches, self.loaders.epoch_end)
+        return self.progress.count_unfinished(self.window, self.loaders.epoch_end)
 
     def forget_optimizers(self) -> None:
-        """The stage is over, and its optimizers are nobody's."""
+        """Forget the optimizers of a stage that is over."""
         self._wrapped_optimizers = None
 
     def _prepare_manual_step(self, optimizer: Optimizer) -> None:
@@ -599,7 +616,7 @@ class Trainer(Ranks, RunViews, DataViews, Logged):
             self.strategy.precision_plugin.unscale_gradients(optimizer)
             step.before_optimizer_step(optimizer)
 
-    def _count_step(self, updated: bool) -> None:
+    def _count_step(self, updated: int) -> None:
         """A step that the module asked for, perhaps in the middle of its training step."""
         self.progress.global_step += updated
         torch.clear_autocast_cache()  # else what the module computes next would use copies of the old weights

@@ -107,3 +107,19 @@ def test_a_real_device():
 @pytest.mark.skipif(torch.backends.mps.is_built(), reason="this torch was built with MPS")
 def test_a_torch_without_mps():
     assert MPSAccelerator.detect() == Absent("this torch was built without MPS")
+
+
+def test_a_machine_without_metal(monkeypatch):
+    monkeypatch.setattr(torch.backends.mps, "is_built", lambda: True)
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
+    assert MPSAccelerator.detect() == Absent("this machine has no Metal GPU")
+
+
+def test_a_machine_with_metal_has_one_gpu(monkeypatch):
+    monkeypatch.setattr(torch.backends.mps, "is_built", lambda: True)
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
+    assert MPSAccelerator.detect() == Found(1, priority=90)
+    for devices in (1, -1, "auto", [0]):
+        assert MPSAccelerator().torch_devices(MPSAccelerator().parse_devices(devices)) == [torch.device("mps", 0)]
+    with pytest.raises(DeviceError, match="asks accelerator 'mps' for device 1, but there are 1 here"):
+        MPSAccelerator().parse_devices(2)

@@ -1,6 +1,5 @@
 """A vendor's device, as PrivateUse1 lets one in, known to torch only after the vendor's extension was imported."""
 
-import subprocess
 import sys
 import textwrap
 
@@ -9,6 +8,7 @@ import torch
 
 from core.accelerators import Absent, Found, TorchDeviceAccelerator
 from core.contract import DeviceError
+from core_testing import programs
 
 EXTENSION = """
 import types
@@ -72,7 +72,7 @@ except DeviceError as error:
 def test_a_vendors_device_is_driven_through_its_own_module(tmp_path):
     (tmp_path / "torch_acme.py").write_text(EXTENSION)
     program = f"import sys; sys.path[:0] = {[str(tmp_path), *sys.path]!r}\n" + textwrap.dedent(PROGRAM)
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    done = programs.run([sys.executable, "-c", program])
     assert done.stdout.startswith("acme:7 is here, but can't be used: acme error: invalid device ordinal "), done.stderr
 
 
@@ -87,6 +87,15 @@ def test_a_device_type_that_torch_does_not_know_is_absent():
 
 def test_a_missing_extension_is_named():
     with pytest.raises(DeviceError, match=r"'unknown' needs the module 'torch_nobodyknows'.*Install the vendor's"):
+        Unknown().torch_devices([0])
+
+
+@pytest.mark.parametrize("raises", ["OSError('libacme.so: no such file')", "AssertionError('built for torch 2.5')"])
+def test_an_extension_that_breaks_is_named(tmp_path, monkeypatch, raises):
+    """A vendor's module loads shared libraries, and compares versions, when it is imported."""
+    (tmp_path / "torch_nobodyknows.py").write_text(f"raise {raises}")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(DeviceError, match=r"'unknown' needs the module 'torch_nobodyknows'.* raised .*(libacme|2\.5)"):
         Unknown().torch_devices([0])
 
 

@@ -47,10 +47,10 @@ class Normalized(Tiny):
             Path(os.environ["RANKS_OUT"]).write_text(repr(ranks.tolist()))
 
 
-def make_trainer(root: Any, *callbacks: Any, **options: Any) -> Trainer:
+def make_trainer(root: Any, *callbacks: Any, strategy: str = "ddp_fork", **options: Any) -> Trainer:
     return Trainer(
         accelerator="cpu",
-        strategy="ddp_spawn",
+        strategy=strategy,
         devices=2,
         logger=False,
         enable_progress_bar=False,

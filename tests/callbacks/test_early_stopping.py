@@ -27,8 +27,6 @@ def fit(root, stopping, val_losses, *others, max_epochs=9, ckpt_path=None, num_v
         ({"stopping_threshold": 1.0}, [3, 2, 0.5, 0.1], 3),
         ({"divergence_threshold": 5.0}, [3, 6, 1], 2),
         ({"divergence_threshold": 1.0, "mode": "max"}, [3, 0.5, 4], 2),
-        ({"check_finite": True}, [3, math.nan, 1], 2),
-        ({"check_finite": True}, [3, math.inf, 1], 2),
         ({"patience": 3}, [4, 3, 2, 1, 0.5, 0.4, 0.3, 0.2, 0.1], 9),
     ],
 )
@@ -37,9 +35,22 @@ def test_when_it_stops(tmp_path, options, losses, epochs):
     assert trainer.current_epoch == epochs
 
 
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_what_is_not_finite_stops_with_a_word(tmp_path, value):
+    with (
+        pytest.warns(UserWarning, match=f"The logged loss 'val_loss' is {value}, seen at step "),
+        pytest.warns(
+            UserWarning, match=f"EarlyStopping ends the run: val_loss is {value}, which is not a finite number"
+        ),
+    ):
+        trainer = fit(tmp_path, EarlyStopping("val_loss"), [3, value, 1])
+    assert trainer.current_epoch == 2
+
+
 def test_what_is_not_finite_only_waits_if_that_is_wanted(tmp_path):
     stopping = EarlyStopping("val_loss", check_finite=False, patience=2)
-    trainer = fit(tmp_path, stopping, [3, math.nan, 2, math.nan, math.nan])
+    with pytest.warns(UserWarning, match="The logged loss 'val_loss' is nan"):
+        trainer = fit(tmp_path, stopping, [3, math.nan, 2, math.nan, math.nan])
     assert trainer.current_epoch == 5
     assert stopping.best_score.item() == 2
 

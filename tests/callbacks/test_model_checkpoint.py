@@ -9,7 +9,7 @@ import torch
 from callbacks.tiny import Tiny, loader, make_trainer
 from core import CheckpointError, ConfigurationError
 from core.callbacks import Callback, LambdaCallback, ModelCheckpoint
-from core.checkpoint import TorchCheckpointIO, load_checkpoint
+from core.checkpoint import DistributedCheckpointIO, TorchCheckpointIO, load_checkpoint
 
 
 def names(folder):
@@ -116,7 +116,8 @@ def test_the_best_are_kept(tmp_path, mode, kept, best):
 
 def test_what_is_not_a_number_is_the_worst(tmp_path):
     checkpoint = ModelCheckpoint(tmp_path / "c", "{epoch}", monitor="val_loss", save_top_k=1)
-    fit(tmp_path, checkpoint, val_losses=[float("nan"), 2.0, float("nan")])
+    with pytest.warns(UserWarning, match="The logged loss 'val_loss' is nan"):
+        fit(tmp_path, checkpoint, val_losses=[float("nan"), 2.0, float("nan")])
     assert names(tmp_path / "c") == ["epoch=1.ckpt"]
 
 
@@ -146,6 +147,22 @@ def test_a_link_to_the_last_one(tmp_path):
         warnings.simplefilter("error")
         resumed = fit(tmp_path / "resumed", ModelCheckpoint(), max_epochs=4, ckpt_path=last)
     assert resumed.global_step == 16
+
+
+@pytest.mark.parametrize("base", [TorchCheckpointIO, DistributedCheckpointIO])
+def test_the_link_moves_before_what_it_led_to_goes(tmp_path, base):
+    last, removed = tmp_path / "c/last.ckpt", []
+
+    class Watching(base):
+        def remove_checkpoint(self, path, *, collectives):
+            super().remove_checkpoint(path, collectives=collectives)
+            removed.append(os.path.basename(path))
+            assert last.exists(), "killed now, it leaves a link to nothing"
+
+    fit(tmp_path, ModelCheckpoint(tmp_path / "c", "{epoch}", save_last="link"), plugins=[Watching()])
+    assert removed == ["epoch=0.ckpt", "epoch=1.ckpt"]
+    assert os.readlink(last) == "epoch=2.ckpt"
+    assert names(tmp_path / "c") == ["epoch=2.ckpt", "last.ckpt"]
 
 
 def test_what_is_not_among_the_best_is_no_link(tmp_path):

@@ -8,8 +8,8 @@ from torch import nn
 from callbacks.tiny import Tiny, loader, make_trainer
 from core import ConfigurationError, Module
 from core.callbacks import ModelSummary
-from core.callbacks.layer_summary import summarize
-from core.callbacks.model_summary import shorten, to_rich
+from core.trainer.callbacks.layer_summary import summarize
+from core.trainer.callbacks.model_summary import shorten, to_rich
 
 
 class Nested(Tiny):

@@ -1,6 +1,7 @@
 import csv
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -109,6 +110,20 @@ def test_the_size_of_nested_batches(tmp_path):
     trainer = make_trainer(tmp_path, ThroughputMonitor(), logger=True, max_epochs=1, log_every_n_steps=1)
     trainer.fit(Nested(), [{"inner": ("text", torch.zeros(7, 2))}])
     assert trainer.callback_metrics["throughput/samples"] == 7
+
+
+def test_a_batch_of_unknown_size(tmp_path):
+    class Opaque(Tiny):
+        def training_step(self, batch, batch_idx):
+            return super().training_step([batch.x], batch_idx)
+
+    trainer = make_trainer(tmp_path, ThroughputMonitor(), logger=True, max_epochs=1, log_every_n_steps=1)
+    with pytest.warns(
+        UserWarning, match=r"ThroughputMonitor can't tell .*SimpleNamespace.* Pass batch_size_fn="
+    ) as warned:
+        trainer.fit(Opaque(), [SimpleNamespace(x=torch.zeros(7, 2))] * 2)
+    assert sum("ThroughputMonitor" in str(each.message) for each in warned) == 1
+    assert trainer.callback_metrics["throughput/samples"] == 2
 
 
 @pytest.mark.parametrize("monitor", [DeviceStatsMonitor, ThroughputMonitor])

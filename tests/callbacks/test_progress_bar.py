@@ -15,7 +15,8 @@ from rich.console import Console
 from callbacks.tiny import Tiny, loader, make_trainer
 from core import ConfigurationError, Trainer
 from core.callbacks import LambdaCallback, ProgressBar, RichProgressBar
-from core.callbacks.progress_view import Work, format_seconds, format_value
+from core.trainer.callbacks.progress_view import Work, format_seconds, format_value
+from core_testing import programs
 
 PROGRAM = Path(__file__).with_name("bar_program.py")
 
@@ -91,6 +92,16 @@ def test_metrics_that_do_not_fit_are_cut(tmp_path):
     assert all(len(line) <= 70 for part in text_of(console).split("\r") for line in part.splitlines())
 
 
+@pytest.mark.parametrize("stage", ["validate", "test"])
+def test_results_that_nobody_wants_to_see(tmp_path, stage):
+    console = terminal()
+    trainer = make_trainer(tmp_path, RichProgressBar(console=console), enable_progress_bar=True)
+    for verbose, is_told in ((False, False), (True, True)):
+        [result] = getattr(trainer, stage)(Tiny(), loader(), verbose=verbose)
+        assert len(result) == 1
+        assert ("_loss 0." in text_of(console)) is is_told
+
+
 def test_a_loader_without_a_length(tmp_path):
     class Endless:
         def __iter__(self):
@@ -100,7 +111,7 @@ def test_a_loader_without_a_length(tmp_path):
     bar = RichProgressBar(console=console, refresh_interval_s=1e-9)
     make_trainer(tmp_path, bar, enable_progress_bar=True, max_epochs=1).fit(Tiny(), Endless())
     lines = [part for line in text_of(console).split("\r") for part in line.splitlines()]
-    assert any(re.match(r"Epoch 0/0 \S+ 3 \d+ it/s 0:00 train_loss", line) for line in lines)
+    assert any(re.match(r"Epoch 0/0 \S+ 3 \S+ (it/s|s/it) \S+ train_loss", line) for line in lines)
 
 
 def test_on_a_terminal_what_is_printed_stays_whole_above_the_bar(tmp_path):
@@ -131,9 +142,7 @@ def test_on_a_terminal_what_is_printed_stays_whole_above_the_bar(tmp_path):
 
 def test_without_a_terminal_the_table_is_plain(tmp_path):
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    out = subprocess.run(
-        [sys.executable, PROGRAM, tmp_path], capture_output=True, text=True, env=environment, check=True
-    )
+    out = programs.run([sys.executable, PROGRAM, tmp_path], env=environment)
     assert "\x1b" not in out.stdout
     assert "Epoch" not in out.stdout
     lines = [line.split() for line in out.stdout.splitlines()]
@@ -158,7 +167,7 @@ def test_a_long_epoch_has_lines_in_between(tmp_path, capsys):
     lines = capsys.readouterr().out.splitlines()
     epochs = [line for line in lines if line.startswith("Epoch 0/0  ")]
     assert [line.split()[2] for line in epochs] == ["1/4", "2/4", "3/4", "4/4"]
-    assert re.fullmatch(r"Epoch 0/0  4/4  \d+ it/s  0:00 < 0:00  train_loss \d.*", epochs[-1])
+    assert re.fullmatch(r"Epoch 0/0  4/4  \S+ (it/s|s/it)  \d:\d\d < \d:\d\d  train_loss \d.*", epochs[-1])
     assert any(line.startswith("Validation  3/4") for line in lines)
     assert any(line.startswith("Sanity check  1/1") for line in lines)
 

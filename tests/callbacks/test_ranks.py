@@ -2,6 +2,8 @@
 
 import ast
 import os
+import sys
+import warnings
 from datetime import timedelta
 
 import pytest
@@ -23,7 +25,8 @@ def told(tmp_path, monkeypatch):
 def test_they_rank_checkpoints_and_stop_as_rank_0_says(tmp_path, told):
     checkpoint = ModelCheckpoint(tmp_path / "c", "{epoch}-{x:.1f}", monitor="x", save_last="link")
     stopping = EarlyStopping("val_loss", patience=2)
-    trainer = make_trainer(tmp_path, checkpoint, stopping, max_epochs=5)
+    # Spawned, so that callbacks are pickled on their way there and back.
+    trainer = make_trainer(tmp_path, checkpoint, stopping, strategy="ddp_spawn", max_epochs=5)
     trainer.fit(Torn(), loader(16), loader())
     assert told() == [(4, 16), (4, 16)]
     names = sorted(name for name in os.listdir(tmp_path / "c") if not name.endswith(".digest"))
@@ -64,7 +67,7 @@ def test_the_average_of_two_ranks_is_that_of_one(tmp_path):
 
 def test_one_of_them_draws(tmp_path, capfd):
     make_single_trainer(
-        tmp_path, RichProgressBar(), strategy="ddp_spawn", devices=2, enable_progress_bar=True, max_epochs=1
+        tmp_path, RichProgressBar(), strategy="ddp_fork", devices=2, enable_progress_bar=True, max_epochs=1
     ).fit(Tiny(), loader(16))
     assert capfd.readouterr().out.count("train_loss") == 1
 
@@ -81,6 +84,11 @@ def test_an_exception_in_one_of_them_saves_nothing_and_says_so(tmp_path, capfd):
 
 
 class Broken(Tiny):
+    def setup(self, stage):
+        # Pytest makes errors of warnings.
+        warnings.resetwarnings()
+        warnings.showwarning = lambda message, *_: print(message, file=sys.stderr)
+
     def training_step(self, batch, batch_idx):
         if batch_idx == 2 and self.global_rank == 1:
             raise RuntimeError("broken")

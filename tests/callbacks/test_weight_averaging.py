@@ -177,7 +177,7 @@ class InParts(SingleDeviceStrategy):
 
     def optimizer_step(self, optimizer, closure=None):
         done = super().optimizer_step(optimizer, closure)
-        for name, value in self.handles[0].module.named_parameters():
+        for name, value in self.session.handles[0].module.named_parameters():
             self.masters[name].copy_(value.detach())
         return done
 

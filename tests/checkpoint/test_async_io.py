@@ -1,5 +1,4 @@
 import os
-import subprocess
 import sys
 import threading
 import warnings
@@ -11,6 +10,7 @@ import torch
 from checkpoint_collectives import Alone
 from core.checkpoint import AsyncCheckpointIO, DistributedCheckpointIO, TorchCheckpointIO, load_checkpoint
 from core.contract import CheckpointError, UnsupportedError
+from core_testing import programs
 
 ALONE = Alone()
 
@@ -160,12 +160,12 @@ from core.checkpoint import AsyncCheckpointIO
 AsyncCheckpointIO().save_checkpoint({{"x": torch.ones(3_000_000)}}, {str(tmp_path / "x.ckpt")!r}, collectives=Alone())
 """
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-    subprocess.run([sys.executable, "-c", program], env=environment, check=True, timeout=120)
+    assert programs.run([sys.executable, "-c", program], env=environment).returncode == 0
     assert load_checkpoint(tmp_path / "x.ckpt")["x"].sum() == 3_000_000
 
 
 def test_ranks_that_cannot_talk_in_the_background_are_told(tmp_path):
-    from core import Strategy
+    from core import Session, Strategy
 
     class Several(Strategy):
         from core import Capability
@@ -174,7 +174,7 @@ def test_ranks_that_cannot_talk_in_the_background_are_told(tmp_path):
         world_size = 2
 
     with pytest.raises(UnsupportedError, match="Several can't communicate in the background"):
-        AsyncCheckpointIO().save_checkpoint({}, tmp_path / "x.ckpt", collectives=Several().collectives)
+        AsyncCheckpointIO().save_checkpoint({}, tmp_path / "x.ckpt", collectives=Session(Several()).collectives)
 
 
 @pytest.mark.parametrize("save_last", [True, "link"])

@@ -237,7 +237,7 @@ def test_what_could_not_come_back_is_refused(path, value, expected):
 def test_a_state_that_holds_itself_is_refused(path):
     state = {"a": []}
     state["a"].append(state)
-    with pytest.raises(CheckpointError, match="nested too deeply to be saved, or holds itself"):
+    with pytest.raises(CheckpointError, match="nested too deeply to be saved, more than 128 levels, or holds itself"):
         save(path, state)
 
 
@@ -342,7 +342,7 @@ def test_a_newer_format_says_which_release_reads_it(path):
     content.pop("checksum")
     content |= {"format": 2, "versions": {"core": "3.1.0"}}
     (path / "manifest.json").write_bytes(manifest._sealed(content))
-    with pytest.raises(CheckpointCorruptedError, match=r"has format 2.*which reads up to 1.*pip install 'core>=3.1.0'"):
+    with pytest.raises(CheckpointCorruptedError, match=r"format 2, written by core '3.1.0'.*reads up to 1\. Install"):
         load(path)
 
 
@@ -413,3 +413,20 @@ def test_the_newest_that_verifies_is_found_and_the_others_are_named(tmp_path):
         warnings.simplefilter("error")
         assert newest_valid(tmp_path, first=tmp_path / "9.ckpt") == str(tmp_path / "9.ckpt")
         assert load_checkpoint(tmp_path / "9.ckpt")["step"] == 0
+
+
+def test_the_newest_of_several_folders_is_found_by_storage_and_suffix(tmp_path):
+    for step, name in enumerate(("old/1.ckpt", "new/2.ckpt", "new/3.part")):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        save(tmp_path / name, {"step": step})
+    folders = tmp_path / "new", tmp_path / "old", tmp_path / "nowhere"
+    assert newest_valid(*folders) == str(tmp_path / "new/3.part")
+    assert newest_valid(*folders, suffix=".ckpt") == str(tmp_path / "new/2.ckpt")
+    (tmp_path / "old" / "last.ckpt").symlink_to(tmp_path / "new" / "2.ckpt")
+    assert newest_valid(tmp_path / "old", suffix=".ckpt") == str(tmp_path / "old/last.ckpt")
+
+    class Empty(DistributedCheckpointIO):
+        def exists(self, path):
+            return False
+
+    assert newest_valid(*folders, storage=Empty()) is None

@@ -1,6 +1,7 @@
 """Several ranks write one checkpoint, each its part, and other numbers of ranks read it."""
 
 import os
+import socket
 
 import pytest
 import torch
@@ -66,18 +67,24 @@ def refuse_what_only_one_rank_has_wrong(rank, collectives, path):
         DistributedCheckpointIO().save_checkpoint({"x": half}, path, collectives=collectives)
     collectives.barrier()
     assert [name for name in os.listdir(os.path.dirname(path)) if "ckpt" in name] == []
+    # A disk of their own each.
+    os.makedirs(own := f"{os.path.dirname(path)}/disk{rank}")
+    os.chdir(own)
+    message = rf"disk1/\S+ was made by rank 0, and isn't on {socket.gethostname()}, where another rank .*'torch'"
+    with pytest.raises(CheckpointError, match=message):
+        DistributedCheckpointIO().save_checkpoint({"w": placed(Shard(0))}, "last.ckpt", collectives=collectives)
 
 
 def fail_to_write_on_one_rank(rank, collectives, path):
     """The previous checkpoint stays, on all ranks, and nothing else does."""
     checkpoint_io = DistributedCheckpointIO()
     checkpoint_io.save_checkpoint({"w": placed(Shard(0))}, path, collectives=collectives)
-    if rank == 1:
-        import resource
+    import resource
 
-        resource.setrlimit(resource.RLIMIT_FSIZE, (20, resource.RLIM_INFINITY))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20 if rank == 1 else resource.RLIM_INFINITY, resource.RLIM_INFINITY))
     with pytest.raises(CheckpointError, match=r"can't be written: File too large\. What was there") as caught:
         checkpoint_io.save_checkpoint({"w": placed(Shard(0)) * 2}, path, collectives=collectives)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY,) * 2)  # what torch writes when it ends is longer
     assert str(caught.value).startswith("On rank 1: ") == (rank == 0)
     loaded = checkpoint_io.load_checkpoint(path, collectives=collectives)
     assert torch.equal(loaded["w"], WHOLE)

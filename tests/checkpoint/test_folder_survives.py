@@ -4,6 +4,7 @@ import errno
 import io
 import os
 import random
+import re
 import shutil
 import signal
 import time
@@ -116,15 +117,16 @@ def test_a_machine_may_crash_after_any_change_and_lose_what_was_not_synced(path,
 @pytest.mark.parametrize("before", ["nothing", "checkpoint"])
 def test_any_change_may_fail(path, before, error, monkeypatch):
     """Each change of the disk fails in turn, with all that come after it."""
-    seen = set()
-    for _ in failures(lambda: prepare(path, before), lambda: save(path, 2), error, monkeypatch):
+    seen, old = set(), None if before == "nothing" else 1
+    for told in failures(lambda: prepare(path, before), lambda: save(path, 2), error, monkeypatch):
         step = found_step(path)
-        assert step is not None or before == "nothing"
+        assert step == (2 if "is in its place" in told else old), told
         seen.add(step)
         save(path, 3)
         assert loaded_step(path) == 3
         assert names(path.parent) == ["last.ckpt"]
-    assert seen >= ({None} if before == "nothing" else {1})
+    assert seen == {old, 2}
+    assert found_step(path) == 2, "what fails after that is no failed save"
 
 
 def test_short_writes_are_completed(path, monkeypatch):
@@ -267,3 +269,81 @@ def test_killed_at_50_random_moments(path, make_io, num_ranks):
     assert known
     save(path, first)
     assert not any(name.startswith(".") for name in names(folder)), "what dead writers left was not swept"
+
+
+class Meanwhile(Alone):
+    """Does something else in each pause of a save, which is where another program comes in."""
+
+    def __init__(self, work):
+        self.work, self.num_pauses = work, 0
+
+    def broadcast_object(self, obj, src=0):
+        self.num_pauses += 1
+        self.work()
+        return obj
+
+
+def test_saves_of_other_programs_into_the_same_folder_leave_a_save_alone(path):
+    others = [path.with_name(name) for name in ("epoch=1.ckpt", "epoch=2.ckpt")]
+    descriptors = len(os.listdir("/proc/self/fd"))
+    for step in (1, 2):
+        pauses = Meanwhile(lambda: [save(other, 7) for other in others])
+        DistributedCheckpointIO().save_checkpoint(state(step), path, collectives=pauses)
+        assert pauses.num_pauses > 1
+        assert loaded_step(path) == step
+    assert names(path.parent) == sorted(["last.ckpt", *(other.name for other in others)])
+    assert len(os.listdir("/proc/self/fd")) == descriptors, "a lock was left held"
+
+
+def test_a_checkpoint_that_is_being_deleted_is_not_swept_too(path, monkeypatch):
+    save(path, 1)
+    unlink, pauses = disk.unlink, []
+
+    def slow(file):
+        if not pauses:
+            pauses.append(file)
+            save(path.with_name("other.ckpt"), 2)
+        unlink(file)
+
+    monkeypatch.setattr(disk, "unlink", slow)
+    DistributedCheckpointIO().remove_checkpoint(path, collectives=ALONE)
+    assert pauses
+    assert names(path.parent) == ["other.ckpt"]
+
+
+def test_a_folder_that_another_program_deletes_is_told_of(path):
+    def delete():
+        for partial in path.parent.glob(".*.partial"):
+            shutil.rmtree(partial)
+
+    with pytest.raises(CheckpointError) as raised:
+        DistributedCheckpointIO().save_checkpoint(state(1), path, collectives=Meanwhile(delete))
+    assert re.fullmatch(
+        rf"The checkpoint '{path}' can't be written: .*/\.last\.ckpt\..{{8}}\.partial was made by rank 0, and isn't on "
+        rf".* If it is shared, another program deletes in {path.parent}\. What was there is untouched\.",
+        str(raised.value),
+    )
+
+
+def test_a_sweep_deletes_a_link_and_not_what_it_leads_to(path):
+    save(path, 1)
+    path.with_name(".last.ckpt.0123abcd.partial").symlink_to(path.name)
+    save(path.with_name("other.ckpt"), 2)
+    assert loaded_step(path) == 1
+    assert names(path.parent) == ["last.ckpt", "other.ckpt"]
+
+
+def test_a_link_whose_place_can_not_be_taken_is_put_back(path, monkeypatch):
+    save(path.with_name("best.ckpt"), 1)
+    path.symlink_to("best.ckpt")
+
+    def fail(old, new):
+        raise OSError(errno.EIO, "Input/output error")
+
+    with monkeypatch.context() as patches:
+        patches.setattr(disk, "rename", fail)
+        with pytest.raises(CheckpointError, match="What was there is untouched"):
+            save(path, 2)
+    assert loaded_step(path) == 1
+    save(path, 3)
+    assert (loaded_step(path), loaded_step(path.with_name("best.ckpt"))) == (3, 1)

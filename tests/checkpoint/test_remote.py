@@ -12,8 +12,12 @@ from pathlib import Path
 
 import fsspec
 import pytest
+from fsspec.implementations.memory import MemoryFileSystem
 
 from checkpoint.remote_checks import CHECKS
+from checkpoint_collectives import Alone
+from core.checkpoint import DistributedCheckpointIO, TorchCheckpointIO, load_checkpoint
+from core.contract import CheckpointError
 
 PROGRAM = Path(__file__).with_name("remote_checks.py")
 
@@ -26,6 +30,53 @@ def test_in_memory(check, tmp_path):
     finally:
         if filesystem.exists("/run"):
             filesystem.rm("/run", recursive=True)
+
+
+@pytest.fixture
+def lossy(monkeypatch):
+    """A store of its own whose calls, once named, do what they are asked to, or read nothing, and fail all the same."""
+    lost = set()
+
+    def losing(name, method):
+        def call(self, path, *arguments, **options):
+            if name not in lost or "digest" in path or "wb" in (*arguments, options.get("mode")):
+                return method(self, path, *arguments, **options)
+            if name not in ("cat_file", "_open"):
+                method(self, path, *arguments, **options)
+            raise OSError("the answer was lost")
+
+        return call
+
+    with monkeypatch.context() as patches:
+        patches.setattr(MemoryFileSystem, "store", {})
+        patches.setattr(MemoryFileSystem, "pseudo_dirs", [""])
+        for name in ("pipe_file", "mv", "rm_file", "cat_file", "_open"):
+            patches.setattr(MemoryFileSystem, name, losing(name, getattr(MemoryFileSystem, name)))
+        yield lambda *names: (lost.clear(), lost.update(names))
+
+
+@pytest.mark.parametrize("kind", [DistributedCheckpointIO, TorchCheckpointIO])
+def test_a_save_whose_answer_is_lost_has_happened_all_the_same(lossy, kind):
+    checkpoint_io, path = kind(), "memory://run/last.ckpt"
+    checkpoint_io.save_checkpoint({"step": 1}, path, collectives=Alone())
+    for step, lost in enumerate([("pipe_file",), ("mv",), ("rm_file",), ("pipe_file", "mv", "rm_file")], 2):
+        lossy(*lost)
+        checkpoint_io.save_checkpoint({"step": step}, path, collectives=Alone())
+        assert load_checkpoint(path) == {"step": step}
+
+
+@pytest.mark.parametrize("kind", [DistributedCheckpointIO, TorchCheckpointIO])
+def test_a_save_that_can_not_be_told_to_have_happened_does_not_claim_that_it_has_not(lossy, kind):
+    checkpoint_io, path = kind(), "memory://run/last.ckpt"
+    lossy("pipe_file", "mv", "cat_file", "_open")
+    with pytest.raises(CheckpointError) as raised:
+        checkpoint_io.save_checkpoint({"step": 2}, path, collectives=Alone())
+    assert str(raised.value) == (
+        f"The checkpoint '{path}' may be in its place, and can't be read back: OSError: the answer was lost. "
+        "Look after the storage, and save again."
+    )
+    lossy()
+    assert load_checkpoint(path) == {"step": 2}, "what the manifest names was deleted"
 
 
 @contextmanager

@@ -138,7 +138,7 @@ def test_a_living_writers_file_is_not_swept(tmp_path):
     path = tmp_path / "last.ckpt"
     program = f"""
 import sys
-from core.checkpoint.storage import LocalPlace
+from core.checkpoint.storage import LocalLocation
 from core.checkpoint import digest
 from pathlib import Path
 
@@ -150,7 +150,7 @@ def write(file):
     hashed.update(b"slow")
     return hashed.hexdigest()
 
-LocalPlace(Path({str(path)!r})).replace(write)
+LocalLocation(Path({str(path)!r})).replace(write)
 """
     with subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as slow:
         slow.stdout.readline()

@@ -1,14 +1,18 @@
 """Weights in one file that other programs read."""
 
+import numpy as np
 import pytest
 import safetensors.torch
 import torch
 from torch import nn
+from torch.utils.data import DataLoader
 
 from checkpoint_collectives import Alone
-from core import Fabric
-from core.checkpoint import SafetensorsCheckpointIO, load_checkpoint, verify_checkpoint
+from core import Fabric, Trainer
+from core.checkpoint import DistributedCheckpointIO, SafetensorsCheckpointIO, load_checkpoint, verify_checkpoint
+from core.checkpoint.conversion import convert_checkpoint
 from core.contract import CheckpointCorruptedError, CheckpointError, CheckpointNotFoundError
+from small_nets import QUIET, Net
 
 DTYPES = [
     *(torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn),
@@ -45,8 +49,11 @@ def test_every_format_comes_back(path, dtype):
 
 
 def test_other_programs_read_it(path):
-    state = {"model": {"a.weight": torch.ones(2)}, "optimizer": {"state": {}, "param_groups": []}, "epoch": 3}
-    assert save_and_load(state, path).keys() == {"model"}, "training can't go on from it"
+    state = {"model": {"a.weight": torch.ones(2)}, "epoch": 3, 4: {"lr": (0.1, None)}}
+    loaded = save_and_load(state, path)
+    assert loaded.pop("model")["a.weight"].tolist() == [1, 1]
+    assert loaded == {"epoch": 3, 4: {"lr": (0.1, None)}}
+    assert list(safetensors.torch.load_file(path)) == ["a.weight"]
     assert safetensors.torch.load_file(path)["a.weight"].tolist() == [1, 1]
 
 
@@ -91,10 +98,15 @@ def test_fabric_saves_and_loads_modules(tmp_path):
     fabric = Fabric(accelerator="cpu", devices=1, plugins="safetensors")
     module = nn.Linear(2, 2)
     model, optimizer = fabric.setup(module, torch.optim.Adam(module.parameters()))
-    fabric.save(path, {"model": model, "optimizer": optimizer, "epoch": 3})
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    with pytest.raises(CheckpointError, match=r"holds weights and plain values: 'optimizer' would be lost"):
+        fabric.save(path, {"model": model, "optimizer": optimizer, "epoch": 3})
+    assert not path.exists()
+    fabric.save(path, {"model": model, "epoch": 3})
     expected = module.weight.detach().clone()
     nn.init.zeros_(module.weight)
-    fabric.load(path, {"model": model})
+    assert fabric.load(path, {"model": model}) == {"epoch": 3}
     assert torch.equal(module.weight, expected)
     with pytest.raises(CheckpointError, match="has no 'optimizer'"):
         fabric.load(path, {"model": model, "optimizer": optimizer})
@@ -140,3 +152,39 @@ def test_what_is_no_such_file_is_named(path):
 def test_a_missing_one_is_said(path):
     with pytest.raises(CheckpointNotFoundError, match="There is no checkpoint"):
         load_checkpoint(path)
+
+
+def test_the_name_does_not_have_to_tell_what_it_is(tmp_path):
+    path = tmp_path / "last.ckpt"
+    save({"model": {"w": torch.ones(2)}, "epoch": 1}, path)
+    assert load_checkpoint(path)["epoch"] == 1
+    verify_checkpoint(path)
+
+
+@pytest.mark.parametrize(
+    "lost", [{"moment": torch.zeros(0), "step": 1}, [torch.ones(1)], ({"a": np.ones(2)},), {"a": {"b": torch.ones(1)}}]
+)
+def test_nothing_is_lost_without_a_word(path, lost):
+    with pytest.raises(CheckpointError, match=r"'other' would be lost, with tensors .* save_weights_only=True"):
+        save({"model": {"w": torch.ones(2)}, "other": lost}, path)
+    assert not path.exists()
+
+
+def test_a_conversion_says_what_it_leaves_out(path):
+    whole = path.with_name("whole.ckpt")
+    state = {"model": {"w": torch.ones(2)}, "optimizers": [{"state": {0: {"m": torch.ones(2)}}}], "epoch": 3}
+    DistributedCheckpointIO().save_checkpoint(state, whole, collectives=Alone())
+    with pytest.warns(UserWarning, match=r"weights\.safetensors' holds weights and plain .* Left out: 'optimizers'\."):
+        convert_checkpoint(whole, path, SafetensorsCheckpointIO())
+    loaded = load_checkpoint(path)
+    assert (loaded["epoch"], loaded["model"]["w"].tolist(), len(loaded)) == (3, [1, 1], 2)
+
+
+def test_a_trainer_saves_weights_alone(path):
+    trainer = Trainer(max_epochs=1, plugins="safetensors", **QUIET)
+    net = Net()
+    trainer.fit(net, DataLoader(torch.ones(4, 4), batch_size=2))
+    trainer.save_checkpoint(path, weights_only=True)
+    with pytest.raises(CheckpointError, match="would be lost"):
+        trainer.save_checkpoint(path)
+    assert torch.equal(Net.load_from_checkpoint(path).layer.weight, net.layer.weight)

@@ -1,5 +1,7 @@
 import io
+import os
 import random
+import shutil
 import warnings
 from collections import OrderedDict
 
@@ -395,3 +397,81 @@ def test_a_remote_file_from_elsewhere(url):
 def test_an_unknown_protocol_is_told():
     with pytest.raises(CheckpointError, match=r"'nosuch://x' can't be read: ValueError: Protocol not known: nosuch"):
         load("nosuch://x")
+
+
+# What somebody has made by hand.
+
+
+class Pickled:
+    """Pickled as whatever its maker says."""
+
+    def __init__(self, *reduced):
+        self.reduced = reduced
+
+    def __reduce__(self):
+        return self.reduced
+
+
+POINTERS = (3, "<", None, ("a",), {"a": (np.dtype("O"), 0)}, 8, 1, 0)
+RECONSTRUCT, SCALAR = np.zeros(0).__reduce__()[0], np.float64(0).__reduce__()[0]
+
+
+def type_of(code, state=None):
+    return Pickled(np.dtype, (code, False, True), *([state] if state else []))
+
+
+def array_of(kind, content=b"A" * 8):
+    return Pickled(RECONSTRUCT, (np.ndarray, (0,), b"b"), (1, (1,), kind, False, content))
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        array_of(type_of("f8", POINTERS)),
+        array_of(type_of("V8")),
+        array_of(type_of("O8")),
+        array_of(type_of("f8"), b"A" * 80),
+        array_of(type_of("f8", (3, ">", None, None, None, -1, -1, 0))),
+        array_of(type_of("U2"), b"AAAAAAAA"),
+        Pickled(SCALAR, (type_of("f8", POINTERS), b"A" * 8)),
+        Pickled(SCALAR, (type_of("O8"), b"A" * 8)),
+        Pickled(SCALAR, (type_of("V8"), b"A" * 8)),
+        Pickled(RECONSTRUCT, (np.ndarray, (0,), b"b")),
+        torch.sparse_coo_tensor(torch.tensor([[0, 500]]), torch.ones(2), (3,), check_invariants=False),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:.* has no digest beside it")
+def test_no_value_makes_an_access_to_other_memory(path, value):
+    torch.save({"x": value}, path)
+    with pytest.raises(CheckpointCorruptedError, match=r"last\.ckpt' is not a checkpoint that can be loaded"):
+        load(path)
+
+
+def repeated(depth, state):
+    for _ in range(depth):
+        state = [state, state]
+    return state
+
+
+@pytest.mark.filterwarnings("ignore:.* has no digest beside it")
+def test_a_state_that_nobody_could_walk_through_is_refused(path):
+    torch.save({"x": repeated(50, 1)}, path)
+    with pytest.raises(CheckpointCorruptedError, match="more values than there is room for in a file of this size"):
+        load(path)
+    torch.save({"x": repeated(3, {"y": np.ones(1)})}, path)
+    assert load(path) == {"x": repeated(3, {"y": np.ones(1)})}
+    endless = []
+    endless.append(endless)
+    torch.save({"x": endless}, path)
+    with pytest.raises(CheckpointCorruptedError, match=r"maximum recursion depth|more values"):
+        load(path)
+
+
+@pytest.mark.parametrize("name", ["last.ckpt", "last.ckpt.digest", "weights.safetensors.digest"])
+def test_a_pipe_is_not_waited_for(path, name):
+    save(path, {"x": 1})
+    shutil.copy(path, path.with_name("weights.safetensors"))
+    path.with_name(name).unlink(missing_ok=True)
+    os.mkfifo(path.with_name(name))
+    with pytest.raises(CheckpointCorruptedError, match=r"is a pipe, where a|is neither a folder nor a file"):
+        load(path.with_name(name.removesuffix(".digest")))

@@ -7,6 +7,7 @@ import torch
 from checkpoint_collectives import Alone
 from core.checkpoint import DistributedCheckpointIO, load_checkpoint
 from core.cli.commands import command
+from hostile import SPOOF, assert_tame
 
 
 @pytest.fixture
@@ -81,12 +82,14 @@ def test_consolidate_and_back(run, path, tmp_path):
 def test_weights_for_other_programs(run, path, tmp_path):
     from safetensors.torch import load_file
 
-    assert run("convert", path, tmp_path / "model.safetensors").exit_code == 0
+    with pytest.warns(UserWarning, match=r"model\.safetensors' holds weights and plain values. Left out: 'optimizers'"):
+        assert run("convert", path, tmp_path / "model.safetensors").exit_code == 0
     weights = load_file(tmp_path / "model.safetensors")
     assert sorted(weights) == ["bias", "weight"]
     assert weights["bias"].dtype == torch.bfloat16
     loaded = load_checkpoint(tmp_path / "model.safetensors")
-    assert list(loaded) == ["model", "format"]
+    assert "optimizers" not in loaded
+    assert loaded["progress"] == {"epoch": 3}
     assert torch.equal(loaded["model"]["weight"], torch.ones(300, 200))
 
 
@@ -195,3 +198,19 @@ def test_a_form_that_nobody_offers(run, path, tmp_path, option):
     assert "Unknown checkpoint io 'safetensor'. Did you mean 'safetensors'?" in text
     assert "distributed" in text, "all that there are"
     assert not (tmp_path / "model.safetensors").exists()
+
+
+def test_what_a_checkpoint_says_of_itself_reaches_no_terminal_raw(run, tmp_path):
+    state = {f"model{SPOOF}\nfalse row": {f"weight{SPOOF}": torch.ones(2)}}
+    path = tmp_path / f"last{SPOOF}.ckpt"
+    DistributedCheckpointIO().save_checkpoint(state, path, collectives=Alone())
+    for arguments in (["inspect", "--tensors"], ["inspect", "--json"], ["verify"]):
+        done = run(*arguments, path)
+        assert done.exit_code == 0
+        assert_tame(done.output)
+    assert r"model\x1b[2K\rddp  ok\x9b2J\x07\u202e\u200b\nfalse row" in run("inspect", path).output
+    next(path.glob("*.data")).write_bytes(b"")
+    damaged, missing = run("verify", path), run("verify", tmp_path / "lost.ckpt")
+    assert "damaged" in damaged.output
+    assert r"In that folder are: last\x1b" in missing.output
+    assert_tame(damaged.output, missing.output)

@@ -59,7 +59,7 @@ def test_every_command_has_examples(core_cli, command):
 def test_a_misspelt_command(core_cli):
     done = core_cli("list-strategis")
     assert done.returncode == 2
-    assert "No such command 'list-strategis'. Did you mean list-strategies" in done.stderr
+    assert "No such command 'list-strategis'. Did you mean 'list-strategies'" in done.stderr
 
 
 def test_a_misspelt_option(core_cli):

@@ -118,11 +118,12 @@ def test_an_alias_of_several_kinds(core_cli):
 def test_a_misspelt_alias(core_cli):
     done = core_cli("describe", "single_devise")
     assert done.returncode == 1
-    assert done.stderr == "Error: Nothing is called 'single_devise'. Did you mean 'single_device'?\n"
+    assert done.stderr.startswith("Error: Nothing is called 'single_devise'. Did you mean 'single_device'")
 
 
 def test_a_well_known_alias_that_is_not_installed(core_cli):
-    assert "`pip install core-deepspeed`" in core_cli("describe", "deepspeed").stderr
+    expected = "It is kept for core-colossalai. There is no package core-colossalai yet."
+    assert expected in core_cli("describe", "colossalai").stderr
 
 
 def test_a_plugin_that_cannot_be_imported(core_cli):

@@ -1,6 +1,12 @@
 import json
+import re
+from configparser import ConfigParser
+from pathlib import Path
 
+import pytest
 import torch
+
+from core.cli.examination import TESTED_TORCH, _tested
 
 
 def findings_of(done):
@@ -19,6 +25,37 @@ def test_a_machine_in_order(core_cli):
     assert findings["mpi"] == {"subject": "mpi", "state": "absent", "detail": "this torch was built without it"}
     assert findings["cluster local"]["state"] == "ok"
     assert findings["plugin core"]["state"] == "ok"
+
+
+@pytest.mark.parametrize(
+    ("version", "state", "end"),
+    [
+        ("2.9.0", "ok", "2.15"),
+        ("2.10.1+cu128", "ok", "2.15"),
+        ("2.15.1", "ok", "2.15"),
+        ("2.8.0", "note", "2.15: what is older may differ."),
+        ("2.16.0a0+git1234", "note", "2.15: what is newer may differ."),
+    ],
+)
+def test_a_torch_that_nobody_has_tested(version, state, end):
+    finding = _tested(version)
+    assert (finding.state, finding.detail) == (state, f"core is tested with torch 2.9, 2.13 and {end}")
+
+
+def test_what_is_tested_is_what_the_environments_have(core_cli):
+    root = Path(__file__).parents[2]
+    environments = ConfigParser(interpolation=None)
+    environments.read(root / "tox.ini", encoding="utf-8")
+    pinned = [
+        environments["testenv:torch-oldest"]["deps"],
+        (root / "constraints.txt").read_text(encoding="utf-8"),
+        environments["testenv:torch-newest"]["deps"],
+    ]
+    assert [re.search(r"torch==(\d+\.\d+)\.", text)[1] for text in pinned] == list(TESTED_TORCH)
+    oldest = f'"torch>={TESTED_TORCH[0]}"'
+    assert oldest in (root / "pyproject.toml").read_text(encoding="utf-8")
+    finding = findings_of(core_cli("doctor", "--json"))["torch release"]
+    assert finding["state"] == "ok"
 
 
 def test_the_report_fits(core_cli):
@@ -46,12 +83,20 @@ def test_broken_things_are_named_and_counted(core_cli):
             """
         },
     )
+    exits = """
+        from core import ClusterEnvironment
+
+        class Cluster(ClusterEnvironment):
+            detect = world_size = global_rank = local_rank = node_rank = main_address = main_port = exit
+    """
+    core_cli.install("core-exits", "[core.cluster_environments]\nexits = exits:Cluster\n", modules={"exits": exits})
     done = core_cli("doctor")
     assert done.returncode == 1
     last = " ".join(done.stdout.partition("\nBroken: ")[2].split())
-    assert last == "accelerator card, strategy bad, strategy old."
+    assert last == "accelerator card, cluster exits, strategy bad, strategy old."
     findings = findings_of(core_cli("doctor", "--json"))
     assert findings["accelerator card"]["detail"] == "the driver does not answer"
+    assert findings["cluster exits"]["detail"] == "SystemExit: None"
     assert "it requires core>=99" in findings["strategy old"]["detail"]
     assert "its target is 'no target'" in findings["strategy bad"]["detail"]
 
@@ -59,13 +104,13 @@ def test_broken_things_are_named_and_counted(core_cli):
 def test_damaged_metadata_that_torch_stumbles_over(core_cli):
     """torch's own look for plugins raises for a malformed file of any package."""
     core_cli.install("other", "[anything]\nmalformed\n")
-    done = core_cli("doctor", "--json")
+    done = core_cli.in_a_new_interpreter("doctor", "--json")
     assert done.returncode == 1, done.stderr
     findings = findings_of(done)
     assert "that of other is damaged (see below)" in findings["torch"]["detail"]
     assert "TORCH_DEVICE_BACKEND_AUTOLOAD=0" in findings["torch"]["detail"]
     assert "'malformed'" in findings["plugin other"]["detail"]
-    findings = findings_of(core_cli("doctor", "--json", TORCH_DEVICE_BACKEND_AUTOLOAD="0"))
+    findings = findings_of(core_cli.in_a_new_interpreter("doctor", "--json", TORCH_DEVICE_BACKEND_AUTOLOAD="0"))
     assert findings["torch"]["state"] == "ok"
     assert findings["accelerator cpu"]["state"] == "ok"
 
@@ -83,7 +128,7 @@ def test_another_core_on_the_path(core_cli):
     (core_cli.packages.parent / "later" / "core" / "__init__.py").touch()
     program = f"import sys; sys.path.append({str(core_cli.packages.parent / 'later')!r})\n"
     (core_cli.packages / "sitecustomize.py").write_text(program)
-    findings = findings_of(core_cli("doctor", "--json"))
+    findings = findings_of(core_cli.in_a_new_interpreter("doctor", "--json"))
     assert findings["another core"]["state"] == "note"
     assert "later/core has the same name" in findings["another core"]["detail"]
 

@@ -8,6 +8,7 @@ import textwrap
 import pytest
 
 from core.contract import KINDS
+from hostile import SPOOF, assert_tame
 
 STRATEGY = """
 from core import Strategy
@@ -41,6 +42,20 @@ def test_a_plugin_with_package_and_version(core_cli):
     assert re.search(r"^acme +AcmeStrategy +core-acme +2\.5 +ok$", done.stdout, re.MULTILINE)
     assert re.search(r"^Alias +Class +Package +Version +Status$", done.stdout, re.MULTILINE)
     assert re.search(r"^single_device +SingleDeviceStrategy +core ", done.stdout, re.MULTILINE)
+
+
+def test_presets_are_folded_into_the_row_of_their_class(core_cli):
+    lines = ["acme = core_acme:AcmeStrategy", "acme_slow = core_acme:acme_slow", "acme_quick = core_acme:acme_quick"]
+    core_cli.install("core-acme", "[core.strategies]\n" + "\n".join([*lines, "other_slow = core_acme:other_slow"]))
+    core_cli.install("core-bold", "[core.strategies]\nacme_bold = core_bold:acme_bold\n")
+    folded = core_cli("list-strategies").stdout
+    assert re.search(r"^acme +AcmeStrategy .+\n    and its 2 presets, such as acme_slow$", folded, re.MULTILINE)
+    shown = {"acme_bold", "other_slow"}  # of nobody's class
+    hidden = {"acme_quick", "acme_slow"}
+    assert {*re.findall(r"^\w+(?= +preset)", folded, re.MULTILINE)} & (shown | hidden) == shown
+    whole = core_cli("list-strategies", "--all").stdout
+    assert {*re.findall(r"^\w+(?= +preset)", whole, re.MULTILINE)} >= shown | hidden
+    assert rows_of(core_cli("list-strategies", "--json")).keys() >= hidden
 
 
 @pytest.mark.parametrize("kind", KINDS.values(), ids=lambda kind: kind.plural)
@@ -222,3 +237,17 @@ def test_list_plugins_with_a_blocked_one(core_cli):
     assert "core-acme" not in core_cli("list-plugins", CORE_DISABLE_PLUGINS="core-acme").stdout
     done = core_cli("list-plugins", "--all", CORE_DISABLE_PLUGINS="core-acme")
     assert re.search(r"^core-acme +1\.0 +blocked +1 strategy$", done.stdout, re.MULTILINE)
+
+
+def test_what_a_package_says_of_itself_reaches_no_terminal_raw(core_cli):
+    core_cli.install("core-spoof", f"[core.strategies]\nspoof = core_spoof:Strategy{SPOOF}\n", summary=f"good {SPOOF}")
+    core_cli.install(f"core-{SPOOF}", "[core.strategies]\nddr = core_ddr:Ddr\n", folder="core_ddr-1.dist-info")
+    core_cli.install("core-late", "[core.loggers]\nlate = core_late:Late\n", requires=(f"core==={SPOOF.split()[0]}9",))
+    lines = f"[core.loggers]\ngood = core_lines:Good\n{SPOOF}"
+    core_cli.install("core-lines", lines, folder=f"core_lines-1{SPOOF}.dist-info")
+    for command in (["list-strategies", "--all"], ["list-plugins", "--all"], ["list-plugins", "--json"], ["doctor"]):
+        done = core_cli(*command)
+        assert_tame(done.stdout, done.stderr)
+        assert "spoof" in done.stdout
+    assert r"\x1b[2K" in core_cli("describe", "spoof").stderr
+    assert_tame(core_cli("explain", "--strategy", "spoof").stderr)

@@ -313,6 +313,18 @@ def test_lsf(given, tmp_path):
         environment.validate(num_devices=2, num_nodes=2)
 
 
+@pytest.mark.parametrize("own", ["127.0.0.1", "::1"])
+def test_lsf_with_ip_addresses(given, tmp_path, own):
+    """203.0.113.0/24 is nobody's: https://www.rfc-editor.org/rfc/rfc5737"""
+    rankfile = tmp_path / "rankfile"
+    rankfile.write_text(f"203.0.113.1\n203.0.113.2\n203.0.113.3\n{own}\n")
+    given(JSRUN, LSB_DJOB_RANKFILE=str(rankfile))
+    assert (LSFEnvironment().main_address, LSFEnvironment().node_rank()) == ("203.0.113.2", 2)
+    rankfile.write_text("203.0.113.1\n203.0.113.2\n")
+    with pytest.raises(ConfigurationError, match=f"lists 203.0.113.2, but this host is '{socket.gethostname()}'"):
+        LSFEnvironment().node_rank()
+
+
 def test_an_unreadable_rankfile_is_named(given):
     given(JSRUN)
     with pytest.raises(ConfigurationError, match="LSB_DJOB_RANKFILE names '/nowhere', which can't be read"):

@@ -1,5 +1,16 @@
 """The real torchrun."""
 
+import subprocess
+from datetime import timedelta
+
+import pytest
+import torch
+
+from core import Session, WorkerError
+from core.cluster import TorchElasticEnvironment
+from core.cluster.local import free_loopback_port
+from core.strategies import ParallelStrategy
+
 
 def test_torchrun_starts_the_script(run, script, torchrun):
     lines = run(*torchrun, "--standalone", "--nproc-per-node", 2, script, 2, 1)
@@ -10,3 +21,44 @@ def test_a_restarted_group_finds_itself(run, script, torchrun):
     """The agent's store outlives the group that died, and so do the addresses in it."""
     lines = run(*torchrun, "--standalone", "--nproc-per-node", 2, "--max-restarts", 1, script, 2, 1, "--die-once")
     assert lines == [f"TorchElasticEnvironment rank {rank} of 2 node 0 local {rank} restart 1 sum 3" for rank in (0, 1)]
+
+
+LEAVES = """
+import core
+
+fabric = core.Fabric(strategy="ddp", accelerator="cpu", devices=2)
+fabric.launch()
+if fabric.global_rank == 1:
+    raise SystemExit(0)
+fabric.teardown()
+fabric.launch()
+"""
+
+
+def test_a_rank_that_has_left_is_named_by_those_who_would_wait_for_it(tmp_path, torchrun):
+    (tmp_path / "script.py").write_text(LEAVES)
+    command = [*torchrun, "--standalone", "--nproc-per-node", "2", str(tmp_path / "script.py")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
+    assert done.returncode == 1
+    assert "WorkerError: Rank 1 ended the program without coming to where rank 0 waits: the start" in done.stderr
+
+
+def test_ranks_that_never_come_are_named_when_the_time_is_over(monkeypatch):
+    port = free_loopback_port()
+    variables = {"RANK": "0", "WORLD_SIZE": "3", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "3", "MASTER_PORT": str(port)}
+    for name, value in {**variables, "MASTER_ADDR": "127.0.0.1"}.items():
+        monkeypatch.setenv(name, value)
+    strategy = ParallelStrategy(
+        process_group_backend="gloo",
+        timeout=timedelta(seconds=1),
+        parallel_devices=[torch.device("cpu")] * 3,
+        cluster_environment=TorchElasticEnvironment(),
+    )
+    Session(strategy)
+    with pytest.raises(WorkerError) as raised:
+        strategy.setup_distributed()
+    assert str(raised.value) == (
+        "Ranks 1, 2 did not come within 0:00:01 to where rank 0 waits: the start of a process group. All ranks must "
+        "make the same calls: look for a rank that has ended, hangs, or takes another way."
+    )
+    assert raised.value.rank == 1

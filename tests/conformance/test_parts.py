@@ -2,7 +2,7 @@
 
 import pytest
 
-from core.testing import builtin
+from core_testing import builtin
 
 SUITES = {name: suite for name, suite in vars(builtin).items() if name.startswith("Test") and suite.kind != "strategy"}
 globals().update(SUITES)

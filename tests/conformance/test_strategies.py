@@ -1,5 +1,5 @@
 """The built-in strategies."""
 
-from core.testing.builtin import TestSingleDevice
+from core_testing.builtin import TestSingleDevice
 
 __all__ = ["TestSingleDevice"]

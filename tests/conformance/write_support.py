@@ -1,16 +1,23 @@
-"""Writes docs/support.md from reports of the conformance kit, each of one machine:
+"""Runs the conformance kit, and writes docs/support.md from what it has found so far.
 
-core check --all --json > cpu.json
-core check --all --accelerator cuda --num-processes 1 --json > cuda.json   # on a machine with a GPU
-python tests/conformance/write_support.py docs/support.md cpu.json cuda.json
+    python tests/conformance/write_support.py core-ddp core-hpu   # on this machine; what has a simulator, on that
+    python tests/conformance/write_support.py core-ddp:ddp_fork   # or one plugin of a package
+    python tests/conformance/write_support.py cuda.json           # what another machine's `core check --json` printed
+    python tests/conformance/write_support.py                     # nothing new: the page as its records are
+
+Each plugin's newest result, on each kind of device, is kept in tests/conformance/support.json. A run replaces the rows
+of what it has tested, and leaves the others, with the date on which they were found.
 """
 
 import argparse
 import json
+import os
+import subprocess
 import sys
-from collections import defaultdict
+from collections import Counter, defaultdict
 from pathlib import Path
 
+ROOT = Path(__file__).parents[2]
 KINDS = {
     "accelerator": "Accelerators",
     "precision": "Precisions",
@@ -20,17 +27,50 @@ KINDS = {
     "logger": "Loggers",
 }
 OUTCOMES = {"failed": "**fails**", "xfailed": "known to fail"}
+GROUNDS = {"cpu": "CPU", "simulated": "simulated", "xla": "CPU, which plays the devices"}
 MARKS = {"proven": "yes", "failed": "**no**", "not declared": "", "not tested": "·"}
 
-# What other tests run with a stand-in for the hardware, where the kit could not run here.
-STAND_INS = {
-    ("accelerator", "cuda"): "tests/accelerators",
-    ("accelerator", "mps"): "tests/accelerators",
-    ("precision", "16_mixed"): "tests/precision",
-    ("precision", "16"): "tests/precision",
-    ("strategy", "dp"): "plugins/dp/tests",
-    ("strategy", "ddp2"): "plugins/dp/tests",
+# The folder of each simulator, and the variables that make its devices.
+SIMULATORS = {
+    "core-hpu": ("plugins/hpu/tests/simulator", {"SIMULATED_GAUDI_DEVICES": "2", "PT_HPU_LAZY_MODE": "1"}),
+    "core-ipu": ("plugins/ipu/tests/simulator", {"POPTORCH_SIMULATED_IPUS": "16"}),
 }
+
+# What other tests show with a stand-in for the hardware, where the kit could not run: state, and where they are.
+STAND_INS = {
+    ("accelerator", "cuda"): ("detection", "tests/accelerators"),
+    ("accelerator", "mps"): ("detection", "tests/accelerators"),
+    ("accelerator", "tpu"): ("detection", "plugins/xla/tests"),
+    ("precision", "16_mixed"): ("simulated", "tests/precision"),
+    ("precision", "16"): ("simulated", "tests/precision"),
+    ("strategy", "dp"): ("simulated", "plugins/dp/tests"),
+    ("strategy", "ddp2"): ("simulated", "plugins/dp/tests"),
+    ("strategy", "hpu_deepspeed"): ("needs hardware", ""),
+    ("launcher", "xla"): ("needs hardware", ""),
+}
+
+# What needs hardware that nobody here has, and why nothing else serves.
+NEEDS_HARDWARE = [
+    (
+        "`xla`, `xla_debug` and their launcher on several devices, or several hosts",
+        "TPUs, v4 or later",
+        "torch_xla's runtime for the CPU has several devices as threads of one process. Each thread compiles graphs "
+        "of its own, and XLA pairs the calls of a collective by the graph: they wait for each other in vain, and "
+        "after ten seconds end the process. The strategy refuses it. TPU v2 and v3 have two devices in one process too",
+    ),
+    ("`tpu`", "TPUs", "it is `xla` by another name, and looks for nothing else"),
+    (
+        "speed, memory and compile times of `ipu_strategy`",
+        "Graphcore's IPUs",
+        "PopTorch is on no package index, and the simulated one runs a program step by step",
+    ),
+    (
+        "`hpu_deepspeed`; speed, memory and several nodes of `hpu_parallel`",
+        "Gaudi devices",
+        "the vendor's build of DeepSpeed is on no package index, and the simulated device is the host's memory",
+    ),
+]
+
 # Tests that show that a device is there; the others pass without one too.
 DEVICE_TESTS = ("test_computes", "test_trains", "test_training_equals_one_device")
 
@@ -38,48 +78,86 @@ HEAD = """\
 # What has been proven
 
 The [conformance kit](conformance.md) has been run on what is listed here; what is not listed was not. Written by
-`tests/conformance/write_support.py`, from the reports of:
+`tests/conformance/write_support.py`, which says how to run it, from the results of:
 
 {machines}
 
 - **hardware**: the kit has run it on the real device.
 - **CPU**: the kit has run it on a CPU, in real processes.
-- **simulated**: the kit gave it the variables of a scheduler, or other tests a stand-in for the device.
+- **simulated**: the kit ran on a stand-in for the device, or had the variables of a scheduler; or other tests did.
+- **needs hardware**: it is made, and has no stand-in: [why](#what-needs-hardware).
+- **detection**: tests made torch say what it says where the device is; nothing has been computed on it.
 
 "Tests" are those that passed, of those that ran. `core check ALIAS` runs them on your machine.
 """
 
 
-def read(files):
-    """Reports, and their suites; the last one of a plugin on one kind of device."""
-    reports = [json.loads(Path(file).read_text()) for file in files]
-    suites = [suite for report in reports for suite in report["suites"]]
-    newest = {(suite["kind"], suite["alias"], suite["provider"], suite["ground"]): suite for suite in suites}
-    return reports, list(newest.values())
+def check(name):
+    """The report of `core check` on a package or a plugin of it; on simulated devices if it has some."""
+    folder, variables = SIMULATORS.get(name.partition(":")[0], (None, {}))
+    environment = os.environ | variables
+    for variable, path in (("PYTHONPATH", folder), ("PATH", folder and f"{folder}/bin")) if folder else ():
+        environment[variable] = os.pathsep.join(filter(None, [str(ROOT / path), os.environ.get(variable)]))
+    command = [sys.executable, "-m", "core", "check", name, "--json"]
+    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=False)
+    if not done.stdout:
+        sys.exit(f"core check {name} has found nothing; it says why above.")
+    return json.loads(done.stdout)
 
 
-def state_of(suite):
-    """`hardware`, `CPU`, `simulated`, or nothing where the kit could not run it."""
-    ran = [test for test in suite["tests"] if test["outcome"] in ("passed", "failed", "xfailed")]
-    needs_device = suite["kind"] in ("accelerator", "precision", "strategy")
-    if needs_device:
-        ran = [test for test in ran if test["name"].partition("[")[0] in DEVICE_TESTS]
-    if not ran:
-        stand_in = STAND_INS.get((suite["kind"], suite["alias"]))
-        return f"simulated ([tests](../{stand_in}))" if stand_in else "not run"
-    return {"cpu": "CPU", "simulated": "simulated"}.get(suite["ground"], f"hardware: {suite['ground']}")
+def records_of(report):
+    """The results of each plugin in a report, as they are kept."""
+    seen = set()
+    for suite in report["suites"]:
+        key = (suite["kind"], suite["alias"], suite["provider"], suite["ground"])
+        if key in seen:  # a package's first suite of an alias is the one of its defaults
+            continue
+        seen.add(key)
+        outcomes = Counter(test["outcome"] for test in suite["tests"])
+        names = {test["name"].partition("[")[0] for test in suite["tests"] if test["outcome"] != "skipped"}
+        yield {
+            **{key: suite[key] for key in ("kind", "alias", "provider", "ground")},
+            "date": report["date"],
+            "versions": report["versions"],
+            "outcomes": {outcome: outcomes[outcome] for outcome in ("passed", "failed", "xfailed")},
+            # A smoke test of a preset has no such test, not even one that is skipped.
+            "is_whole": any(test["name"].startswith("test_training_equals_one_device") for test in suite["tests"]),
+            "met_device": not names.isdisjoint(DEVICE_TESTS),
+            "capabilities": suite["capabilities"],
+            "failures": [
+                [test["outcome"], test["reason"].partition("\n")[0], test["name"]]
+                for test in suite["tests"]
+                if test["outcome"] in OUTCOMES
+            ],
+        }
 
 
-def counts(suite):
-    outcomes = [test["outcome"] for test in suite["tests"]]
-    failed, known = outcomes.count("failed"), outcomes.count("xfailed")
-    number = f"{outcomes.count('passed')} of {len(outcomes) - outcomes.count('skipped')}"
+def merged(kept, found):
+    """The newest record of each plugin on each kind of device, in the order in which they first came.
+
+    One that ran on no device gives way to one that did.
+    """
+    newest = {}
+    for record in [*kept, *found]:
+        key = tuple(record[name] for name in ("kind", "alias", "provider", "ground"))
+        newest[key] = record
+    met = {key[:3] for key, record in newest.items() if any(record["outcomes"].values())}
+    return [record for key, record in newest.items() if any(record["outcomes"].values()) or key[:3] not in met]
+
+
+def state_of(record):
+    """`hardware`, `CPU`, `simulated`; where the kit could not run it, what other tests have shown."""
+    needs_device = record["kind"] in ("accelerator", "precision", "strategy")
+    if not (record["met_device"] if needs_device else any(record["outcomes"].values())):
+        state, folder = STAND_INS.get((record["kind"], record["alias"]), ("not run", ""))
+        return f"{state} ([tests](../{folder}))" if folder else state
+    return GROUNDS.get(record["ground"], f"hardware: {record['ground']}")
+
+
+def counts(record):
+    passed, failed, known = (record["outcomes"][name] for name in ("passed", "failed", "xfailed"))
+    number = f"{passed} of {passed + failed + known}" if passed + failed + known else "none ran"
     return number + (f", **{failed} failed**" if failed else "") + (f", {known} known to fail" if known else "")
-
-
-def is_whole(suite):
-    """Whether it is the whole suite of a strategy, and not the smoke case of a preset."""
-    return any(test["name"].startswith("test_training_equals_one_device") for test in suite["tests"])
 
 
 def table(headers, rows):
@@ -87,77 +165,80 @@ def table(headers, rows):
     return "\n".join(line.replace("  |", " |") for line in lines)
 
 
-def strategies(suites):
+COLUMNS = ["alias", "package", "state", "tests", "date"]
+
+
+def row(record):
+    return [f"`{record['alias']}`", record["provider"], state_of(record), counts(record), record["date"]]
+
+
+def strategies(records):
     """Those that ran the whole suite with their capabilities, then presets."""
-    whole = [suite for suite in suites if is_whole(suite)]
+    whole = [record for record in records if record["is_whole"]]
     names = sorted(
-        {name for suite in whole for name, state in suite["capabilities"].items() if state != "not declared"}
+        {name for record in whole for name, state in record["capabilities"].items() if state != "not declared"}
     )
-    titles = [f"`{name}`" for name in names]
     rows = [
-        [f"`{suite['alias']}`", suite["provider"], state_of(suite), counts(suite)]
-        + [MARKS[suite["capabilities"].get(name, "not declared")] for name in names]
-        for suite in whole
+        row(record) + [MARKS[record["capabilities"].get(name, "not declared")] for name in names] for record in whole
     ]
-    presets = [
-        [f"`{suite['alias']}`", suite["provider"], state_of(suite), counts(suite)]
-        for suite in suites
-        if not is_whole(suite)
-    ]
+    presets = [row(record) for record in records if not record["is_whole"]]
     yield "## Strategies\n"
-    yield table(["alias", "package", "state", "tests", *titles], rows)
+    yield table([*COLUMNS, *(f"`{name}`" for name in names)], rows)
     yield "\nyes: declared and proven. **no**: a test fails, see below. ·: declared, and not tested here. Nothing: not"
     yield "declared, so that the core doesn't use it.\n"
     if presets:
-        yield "These set options of one above, and are tested by a short run:\n"
-        yield table(["alias", "package", "state", "tests"], presets)
+        yield "These set options of one above, or are tested by a short run only:\n"
+        yield table(COLUMNS, presets)
         yield ""
 
 
-def parts(suites, kind, title):
-    rows = [
-        [f"`{suite['alias']}`", suite["provider"], state_of(suite), counts(suite)]
-        for suite in suites
-        if suite["kind"] == kind
-    ]
+def parts(records, kind, title):
+    rows = [row(record) for record in records if record["kind"] == kind]
     if rows:
         yield f"## {title}\n"
-        yield table(["alias", "package", "state", "tests"], rows)
+        yield table(COLUMNS, rows)
         yield ""
 
 
-def failures(suites):
+def failures(records):
     found = defaultdict(list)
-    for suite in suites:
-        for test in suite["tests"]:
-            if test["outcome"] in ("failed", "xfailed"):
-                reason = test["reason"].replace("|", r"\|").partition("\n")[0]
-                found[suite["alias"], test["outcome"], reason].append(f"`{test['name']}`")
+    for record in records:
+        for outcome, reason, test in record["failures"]:
+            found[record["alias"], outcome, reason.replace("|", r"\|")].append(f"`{test}`")
     rows = [[f"`{alias}`", OUTCOMES[outcome], ", ".join(names), why] for (alias, outcome, why), names in found.items()]
     yield "## What fails\n"
     yield table(["alias", "", "tests", "why"], rows) if rows else "Nothing."
 
 
-def page(reports, suites):
-    machines = [
-        f"- {report['date']}: " + ", ".join(f"{name} {version}" for name, version in report["versions"].items())
-        for report in reports
-    ]
-    yield HEAD.format(machines="\n".join(dict.fromkeys(machines)))
-    yield from strategies([suite for suite in suites if suite["kind"] == "strategy"])
+def machine(record):
+    return f"- {record['date']}: " + ", ".join(f"{name} {version}" for name, version in record["versions"].items())
+
+
+def page(records):
+    yield HEAD.format(machines="\n".join(sorted({machine(record) for record in records})))
+    yield from strategies([record for record in records if record["kind"] == "strategy"])
     for kind, title in KINDS.items():
-        yield from parts(suites, kind, title)
-    yield from failures(suites)
+        yield from parts(records, kind, title)
+    yield "## What needs hardware\n"
+    yield table(["what", "needs", "why"], NEEDS_HARDWARE)
+    yield ""
+    yield from failures(records)
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("page", type=Path)
-    parser.add_argument("reports", nargs="+", type=Path)
+    parser.add_argument("sources", nargs="*", metavar="PACKAGE | PACKAGE:ALIAS | REPORT.json")
+    parser.add_argument("--page", type=Path, default=ROOT / "docs" / "support.md")
+    parser.add_argument("--records", type=Path, default=Path(__file__).with_name("support.json"))
     arguments = parser.parse_args()
-    reports, suites = read(arguments.reports)
-    arguments.page.write_text("\n".join(page(reports, suites)).rstrip() + "\n", encoding="utf-8")
+    records = json.loads(arguments.records.read_text()) if arguments.records.exists() else []
+    for source in arguments.sources:
+        report = json.loads(Path(source).read_text()) if source.endswith(".json") else check(source)
+        records = merged(records, records_of(report))
+        lines = ",\n".join(json.dumps(record) for record in records)
+        arguments.records.write_text(f"[\n{lines}\n]\n", encoding="utf-8")
+    arguments.page.write_text("\n".join(page(records)).rstrip() + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -32,3 +32,11 @@ def test_every_error_is_in_the_tree_of_the_docstring():
     assert len(classes) > 15
     for item in classes:
         assert item.__name__ in errors.__doc__
+
+
+@pytest.mark.parametrize("kind", [ConfigurationError, errors.CheckpointNotFoundError, UnknownAliasError])
+def test_the_text_of_an_error_moves_no_cursor(kind):
+    arguments = {"kind": "", "alias": ""} if kind is UnknownAliasError else {}
+    error = kind("no \x1b[2J\x9b1A\r\u202e\x85section\n\tof two lines", **arguments)
+    assert str(error) == "no \\x1b[2J\\x9b1A\\r\\u202e\\x85section\n\tof two lines"
+    assert str(pickle.loads(pickle.dumps(error))) == str(error)

@@ -5,7 +5,7 @@ import threading
 import pytest
 
 from core.contract.errors import FingerprintError
-from core.contract.fingerprint import compare, exchange
+from core.strategies.fingerprint import compare, exchange
 
 MINE = (("accelerator", "cpu", "core", "0.1.0"), ("strategy", "acme", "core-acme", "1.0"))
 OTHER = (("accelerator", "cpu", "core", "0.1.0"), ("strategy", "acme", "core-acme", "2.0"))

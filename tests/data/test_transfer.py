@@ -96,6 +96,13 @@ def test_a_frozen_dataclass_is_rebuilt():
     assert (moved.label, data.image.device) == ("cat", CPU)
 
 
+def test_a_frozen_attrs_class_is_rebuilt():
+    attr = pytest.importorskip("attr")
+    sample = attr.make_class("Sample", ["image", "label"], frozen=True, slots=True)(torch.ones(2), "a")
+    moved = to_device(sample, META)
+    assert (moved.image.device.type, moved.label, sample.image.device.type) == ("meta", "a", "cpu")
+
+
 def test_a_dataclass_is_not_initialized_again():
     data = Mutable(x())
     data.derived = torch.zeros(3)

@@ -1,13 +1,13 @@
 """docs/contracts says of every public member of each base class who calls it, and of none that isn't there."""
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
+import click
 import pytest
 
 import core
+from core_testing import programs
 
 FOLDER = Path(__file__).parents[2] / "docs" / "contracts"
 BASES = {
@@ -18,11 +18,12 @@ BASES = {
     "cluster-environment": core.ClusterEnvironment,
     "launcher": core.Launcher,
     "logger": core.Logger,
+    "command": click.Command,
     "callback-hooks": core.Callback,
 }
 TABLE = re.compile(r"^\| member \|.*\n\|[ |-]+\n((?:\|.*\n)+)", re.MULTILINE)
 PROGRAM = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-PROVEN = sorted(BASES.keys() - {"launcher", "callback-hooks"})  # these pages say why there is nothing to run
+PROVEN = sorted(BASES.keys() - {"launcher", "command", "callback-hooks"})  # these pages say why there is nothing to run
 
 
 def public_members(base):
@@ -65,7 +66,7 @@ def test_the_smallest_example_passes_its_suite(name, tmp_path):
     """The page's example, registered in the process, and the class under "Proof"."""
     example, *_, proof = PROGRAM.findall(read(name))
     (tmp_path / "test_page.py").write_text(f"{example}\n\n{proof}", encoding="utf-8")
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_page.py"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=280)
+    command = [*programs.PYTEST, "-q", "-p", "no:cacheprovider", "test_page.py"]
+    done = programs.run(command, cwd=tmp_path, timeout=280)
     assert done.returncode == 0, done.stdout + done.stderr
     assert re.search(r"[1-9]\d* passed", done.stdout)

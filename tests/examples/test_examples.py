@@ -2,13 +2,15 @@
 
 import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
+from core_testing import programs
+
+ROOT = Path(__file__).parents[2]
+EXAMPLES = ROOT / "examples"
 TWO_PROCESSES = ("--accelerator", "cpu", "--devices", "2")
 DDP = (*TWO_PROCESSES, "--strategy", "ddp")
 ONE_PROCESS = ("--accelerator", "cpu", "--strategy", "single_device")
@@ -16,9 +18,8 @@ ONE_PROCESS = ("--accelerator", "cpu", "--strategy", "single_device")
 
 def run_example(name, *arguments, starter=(sys.executable,)):
     """Output of an example that has to end well."""
-    command = [*starter, str(EXAMPLES / name), *arguments]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=240)
+    command = [*starter, EXAMPLES / name, *arguments]
+    done = programs.run(command, env=os.environ | {"OMP_NUM_THREADS": "1"}, timeout=240)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
@@ -35,9 +36,12 @@ def validation_losses(output):
     return [float(loss) for loss in re.findall(r"validation loss (\d+\.\d+)", output)]
 
 
-def test_digits_are_read_after_training_in_two_processes():
-    output = run_example("digits.py", *TWO_PROCESSES, "--strategy", "ddp")
-    assert accuracy(output) > 95
+def test_the_demo_reads_as_many_digits_as_the_readme_says():
+    """Rounding differs between processors, and after ten epochs a few of the 360 digits do; one is 0.28 %."""
+    tox, readme = ((ROOT / name).read_text(encoding="utf-8") for name in ("tox.ini", "README.md"))
+    (arguments,) = re.findall(r"^    python {tox_root}/examples/digits\.py (.*)$", tox, re.MULTILINE)
+    output = run_example("digits.py", *arguments.split())
+    assert accuracy(output) == pytest.approx(accuracy(readme), abs=2)
 
 
 @pytest.fixture(scope="module")
@@ -59,13 +63,13 @@ def test_digits_on_one_device_in_bfloat16():
 
 @pytest.mark.slow
 def test_digits_under_torchrun():
-    torchrun = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+    torchrun = (*programs.TORCHRUN, "--standalone", "--nproc-per-node", "2")
     output = run_example("digits.py", "--accelerator", "cpu", "--epochs", "2", starter=torchrun)
     assert accuracy(output) > 80
 
 
 def test_char_gpt_learns_in_two_processes_and_writes():
-    output = run_example("char_gpt.py", *TWO_PROCESSES, "--strategy", "ddp", "--steps", "150")
+    output = run_example("char_gpt.py", *TWO_PROCESSES, "--strategy", "ddp", "--steps", "60")
     first, last = validation_losses(output)
     assert last < first < 3.5, "drawing from 97 characters at random gives 4.6"
     sample = output.partition("\n\n")[2]
@@ -81,10 +85,12 @@ def test_char_gpt_through_a_function_that_is_spawned():
 
 
 @pytest.mark.parametrize(
-    "where", [ONE_PROCESS, pytest.param(DDP, marks=pytest.mark.slow)], ids=["single_device", "ddp"]
+    ("where", "num_epochs"),
+    [(ONE_PROCESS, 15), pytest.param(DDP, 30, marks=pytest.mark.slow)],  # two processes make half the steps
+    ids=["single_device", "ddp"],
 )
-def test_a_gan_comes_closer_to_the_digits(where):
-    output = run_example("gan.py", *where, "--epochs", "30")
+def test_a_gan_comes_closer_to_the_digits(where, num_epochs):
+    output = run_example("gan.py", *where, "--epochs", str(num_epochs))
     (distances,) = re.findall(r"^Distance from the real digits: ([\d.]+) before, ([\d.]+) after$", output, re.MULTILINE)
     before, after = map(float, distances)
     assert after < 0.6 * before
@@ -93,7 +99,7 @@ def test_a_gan_comes_closer_to_the_digits(where):
 
 
 def test_fine_tuning_leaves_frozen_layers_alone_and_reads_other_digits():
-    output = run_example("fine_tuning.py", *DDP, "--epochs", "3")
+    output = run_example("fine_tuning.py", *DDP, "--epochs", "2")
     (accuracies,) = re.findall(
         r"^Accuracy on 5 to 9: ([\d.]+)% before fine-tuning, ([\d.]+)% after$", output, re.MULTILINE
     )
@@ -126,8 +132,7 @@ def test_every_rank_writes_its_predictions(where, num_files):
 
 
 def test_an_impossible_choice_is_refused_before_any_work():
-    command = [sys.executable, str(EXAMPLES / "digits.py"), "--strategy", "single_device", *TWO_PROCESSES]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    done = programs.run([sys.executable, EXAMPLES / "digits.py", "--strategy", "single_device", *TWO_PROCESSES])
     assert done.returncode == 1
     assert "SingleDeviceStrategy trains on 1 device" in done.stderr
     assert done.stdout == ""

@@ -9,7 +9,6 @@ import ast
 import os
 import re
 import shlex
-import subprocess
 import sys
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -19,10 +18,26 @@ from pathlib import Path
 import pytest
 import torch
 
+from core_testing import programs
+from printed import lines_of
+
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md")), *sorted(ROOT.glob("plugins/*/README.md"))]
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\[[^\]]*\]\(([^)#\s]+)[^)]*\)")
+LIBRARIES = {
+    "deepspeed": "deepspeed",
+    '"xla': "torch_xla",
+    "XLA": "torch_xla",
+    "hivemind": "hivemind",
+    "Hivemind": "hivemind",
+    '"horovod"': "horovod",
+    "Horovod": "horovod",
+    "core_ray": "ray",
+    'plugins="ray"': "ray",
+}
+"""Modules of backends that a program with these words needs."""
+
 CLOCK = re.compile(r"\b\d+:\d\d\b")
 
 
@@ -38,7 +53,8 @@ class Block:
 
     @property
     def is_program(self) -> bool:
-        return re.search(r"^\s*(from|import) core(?!\.testing)", self.text, re.MULTILINE) is not None
+        imports_core = re.search(r"^\s*(from|import) core(?!_testing)", self.text, re.MULTILINE) is not None
+        return imports_core or self.output is not None
 
     def __str__(self) -> str:
         return f"{self.page.relative_to(ROOT)}:{self.line}"
@@ -62,13 +78,12 @@ COMMANDS = [block for block in BLOCKS if block.language == "console" and block.t
 
 def comparable(output):
     """Lines without trailing blanks; in those that tell a time, which is different on each machine, without numbers."""
-    lines = (line.rstrip() for line in output.splitlines())
+    lines = (line.rstrip() for line in lines_of(output))
     return [re.sub(r"[\d.e-]+", "#", " ".join(line.split())) if CLOCK.search(line) else line for line in lines]
 
 
 def run(command, folder):
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, env=environment, timeout=120)
+    done = programs.run(command, cwd=folder, env=os.environ | {"OMP_NUM_THREADS": "1"}, timeout=120)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
@@ -83,12 +98,14 @@ def test_there_are_blocks_to_look_at():
 def test_a_program_runs_and_prints_what_stands_below_it(block, tmp_path):
     if '"cuda"' in block.text and torch.cuda.device_count() < 2:
         pytest.skip("needs GPUs")
+    if alias := next((alias for alias in ("hpu", "ipu") if f'accelerator="{alias}"' in block.text), None):
+        pytest.skip(f"needs devices: core-{alias}'s own tests run it on simulated ones")
     program = tmp_path / "program.py"
     program.write_text(block.text, encoding="utf-8")
-    needs_deepspeed = "deepspeed" in block.text
-    if needs_deepspeed and not find_spec("deepspeed"):
-        pytest.skip("needs DeepSpeed: tox run -e deepspeed")
-    strict = () if needs_deepspeed else ("-W", "error")  # to import DeepSpeed warns of what torch deprecates
+    needed = [name for word, name in LIBRARIES.items() if word in block.text]
+    if missing := [name for name in needed if not find_spec(name)]:
+        pytest.skip(f"needs {missing[0]}, which a tox environment of its own has")
+    strict = () if needed else ("-W", "error")  # to import them warns of what torch deprecates
     output = run([sys.executable, *strict, program], tmp_path)
     if block.output is not None:
         assert comparable(output) == comparable(block.output)
@@ -104,7 +121,7 @@ def test_a_command_prints_what_stands_below_it(block, tmp_path):
     """Lines that are left out are shown as dots; columns are as wide as what else is installed needs."""
     first, *shown = block.text.splitlines()
     _, *arguments = shlex.split(first.removeprefix("$ "))
-    printed = [line.split() for line in run([sys.executable, "-m", "core", *arguments], tmp_path).splitlines()]
+    printed = [line.split() for line in run([*programs.CORE, *arguments], tmp_path).splitlines()]
     assert not [line for line in shown if line != "..." and line.split() not in printed]
 
 
@@ -112,6 +129,11 @@ def test_a_command_prints_what_stands_below_it(block, tmp_path):
 def test_links_lead_to_files(page):
     targets = [target for target in LINK.findall(page.read_text(encoding="utf-8")) if "://" not in target]
     assert not [target for target in targets if not (page.parent / target).exists()]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_a_page_has_its_place_on_the_site(page):
+    assert f" {page.relative_to(ROOT)}\n" in (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
 
 
 def test_the_opening_fits_on_a_screen():

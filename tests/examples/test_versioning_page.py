@@ -1,10 +1,10 @@
 """docs/versioning.md shows the error that an excluded release of core really gives."""
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 
+from core_testing import programs
 from fake_distributions import make_distribution
 
 PAGE = Path(__file__).parents[2] / "docs" / "versioning.md"
@@ -20,9 +20,7 @@ def test_an_incompatible_plugin_is_refused_in_these_words_before_its_import(tmp_
     )
     program = "from core import Fabric; Fabric(strategy='acme', accelerator='cpu')"
     path = os.pathsep.join([str(tmp_path), *filter(None, sys.path)])
-    done = subprocess.run(
-        [sys.executable, "-c", program], env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True
-    )
-    message = done.stderr.splitlines()[-1].rpartition("core.contract.errors.")[2]
+    done = programs.run([sys.executable, "-c", program], env=os.environ | {"PYTHONPATH": path})
+    message = done.stderr.splitlines()[-1].rpartition("core.")[2]
     assert message.startswith("IncompatiblePluginError: ")
     assert message in " ".join(PAGE.read_text(encoding="utf-8").split())

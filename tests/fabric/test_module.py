@@ -55,7 +55,7 @@ class WrappingStrategy(SingleDeviceStrategy):
         return self.model
 
     def step_callable(self, name, module=None):
-        wrapped = self.handle_of(module).wrapped
+        wrapped = self.session.handle_of(module).wrapped
         return lambda *args, **kwargs: wrapped(*args, name=name, **kwargs)
 
 

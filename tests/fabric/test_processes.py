@@ -2,7 +2,6 @@
 
 import json
 import os
-import subprocess
 import sys
 import textwrap
 from itertools import chain
@@ -10,9 +9,11 @@ from itertools import chain
 import pytest
 
 from core import Fabric, LaunchError
+from core_testing import programs
 
 HEADER = """
-import json, os, time
+import json, os, time, warnings
+warnings.simplefilter("error", UserWarning)
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, Sampler, WeightedRandomSampler
@@ -27,17 +28,11 @@ def tell(**values):
 def run(tmp_path):
     """Run a program; returns what its ranks told, by rank."""
 
-    def run(body, *, command=(), code=0, expect=2):
+    def run(body, *, command=(sys.executable,), code=0, expect=2):
         script = tmp_path / "program.py"
         script.write_text(HEADER + textwrap.dedent(body))
-        done = subprocess.run(
-            [sys.executable, *command, str(script)],
-            capture_output=True,
-            text=True,
-            timeout=120,
-            cwd=tmp_path,
-            env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "error::UserWarning"},
-        )
+        environment = os.environ | {"OMP_NUM_THREADS": "1"}
+        done = programs.run([*command, script], cwd=tmp_path, env=environment, timeout=120)
         assert done.returncode == code, done.stdout + done.stderr
         assert "destroy_process_group" not in done.stderr
         told = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
@@ -45,6 +40,19 @@ def run(tmp_path):
         return sorted(told, key=lambda values: values.get("rank", 0))
 
     return run
+
+
+TWO_FORKS = """
+def train(fabric):
+{}
+
+Fabric(accelerator="cpu", strategy="ddp_fork", devices=2).launch(train)
+"""
+
+
+def on_two_forks(body):
+    """A program that runs this on two ranks, where a script that launches itself isn't the point."""
+    return TWO_FORKS.format(textwrap.indent(textwrap.dedent(body), "    "))
 
 
 COLLECTIVES = """
@@ -82,7 +90,7 @@ def test_a_script_that_launches_itself(run):
 
 @pytest.mark.parametrize("launch", ["fabric.launch()\n", ""])
 def test_the_same_script_under_torchrun(run, launch):
-    command = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", "0", "--standalone"]
+    command = [*programs.TORCHRUN, "--nproc-per-node", "2", "--master-port", "0", "--standalone"]
     body = "fabric = Fabric(accelerator='cpu', strategy='ddp', devices=2)\n" + launch
     check_collectives(run(body + COLLECTIVES, command=command, expect=3))
 
@@ -122,7 +130,7 @@ def batches(loader):
     return [batch.tolist() for batch in loader]
 
 def make(**options):
-    torch.rand(int(os.environ.get("CORE_GLOBAL_RANK", 0)))  # ranks whose generators stand apart
+    torch.rand(fabric.global_rank)  # ranks whose generators stand apart
     loader = DataLoader(range(11), **options)
     return fabric.setup_dataloaders(loader)
 
@@ -147,7 +155,7 @@ def steps(first, second):
 
 def test_two_ranks_share_the_order_of_one_device(run):
     (alone,) = run("fabric = Fabric(accelerator='cpu')\n" + LOADERS, expect=1)
-    first, second = run("fabric = Fabric(accelerator='cpu', strategy='ddp', devices=2)\nfabric.launch()\n" + LOADERS)
+    first, second = run(on_two_forks(LOADERS))
     assert first["sequential"] == [[0, 1], [4, 5], [8, 9]]
     assert second["sequential"] == [[2, 3], [6, 7], [10]]
     for here, there, together in zip(first["epochs"], second["epochs"], alone["epochs"], strict=True):
@@ -195,9 +203,7 @@ def test_a_run_goes_on_with_another_number_of_processes(run):
 
 def test_rank_zero_goes_first(run):
     told = run(
-        """
-        fabric = Fabric(accelerator="cpu", strategy="ddp", devices=2)
-        fabric.launch()
+        on_two_forks("""
         with fabric.rank_zero_first(local=True):
             tell(rank=fabric.global_rank, at=time.monotonic())
             if fabric.is_global_zero:
@@ -205,16 +211,14 @@ def test_rank_zero_goes_first(run):
                 open("prepared", "w").close()
             else:
                 assert os.path.exists("prepared")
-        """
+        """)
     )
     assert told[0]["at"] < told[1]["at"]
 
 
 def test_gradients_stay_local_within_no_backward_sync(run):
     first, second = run(
-        """
-        fabric = Fabric(accelerator="cpu", strategy="ddp", devices=2)
-        fabric.launch()
+        on_two_forks("""
         module = nn.Linear(1, 1, bias=False)
         model = fabric.setup(module)
         x = torch.tensor([[float(fabric.global_rank)]])
@@ -224,7 +228,7 @@ def test_gradients_stay_local_within_no_backward_sync(run):
         with fabric.no_backward_sync(model, enabled=False):
             fabric.backward(model(x).sum())
         tell(rank=fabric.global_rank, local=local, both=module.weight.grad.item())
-        """
+        """)
     )
     assert (first["local"], second["local"]) == (0.0, 1.0)
     assert first["both"] == second["both"] == 1.0

@@ -1,3 +1,5 @@
+import os
+
 import pytest
 import torch
 from torch import nn
@@ -151,6 +153,18 @@ def test_a_raw_file_is_never_executed(tmp_path, content):
     run = Run(0)
     with pytest.raises(CheckpointCorruptedError, match=r"raw\.pt"):
         run.fabric.load_raw(path, run.model)
+
+
+def test_what_is_no_raw_file_is_not_waited_for(tmp_path):
+    run = Run(0)
+    os.mkfifo(tmp_path / "raw.pt")
+    with pytest.raises(CheckpointError, match=r"raw\.pt' is a pipe, where a file was expected"):
+        run.fabric.load_raw(tmp_path / "raw.pt", run.model)
+    with pytest.raises(CheckpointError, match=r"is a folder, where a file .* load_raw reads .* fabric\.load\(path"):
+        run.fabric.load_raw(tmp_path, run.model)
+    (tmp_path / "file").touch()
+    with pytest.raises(CheckpointError, match=r"raw\.pt can't be read: Not a directory"):
+        run.fabric.load_raw(tmp_path / "file" / "raw.pt", run.model)
 
 
 def test_no_raw_file(tmp_path):

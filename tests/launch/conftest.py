@@ -1,26 +1,46 @@
 """Programs that a test writes, runs in real processes, and looks for afterwards."""
 
+import contextlib
 import os
+import re
 import subprocess
 import sys
 import textwrap
 import time
-from dataclasses import dataclass, field
+from pathlib import Path
 
 import psutil
 import pytest
 
+from core_testing import programs, spare
+
+# A line that torch 2.9 writes to stdout for each group of gloo; of two ranks in pieces.
+_GLOO = re.compile(
+    r"\[Gloo\] Rank |\d+ is connected to \d+\n? peer ranks\. Expected number of connected peer ranks is : \d+\n?"
+)
+
 HELPERS = '''
 """What every test program needs: a launcher, a gloo group, and a line a rank on stdout."""
-import functools, os, sys, time
-
-import torch.distributed as dist
+import functools, multiprocessing, os, sys, time
 
 from core.cluster import LocalEnvironment
 from core.launch import MultiprocessingLauncher, SubprocessScriptLauncher
 
 
+class _Distributed:
+    """torch.distributed, imported when it is needed: a worker without torch is there in a tenth of the time."""
+
+    def __getattr__(self, name):
+        import torch.distributed
+
+        return getattr(torch.distributed, name)
+
+
+dist = _Distributed()
+
+
 def connected(launcher, num_processes=2, **options):
+    multiprocessing.set_forkserver_preload(["torch"])  # once for all workers
     launcher.connect(cluster_environment=LocalEnvironment(), num_processes=num_processes, num_nodes=1, **options)
     return launcher
 
@@ -47,83 +67,109 @@ def say(*words):
 '''
 
 
-@dataclass
-class Program:
-    """A running program. `output` and `code` are there after `finish`."""
+class Interpreter:
+    """A program in an interpreter of its own, as `programs.Program` knows one."""
 
-    process: subprocess.Popen
-    marker: str
-    lines: list[str] = field(default_factory=list)
-    output: str = ""
-    errors: str = ""
-    code: int | None = None
+    def __init__(self, command, folder, **options):
+        self._files = [Path(folder, name) for name in ("stdout", "stderr")]
+        with self._files[0].open("w") as stdout, self._files[1].open("w") as stderr:
+            process = subprocess.Popen(command, stdout=stdout, stderr=stderr, start_new_session=True, **options)
+        self.args, self.pid, self.poll, self.wait = command, process.pid, process.poll, process.wait
+
+    def output(self):
+        return self._files[0].read_text()
+
+    def errors(self):
+        return self._files[1].read_text()
+
+
+class Program:
+    """A running program, in a session of its own. `output`, `errors` and `code` are there after `finish`."""
+
+    def __init__(self, process):
+        self.process = process
+        self.output = self.errors = ""
+        self.code = None
+        self._num_read = 0
 
     def await_line(self, text):
         """Read stdout until a line contains `text`, and return it."""
-        for line in self.process.stdout:
-            self.lines.append(line)
-            if text in line:
-                return line
-        pytest.fail(f"{text!r} never came; {''.join(self.lines)}\n{self.process.stderr.read()}")
+        while True:
+            is_over = self.process.poll() is not None and not self._living()
+            for line in self.process.output().splitlines(keepends=True)[self._num_read :]:
+                if line.endswith("\n"):
+                    self._num_read += 1
+                    if text in line:
+                        return line
+            if is_over:
+                pytest.fail(f"{text!r} never came; {self.process.output()}\n{self.process.errors()}")
+            time.sleep(0.02)
 
     def finish(self, timeout_s=60):
         """Wait for the end, and for all that it started."""
-        rest, self.errors = self.process.communicate(timeout=timeout_s)
-        self.output, self.code = "".join(self.lines) + rest, self.process.returncode
+        deadline = time.monotonic() + timeout_s
+        self.code = self.process.wait(timeout_s)
+        while self._living():
+            if time.monotonic() > deadline:
+                raise subprocess.TimeoutExpired(self.process.args, timeout_s)
+            time.sleep(0.02)
+        self.output, self.errors = _GLOO.sub("", self.process.output()), self.process.errors()
         return self
 
+    def signal(self, number):
+        """Send a signal to the main process alone."""
+        os.kill(self.process.pid, number)
+
     def survivors(self, timeout_s=20):
-        """Processes of this program that still exist after a while; they know it by an environment variable."""
+        """Processes of this program that still exist after a while."""
         deadline = time.monotonic() + timeout_s
-        while (found := _processes_with(self.marker)) and time.monotonic() < deadline:
+        while (found := self._living()) and time.monotonic() < deadline:
             time.sleep(0.05)
         return found
 
     def workers(self):
         """The other processes of this program."""
-        return [process for process in _processes_with(self.marker) if process.pid != self.process.pid]
+        return [process for process in self._living() if process.pid != self.process.pid]
 
     def kill(self):
-        for process in _processes_with(self.marker):
-            process.kill()
-        self.process.kill()
-        self.process.communicate()
+        for process in self._living():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        self.process.wait()
+
+    def _living(self):
+        """All processes in its session, but for the spares that they are forked from."""
+        found = []
+        for pid in psutil.pids():
+            with contextlib.suppress(psutil.NoSuchProcess, ProcessLookupError):
+                if os.getsid(pid) == self.process.pid and _is_at_work(process := psutil.Process(pid)):
+                    found.append(process)
+        return found
 
 
-def _processes_with(marker):
-    found = []
-    for process in psutil.process_iter():
-        try:
-            if process.status() != psutil.STATUS_ZOMBIE and process.environ().get("CORE_TEST_MARKER") == marker:
-                found.append(process)
-        except psutil.Error:
-            continue
-    return found
+def _is_at_work(process):
+    return process.name() != spare.NAME and process.status() != psutil.STATUS_ZOMBIE
 
 
 @pytest.fixture
 def program(tmp_path):
-    """`program(source, *arguments, command=...)` starts a program; all of its processes are gone after the test."""
+    """`program(source, *arguments, command=...)` starts a program; all of its processes are gone after the test.
+
+    In a copy of a process that has imported torch, or by a command of its own.
+    """
     (tmp_path / "helpers.py").write_text(HELPERS)
     started = []
 
-    def start(source, *arguments, command=None, **options):
+    def start(source, *arguments, command=None, stdin=subprocess.DEVNULL):
         script = tmp_path / "script.py"
         script.write_text("from helpers import *\n" + textwrap.dedent(source))
-        marker = f"{tmp_path}:{len(started)}"
         path = os.pathsep.join(filter(None, [str(tmp_path), os.environ.get("PYTHONPATH")]))
-        process = subprocess.Popen(
-            command or [sys.executable, str(script), *arguments],
-            env=os.environ | {"CORE_TEST_MARKER": marker, "OMP_NUM_THREADS": "1", "PYTHONPATH": path},
-            cwd=tmp_path,
-            stdin=options.pop("stdin", subprocess.DEVNULL),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-            **options,
-        )
-        started.append(Program(process, marker))
+        env = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": path}
+        if command is None:
+            process = programs.start([sys.executable, script, *arguments], env=env, cwd=tmp_path)
+        else:
+            process = Interpreter(command, tmp_path, env=env, cwd=tmp_path, stdin=stdin)
+        started.append(Program(process))
         return started[-1]
 
     yield start

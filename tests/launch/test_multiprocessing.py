@@ -3,6 +3,8 @@
 import os
 import signal
 import sys
+import tempfile
+from pathlib import Path
 
 import pytest
 
@@ -25,11 +27,16 @@ def work(environment, model=None):
 
 
 @pytest.fixture
-def own_temporary_directory(tmp_path, monkeypatch):
-    path = tmp_path / "tmp"
-    path.mkdir()
-    monkeypatch.setenv("TMPDIR", str(path))
-    return path
+def own_temporary_directory(monkeypatch):
+    """With a short path: multiprocessing's server listens to a socket in it, and a socket's path has 107 characters."""
+    with tempfile.TemporaryDirectory(prefix="core-") as path:
+        monkeypatch.setenv("TMPDIR", path)
+        yield Path(path)
+
+
+def left_in(folder):
+    """All but what torch itself makes there."""
+    return [path for path in folder.iterdir() if not path.name.startswith("torchinductor_")]
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -41,7 +48,7 @@ if __name__ == "__main__":
     model = torch.nn.Linear(2, 2)
     before = model.weight.clone()
     launcher = connected(MultiprocessingLauncher(sys.argv[1]))
-    for _ in range(2):
+    for _ in range(1 if sys.argv[1] == "spawn" else 2):
         result = launcher.launch(work, launcher.cluster_environment, model=model)
         say(result["rank"], result["total"].item(), torch.equal(result["model"].weight, before),
             torch.equal(model.weight, before))
@@ -51,8 +58,10 @@ if __name__ == "__main__":
     ).finish()
     assert done.code == 0, done.errors
     # Rank 1 adds 1 to its weights: were they shared memory, rank 0 and the caller would see it.
-    assert done.output.splitlines() == ["0 3 True True"] * 2 + [f"False {method != 'fork'}"]
-    assert not list(own_temporary_directory.iterdir())
+    assert done.output.splitlines() == ["0 3 True True"] * (1 if method == "spawn" else 2) + [
+        f"False {method != 'fork'}"
+    ]
+    assert not left_in(own_temporary_directory)
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -85,7 +94,28 @@ def test_an_exception_ends_the_others_and_is_named(program, own_temporary_direct
     first = done.errors.index('raise ValueError("boom in rank 1")')
     assert first < done.errors.index("WorkerError: Rank 1 failed with ValueError: boom in rank 1")
     assert "gloo" not in done.errors, "the others' lost connections are not shown"
-    assert not list(own_temporary_directory.iterdir())
+    assert not left_in(own_temporary_directory)
+
+
+def test_a_cause_that_takes_long_to_end_is_named_before_its_effects(program):
+    done = program("""
+        import threading
+        import torch
+
+        def work(environment):
+            join(environment)
+            if environment.global_rank() == 1:
+                dist.destroy_process_group()
+                threading.Thread(target=time.sleep, args=[600]).start()  # as one that sends what was logged
+                raise ValueError("boom in rank 1")
+            dist.all_reduce(torch.ones(1))
+
+        if __name__ == "__main__":
+            launcher = connected(MultiprocessingLauncher("fork"))
+            launcher.launch(work, launcher.cluster_environment)
+        """).finish()
+    assert done.code == 1
+    assert done.errors.splitlines()[-1].endswith("WorkerError: Rank 1 failed with ValueError: boom in rank 1")
 
 
 def test_a_rank_that_is_not_connected_gets_an_exception_with_the_cause(program):
@@ -104,7 +134,7 @@ def test_a_rank_that_is_not_connected_gets_an_exception_with_the_cause(program):
                 raise
 
         if __name__ == "__main__":
-            launcher = connected(MultiprocessingLauncher("spawn"))
+            launcher = connected(MultiprocessingLauncher("fork"))
             launcher.launch(work, launcher.cluster_environment)
         """).finish(timeout_s=60)
     assert done.code == 1
@@ -119,7 +149,7 @@ def test_the_code_of_a_worker_that_exits_is_kept(program):
         from core.contract import WorkerError
 
         if __name__ == "__main__":
-            launcher = connected(MultiprocessingLauncher("spawn"))
+            launcher = connected(MultiprocessingLauncher("fork"))
             try:
                 launcher.launch(sys.exit, 3)
             except WorkerError as error:
@@ -128,9 +158,12 @@ def test_the_code_of_a_worker_that_exits_is_kept(program):
     assert (done.code, done.output) == (0, "3 None\n")
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, -signal.SIGINT)])
-def test_a_terminated_run_leaves_nothing(program, own_temporary_directory, number, code):
-    running = program("""
+@pytest.mark.parametrize(
+    ("method", "number", "code"), [("fork", signal.SIGTERM, 143), ("spawn", signal.SIGINT, -signal.SIGINT)]
+)
+def test_a_terminated_run_leaves_nothing(program, own_temporary_directory, method, number, code):
+    running = program(
+        """
         def work():
             try:
                 say("at work")
@@ -139,8 +172,10 @@ def test_a_terminated_run_leaves_nothing(program, own_temporary_directory, numbe
                 say("cleans up")
 
         if __name__ == "__main__":
-            connected(MultiprocessingLauncher("spawn")).launch(work)
-        """)
+            connected(MultiprocessingLauncher(sys.argv[1])).launch(work)
+        """,
+        method,
+    )
     running.await_line("at work")
     running.await_line("at work")
     os.kill(running.process.pid, number)
@@ -148,7 +183,7 @@ def test_a_terminated_run_leaves_nothing(program, own_temporary_directory, numbe
     assert done.code == code, done.errors
     assert done.output.count("cleans up") == 2
     assert not running.survivors()
-    assert not list(own_temporary_directory.iterdir())
+    assert not left_in(own_temporary_directory)
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -169,7 +204,7 @@ def test_workers_die_with_the_main_process(program, own_temporary_directory, met
     )
     running.await_line("at work")
     running.await_line("at work")
-    running.process.kill()
+    running.signal(signal.SIGKILL)
     running.await_line("cleans up")
     running.await_line("cleans up")
     assert not running.survivors()
@@ -197,12 +232,15 @@ def test_what_does_not_pickle_is_named(program):
     assert "Define it at the top level of a module" in done.errors
 
 
-def test_fork_needs_no_pickling(program):
+def test_fork_needs_no_pickling_and_collects_only_what_is_its_own(program):
     done = program("""
+        import gc
+        gc.unfreeze()
         local = 5
-        say(connected(MultiprocessingLauncher("fork")).launch(lambda: local))
+        say(connected(MultiprocessingLauncher("fork")).launch(lambda: (local, gc.get_freeze_count() > 10_000)))
+        say(gc.get_freeze_count())
         """).finish()
-    assert (done.code, done.output) == (0, "5\n"), done.errors
+    assert (done.code, done.output) == (0, "(5, True)\n0\n"), done.errors
 
 
 def test_an_unpicklable_result_is_an_error_of_rank_0(program):
@@ -284,3 +322,31 @@ def test_a_worker_that_launches_is_refused(program):
         """).finish()
     assert done.code == 1
     assert "a process that multiprocessing made, and it can't launch processes of its own" in done.errors
+
+
+@pytest.mark.parametrize("method", ["forkserver", "fork"])
+def test_a_rank_that_leaves_with_code_0_is_a_failure(program, own_temporary_directory, method):
+    done = program(
+        """
+        from core.contract import WorkerError
+
+        def work(environment, rank, leave):
+            if environment.global_rank() == rank:
+                leave(0)
+            time.sleep(600)
+
+        if __name__ == "__main__":
+            launcher = connected(MultiprocessingLauncher(sys.argv[1]))
+            for rank, leave in ((1, sys.exit), (0, os._exit)):
+                try:
+                    launcher.launch(work, launcher.cluster_environment, rank, leave)
+                except WorkerError as error:
+                    say(error.rank, error.exit_code, error)
+        """,
+        method,
+    ).finish()
+    assert done.code == 0, done.errors
+    assert [line.partition(", and the other")[0] for line in done.output.splitlines()] == [
+        f"{rank} 0 Rank {rank} exited with code 0 in the middle of launch 1" for rank in (1, 0)
+    ]
+    assert not left_in(own_temporary_directory)

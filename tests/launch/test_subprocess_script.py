@@ -3,7 +3,6 @@
 import os
 import re
 import signal
-import subprocess
 import sys
 
 import pytest
@@ -21,6 +20,7 @@ def train(environment):
             time.sleep(0.01)
     except BaseException as error:
         say(f"rank {rank} got {type(error).__name__}: {error}")
+        time.sleep(0.5 * (rank == 0))  # the other rank waits in its next collective by then
         raise
     finally:
         say("rank", rank, "cleans up")
@@ -318,7 +318,7 @@ def test_a_main_process_that_waits_for_a_rank_in_vain_can_be_terminated(program)
         """)
     running.await_line("at work")
     running.await_line("at work")
-    running.process.terminate()
+    running.signal(signal.SIGTERM)
     done = running.finish(timeout_s=30)
     assert done.code == 143, done.errors
     assert not running.survivors()
@@ -351,6 +351,21 @@ def test_forked_copies_of_a_rank_can_come_and_go(program):
     assert done.errors.count("RuntimeError: only a copy") == 2
 
 
+def test_a_forked_copy_that_is_to_end_as_it_begins_ends(program):
+    done = program("""
+        import signal
+        os.register_at_fork(after_in_child=lambda: os.kill(os.getpid(), signal.SIGTERM))
+
+        def work():
+            if (copy := os.fork()) == 0:
+                os._exit(0)
+            return os.waitstatus_to_exitcode(os.waitpid(copy, 0)[1])
+
+        say(connected(SubprocessScriptLauncher()).launch(work))
+        """).finish()
+    assert (done.code, done.output) == (0, "-15\n-15\n"), done.errors
+
+
 def test_workers_that_are_still_importing_die_with_the_main_process(program):
     running = program("""
         if "CORE_CHANNEL" in os.environ:
@@ -361,7 +376,7 @@ def test_workers_that_are_still_importing_die_with_the_main_process(program):
         """)
     running.await_line("worker imports")
     assert len(running.workers()) == 1
-    running.process.kill()
+    running.signal(signal.SIGKILL)
     assert not running.survivors()
 
 
@@ -378,9 +393,9 @@ def test_a_program_without_a_file_is_refused(tmp_path, program, command, stdin, 
         "from helpers import *\n"
         "connected(SubprocessScriptLauncher(), interactive_alias='good_alias').launch(print, 'launched')\n"
     )
-    running = program("", command=command if stdin else [*command, source], stdin=subprocess.PIPE)
-    running.process.stdin.write(source if stdin else "")
-    done = running.finish()
+    (tmp_path / "stdin").write_text(source if stdin else "")
+    with (tmp_path / "stdin").open() as file:
+        done = program("", command=command if stdin else [*command, source], stdin=file).finish()
     assert f"LaunchError: This program runs from {place}, and its processes are made by running" in done.errors
     assert 'Instead, pass strategy="good_alias", which works here, or put it into a file' in done.errors
     assert "launched" not in done.output
@@ -417,3 +432,74 @@ def test_a_launch_inside_a_process_of_multiprocessing_is_refused(program):
         """).finish()
     assert "a process that multiprocessing made, and it can't launch processes of its own" in done.errors
     assert "launched" not in done.output
+
+
+# A rank that leaves with code 0.
+
+LEAVES = """
+        def work(environment):
+            if environment.global_rank() == {rank}:
+                {leave}
+            time.sleep(600)
+
+        launcher = connected(SubprocessScriptLauncher())
+        launcher.launch(work, launcher.cluster_environment)
+        """
+
+
+@pytest.mark.parametrize(("rank", "leave"), [(1, "sys.exit(0)"), (1, "os._exit(0)"), (0, "sys.exit()")])
+def test_a_rank_that_leaves_in_the_middle_is_a_failure(program, rank, leave):
+    done = program(LEAVES.format(rank=rank, leave=leave)).finish(timeout_s=30)
+    assert done.code == 1
+    assert (
+        f"WorkerError: Rank {rank} exited with code 0 in the middle of launch 1, and the other ranks still needed it. "
+        "All ranks must make the same calls: look for a sys.exit, an os._exit or a return that only some of them come "
+        "to." in done.errors
+    )
+
+
+def test_a_rank_that_never_comes_is_a_failure(program):
+    done = program("""
+        launcher = connected(SubprocessScriptLauncher())
+        rank = launcher.launch(launcher.cluster_environment.global_rank)
+        if rank == 1:
+            sys.exit(0)
+        time.sleep(1)  # nobody needs it yet
+        say("goes on")
+        launcher.launch(time.sleep, 600)
+        """).finish(timeout_s=30)
+    assert (done.code, done.output) == (1, "goes on\n")
+    assert "WorkerError: Rank 1 exited with code 0 without coming to launch 2, and the other ranks" in done.errors
+
+
+def test_a_rank_that_leaves_the_users_own_loop_is_named_where_others_lose_it(program):
+    done = program("""
+        import torch
+
+        launcher = connected(SubprocessScriptLauncher(), num_processes=3)
+        launcher.launch(join, launcher.cluster_environment)
+        for step in range(10):
+            if launcher.cluster_environment.global_rank() == 1 and step == 3:
+                os._exit(0)
+            dist.all_reduce(torch.ones(1))
+        """).finish(timeout_s=60)
+    assert done.code == 1
+    assert "WorkerError: Rank 1 exited with code 0 after launch 1, and the other ranks still needed it" in done.errors
+    assert re.search(r"Rank [02] then stopped with ", done.errors), "and what that did to the others"
+
+
+def test_ranks_that_leave_together_end_well(program):
+    done = program("""
+        launcher = connected(SubprocessScriptLauncher())
+        launcher.launch(sys.exit, 0)
+        """).finish(timeout_s=30)
+    assert (done.code, done.errors) == (0, "")
+
+
+def test_a_rank_that_native_code_ends_says_what_that_means(program):
+    done = program(LEAVES.format(rank=1, leave="os.abort()")).finish(timeout_s=30)
+    assert done.code == 1
+    assert (
+        "WorkerError: Rank 1 was killed by SIGABRT (native code gave up, and has written why to stderr; torch does "
+        "that when ranks make different calls, as where only some of them call backward)." in done.errors
+    )

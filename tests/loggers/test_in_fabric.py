@@ -1,10 +1,11 @@
 """A loop of one's own logs, and nobody tells the logger that it is over."""
 
 import csv
-import subprocess
 import sys
 
 import pytest
+
+from core_testing import programs
 
 PROGRAM = """
 import sys
@@ -28,12 +29,7 @@ if __name__ == "__main__":
 def test_all_values_are_written(tmp_path, devices, strategy, how):
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)
-    done = subprocess.run(
-        [sys.executable, program, str(tmp_path), how, str(devices), strategy],
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    done = programs.run([sys.executable, program, tmp_path, how, devices, strategy], timeout=120)
     assert (done.returncode == 0) == (how == "ends"), done.stderr
     with open(tmp_path / "core_logs" / "version_0" / "metrics.csv", newline="") as file:
         assert [row["loss"] for row in csv.DictReader(file)] == ["0.0", "0.5", "1.0"]

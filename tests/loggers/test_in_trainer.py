@@ -1,44 +1,21 @@
 """Loggers through a Trainer: which are there, what they get, and how a run ends for them."""
 
 import csv
-import importlib.util
 import json
-import os
-import subprocess
 import sys
 from argparse import Namespace
 from pathlib import Path
 
 import pytest
-import torch
-from torch.utils.data import DataLoader, TensorDataset
 
-from core import LOGGER_REGISTRY, Callback, ConfigurationError, Logger, Module, Trainer
+from core import LOGGER_REGISTRY, Callback, ConfigurationError, Logger, Trainer
 from core.contract import UnknownAliasError
-from core.loggers import CSVLogger, TensorBoardLogger
+from core.loggers import CSVLogger
+from core_testing import programs
+from logged_net import ON_CPU, Net, loader
 
 # The same module serves fits with validation and without.
 pytestmark = pytest.mark.filterwarnings("ignore:.*and no validation loader was given")
-
-OFF = ("enable_progress_bar", "enable_model_summary", "enable_checkpointing")
-ON_CPU = {"accelerator": "cpu", "devices": 1, **dict.fromkeys(OFF, False)}
-
-
-class Net(Module):
-    def __init__(self):
-        super().__init__()
-        self.layer = torch.nn.Linear(4, 1)
-
-    def training_step(self, batch, batch_idx):
-        self.log("batch_idx", float(batch_idx))
-        self.log("unseen", 1.0, logger=False)
-        return self.layer(batch[0]).sum()
-
-    def validation_step(self, batch, batch_idx):
-        self.log("val", 2.0)
-
-    def configure_optimizers(self):
-        return torch.optim.SGD(self.parameters(), lr=0.1)
 
 
 class Recorder(Logger):
@@ -55,10 +32,6 @@ class Recorder(Logger):
 
     def finalize(self, status):
         self.told.append(("finalize", status))
-
-
-def loader(num_batches=4):
-    return DataLoader(TensorDataset(torch.ones(2 * num_batches, 4)), batch_size=2)
 
 
 def rows(folder):
@@ -86,26 +59,21 @@ def test_without_a_logger_nothing_is_written(tmp_path, logger):
 
 
 def test_loggers_are_chosen_by_alias_and_all_get_the_same(tmp_path):
-    pytest.importorskip("tensorboard")
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
     mine = Recorder()
     trainer = Trainer(
         **ON_CPU,
         max_epochs=1,
         log_every_n_steps=2,
         default_root_dir=tmp_path,
-        logger=["tensorboard", CSVLogger(tmp_path, "csv"), mine],
+        logger=["csv", CSVLogger(tmp_path, "mine"), mine],
     )
     trainer.fit(Net(), loader())
-    assert isinstance(trainer.logger, TensorBoardLogger)
-    events = EventAccumulator(trainer.log_dir)
-    events.Reload()
-    assert [(event.step, event.value) for event in events.Scalars("batch_idx")] == [(2, 1.0), (4, 3.0)]
-    assert rows(tmp_path / "csv" / "version_0") == [
-        {"step": "2", "epoch": "0.0", "batch_idx": "1.0"},
-        {"step": "4", "epoch": "0.0", "batch_idx": "3.0"},
-    ]
+    assert isinstance(trainer.logger, CSVLogger)
+    for folder in (tmp_path / "core_logs" / "version_0", tmp_path / "mine" / "version_0"):
+        assert rows(folder) == [
+            {"step": "2", "epoch": "0.0", "batch_idx": "1.0"},
+            {"step": "4", "epoch": "0.0", "batch_idx": "3.0"},
+        ]
     assert mine.told == [
         (2, {"epoch": 0.0, "batch_idx": 1.0}),
         (4, {"epoch": 0.0, "batch_idx": 3.0}),
@@ -301,9 +269,7 @@ def test_one_rank_writes_and_all_know_where(tmp_path, strategy):
     """With `ddp_fork` the process that called `fit` is no rank at all, and learns which run it was."""
     program = tmp_path / "program.py"
     program.write_text(TWO_RANKS)
-    done = subprocess.run(
-        [sys.executable, program, strategy, str(tmp_path)], capture_output=True, text=True, timeout=120
-    )
+    done = programs.run([sys.executable, program, strategy, tmp_path], timeout=120)
     assert done.returncode == 0, done.stderr
     folder = tmp_path / "exp" / "version_0"
     assert [path.name for path in (tmp_path / "exp").iterdir()] == ["version_0"]
@@ -311,48 +277,3 @@ def test_one_rank_writes_and_all_know_where(tmp_path, strategy):
     seen = [json.loads((tmp_path / f"rank{rank}.json").read_text()) for rank in range(2)]
     assert seen == [[kind, "exp", 0, str(folder), str(folder)] for kind in ("Mine", "SilentLogger")]
     assert [row["loss"] for row in rows(folder)] == ["1.0", "1.0"]
-
-
-# Libraries of others.
-
-
-def test_mlflow_gets_metrics_options_and_status(tmp_path, monkeypatch):
-    mlflow = pytest.importorskip("mlflow")
-    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", (tmp_path / "mlruns").as_uri())
-    trainer = Trainer(**ON_CPU, max_epochs=1, log_every_n_steps=2, default_root_dir=tmp_path, logger="mlflow")
-    module = Net()
-    module.hparams = {"lr": 0.1, "model": {"width": 8}}
-    trainer.fit(module, loader(), loader())
-    client = mlflow.MlflowClient()
-    run = client.get_run(trainer.logger.version)
-    assert (run.info.status, run.data.params) == ("FINISHED", {"lr": "0.1", "model/width": "8"})
-    assert run.data.metrics == {"batch_idx": 3.0, "epoch": 0.0, "val": 2.0}
-    assert trainer.log_dir == str(tmp_path / "core_logs" / run.info.run_id)
-
-
-@pytest.mark.skipif(importlib.util.find_spec("wandb") is None, reason="pip install 'core[wandb]'")
-def test_wandb_is_chosen_by_alias(tmp_path):
-    program = f"""
-import sys
-sys.path.append({os.path.dirname(__file__)!r})
-from test_in_trainer import Net, ON_CPU, loader
-from core import Trainer
-trainer = Trainer(**ON_CPU, max_epochs=1, log_every_n_steps=2, default_root_dir=".", logger="wandb")
-module = Net()
-module.hparams = {{"lr": 0.1}}
-trainer.fit(module, loader(), loader())
-run = trainer.logger.experiment
-summary = {{name: run.summary[name] for name in ("batch_idx", "val", "trainer/global_step")}}
-print(summary, run.config["lr"], run.offline)
-"""
-    settings = {"WANDB_MODE": "offline", "WANDB_SILENT": "true", "WANDB_ERROR_REPORTING": "false"}
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        cwd=tmp_path,
-        env={**os.environ, **settings},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert done.stdout.strip() == "{'batch_idx': 3, 'val': 2, 'trainer/global_step': 4} 0.1 True", done.stderr

@@ -1,6 +1,5 @@
 """The table of actions; and what holds for every profiler."""
 
-import subprocess
 import sys
 from pathlib import Path
 
@@ -8,6 +7,7 @@ import pytest
 
 from core import ConfigurationError
 from core.profilers import Profiler, SimpleProfiler
+from core_testing import programs
 from profiled import Listener, Net, Trouble, loader, make_trainer
 
 # The same module serves fits with validation and without.
@@ -93,9 +93,11 @@ def test_without_a_profiler_nothing_of_it_is_in_a_step(tmp_path):
 
     trainer = make_trainer(tmp_path, None, callbacks=Watcher())
     trainer.fit(Quiet(), loader())
-    folders = {"/".join(Path(name).parts[-3:]) for name in seen}
-    assert "core/trainer/fit.py" in folders
-    assert not [name for name in folders if name.startswith(("core/profilers/", "core/trainer/profiling"))]
+    folders = {"/".join(Path(name).parts[-4:]) for name in seen}
+    assert "core/trainer/loops/fit.py" in folders
+    assert not [
+        name for name in folders if name.startswith(("core/trainer/profilers/", "core/trainer/loops/profiling"))
+    ]
 
 
 def test_sections_of_the_user_cost_nothing_to_keep(tmp_path):
@@ -184,14 +186,12 @@ if __name__ == "__main__":
 
 
 @pytest.mark.parametrize(
-    ("strategy", "profiler"), [("ddp", "simple"), ("ddp_spawn", "pytorch"), ("ddp_spawn", "advanced")]
+    ("strategy", "profiler"), [("ddp", "simple"), ("ddp_spawn", "pytorch"), ("ddp_fork", "advanced")]
 )
 def test_each_rank_writes_and_one_prints(tmp_path, strategy, profiler):
     program = tmp_path / "program.py"
     program.write_text(f"import sys\nsys.path.append({str(Path(__file__).parents[1])!r})\n{TWO_RANKS}")
-    done = subprocess.run(
-        [sys.executable, program, strategy, profiler, str(tmp_path)], capture_output=True, text=True, timeout=120
-    )
+    done = programs.run([sys.executable, program, strategy, profiler, tmp_path], timeout=120)
     assert done.returncode == 0, done.stderr
     folder = tmp_path / "core_logs" / "version_0"
     reports = {path.name for path in folder.glob("fit-profile*.txt")}

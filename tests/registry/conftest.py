@@ -6,7 +6,7 @@ import importlib_metadata
 import packaging.requirements
 import pytest
 
-from core.registry import PluginManager, Registry, discover
+from core.registry import PluginManager, Registry, discover, plugin_manager
 
 assert importlib_metadata, packaging  # imported while site-packages can be seen: the fixture below hides it
 
@@ -20,6 +20,7 @@ def site(tmp_path, monkeypatch):
     folder = tmp_path / "site"
     folder.mkdir()
     modules = set(sys.modules)
+    plugin_manager()  # made here, where it sees what is installed: it stays for the tests of other files
     with monkeypatch.context() as patch:
         patch.setattr(sys, "path", [str(folder), *(entry for entry in sys.path if not holds_distributions(entry))])
         patch.delenv("CORE_PLUGINS", raising=False)

@@ -3,11 +3,13 @@
 import os
 import shutil
 import sys
+from functools import partial
 
 import pytest
 
 from core.registry import discover
 from fake_distributions import make_distribution
+from hostile import LOOK_ALIKES
 
 GOOD = "[core.loggers]\ngood = core_good:Good\n"
 
@@ -181,12 +183,32 @@ def test_of_two_versions_in_one_folder_the_higher_counts(site, versions):
     assert problem(found, "core-good").detail.startswith("1.9 is left over beside 1.10 in ")
 
 
-@pytest.mark.parametrize("alias", ["with blank", "with:colon", "with,comma"])
+@pytest.mark.parametrize("alias", ["with blank", "with:colon", "with,comma", *LOOK_ALIKES])
 def test_an_alias_that_nobody_could_write(site, alias):
     make_distribution(site, "core-bad", entry_points_text=f"[core.loggers]\n{alias} = core_bad:Bad\n")
     found = scan()
     assert all(provider.specs == () for provider in found.providers)
-    assert repr(alias) in problem(found, "core-bad").detail
+    detail = problem(found, "core-bad").detail
+    assert detail.startswith(f"the alias {alias!r} in core.loggers is left out: expected ASCII letters, digits, ")
+    assert LOOK_ALIKES.get(alias, "got '") in detail
+
+
+@pytest.mark.parametrize(
+    ("name", "version", "told"),
+    [
+        ("core-\u0430cme", "1.0", r"METADATA has the Name 'core-\u0430cme', which no package can have"),
+        ("core-acme  1.0  ok", "1.0", "METADATA has the Name 'core-acme 1.0 ok', which"),
+        ("core-acme", "1.0\x1b[2K\rddp  ok", r"METADATA has the Version '1.0\x1b[2K\rddp  ok', which"),
+        ("core-acme", "1.0  ok", "METADATA has the Version '1.0 ok', which"),
+    ],
+)
+def test_a_name_or_version_that_no_package_can_have(site, name, version, told):
+    good = "[core.loggers]\nacme = core_acme:Acme\n"
+    make_distribution(site, name, version, good, folder="core_acme-1.0.dist-info")
+    found = scan()
+    assert found.providers == ()
+    # A carriage return ends a line of METADATA, as any line end does.
+    assert told.partition(r"\r")[0] in problem(found, "core-acme").detail
 
 
 def test_a_finder_that_raises_does_not_end_the_pass(site, monkeypatch):
@@ -242,4 +264,38 @@ def test_a_misspelt_group_is_told(site):
     assert found.providers == ()
     (one,) = found.problems
     assert one.source == "core-acme"
-    assert one.detail == "nobody reads its entry-point group 'core.strategy'; did you mean 'core.strategies'?"
+    assert one.detail == "its entry-point group 'core.strategy' is not one of core's; did you mean 'core.strategies'?"
+
+
+@pytest.mark.parametrize("file", ["entry_points.txt", "METADATA"])
+@pytest.mark.parametrize(("make", "kind"), [(os.mkfifo, "a pipe"), (partial(os.symlink, "/dev/zero"), "a device")])
+def test_what_is_no_file_is_not_waited_for(site, file, make, kind):
+    make_distribution(site, "core-good", entry_points_text=GOOD)
+    folder = make_distribution(site, "core-bad", entry_points_text=GOOD)
+    (folder / file).unlink()
+    make(folder / file)
+    found = scan()
+    assert names(found) == ["core-good"]
+    assert f"{file}' is {kind}, where a file was expected" in problem(found, "core-bad").detail
+
+
+def test_requirements_of_older_tools_that_are_no_file(site):
+    egg = site / "core_old.egg-info"
+    egg.mkdir()
+    (egg / "PKG-INFO").write_text("Name: core-old\nVersion: 0.3\n")
+    (egg / "entry_points.txt").write_text("[core.loggers]\nold = core_old:Old\n")
+    os.mkfifo(egg / "requires.txt")
+    assert "requires.txt' is a pipe" in problem(scan(), "core-old").detail
+
+
+def test_junk_is_given_up(site):
+    make_distribution(site, "core-good", entry_points_text=GOOD)
+    make_distribution(site, "core-huge", entry_points_text=b"junk\n" * 10_000_000)
+    make_distribution(site, "core-bad", entry_points_text=GOOD + "junk\n" * 100 + "x" * 10_000 + "\n")
+    found = scan()
+    assert names(found) == ["core-bad", "core-good"]
+    assert "has 50,000,000 bytes, where at most 1,048,576 were expected" in problem(found, "core-huge").detail
+    told = [problem.detail for problem in found.problems if problem.source == "core-bad"]
+    assert len(told) == 11
+    assert told[-1].startswith("91 more lines of entry_points.txt are bad.")
+    assert max(map(len, told)) < 1000

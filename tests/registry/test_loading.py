@@ -142,6 +142,25 @@ def test_a_class_that_raises_when_it_is_made(acme):
     assert isinstance(raised.value.__cause__, OSError)
 
 
+@pytest.mark.parametrize(
+    ("source", "detail"),
+    [
+        ("import sys\ndef Acme(): sys.exit(0)", "making it raised SystemExit: 0"),
+        ("class Odd(BaseException): ...\ndef Acme(): raise Odd('no')", "making it raised Odd: no"),
+        ("def __getattr__(name): raise SystemExit(0)", "SystemExit: 0"),
+    ],
+)
+def test_a_factory_that_ends_the_program_is_a_plugin_that_cannot_be_loaded(acme, source, detail):
+    message, chained = failure(acme(source=source), create=True)
+    assert f"can't be loaded from 'core_acme:Acme': {detail}. Tell the authors of core-acme" in message
+    assert not isinstance(chained, Exception)
+
+
+def test_ctrl_c_while_one_is_made_is_ctrl_c(acme):
+    with pytest.raises(KeyboardInterrupt):
+        acme(source="def Acme(): raise KeyboardInterrupt").create("acme")
+
+
 def test_an_option_that_it_does_not_take(acme):
     with pytest.raises(ConfigurationError) as raised:
         acme().create("acme", foldre="here")
@@ -171,7 +190,8 @@ def test_a_well_known_class_says_what_to_install(registry):
     with pytest.raises(ImportError) as raised:
         registry("strategy").class_named("DDPStrategy")
     assert str(raised.value) == (
-        "The strategy class DDPStrategy comes with core-ddp. core-ddp is not installed: `pip install core-ddp`."
+        "The strategy class DDPStrategy comes with core-ddp. core-ddp is not installed: `pip install core-ddp` "
+        "(from this project's wheels or checkout, not from an index: README, Install)."
     )
 
 
@@ -182,7 +202,7 @@ def test_a_well_known_class_comes_from_its_distribution_only(site, registry):
 
 
 def test_the_packages_of_core_hand_out_plugin_classes(acme):
-    from core.registry.lazy_exports import plugin_class
+    from core.registry.plugin_class import plugin_class
 
     acme()
     with pytest.raises(AttributeError):

@@ -5,13 +5,13 @@ import warnings
 
 import pytest
 
-from core.contract.errors import BlockedPluginError, PluginLoadError
+from core.contract.errors import BlockedPluginError, ConfigurationError, PluginLoadError
 from core.contract.hookspecs import hookimpl
 from core.contract.spec import Spec
 from core.registry import HOOKS, Registry, load_hooks
 from fake_distributions import make_distribution
 
-OWN = ["csv", "mlflow", "tensorboard", "wandb"]
+OWN = ["csv"]
 """The loggers of core itself."""
 
 BOTH = """\
@@ -43,6 +43,7 @@ def aliases(manager, kind="logger"):
         ("Core.Acme", [], []),
         ("acme", ["bolt"], []),
         ("ACME, bolt", [], []),
+        ("acme;bolt", [], []),
         ("core-acme:bolt", ["acme"], ["acme"]),
         ("", ["acme", "bolt"], ["acme"]),
     ],
@@ -87,6 +88,18 @@ def test_a_name_that_matches_nothing_warns(acme, manager, monkeypatch, variable)
     assert str(warning.message) == (
         f"{variable} names 'core-acne', which is neither an installed plugin nor an alias of one. "
         "Did you mean 'core-acme'?"
+    )
+
+
+@pytest.mark.parametrize("variable", ["CORE_PLUGINS", "CORE_DISABLE_PLUGINS"])
+@pytest.mark.parametrize("name", ["core-acme|bolt", "'core-acme'", "core-acme\u3001bolt", "core-acme:", "a:b:c"])
+def test_what_can_be_no_name_is_an_error(acme, manager, monkeypatch, variable, name):
+    monkeypatch.setenv(variable, f"bolt; {name}")
+    with pytest.raises(ConfigurationError) as raised:
+        manager()
+    assert str(raised.value) == (
+        f"{variable} is {f'bolt; {name}'!r}, and {name!r} in it can't be a name. Expected distributions (core-acme), "
+        "aliases (acme) or both (core-acme:acme), with commas, semicolons or blanks between."
     )
 
 
@@ -175,12 +188,18 @@ def raising():
     ("offer", "detail"),
     [
         (raising, "its hook core_loggers raised RuntimeError: after the first"),
+        (lambda: exit(0), "its hook core_loggers raised SystemExit: 0"),
         (lambda: 3, "its hook core_loggers raised TypeError: 'int' object is not iterable"),
         (lambda: ["x"], "its hook core_loggers raised TypeError: expected a Spec, got 'x'"),
         (
             lambda: [Spec("logger", "csv", "json:JSONEncoder", "core")],
             "its hook core_loggers raised ValueError: expected kind 'logger' and provider 'core-bad', "
             "got 'logger' and 'core'",
+        ),
+        (
+            lambda: [Spec("logger", "\u0430cme", "json:JSONEncoder", "core-bad")],
+            "its hook core_loggers raised ValueError: the alias '\u0430cme': expected ASCII letters, digits, '_', '-', "
+            r"'.' and '+'; got '\u0430'",
         ),
     ],
 )

@@ -9,6 +9,7 @@ from core.contract.logger import Logger
 from core.contract.strategy import Strategy
 from core.registry import StrategyRegistry
 from fake_distributions import make_distribution
+from hostile import LOOK_ALIKES
 
 
 class Mine(Logger):
@@ -78,6 +79,32 @@ def test_the_signature_that_users_know(site, manager):
     strategies.remove("custom")
 
 
+def test_options_make_a_preset(site, manager):
+    class Custom(Strategy):
+        """Trains slowly.
+
+        At night.
+        """
+
+        def __init__(self, speed=1, **parts):
+            super().__init__(**parts)
+            self.speed = speed
+
+    made = manager()
+    strategies = StrategyRegistry("strategy", lambda: made)
+    strategies.register("custom_fast", Custom, description="mine", speed=9)
+    strategies.register("custom_slow", speed=0)(Custom)
+    assert [strategies.create(name).speed for name in ("custom_fast", "custom_slow")] == [9, 0]
+    assert strategies.create("custom_fast", speed=5).speed == 5
+    assert strategies["custom_slow"] is strategies.get("custom_slow")
+    assert [offer.spec.summary for offer in strategies.offers() if "custom" in offer.spec.alias] == [
+        "mine",
+        "Trains slowly.",
+    ]
+    with pytest.raises(UnknownAliasError, match="Unknown strategy 'costum'"):
+        strategies["costum"]
+
+
 def test_a_registration_is_not_replaced_in_silence(registry):
     loggers = registry()
     loggers.register("mine", Mine)
@@ -127,10 +154,11 @@ def test_a_word_of_the_arguments_is_no_alias(registry):
         registry().register("auto", Mine)
 
 
-@pytest.mark.parametrize("name", ["", " ", "a b", "a:b", "a,b"])
+@pytest.mark.parametrize("name", ["", " ", "a b", "a:b", "a,b", *LOOK_ALIKES])
 def test_an_alias_that_nobody_could_write(registry, name):
-    with pytest.raises(ConfigurationError, match="can't be the alias of a logger"):
+    with pytest.raises(ConfigurationError, match="can't be the alias of a logger: expected ASCII") as raised:
         registry().register(name, Mine)
+    assert LOOK_ALIKES.get(name, "got") in str(raised.value)
 
 
 @pytest.mark.parametrize(("target", "got"), [(int, "the class int"), (Mine(), "of type Mine"), (3, "3 of type int")])

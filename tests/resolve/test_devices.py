@@ -1,7 +1,10 @@
 """Every form of `devices` and `num_nodes`, on a fake accelerator with four devices."""
 
+import os
+
 import numpy as np
 import pytest
+import torch
 
 from core import ConfigurationError, DeviceError
 from core.resolve import resolve
@@ -37,6 +40,19 @@ def devices_of(devices):
 )
 def test_forms(devices, indices):
     assert devices_of(devices) == indices
+
+
+@pytest.mark.parametrize(
+    ("devices", "number", "reason"),
+    [
+        ("auto", 1, "auto: cpu takes 1"),
+        (-1, len(os.sched_getaffinity(0)), "devices=-1 stands for all that are here"),
+    ],
+)
+def test_automatic_is_one_process_on_a_cpu_and_all_is_one_a_core(devices, number, reason):
+    resolution = resolve(accelerator="cpu", strategy=ManyDevices(), devices=devices)
+    decision = next(decision for decision in resolution.decisions if decision.subject == "devices")
+    assert (len(resolution.strategy.parallel_devices), decision.reason) == (number, reason)
 
 
 @pytest.mark.parametrize(
@@ -89,6 +105,15 @@ def test_malformed(devices, problem, cure):
 def test_too_many(devices):
     with pytest.raises(DeviceError, match=r"device 4, but there are 4 here. Ask for at most 4"):
         devices_of(devices)
+
+
+def test_names_of_devices_in_a_strategy():
+    assert ManyDevices(parallel_devices=["cpu", torch.device("cuda", 1)]).parallel_devices == [
+        torch.device("cpu"),
+        torch.device("cuda:1"),
+    ]
+    with pytest.raises(DeviceError, match=r"'gpu' is not a device of torch. Expected .* or the name of one: 'cpu'"):
+        ManyDevices(parallel_devices=["gpu"])
 
 
 @pytest.mark.parametrize("num_nodes", [0, -1, 1.0, True, None, "two", "2"])

@@ -1,9 +1,16 @@
+import contextlib
 import logging
+import signal
+import sys
+import time
 
 import pytest
 
 from core import ConfigurationError, Found, LaunchError, UnknownAliasError
-from core.resolve import resolve
+from core.cluster import LocalEnvironment
+from core.registry import plugin_manager
+from core.resolve import candidates, resolve
+from fake_distributions import make_distribution
 from resolve_fakes import (
     Cluster,
     FourDevices,
@@ -134,6 +141,72 @@ def test_a_third_party_environment_of_highest_priority(register):
     assert decision(resolution, "launcher").reason == "acme has made the processes"
 
 
+def sleeping():
+    time.sleep(600)
+
+
+def swallowing():
+    while True:
+        with contextlib.suppress(Exception):
+            time.sleep(600)
+
+
+@pytest.mark.parametrize(
+    ("detect", "detail"),
+    [
+        (lambda: sys.exit(0), "SystemExit: 0. CORE_DISABLE_PLUGINS="),
+        (sleeping, "TimeIsUp: it did not end within 0.2 s. CORE_DISABLE_PLUGINS="),
+        (swallowing, "TimeIsUp: it did not end within 0.2 s. CORE_DISABLE_PLUGINS="),
+    ],
+)
+def test_an_environment_that_nobody_asked_for_can_neither_end_nor_hold_up_the_run(
+    register, monkeypatch, detect, detail
+):
+    monkeypatch.setattr(candidates, "DETECTION_TIMEOUT_S", 0.2)
+    register("cluster environment", "acme", type("Acme", (Cluster,), {"detect": staticmethod(detect)}))
+    with pytest.warns(RuntimeWarning, match=f"'acme' of <in-process> was not considered. {detail}"):
+        resolution = resolve(accelerator="cpu")
+    assert decision(resolution, "cluster environment").choice == "local"
+
+
+def test_an_environment_whose_import_hangs_is_named_and_given_up(tmp_path, monkeypatch):
+    monkeypatch.setattr(candidates, "DETECTION_TIMEOUT_S", 0.2)
+    monkeypatch.syspath_prepend(tmp_path)
+    lines = "[core.cluster_environments]\nacme = core_hangs:Acme\n"
+    make_distribution(tmp_path, "core-hangs", "1.0", lines, modules={"core_hangs": "import time; time.sleep(600)"})
+    plugin_manager().refresh()
+    try:
+        with pytest.warns(RuntimeWarning) as warned:
+            assert decision(resolve(accelerator="cpu"), "cluster environment").choice == "local"
+    finally:
+        monkeypatch.undo()
+        plugin_manager().refresh()
+    (warning,) = warned
+    assert str(warning.message) == (
+        "The cluster environment 'acme' of core-hangs 1.0 was not considered. The cluster environment 'acme' of "
+        "core-hangs 1.0 can't be loaded from 'core_hangs:Acme': its import raised TimeIsUp: it did not end within "
+        "0.2 s. Tell the authors of core-hangs, or leave it out with CORE_DISABLE_PLUGINS=core-hangs; "
+        "`core list-cluster-environments --all` shows what else is there."
+    )
+
+
+def test_an_alarm_of_the_users_own_still_comes(register, monkeypatch):
+    came = []
+    monkeypatch.setattr(candidates, "DETECTION_TIMEOUT_S", 0.2)
+    before = signal.signal(signal.SIGALRM, lambda number, frame: came.append(number))
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.3)
+        register("cluster environment", "acme", type("Acme", (Cluster,), {"detect": staticmethod(sleeping)}))
+        with pytest.warns(RuntimeWarning, match="TimeIsUp"):
+            resolve(accelerator="cpu")
+        while not came:
+            time.sleep(0.01)
+        assert signal.getsignal(signal.SIGALRM).__name__ == "<lambda>"
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
 def test_local_when_there_is_no_other():
     assert decision(resolve(accelerator="cpu"), "cluster environment").choice == "local"
 
@@ -217,6 +290,24 @@ def test_a_launcher_that_is_passed():
     assert "HereLauncher is not needed" in decision(resolution, "launcher").reason
 
 
+def test_a_launcher_of_all_nodes_brings_its_environment():
+    class AllNodes(HereLauncher):
+        def configure_cluster_environment(self):
+            return Told()
+
+    class Told(Cluster):
+        creates_processes = False
+
+    mine, scheduled = LocalEnvironment(), Cluster()
+    resolution = resolve(accelerator="cpu", plugins=[AllNodes()], num_nodes=2)
+    environment = resolution.strategy.cluster_environment
+    assert isinstance(environment, Told)
+    assert resolution.strategy.launcher.cluster_environment is environment
+    assert "has its own" in decision(resolution, "cluster environment").reason
+    assert resolved(plugins=[AllNodes(), mine]).cluster_environment is mine
+    assert resolved(plugins=[AllNodes(), scheduled]).cluster_environment is scheduled
+
+
 def test_a_launcher_that_cannot_work_here_says_so_at_once():
     class Nowhere(HereLauncher):
         def check(self):
@@ -238,8 +329,8 @@ def test_a_launcher_that_cannot_work_here_says_so_at_once():
         ([FourDevices()], "plugins has a FourDevices: pass it as accelerator="),
         ([ManyDevices()], "plugins has a ManyDevices: pass it as strategy="),
         ([3], "plugins has 3: expected instances, or registered names, of these kinds: precision, checkpoint io"),
-        (["torhc"], "plugins has 'torhc', which nobody offers.*Did you mean 'torch'"),
-        (["qqqq"], "plugins has 'qqqq', which nobody offers.*`core list-precisions`"),
+        (["torhc"], "plugins has 'torhc', which no installed package offers.*Did you mean 'torch'"),
+        (["qqqq"], "plugins has 'qqqq', which no installed package offers.*`core list-precisions`"),
         ([("local",)], r"plugins has \('local',\): expected"),
     ],
 )

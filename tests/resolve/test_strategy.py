@@ -151,7 +151,7 @@ def test_everything_is_connected():
 
 
 def test_the_fingerprint_names_every_choice_that_ranks_must_share():
-    fingerprint = {entry[0]: entry[1:] for entry in resolve(accelerator="cpu").strategy.fingerprint}
+    fingerprint = {entry[0]: entry[1:] for entry in resolve(accelerator="cpu").session.fingerprint}
     assert fingerprint.keys() == {
         *("accelerator", "cluster environment", "strategy", "precision", "checkpoint io", "core", "torch")
     }
@@ -160,8 +160,8 @@ def test_the_fingerprint_names_every_choice_that_ranks_must_share():
     assert fingerprint["precision"] == ("32-true", "core", version)
     assert fingerprint["torch"][2] == torch.__version__
     instance = resolve(strategy=SingleDeviceStrategy(), accelerator="cpu").strategy
-    assert dict(fingerprint) == {entry[0]: entry[1:] for entry in instance.fingerprint}
-    own = {entry[0]: entry[1:] for entry in resolve(strategy=ManyDevices(), accelerator="cpu").strategy.fingerprint}
+    assert dict(fingerprint) == {entry[0]: entry[1:] for entry in instance.session.fingerprint}
+    own = {entry[0]: entry[1:] for entry in resolve(strategy=ManyDevices(), accelerator="cpu").session.fingerprint}
     assert own["strategy"] == ("resolve_fakes.ManyDevices", "", "")
 
 

@@ -7,7 +7,7 @@ from torch._dynamo.testing import CompileCounter
 
 from core import Callback, Fabric, Module, Trainer
 from core.checkpoint import TorchCheckpointIO
-from core.testing import Backend
+from core_testing import Backend
 from small_nets import QUIET, batches
 
 

@@ -7,7 +7,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from core import Callback, CheckpointError, ConfigurationError, DataModule, WorkerError
 from core.strategies import DDPStrategy
-from core.trainer import epoch_end
+from core.trainer.data import epoch_end
 from trainer.recording import (
     Numbers,
     Recorder,
@@ -111,12 +111,49 @@ def test_an_empty_training_loader(tmp_path, make):
 
 def test_an_empty_evaluation_loader(tmp_path):
     with pytest.raises(ConfigurationError, match="The validation loader gives no batch: its data set is empty"):
-        make_trainer(tmp_path).fit(Validating(tmp_path), loader(), loader(0))
+        make_trainer(tmp_path).validate(Validating(tmp_path), loader(0))
+    with pytest.raises(ConfigurationError, match="The validation loader gives no batch: its data set is empty"):
+        make_trainer(tmp_path).validate(Validating(tmp_path), {})
     with pytest.raises(ConfigurationError, match="The test loader gives no batch"):
         make_trainer(tmp_path).test(Recorder(tmp_path), loader(0))
     with pytest.warns(UserWarning, match=r"A test loader \(generator\) gave no batch: it is empty, or an iterator"):
         make_trainer(tmp_path).test(Recorder(tmp_path), (number for number in ()))
     assert make_trainer(tmp_path, limit_val_batches=0).validate(Validating(tmp_path), loader(0)) == []
+
+
+class WithHook(Validating):
+    def __init__(self, root, loaders):
+        super().__init__(root)
+        self.loaders = loaders
+
+    def val_dataloader(self):
+        return self.loaders
+
+
+@pytest.mark.parametrize("given", [[], (), {}, loader(0), [loader(0), loader(0)], {"a": loader(0)}])
+@pytest.mark.parametrize("through", ["argument", "hook"])
+def test_training_goes_on_without_validation_data(tmp_path, given, through):
+    trainer = make_trainer(tmp_path, max_epochs=3, reload_dataloaders_every_n_epochs=int(through == "hook"))
+    passed = (Validating(tmp_path), loader(), given)
+    arguments = passed if through == "argument" else (WithHook(tmp_path, given), WithTraining())
+    message = "The validation loader gives no batch: its data set is empty, .* It is left out of validation."
+    with pytest.warns(UserWarning, match=message) as caught:
+        trainer.fit(*arguments)
+    assert len(caught) == 1
+    assert (trainer.global_step, seen(tmp_path, "validation")) == (9, [])
+
+
+class WithTraining(DataModule):
+    def train_dataloader(self):
+        return loader()
+
+
+def test_an_empty_one_of_several_validation_loaders(tmp_path):
+    trainer = make_trainer(tmp_path, limit_val_batches=0.5, num_sanity_val_steps=2)
+    with pytest.warns(UserWarning, match="It is left out of validation"):
+        trainer.fit(Validating(tmp_path), loader(), [loader(0), loader(8)])
+    assert seen(tmp_path, "validation") == [[0, 1], [2, 3]] * 2
+    assert set(trainer.callback_metrics) == {"total/dataloader_idx_1"}
 
 
 def test_a_rank_without_samples_takes_part_in_evaluation(tmp_path):
@@ -187,7 +224,7 @@ def told(tmp_path):
 
 
 def test_a_rank_that_waits_for_a_longer_share_says_so(tmp_path, monkeypatch, told):
-    monkeypatch.setattr(epoch_end, "PATIENCE_S", 1.0)  # forked workers have it too
+    monkeypatch.setattr(epoch_end, "WARNING_DELAY_S", 1.0)  # forked workers have it too
     strategy = DDPStrategy(start_method="fork", timeout=timedelta(seconds=3))
     trainer = make_parallel_trainer(tmp_path, strategy=strategy, use_distributed_sampler=False)
     with pytest.raises(WorkerError):

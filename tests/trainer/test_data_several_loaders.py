@@ -2,9 +2,13 @@ from collections import namedtuple
 
 import pytest
 import torch
+from torch.utils.data import DataLoader, get_worker_info
 
-from core import Callback, CheckpointError, CombinedLoader, ConfigurationError
+from core import Callback, CheckpointError, CombinedLoader, ConfigurationError, Fabric
+from core.fabric import seed_everything
+from resuming import on_ranks
 from trainer.recording import (
+    Numbers,
     Recorder,
     Validating,
     flat,
@@ -12,6 +16,7 @@ from trainer.recording import (
     loader,
     make_parallel_trainer,
     make_trainer,
+    numbers,
     seen,
     stream,
 )
@@ -197,3 +202,45 @@ def test_mistakes():
     once = CombinedLoader({"a": loader(6), "b": iter(loader(4))}, "max_size_cycle")
     with pytest.raises(ConfigurationError, match="The loader 'b' gave no batch when it began again"):
         list(once)
+
+
+class Drawn(Numbers):
+    """Samples with the seed of the worker that loads them."""
+
+    def __getitem__(self, index):
+        return torch.tensor([index, get_worker_info().seed])
+
+
+class Reader(Recorder):
+    def training_step(self, batch, batch_idx):
+        self.note("train", numbers(batch))
+        return self.layer(torch.ones(1, 1)).mean()
+
+
+def read_by_both(root, devices):
+    """The batches that the Trainer and Fabric give for the same two loaders and the same seed, in two epochs."""
+
+    def begin():
+        seed_everything(5)
+        return Reader(root), [DataLoader(Drawn(8), batch_size=2, shuffle=True, num_workers=1) for _ in range(2)]
+
+    options = {"devices": devices, "strategy": "ddp" if devices > 1 else "auto"}
+    module, loaders = begin()
+    trainer = make_trainer(root, max_epochs=2, **options)
+    trainer.fit(module, CombinedLoader(loaders))
+    trained = seen(root, rank=trainer.global_rank)
+    module, loaders = begin()
+    fabric = Fabric(accelerator="cpu", **options)
+    fabric.setup(module, module.configure_optimizers())
+    one, two = fabric.setup_dataloaders(*loaders)
+    read = [[first.tolist(), second.tolist()] for _ in range(2) for first, second in zip(one, two, strict=True)]
+    fabric.teardown()
+    return trained, read
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_fabric_and_the_trainer_give_the_same_batches_and_worker_seeds(tmp_path, num_ranks):
+    answers = on_ranks(num_ranks, read_by_both, tmp_path, num_ranks)
+    assert all(trained == read for trained, read in answers)
+    batches = [batch for trained, _ in answers for batch in trained]
+    assert len({str(batch) for step in batches for batch in step}) == 2 * len(batches) == 16

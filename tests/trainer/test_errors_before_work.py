@@ -9,10 +9,19 @@ from core import (
     Callback,
     Capability,
     ConfigurationError,
+    Module,
     ModuleError,
     Strategy,
     Trainer,
     UnsupportedError,
+)
+from core.callbacks import (
+    DeviceStatsMonitor,
+    GradientAccumulationScheduler,
+    LambdaCallback,
+    LearningRateMonitor,
+    StochasticWeightAveraging,
+    ThroughputMonitor,
 )
 from small_nets import QUIET, Net, batches
 
@@ -41,6 +50,14 @@ def without(name):
 def test_a_missing_method(name):
     with pytest.raises(ModuleError, match=rf"Missing has no {name}\(\), which fit needs. Define it\.$"):
         fit(without(name))
+
+
+def test_a_module_of_core_that_defines_no_optimizers():
+    class Bare(Module):
+        training_step = Net.training_step
+
+    with pytest.raises(ModuleError, match=r"Bare has no configure_optimizers\(\), which fit needs. Define it\.$"):
+        fit(Bare())
 
 
 def test_a_misspelt_method():
@@ -145,12 +162,85 @@ def test_a_loss_of_one_element(shape):
     assert fit(Shaped()).global_step == 3
 
 
-def test_none_skips_a_batch():
-    class Skipping(Net):
-        def training_step(self, batch, batch_idx):
-            return None if batch_idx == 1 else super().training_step(batch, batch_idx)
+class Skipping(Net):
+    """Returns no loss for some batches."""
 
-    assert fit(Skipping()).global_step == 2
+    def __init__(self, *skipped):
+        super().__init__()
+        self.skipped = skipped
+
+    def training_step(self, batch, batch_idx):
+        return None if batch_idx in self.skipped else super().training_step(batch, batch_idx)
+
+
+def test_none_skips_a_batch():
+    with pytest.warns(UserWarning, match="Skipping.training_step returned None for batch 1 of epoch 0: the") as caught:
+        assert fit(Skipping(1, 2), max_epochs=2).global_step == 2
+    assert len(caught) == 1
+    assert "If that isn't meant, end it with `return loss`" in str(caught[0].message)
+
+
+@pytest.mark.parametrize("options", [{}, {"accumulate_grad_batches": 2}, {"max_epochs": -1, "max_steps": 3}])
+def test_a_forgotten_return(options):
+    seen = "Skipping.training_step returned None for all 3 batches of epoch 0, so that nothing was learned. Expected"
+    with (
+        pytest.warns(UserWarning, match="returned None for batch 0 of epoch 0"),
+        pytest.raises(ModuleError, match=f"{seen} a scalar tensor.* `return loss`; or set self.automatic_optimization"),
+    ):
+        fit(Skipping(0, 1, 2), **options)
+
+
+def test_none_for_an_optimizer_that_evaluates_the_loss():
+    class Evaluating(Skipping):
+        def configure_optimizers(self):
+            return torch.optim.LBFGS(self.parameters())
+
+    with pytest.raises(ModuleError, match="None for batch 1 of epoch 0, and LBFGS evaluates the loss inside of its"):
+        fit(Evaluating(1))
+
+
+def test_manual_optimization_that_steps_nothing():
+    class Idle(Net):
+        automatic_optimization = False
+
+    message = "No optimizer has updated parameters in the 3 batches of epoch 0: Idle has automatic_optimization = False"
+    with pytest.warns(UserWarning, match=message) as caught:
+        fit(Idle(), max_epochs=2)
+    assert len(caught) == 1
+
+
+def test_none_where_nothing_could_be_learned():
+    class Frozen(Skipping):
+        def configure_optimizers(self):
+            return None
+
+    with pytest.warns(UserWarning, match="training without one") as caught:
+        fit(Frozen(0, 1, 2))
+    assert len(caught) == 1
+    module = Skipping(0, 1, 2)
+    module.requires_grad_(False)
+    fit(module)
+
+
+# callbacks ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("callback", "options"),
+    [
+        (LearningRateMonitor(), {}),
+        (DeviceStatsMonitor(), {}),
+        (ThroughputMonitor(), {}),
+        (GradientAccumulationScheduler({1: 2}), {"accumulate_grad_batches": 2}),
+        (StochasticWeightAveraging(0.1, 0.5), {"max_epochs": -1, "max_steps": 3}),
+    ],
+)
+def test_a_callback_that_cannot_work_says_so_before_processes_are_made(callback, options):
+    begun = []
+    begins = LambdaCallback(setup=lambda *_: begun.append(True))
+    with pytest.raises(ConfigurationError, match=type(callback).__name__):
+        fit(Net(), callbacks=[begins, callback], **options)
+    assert begun == []
 
 
 # arguments ----------------------------------------------------------------------------------------------------------

@@ -121,7 +121,14 @@ def test_hooks_that_nobody_overrides(everything_off):
 
 
 @pytest.mark.parametrize(
-    "options", [{"deterministic": True}, {"benchmark": True}, {"gradient_clip_val": None}, {"detect_anomaly": False}]
+    "options",
+    [
+        {"deterministic": True},
+        {"benchmark": True},
+        {"gradient_clip_val": None},
+        {"detect_anomaly": False},
+        {"terminate_on_nan": False},
+    ],
 )
 def test_options_of_a_stage_cost_nothing_in_a_step(options, everything_off):
     assert per_step(trained(**options)) - everything_off < 1

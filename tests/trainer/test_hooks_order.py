@@ -1,14 +1,17 @@
 """In which order a run calls the hooks of callbacks and module, and with what."""
 
+import re
 from pathlib import Path
 
 import pytest
 import torch
+from torch.utils.data import DataLoader
 
 from core import Callback, Module, ModuleError, Trainer
 from core.contract.hookspecs import EventHooks
 from small_nets import QUIET, Net, batches
 
+DOCS = Path(__file__).parents[2] / "docs"
 HOOKS = [name for name in vars(EventHooks) if not name.startswith("_")]
 
 
@@ -82,7 +85,7 @@ def test_one_fit_with_validation(tmp_path):
 
 
 def test_the_page_tells_the_same(tmp_path):
-    page = (Path(__file__).parents[2] / "docs" / "hooks.md").read_text(encoding="utf-8")
+    page = (DOCS / "hooks.md").read_text(encoding="utf-8")
     listed = page.partition("```text\n")[2].partition("```")[0].split("\n")[1:-1]  # configure_callbacks isn't noted
     told = [
         event
@@ -92,6 +95,18 @@ def test_the_page_tells_the_same(tmp_path):
     trainer, module, events = run(max_epochs=1, num_sanity_val_steps=1, accumulate_grad_batches=2)
     trainer.fit(module, batches(2), batches(1))
     assert events == told
+
+
+def test_the_migration_page_tells_the_order_in_a_step():
+    page = (DOCS / "coming-from-lightning.md").read_text(encoding="utf-8")
+    (row,) = re.findall(r"^\| order in a training step \|(.*)\|$", page, re.MULTILINE)
+    theirs, ours, _ = (re.findall(r"`(\w+)`", cell) for cell in row.split("|"))
+    assert (sorted(theirs), theirs[1]) == (sorted(ours), "on_before_zero_grad")
+
+    trainer, module, events = run(max_epochs=1)
+    trainer.fit(module, batches(1), batches(1))
+    called = [event.removeprefix("module.") for event in events]
+    assert [name for name in called if name in ours] == ours
 
 
 def test_a_checkpoint_is_taken_apart_before_training_starts(tmp_path):
@@ -201,6 +216,60 @@ def test_arguments_at_the_end_may_be_left_out():
 
     Trainer(max_epochs=1, callbacks=ShortCallback(), **QUIET).fit(Short(), batches(1), batches(1))
     assert seen == ["start", "callback", torch.Tensor, "validation", 0]
+
+
+@pytest.mark.parametrize(
+    ("own", "of_one", "of_two"),
+    [
+        (lambda self, *args: seen.append(len(args)), 2, 3),
+        (lambda self, batch, *args: seen.append(1 + len(args)), 2, 3),
+        (lambda self, batch, batch_idx, *args: seen.append(2 + len(args)), 2, 3),
+        (lambda self, batch, batch_idx, dataloader_idx, *args: seen.append(3 + len(args)), 3, 3),
+    ],
+)
+@pytest.mark.parametrize("stage", ["validate", "test", "predict"])
+def test_a_step_with_any_arguments_gets_the_loaders_number_if_there_are_several(stage, own, of_one, of_two):
+    name = {"validate": "validation_step"}.get(stage, f"{stage}_step")
+    module = type("Open", (Net,), {name: own})()
+    seen.clear()
+    getattr(Trainer(**QUIET), stage)(module, DataLoader(torch.ones(1, 4)))
+    getattr(Trainer(**QUIET), stage)(module, [DataLoader(torch.ones(1, 4))] * 2)
+    assert seen == [of_one, of_two, of_two]
+
+
+seen = []
+INDEXED = [f"on_{stage}_batch_{edge}" for stage in ("validation", "test", "predict") for edge in ("start", "end")]
+
+
+@pytest.mark.parametrize("name", INDEXED)
+def test_the_number_of_the_loader_may_be_left_out_for_the_base_class(name):
+    called = []
+
+    def without_index(self, *arguments):
+        called.append(getattr(super(type(self), self), name)(*arguments[:-1]))
+
+    stage = {"validation": "validate"}.get(name.split("_")[1], name.split("_")[1])
+    steps = {f"{step}_step": lambda self, batch: None for step in ("validation", "test", "predict")}
+    module = type("Deriving", (Net,), {name: without_index, **steps})()
+    callback = type("Deriving", (Callback,), {name: without_index})()
+    getattr(Trainer(callbacks=callback, **QUIET), stage)(module, batches(1))
+    assert called == [None, None]
+
+
+def test_the_number_of_the_loader_may_be_left_out_for_transfers():
+    class Deriving(Net):
+        def on_before_batch_transfer(self, batch, dataloader_idx):
+            return super().on_before_batch_transfer(batch)
+
+        def transfer_batch_to_device(self, batch, device, dataloader_idx):
+            return super().transfer_batch_to_device(batch, device)
+
+        def on_after_batch_transfer(self, batch, dataloader_idx):
+            return super().on_after_batch_transfer(batch)
+
+    trainer = Trainer(max_epochs=1, **QUIET)
+    trainer.fit(Deriving(), batches(2))
+    assert trainer.global_step == 2
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from core import Callback, Module, Trainer
-from core.trainer import agreement
+from core.trainer.signals import pace, stop_agreement
 from resuming import Samples, on_ranks
 
 
@@ -117,14 +117,14 @@ class Clock(Callback):
     [(0.001, [1, 3, 7, 15, 31, 63]), (0.0625, [1, 3, 7, 15, 23, 31, 39]), (2.0, [1, 2, 3, 4, 5])],
 )
 def test_ranks_talk_twice_a_second_and_not_at_each_step(seconds_a_step, expected, monkeypatch):
-    clock, settle = Clock(seconds_a_step), agreement.StopAgreement.settle
+    clock, settle = Clock(seconds_a_step), stop_agreement.StopAgreement.settle
 
     def note(self, batch):
         clock.talked_at.append(batch)
         settle(self, batch)
 
-    monkeypatch.setattr(agreement, "time", clock)
-    monkeypatch.setattr(agreement.StopAgreement, "settle", note)
+    monkeypatch.setattr(pace, "time", clock)
+    monkeypatch.setattr(stop_agreement.StopAgreement, "settle", note)
     trainer = make(clock, strategy="ddp_fork", devices=2, max_epochs=1, use_distributed_sampler=False)
     trainer.fit(Net(), [(torch.ones(1, 3), torch.ones(1, 1))] * 100)
     within = [batch for batch in clock.talked_at if 0 < batch < 100]

@@ -2,12 +2,13 @@
 
 import os
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
 
 import pytest
+
+from core_testing import programs
 
 PROGRAM = Path(__file__).with_name("interruption_program.py")
 START_S = 120
@@ -23,19 +24,12 @@ class Run:
     def __init__(self, folder, *command, variables=None):
         self.folder = folder
         environment = os.environ | {"OMP_NUM_THREADS": "1"} | (variables or {})
-        self.process = subprocess.Popen(
-            [*map(str, command)],
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            start_new_session=True,
-        )
+        self.process = programs.start(command, env=environment, merge_errors=True)
 
     def await_ranks(self, num_ranks):
         deadline = time.monotonic() + START_S
         while len(self.pids()) < num_ranks:
-            assert self.process.poll() is None, self.process.stdout.read()
+            assert self.process.poll() is None, self.process.communicate()[0]
             assert time.monotonic() < deadline, "it does not come to where it should be interrupted"
             time.sleep(0.05)
         time.sleep(0.3)
@@ -125,7 +119,7 @@ def test_training_ends_at_a_step_that_all_ranks_agree_on(start, strategy, number
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_under_torchrun(start, number):
-    run = start("ddp", "steps", sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone")
+    run = start("ddp", "steps", *programs.TORCHRUN, "--nproc-per-node=2", "--standalone")
     run.await_ranks(2)
     run.signal(number, group=False)
     code, output = run.finish()

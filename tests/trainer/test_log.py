@@ -1,5 +1,10 @@
 """What `self.log` takes, where, and what comes out of it."""
 
+import math
+from collections import UserDict
+from dataclasses import dataclass
+from types import MappingProxyType, SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -7,6 +12,8 @@ import torchmetrics
 from torch.utils.data import DataLoader, TensorDataset
 
 from core import Logger, ModuleError, Trainer
+from core.callbacks import EarlyStopping, ModelCheckpoint
+from core.trainer.logging.scalars import widest_float
 from small_nets import QUIET, Net, batches
 
 
@@ -187,6 +194,191 @@ def test_means_are_weighted_by_batch_size():
     assert results == [{"inferred": pytest.approx(1 / 4), "given": pytest.approx(10 / 11)}]
 
 
+class Graphs:
+    """As a graph library collates: all nodes of several graphs in one tensor."""
+
+    def __init__(self, num_graphs):
+        self.num_graphs, self.x = num_graphs, torch.ones(10, 4)
+
+
+@dataclass
+class Labeled:
+    label: str
+    x: torch.Tensor
+
+
+class InferredSize(Net):
+    def validation_step(self, batch, batch_idx):
+        self.log("value", float(batch_idx))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        Graphs,
+        lambda size: UserDict(ids=torch.ones(size, 4)),
+        lambda size: MappingProxyType({"scale": torch.tensor(2.0), "x": torch.ones(size, 4)}),
+        lambda size: Labeled("text", torch.ones(size, 4)),
+    ],
+    ids=["graphs", "UserDict", "mapping", "dataclass"],
+)
+def test_means_are_weighted_by_the_size_of_any_batch(make):
+    assert Trainer(**QUIET).validate(InferredSize(), [make(3), make(1)]) == [{"value": pytest.approx(1 / 4)}]
+
+
+@pytest.mark.parametrize(
+    ("make", "expected", "message"),
+    [
+        (
+            lambda size: SimpleNamespace(x=torch.ones(size)),
+            1 / 2,
+            r"SimpleNamespace without .* counts as 1 in the epoch",
+        ),
+        (
+            lambda size: [torch.ones(size), torch.ones(7)],
+            1 / 4,
+            r"list of tensors that differ .* the first tensor's, 3 h",
+        ),
+    ],
+    ids=["unknown", "ambiguous"],
+)
+def test_a_size_that_cannot_be_told(make, expected, message):
+    with pytest.warns(UserWarning, match=message) as warned:
+        results = Trainer(**QUIET).validate(InferredSize(), [make(3), make(1)])
+    assert results == [{"value": expected}]
+    assert [str(each.message).count("batch_size=number of samples") for each in warned] == [1]
+    Trainer(**QUIET).validate(log_validation(reduce_fx="sum"), [make(3)])  # where no size is needed, nobody asks
+    Trainer(**QUIET).validate(log_validation(batch_size=3), [make(3)])
+
+
+def log_validation(**options):
+    class InValidation(Net):
+        def validation_step(self, batch, batch_idx):
+            self.log("value", float(batch_idx), **options)
+
+    return InValidation()
+
+
+def test_a_batch_of_no_samples_counts_for_nothing():
+    class Empty(Net):
+        def validation_step(self, batch):
+            self.log("value", batch.mean())
+
+    assert Trainer(**QUIET).validate(Empty(), [torch.ones(2, 4), torch.ones(0, 4)]) == [{"value": 1.0}]
+
+
+# digits -------------------------------------------------------------------------------------------------------------
+
+
+class LogsInTurn(Net):
+    """Logs one of the values in each validation step."""
+
+    def __init__(self, values, **options):
+        super().__init__()
+        self.values, self.options = values, options
+
+    def validation_step(self, batch, batch_idx):
+        self.log("value", self.values[batch_idx], **self.options)
+
+
+def validated(values, **options):
+    trainer = Trainer(**QUIET)
+    (result,) = trainer.validate(LogsInTurn(values, **options), batches(len(values)))
+    assert trainer.callback_metrics["value"].item() == pytest.approx(result["value"], rel=0, abs=0, nan_ok=True)
+    return result["value"]
+
+
+LARGE = 16_777_217  # what float32 can't hold
+TENTHS = torch.tensor(0.1, dtype=torch.float64)
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ([LARGE], LARGE),
+        ([2**53, 1], 2**53 + 1),
+        ([np.int64(2**53), np.int64(1)], 2**53 + 1),
+        ([torch.tensor(2**53), 1], 2**53 + 1),
+        ([torch.tensor(200, dtype=torch.uint8)] * 2, 400),
+        ([torch.tensor(True)] * 3, 3),
+        ([True] * 3, 3),
+        ([0.1, 0.2], 0.1 + 0.2),
+        ([TENTHS, TENTHS], 0.2),
+        ([torch.tensor([[16_777_216.0]]), 1.0, torch.ones(1)], LARGE + 1),
+        ([torch.ones((), dtype=torch.bfloat16)] * 300, 300),
+        ([torch.tensor(1), 0.1], 1.1),
+    ],
+)
+def test_sums_keep_their_digits(values, expected):
+    assert validated(values, reduce_fx="sum") == expected
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ([torch.tensor(LARGE), LARGE], LARGE),
+        ([TENTHS, TENTHS], 0.1),
+        ([torch.full((), 1 + 2**-7, dtype=torch.bfloat16)] * 300, 1 + 2**-7),
+    ],
+)
+def test_means_keep_their_digits(values, expected):
+    assert validated(values) == pytest.approx(expected, rel=1e-15)
+    assert validated(values, batch_size=3) == pytest.approx(expected, rel=1e-15)
+
+
+@pytest.mark.parametrize(("reduction", "expected"), [("min", 0.1), ("max", LARGE)])
+def test_extremes_keep_their_digits(reduction, expected):
+    assert validated([torch.tensor(LARGE), 0.1, 1.0, TENTHS], reduce_fx=reduction) == expected
+
+
+@pytest.mark.parametrize(("reduction", "expected"), [("sum", 6.0), ("min", 1.0), ("max", 3.0), ("mean", 2.0)])
+def test_a_tensor_that_changes_after_it_was_logged(reduction, expected):
+    class Counting(Net):
+        count = torch.zeros((), dtype=torch.float64)
+
+        def validation_step(self, batch):
+            self.log("value", self.count.add_(1), reduce_fx=reduction)
+
+    assert Trainer(**QUIET).validate(Counting(), batches(3)) == [{"value": expected}]
+
+
+@pytest.mark.parametrize("options", [{}, {"on_epoch": True}], ids=["by step", "by step and epoch"])
+def test_a_loss_that_is_scaled_after_it_was_logged(options):
+    class Scaling(Net):
+        def training_step(self, batch, batch_idx):
+            loss = super().training_step(batch, batch_idx)
+            loss = loss - loss.detach() + batch_idx + 1
+            self.log("value", loss, prog_bar=True, **options)
+            return loss.mul_(100)
+
+    trainer = fit(Scaling(), logger=(recorder := Recorder()))
+    name = "value_step" if options else "value"
+    assert [row[name] for _, row in recorder.rows if name in row] == [1.0, 2.0, 3.0]
+    assert trainer.callback_metrics[name].item() == trainer.progress_bar_metrics[name] == 3.0
+
+
+@pytest.mark.parametrize("values", [[math.nan, 1.0], [1.0, math.nan], [1.0, torch.tensor(math.nan)]])
+@pytest.mark.parametrize("reduction", ["min", "max", "mean"])
+def test_an_epoch_with_nan_is_nan(reduction, values):
+    assert math.isnan(validated(values, reduce_fx=reduction))
+
+
+@pytest.mark.parametrize("value", [0.1, TENTHS, LARGE])
+def test_a_step_keeps_its_digits(value):
+    module = Logging(lambda module, *_: module.log("value", value, prog_bar=True), "on_train_batch_end")
+    trainer = fit(module, logger=(recorder := Recorder()))
+    assert trainer.callback_metrics["value"].item() == trainer.progress_bar_metrics["value"] == float(value)
+    assert recorder.rows[-1][1]["value"] == float(value)
+
+
+def test_a_device_without_float64():
+    assert widest_float("cpu") is torch.float64
+    assert widest_float("mps") is torch.float32  # there, and where there is none
+
+
+# who sees it --------------------------------------------------------------------------------------------------------
+
+
 def test_the_bar_and_the_loggers_get_what_is_meant_for_them():
     class Sorted(Net):
         def training_step(self, batch, batch_idx):
@@ -229,6 +421,118 @@ def test_a_logged_loss_keeps_no_graph():
 
     trainer = fit(Keeping())
     assert not any(value.requires_grad for value in trainer.callback_metrics.values())
+
+
+# what is seen when ---------------------------------------------------------------------------------------------------
+
+
+class Seeing(Net):
+    """Notes what callbacks see in some hooks."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen, self.num_steps, self.num_checks = [], 0, 0
+
+    def note(self, hook):
+        values = {name: value.item() for name, value in self.trainer.callback_metrics.items()}
+        self.seen.append((hook, values))
+
+    def training_step(self, batch, batch_idx):
+        self.num_steps += 1
+        self.log("step", self.num_steps, prog_bar=True)
+        self.log("shared", self.num_steps)
+        self.log("mean", self.num_steps, on_step=False, on_epoch=True)
+        return super().training_step(batch, batch_idx)
+
+    def validation_step(self, batch, batch_idx):
+        self.num_checks += 1
+        self.log("shared", -self.num_checks)
+        self.log("check", self.num_checks, on_step=True, on_epoch=False)
+
+    def on_validation_start(self):
+        self.note("validation start")
+
+    def on_validation_epoch_end(self):
+        self.note("validation epoch end")
+        self.log("late", float(self.num_checks))
+        assert self.trainer.progress_bar_metrics == {"step": self.num_steps}
+
+    def on_validation_end(self):
+        self.note("validation end")
+
+    def on_train_batch_start(self, batch, batch_idx):
+        self.note("batch start")
+
+    def on_train_epoch_end(self):
+        self.note("train epoch end")
+
+
+def test_a_value_is_seen_until_its_name_is_logged_again():
+    module = Seeing()
+    Trainer(**QUIET, max_epochs=1, val_check_interval=1).fit(module, batches(2), batches(1))
+    first = {"step": 1, "shared": -1.0, "check": 1}
+    assert module.seen == [
+        ("batch start", {}),
+        ("validation start", {"step": 1, "shared": 1}),
+        ("validation epoch end", first),
+        ("validation end", {**first, "late": 1.0}),
+        ("batch start", {**first, "late": 1.0}),
+        ("validation start", {"step": 2, "shared": 2, "check": 1, "late": 1.0}),
+        ("validation epoch end", {"step": 2, "shared": -2.0, "check": 2, "late": 1.0}),
+        ("validation end", {"step": 2, "shared": -2.0, "check": 2, "late": 2.0}),
+        ("train epoch end", {"step": 2, "shared": -2.0, "check": 2, "late": 2.0, "mean": 1.5}),
+    ]
+
+
+def test_the_hooks_of_an_epochs_end_see_its_values():
+    module = Seeing()
+    Trainer(**QUIET, max_epochs=3).fit(module, batches(2), batches(1))
+    ends = [values["mean"] for hook, values in module.seen if hook == "train epoch end"]
+    assert ends == [1.5, 3.5, 5.5]
+    checks = [values["shared"] for hook, values in module.seen if hook == "validation epoch end"]
+    assert checks == [-1.0, -2.0, -3.0]
+
+
+def test_nothing_of_the_sanity_check_is_seen():
+    module = Seeing()
+    module.on_validation_epoch_end = lambda: None
+    Trainer(**{**QUIET, "num_sanity_val_steps": 1}, max_epochs=1).fit(module, batches(1), batches(1))
+    assert module.seen[2] == ("batch start", {})
+
+
+def test_a_step_of_a_metric_object_is_seen_after_its_epoch():
+    class Stepping(Net):
+        def __init__(self):
+            super().__init__()
+            self.mean = torchmetrics.MeanMetric()
+
+        def training_step(self, batch, batch_idx):
+            self.log("mean", self.mean, on_step=True, on_epoch=True)
+            self.mean(float(batch_idx))
+            return super().training_step(batch, batch_idx)
+
+    values = fit(Stepping()).callback_metrics
+    assert {name: value.item() for name, value in values.items()} == {"mean_step": 2.0, "mean_epoch": 1.0, "mean": 1.0}
+
+
+@pytest.mark.parametrize("monitor", ["loss", "loss_by_epoch"])
+def test_callbacks_that_monitor_training_while_validation_runs_within_epochs(monitor, tmp_path):
+    class Monitored(Net):
+        def training_step(self, batch, batch_idx):
+            loss = super().training_step(batch, batch_idx)
+            self.log("loss", loss)
+            self.log("loss_by_epoch", loss, on_step=False, on_epoch=True)
+            return loss
+
+        def validation_step(self, batch):
+            pass
+
+    callbacks = [ModelCheckpoint(tmp_path, monitor=monitor), EarlyStopping(monitor, patience=9)]
+    options = {**QUIET, "enable_checkpointing": True, "val_check_interval": 0.5, "max_epochs": 2}
+    trainer = Trainer(**options, callbacks=callbacks)
+    trainer.fit(Monitored(), batches(4), batches(1))
+    assert trainer.global_step == 8
+    assert callbacks[0].best_model_score == callbacks[1].best_score > 0
 
 
 # mistakes -----------------------------------------------------------------------------------------------------------
@@ -368,7 +672,29 @@ def test_metric_objects_in_two_processes(num_samples):
     inputs, targets = classes(num_samples)
     loader = DataLoader(TensorDataset(inputs, targets), batch_size=8)
     trainer = Trainer(**QUIET, strategy="ddp_fork", devices=2)
-    assert trainer.validate(Measuring(), loader) == [pytest.approx(expected_values(inputs, targets))]
+    expected = expected_values(inputs, targets)
+    assert trainer.validate(MeasuringLate(expected), loader) == [pytest.approx({**expected, "late": 7.0, "later": 2.0})]
+
+
+class MeasuringLate(Measuring):
+    """One rank goes on measuring when the epoch ends."""
+
+    def __init__(self, expected):
+        super().__init__()
+        self.expected, self.late, self.later = expected, torchmetrics.MeanMetric(), torchmetrics.MeanMetric()
+
+    def validation_step(self, batch, batch_idx):
+        super().validation_step(batch, batch_idx)
+        self.late.update(1.0, weight=0.0)
+        self.log("late", self.late)
+
+    def on_validation_epoch_end(self):
+        seen = {name: self.trainer.callback_metrics[name].item() for name in self.expected}
+        assert seen == pytest.approx(self.expected), f"seen on rank {self.global_rank}"
+        self.later.update(float(self.global_rank * 4))
+        self.log("later", self.later)
+        if self.global_rank == 0:
+            self.late.update(7.0)
 
 
 def test_the_newest_value_of_a_metric_object():
@@ -385,6 +711,28 @@ def test_the_newest_value_of_a_metric_object():
     recorder = Recorder()
     fit(Stepping(), logger=recorder)
     assert [values.get("mean_step", values.get("mean_epoch")) for _, values in recorder.rows] == [0.0, 1.0, 2.0, 1.0]
+
+
+class Composed(Net):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = torchmetrics.SumMetric(), torchmetrics.SumMetric()
+        self.both = self.first + self.second
+
+    def validation_step(self, batch, batch_idx):
+        self.first.update(1.0)
+        self.second.update(float(batch_idx))
+        self.log_dict({"both": self.both, "first": self.first, "second": self.second})
+
+
+@pytest.mark.parametrize("late", [0.0, 5.0])
+def test_metric_objects_that_share_parts(late):
+    module, trainer = Composed(), Trainer(**QUIET)
+    if late:
+        module.on_validation_epoch_end = lambda: module.second.update(late)
+    for _ in range(2):  # they are reset in between
+        results = trainer.validate(module, batches(3))
+        assert results == [{"both": 6.0 + late, "first": 3.0, "second": 3.0 + late}]
 
 
 def test_a_metric_object_and_something_else():
@@ -433,6 +781,8 @@ def test_values_of_two_processes():
             rank = float(self.global_rank)
             self.log("rank_step", rank)
             self.log("synced_step", rank, sync_dist=True)
+            self.log("large_step", 16_777_217, sync_dist=True, reduce_fx="sum")
+            self.log("large_epoch", 16_777_217, on_step=False, on_epoch=True, reduce_fx="sum")
             self.log("largest_step", rank, sync_dist=True, reduce_fx="max")
             self.log("epoch", rank, on_step=False, on_epoch=True)
             self.log("own_epoch", rank, on_step=False, on_epoch=True, sync_dist=False)
@@ -444,6 +794,7 @@ def test_values_of_two_processes():
             self.log("mean", batch[0].mean())
 
         def on_validation_epoch_end(self):
+            assert float(self.trainer.callback_metrics["samples"]) == 7.0
             if self.global_rank == 0:
                 self.log("only_zero", 7.0, rank_zero_only=True)
 
@@ -454,6 +805,8 @@ def test_values_of_two_processes():
     assert {name: float(value) for name, value in trainer.callback_metrics.items()} == {
         "rank_step": 0.0,
         "synced_step": 0.5,
+        "large_step": 2 * 16_777_217,
+        "large_epoch": 4 * 16_777_217,
         "largest_step": 1.0,
         "epoch": 0.5,
         "own_epoch": 0.0,

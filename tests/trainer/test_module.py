@@ -3,6 +3,7 @@
 import copy
 import enum
 import pickle
+import re
 import warnings
 from argparse import Namespace
 from dataclasses import dataclass
@@ -10,10 +11,23 @@ from pathlib import Path
 
 import pytest
 import torch
+import torchmetrics
 from torch import nn
 
-from core import CheckpointCorruptedError, CheckpointError, ConfigurationError, Logger, Module, ModuleError, Trainer
+from core import (
+    Callback,
+    CheckpointCorruptedError,
+    CheckpointError,
+    ConfigurationError,
+    DataModule,
+    Logger,
+    Module,
+    ModuleError,
+    Trainer,
+)
 from core.checkpoint import TorchCheckpointIO
+from core.strategies import SingleDeviceStrategy
+from printed import lines_of
 from small_nets import QUIET, Net, batches
 
 
@@ -239,6 +253,47 @@ def test_the_modules_own_section(tmp_path):
     assert Counting.load_from_checkpoint(tmp_path / "last.ckpt").count == 2
 
 
+@pytest.mark.parametrize("make", [nn.ReLU, lambda: nn.Linear(1, 1), torchmetrics.MeanMetric])
+@pytest.mark.parametrize(
+    ("place", "path"),
+    [
+        ("module", "state['module_section']['mine'][0]"),
+        ("callback", "state['callbacks']['keeping']['section']['mine'][0]"),
+        ("callback's state", "state['callbacks']['keeping']['state']['mine'][0]"),
+        ("data module", "state['datamodule']['state']['mine'][0]"),
+    ],
+)
+def test_an_object_in_what_a_hook_adds_is_refused_by_its_path(place, path, make, tmp_path):
+    class Keeping(Callback):
+        state_key = "keeping"
+
+        def on_save_checkpoint(self, trainer, module, checkpoint):
+            if place == "callback":
+                checkpoint["mine"] = [make()]
+
+        def state_dict(self):
+            return {"mine": [make()]} if place == "callback's state" else {}
+
+    class Owning(Net):
+        def on_save_checkpoint(self, checkpoint):
+            if place == "module":
+                checkpoint["mine"] = [make()]
+
+    class Data(DataModule):
+        def train_dataloader(self):
+            return batches()
+
+        def state_dict(self):
+            return {"mine": [make()]} if place == "data module" else {}
+
+    trainer = Trainer(**QUIET, max_epochs=1, callbacks=Keeping())
+    trainer.fit(Owning(), datamodule=Data())
+    message = re.escape(path) + rf" is a .*{type(make()).__name__}, which .* Save its state_dict\(\) instead"
+    with pytest.raises(CheckpointError, match=message):
+        trainer.save_checkpoint(tmp_path / "last.ckpt")
+    assert not list(tmp_path.iterdir())
+
+
 def test_large_parts_are_built_first(tmp_path):
     class Late(Net):
         def configure_model(self):
@@ -254,8 +309,9 @@ def test_mistakes_in_loading(tmp_path):
     torch.save({"weights": 1}, tmp_path / "other.pt")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # it has no digest
-        with pytest.raises(CheckpointCorruptedError, match=r"is not a checkpoint of a Trainer: it has \['weights'\]"):
+        with pytest.raises(CheckpointError, match=r"is not a checkpoint of a Trainer: it has \['weights'\]") as failure:
             Net.load_from_checkpoint(tmp_path / "other.pt")
+        assert not isinstance(failure.value, CheckpointCorruptedError)
     with pytest.raises(FileNotFoundError, match="There is no checkpoint"):
         Net.load_from_checkpoint(tmp_path / "missing.ckpt")
     with pytest.raises(
@@ -356,7 +412,33 @@ def test_all_gather_and_print(capfd):
     Trainer(**QUIET).validate(Gathering(), batches(1))
     loader = torch.utils.data.DataLoader(torch.ones(4, 4), batch_size=1)
     Trainer(**QUIET, strategy="ddp_fork", devices=2).validate(Gathering(), loader)
-    assert capfd.readouterr().out.splitlines() == ["ranks [0.0]", "ranks [0.0, 1.0]"]
+    assert lines_of(capfd.readouterr().out) == ["ranks [0.0]", "ranks [0.0, 1.0]"]
+
+
+def test_a_stage_joins_the_group_once_and_leaves_it(tmp_path):
+    """A module talks to the other ranks by the Trainer's Fabric, which has joined for the stage."""
+
+    class Counting(SingleDeviceStrategy):
+        calls = ()
+
+        def setup_environment(self):
+            self.calls += ("join",)
+            super().setup_environment()
+
+        def teardown(self):
+            self.calls += ("leave",)
+            super().teardown()
+
+    class Gathering(Net):
+        def training_step(self, batch, batch_idx):
+            self.all_gather(torch.tensor(1.0))
+            return super().training_step(batch, batch_idx)
+
+    strategy = Counting()
+    trainer = Trainer(**QUIET, strategy=strategy, max_epochs=1)
+    trainer.fit(Gathering(), batches())
+    trainer.save_checkpoint(tmp_path / "fitted.ckpt")
+    assert strategy.calls == ("join", "leave") * 2
 
 
 # modes of torch -----------------------------------------------------------------------------------------------------

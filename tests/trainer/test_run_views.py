@@ -3,8 +3,12 @@
 import pytest
 import torch
 
-from core import Callback, ConfigurationError
-from core.callbacks import EarlyStopping, ModelCheckpoint
+from core import Callback, ConfigurationError, Fabric, NotYetChosenError, Strategy, Trainer
+from core.callbacks import EarlyStopping, ModelCheckpoint, OnExceptionCheckpoint
+from core.checkpoint import newest_valid
+from core.profilers import SimpleProfiler
+from core.strategies import SingleDeviceStrategy
+from small_nets import QUIET, Net, batches
 from trainer.recording import Recorder, Validating, loader, make_parallel_trainer, make_trainer, seen
 
 
@@ -107,3 +111,77 @@ def test_a_second_fit_that_has_nothing_left_to_do_says_so(tmp_path, make):
         trainer.fit(other, loader())
     assert torch.equal(other.layer.weight, untrained)
     make_trainer(tmp_path, max_epochs=0).fit(other, loader())  # no warning: that is what was asked for
+
+
+# a strategy that sets up in its own way ------------------------------------------------------------------------------
+
+
+class WithoutSuper(SingleDeviceStrategy):
+    calls = 0
+
+    def setup(self, trainer):
+        WithoutSuper.calls += 1
+
+
+class WithoutSuperAgain(WithoutSuper):
+    def setup(self, trainer):
+        self.accelerator.setup()
+
+
+@pytest.mark.parametrize(("kind", "calls"), [(WithoutSuper, 2), (WithoutSuperAgain, 2)])
+def test_a_setup_that_does_its_own_part_only(kind, calls):
+    WithoutSuper.calls = 0
+    trainer = Trainer(strategy=kind(), max_epochs=1, **QUIET)
+    trainer.fit(Net(), batches())
+    assert trainer.global_step == 3
+    assert trainer.test(type("Tested", (Net,), {"test_step": lambda self, batch: None})(), batches()) == [{}]
+    assert WithoutSuper.calls == calls
+
+
+def test_a_setup_of_another_module():
+    class Other(Strategy):
+        def setup(self, trainer):
+            self.session.add_module(torch.nn.Linear(1, 1))
+
+    message = (
+        r"Net was not set up with this Other, which has set up Linear\. .*ends in super\(\)\.setup\(trainer\), or calls"
+    )
+    with pytest.raises(ConfigurationError, match=message):
+        Trainer(strategy=Other(), max_epochs=1, **QUIET).fit(Net(), batches())
+
+
+@pytest.mark.parametrize("kind", [Strategy, SingleDeviceStrategy])
+def test_a_strategy_without_a_device(kind):
+    with pytest.raises(ConfigurationError, match=f"{kind.__name__} has 0 devices on this node, .* a Fabric or Trainer"):
+        _ = kind().root_device
+
+
+@pytest.mark.parametrize("part", ["launcher", "accelerator"])
+def test_a_part_of_a_strategy_that_nothing_has_chosen(part):
+    strategy = SingleDeviceStrategy()
+    with pytest.raises(NotYetChosenError, match=f"SingleDeviceStrategy has no {part} yet. Give the strategy to a Fab"):
+        getattr(strategy, part)
+    assert not hasattr(strategy, part)
+    assert getattr(Fabric(strategy=strategy, accelerator="cpu").strategy, part) is not None
+    with pytest.raises(AttributeError, match="'SingleDeviceStrategy' object has no attribute 'louncher'"):
+        strategy.louncher  # noqa: B018
+
+
+def test_the_home_folder(tmp_path, monkeypatch):
+    (tmp_path / "work").mkdir()
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path / "work")
+    trainer = Trainer(
+        **{**QUIET, "logger": True, "enable_checkpointing": True},
+        max_epochs=1,
+        default_root_dir="~/runs",
+        profiler=SimpleProfiler(dirpath="~/profiles", filename="profile"),
+        callbacks=ModelCheckpoint("~/kept", save_last=True),
+    )
+    trainer.fit(Net(), batches())
+    trainer.save_checkpoint("~/own.ckpt")
+    trainer.test(type("Tested", (Net,), {"test_step": lambda self, batch: None})(), batches(), ckpt_path="~/own.ckpt")
+    assert newest_valid("~/kept").startswith(str(tmp_path / "home/kept"))
+    assert OnExceptionCheckpoint("~/raised").ckpt_path == str(tmp_path / "home/raised/on_exception.ckpt")
+    assert {path.name for path in (tmp_path / "home").iterdir()} >= {"runs", "kept", "own.ckpt", "profiles"}
+    assert list((tmp_path / "work").iterdir()) == []

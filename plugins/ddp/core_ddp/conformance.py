@@ -1,7 +1,11 @@
-"""What the conformance kit holds core-ddp to. Imported by `core check` and the tests only: it needs pytest."""
+"""The conformance suites of core-ddp. Imported by `core check` and the tests only: it needs pytest."""
 
-from core import Capability
-from core.testing import StrategyConformance, StrategySmoke
+from typing import Any
+
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, post_localSGD_hook, powerSGD_hook
+
+from core import Capability, Strategy
+from core_testing import DifferingConformance, DifferingSmoke, Differs, StrategyConformance, StrategySmoke
 
 _PRESETS = (
     *("ddp_spawn", "ddp_fork", "ddp_notebook", "ddp_find_unused_parameters_false"),
@@ -22,6 +26,8 @@ class TestDDP(StrategyConformance):
         | Capability.SEVERAL_MODULES
         | Capability.SEVERAL_OPTIMIZERS
         | Capability.CLIP_BY_VALUE
+        | Capability.REPLICATED_PARAMETERS
+        | Capability.INFERENCE_MODE
         | Capability.BIT_EXACT_RESUME
     )
     known_failures = {
@@ -35,6 +41,50 @@ class TestUnusedParameters(StrategyConformance):
 
     alias = "ddp_find_unused_parameters_true"
     expected_capabilities = TestDDP.expected_capabilities
+
+
+class TestPostLocalSGD(DifferingConformance):
+    """Two steps together, then weights are averaged every second step."""
+
+    alias = "ddp"
+    options = {"find_unused_parameters": True}
+    differs = Differs("weights are averaged every second step", within=0.1, agrees_after=2)
+    expected_capabilities = TestDDP.expected_capabilities & ~(
+        Capability.REPLICATED_PARAMETERS | Capability.SEVERAL_OPTIMIZERS | Capability.SEVERAL_MODULES
+    )
+
+    def make(self, **options: Any) -> Strategy:
+        """With a state of its own: the hook counts in it."""
+        state = post_localSGD_hook.PostLocalSGDState(None, None, 2, post_local_gradient_allreduce=False)
+        return super().make(
+            ddp_comm_state=state,
+            ddp_comm_hook=post_localSGD_hook.post_localSGD_hook,
+            model_averaging_period=2,
+            **options,
+        )
+
+
+class TestPowerSGD(DifferingSmoke):
+    """Gradients of rank one, and the rest of each compression in the next."""
+
+    alias = "ddp"
+    differs = Differs("gradients travel as products of two vectors", within=0.2, steps_outstanding=10)
+    expected_capabilities = TestDDP.expected_capabilities & ~(
+        Capability.REPLICATED_PARAMETERS | Capability.BIT_EXACT_RESUME | Capability.SEVERAL_MODULES
+    )
+
+    def make(self, **options: Any) -> Strategy:
+        """With a state of its own, which keeps the rest."""
+        state = powerSGD_hook.PowerSGDState(None, start_powerSGD_iter=2, min_compression_rate=1)
+        return super().make(ddp_comm_state=state, ddp_comm_hook=powerSGD_hook.powerSGD_hook, **options)
+
+
+class TestHalfGradients(DifferingSmoke):
+    """Gradients travel in 16 bits, and what that rounds away is lost."""
+
+    alias = "ddp"
+    options = {"ddp_comm_hook": default_hooks.fp16_compress_hook}
+    differs = Differs("gradients travel in float16", within=1e-2, steps_outstanding=0.1)
 
 
 for _alias in _PRESETS:

@@ -6,23 +6,28 @@ Li et al., "PyTorch Distributed: Experiences on Accelerating Data Parallel Train
 from __future__ import annotations
 
 import inspect
-from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks.post_localSGD_hook import PostLocalSGDState
-from torch.distributed.algorithms.model_averaging.averagers import ModelAverager, PeriodicModelAverager
+from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
 from torch.nn.parallel import DistributedDataParallel
 
-from core import Capability, ConfigurationError
-from core.strategies import MethodRouter, ParallelStrategy
+from core import Capability, ConfigurationError, did_you_mean
+from core.strategies import FrozenParameters, MethodRouter, ParallelStrategy
+from core_ddp.hook_state import HookState
+from core_ddp.late import GRADIENTS_STAY, refuse_difference
+from core_ddp.sparse import warn_of_mixture
 from core_ddp.unused import explain_unused
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
     from contextlib import AbstractContextManager
 
     from torch.optim import Optimizer
+
+    from core import ModuleHandle, StepOutput, TrainingStep
 
 _START_METHODS = ("subprocess", "spawn", "fork", "forkserver")
 _DDP_OPTIONS = frozenset(inspect.signature(DistributedDataParallel).parameters) - {"module", "process_group"}
@@ -34,10 +39,11 @@ class DDPStrategy(ParallelStrategy):
     """Data parallelism with torch's DistributedDataParallel, on one node or several."""
 
     interactive_alias: str | None = "ddp_notebook"
+    _check_gradients: Callable[..., Any] | None = None  # of the stage that runs
 
     def __init__(
         self,
-        *,
+        *given: Any,
         ddp_comm_state: object | None = None,
         ddp_comm_hook: Callable[..., Any] | None = None,
         ddp_comm_wrapper: Callable[..., Any] | None = None,
@@ -49,13 +55,14 @@ class DDPStrategy(ParallelStrategy):
         """Options of the strategy, of torch's DistributedDataParallel, and of every parallel strategy.
 
         Args:
+            given: an accelerator, a list of devices and other parts, without their names.
             ddp_comm_state: state of the communication hook.
             ddp_comm_hook: replaces the all-reduce of gradients, such as
                 `torch.distributed.algorithms.ddp_comm_hooks.default_hooks.fp16_compress_hook`.
             ddp_comm_wrapper: wraps the hook, such as `fp16_compress_wrapper`.
             model_averaging_period: average the weights every so many optimizer steps. Needs the post-local SGD hook and
                 its `PostLocalSGDState` (Lin et al., "Don't Use Large Mini-Batches, Use Local SGD", ICLR 2020).
-            start_method: who makes the processes if no cluster has: `"subprocess"` runs the script again, `"spawn"`,
+            start_method: way to start processes if no cluster has: `"subprocess"` runs the script again, `"spawn"`,
                 `"fork"` and `"forkserver"` call the function in new processes.
             find_unused_parameters: some parameters get no gradient in some steps. None is yes with manual
                 optimization, where each backward uses a part of them, and no otherwise.
@@ -68,7 +75,7 @@ class DDPStrategy(ParallelStrategy):
         """
         ddp_options = {name: options.pop(name) for name in _DDP_OPTIONS & options.keys()}
         _refuse_unknown(options)
-        super().__init__(**options)
+        super().__init__(*given, **options)
         if start_method not in _START_METHODS:
             raise ConfigurationError(
                 f"start_method={start_method!r}: expected one of {', '.join(map(repr, _START_METHODS))}."
@@ -84,32 +91,76 @@ class DDPStrategy(ParallelStrategy):
         self.find_unused_parameters = find_unused_parameters
         self._comm_hook = ddp_comm_hook if ddp_comm_wrapper is None else _wrap(ddp_comm_hook, ddp_comm_wrapper)
         self._comm_state = ddp_comm_state
+        self._hook_state = HookState(ddp_comm_state)
         self._averaging_period = model_averaging_period
-        self._averager: ModelAverager | None = None
+        self._averager: PeriodicModelAverager | None = None
+        self._is_apart = False
+        self._frozen = FrozenParameters(GRADIENTS_STAY)
+        self._is_wrapped_anew = False
+        self._leaves_some_out = False
 
     @property
     def capabilities(self) -> Capability:
-        """Those of every parallel strategy, and accumulation without communication."""
-        return super().capabilities | Capability.NO_SYNC
+        """The capabilities of every parallel strategy, and accumulation without communication.
 
-    @property
-    def replicates_parameters(self) -> bool:
-        """Whether nothing lets the weights of the ranks drift apart: no hook, wrapper or parameter that is left out."""
+        Ranks have the same weights unless a hook, a wrapper or a left-out parameter lets them drift apart. PowerSGD
+        keeps tensors by the numbers of one wrapper's buckets, and doesn't go on bit for bit: see `core_ddp.hook_state`.
+        """
+        own = super().capabilities | Capability.NO_SYNC
+        if self._averaging_period is not None:  # steps are counted, those of one optimizer
+            own &= ~(Capability.SEVERAL_OPTIMIZERS | Capability.SEVERAL_MODULES)
+        if self._hook_state.is_by_bucket:
+            own &= ~(Capability.BIT_EXACT_RESUME | Capability.SEVERAL_MODULES)
         averages_alone = self._comm_hook is None and type(self).configure_ddp is DDPStrategy.configure_ddp
-        wrapped = [handle.wrapped for handle in self.handles]
-        return averages_alone and all(
-            isinstance(module, DistributedDataParallel) and not module.parameters_to_ignore for module in wrapped
-        )
+        return own | Capability.REPLICATED_PARAMETERS if averages_alone and not self._leaves_some_out else own
 
     def setup_module(self, module: nn.Module) -> nn.Module:
         """All ranks. Convert, move and wrap the module; without trainable parameters there is nothing to wrap."""
         super().setup_module(module)
+        if self.world_size > 1 and self.is_global_zero:
+            warn_of_mixture(module, self.process_group_backend)
+        self._wrap(module)
+        return self.model
+
+    def _wrap(self, module: nn.Module) -> None:
         if any(parameter.requires_grad for parameter in module.parameters()):
+            # Around the module the router, and around that DDP, which then runs any method as its forward.
             self.model = MethodRouter(module)
             _keep_ignored(module, self.model)
             self.configure_ddp()
             _let_python_hold_the_group_longest(self.model)
-        return self.model
+        # A wrapper of the user's, or parameters that DDP ignores, may let weights drift apart.
+        is_whole = isinstance(self.model, DistributedDataParallel) and not self.model.parameters_to_ignore
+        self._leaves_some_out = self._leaves_some_out or not is_whole
+        if self.world_size > 1 and (self.model is module or _holds_torchs(self.model)):
+            ignored = getattr(module, "_ddp_params_and_buffers_to_ignore", ())
+            self._frozen.watch((name, own) for name, own in module.named_parameters() if name not in ignored)
+
+    def refresh_modules(self) -> bool:
+        """All ranks, when an epoch of the Trainer begins. Wrap those modules anew of which a parameter was unfrozen.
+
+        Raises:
+            ConfigurationError: ranks have unfrozen different parameters, or a communication hook knows the old wrapper.
+        """
+        if not self._frozen:
+            return False
+        unfrozen = self._frozen.unfrozen()
+        refuse_difference(list(unfrozen.values()), self.reduce)
+        if self._comm_hook is not None:
+            return False  # its state may be that of the old buckets; a gradient will be refused
+        changed = [one for one in self.session.handles if not unfrozen.keys().isdisjoint(one.module.parameters())]
+        for handle in changed:
+            self._wrap_anew(handle)
+        self.model = self.session.handles[-1].wrapped
+        return bool(changed)
+
+    def _wrap_anew(self, handle: ModuleHandle) -> None:
+        self.model, self._is_wrapped_anew = handle.module, True
+        try:
+            self._wrap(handle.module)
+        finally:
+            self._is_wrapped_anew = False
+        handle.wrapped = self.model
 
     def configure_ddp(self) -> None:
         """All ranks. Put `self.model` into its wrapper. Override to use a wrapper of your own."""
@@ -117,13 +168,20 @@ class DDPStrategy(ParallelStrategy):
         find_unused = manual if self.find_unused_parameters is None else self.find_unused_parameters
         self.model = DistributedDataParallel(
             self.model,
-            **{"device_ids": self.ddp_device_ids(), "find_unused_parameters": find_unused, **self.ddp_options},
+            **{
+                "device_ids": self.ddp_device_ids(),
+                "find_unused_parameters": find_unused,
+                "init_sync": not self._is_wrapped_anew,  # buffers of ranks may differ by now
+                **self.ddp_options,
+            },
         )
         if self._comm_hook is not None:
-            self.model.register_comm_hook(self._comm_state, self._comm_hook)
+            by_bucket, hook = self._hook_state.is_by_bucket, self._comm_hook
+            own = self._hook_state.by_bucket(hook, self.model.module) if by_bucket else hook
+            self.model.register_comm_hook(self._comm_state, own)
 
     def ddp_device_ids(self) -> list[int] | None:
-        """What DistributedDataParallel wants to know of this rank's device: its index, nothing on a CPU."""
+        """The `device_ids` of DistributedDataParallel: the index of this rank's device, nothing on a CPU."""
         return None if self.root_device.type == "cpu" else [self.root_device.index]
 
     def setup_optimizer(self, optimizer: Optimizer) -> Optimizer:
@@ -134,17 +192,44 @@ class DDPStrategy(ParallelStrategy):
             )
         return optimizer
 
-    def optimizer_step(self, optimizer: Optimizer, closure: Callable[[], Any] | None = None) -> bool:
+    def optimizer_step(self, optimizer: Optimizer, closure: Callable[[], Any] | None = None) -> int:
         """All ranks. Step the optimizer, and average the weights where that is due."""
         updated = super().optimizer_step(optimizer, closure)
-        if self._averager is not None:
-            self._averager.average_parameters(optimizer.param_groups)
+        if (averager := self._averager) is not None:
+            local_step = averager.step - averager.warmup_steps
+            averager.average_parameters(optimizer.param_groups)
+            self._is_apart = local_step > 0 and local_step % averager.period != 0
         return updated
+
+    def synchronize_model(self) -> None:
+        """All ranks. With post-local SGD, average weights and moments that have drifted apart since the last time."""
+        if not self._is_apart:
+            return
+        self._is_apart = False
+        with torch.no_grad():
+            for optimizer in self.optimizers:
+                for parameter in (each for group in optimizer.param_groups for each in group["params"]):
+                    moments = [value for key, value in optimizer.state.get(parameter, {}).items() if key != "step"]
+                    for tensor in (parameter, *(value for value in moments if isinstance(value, Tensor))):
+                        tensor.copy_(self.reduce(tensor))
+
+    def rank_state_dict(self) -> dict[str, Any] | None:
+        """All ranks. What the communication hook keeps, and the number of steps that weights are averaged by."""
+        hook = self._hook_state.state_dict()
+        return hook and {"hook": hook, "averager_step": self._averager.step if self._averager else None}
+
+    def load_rank_state_dict(self, state: Mapping[str, Any]) -> None:
+        """All ranks. Put back what this rank gave."""
+        self._hook_state.load_state_dict(state["hook"])
+        if self._averager is not None and state["averager_step"] is not None:
+            self._averager.step = state["averager_step"]
 
     def step_callable(self, name: str, module: nn.Module | None = None) -> Callable[..., Any]:
         """All ranks, once a stage. Training runs through the wrapper, evaluation directly."""
-        handle = self.handle_of(module)
+        handle = self.session.handle_of(module)
         wrapper, user = handle.wrapped, handle.module
+        if name == "training_step":
+            self._check_gradients = None
         if name not in _WRAPPED and name.endswith("_step"):
             return super().step_callable(name, module)
         router = next((child for child in wrapper.modules() if isinstance(child, MethodRouter)), None)
@@ -154,7 +239,21 @@ class DDPStrategy(ParallelStrategy):
         replacement = handle.user_callable(name) if handle.compiler is not None else None
         if isinstance(wrapper, DistributedDataParallel) and not getattr(user, "automatic_optimization", True):
             return _manual_step(router, wrapper, name, replacement)
+        if isinstance(wrapper, DistributedDataParallel) and name == "training_step":
+            self._check_gradients = explain_unused(wrapper._check_reducer_finalized, wrapper)
         return explain_unused(router.route(wrapper, name, replacement=replacement), wrapper)
+
+    def run_training_step(self, batch: Any, batch_idx: int, step: TrainingStep) -> StepOutput:
+        """All ranks, each batch. One step, after which gradients are complete on this rank; see `Strategy`.
+
+        Raises:
+            ModuleError: a parameter got none. On one rank alone this must be told before it comes to its next
+                collective, which would meet the gradients of the others, and gloo ends the process then.
+        """
+        output = super().run_training_step(batch, batch_idx, step)
+        if self._check_gradients is not None:
+            self._check_gradients()
+        return output
 
     def backward(self, loss: Tensor, module: nn.Module | None, *, manual: bool = False, **kwargs: Any) -> None:
         """All ranks. Backward, which averages gradients on its way; see `Strategy.backward`."""
@@ -164,13 +263,13 @@ class DDPStrategy(ParallelStrategy):
 
     def _prepare_manual_backward(self, loss: Tensor, module: nn.Module | None) -> None:
         """Tell the reducer that a backward is coming: inside its forward, DDP itself doesn't know yet."""
-        wrapper = self.handle_of(module).wrapped
+        wrapper = self.session.handle_of(module).wrapped
         if isinstance(wrapper, DistributedDataParallel) and wrapper.require_backward_grad_sync:
             wrapper.reducer.prepare_for_backward([loss] if wrapper.find_unused_parameters else [])
 
     def no_backward_sync(self, module: nn.Module, enabled: bool = True) -> AbstractContextManager[Any]:
         """All ranks. A context in which gradients stay local."""
-        wrapper = self.handle_of(module).wrapped
+        wrapper = self.session.handle_of(module).wrapped
         if enabled and isinstance(wrapper, DistributedDataParallel):
             return wrapper.no_sync()
         return super().no_backward_sync(module, enabled)
@@ -178,7 +277,11 @@ class DDPStrategy(ParallelStrategy):
     def release(self) -> None:
         """All ranks; idempotent. Forget the modules and the averager."""
         super().release()
-        self._averager = None
+        self._averager = self._check_gradients = None
+        self._is_apart = False
+        self._hook_state.begin_anew()
+        self._leaves_some_out = False
+        self._frozen.forget()
 
 
 def _manual_step(
@@ -197,9 +300,14 @@ def _manual_step(
             return routed(*args, **kwargs)
         finally:
             wrapper.require_backward_grad_sync = syncs
+            # Without gradients to exchange, DDP takes the next forward for one that needs no buffers of rank 0's.
             wrapper.require_forward_param_sync = True
 
     return call
+
+
+def _holds_torchs(model: nn.Module) -> bool:
+    return any(isinstance(part, DistributedDataParallel) for part in model.modules())
 
 
 def _let_python_hold_the_group_longest(model: nn.Module) -> None:
@@ -215,7 +323,7 @@ def _let_python_hold_the_group_longest(model: nn.Module) -> None:
 
 
 def _keep_ignored(module: nn.Module, router: MethodRouter) -> None:
-    """What the user told DDP to ignore keeps being ignored, under the router's names."""
+    """Keep ignoring what the user told DDP to ignore, under the router's names."""
     if ignored := getattr(module, "_ddp_params_and_buffers_to_ignore", None):
         DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(
             router, [f"module.{name}" for name in ignored]
@@ -236,8 +344,7 @@ def _refuse_unknown(options: dict[str, Any]) -> None:
         *("accelerator", "parallel_devices", "cluster_environment", "checkpoint_io", "precision_plugin"),
     } - {"parts"}
     if unknown := sorted(options.keys() - known):
-        near = get_close_matches(unknown[0], known, n=1)
-        hint = f" Did you mean {near[0]!r}?" if near else ""
         raise ConfigurationError(
-            f"DDPStrategy has no option {unknown[0]!r}.{hint} Its options: {', '.join(sorted(known))}."
+            f"DDPStrategy has no option {unknown[0]!r}.{did_you_mean(unknown[0], known)} "
+            f"Its options: {', '.join(sorted(known))}."
         )

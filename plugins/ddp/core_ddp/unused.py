@@ -1,4 +1,4 @@
-"""What torch says of parameters that a loss doesn't depend on, in words of this package."""
+"""Translation of torch's error about parameters that a loss doesn't depend on into words of this package."""
 
 from __future__ import annotations
 
@@ -43,5 +43,6 @@ def _names(wrapper: nn.Module, message: str) -> str:
         return "some parameters"
     ignored = wrapper.parameters_to_ignore
     own = wrapper.module.named_parameters()
+    # torch counts the parameters that it averages: those that require gradients and aren't ignored, in their order.
     names = [name.removeprefix("module.") for name, p in own if p.requires_grad and name not in ignored]
     return ", ".join(repr(names[index]) for index in map(int, found[1].split()))

@@ -6,7 +6,6 @@ python stages_program.py WHAT FOLDER
 import os
 import signal
 import sys
-import time
 from pathlib import Path
 
 import torch
@@ -49,8 +48,6 @@ class Disturbance(Callback):
                 os.kill(os.getpid(), signal.SIGKILL)
             if self.what == "raise":
                 raise ValueError("rank 1 has had enough")
-        if self.what == "wait":
-            time.sleep(0.05)
 
     def on_exception(self, trainer, module, exception):
         (self.folder / f"exception-{trainer.global_rank}").write_text(type(exception).__name__)
@@ -59,11 +56,19 @@ class Disturbance(Callback):
         (self.folder / f"teardown-{trainer.global_rank}").touch()
 
 
+class Beginning(Callback):
+    def on_train_start(self, trainer, module):
+        print("a run of one process begins", flush=True)
+
+
 def main():
     what, folder = sys.argv[1:3]
     quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
     data = DataLoader(TensorDataset(torch.arange(44.0).view(11, 4)), batch_size=2)
     options = {"strategy": "ddp", "accelerator": "cpu", "devices": 2, **quiet}
+    alone = {**options, "strategy": "single_device", "devices": 1}
+    if what == "alone-before":
+        Trainer(**alone).validate(Net(), data)
     if what == "stages":
         trainer = Trainer(**options, max_epochs=1)
         module = Net()
@@ -73,9 +78,14 @@ def main():
         tested = Trainer(**options).test(module, data)
         if trainer.is_global_zero:
             print(sorted((name, value.item()) for name, value in fitted.items()), validated, tested, flush=True)
+            print("rank 0 alone", Trainer(**alone).test(module, data), flush=True)
         Trainer(**{**options, "devices": 3}).validate(module, data)
+    elif what.startswith("alone"):
+        module = Net()
+        Trainer(**options, max_epochs=1).fit(module, data)
+        Trainer(**alone, max_epochs=1, callbacks=Beginning()).fit(module, data)
     else:
-        trainer = Trainer(**options, max_epochs=1 if what != "wait" else 1000, callbacks=Disturbance(what, folder))
+        trainer = Trainer(**options, max_epochs=1, callbacks=Disturbance(what, folder))
         trainer.fit(Net(), data)
 
 

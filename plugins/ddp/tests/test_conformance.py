@@ -4,5 +4,6 @@ import pytest
 
 from core_ddp import conformance
 
-pytest.mark.slow(conformance.TestUnusedParameters)
+for _slow in ("TestUnusedParameters", "TestPostLocalSGD", "TestPowerSGD", "TestHalfGradients"):
+    pytest.mark.slow(getattr(conformance, _slow))
 globals().update({name: suite for name, suite in vars(conformance).items() if name.startswith("Test")})

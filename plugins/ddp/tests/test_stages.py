@@ -1,13 +1,13 @@
 """A whole `ddp` script as a user starts it: several stages, and every way in which it can end."""
 
 import os
-import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
 
 import pytest
+
+from core_testing import programs
 
 PROGRAM = Path(__file__).with_name("stages_program.py")
 COMMAND = [sys.executable, str(PROGRAM)]
@@ -16,16 +16,9 @@ ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1"}
 START_S = 100
 
 
-def start(what, folder):
-    return subprocess.Popen(
-        [*COMMAND, what, str(folder)], env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
-
-
 def run(what, folder):
-    process = start(what, folder)
-    out, err = process.communicate(timeout=START_S)
-    return process.returncode, out, err
+    done = programs.run([*COMMAND, what, folder], env=ENVIRONMENT, timeout=START_S)
+    return done.returncode, done.stdout, done.stderr
 
 
 def is_alive(pid):
@@ -50,8 +43,21 @@ def test_fit_validate_and_test_in_one_script_and_another_size_is_refused(tmp_pat
     assert f"('val_count', {expected_count}), ('val_mean', {expected_mean})" in out, err
     assert f"[{{'val_mean': {expected_mean}, 'val_count': {expected_count}}}]" in out
     assert f"[{{'test_count': {expected_count}}}]" in out
+    assert f"rank 0 alone [{{'test_count': {expected_count}}}]" in out
     assert code == 1
     assert "since its first launch, and now devices=3" in err
+
+
+@pytest.mark.parametrize("what", ["alone-after", "alone-before"])
+def test_a_run_of_one_process_is_refused_in_every_other_rank(tmp_path, what):
+    code, out, err = run(what, tmp_path)
+    assert code == 1
+    message = (
+        "This program runs in 2 processes, this is rank 1, and devices=1 asks for a run of one process: each rank "
+    )
+    assert f"LaunchError: {message}" in err
+    assert "    if trainer.is_global_zero:" in err
+    assert out.count("a run of one process begins") <= 1
 
 
 def test_a_killed_worker_ends_the_run_and_is_named(tmp_path):
@@ -72,16 +78,3 @@ def test_an_exception_in_a_worker_comes_first(tmp_path):
     assert (tmp_path / "teardown-0").exists()
     assert (tmp_path / "teardown-1").exists()
     assert_nobody_is_left(tmp_path)
-
-
-@pytest.mark.parametrize(("sent", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_an_interrupted_run_ends_cleanly_with_an_honest_code(tmp_path, sent, code):
-    process = start("wait", tmp_path)
-    deadline = time.monotonic() + START_S
-    while len(list(tmp_path.glob("pid-*"))) < 2 and time.monotonic() < deadline:
-        time.sleep(0.1)
-    process.send_signal(sent)
-    process.communicate(timeout=30)
-    assert process.returncode == code
-    assert_nobody_is_left(tmp_path)
-    assert (tmp_path / "teardown-0").exists()

@@ -1,6 +1,7 @@
 """What core-ddp does beyond averaging gradients, in two real processes over gloo."""
 
 import sys
+import warnings
 from datetime import timedelta
 
 import pytest
@@ -14,6 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import core_ddp
 from core import ConfigurationError, Fabric, LaunchError, Module, Trainer, WorkerError
 from core.strategies import STRATEGY_REGISTRY, DDPStrategy
+from core_testing import programs
 
 QUIET = {"accelerator": "cpu", "enable_progress_bar": False, "enable_checkpointing": False, "logger": False}
 
@@ -35,6 +37,24 @@ class Net(Module):
 
     def configure_optimizers(self):
         return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+class UnusedOnRankOne(Net):
+    def training_step(self, batch, batch_idx):
+        output = self.used(batch[0])
+        return (output + self.unused(batch[0]) if self.trainer.global_rank == 0 else output).pow(2).mean()
+
+
+class Skipping(Net):
+    """Returns no loss for some batches: a set of them for each rank."""
+
+    def __init__(self, *skipped):
+        super().__init__()
+        self.skipped = skipped
+
+    def training_step(self, batch, batch_idx):
+        is_skipped = batch_idx in self.skipped[self.trainer.global_rank]
+        return None if is_skipped else super().training_step(batch, batch_idx)
 
 
 class Gan(Module):
@@ -107,13 +127,146 @@ def test_the_caller_gets_weights_and_can_fit_again():
     assert not torch.equal(after_one, module.used.weight)
 
 
+class Formatted(Net):
+    """With a buffer that no state has, and a layer that is frozen when training has ended."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("offset", torch.zeros(1), persistent=False)
+
+    def on_train_end(self):
+        self.used.bias.requires_grad_(False)
+
+
+@pytest.mark.parametrize(("precision", "dtype"), [("64-true", torch.float64), ("bf16-true", torch.bfloat16)])
+def test_the_caller_gets_tensors_as_rank_0_has_them(precision, dtype):
+    _, module = fit("ddp_fork", Formatted(), precision=precision)
+    tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    assert {name: tensor.dtype for name, tensor in tensors.items()} == dict.fromkeys(tensors, dtype)
+    assert [name for name, tensor in tensors.items() if tensor.requires_grad] == ["used.weight"]
+
+
+class FineTuned(Net):
+    """What `frozen` names is trained once `when(rank, epoch, batch_idx)`; the last is None between two epochs."""
+
+    def __init__(self, when, frozen):
+        super().__init__()
+        self.when = when
+        self.frozen = [parameter for name, parameter in self.named_parameters() if name.startswith(frozen)]
+        self.set_trained(False)
+
+    def set_trained(self, is_trained):
+        for parameter in self.frozen:
+            parameter.requires_grad_(is_trained)
+
+    def on_train_epoch_start(self):
+        if self.when(self.global_rank, self.current_epoch, None):
+            self.set_trained(True)
+
+    def on_train_batch_start(self, batch, batch_idx):
+        if self.when(self.global_rank, self.current_epoch, batch_idx):
+            self.set_trained(True)
+
+    def on_train_end(self):
+        weights = torch.cat([parameter.detach().flatten() for parameter in self.parameters()])
+        first, last = self.all_gather(weights).reshape(-1, len(weights))[[0, -1]]
+        assert torch.equal(first, last), f"ranks have drifted apart by {(first - last).abs().max()}"
+
+
+def in_second_epoch(rank, epoch, batch_idx):
+    return epoch == 1 and batch_idx is None
+
+
+@pytest.mark.parametrize(
+    ("frozen", "options"),
+    [("used.bias", {}), ("used.bias", {"static_graph": True}), ("used.weight", {"gradient_as_bucket_view": True})],
+    ids=["bias", "static graph", "bucket view"],
+)
+def test_what_is_unfrozen_between_two_epochs_is_trained_as_on_one_device(frozen, options):
+    strategy = DDPStrategy(start_method="fork", **options)
+    _, module = fit(strategy, FineTuned(in_second_epoch, frozen), max_epochs=3)
+    _, single = fit("single_device", FineTuned(in_second_epoch, frozen), devices=1, max_epochs=3)
+    for name, expected in single.state_dict().items():
+        torch.testing.assert_close(module.state_dict()[name], expected, msg=name)
+    trained = module.get_parameter(frozen)
+    assert not torch.equal(trained, Net().get_parameter(frozen))
+    assert trained.requires_grad
+
+
+@pytest.mark.parametrize(
+    ("when", "options", "message"),
+    [
+        (
+            lambda rank, epoch, batch_idx: batch_idx == 2,
+            {},
+            r"'used.bias' gets gradients, and was frozen.*Unfreeze it b",
+        ),
+        (
+            lambda rank, epoch, batch_idx: batch_idx == 2 and rank == 1,
+            {},
+            "^Rank 1 .*'used.bias' gets gradients, and was",
+        ),
+        (
+            lambda rank, epoch, batch_idx: epoch == rank == 1,
+            {},
+            "Ranks have unfrozen different parameters, this one (none|'used.bias')",
+        ),
+        (
+            in_second_epoch,
+            {"ddp_comm_hook": default_hooks.allreduce_hook},
+            r"'used.bias' gets gradients.*ddp_comm_hook",
+        ),
+    ],
+    ids=["between two steps", "on one rank between two steps", "on one rank", "with a communication hook"],
+)
+def test_what_can_not_be_averaged_is_refused_by_name(when, options, message):
+    with pytest.raises(WorkerError, match=message):
+        fit(DDPStrategy(start_method="fork", **options), FineTuned(when, "used.bias"), max_epochs=2)
+
+
+def test_what_is_unfrozen_in_a_loop_of_the_users_own():
+    def train(fabric):
+        module = nn.Linear(4, 1)
+        module.bias.requires_grad_(False)
+        model, batch = fabric.setup_module(module), torch.full((1, 4), float(fabric.global_rank))
+        fabric.backward(model(batch).pow(2).sum())
+        module.bias.requires_grad_(True)
+        with pytest.raises(
+            ConfigurationError, match=r"'bias' gets gradients.*call fabric.setup with your own module ag"
+        ):
+            fabric.backward(model(batch).pow(2).sum())
+        module.zero_grad()
+        fabric.backward(fabric.setup_module(module)(batch).pow(2).sum())
+        gradients = fabric.all_gather(module.bias.grad)
+        fabric.teardown()
+        module(batch).pow(2).sum().backward()
+        return gradients.tolist()
+
+    first, second = on_two_ranks(train)
+    assert first == second != [0.0]
+
+
 def test_unused_parameters_are_an_error_that_names_the_preset_unless_asked_for():
     message = r"does not depend on 'unused.weight', 'unused.bias', .* strategy='ddp_find_unused_parameters_true'"
     with pytest.raises(WorkerError, match=message):
         fit("ddp_fork", Net(unused=True))
+    with pytest.raises(WorkerError, match=rf"^Rank 1 failed with .*ModuleError: The loss {message}"):
+        fit("ddp_fork", UnusedOnRankOne(unused=True))
     _, module = fit("ddp_fork_find_unused_parameters_true", Net(unused=True))
     _, single = fit("single_device", devices=1)
     torch.testing.assert_close(module.used.weight, single.used.weight)
+
+
+def test_a_step_without_a_loss_on_one_rank_alone_is_named_and_on_all_is_skipped():
+    message = (
+        r"^Rank 1 failed with .*ModuleError: Skipping.training_step returned None for batch 1 of epoch 0 on rank 1, "
+        r"and not on rank 0: .* Skip a batch on all ranks, or return a loss of zero with a graph, such as `0 \* loss`"
+    )
+    with pytest.raises(WorkerError, match=message):
+        fit(DDPStrategy(start_method="fork", timeout=timedelta(seconds=30)), Skipping({}, {1}))
+    with warnings.catch_warnings(action="ignore"):
+        trainer, _ = fit("ddp_fork", Skipping({1, 2}, {1, 2}), max_epochs=3)
+    assert trainer.global_step == 6
 
 
 def test_manual_optimization_with_two_backwards_equals_one_device():
@@ -160,9 +313,9 @@ def test_post_local_sgd_averages_weights_every_period():
             fabric.backward(model(torch.full((1, 2), 1.0 + fabric.global_rank)).sum())
             optimizer.step()
             optimizer.zero_grad()
-            weights = fabric.all_gather(module.weight.detach())
-            equal.append(torch.equal(weights[0], weights[1]))
-        return equal
+            equal.append(torch.equal(*fabric.all_gather(module.weight.detach())))
+        fabric.strategy.synchronize_model()
+        return [*equal, torch.equal(*fabric.all_gather(module.weight.detach()))]
 
     def strategy():
         state = post_localSGD_hook.PostLocalSGDState(
@@ -175,7 +328,7 @@ def test_post_local_sgd_averages_weights_every_period():
             model_averaging_period=2,
         )
 
-    assert on_two_ranks(run, strategy()) == [True, False, True, False]
+    assert on_two_ranks(run, strategy()) == [True, False, True, False, True]
 
 
 def test_model_averaging_without_local_steps_is_refused():
@@ -226,48 +379,26 @@ def test_timeout_reaches_the_group():
     assert on_two_ranks(look, strategy) == timedelta(seconds=77)
 
 
-def test_collectives():
-    def exchange(fabric):
-        rank = fabric.global_rank
-        return {
-            "mean": fabric.strategy.reduce(torch.tensor([rank, rank + 1])).tolist(),
-            "sum": fabric.strategy.all_reduce(torch.tensor([rank + 1]), reduce_op="sum").tolist(),
-            "max": fabric.strategy.reduce(torch.tensor(float(rank)), reduce_op="max").item(),
-            "gathered": fabric.strategy.all_gather(torch.full((2, 0), 1.0)).shape,
-            "rows": fabric.strategy.all_gather(torch.tensor([[rank]])).tolist(),
-            "object": fabric.strategy.broadcast({"from": rank}, src=1),
-            "tensor": fabric.strategy.broadcast(torch.tensor(rank), src=1).item(),
-            "any": fabric.strategy.reduce_boolean_decision(rank == 1, all=False),
-            "all": fabric.strategy.reduce_boolean_decision(rank == 1),
-            "objects": fabric.strategy.gather_objects((rank, "x")),
-        }
-
-    assert on_two_ranks(exchange) == {
-        "mean": [0.5, 1.5],
-        "sum": [3],
-        "max": 1.0,
-        "gathered": (2, 2, 0),
-        "rows": [[[0]], [[1]]],
-        "object": {"from": 1},
-        "tensor": 1,
-        "any": True,
-        "all": False,
-        "objects": [(0, "x"), (1, "x")],
-    }
-
-
-def test_gradients_flow_back_through_all_gather():
-    def gather(fabric):
-        own = torch.ones(2, requires_grad=True)
-        (fabric.strategy.all_gather(own, sync_grads=True) * torch.tensor([[1.0], [10.0]])).sum().backward()
-        return own.grad.tolist()
-
-    assert on_two_ranks(gather) == [2.0, 2.0]
-
-
 def test_an_unknown_reduction_lists_those_that_exist():
     with pytest.raises(ConfigurationError, match="reduce_op='median': expected one of 'mean'"):
         DDPStrategy().reduce(torch.ones(1), reduce_op="median")
+
+
+def test_sparse_gradients_beside_dense_ones_are_warned_of():
+    def set_up(fabric):
+        table, alone = nn.Embedding(4, 3, sparse=True), nn.Embedding(4, 3, sparse=True)
+        fabric.setup(alone)  # pytest makes an error of a warning
+        model = nn.Sequential(table, nn.Linear(3, 1))
+        if fabric.global_rank > 0:
+            fabric.setup(model)
+            return
+        message = (
+            r"^'0' of Sequential gives sparse gradients, and other layers give dense ones.*or make the layer with s"
+        )
+        with pytest.warns(UserWarning, match=message):
+            fabric.setup(model)
+
+    on_two_ranks(set_up)
 
 
 def test_nothing_to_train_needs_no_wrapper():
@@ -279,22 +410,9 @@ def test_nothing_to_train_needs_no_wrapper():
     assert on_two_ranks(evaluate)
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="fork")
-def test_a_barrier_names_the_rank_that_does_not_come():
-    def hang(fabric):
-        if fabric.global_rank == 0:
-            fabric.strategy.barrier("the end")
-
-    strategy = DDPStrategy(start_method="fork", timeout=timedelta(seconds=3))
-    with pytest.raises(Exception, match=r"(?s)[Rr]anks? 1"):
-        on_two_ranks(hang, strategy)
-
-
 def test_launching_from_a_prompt_names_the_notebook_alias(tmp_path):
-    import subprocess
-
     code = "from core import Fabric; Fabric(strategy='ddp', devices=2, accelerator='cpu').launch()"
-    finished = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, cwd=tmp_path)
+    finished = programs.run([sys.executable, "-c", code], cwd=tmp_path)
     assert finished.returncode == 1
     assert "ddp_notebook" in finished.stderr
     assert LaunchError.__name__ in finished.stderr

@@ -1,4 +1,4 @@
-"""What DeepSpeed is told: the strategy's options, the user's own config and the run's arguments, in one dictionary.
+"""DeepSpeed's config: the strategy's options, the user's own config and the run's arguments, in one dictionary.
 
 `merge` runs when the strategy is made, `fit_to_run` when the Trainer's arguments are known. Neither imports DeepSpeed.
 """
@@ -7,28 +7,39 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import logging
 import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from core import ConfigurationError
-from core_deepspeed import given_config, refusals
+from core_deepspeed import refusals, user_config
+from core_deepspeed.config_keys import (
+    OFFLOAD_OPTIMIZER,
+    OFFLOAD_PARAMETERS,
+    STAGE,
+    KeyPath,
+    look_up,
+    offload_device,
+    put,
+    uses_nvme,
+)
 from core_deepspeed.options import Options
-from core_deepspeed.places import OFFLOAD_OPTIMIZER, OFFLOAD_PARAMETERS, Place, look_up, offload_device, put, uses_nvme
 
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-    from core_deepspeed.given_config import Config
+    from core_deepspeed.user_config import Config
 
 
-def _in(block: Place, *options: str) -> dict[str, tuple[Place, ...]]:
+def _in(block: KeyPath, *options: str) -> dict[str, tuple[KeyPath, ...]]:
     """Places of options that have the same name in the config."""
     return {option: ((*block, option),) for option in options}
 
 
-_PLACES: dict[str, tuple[Place, ...]] = {
+_KEY_PATHS: dict[str, tuple[KeyPath, ...]] = {
     # What turns a block on comes first: what stands in it follows.
+    "stage": (STAGE,),
     "offload_params_device": ((*OFFLOAD_PARAMETERS, "device"),),
     "offload_optimizer_device": ((*OFFLOAD_OPTIMIZER, "device"),),
     "nvme_path": ((*OFFLOAD_PARAMETERS, "nvme_path"), (*OFFLOAD_OPTIMIZER, "nvme_path")),
@@ -39,14 +50,14 @@ _PLACES: dict[str, tuple[Place, ...]] = {
     "thread_count": (("aio", "intra_op_parallelism"),),
     **_in(OFFLOAD_PARAMETERS, "max_in_cpu"),
     **_in(("aio",), "block_size", "queue_depth", "single_submit", "overlap_events"),
-    **_in(("zero_optimization",), "stage", "allgather_partitions", "reduce_scatter", "allgather_bucket_size"),
+    **_in(("zero_optimization",), "allgather_partitions", "reduce_scatter", "allgather_bucket_size"),
     **_in(("zero_optimization",), "reduce_bucket_size", "overlap_comm", "contiguous_gradients", "sub_group_size"),
     **_in(("activation_checkpointing",), "partition_activations", "cpu_checkpointing"),
     **_in(("activation_checkpointing",), "contiguous_memory_optimization", "synchronize_checkpoint_boundary"),
     **_in(("fp16",), "loss_scale", "initial_scale_power", "loss_scale_window", "hysteresis", "min_loss_scale"),
     **_in((), "zero_allow_untested_optimizer"),
 }
-"""Where each option stands in DeepSpeed's config."""
+"""The key paths of each option in DeepSpeed's config."""
 
 _DEFAULTS = {field.name: field.default for field in dataclasses.fields(Options)}
 _SWITCHES = {"offload_parameters": OFFLOAD_PARAMETERS, "offload_optimizer": OFFLOAD_OPTIMIZER}
@@ -54,16 +65,17 @@ _NEEDED = {
     OFFLOAD_PARAMETERS: "offload_parameters=True",
     OFFLOAD_OPTIMIZER: "offload_optimizer=True",
     ("aio",): "offload to 'nvme'",
+    ("zero_optimization",): "stage=1, 2 or 3",
 }
-"""What turns a block of the config on."""
+"""The option that turns a block of the config on."""
 
 _BLOCKS = {"16-mixed": "fp16", "16-true": "fp16", "bf16-mixed": "bf16", "bf16-true": "bf16", "32-true": None}
-"""Which block of the config a precision turns on. Either keeps float32 masters, and the module in 16 bits."""
+"""The block of the config that a precision turns on. Either keeps float32 masters, and the module in 16 bits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """What the arguments of Trainer or Fabric say about a run.
+    """The arguments of Trainer or Fabric that describe a run.
 
     Attributes:
         world_size: number of processes.
@@ -71,7 +83,7 @@ class Run:
         precision: as the user writes it.
         micro_batch_size: samples in a batch of one process; None if that isn't known.
         num_accumulated: batches of an accumulation window; None if the user's own loop decides.
-        max_norm: to which gradients are clipped; None if nobody said.
+        max_norm: norm to which gradients are clipped; None if not given.
     """
 
     world_size: int
@@ -92,10 +104,12 @@ def merge(options: Options, given: Collection[str] = ()) -> Config:
     Raises:
         ConfigurationError: a contradiction, an option without effect, or what DeepSpeed can't do.
     """
-    config = given_config.read(options.config)
+    config = user_config.read(options.config)
+    if options.config is not None and "stage" not in given:
+        _take_deepspeeds_stage(config)
     for switch, block in _SWITCHES.items():
         _switch(config, block, switch, getattr(options, switch), is_given=switch in given)
-    for name in _PLACES:
+    for name in _KEY_PATHS:
         _merge_option(config, name, getattr(options, name), is_given=name in given)
     config.setdefault("zero_force_ds_cpu_optimizer", False)  # the optimizer is the user's choice
     config.setdefault("steps_per_print", 10**12)  # the Trainer reports
@@ -122,8 +136,20 @@ def fit_to_run(config: Config, run: Run) -> Config:
 # merging --------------------------------------------------------------------------------------------------------------
 
 
-def _switch(config: Config, block: Place, switch: str, is_on: bool, *, is_given: bool) -> None:
+def _take_deepspeeds_stage(config: Config) -> None:
+    """A config that names no stage means 0, for DeepSpeed and so here."""
+    if look_up(config, STAGE) is None:
+        if config.get("zero_optimization"):
+            logging.getLogger("core").warning(
+                "config has zero_optimization without a stage, which for DeepSpeed is stage 0: nothing is cut over the "
+                "ranks. Write the stage that you mean, in the config or as stage=..."
+            )
+        put(config, STAGE, 0)
+
+
+def _switch(config: Config, block: KeyPath, switch: str, is_on: bool, *, is_given: bool) -> None:
     """Turn an offload block on, if the option says so and the user's config nothing."""
+    # An offload block in the user's config with device "none" is one that says "off".
     said = look_up(config, (*block, "device"))
     if is_given and said is not None and is_on != (said != "none"):
         raise _contradiction((*block, "device"), said, f"{switch}={is_on}")
@@ -133,30 +159,35 @@ def _switch(config: Config, block: Place, switch: str, is_on: bool, *, is_given:
 
 def _merge_option(config: Config, name: str, value: Any, *, is_given: bool) -> None:
     value = str(value) if isinstance(value, os.PathLike) else value
-    places = [place for place in _PLACES[name] if _has_effect(config, place)]
-    if is_given and not places and value != _DEFAULTS[name]:
-        needed = " or ".join(dict.fromkeys(_NEEDED[place[:-1]] for place in _PLACES[name]))
+    key_paths = [key_path for key_path in _KEY_PATHS[name] if _has_effect(config, key_path)]
+    # All blocks that the option could stand in are off.
+    if is_given and not key_paths and value != _DEFAULTS[name]:
+        needed = " or ".join(dict.fromkeys(_NEEDED[key_path[:-1]] for key_path in _KEY_PATHS[name]))
         raise ConfigurationError(f"{name}={value!r} has no effect without {needed}. Add that, or leave it out.")
-    for place in places:
-        said = look_up(config, place)
+    for key_path in key_paths:
+        said = look_up(config, key_path)
         if is_given and said is not None and said != value:
-            raise _contradiction(place, said, f"{name}={value!r}")
-        if said is None and value is not None and (is_given or place[0] != "fp16"):
-            put(config, place, value)
+            raise _contradiction(key_path, said, f"{name}={value!r}")
+        # The user's config wins over a default. Defaults of fp16 aren't written at all: a block of it beside another
+        # precision is refused by `_fit_precision`, which must find there only what the user asked for.
+        if said is None and value is not None and (is_given or key_path[0] != "fp16"):
+            put(config, key_path, value)
 
 
-def _has_effect(config: Config, place: Place) -> bool:
-    """Whether the block in which an option stands is on; of fp16, `fit_to_run` knows."""
-    block, key = place[:-1], place[-1]
+def _has_effect(config: Config, key_path: KeyPath) -> bool:
+    """True if the block in which an option stands is on; for fp16, `fit_to_run` decides."""
+    block, key = key_path[:-1], key_path[-1]
     if block in _SWITCHES.values():
         is_on = look_up(config, block) is not None and look_up(config, (*block, "device")) != "none"
         return is_on and (key != "nvme_path" or offload_device(config, block) == "nvme")
+    if key_path[:1] == STAGE[:1] and key_path != STAGE:
+        return bool(look_up(config, STAGE) != 0)
     return block != ("aio",) or uses_nvme(config)
 
 
-def _contradiction(place: Place, said: Any, other: str) -> ConfigurationError:
+def _contradiction(key_path: KeyPath, said: Any, other: str) -> ConfigurationError:
     return ConfigurationError(
-        f"config says {'.'.join(place)} = {said!r}, and {other}. Leave one of them out, or make them agree."
+        f"config says {'.'.join(key_path)} = {said!r}, and {other}. Leave one of them out, or make them agree."
     )
 
 
@@ -185,6 +216,7 @@ def _fit_number(config: Config, key: str, value: float | None, argument: str, *,
     said = config.get(key)
     if said is not None and value is not None and said != value:
         raise _contradiction((key,), said, f"{argument}={value!r}")
+    # What the run says; else what the config says; else the default. Where both speak they agree, as was just checked.
     config[key] = said if value is None and said is not None else value if value is not None else default
 
 
@@ -192,6 +224,7 @@ def _fit_batch_size(config: Config, run: Run) -> None:
     """DeepSpeed wants to know two of three numbers, and that they agree; it only reports them."""
     micro, num_batches = "train_micro_batch_size_per_gpu", config["gradient_accumulation_steps"] * run.world_size
     total = config.get("train_batch_size")
+    # Rounds down where the total can't be divided; the comparison below then refuses it, and shows the numbers.
     if total is not None and config.get(micro) is None and run.micro_batch_size is None:
         config[micro] = total // num_batches
     _fit_number(config, micro, run.micro_batch_size, "the loader's batch_size", default=1)

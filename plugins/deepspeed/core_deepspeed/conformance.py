@@ -1,4 +1,4 @@
-"""What the conformance kit holds core-deepspeed to, in float32: DeepSpeed's masters have no float64.
+"""The conformance suites of core-deepspeed, in float32: DeepSpeed's masters have no float64.
 
 Imported by `core check` and the tests only: it needs pytest.
 """
@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from core import Capability
-from core.testing import CheckpointIOConformance, StrategyConformance, StrategySmoke
+from core_testing import CheckpointIOConformance, StrategyConformance, StrategySmoke
 
 if find_spec("deepspeed"):
     # Once here, and not in each of the ranks that are forked from this process: torch's compiler is behind it.
@@ -26,13 +26,15 @@ CAPABILITIES = (
     | Capability.SHARDED_STATE
     | Capability.MANUAL_OPTIMIZATION
     | Capability.SEVERAL_MODULES
+    | Capability.INFERENCE_MODE
 )
+CUT_CAPABILITIES = CAPABILITIES & ~Capability.INFERENCE_MODE
 # Small parameters stay gathered by default; so each is cut.
 CUT = {"zero_optimization": {"stage3_param_persistence_threshold": 0}}
 
 
 class ZeroConformance(StrategyConformance):
-    """What the stages have in common. float32 rounds otherwise where gradients are added in another order."""
+    """The base of the stages' suites. float32 rounds otherwise where gradients are added in another order."""
 
     dtype = torch.float32
     tolerance = 2e-6
@@ -59,6 +61,7 @@ class TestStage3(ZeroConformance):
     """Parameters in parts too."""
 
     alias = "deepspeed_stage_3"
+    expected_capabilities = CUT_CAPABILITIES
     options = {"config": CUT}
 
 
@@ -79,6 +82,7 @@ class TestStage3Offload(ZeroConformance):
     """The same, and parameters in parts."""
 
     alias = "deepspeed_stage_3_offload"
+    expected_capabilities = CUT_CAPABILITIES
     options = {"config": CUT}
 
 
@@ -99,7 +103,7 @@ class TestStage3OffloadNvme(StrategySmoke):
 
 
 class _MadeByDeepSpeed(CheckpointIOConformance):
-    """Read by the core and not written: what a state would be saved for is refused."""
+    """The suite of layouts that the core reads and doesn't write: tests that save a state are known failures."""
 
     known_failures = dict.fromkeys(
         CheckpointIOConformance.tests_that_save,
@@ -114,6 +118,6 @@ class TestNative(_MadeByDeepSpeed):
 
 
 class TestUniversal(_MadeByDeepSpeed):
-    """What DeepSpeed makes of that."""
+    """The layout that DeepSpeed makes of the engine's own."""
 
     alias = "deepspeed_universal"

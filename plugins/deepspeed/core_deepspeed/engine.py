@@ -12,13 +12,17 @@ import torch
 
 from core import ConfigurationError
 from core.strategies import MethodRouter
-from core_deepspeed.late_changes import LateChanges
+from core_deepspeed.layout_guard import LayoutGuard
+from core_deepspeed.state import EngineState
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
 
     from torch import Tensor, nn
     from torch.optim import Optimizer
+
+    from core_deepspeed.left_out import GradientsOfAll
+    from core_deepspeed.whole_engine import WholeState
 
 
 _ON_MODULES = frozenset(
@@ -27,7 +31,7 @@ _ON_MODULES = frozenset(
         *("_original_parameters", "_external_params", "_ds_child_entered"),
     }
 )
-"""What stage 3 leaves on modules, besides what is called `ds_...`."""
+"""Attributes that stage 3 leaves on modules, besides those with names that begin with `ds_`."""
 
 _ASKED_AT_EACH_STEP = ("_z3_leaf", "_deepcompile_z3_eager_fallback")
 """Attributes that DeepSpeed looks for in the router, which would look for them in the module, and so on."""
@@ -41,12 +45,15 @@ class ZeroEngine:
 
     Attributes:
         module: the user's own.
-        groups: parameters of the optimizer, group by group, as the user has them: it holds flat ones from now on.
+        given_groups: parameters of the optimizer, group by group, when it was given.
         group_of: number of the group of each that is trained.
         optimizer: that DeepSpeed steps; None for inference.
         wrapped: DeepSpeed's engine, around a `MethodRouter`.
-        zero: DeepSpeed's own optimizer around it.
+        zero: DeepSpeed's own optimizer around it, or the same.
+        gradients: looks for parameters without one, where a rank can't leave some out alone.
     """
+
+    gradients: GradientsOfAll | None = None
 
     def __init__(self, deepspeed: Any, module: nn.Module, optimizer: Optimizer | None, config: dict[str, Any]) -> None:
         """All ranks. Make the engine, which converts the module and cuts what its stage cuts."""
@@ -54,15 +61,16 @@ class ZeroEngine:
         self._deepspeed, self._sets_checkpointing = deepspeed, any(config.get("activation_checkpointing", {}).values())
         if self._sets_checkpointing:
             deepspeed.checkpointing.configure(None, deepspeed_config=config)
-        self.groups = (
+        self.given_groups = (
             [list(group["params"]) for group in optimizer.param_groups if group["params"]] if optimizer else []
         )
         self.group_of = {
             parameter: number
-            for number, group in enumerate(self.groups)
+            for number, group in enumerate(self.given_groups)
             for parameter in group
             if parameter.requires_grad
         }
+        # DeepSpeed puts attributes on parameters; `close` takes away what isn't among these.
         self._attributes = {parameter: _own_attributes(parameter) for parameter in module.parameters()}
         self.router = MethodRouter(module)
         for name in _ASKED_AT_EACH_STEP:
@@ -72,7 +80,7 @@ class ZeroEngine:
         )
         vars(self.router)["named_modules"] = _without_router(module)
         self.stage = int(self.wrapped.zero_optimization_stage())
-        self._max_norm = getattr(self.zero, "clip_grad", 0.0)
+        self._max_norm = self.wrapped.gradient_clipping()
         self._num_backwards, self._is_complete = 0, False
         if optimizer is None:
             # There is nothing to begin, and DeepSpeed would refuse that another's loss goes through.
@@ -80,7 +88,21 @@ class ZeroEngine:
         else:
             # Gradients are the engine's: to drop those of the flat parameters would take its buffers away.
             vars(optimizer)["zero_grad"] = self.drop_gradients
-            self._late_changes = LateChanges(optimizer, chain(*self.groups))
+            self._layout_guard = self._guard_layout(optimizer)
+
+    def _guard_layout(self, optimizer: Optimizer) -> LayoutGuard | None:
+        held = set(chain(*self.groups))
+        named = ((name, one) for name, one in self.module.named_parameters() if one in held)
+        return LayoutGuard(optimizer, named)
+
+    @property
+    def groups(self) -> list[list[Any]]:
+        """Parameters of the optimizer, group by group, as the user has them: it may hold others from now on."""
+        return self.given_groups
+
+    def state(self, rank: int) -> EngineState | WholeState:
+        """The engine's part of the state at this moment."""
+        return EngineState(self, rank)
 
     def backward(self, loss: Tensor, *, ends_window: bool, others: Collection[ZeroEngine] = (), **kwargs: Any) -> None:
         """All ranks. Compute and accumulate gradients, also those of other engines that the loss goes through.
@@ -94,20 +116,25 @@ class ZeroEngine:
         Raises:
             ConfigurationError: another engine's gradients would be scaled otherwise than its own.
         """
+        # A loss may go through several engines, such as a generator's through the discriminator. Each hears that a
+        # backward begins, and how it ended for it.
         others = [engine for engine in others if engine is not self] if len(others) > 1 else ()
         for engine in others:
-            engine.wrapped.set_gradient_accumulation_boundary(False)
-            engine.zero.clear_backward_seen_flag()
+            engine._begin_backward(ends_window=False)
             engine.wrapped._running_engine_backward = True  # else a hook ends it, where one forward was run only
-        self.wrapped.set_gradient_accumulation_boundary(ends_window)
-        self.zero.clear_backward_seen_flag()  # a second backward after one forward adds to the first
+        self._begin_backward(ends_window=ends_window)
+        if self.gradients is not None:
+            self.gradients.check_in_backward(loss, begins_window=not self._num_backwards)
         self.wrapped.backward(loss, scale_wrt_gas=False, **kwargs)
-        if self.zero._backward_hook_state.backward_active_depth:
-            self._leave_backward()
+        self._leave_backward()
         self._num_backwards += 1
         self._is_complete = ends_window
         for engine in others:
             engine._end_backward_of(self)
+
+    def _begin_backward(self, *, ends_window: bool) -> None:
+        self.wrapped.set_gradient_accumulation_boundary(ends_window)
+        self.zero.clear_backward_seen_flag()  # a second backward after one forward adds to the first
 
     def _end_backward_of(self, other: ZeroEngine) -> None:
         """Keep gradients that the loss of another engine has brought, if it has."""
@@ -139,7 +166,7 @@ class ZeroEngine:
         if self._is_complete or not self._num_backwards:
             return
         self.wrapped.set_gradient_accumulation_boundary(True)
-        if self.stage == 1:
+        if self.stage < 2:
             self.wrapped.allreduce_gradients()
         else:
             self.zero.finalize_gradient_accumulation_boundary()
@@ -148,7 +175,13 @@ class ZeroEngine:
     def clip(self, max_norm: float) -> Tensor:
         """All ranks. Let the next step clip; the norm before that."""
         self.complete()
+        self._set_max_norm(max_norm)
+        return self._norm()
+
+    def _set_max_norm(self, max_norm: float) -> None:
         self.zero.clip_grad = max_norm
+
+    def _norm(self) -> Tensor:
         if self.stage < 3:
             norm = self.zero.scaled_global_norm()
         else:
@@ -162,7 +195,7 @@ class ZeroEngine:
             return False
         self.complete()
         self.wrapped.step()
-        self.zero.clip_grad = self._max_norm
+        self._set_max_norm(self._max_norm)
         self._num_backwards, self._is_complete = 0, False
         return bool(self.wrapped.was_step_applied())
 
@@ -171,6 +204,9 @@ class ZeroEngine:
         if not self._num_backwards:
             return
         self._num_backwards, self._is_complete = 0, False
+        self._drop_gradients()
+
+    def _drop_gradients(self) -> None:
         zero = self.zero
         zero.zero_grad()
         if self.stage == 3:
@@ -190,9 +226,11 @@ class ZeroEngine:
         """
         if self.optimizer is not None:
             vars(self.optimizer).pop("zero_grad", None)
-            self._late_changes.allow()
+            if self._layout_guard is not None:
+                self._layout_guard.allow()
         if self._sets_checkpointing:
             self._deepspeed.checkpointing.configure(None)  # it is the process's, and the next run says its own
+        # Looked up before `destroy`, after which the swappers that know them may be gone.
         swap_folders = self._swap_folders()
         self.wrapped.destroy()
         for folder in swap_folders:
@@ -210,11 +248,11 @@ class ZeroEngine:
         self._attributes = {}
         # At stage 3 they are in cycles that Python doesn't collect, with memory of the device and groups of processes.
         for holder in (getattr(self.zero, "parameter_offload", None), self.zero, self.wrapped):
-            if holder is not None:
+            if holder is not None and holder is not self.optimizer:
                 vars(holder).clear()
 
     def _swap_folders(self) -> set[Path]:
-        """Where this rank's part of what is offloaded to a disk lies."""
+        """The folders with this rank's part of what is offloaded to a disk."""
         swappers = [getattr(self.zero, "optimizer_swapper", None)]
         swappers += [getattr(parameter, "nvme_swapper", None) for parameter in self._attributes]
         return {Path(swapper.swap_folder) for swapper in swappers if swapper is not None}

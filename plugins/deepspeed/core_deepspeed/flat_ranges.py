@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class FlatRange:
-    """What this rank has of one parameter.
+    """This rank's part of one parameter.
 
     Attributes:
         shape: of the whole parameter.
         start: number of the first element of the whole, in the order of memory.
-        size: how many; 0 if this rank has none.
-        flat: in which they are, perhaps with those of other parameters: the master copy where there is one.
-        offset: where they begin in `flat`.
+        size: number of elements; 0 if this rank has none.
+        flat: the tensor that holds them, perhaps with those of other parameters: the master copy where there is one.
+        offset: of the first of them in `flat`.
         group: number of the flat tensor among the optimizer's; None for what isn't trained.
     """
 
@@ -63,14 +63,17 @@ def boxes(shape: tuple[int, ...], start: int, stop: int) -> Iterator[tuple[tuple
     """
     if start >= stop:
         return
+    # Elements of a row, or the one of a scalar, which has neither offsets nor sizes.
     if len(shape) < 2:
         yield ((start,) if shape else ()), ((stop - start,) if shape else ()), start
         return
     row = math.prod(shape[1:])
     first, last = -(-start // row), stop // row  # the rows that lie in the range as a whole
+    # It begins and ends within one row, and touches neither end of it.
     if first > last:
         yield from _in_row(shape, last, start, stop)
         return
+    # The rest of a row that began before; whole rows; the beginning of a row that goes on. Each may be empty.
     yield from _in_row(shape, first - 1, start, first * row)
     if first < last:
         yield (first, *(0,) * (len(shape) - 1)), (last - first, *shape[1:]), first * row
@@ -80,6 +83,7 @@ def boxes(shape: tuple[int, ...], start: int, stop: int) -> Iterator[tuple[tuple
 def _in_row(
     shape: tuple[int, ...], number: int, start: int, stop: int
 ) -> Iterator[tuple[tuple[int, ...], tuple[int, ...], int]]:
+    # A row is a tensor of one dim fewer, whose elements are counted from its own beginning.
     base = number * math.prod(shape[1:])
     for offsets, sizes, begin in boxes(shape[1:], start - base, stop - base):
         yield (number, *offsets), (1, *sizes), begin + base
@@ -95,5 +99,6 @@ def fill(leaf: ShardedLeaf, source: Tensor | ShardedLeaf) -> None:
         parts = [source[chunk.box] for chunk in leaf.chunks]
     with torch.no_grad():
         for chunk, part in zip(leaf.chunks, parts, strict=True):
+            # A checkpoint that was read into this leaf as its target hands back the same memory.
             if chunk.tensor.data_ptr() != part.data_ptr():
                 chunk.tensor.copy_(part)

@@ -99,7 +99,7 @@ def connect(device_type: str, backend: str, logging_level: int) -> Any:
 
 
 def is_loaded() -> bool:
-    """Whether this process has used DeepSpeed."""
+    """True if this process has used DeepSpeed."""
     return "deepspeed" in sys.modules
 
 

@@ -1,4 +1,4 @@
-"""What DeepSpeed's native files say of the module: all but the values of what is trained, which are the optimizer's."""
+"""The module in DeepSpeed's native files: all but the values of trained parameters, which are the optimizer's."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def read(files: Path) -> list[dict[str, Any]]:
 
 
 def module_of(ranks: Sequence[dict[str, Any]]) -> dict[str, Tensor | str]:
-    """What is in the module's state, by the user's names.
+    """The content of the module's state, by the user's names.
 
     Returns:
         For a parameter that is trained, the name by which DeepSpeed has it; for others, and for buffers, the value.

@@ -10,8 +10,6 @@ from core_deepspeed.native_files import DeepSpeedFolderIO
 from core_deepspeed.universal import UniversalCheckpointIO
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from torch import Tensor
 
     from core import Collectives, PathLike
@@ -72,38 +70,46 @@ def _untrained(ranks: list[dict[str, Any]]) -> dict[str, Tensor]:
     }
 
 
-def save(strategy: DeepSpeedStrategy, path: PathLike, state: Mapping[str, Any]) -> None:
-    """All ranks. Let the engine write what it holds, and beside it the rest of a state.
+class EngineCheckpointIO(NativeCheckpointIO):
+    """The same folders, of a strategy whose engine is there to write and restore them."""
 
-    Raises:
-        CheckpointError: there isn't one engine that holds an optimizer.
-    """
-    engine = _engine(strategy)
-    rest = _without_engine(strategy, engine, dict(state))
-    engine.wrapped.save_checkpoint(str(path), tag=native_files.TAG, client_state={native_files.REST: rest})
+    saves_from_all_ranks = True
 
+    def __init__(self, strategy: DeepSpeedStrategy) -> None:
+        self._strategy = strategy
 
-def read(strategy: DeepSpeedStrategy, path: PathLike) -> dict[str, Any]:
-    """All ranks. Let the engine restore what it holds; the rest of the state. Or the whole of a universal checkpoint.
+    def save_checkpoint(self, state: dict[str, Any] | None, path: PathLike, *, collectives: Collectives) -> None:
+        """Let the engine write what it holds, and beside it the state, in which marks stand for that.
 
-    Raises:
-        CheckpointNotFoundError: nothing is there.
-        CheckpointError: another stage or number of processes has written it.
-    """
-    universal = UniversalCheckpointIO()
-    if universal.exists(path):
-        return universal.load_checkpoint(path, collectives=strategy.collectives)
-    NativeCheckpointIO().files_of(path)
-    try:
-        _, rest = _engine(strategy).wrapped.load_checkpoint(str(path))
-    except Exception as error:  # DeepSpeed's own, assertions among them
-        raise CheckpointError(
-            f"DeepSpeed can't load {str(path)!r}: {error}. Its own layout loads under the stage and the number of "
-            "processes that have written it. For others make a universal checkpoint of it: "
-            f"core checkpoint convert {str(path)!r} TARGET --to deepspeed_universal."
-        ) from error
-    state: dict[str, Any] = strategy.broadcast(rest[native_files.REST])
-    return state
+        Raises:
+            CheckpointError: there isn't one engine that holds an optimizer.
+        """
+        engine = _engine(self._strategy)
+        engine.wrapped.save_checkpoint(str(path), tag=native_files.TAG, client_state={native_files.REST: state})
+
+    def load_checkpoint(
+        self, path: PathLike, *, collectives: Collectives, state: dict[str, Any] | None = None
+    ) -> dict[str, Any]:
+        """Let the engine restore what it holds; the rest of the state. Or the whole of a universal checkpoint.
+
+        Raises:
+            CheckpointNotFoundError: nothing is there.
+            CheckpointError: another stage or number of processes has written it.
+        """
+        universal = UniversalCheckpointIO()
+        if universal.exists(path):
+            return universal.load_checkpoint(path, collectives=collectives)
+        self.files_of(path)
+        try:
+            _, rest = _engine(self._strategy).wrapped.load_checkpoint(str(path))
+        except Exception as error:  # DeepSpeed's own, assertions among them
+            raise CheckpointError(
+                f"DeepSpeed can't load {str(path)!r}: {error}. Its own layout loads under the stage and the number of "
+                "processes that have written it. For others make a universal checkpoint of it: "
+                f"core checkpoint convert {str(path)!r} TARGET --to deepspeed_universal."
+            ) from error
+        rest_of_state: dict[str, Any] = self._strategy.broadcast(rest[native_files.REST])
+        return rest_of_state
 
 
 def _engine(strategy: DeepSpeedStrategy) -> ZeroEngine:
@@ -114,26 +120,3 @@ def _engine(strategy: DeepSpeedStrategy) -> ZeroEngine:
             "Leave the option out, or read the weights: core checkpoint convert --from deepspeed_native SOURCE TARGET."
         )
     return engines[0]
-
-
-def _without_engine(strategy: DeepSpeedStrategy, engine: ZeroEngine, value: Any) -> Any:
-    if any(value is one for one in strategy.optimizers):
-        return native_files.optimizer_mark(_groups(strategy, engine))
-    if any(value is one for handle in strategy.handles for one in (handle.module, handle.wrapped)):
-        return native_files.module_mark()
-    if callable(method := getattr(value, "state_dict", None)):
-        return method()
-    if isinstance(value, dict):
-        return {key: _without_engine(strategy, engine, item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_without_engine(strategy, engine, item) for item in value]
-    return value
-
-
-def _groups(strategy: DeepSpeedStrategy, engine: ZeroEngine) -> list[dict[str, Any]]:
-    names = strategy.handle_of(engine.module).parameter_names
-    assert engine.optimizer is not None, "this engine holds one"
-    return [
-        {**group, "params": [names[id(parameter)] for parameter in parameters]}
-        for group, parameters in zip(engine.optimizer.param_groups, engine.groups, strict=True)
-    ]

@@ -8,7 +8,7 @@ from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from core import CheckpointError, CheckpointIO, CheckpointNotFoundError
+from core import CheckpointCorruptedError, CheckpointError, CheckpointIO, CheckpointNotFoundError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -19,11 +19,12 @@ TAG = "core"
 """The folder in the folder, which holds the files."""
 
 REST = "core"
-"""Where DeepSpeed's files hold the rest of a state: all that isn't the engine's."""
+"""The key under which DeepSpeed's files hold the rest of a state: all that isn't the engine's."""
 
 GROUPS = "param_groups"
+_MAX_NAME_BYTES = 1 << 12
 ROUTER = "module."
-"""What DeepSpeed's names begin with: the user's module is one of a `MethodRouter`."""
+"""The prefix of DeepSpeed's names: the user's module is one of a `MethodRouter`."""
 
 _INSIDE = "in DeepSpeed's files"
 
@@ -39,13 +40,13 @@ def optimizer_mark(groups: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def is_mark(state: Any) -> bool:
-    """Whether a part of a state says only that it is in DeepSpeed's files."""
+    """True for a part of a state that says only that it is in DeepSpeed's files."""
     return isinstance(state, dict) and _INSIDE in state
 
 
 @contextmanager
 def quietly() -> Iterator[None]:
-    """In which DeepSpeed's tools print nothing but progress, whose bar makes no thread: it would prevent forking."""
+    """A context in which DeepSpeed's tools print only a progress bar, without a thread: that would prevent forking."""
     from tqdm import tqdm
 
     interval, tqdm.monitor_interval = tqdm.monitor_interval, 0
@@ -78,7 +79,7 @@ class DeepSpeedFolderIO(CheckpointIO):
         collectives.barrier()
 
     def exists(self, path: PathLike) -> bool:
-        """Whether DeepSpeed has finished writing at `path`."""
+        """True if DeepSpeed has finished writing at `path`."""
         return (Path(path) / self.latest).is_file()
 
     def files_of(self, path: PathLike) -> Path:
@@ -86,9 +87,22 @@ class DeepSpeedFolderIO(CheckpointIO):
 
         Raises:
             CheckpointNotFoundError: nothing is there, or something else.
+            CheckpointCorruptedError: that file names no folder in it.
         """
         if not self.exists(path):
             raise CheckpointNotFoundError(
                 f"No checkpoint of DeepSpeed's is at {str(path)!r}: expected a folder with the file {self.latest!r}."
             )
-        return Path(path) / (Path(path) / self.latest).read_text().strip()
+        latest = Path(path) / self.latest
+        with latest.open("rb") as file:
+            name = file.read(_MAX_NAME_BYTES).decode(errors="replace").strip()
+        if not is_name(name):
+            raise CheckpointCorruptedError(
+                f"{str(latest)!r} holds {name[:80]!r}, where the name of a folder beside it was expected."
+            )
+        return Path(path) / name
+
+
+def is_name(text: str) -> bool:
+    """True if a text from a file is a name in a folder, and leads nowhere else."""
+    return text not in ("", ".", "..") and not {"/", "\\", "\0"} & set(text)

@@ -1,4 +1,4 @@
-"""What the user may ask of DeepSpeed by keyword, and the default of each."""
+"""The options of DeepSpeed that a user may give by keyword, and the default of each."""
 
 from __future__ import annotations
 
@@ -6,10 +6,9 @@ import dataclasses
 import inspect
 import logging
 from dataclasses import dataclass
-from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from core import ConfigurationError, Strategy
+from core import ConfigurationError, Strategy, did_you_mean
 from core.strategies import ParallelStrategy
 
 if TYPE_CHECKING:
@@ -33,7 +32,8 @@ class Options:
     """Options of `DeepSpeedStrategy`, as the user gave them. `config` wins over all that it names.
 
     Attributes:
-        stage: of ZeRO. 1 cuts the optimizer's state over the ranks, 2 gradients too, 3 parameters too.
+        stage: of ZeRO. 0 cuts nothing over the ranks, 1 the optimizer's state, 2 gradients too, 3 parameters too.
+            A `config` that names none means 0.
         config: DeepSpeed's own configuration, a dict or the path of a JSON file.
         remote_device: with stage 3, where parameters are put while the model is built: `"cpu"`, `"nvme"`, or None for
             the rank's device.
@@ -44,7 +44,7 @@ class Options:
         nvme_path: folder for what is offloaded to NVMe.
         params_buffer_count: buffers for offloaded parameters.
         params_buffer_size: of each, in elements.
-        max_in_cpu: how many elements of parameters stay in the memory of the CPU when they are offloaded to NVMe.
+        max_in_cpu: elements of parameters that stay in the memory of the CPU when they are offloaded to NVMe.
         optimizer_buffer_count: buffers for offloaded optimizer state; at least the number of states and gradients of a
             parameter, 4 for Adam.
         pin_memory: page-locked memory for what is offloaded to the CPU.
@@ -120,14 +120,12 @@ def split(given: Mapping[str, Any], start_method: str) -> tuple[dict[str, Any], 
     """Options of DeepSpeed, and those of every parallel strategy.
 
     Raises:
-        ConfigurationError: an option that nobody takes, or a start method that there isn't.
+        ConfigurationError: an unknown option, or an unknown start method.
     """
     own = {field.name for field in dataclasses.fields(Options)}
     if unknown := sorted(given.keys() - own - PARTS):
-        near = get_close_matches(unknown[0], own | PARTS, n=1)
-        hint = f" Did you mean {near[0]!r}?" if near else ""
         raise ConfigurationError(
-            f"DeepSpeedStrategy has no option {unknown[0]!r}.{hint} Its options: "
+            f"DeepSpeedStrategy has no option {unknown[0]!r}.{did_you_mean(unknown[0], own | PARTS)} Its options: "
             f"{', '.join(sorted({*own, *PARTS, 'start_method'}))}."
         )
     if start_method not in START_METHODS:
@@ -148,7 +146,7 @@ def split(given: Mapping[str, Any], start_method: str) -> tuple[dict[str, Any], 
 
 
 def with_every_option(init: F) -> F:
-    """Decorator of the strategy's `__init__`: whoever asks finds each option by its name, type and description."""
+    """Decorator of the strategy's `__init__`: adds each option, its type and description to signature and docstring."""
     declared = inspect.signature(init)
     given = {name: one for name, one in declared.parameters.items() if one.kind is not one.VAR_KEYWORD}
     options = [one for name, one in inspect.signature(Options).parameters.items() if name not in given]

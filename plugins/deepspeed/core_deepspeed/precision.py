@@ -11,7 +11,7 @@ from core.precision import MixedPrecision, UniformPrecision
 
 
 class EngineScale(Precision):
-    """What both have in common: the engine scales the loss, and skips steps whose gradients overflowed.
+    """The base of both: the engine scales the loss, and skips steps with gradients that overflowed.
 
     The scale is saved as torch's GradScaler saves it, so that it goes on under other strategies, and with it what only
     DeepSpeed counts: overflows that are left before the scale is lowered.
@@ -20,7 +20,7 @@ class EngineScale(Precision):
     _strategy: Any = None
 
     def connect(self, strategy: Any) -> None:
-        """Learn whose engine scales. Whether the device has float16 is asked of DeepSpeed."""
+        """Take the strategy whose engine scales. DeepSpeed itself says if the device has float16."""
         self._strategy = strategy
 
     def state_dict(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What DeepSpeed can't do, or does wrong without a word. Read from the config that it would get."""
+"""Refusals of what DeepSpeed can't do, or does wrong without a word. Read from the config that it would get."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from core import ConfigurationError
-from core_deepspeed.places import OFFLOAD_OPTIMIZER, OFFLOAD_PARAMETERS, STAGE, look_up, offload_device
+from core_deepspeed.config_keys import OFFLOAD_OPTIMIZER, OFFLOAD_PARAMETERS, STAGE, look_up, offload_device
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from core_deepspeed.options import Options
 
 
+_DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
+"""Names that DeepSpeed takes for the same."""
+
+
 def refuse_impossible(config: Mapping[str, Any], options: Options) -> None:
     """Refuse what no run can have.
 
@@ -25,9 +29,13 @@ def refuse_impossible(config: Mapping[str, Any], options: Options) -> None:
         ConfigurationError: with the reason, and the nearest that works.
     """
     stage = look_up(config, STAGE)
-    if stage not in (1, 2, 3) or isinstance(stage, bool):
-        hint = " Stage 0 cuts nothing: that is strategy='ddp'." * (stage == 0)
-        raise ConfigurationError(f"stage={stage!r}: expected 1, 2 or 3.{hint}")
+    if stage not in (0, 1, 2, 3) or isinstance(stage, bool):
+        raise ConfigurationError(f"stage={stage!r}: expected 0, 1, 2 or 3.")
+    if stage == 0 and options.deepspeed_checkpoint == "native":
+        raise ConfigurationError(
+            "deepspeed_checkpoint='native' at stage 0: DeepSpeed's own tools, zero_to_fp32 and ds_to_universal, read "
+            "what stages 1 to 3 write. Leave the option out: core's own form loads at every stage."
+        )
     _check_offload(config, stage)
     _check_remote_device(config, stage, options.remote_device)
     _check_activations(config)
@@ -40,10 +48,22 @@ def refuse_formats(config: Mapping[str, Any], precision: str) -> None:
     """Refuse number formats that offloading changes, or for which another optimizer would be made.
 
     Raises:
-        ConfigurationError: float32 parameters on NVMe, gradients of stage 1 in another format.
+        ConfigurationError: float32 parameters on NVMe, float16 at stage 0, gradients of stages 0 and 1 in another
+            format.
     """
-    accumulated = look_up(config, ("data_types", "grad_accum_dtype"))
-    if look_up(config, STAGE) == 1 and precision.startswith("bf16-") and accumulated in ("fp32", "float32"):
+    stage, accumulated = look_up(config, STAGE), look_up(config, ("data_types", "grad_accum_dtype"))
+    if stage == 0 and precision.startswith("16-"):
+        # engine.py, `backward`: only a `ZeROOptimizer` scales the loss, and each unscales the gradients. As of 0.19.
+        raise ConfigurationError(
+            f"precision={precision!r} at stage 0: DeepSpeed doesn't scale the loss there, and divides gradients by the "
+            "scale all the same. Use stage=1, which cuts the optimizer's state, or precision='bf16-mixed'."
+        )
+    if stage == 0 and accumulated is not None and _DTYPES.get(accumulated, accumulated) != _format_of(precision):
+        raise ConfigurationError(
+            f"config says data_types.grad_accum_dtype = {accumulated!r}, and at stage 0 DeepSpeed accumulates "
+            f"gradients of precision={precision!r} in {_format_of(precision)!r} only. Leave it out, or use stage=2."
+        )
+    if stage == 1 and precision.startswith("bf16-") and accumulated in ("fp32", "float32"):
         raise ConfigurationError(
             f"config says data_types.grad_accum_dtype = {accumulated!r}, for which DeepSpeed has an optimizer of "
             "another make at stage 1, which doesn't give its state. Use stage=2, or leave it out."
@@ -54,6 +74,10 @@ def refuse_formats(config: Mapping[str, Any], precision: str) -> None:
             "precision='32-true' with parameters offloaded to NVMe: DeepSpeed stores them as bfloat16, without a word, "
             "where the device has no float16. Use precision='bf16-mixed', or offload_params_device='cpu'."
         )
+
+
+def _format_of(precision: str) -> str:
+    return "bf16" if precision.startswith("bf16-") else "fp32"
 
 
 def refuse_checkpointing(config: Mapping[str, Any], device_type: str) -> None:
@@ -120,6 +144,11 @@ def _check_offload(config: Mapping[str, Any], stage: int) -> None:
     for device, option in ((parameters, "offload_params_device"), (optimizer, "offload_optimizer_device")):
         if device not in (None, "cpu", "nvme"):
             raise ConfigurationError(f"{option}={device!r}: expected 'cpu' or 'nvme'.")
+    if optimizer and stage == 0:
+        raise ConfigurationError(
+            "offload_optimizer with stage 0: DeepSpeed would keep the optimizer's state on the device all the same. "
+            "Use stage=1, 2 or 3, or leave it out."
+        )
     if parameters and stage < 3:
         raise ConfigurationError(
             f"offload_parameters with stage {stage}: parameters are whole on every rank below stage 3, which alone can "

@@ -17,13 +17,15 @@ from core_deepspeed.flat_ranges import FlatRange, fill
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    from torch import nn
+
     from core_deepspeed.engine import ZeroEngine
 
 _STEP = "step"
 
 
 class EngineState:
-    """What one engine holds of the state, parameter by parameter. Made anew for each use: memory may move."""
+    """One engine's part of the state, parameter by parameter. Made anew for each use: memory may move."""
 
     def __init__(self, engine: ZeroEngine, rank: int) -> None:
         self.engine, self.zero = engine, engine.zero
@@ -31,9 +33,12 @@ class EngineState:
         self.ranges = {id(parameter): self._range(parameter) for parameter in engine.module.parameters()}
 
     def _range(self, parameter: Any) -> FlatRange | None:
-        """What this rank has; None of a parameter that is whole, and has nothing besides."""
+        """This rank's part of a parameter; None for one that is whole, and has nothing besides."""
+        # Stage 3 marks each parameter that it has cut.
         if hasattr(parameter, "ds_id"):
             return self._range_of_stage_3(parameter)
+        # Stages 1 and 2: DeepSpeed maps a parameter ("lp") to its elements in the flat master ("hp") on the rank that
+        # holds some of them, and leaves it without a mapping on the others.
         mapping = getattr(parameter, "_hp_mapping", None)
         trained = self.engine.group_of.get(parameter)
         if trained is None:
@@ -47,10 +52,12 @@ class EngineState:
     def _range_of_stage_3(self, parameter: Any) -> FlatRange:
         length = parameter.partition_numel()
         start = length * self.rank
+        # Parts are of equal length: the last ones hold padding, or nothing else.
         size = max(0, min(length, parameter.ds_numel - start))
         shape = tuple(parameter.ds_shape)
         if parameter not in self.engine.group_of:
             return FlatRange(shape, start, size, parameter.ds_tensor, 0)
+        # The master is on a disk, and this a copy of it, for the weights alone: without a group it is never loaded.
         if self._is_swapped:
             return FlatRange(shape, start, size, self.zero.get_local_fp32_param(parameter).clone(), 0)
         group, offset, _ = self.zero.grad_position[self.zero.get_param_id(parameter)]
@@ -58,7 +65,7 @@ class EngineState:
 
     @property
     def _is_swapped(self) -> bool:
-        """Whether masters and moments are on NVMe, from where they come one by one, and by other ways go back."""
+        """True if masters and moments are on NVMe, from where they come one by one, and go back by other ways."""
         return bool(getattr(self.zero, "swap_optimizer", False))
 
     def _refuse_swapped(self) -> None:
@@ -89,11 +96,7 @@ class EngineState:
         """
         self._refuse_swapped()
         target = self.parameter(parameter)
-        if (found := _shape(saved)) != (expected := _shape(target)):
-            raise CheckpointError(
-                f"The checkpoint does not fit {type(self.engine.module).__name__}.\n"
-                f"of another shape: {name!r}, {found} saved and {expected} here"
-            )
+        check_shape(self.engine.module, name, saved, target)
         if isinstance(target, ShardedLeaf):
             fill(target, saved)
         else:
@@ -101,10 +104,12 @@ class EngineState:
                 target.copy_(saved)
 
     def refresh(self) -> None:
-        """All ranks. After parameters were loaded: bring masters and what is computed with into agreement."""
+        """All ranks. Bring masters and the computing parameters into agreement, after parameters were loaded."""
         if self.engine.stage == 3:
             self._refresh_stage_3()
         elif self.engine.optimizer is not None:
+            # With masters they were loaded, and the computing parameters follow; else it is the other way round, and
+            # the flat tensors that the optimizer steps follow the parameters.
             if any(self._has_master(parameter) for parameter in self.engine.module.parameters()):
                 self.zero.update_lp_params()
             else:
@@ -124,7 +129,7 @@ class EngineState:
     # optimizers -----------------------------------------------------------------------------------------------------
 
     def optimizer_entries(self, names: Mapping[int, str]) -> dict[str, dict[str, Any]]:
-        """What the optimizer keeps, by names of parameters.
+        """The optimizer's state, by names of parameters.
 
         Raises:
             CheckpointError: it is on NVMe.
@@ -138,7 +143,7 @@ class EngineState:
         return entries
 
     def optimizer_targets(self, described: Mapping[str, Any], names: Mapping[int, str]) -> dict[str, dict[str, Any]]:
-        """Where to read saved entries to: the optimizer's own memory, which is made where it isn't there yet."""
+        """The targets of saved entries: the optimizer's own memory, which is made where it isn't there yet."""
         return {
             name: {key: own.leaf(self._kept(own, key), own.flat.dtype) for key in _elementwise(described[name], own)}
             for parameter, own in self._trained()
@@ -155,6 +160,8 @@ class EngineState:
             for key in parts:
                 holder = self._kept(own, key)
                 fill(own.leaf(holder, holder.dtype), entry[key])
+            # What has no value for each element, such as a count of steps, is kept once for all parameters in a flat
+            # tensor.
             for key in entry.keys() - parts:
                 counts.setdefault(id(own.flat), {}).setdefault(key, []).append(entry[key])
         for flat in {id(own.flat): own.flat for _, own in self._trained()}.values():
@@ -169,7 +176,7 @@ class EngineState:
                     yield parameter, own
 
     def _kept(self, own: FlatRange, key: str) -> Tensor:
-        """What the optimizer keeps under a name for a flat tensor."""
+        """The optimizer's state under a name for a flat tensor."""
         assert own.flat is not None, "trained parameters have flat ones"
         state = self.zero.optimizer.state[own.flat]
         if key not in state:
@@ -182,8 +189,22 @@ class EngineState:
         if not isinstance(values[0], Tensor):
             return values[0]
         largest = max(values, key=float)
+        # DeepSpeed's own optimizers count in an int, torch's in a tensor.
         counts_in_int = type(self.zero.optimizer).__module__.startswith("deepspeed.")
         return int(largest) if counts_in_int else largest.clone()
+
+
+def check_shape(module: nn.Module, name: str, saved: Any, target: Tensor | ShardedLeaf) -> None:
+    """Check that a saved parameter has the shape that it has here.
+
+    Raises:
+        CheckpointError: it has another.
+    """
+    if (found := _shape(saved)) != (expected := _shape(target)):
+        raise CheckpointError(
+            f"The checkpoint does not fit {type(module).__name__}.\n"
+            f"of another shape: {name!r}, {found} saved and {expected} here"
+        )
 
 
 def _canonical(key: str, value: Any, own: FlatRange) -> Any:

@@ -16,15 +16,16 @@ import torch
 from torch import Tensor, nn
 
 from core import Capability, ConfigurationError, ShardedLeaf, UnsupportedError
-from core.strategies import ParallelStrategy
+from core.strategies import LeftOutParameters, ParallelStrategy
 from core_deepspeed import config as configs
-from core_deepspeed import library, native, native_files, ops, refusals
+from core_deepspeed import library, native, native_files, ops, refusals, sections
 from core_deepspeed import optimizers as stepping
-from core_deepspeed.beginning import same_on_all_ranks
 from core_deepspeed.engine import ZeroEngine
+from core_deepspeed.initial_values import same_on_all_ranks
+from core_deepspeed.left_out import GradientsOfAll
 from core_deepspeed.options import Options, split, with_every_option
 from core_deepspeed.precision import ENGINE_SCALED
-from core_deepspeed.state import EngineState
+from core_deepspeed.whole_engine import WholeEngine
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 
     from torch.optim import Optimizer
 
-    from core import CheckpointIO, GradientClipping, PathLike, Precision, SetupHost, Stage
+    from core import CheckpointIO, GradientClipping, Precision, SetupHost, Stage
 
 _TRAINS = frozenset({"training_step", "forward"})
 
@@ -45,9 +46,9 @@ class DeepSpeedStrategy(ParallelStrategy):
         """Options of DeepSpeed, and of every parallel strategy.
 
         Args:
-            stage: of ZeRO. 1 cuts the optimizer's state over the ranks, 2 gradients too, 3 parameters too. None: what
-                `config` says, or else 2.
-            start_method: who makes the processes if no cluster has: `"subprocess"` runs the script again, `"spawn"`,
+            stage: of ZeRO. 0 cuts nothing over the ranks, 1 the optimizer's state, 2 gradients too, 3 parameters too.
+                None: what `config` says, where saying nothing means 0; without a `config` 2.
+            start_method: way to start processes if no cluster has: `"subprocess"` runs the script again, `"spawn"`,
                 `"fork"` and `"forkserver"` call the function in new processes.
             options: of `core_deepspeed.Options`, and of `ParallelStrategy`: `process_group_backend`, `timeout`,
                 `parallel_devices`, `cluster_environment`, `checkpoint_io`, `precision_plugin`, `accelerator`.
@@ -62,6 +63,8 @@ class DeepSpeedStrategy(ParallelStrategy):
             own["stage"] = stage
         self.options = Options(**own)
         self._config = configs.merge(self.options, own.keys())
+        self._sections = sections.take(self._config)
+        self._made: list[Any] = []
         self.engines: list[ZeroEngine] = []
         self._local_rank = library.LocalRank()
         self._run_arguments: dict[str, Any] = {}
@@ -71,22 +74,25 @@ class DeepSpeedStrategy(ParallelStrategy):
 
     @property
     def stage(self) -> int:
-        """Of ZeRO."""
+        """The stage of ZeRO."""
         return int(self._config["zero_optimization"]["stage"])
 
     @property
     def capabilities(self) -> Capability:
-        """Set-up of everything at once, clipping inside the step, state in shards; one optimizer a module."""
+        """Set-up of everything at once, clipping inside the step, state in shards; one optimizer a module.
+
+        No inference mode at stage 3: parameters that are gathered in evaluation may be kept for training. Optimizers
+        are made if `config` has a section `optimizer`, so that a module may leave out `configure_optimizers`.
+        """
         own = super().capabilities & ~(
             Capability.SEVERAL_OPTIMIZERS | Capability.CLIP_BY_VALUE | Capability.BIT_EXACT_RESUME
         )
         own |= Capability.JOINT_SETUP | Capability.OWNS_CLIPPING | Capability.SHARDED_STATE
-        return own | Capability.NO_SYNC if self.stage == 1 else own
-
-    @property
-    def evaluates_in_inference_mode(self) -> bool:
-        """Not at stage 3: parameters that are gathered in evaluation may be kept for training."""
-        return self.stage != 3
+        if "optimizer" in self._sections:
+            own |= Capability.MAKES_OPTIMIZERS
+        if self.stage == 3:
+            own &= ~Capability.INFERENCE_MODE
+        return own | Capability.NO_SYNC if self.stage < 2 else own
 
     def configure_precision(self, name: str) -> Precision | None:
         """`16-mixed` and `16-true` are the engine's: it scales the loss."""
@@ -100,14 +106,20 @@ class DeepSpeedStrategy(ParallelStrategy):
             PluginLoadError: DeepSpeed isn't installed, or can't be imported.
         """
         super().check()
+        if self._is_native and not isinstance(self.checkpoint_io, native.EngineCheckpointIO):
+            raise ConfigurationError(
+                "deepspeed_checkpoint='native' lets DeepSpeed's engine write the checkpoints, and "
+                f"{type(self.checkpoint_io).__name__} was given to write them too. Leave out one of the two."
+            )
         config = self._fitted_config()
         library.load(self.parallel_devices[0].type)
         library.check_config(config)
         library.check_precision(self.precision_plugin.name)
+        sections.check(self._sections)
         ops.prepare(config)
 
     def configure_deepspeed_config(self, config: dict[str, Any]) -> dict[str, Any]:
-        """All ranks, for each module. What DeepSpeed is told. Override to change it."""
+        """All ranks, for each module. The config that DeepSpeed gets. Override to change it."""
         return config
 
     def _fitted_config(self) -> dict[str, Any]:
@@ -130,6 +142,8 @@ class DeepSpeedStrategy(ParallelStrategy):
             )
         if self.stage == 1:
             config["zero_optimization"]["overlap_comm"] = False  # begins before it is known where a window ends
+        # The engine is told when a window ends, so for DeepSpeed each is one batch long. Its total batch size would
+        # contradict that, and follows from the other two numbers.
         config = self.configure_deepspeed_config({**config, "gradient_accumulation_steps": 1})
         config.pop("train_batch_size", None)
         return config
@@ -137,7 +151,7 @@ class DeepSpeedStrategy(ParallelStrategy):
     # module and optimizer -------------------------------------------------------------------------------------------
 
     def setup(self, trainer: SetupHost) -> None:
-        """All ranks. As every strategy; the Trainer's arguments and the config must agree."""
+        """All ranks. Set up as every strategy does; the Trainer's arguments and the config must agree."""
         clipping = trainer.clipping
         self._run_arguments = {
             "num_accumulated": trainer.accumulate_grad_batches,
@@ -146,8 +160,63 @@ class DeepSpeedStrategy(ParallelStrategy):
         self._knows_windows = getattr(trainer.module, "automatic_optimization", True)
         super().setup(trainer)
 
+    def configure_optimizers(self, module: nn.Module) -> Any:
+        """All ranks. The module's optimizers and schedulers, or those of the config.
+
+        Raises:
+            ConfigurationError: both give a scheduler.
+        """
+        made = self.make_optimizer(module) if "optimizer" in self._sections else super().configure_optimizers(module)
+        if "scheduler" not in self._sections:
+            return made
+        optimizer = stepping.only_one(made)
+        return {
+            "optimizer": optimizer,
+            "lr_scheduler": {"scheduler": self.make_scheduler(optimizer), "interval": "step"},
+        }
+
+    def make_optimizer(self, module: nn.Module) -> Optimizer:
+        """All ranks. The optimizer of the config, for loops by hand, to be given to `fabric.setup`.
+
+        Raises:
+            ConfigurationError: the config has no section `optimizer`.
+        """
+        optimizer = sections.make_optimizer(self._section("optimizer"), module.parameters())
+        self._made.append(optimizer)
+        return optimizer
+
+    def make_scheduler(self, optimizer: Optimizer) -> Any:
+        """All ranks. The scheduler of the config, for loops by hand, to be stepped after each step of the optimizer.
+
+        Args:
+            optimizer: before it goes to `fabric.setup`.
+
+        Raises:
+            ConfigurationError: the config has no section `scheduler`.
+        """
+        scheduler = sections.make_scheduler(self._section("scheduler"), optimizer)
+        self._made.append(scheduler)
+        return scheduler
+
+    def _section(self, name: str) -> sections.Section:
+        if name not in self._sections:
+            raise ConfigurationError(f"make_{name}: config has no section {name!r}. Add one, or make yours by hand.")
+        return self._sections[name]
+
+    def _check_made(self, optimizer: Optimizer) -> None:
+        """Refuse an optimizer of the user's own loop that knows nothing of what the config asks for."""
+        made = {"optimizer": self._made, "scheduler": [getattr(one, "optimizer", None) for one in self._made]}
+        for name in self._sections:
+            if not any(one is optimizer for one in made[name]):
+                raise ConfigurationError(
+                    f"config has a section {name!r}, and fabric.setup got a {type(optimizer).__name__} that knows "
+                    f"nothing of it. Leave the section out, or take what it names: {name} = fabric.strategy.make_{name}"
+                    f"({'model' if name == 'optimizer' else 'optimizer'}) before fabric.setup."
+                )
+
     def init_context(self, *, empty: bool = False) -> AbstractContextManager[Any]:
-        """All ranks. In which a model is built; at stage 3 each parameter is cut as soon as it is there."""
+        """All ranks. A context in which a model is built; at stage 3 each parameter is cut as soon as it is there."""
+        # Without `empty`: parameters that are cut one by one never need the memory that it would save.
         return super().init_context(empty=empty) if self.stage < 3 else self._cutting(super().init_context())
 
     @contextmanager
@@ -179,7 +248,8 @@ class DeepSpeedStrategy(ParallelStrategy):
         if not optimizers:
             return self.setup_module(module), [], scheduler
         module = self.precision_plugin.convert_module(module)
-        stepping.check(optimizers[0], module)
+        stepping.check(optimizers[0], module, self.stage)
+        self._check_made(optimizers[0])
         self.module_to_device(module)
         engine = self._start_engine(module, optimizers[0])
         assert engine.optimizer is not None, "it was given one"
@@ -191,7 +261,13 @@ class DeepSpeedStrategy(ParallelStrategy):
         if optimizer is not None:
             optimizer = stepping.choose(deepspeed, optimizer, config)
         with same_on_all_ranks(module, self.broadcast):
-            engine = ZeroEngine(deepspeed, module, optimizer, config)
+            if self.stage == 0 and optimizer is not None:
+                engine: ZeroEngine = WholeEngine(deepspeed, module, optimizer, config)
+            else:
+                engine = ZeroEngine(deepspeed, module, optimizer, config)
+        if self.stage > 0 and self.world_size > 1:
+            named = {one: name for name, one in module.named_parameters() if one in engine.group_of}
+            engine.gradients = GradientsOfAll(named, engine.zero, self.stage, LeftOutParameters(self))
         self.engines.append(engine)
         return engine
 
@@ -210,8 +286,9 @@ class DeepSpeedStrategy(ParallelStrategy):
 
     def step_callable(self, name: str, module: nn.Module | None = None) -> Callable[..., Any]:
         """All ranks, once a stage. Training runs through the engine; so does evaluation where parameters are cut."""
-        handle = self.handle_of(module)
+        handle = self.session.handle_of(module)
         engine = self._engine_around(handle.wrapped)
+        # Whole parameters need no engine to be evaluated; cut ones are gathered by its hooks.
         if engine is None or (self.stage < 3 and name not in _TRAINS):
             return super().step_callable(name, module)
         replacement = handle.user_callable(name) if handle.compiler is not None else None
@@ -222,8 +299,9 @@ class DeepSpeedStrategy(ParallelStrategy):
         """All ranks. Backward through the engine, which scales the loss and accumulates gradients.
 
         Raises:
-            ConfigurationError: there are several modules, and nobody says whose loss it is.
+            ConfigurationError: there are several modules, and none was given as the one with this loss.
         """
+        # With one engine there is no doubt whose loss it is; one for inference alone is refused below all the same.
         all_trained = [one for one in self.engines if one.optimizer] if len(self.engines) > 1 else self.engines
         engine = all_trained[0] if len(all_trained) == 1 else self._engine_around(module)
         if engine is None or engine.optimizer is None:
@@ -260,8 +338,9 @@ class DeepSpeedStrategy(ParallelStrategy):
             raise RuntimeError(f"The norm of the gradients is {norm.item()}, and error_if_nonfinite=True.")
         return norm
 
-    def optimizer_step(self, optimizer: Optimizer, closure: Callable[[], Any] | None = None) -> bool:
-        """All ranks. Step the engine, which skips a step whose gradients overflowed."""
+    def optimizer_step(self, optimizer: Optimizer, closure: Callable[[], Any] | None = None) -> int:
+        """All ranks. Step the engine, which skips a step with gradients that overflowed."""
+        # The closure computes the gradients, which the engine then steps, or skips.
         if closure is not None:
             closure()
         return self._engine_of(optimizer).step()
@@ -280,27 +359,21 @@ class DeepSpeedStrategy(ParallelStrategy):
 
     def configure_checkpoint_io(self) -> CheckpointIO | None:
         """The core's, or with `deepspeed_checkpoint="native"` DeepSpeed's own layout."""
-        return native.NativeCheckpointIO() if self._is_native else None
-
-    def save_checkpoint(self, path: PathLike, state: Mapping[str, Any]) -> None:
-        """All ranks. Write a state; see `Strategy.save_checkpoint`."""
-        if self._is_native:
-            native.save(self, path, state)
-        else:
-            super().save_checkpoint(path, state)
-
-    def read_checkpoint(self, path: PathLike, state: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """All ranks. Read a checkpoint; see `Strategy.read_checkpoint`."""
-        return native.read(self, path) if self._is_native else super().read_checkpoint(path, state)
+        return native.EngineCheckpointIO(self) if self._is_native else None
 
     def get_module_state_dict(
         self, module: nn.Module, *, layout: Literal["full", "sharded"] | None = None
     ) -> dict[str, Any]:
-        """All ranks. Master copies by the user's names: whole on rank 0 and nothing elsewhere, or each rank's part."""
+        """All ranks. Master copies by the user's names: whole on rank 0 and nothing elsewhere, or each rank's part.
+
+        In DeepSpeed's own layout a mark stands for them.
+        """
+        if self._is_native and layout is None:
+            return native_files.module_mark()
         named = super().get_module_state_dict(module)
-        handle, layout = self.handle_of(module), layout or self._layout
+        handle, layout = self.session.handle_of(module), layout or self._layout
         if (engine := self._engine_around(handle.wrapped)) is not None:
-            state, convert = EngineState(engine, self.global_rank), self._converter(layout)
+            state, convert = engine.state(self.global_rank), self._converter(layout)
             # The parameters themselves, in the same order: those that are tied are the same object.
             originals = list(handle.module.state_dict(keep_vars=True).values())
             converted = {id(one): convert(state.parameter(one)) for one in originals if isinstance(one, nn.Parameter)}
@@ -310,13 +383,15 @@ class DeepSpeedStrategy(ParallelStrategy):
 
     def load_module_state_dict(self, module: nn.Module, state: Mapping[str, Any], *, strict: bool = True) -> None:
         """All ranks. Put a state back, whole or in parts; each rank takes its own."""
-        handle = self.handle_of(module)
+        handle = self.session.handle_of(module)
         if native_files.is_mark(state):
             return
         if (engine := self._engine_around(handle.wrapped)) is None:
             super().load_module_state_dict(module, state, strict=strict)
             return
-        parts, rest = EngineState(engine, self.global_rank), dict(state)
+        # Parameters go into their masters and parts. In `rest` their place is taken by what the module holds already,
+        # so that buffers and names are loaded and checked as for any module.
+        parts, rest = engine.state(self.global_rank), dict(state)
         originals = handle.module.state_dict(keep_vars=True).values()
         for (name, own), original in zip(super().get_module_state_dict(module).items(), originals, strict=True):
             if isinstance(original, nn.Parameter) and name in rest:
@@ -326,17 +401,19 @@ class DeepSpeedStrategy(ParallelStrategy):
         parts.refresh()
 
     def get_optimizer_state_dict(self, optimizer: Optimizer) -> dict[str, Any]:
-        """All ranks. By parameter names: whole on rank 0 and nothing elsewhere, or each rank's part."""
+        """All ranks. Optimizer state by parameter names: whole on rank 0 and nothing elsewhere, or each rank's part."""
         engine, layout = self._engine_of(optimizer), self._layout
         names, convert = self._names(engine), self._converter(layout)
-        entries = {
-            name: {key: convert(value) for key, value in entry.items()}
-            for name, entry in EngineState(engine, self.global_rank).optimizer_entries(names).items()
-        }
         groups = [
             {**group, "params": [names[id(parameter)] for parameter in parameters]}
             for group, parameters in zip(optimizer.param_groups, engine.groups, strict=True)
         ]
+        if self._is_native:
+            return native_files.optimizer_mark(groups)
+        entries = {
+            name: {key: convert(value) for key, value in entry.items()}
+            for name, entry in engine.state(self.global_rank).optimizer_entries(names).items()
+        }
         return {"state": entries, "param_groups": groups} if layout == "sharded" or self.is_global_zero else {}
 
     def load_optimizer_state_dict(self, optimizer: Optimizer, state: Mapping[str, Any]) -> None:
@@ -345,7 +422,7 @@ class DeepSpeedStrategy(ParallelStrategy):
             return
         engine = self._engine_of(optimizer)
         stepping.load_groups(optimizer, state["param_groups"], self.parameter_names(optimizer))
-        EngineState(engine, self.global_rank).load_optimizer(state["state"], self._names(engine))
+        engine.state(self.global_rank).load_optimizer(state["state"], self._names(engine))
 
     def optimizer_targets(self, optimizer: Optimizer, described: Mapping[str, Any]) -> dict[str, Any] | None:
         """All ranks. The optimizer's own memory for what was saved, so that each rank reads its part into it."""
@@ -353,7 +430,7 @@ class DeepSpeedStrategy(ParallelStrategy):
         entries = described.get("state")
         if not isinstance(entries, dict):
             return None
-        return {"state": EngineState(engine, self.global_rank).optimizer_targets(entries, self._names(engine))}
+        return {"state": engine.state(self.global_rank).optimizer_targets(entries, self._names(engine))}
 
     def parameter_names(self, optimizer: Optimizer) -> list[str]:
         """Names of the parameters that the optimizer was made for, group after group."""
@@ -362,7 +439,7 @@ class DeepSpeedStrategy(ParallelStrategy):
         return [names[id(parameter)] for group in engine.groups for parameter in group]
 
     def _names(self, engine: ZeroEngine) -> dict[int, str]:
-        return self.handle_of(engine.module).parameter_names
+        return self.session.handle_of(engine.module).parameter_names
 
     def _converter(self, layout: str) -> Callable[[Any], Any]:
         return partial(self._converted, layout)
@@ -379,30 +456,35 @@ class DeepSpeedStrategy(ParallelStrategy):
 
     @property
     def _layout(self) -> Literal["full", "sharded"]:
-        return self.checkpoint_io.layout if self._checkpoint_io is not None else "full"
+        return self.checkpoint_io.layout
 
     # end ------------------------------------------------------------------------------------------------------------
 
     def release(self) -> None:
         """All ranks; idempotent. Forget the engines; modules get whole parameters back, but after an exception."""
         for engine in self.engines:
+            # Gathering is collective: after an exception the other ranks may not come.
             values = {} if sys.exc_info()[0] else self._whole_parameters(engine)
             engine.close(values)
         if self.engines and self.stage == 3:
             library.forget_modules()
-        self.engines, self._run_arguments, self._knows_windows = [], {}, False
+        self.engines, self._made, self._run_arguments, self._knows_windows = [], [], {}, False
         self._local_rank.restore()
         super().release()
 
     def _whole_parameters(self, engine: ZeroEngine) -> dict[nn.Parameter, Tensor]:
-        """All ranks. Values of what is cut, as the user's precision has them; of a cut module on the CPU."""
-        state, values = EngineState(engine, self.global_rank), {}
+        """All ranks. Values of what is cut or has masters, as the precision has them; of a cut module on the CPU."""
+        state = engine.state(self.global_rank)
+        values: dict[nn.Parameter, Tensor] = {}
         keeps_masters = self.precision_plugin.name.endswith("-mixed")
         for parameter in engine.module.parameters():
-            if isinstance(leaf := state.parameter(parameter), ShardedLeaf) and (keeps_masters or self.stage == 3):
-                value = self._gathered(leaf)
+            held = state.parameter(parameter)
+            if isinstance(held, ShardedLeaf) and (keeps_masters or self.stage == 3):
+                value = self._gathered(held)
                 value = value if keeps_masters else value.to(parameter.dtype)
                 values[parameter] = value.cpu() if self.stage == 3 else value
+            elif isinstance(held, torch.Tensor) and keeps_masters and held.dtype != parameter.dtype:
+                values[parameter] = held  # a master that is whole
         return values
 
     def leave_group(self) -> None:

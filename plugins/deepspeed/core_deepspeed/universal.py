@@ -19,13 +19,13 @@ if TYPE_CHECKING:
     from core import CheckpointIO, Collectives, PathLike
 
 BESIDE = "core.pt"
-"""What the core needs to know besides DeepSpeed's files."""
+"""The file with what the core needs to know besides DeepSpeed's files."""
 
 _COMMAND = "core checkpoint convert NATIVE TARGET --to deepspeed_universal"
 
 
 class UniversalCheckpointIO(DeepSpeedFolderIO):
-    """Made from `NativeCheckpointIO`'s folders by DeepSpeed's `ds_to_universal`, and read without DeepSpeed.
+    """Checkpoints that DeepSpeed's `ds_to_universal` makes from `NativeCheckpointIO`'s folders; read without DeepSpeed.
 
     It holds the whole state. Reading runs nothing that is in it; making one unpickles the native folder, as all of
     DeepSpeed does: make none from what you don't trust.
@@ -52,15 +52,15 @@ class UniversalCheckpointIO(DeepSpeedFolderIO):
         Raises:
             CheckpointError: `source` isn't native, or DeepSpeed can't make a universal one of it; `target` isn't free.
         """
-        from core_deepspeed import universal_making
+        from core_deepspeed import universal_conversion
 
-        files, target = universal_making.native_files_of(source), Path(target)
+        files, target = universal_conversion.native_files_of(source), Path(target)
         if target.exists():
             raise CheckpointError(f"Something is at {str(target)!r} already. Name a place that is free.")
         beside = target.with_name(f".{target.name}.{uuid4().hex}")
         try:
             beside.mkdir(parents=True)
-            universal_making.make(files, beside, collectives)
+            universal_conversion.make(files, beside, collectives)
             _flush(beside)
             beside.rename(target)
         except OSError as error:
@@ -84,7 +84,13 @@ class UniversalCheckpointIO(DeepSpeedFolderIO):
                 f"{str(path)!r} has no file {BESIDE!r}, which says what DeepSpeed's files don't: core hasn't made it. "
                 f"Make it from DeepSpeed's own layout with: {_COMMAND}."
             )
-        return _Whole(files / "zero", load_checkpoint(beside)).state
+        content = load_checkpoint(beside)
+        try:
+            return _Whole(files / "zero", content).state
+        except CheckpointError:
+            raise
+        except Exception as error:  # whatever a file that core hasn't written holds
+            raise CheckpointCorruptedError(f"{str(beside)!r} is not what core has written: {error!r}.") from error
 
 
 class _Whole:
@@ -124,7 +130,11 @@ class _Whole:
     def _tensor(self, name: str, key: str) -> Tensor:
         import torch
 
+        if not native_files.is_name(name):
+            raise ValueError(f"a parameter of the name {name!r}")
         file = self._folder / name / f"{key}.pt"
+        if not file.is_file():
+            raise CheckpointCorruptedError(f"{str(file)!r} is missing or damaged: no file is there.")
         try:
             saved = torch.load(file, map_location="cpu", mmap=True, weights_only=True)
             tensor: Tensor = saved["param"] if isinstance(saved, dict) else saved

@@ -13,9 +13,32 @@ else:
     __all__ = ["slurm"]
 
 
-@pytest.fixture
-def has_float16(monkeypatch):
-    """DeepSpeed believes that this CPU has float16, as others have. Ranks are forked, and take this along."""
+def _tell(monkeypatch, has_float16):
+    """Let DeepSpeed believe it of this CPU. Ranks are forked, and take this along."""
     from deepspeed.accelerator.cpu_accelerator import CPU_Accelerator
 
-    monkeypatch.setattr(CPU_Accelerator, "is_fp16_supported", lambda accelerator: True)
+    monkeypatch.setattr(CPU_Accelerator, "is_fp16_supported", lambda accelerator: has_float16)
+
+
+@pytest.fixture
+def has_float16(monkeypatch):
+    """This CPU's own float16, if it has that; else DeepSpeed believes so. Whether it is real."""
+    from deepspeed.accelerator.cpu_accelerator import CPU_Accelerator
+
+    is_real = bool(CPU_Accelerator().is_fp16_supported())
+    if not is_real:
+        _tell(monkeypatch, True)
+    return is_real
+
+
+@pytest.fixture
+def has_no_float16(monkeypatch):
+    """DeepSpeed believes that this CPU has none, as many haven't."""
+    _tell(monkeypatch, False)
+
+
+@pytest.fixture
+def real_float16(request, has_float16):
+    """This CPU's own; a simulated one, which is slow, only for those who ask for float16 by name."""
+    if not has_float16 and "Float16" not in request.config.option.keyword:
+        pytest.skip("this CPU has no float16; by hand, simulated: -k Float16")

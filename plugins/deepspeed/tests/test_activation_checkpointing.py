@@ -10,8 +10,8 @@ from torch.utils.checkpoint import checkpoint as torch_checkpoint
 from torch.utils.data import DataLoader, TensorDataset
 
 from core import Module
-from core.testing import Backend
 from core_deepspeed import DeepSpeedStrategy
+from core_testing import Backend
 
 CUT = {"zero_optimization": {"stage3_param_persistence_threshold": 0}}
 NUM_BLOCKS, NUM_STEPS = 3, 8

@@ -76,6 +76,17 @@ class TestConfigOfTheUser:
         assert config["zero_optimization"]["reduce_bucket_size"] == 5
         assert config["wall_clock_breakdown"] is True
 
+    @pytest.mark.parametrize("own", [{}, {"gradient_clipping": 1.0}, {"zero_optimization": {}}])
+    def test_one_that_names_no_stage_means_0_as_for_deepspeed(self, own, caplog):
+        assert config_of(own)["zero_optimization"] == {"stage": 0}
+        assert config_of(own, stage=2)["zero_optimization"]["stage"] == 2
+        assert not caplog.records
+
+    @pytest.mark.parametrize("block", [{"reduce_bucket_size": 5}, {"reduce_bucket_size": 5, "stage": "auto"}])
+    def test_a_block_of_zero_that_names_none_is_told(self, block, caplog):
+        assert config_of({"zero_optimization": block})["zero_optimization"] == {"reduce_bucket_size": 5, "stage": 0}
+        assert "config has zero_optimization without a stage, which for DeepSpeed is stage 0" in caplog.text
+
     def test_it_is_left_as_it_was(self):
         own = {"zero_optimization": {"stage": 3}}
         config_of(own)
@@ -122,20 +133,26 @@ class TestConfigOfTheUser:
         )
         assert config_of({"of_tomorrow": 1})["of_tomorrow"] == 1
 
-    @pytest.mark.parametrize("key", ["optimizer", "scheduler"])
-    def test_optimizers_are_not_its_business(self, key):
-        assert f"config has {key!r}, and {key}s are made by configure_optimizers" in refusal({key: {"type": "Adam"}})
-
 
 class TestRefusals:
     @pytest.mark.parametrize("stage", [4, -1, True, "3", 2.5])
     def test_stages(self, stage):
-        assert refusal(stage=stage) == f"stage={stage!r}: expected 1, 2 or 3."
+        assert refusal(stage=stage) == f"stage={stage!r}: expected 0, 1, 2 or 3."
 
     def test_stage_0(self):
-        assert refusal(stage=0) == "stage=0: expected 1, 2 or 3. Stage 0 cuts nothing: that is strategy='ddp'."
+        assert "offload_optimizer with stage 0: DeepSpeed would keep" in refusal(stage=0, offload_optimizer=True)
+        assert "read what stages 1 to 3 write" in refusal(stage=0, deepspeed_checkpoint="native")
+        assert refusal({}, reduce_bucket_size=9) == (
+            "reduce_bucket_size=9 has no effect without stage=1, 2 or 3. Add that, or leave it out."
+        )
+        assert "precision='16-mixed' at stage 0: DeepSpeed doesn't scale the loss there" in refusal_of_run(
+            {"fp16": {"enabled": True}}, run={"precision": "16-mixed"}
+        )
+        sums = {"data_types": {"grad_accum_dtype": "fp32"}}
+        assert "of precision='bf16-mixed' in 'bf16' only" in refusal_of_run(sums, run={"precision": "bf16-mixed"})
+        fitted(sums)
 
-    @pytest.mark.parametrize("stage", [1, 2])
+    @pytest.mark.parametrize("stage", [0, 1, 2])
     def test_parameters_below_stage_3(self, stage):
         assert f"offload_parameters with stage {stage}: parameters are whole" in refusal(
             stage=stage, offload_parameters=True

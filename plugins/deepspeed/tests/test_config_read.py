@@ -10,7 +10,7 @@ from deepspeed.runtime.config import DeepSpeedConfig
 from core import ConfigurationError, Fabric
 from core_deepspeed import DeepSpeedStrategy, Options
 from core_deepspeed.config import Run, fit_to_run, merge
-from core_deepspeed.given_config import TOP_LEVEL_KEYS
+from core_deepspeed.user_config import TOP_LEVEL_KEYS
 
 STAGE_3 = {"stage": 3}
 PARAMETERS = {**STAGE_3, "offload_parameters": True}
@@ -97,6 +97,12 @@ def test_an_option_is_read(tmp_path, case):
 def test_the_folder_on_the_disk_is_read(tmp_path):
     zero = DeepSpeedConfig(told(tmp_path, **DISK)).zero_config
     assert zero.offload_param.nvme_path == zero.offload_optimizer.nvme_path == tmp_path
+
+
+@pytest.mark.parametrize("config", [{}, {"zero_optimization": {}}])
+def test_a_stage_that_is_not_named_is_deepspeeds_own_default(config):
+    alone = DeepSpeedConfig({**config, "train_micro_batch_size_per_gpu": 1})
+    assert DeepSpeedStrategy(config=config).stage == alone.zero_config.stage == 0
 
 
 def test_defaults():

@@ -22,7 +22,7 @@ def reference(case):
 
 
 @pytest.mark.parametrize("case", CHOSEN)
-@pytest.mark.parametrize("stage", [1, 2, 3])
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
 def test_losses_and_weights_equal_one_device(stage, case):
     strategy = DeepSpeedStrategy(stage, start_method="fork", config=CUT if stage == 3 else None)
     losses, weights = train(IN_FLOAT32[case], strategy, devices=2)

@@ -1,4 +1,4 @@
-"""float16, in which the engine scales the loss. Simulated: DeepSpeed is told that this CPU has it, as others do."""
+"""float16, in which the engine scales the loss. Simulated where the CPU has none: DeepSpeed is told that it has."""
 
 import functools
 
@@ -7,8 +7,8 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 from core import ConfigurationError, Fabric, Module
-from core.testing import Backend
 from core_deepspeed import DeepSpeedStrategy
+from core_testing import Backend
 
 INPUTS = torch.linspace(-1, 1, 48).reshape(8, 6)
 CUT = {"zero_optimization": {"stage3_param_persistence_threshold": 0}}
@@ -103,6 +103,7 @@ def test_the_scale_goes_on(has_float16, tmp_path, stage, precision):
     assert losses == pytest.approx(whole[5:], rel=2e-3)
 
 
-def test_where_there_is_none():
-    with pytest.raises(ConfigurationError, match=r"precision='16-true': DeepSpeed finds no float16 on 'cpu' here"):
-        Fabric(strategy="deepspeed", accelerator="cpu", devices=1, precision="16-true").launch()
+@pytest.mark.parametrize("precision", ["16-mixed", "16-true"])
+def test_where_there_is_none(has_no_float16, precision):
+    with pytest.raises(ConfigurationError, match=rf"precision='{precision}': DeepSpeed finds no float16 on 'cpu' here"):
+        Fabric(strategy="deepspeed", accelerator="cpu", devices=1, precision=precision)

@@ -12,11 +12,13 @@ from pathlib import Path
 
 import pytest
 
+from core_testing import programs
+
 HERE = Path(__file__).parent
 PROGRAM = HERE / "launched_program.py"
 TRAINED_UNTIL_INTERRUPTED = HERE.parents[2] / "tests" / "trainer" / "interruption_program.py"
-DEEPSPEED = Path(sys.executable).with_name("deepspeed")
-TORCHRUN = (sys.executable, "-m", "torch.distributed.run")
+DEEPSPEED = (sys.executable, Path(sys.executable).with_name("deepspeed"))
+PRELOAD = f"{programs.PRELOAD},deepspeed"
 STAGE_3 = {"strategy": "deepspeed_stage_3"}
 
 
@@ -29,10 +31,17 @@ def free_port():
 def run_all(*commands, **variables):
     """Run commands side by side to their ends; the exit code and output of each."""
     environment = os.environ | {"OMP_NUM_THREADS": "1"} | variables
-    pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-    started = [subprocess.Popen([*map(str, one)], env=environment, text=True, **pipes) for one in commands]
+    started = [start([*map(str, one)], environment) for one in commands]
     outputs = [process.communicate(timeout=120)[0] for process in started]
     return [(process.returncode, output) for process, output in zip(started, outputs, strict=True)]
+
+
+def start(command, environment):
+    """Start what is written in Python in a fork of a process that has imported DeepSpeed; and so its ranks."""
+    if command[0] == sys.executable:
+        return programs.start(command, env=environment, merge_errors=True, preload=PRELOAD)
+    pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    return subprocess.Popen(command, env=environment, text=True, **pipes)
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +72,7 @@ def assert_trains(tmp_path, expected_losses):
 
 
 def deepspeed(*options):
-    return (DEEPSPEED, "--master_port", free_port(), *options)
+    return (*DEEPSPEED, "--master_port", free_port(), *options)
 
 
 def test_the_deepspeed_launcher(assert_trains):
@@ -99,14 +108,14 @@ def test_devices_that_contradict_the_deepspeed_launcher(tmp_path):
 
 @pytest.mark.slow
 def test_torchrun(assert_trains):
-    launcher = (*TORCHRUN, "--standalone", "--nproc-per-node", 2)
+    launcher = (*programs.TORCHRUN, "--standalone", "--nproc-per-node", 2)
     assert_trains(launcher, places=[(0, 0), (0, 1)], environment="TorchElasticEnvironment")
 
 
 def test_torchrun_on_two_nodes(assert_trains):
     meeting = ("--nnodes", 2, "--nproc-per-node", 1, "--master-addr", "127.0.0.1", "--master-port", free_port())
     assert_trains(
-        *[(*TORCHRUN, *meeting, "--node-rank", number) for number in (0, 1)],
+        *[(*programs.TORCHRUN, *meeting, "--node-rank", number) for number in (0, 1)],
         places=[(0, 0), (1, 0)],
         environment="TorchElasticEnvironment",
         arguments=STAGE_3 | {"num_nodes": 2},

@@ -5,8 +5,9 @@ import subprocess
 import sys
 
 import pytest
+from torch.utils import cpp_extension
 
-from core import ConfigurationError, Fabric, PluginLoadError
+from core import ConfigurationError, Fabric
 from core_deepspeed import library
 
 RESOLVED = "from core import Fabric; Fabric(strategy='deepspeed_stage_1_offload', accelerator='cpu', devices=1)"
@@ -29,6 +30,7 @@ def test_another_device_than_it_was_told(monkeypatch):
         library.load("cpu")
 
 
+@pytest.mark.skipif(not hasattr(cpp_extension, "FileBaton"), reason="torch has locked the file itself since 2.14")
 def test_a_lock_that_nobody_holds(tmp_path, monkeypatch):
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
     (tmp_path / "cpu_adam").mkdir()
@@ -46,7 +48,7 @@ def test_a_library_that_is_broken(tmp_path):
     (tmp_path / "deepspeed.py").write_text("raise OSError('libcuda.so.1: cannot open shared object file')\n")
     path = f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
     assert run(RESOLVED, PYTHONPATH=path).startswith(
-        f"{PluginLoadError.__module__}.PluginLoadError: strategy='deepspeed' needs DeepSpeed, which can't be imported: "
+        "core.PluginLoadError: strategy='deepspeed' needs DeepSpeed, which can't be imported: "
         "OSError: libcuda.so.1: cannot open shared object file. Install it with: pip install 'deepspeed>=0.19,<0.20'"
     )
 

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from core.strategies import STRATEGY_REGISTRY
-from core.testing import Backend
 from core_deepspeed import DeepSpeedStrategy
+from core_testing import Backend
 
 NUM_FEATURES = 1024
 """DeepSpeed swaps no tensor that is smaller than a block of the disk, of 1 MiB."""

@@ -10,6 +10,7 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
+from torch.utils import cpp_extension
 
 from core import ConfigurationError
 from core_deepspeed import ops
@@ -25,6 +26,16 @@ print("acquired", flush=True)
 time.sleep(float(sys.argv[2]))
 baton.release()
 """
+# As torch.utils._filelock.FileLock, which torch has compiled under since 2.14.
+KERNEL_HOLDER = """
+import sys, time
+from filelock import FileLock
+
+with FileLock(sys.argv[1]):
+    print("acquired", flush=True)
+    time.sleep(float(sys.argv[2]))
+"""
+file_is_the_lock = hasattr(cpp_extension, "FileBaton")
 
 
 @pytest.fixture
@@ -44,9 +55,9 @@ def compiled(folder):
 
 
 @contextmanager
-def builder(lock, seconds):
+def builder(lock, seconds, program=HOLDER):
     """A process that keeps the lock as one that compiles does."""
-    command = [sys.executable, "-c", HOLDER, str(lock), str(seconds)]
+    command = [sys.executable, "-c", program, str(lock), str(seconds)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout.readline() == "acquired\n"
@@ -62,6 +73,7 @@ def refusal(names=("cpu_adam",), **options):
     return str(caught.value)
 
 
+@pytest.mark.skipif(not file_is_the_lock, reason="torch has locked the file itself since 2.14")
 class TestLocks:
     def test_of_a_builder_that_was_killed(self, compiled):
         lock = compiled / "lock"
@@ -70,7 +82,7 @@ class TestLocks:
             assert not locks.is_stale(lock)
         assert locks.is_stale(lock)
         assert refusal() == (
-            f"{lock} says that somebody compiles cpu_adam for DeepSpeed, and no process on this machine does: it was "
+            f"{lock} says that a process compiles cpu_adam for DeepSpeed, and none on this machine does: it was "
             f"killed. Every run would wait for it, for ever. Delete the file: rm {lock}"
         )
         lock.unlink()
@@ -97,7 +109,46 @@ class TestLocks:
         with builder(lock, 600) as process:
             (compiled / "pid").write_text(str(process.pid))
             with subprocess.Popen(["sh", "-c", killer]):
-                assert "no process on this machine does: it was killed" in refusal(limit=timedelta(minutes=2))
+                assert "none on this machine does: it was killed" in refusal(limit=timedelta(minutes=2))
+
+
+class TestLocksOfTheKernel:
+    """Those of torch 2.14 and later, whose file stays when nobody compiles."""
+
+    @pytest.fixture(autouse=True)
+    def torch_has_the_file_locked(self, monkeypatch):
+        monkeypatch.delattr(cpp_extension, "FileBaton", raising=False)
+
+    @pytest.mark.skipif(file_is_the_lock, reason="this torch takes the file for the lock")
+    def test_are_what_this_torch_has(self, compiled):
+        from torch.utils._filelock import FileLock
+
+        assert cpp_extension.FileLock is FileLock
+        with cpp_extension.FileLock(compiled / "lock"):
+            assert locks.is_kept(compiled / "lock")
+        assert (compiled / "lock").exists()
+        ops.check(["cpu_adam"])
+
+    def test_of_a_builder_that_is_done_or_was_killed(self, compiled):
+        lock = compiled / "lock"
+        with builder(lock, 600, KERNEL_HOLDER) as process:
+            assert locks.holder_of(lock) == process.pid
+            assert locks.is_kept(lock)
+        assert lock.exists()
+        assert not locks.is_kept(lock)
+        assert not locks.is_stale(lock)
+        ops.check(["cpu_adam"])
+
+    def test_of_a_builder_that_lives_is_waited_for(self, compiled, caplog):
+        with builder(compiled / "lock", 2, KERNEL_HOLDER) as process:
+            ops.check(["cpu_adam"], limit=timedelta(minutes=1))
+        (record,) = caplog.records
+        assert f"Waiting for process {process.pid}, which compiles cpu_adam for DeepSpeed" in record.getMessage()
+
+    def test_the_wait_has_an_end(self, compiled):
+        with builder(compiled / "lock", 600, KERNEL_HOLDER):
+            message = refusal(limit=timedelta(seconds=1))
+        assert message.endswith(f"it keeps {compiled / 'lock'}. Look at what it does.")
 
 
 def only(tmp_path, monkeypatch, **programs):
@@ -199,6 +250,13 @@ class TestCommand:
         ]
         assert done.returncode == 0
 
+    @pytest.mark.skipif(file_is_the_lock, reason="this torch takes the file for the lock")
+    def test_a_file_that_nobody_has_locked_stands_in_no_way(self, compiled):
+        (compiled / "lock").touch()
+        done = self.run("check", "cpu_adam")
+        assert (done.stdout, done.returncode) == (f"{'cpu_adam':20} is compiled: {compiled}\n", 0)
+
+    @pytest.mark.skipif(not file_is_the_lock, reason="torch has locked the file itself since 2.14")
     def test_and_what_stands_in_the_way(self, compiled):
         (compiled / "lock").touch()
         done = self.run("check", "cpu_adam")

@@ -6,7 +6,7 @@ from torch import nn
 from zero_ranks import STAGES, make_batch, make_model, on_two_ranks
 
 from core import WorkerError
-from core.testing import Backend
+from core_testing import Backend
 
 
 def generate_and_judge(rank, way):

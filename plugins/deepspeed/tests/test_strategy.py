@@ -3,18 +3,21 @@
 import functools
 import logging
 import re
+from datetime import timedelta
 from unittest.mock import Mock
 
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional
 from torch.utils.data import DataLoader, TensorDataset
 from zero_ranks import STAGES, loss_of, make_batch, make_model, on_two_ranks
 
 from core import ConfigurationError, Fabric, Module, Trainer, UnsupportedError, WorkerError
+from core.checkpoint import TorchCheckpointIO
 from core.strategies import STRATEGY_REGISTRY
-from core.testing import Backend
 from core_deepspeed import DeepSpeedStrategy
+from core_testing import Backend
 
 QUIET = {
     "accelerator": "cpu",
@@ -47,8 +50,9 @@ def accumulate_and_drop(rank):
     return weights
 
 
-@STAGES
-@pytest.mark.parametrize("offload", [False, True])
+@pytest.mark.parametrize(
+    ("stage", "offload"), [(stage, offload) for stage in range(4) for offload in (False, True)[: stage + 1]]
+)
 def test_gradients_are_dropped_and_accumulated(stage, offload):
     expected = Backend(lambda: "single_device").run(accumulate_and_drop)[0]
     found = on_two_ranks(accumulate_and_drop, stage=stage, offload_optimizer=offload)[0]
@@ -132,6 +136,74 @@ def test_uncommon_parameters_train_as_on_one_device(stage):
 def test_a_scalar_at_stage_3():
     with pytest.raises(WorkerError, match=r"'factor' of Uncommon is a parameter of shape \(\), .* or use stage=2"):
         on_two_ranks(step_uncommon, torch.tensor(1.5), stage=3)
+
+
+class Apart(Module):
+    """Does what others don't, or what all do, in its last batch on rank 1."""
+
+    def __init__(self, returns_none, is_alone):
+        super().__init__()
+        self.layers, self.returns_none, self.is_alone = make_model(), returns_none, is_alone
+
+    def training_step(self, batch, batch_idx):
+        hidden, is_apart = self.layers[0](batch[0]).tanh(), batch_idx == 2
+        if not is_apart or (self.is_alone and self.trainer.global_rank == 0):
+            return functional.mse_loss(self.layers[2](hidden), batch[0].sum(1, keepdim=True).sin())
+        return None if self.returns_none else hidden.square().mean()
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+def fit_apart(rank, *how):
+    data = TensorDataset(torch.cat([make_batch(step, None) for step in range(3)]))
+    trainer, module = rank.trainer(max_epochs=1), Apart(*how)
+    trainer.fit(module, DataLoader(data, batch_size=8 // rank.backend.num_shares))
+    return module.state_dict()
+
+
+SOON = timedelta(seconds=60)
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_parameters_that_one_rank_alone_leaves_out_are_named(stage):
+    message = (
+        r"^Rank 1 failed with .*ModuleError: The loss does not depend on '\w+.2.weight', '\w+.2.bias' on rank 1, and "
+        r"on rank 0 it does, or leaves out others: DeepSpeedStrategy exchanges gradients of the same parameters on"
+    )
+    with pytest.raises(WorkerError, match=message):
+        on_two_ranks(fit_apart, False, True, stage=stage, timeout=SOON)
+
+
+@pytest.mark.parametrize("stage", [1, 2, 3])
+def test_parameters_that_all_ranks_leave_out_stay(stage):
+    assert_left_out_as_on_one_device(stage=stage)
+
+
+@pytest.mark.parametrize("stage", [1, 2])
+def test_parameters_that_all_ranks_leave_out_stay_when_offloaded(stage):
+    config = {"zero_force_ds_cpu_optimizer": False}
+    assert_left_out_as_on_one_device(stage=stage, offload_optimizer=True, config=config)
+
+
+def assert_left_out_as_on_one_device(**options):
+    single = Backend(lambda: "single_device").run(fit_apart, False, False)[0]
+    for name, found in on_two_ranks(fit_apart, False, False, timeout=SOON, **options)[0].items():
+        torch.testing.assert_close(found, single[name], rtol=1e-5, atol=1e-6)
+
+
+def test_parameters_that_one_rank_leaves_out_count_as_zeros_at_stage_0():
+    first, second = on_two_ranks(fit_apart, False, True, stage=0)
+    assert all(torch.equal(value, second[name]) for name, value in first.items())
+
+
+@STAGES
+def test_a_step_without_a_loss_on_one_rank_alone_is_named(stage):
+    message = (
+        r"^Rank 1 failed with .*ModuleError: Apart.training_step returned None for batch 2 of epoch 0 on rank 1, and"
+    )
+    with pytest.raises(WorkerError, match=message):
+        on_two_ranks(fit_apart, True, True, stage=stage, timeout=SOON)
 
 
 # stage 3 --------------------------------------------------------------------------------------------------------------
@@ -321,6 +393,11 @@ def test_optimizers_that_would_step_wrong(kind, dtype, message):
         on_two_ranks(set_up, kind, dtype)
 
 
+def test_an_optimizer_that_no_engine_steps():
+    with pytest.raises(WorkerError, match=r"LBFGS evaluates the loss several times in a step, .* strategy='ddp'"):
+        on_two_ranks(set_up, "LBFGS", torch.float32, stage=0)
+
+
 def set_up_embedding(rank):
     fabric, model = rank.fabric(), torch.nn.Embedding(4, 3, sparse=True)
     fabric.setup(torch.nn.Sequential(model), torch.optim.SGD(model.parameters(), lr=0.1))
@@ -341,7 +418,7 @@ def unfreeze_and_add(rank):
     fabric.backward(loss_of(wrapped, make_batch(0, rank.number)))
     optimizer.step()
     model[0].requires_grad_(True)
-    with pytest.raises(ConfigurationError, match=r"of shape \(.*\) gets gradients, and was frozen when it was set up"):
+    with pytest.raises(ConfigurationError, match=r"parameter '0\.\w+' gets gradients, and was frozen when"):
         fabric.backward(loss_of(wrapped, make_batch(0, rank.number)))
     model[2].requires_grad_(False)
     kept = fabric.strategy.get_optimizer_state_dict(fabric.strategy.optimizers[0])
@@ -351,9 +428,36 @@ def unfreeze_and_add(rank):
     return "2.weight" in kept["state"] or rank.number > 0
 
 
-@STAGES
+@pytest.mark.parametrize("stage", [1, 2, 3])
 def test_what_an_optimizer_does_not_take_any_more(stage):
     assert all(on_two_ranks(unfreeze_and_add, stage=stage))
+
+
+def unfreeze_and_go_on(rank):
+    fabric, model = rank.fabric(), make_model()
+    model[0].bias.requires_grad_(False)
+    model[2].requires_grad_(False)
+    wrapped, optimizer = fabric.setup(model, torch.optim.RMSprop(model[:2].parameters(), lr=0.1))
+    for step, group in enumerate((model[2].parameters(), None, None)):
+        fabric.backward(loss_of(wrapped, make_batch(step, rank.number if fabric.world_size == 2 else None)))
+        optimizer.step()
+        optimizer.zero_grad()
+        if group is not None:
+            optimizer.add_param_group({"params": group, "lr": 0.05})
+        model.requires_grad_(True)
+    kept = fabric.strategy.get_optimizer_state_dict(fabric.strategy.optimizers[0])
+    weights = fabric.strategy.get_module_state_dict(model, layout="full")
+    fabric.teardown()
+    return {**weights, **{f"{name}.square_avg": entry["square_avg"] for name, entry in kept["state"].items()}}
+
+
+def test_at_stage_0_an_optimizer_is_the_users_own():
+    """It may be one that looks at whole tensors, be given another group, and parameters may be unfrozen."""
+    expected = Backend(lambda: "single_device").run(unfreeze_and_go_on)[0]
+    found = on_two_ranks(unfreeze_and_go_on, stage=0)[0]
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        torch.testing.assert_close(found[name], value, rtol=1e-5, atol=1e-6)
 
 
 def set_up_statistics(rank, **options):
@@ -423,6 +527,9 @@ def test_unknown_options_are_refused():
         DeepSpeedStrategy(deepspeed_checkpoint="other")
     with pytest.raises(ConfigurationError, match="Leave the option out"):
         DeepSpeedStrategy(load_full_weights=False)
+    native = DeepSpeedStrategy(1, deepspeed_checkpoint="native", checkpoint_io=TorchCheckpointIO())
+    with pytest.raises(ConfigurationError, match="engine write the checkpoints, and TorchCheckpointIO was given to"):
+        Fabric(strategy=native, accelerator="cpu", devices=1)
     assert Fabric(strategy="deepspeed_stage_1", accelerator="cpu", devices=1).strategy.stage == 1
 
 

@@ -1,5 +1,6 @@
 """Universal checkpoints: made from DeepSpeed's own layout, and going on under every stage and number of processes."""
 
+import os
 import shutil
 import threading
 
@@ -166,8 +167,45 @@ def test_damage_is_found(source, tmp_path):
     file.write_bytes(file.read_bytes()[:100])
     with pytest.raises(CheckpointCorruptedError, match=r"exp_avg\.pt' is missing or damaged"):
         UniversalCheckpointIO().load_checkpoint(tmp_path / "universal", collectives=Alone())
+    file.unlink()
+    os.mkfifo(file)
+    with pytest.raises(CheckpointCorruptedError, match=r"exp_avg\.pt' is missing or damaged: no file is there"):
+        UniversalCheckpointIO().load_checkpoint(tmp_path / "universal", collectives=Alone())
     (tmp_path / "universal" / "core.pt").unlink()
     with pytest.raises(CheckpointError, match=r"has no file 'core\.pt'.* core hasn't made it"):
         UniversalCheckpointIO().load_checkpoint(tmp_path / "universal", collectives=Alone())
     with pytest.raises(CheckpointError, match="No checkpoint of DeepSpeed's"):
         UniversalCheckpointIO().load_checkpoint(tmp_path, collectives=Alone())
+
+
+def universal(folder, beside):
+    """What only `core.pt` is in."""
+    (folder / "core").mkdir(parents=True)
+    (folder / "latest_universal").write_text("core")
+    TorchCheckpointIO().save_checkpoint(beside, folder / "core.pt", collectives=Alone())
+    return folder
+
+
+MARK = {"in DeepSpeed's files": True}
+
+
+@pytest.mark.parametrize(
+    "beside",
+    [
+        {},
+        {"rest": {"model": MARK}, "module": {"w": "../../w"}, "shapes": {}, "steps": {}},
+        {"rest": {"model": MARK}, "module": 3, "shapes": {}, "steps": {}},
+        {"rest": {"optimizer": {**MARK, "param_groups": 3}}, "module": {}, "shapes": {}, "steps": {}},
+    ],
+)
+def test_what_core_has_not_written_beside_is_refused(tmp_path, beside):
+    with pytest.raises(CheckpointCorruptedError, match=r"core\.pt' is not what core has written"):
+        UniversalCheckpointIO().load_checkpoint(universal(tmp_path / "universal", beside), collectives=Alone())
+
+
+@pytest.mark.parametrize("name", ["../elsewhere", "/etc", "", "..", "a" * 300 + "/"])
+def test_a_folder_elsewhere_is_not_read(tmp_path, name):
+    folder = universal(tmp_path / "universal", {})
+    (folder / "latest_universal").write_text(name)
+    with pytest.raises(CheckpointCorruptedError, match=r"latest_universal' holds .* the name of a folder"):
+        UniversalCheckpointIO().load_checkpoint(folder, collectives=Alone())

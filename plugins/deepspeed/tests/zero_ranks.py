@@ -7,11 +7,11 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from core.testing import Backend
 from core_deepspeed import DeepSpeedStrategy
+from core_testing import Backend
 
 CUT = {"zero_optimization": {"stage3_param_persistence_threshold": 0}}
-STAGES = pytest.mark.parametrize("stage", [1, 2, 3])
+STAGES = pytest.mark.parametrize("stage", [0, 1, 2, 3])
 
 
 def on_two_ranks(function, *args, stage=2, **options):

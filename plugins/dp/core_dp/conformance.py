@@ -1,7 +1,7 @@
-"""What the conformance kit holds core-dp to. Imported by `core check` and the tests only: it needs pytest."""
+"""The conformance suites of core-dp. Imported by `core check` and the tests only: it needs pytest."""
 
 from core import Capability
-from core.testing import StrategyConformance, StrategySmoke
+from core_testing import StrategyConformance, StrategySmoke
 
 
 class TestDP(StrategyConformance):
@@ -14,7 +14,7 @@ class TestDP(StrategyConformance):
         Capability.SEVERAL_MODULES
         | Capability.SEVERAL_OPTIMIZERS
         | Capability.CLIP_BY_VALUE
-        | Capability.BIT_EXACT_RESUME
+        | Capability.INFERENCE_MODE
     )
 
 

@@ -8,11 +8,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
-from torch.nn.parallel import DataParallel
 
 from core import Capability, ConfigurationError, Strategy, UnsupportedError
 from core.strategies import MethodRouter
 from core_ddp import DDPStrategy
+from core_dp.replicas import Replicas
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -25,8 +25,11 @@ class DataParallelStrategy(Strategy):
 
     @property
     def capabilities(self) -> Capability:
-        """Those of one process. Replicas live for one forward, so a backward inside it would be lost."""
-        return super().capabilities & ~Capability.MANUAL_OPTIMIZATION
+        """The capabilities of one process. Replicas live for one forward, so a backward inside it would be lost.
+
+        Random numbers of devices other than the first are not in a checkpoint.
+        """
+        return super().capabilities & ~(Capability.MANUAL_OPTIMIZATION | Capability.BIT_EXACT_RESUME)
 
     def check(self) -> None:
         """Refuse what DataParallel can't do.
@@ -45,12 +48,12 @@ class DataParallelStrategy(Strategy):
         """Convert the module, move it to the first device, and wrap it."""
         _refuse_compiler(self, alias="dp")
         super().setup_module(module)
-        self.model = DataParallel(MethodRouter(module), device_ids=_indices(self))
+        self.model = Replicas(MethodRouter(module), device_ids=_indices(self))
         return self.model
 
     def step_callable(self, name: str, module: nn.Module | None = None) -> Callable[..., Any]:
         """The method, run on every device with its part of the batch; losses are averaged over devices."""
-        wrapper = self.handle_of(module).wrapped
+        wrapper = self.session.handle_of(module).wrapped
         call = _router_in(wrapper).route(wrapper, name)
         return call if name == "forward" else _averaged(call)
 
@@ -78,6 +81,11 @@ class DDP2Strategy(DDPStrategy):
 
     interactive_alias: str | None = None
 
+    @property
+    def capabilities(self) -> Capability:
+        """The capabilities of ddp, without what replicas of one forward can't do; see `DataParallelStrategy`."""
+        return super().capabilities & ~(Capability.MANUAL_OPTIMIZATION | Capability.BIT_EXACT_RESUME)
+
     def check(self) -> None:
         """Refuse a device without replication, such as a CPU.
 
@@ -100,7 +108,7 @@ class DDP2Strategy(DDPStrategy):
     def configure_ddp(self) -> None:
         """Put DataParallel between the router and DistributedDataParallel."""
         _refuse_compiler(self, alias="ddp2")
-        self.model = DataParallel(self.model, device_ids=_indices(self))
+        self.model = Replicas(self.model, device_ids=_indices(self))
         super().configure_ddp()
 
     def ddp_device_ids(self) -> list[int] | None:
@@ -114,7 +122,7 @@ class DDP2Strategy(DDPStrategy):
 
 
 def _refuse_compiler(strategy: Strategy, *, alias: str) -> None:
-    if strategy.compiler is not None:
+    if strategy.session.compiler is not None:
         raise UnsupportedError(
             f"strategy={alias!r} makes new replicas of the module in each step, which torch.compile can't follow. "
             "Use strategy='ddp', or leave out compile."

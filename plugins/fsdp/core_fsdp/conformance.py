@@ -1,7 +1,7 @@
-"""What the conformance kit holds core-fsdp to. Imported by `core check` and the tests only: it needs pytest."""
+"""The conformance suites of core-fsdp. Imported by `core check` and the tests only: it needs pytest."""
 
 from core import Capability
-from core.testing import StrategyConformance, StrategySmoke
+from core_testing import StrategyConformance, StrategySmoke
 
 _CAPABILITIES = (
     Capability.COLLECTIVES

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from torch import nn
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from core_fsdp import wrapping
 
@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from torch.distributed.fsdp import OffloadPolicy
 
     from core_fsdp.options import Sharding
+
+_INSTANCE_NORM = nn.modules.instancenorm._InstanceNorm
 
 
 def cut(
@@ -40,18 +42,41 @@ def cut(
     options: dict[str, Any] = {"mesh": mesh, "mp_policy": mp_policy, "offload_policy": offload_policy}
     is_automatic = getattr(module, "automatic_optimization", True)
     roots = [module] if is_automatic else wrapping.units_for_manual_optimization(module)
+    # From the inside out: what is cut already stays out of the unit around it.
     if mp_policy.param_dtype is not None:
-        _cut_normalizations(module, options)
+        _cut_layers_in_float32(module, options)
     for unit in units:
-        if unit not in roots:
+        if not isinstance(unit, FSDPModule) and unit not in roots:
             fully_shard(unit, **options, reshard_after_forward=sharding.reshard_after_forward is not False)
     for root in roots:
-        fully_shard(root, **options, reshard_after_forward=sharding.reshard_after_forward)
+        if root is module or not isinstance(root, FSDPModule):
+            fully_shard(root, **options, reshard_after_forward=sharding.reshard_after_forward)
 
 
-def _cut_normalizations(module: nn.Module, options: dict[str, Any]) -> None:
-    """Batch normalization keeps float32: its running statistics and its weights have to be of one format."""
-    policy = MixedPrecisionPolicy(cast_forward_inputs=False)
-    for part in module.modules():
-        if isinstance(part, nn.modules.batchnorm._BatchNorm) and part is not module and list(part.parameters()):
-            fully_shard(part, **{**options, "mp_policy": policy})
+def _cut_layers_in_float32(module: nn.Module, options: dict[str, Any]) -> None:
+    """Gather as they are, one by one, the weights of layers that may not have the format of their inputs.
+
+    Batch normalization's have to be of one format with its running statistics. Where inputs are left to autocast, some
+    layers compute in that of their inputs, and take no weights of 16 bits to inputs of 32.
+    """
+    kinds: tuple[type[nn.Module], ...] = (nn.modules.batchnorm._BatchNorm,)
+    if not options["mp_policy"].cast_forward_inputs:
+        kinds = (*kinds, *_not_of_autocast(options["mesh"].device_type))
+    own = {**options, "mp_policy": MixedPrecisionPolicy(cast_forward_inputs=False), "reshard_after_forward": False}
+    parts = [part for part in module.modules() if isinstance(part, kinds) and part is not module]
+    for part in wrapping.units_of(module, parts):
+        if list(part.parameters()) and not isinstance(part, FSDPModule):
+            if isinstance(part, _INSTANCE_NORM):
+                part.register_forward_hook(_no_view)
+            fully_shard(part, **own)
+
+
+def _no_view(module: nn.Module, inputs: Any, output: Tensor) -> Tensor:
+    """A copy of what instance normalization returns: an operation in place on a view would undo a unit's hooks."""
+    return output.clone()
+
+
+def _not_of_autocast(device_type: str) -> tuple[type[nn.Module], ...]:
+    """Layers that torch's autocast leaves alone: on a CPU those too that it computes in float32 on other devices."""
+    on_cpu = (nn.LayerNorm, nn.GroupNorm, nn.RMSNorm, nn.Bilinear)
+    return (_INSTANCE_NORM, *on_cpu) if device_type == "cpu" else (_INSTANCE_NORM,)

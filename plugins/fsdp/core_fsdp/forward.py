@@ -1,4 +1,4 @@
-"""How methods run and gradients are exchanged in a module of several units."""
+"""The runs of methods and the exchange of gradients in a module of several units."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ def as_forward_of(module: nn.Module, name: str, method: Callable[..., Any]) -> C
         method: what is to be called, bound.
     """
     attributes = vars(module)
+    # torch wraps the attribute of the module, so the method is put there for that.
     own = attributes.get(name)
     attributes[name] = method
     register_fsdp_forward_method(module, name)
@@ -56,7 +57,7 @@ def without_inference_mode(method: Callable[..., Any], units: Sequence[FSDPModul
 
 @contextmanager
 def no_sync(units: Sequence[FSDPModule]) -> Iterator[None]:
-    """In which backward leaves gradients whole and local; the next one outside reduces their sum."""
+    """A context in which backward leaves gradients whole and local; the next one outside reduces their sum."""
     for unit in units:
         unit.set_requires_gradient_sync(False, recurse=False)
     try:

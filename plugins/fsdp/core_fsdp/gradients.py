@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -13,7 +13,30 @@ from torch.nn.utils import clip_grad_value_, clip_grads_with_norm_, get_total_no
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from torch import nn
+    from torch.utils.hooks import RemovableHandle
+
     from core import GradientClipping
+
+
+def add_up_sums(module: nn.Module) -> list[RemovableHandle]:
+    """Lay gradients out as their parameters are, after each backward.
+
+    Those of a norm that sees a part of the sequence are terms of a sum: torch 2.9's optimizers take the rank's own term
+    for the whole, and later ones add up in each of their operations.
+
+    Returns:
+        The hooks.
+    """
+    cut: list[Any] = [one for one in module.parameters() if isinstance(one, DTensor) and one.requires_grad]
+    return [parameter.register_post_accumulate_grad_hook(_add_up) for parameter in cut]
+
+
+def _add_up(parameter: Tensor) -> None:
+    gradient = parameter.grad
+    assert isinstance(parameter, DTensor), "others have no hook"
+    if isinstance(gradient, DTensor) and gradient.placements != parameter.placements:
+        parameter.grad = gradient.redistribute(placements=parameter.placements)
 
 
 def clip_by_norm(parameters: Iterable[Tensor], clipping: GradientClipping) -> Tensor:

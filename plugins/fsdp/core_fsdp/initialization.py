@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class InitialWeights:
-    """What a module's tensors hold when it has been sharded. Made before, by all ranks; `fill` comes after.
+    """The values of a module's tensors after sharding. Made before, by all ranks; `fill` comes after.
 
     Three cases: built everywhere, and rank 0's values go to all before they are cut into shards; built on meta
     everywhere, and `fill` draws them; built on rank 0 and on meta elsewhere, and `fill` sends rank 0's, one at a time.
@@ -103,7 +103,7 @@ class InitialWeights:
             fill_from(whole, tensor)
 
     def _send(self, tensor: Tensor) -> None:
-        """Rank 0's values into everyone's tensor; of one that is sharded already, to the ranks with the same shard."""
+        """Send rank 0's values to the tensors of all ranks; if sharded already, to the ranks with the same shard."""
         group, source = None, 0
         local = tensor.detach()
         if isinstance(local, DTensor):
@@ -130,7 +130,7 @@ def _own_parameters(module: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
 
 
 def _is_on_meta(module: nn.Module) -> bool:
-    """Whether a tensor of its own has no values."""
+    """True if a tensor of its own has no values."""
     own = (*module.parameters(recurse=False), *module.buffers(recurse=False))
     return any(tensor.is_meta for tensor in own)
 
@@ -199,7 +199,7 @@ def _whole_parameters(
 
 @contextmanager
 def _random_state_of_rank_zero(strategy: Strategy) -> Iterator[None]:
-    """All ranks draw what rank 0 draws; those whose state was another one have it back afterwards."""
+    """A context in which all ranks draw what rank 0 draws; afterwards each has its own random state back."""
     device = strategy.root_device
     generators: list[Any] = [torch]
     if device.type != "cpu":
@@ -210,5 +210,6 @@ def _random_state_of_rank_zero(strategy: Strategy) -> Iterator[None]:
         generator.set_rng_state(state)
     yield
     for generator, before, state in zip(generators, mine, common, strict=True):
+        # Rank 0, and ranks in the same state as it, go on from what was drawn, as on one device.
         if not torch.equal(before, state):
             generator.set_rng_state(before)

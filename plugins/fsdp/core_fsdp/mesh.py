@@ -27,5 +27,5 @@ def lay_out(device_type: str, shape: tuple[int, ...], names: tuple[str, ...]) ->
 
 
 def forget() -> None:
-    """All ranks, before the group is left. What is laid out next belongs to another one."""
+    """All ranks, before the group is left. Forget the meshes: the next ones belong to another group."""
     _laid_out.clear()

@@ -11,12 +11,13 @@ import torch.distributed as dist
 
 from core import ConfigurationError
 from core.checkpoint import collect_random_state, restore_random_state
-from core_fsdp import mesh
+from core_fsdp import freezing, gradients, mesh
 from core_fsdp.strategy import FSDPStrategy
 
 if TYPE_CHECKING:
     from torch import nn
     from torch.distributed.device_mesh import DeviceMesh
+    from torch.utils.hooks import RemovableHandle
 
 Size = int | Literal["auto"]
 
@@ -38,11 +39,12 @@ class ModelParallelStrategy(FSDPStrategy):
     data_axes = ("data_parallel", "tensor_parallel")
 
     def __init__(
-        self, *, data_parallel_size: Size = "auto", tensor_parallel_size: Size = "auto", **options: Any
+        self, *given: Any, data_parallel_size: Size = "auto", tensor_parallel_size: Size = "auto", **options: Any
     ) -> None:
         """Sizes of the two axes, and options of `FSDPStrategy`.
 
         Args:
+            given: an accelerator, a list of devices and other parts, without their names.
             data_parallel_size: into how many shares the data is split. `"auto"` is what the other one leaves over, or
                 the number of nodes.
             tensor_parallel_size: over how many devices a layer is cut. `"auto"` is what the other one leaves over, or
@@ -52,12 +54,14 @@ class ModelParallelStrategy(FSDPStrategy):
         Raises:
             ConfigurationError: an unknown option, or a size that isn't one.
         """
-        super().__init__(**options)
+        super().__init__(*given, **options)
         if self.sharding.replicates or self._mesh_option is not None:
             raise ConfigurationError(
                 f"{type(self).__name__} lays out its own mesh of data_parallel and tensor_parallel, and takes neither "
                 "device_mesh nor replicas: use sharding_strategy='FULL_SHARD' or 'SHARD_GRAD_OP'."
             )
+        self._hooks: list[RemovableHandle] = []
+        self._frozen: list[RemovableHandle] = []
         self._data_size = _parse("data_parallel_size", data_parallel_size)
         self._tensor_size = _parse("tensor_parallel_size", tensor_parallel_size)
 
@@ -82,6 +86,19 @@ class ModelParallelStrategy(FSDPStrategy):
             )
         return data, tensor
 
+    def setup_environment(self) -> None:
+        """All ranks. Join the group and lay out the mesh; what is frozen stays so when it is cut."""
+        super().setup_environment()
+        assert self.device_mesh is not None, "it has been laid out"
+        if not self._frozen:
+            self._frozen += freezing.keep_frozen(self.device_mesh["tensor_parallel"])
+
+    def teardown(self) -> None:
+        """All ranks; idempotent. Tear down as under `fsdp`; layers that are cut later are none of this strategy's."""
+        while self._frozen:
+            self._frozen.pop().remove()
+        super().teardown()
+
     def configure_device_mesh(self) -> DeviceMesh:
         """All ranks. Two axes; ranks of one tensor group follow each other, and so are on one node."""
         return mesh.lay_out(self.root_device.type, self.mesh_shape(), self.data_axes)
@@ -99,17 +116,26 @@ class ModelParallelStrategy(FSDPStrategy):
 
     @property
     def data_parallel_rank(self) -> int:
-        """Which tensor group this rank belongs to."""
+        """The number of this rank's tensor group."""
         return self.global_rank // self.mesh_shape()[1]
 
     def setup_module(self, module: nn.Module) -> nn.Module:
-        """All ranks. As under `fsdp`; from here on the ranks of a tensor group draw the same random numbers."""
+        """All ranks. Set up as under `fsdp`; from here on the ranks of a tensor group draw the same random numbers."""
         if self.mesh_shape()[1] > 1:
             self._share_random_state()
-        return super().setup_module(module)
+        super().setup_module(module)
+        if self.data_parallel_size == 1:  # else sharding adds them up
+            self._hooks += gradients.add_up_sums(self.model)
+        return self.model
+
+    def release(self) -> None:
+        """All ranks; idempotent. Release as under `fsdp`; parameters lose their hooks."""
+        while self._hooks:
+            self._hooks.pop().remove()
+        super().release()
 
     def _share_random_state(self) -> None:
-        """All ranks. With a dropout mask of its own on each rank, what they have in common would drift apart."""
+        """All ranks. Share a random state in each tensor group: other dropout masks would let its ranks drift apart."""
         assert self.device_mesh is not None, "setup_environment has laid it out"
         group = self.device_mesh["tensor_parallel"].get_group()
         states = [collect_random_state(self.accelerator, self.root_device)]

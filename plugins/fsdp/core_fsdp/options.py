@@ -1,9 +1,8 @@
-"""What the user may write for an option, and what torch's `fully_shard` wants to be told."""
+"""The forms in which a user may write an option, converted for torch's `fully_shard`."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
 from torch.distributed.fsdp import (
@@ -15,7 +14,7 @@ from torch.distributed.fsdp import (
     StateDictType,
 )
 
-from core import ConfigurationError
+from core import ConfigurationError, did_you_mean
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -66,13 +65,13 @@ _SHARDINGS = {
 }
 
 
-def parse_sharding(given: str | ShardingStrategy) -> Sharding:
-    """The sharding strategy of this name.
+def parse_sharding(given: str | ShardingStrategy | None) -> Sharding:
+    """The sharding strategy of this name; None is the first.
 
     Raises:
         ConfigurationError: there is none.
     """
-    name = given.name if isinstance(given, ShardingStrategy) else str(given).upper()
+    name = given.name if isinstance(given, ShardingStrategy) else str(given or "FULL_SHARD").upper()
     if name not in _SHARDINGS:
         raise ConfigurationError(
             f"sharding_strategy={given!r}: expected one of 'FULL_SHARD', 'SHARD_GRAD_OP', 'NO_SHARD', 'HYBRID_SHARD', "
@@ -82,7 +81,7 @@ def parse_sharding(given: str | ShardingStrategy) -> Sharding:
 
 
 def parse_offload(given: bool | CPUOffload | CPUOffloadPolicy | None) -> bool:
-    """Whether shards rest in the memory of the CPU.
+    """True if shards rest in the memory of the CPU.
 
     Raises:
         ConfigurationError: of no known form.
@@ -125,7 +124,7 @@ def parse_mixed_precision(
 
 
 def parse_state_dict_type(given: str | StateDictType | None) -> Literal["full", "sharded"] | None:
-    """In which form state is handed to the CheckpointIO; None asks it.
+    """The form in which state is handed to the CheckpointIO; None lets it decide.
 
     Raises:
         ConfigurationError: of no known form, or one that depends on the number of processes.
@@ -144,17 +143,12 @@ def parse_state_dict_type(given: str | StateDictType | None) -> Literal["full", 
     raise ConfigurationError(f"state_dict_type={given!r}: expected 'full' or 'sharded'.")
 
 
-def refuse_gone(*, use_orig_params: bool, limit_all_gathers: bool) -> None:
+def refuse_gone(*, limit_all_gathers: bool) -> None:
     """Refuse what FSDP2 does in one way only.
 
     Raises:
         ConfigurationError: with the reason.
     """
-    if not use_orig_params:
-        raise ConfigurationError(
-            "use_orig_params=False asks for flattened parameters, which FSDP2 doesn't have: each parameter keeps its "
-            "name and shape. Leave the option out."
-        )
     if not limit_all_gathers:
         raise ConfigurationError(
             "limit_all_gathers=False: FSDP2 bounds the memory of gathered parameters by its streams, at no cost, and "
@@ -163,7 +157,7 @@ def refuse_gone(*, use_orig_params: bool, limit_all_gathers: bool) -> None:
 
 
 def refuse_unknown(owner: str, options: dict[str, Any], known: Iterable[str]) -> None:
-    """Refuse options that nobody takes.
+    """Refuse unknown options.
 
     Raises:
         ConfigurationError: with the successor of an option of the old wrapper, or a near miss.
@@ -174,6 +168,5 @@ def refuse_unknown(owner: str, options: dict[str, Any], known: Iterable[str]) ->
     if (reason := _GONE.get(unknown[0])) is not None:
         raise ConfigurationError(f"{owner} has no option {unknown[0]!r} any more: {reason}")
     names = sorted({*known, *COMMON_OPTIONS})
-    near = get_close_matches(unknown[0], names, n=1)
-    hint = f" Did you mean {near[0]!r}?" if near else ""
+    hint = did_you_mean(unknown[0], names)
     raise ConfigurationError(f"{owner} has no option {unknown[0]!r}.{hint} Its options: {', '.join(names)}.")

@@ -19,5 +19,5 @@ class ShardedMixedPrecision(MixedPrecision):
 
     @property
     def policy(self) -> MixedPrecisionPolicy:
-        """What `fully_shard` has to be told."""
+        """The mixed-precision policy for `fully_shard`."""
         return MixedPrecisionPolicy(param_dtype=self.dtype, reduce_dtype=torch.float32, cast_forward_inputs=False)

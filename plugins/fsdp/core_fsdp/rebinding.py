@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 
 
 class ReplacedParameters:
-    """Which parameter of which module an object was, as long as it lives."""
+    """The replaced parameters: for each such object, as long as it lives, its module and its name there."""
 
     def __init__(self) -> None:
         self._known: dict[int, tuple[Callable[[], Any], Callable[[], nn.Module | None], str]] = {}
 
     def __bool__(self) -> bool:
-        """Whether any module was ever set up."""
+        """True if any module was ever set up."""
         return bool(self._known)
 
     def remember(self, module: nn.Module) -> None:
@@ -35,8 +35,8 @@ class ReplacedParameters:
 
     def rebind(self, optimizer: Optimizer) -> None:
         """Let the optimizer hold what stands in the place of its parameters now, with the state that it has of them."""
-        for group in optimizer.param_groups:
-            group["params"] = [self._rebound(optimizer, parameter) for parameter in group["params"]]
+        for group in optimizer.param_groups:  # in place: an optimizer may keep the list itself
+            group["params"][:] = [self._rebound(optimizer, parameter) for parameter in group["params"]]
 
     def _rebound(self, optimizer: Optimizer, parameter: Tensor) -> Tensor:
         current = self._current(parameter)
@@ -55,5 +55,5 @@ class ReplacedParameters:
 
 
 def _reference(parameter: Tensor) -> Callable[[], Any]:
-    """To a parameter that may go; one on meta takes no memory, and its identity must not have weak references."""
+    """A weak reference to a parameter; a strong one on meta, which takes no memory and can't have weak ones here."""
     return (lambda: parameter) if parameter.is_meta else weakref.ref(parameter)

@@ -1,4 +1,4 @@
-"""Between a whole tensor and the shards of it."""
+"""Conversions between a whole tensor and its shards."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+from core.checkpoint import gather_whole
 
 
 def own_part(whole: Tensor, like: DTensor) -> Tensor:
@@ -37,6 +39,7 @@ def fill_from(whole: Tensor, target: Tensor) -> None:
     """Copy this rank's part of `whole` into `target`, in place; all of it if `target` isn't sharded."""
     with torch.no_grad():
         if isinstance(target, DTensor):
+            # `to_local()` is a view of the shard's own memory.
             target.to_local().copy_(own_part(whole, target))
         else:
             target.copy_(whole)
@@ -47,10 +50,10 @@ def gather(value: Any, *, keep: bool) -> Any:
 
     Args:
         value: a leaf of a state.
-        keep: whether this rank wants it; the others only take part, and get None.
+        keep: True if this rank wants it; the others only take part, and get None.
     """
     if not isinstance(value, DTensor):
         return value if keep else None
     with torch.no_grad():
-        whole = value.full_tensor()
+        whole = gather_whole(value)
     return whole.cpu() if keep else None

@@ -27,6 +27,7 @@ from core.strategies import ParallelStrategy
 from core_fsdp import cutting, forward, gradients, mesh, options, wrapping
 from core_fsdp import state as states
 from core_fsdp.initialization import InitialWeights
+from core_fsdp.left_out import LeftOutOfUnits
 from core_fsdp.precision import DTYPES, ShardedMixedPrecision
 from core_fsdp.rebinding import ReplacedParameters
 
@@ -52,13 +53,13 @@ class FSDPStrategy(ParallelStrategy):
 
     def __init__(
         self,
-        *,
+        *given: Any,
         cpu_offload: bool | CPUOffload | CPUOffloadPolicy | None = None,
         mixed_precision: MixedPrecision | MixedPrecisionPolicy | None = None,
         auto_wrap_policy: Policy | None = None,
         activation_checkpointing: bool | set[type[nn.Module]] | None = None,
         activation_checkpointing_policy: Policy | None = None,
-        sharding_strategy: str | ShardingStrategy = "FULL_SHARD",
+        sharding_strategy: str | ShardingStrategy | None = None,
         state_dict_type: str | StateDictType | None = None,
         use_orig_params: bool = True,
         limit_all_gathers: bool = True,
@@ -71,6 +72,7 @@ class FSDPStrategy(ParallelStrategy):
         """Options of the strategy, and of every parallel strategy.
 
         Args:
+            given: an accelerator, a list of devices and other parts, without their names.
             cpu_offload: let shards, their gradients and the optimizer rest in the memory of the CPU.
             mixed_precision: formats of gathered parameters and of the reduction, by module; instead of `precision=`.
             auto_wrap_policy: which layers are units, that are gathered and freed together: a set of classes, a function
@@ -78,16 +80,17 @@ class FSDPStrategy(ParallelStrategy):
             activation_checkpointing: compute activations of the units (True), or of layers of these classes, again in
                 backward.
             activation_checkpointing_policy: which ones, as in `auto_wrap_policy`.
-            sharding_strategy: `"FULL_SHARD"`; `"SHARD_GRAD_OP"` keeps gathered parameters from forward to backward;
-                `"NO_SHARD"` replicates; `"HYBRID_SHARD"` shards within a node and replicates over nodes.
+            sharding_strategy: `"FULL_SHARD"`, which None means too; `"SHARD_GRAD_OP"` keeps gathered parameters from
+                forward to backward; `"NO_SHARD"` replicates; `"HYBRID_SHARD"` shards within a node and replicates over
+                nodes.
             state_dict_type: in which form a checkpoint is handed over, `"full"` or `"sharded"`; None asks the
                 CheckpointIO.
-            use_orig_params: always so.
+            use_orig_params: either way parameters keep their names and shapes: nothing is laid out flat.
             limit_all_gathers: always so.
             sync_module_states: begin with rank 0's weights and buffers on all ranks.
             forward_prefetch: gather the next unit, in the order of registration, before the running one is done.
             device_mesh: for hybrid sharding `(replicas, shards)`, or a mesh with these two axes.
-            start_method: who makes the processes if no cluster has: `"subprocess"` runs the script again, `"spawn"`,
+            start_method: way to start processes if no cluster has: `"subprocess"` runs the script again, `"spawn"`,
                 `"fork"` and `"forkserver"` call the function in new processes.
             others: of `ParallelStrategy`: `process_group_backend`, `timeout`, `parallel_devices`,
                 `cluster_environment`, `checkpoint_io`, `precision_plugin`, `accelerator`.
@@ -96,8 +99,8 @@ class FSDPStrategy(ParallelStrategy):
             ConfigurationError: an unknown option, or one that FSDP2 doesn't have.
         """
         options.refuse_unknown(type(self).__name__, others, self._known_options())
-        options.refuse_gone(use_orig_params=use_orig_params, limit_all_gathers=limit_all_gathers)
-        super().__init__(**others)
+        options.refuse_gone(limit_all_gathers=limit_all_gathers)
+        super().__init__(*given, **others)
         if start_method not in options.START_METHODS:
             raise ConfigurationError(
                 f"start_method={start_method!r}: expected one of {', '.join(map(repr, options.START_METHODS))}."
@@ -114,24 +117,25 @@ class FSDPStrategy(ParallelStrategy):
         self.forward_prefetch = forward_prefetch
         self._mesh_option = device_mesh
         self._replaced = ReplacedParameters()
+        self._left_out = LeftOutOfUnits(self)
 
     @classmethod
     def _known_options(cls) -> set[str]:
+        # A subclass of the user's names its options in its own `__init__`, and hands on the others.
         owners = [owner for owner in cls.__mro__ if "__init__" in vars(owner)]
         named = {name for owner in owners for name in inspect.signature(owner).parameters}
-        return named - {"self", "others", "options", "parts", "args", "kwargs"}
+        return named - {"self", "given", "others", "options", "parts", "args", "kwargs"}
 
     # composition ----------------------------------------------------------------------------------------------------
 
     @property
     def capabilities(self) -> Capability:
-        """Those of every parallel strategy, accumulation without communication, and state in shards."""
-        return super().capabilities | Capability.NO_SYNC | Capability.SHARDED_STATE
+        """The capabilities of every parallel strategy, accumulation without communication, and state in shards.
 
-    @property
-    def evaluates_in_inference_mode(self) -> bool:
-        """No: parameters that are gathered in evaluation may be kept for training."""
-        return False
+        No inference mode: parameters that are gathered in evaluation may be kept for training.
+        """
+        own = super().capabilities & ~Capability.INFERENCE_MODE
+        return own | Capability.NO_SYNC | Capability.SHARDED_STATE
 
     def configure_precision(self, name: str) -> Precision | None:
         """The mixed ones are sharded: parameters are gathered in 16 bits."""
@@ -139,7 +143,7 @@ class FSDPStrategy(ParallelStrategy):
 
     @property
     def process_group_backend(self) -> str:
-        """As of every parallel strategy; shards on the CPU of a GPU's rank need a backend for either."""
+        """The backend of every parallel strategy; shards on the CPU of a GPU's rank need one for each device."""
         backend = super().process_group_backend
         if self.cpu_offload and self._process_group_backend is None and self.parallel_devices[0].type != "cpu":
             return f"cpu:gloo,{self.parallel_devices[0].type}:{backend}"
@@ -210,13 +214,13 @@ class FSDPStrategy(ParallelStrategy):
 
     @property
     def parameter_device(self) -> torch.device:
-        """Where shards rest between steps."""
+        """The device on which shards rest between steps."""
         return torch.device("cpu") if self.cpu_offload else self.root_device
 
     # module ---------------------------------------------------------------------------------------------------------
 
     def init_context(self, *, empty: bool = False) -> AbstractContextManager[Any]:
-        """All ranks. In which a model is built: on the CPU, from where units go to the device when they are cut.
+        """All ranks. A context in which a model is built on the CPU; units go to the device when they are cut.
 
         Args:
             empty: build it on meta, without memory; `setup_module` gives memory to shards only, and values from each
@@ -245,17 +249,19 @@ class FSDPStrategy(ParallelStrategy):
             self._replaced.remember(module)
             self._finish(module, None)
             return self.model
+        # What the first weights are is settled before anything is converted or cut; `_finish` fills the shards.
         wrapping.check_parameters(module)
         weights = InitialWeights(module, self, synchronizes=self.sync_module_states)
         self.model = self.precision_plugin.convert_module(module)
         self._replaced.remember(module)
         self._checkpoint_activations(module)
         self.configure_sharding(module)
+        wrapping.check_formats(module)
         self._finish(module, weights)
         return self.model
 
     def configure_fsdp_auto_wrap_policy(self, module: nn.Module) -> Policy | None:
-        """All ranks. Which layers of the module are units. Override to decide by the module."""
+        """All ranks. The policy that selects the layers that are units. Override to decide by the module."""
         return self.auto_wrap_policy
 
     def configure_sharding(self, module: nn.Module) -> None:
@@ -291,6 +297,8 @@ class FSDPStrategy(ParallelStrategy):
         wrapping.checkpoint_activations(module, policy)
 
     def _finish(self, module: nn.Module, weights: InitialWeights | None) -> None:
+        if self.world_size > 1:
+            self._left_out.watch(wrapping.sharded_units(module))
         if weights is not None:
             weights.fill(self.parameter_device)
         self.module_to_device(module)
@@ -314,9 +322,13 @@ class FSDPStrategy(ParallelStrategy):
         """All ranks. Let the optimizer hold the shards, if it was made before there were any.
 
         Raises:
-            ConfigurationError: it holds a parameter of no module that was set up.
+            ConfigurationError: it holds a parameter of no module that was set up, or flattens all of them.
         """
-        for handle in self.handles:
+        if isinstance(optimizer, torch.optim.LBFGS):
+            raise ConfigurationError(_not_in_shards(optimizer, "it makes one vector of all parameters"))
+        if isinstance(optimizer, torch.optim.Adafactor):
+            raise ConfigurationError(_not_in_shards(optimizer, "it looks at whole rows and columns"))
+        for handle in self.session.handles:
             handle.original_names.clear()  # an identity that was replaced may be that of another object by now
         self._replaced.rebind(optimizer)
         self.parameter_names(optimizer)  # complains of a parameter that it doesn't know
@@ -330,17 +342,26 @@ class FSDPStrategy(ParallelStrategy):
 
     def step_callable(self, name: str, module: nn.Module | None = None) -> Callable[..., Any]:
         """All ranks, once a stage. Any method runs as a forward of the module, with its parameters gathered."""
-        handle = self.handle_of(module)
+        handle = self.session.handle_of(module)
         method = handle.user_callable(name)
         if name != "forward" and isinstance(handle.module, FSDPModule):
             method = forward.as_forward_of(handle.module, name, method)
         return forward.without_inference_mode(method, wrapping.sharded_units(handle.module))
 
+    def backward(self, loss: Tensor, module: nn.Module | None, *, manual: bool = False, **kwargs: Any) -> None:
+        """All ranks. Backward, which reduces gradients on its way; see `Strategy.backward`.
+
+        Raises:
+            ModuleError: the loss leaves out parameters on this rank that it depends on elsewhere.
+        """
+        self._left_out.check_idle_units()
+        super().backward(loss, module, manual=manual, **kwargs)
+
     def no_backward_sync(self, module: nn.Module, enabled: bool = True) -> AbstractContextManager[Any]:
         """All ranks. A context in which gradients stay whole and local; the next backward outside reduces their sum."""
         if not enabled:
             return super().no_backward_sync(module, enabled)
-        return forward.no_sync(wrapping.sharded_units(self.handle_of(module).module))
+        return forward.no_sync(wrapping.sharded_units(self.session.handle_of(module).module))
 
     def clip_gradients(self, module: nn.Module, optimizer: Optimizer, clipping: GradientClipping) -> Tensor | None:
         """All ranks. Clip over all shards and axes of the mesh; see `Strategy.clip_gradients`."""
@@ -351,14 +372,20 @@ class FSDPStrategy(ParallelStrategy):
         gradients.clip_by_value(parameters, clipping.value)
         return None
 
-    def optimizer_step(self, optimizer: Optimizer, closure: Callable[[], Any] | None = None) -> bool:
+    def optimizer_step(self, optimizer: Optimizer, closure: Callable[[], Any] | None = None) -> int:
         """All ranks. Step the optimizer over its shards; what is gathered of the old weights is let go."""
-        updated = super().optimizer_step(optimizer, closure)
+        try:
+            updated = super().optimizer_step(optimizer, closure)
+        except RuntimeError as error:
+            if "Sharding propagation failed" not in str(error):
+                raise
+            reason = f"torch can't do one of its operations on them ({str(error).splitlines()[0]})"
+            raise ConfigurationError(_not_in_shards(optimizer, reason)) from error
         self._reshard()
         return updated
 
     def _reshard(self) -> None:
-        for handle in self.handles:
+        for handle in self.session.handles:
             forward.reshard(wrapping.sharded_units(handle.module))
 
     # state ----------------------------------------------------------------------------------------------------------
@@ -366,14 +393,14 @@ class FSDPStrategy(ParallelStrategy):
     def get_module_state_dict(
         self, module: nn.Module, *, layout: Literal["full", "sharded"] | None = None
     ) -> dict[str, Any]:
-        """All ranks. Under the user's names: whole on rank 0 and nothing elsewhere, or each rank's shards.
+        """All ranks. Module state by the user's names: whole on rank 0 and nothing elsewhere, or each rank's shards.
 
         Whole tensors are gathered one at a time, and kept on the CPU.
         """
         self._reshard()
         layout = layout or self._layout
         named = super().get_module_state_dict(module)
-        converted = states.module_state(named, self.handle_of(module).module, self._converter(layout))
+        converted = states.module_state(named, self.session.handle_of(module).module, self._converter(layout))
         return converted if layout == "sharded" or self.is_global_zero else {}
 
     def load_module_state_dict(self, module: nn.Module, state: Mapping[str, Any], *, strict: bool = True) -> None:
@@ -383,7 +410,7 @@ class FSDPStrategy(ParallelStrategy):
         super().load_module_state_dict(module, placed, strict=strict)
 
     def get_optimizer_state_dict(self, optimizer: Optimizer) -> dict[str, Any]:
-        """All ranks. By parameter names: whole on rank 0 and nothing elsewhere, or each rank's shards."""
+        """All ranks. State by parameter names: whole on rank 0 and nothing elsewhere, or each rank's shards."""
         layout = self._layout
         converted = states.optimizer_state(super().get_optimizer_state_dict(optimizer), self._converter(layout))
         return converted if layout == "sharded" or self.is_global_zero else {}
@@ -404,9 +431,14 @@ class FSDPStrategy(ParallelStrategy):
 
     @property
     def _layout(self) -> Literal["full", "sharded"]:
-        return self.checkpoint_io.layout if self._checkpoint_io is not None else "full"
+        return self.checkpoint_io.layout
 
     # end ------------------------------------------------------------------------------------------------------------
+
+    def release(self) -> None:
+        """All ranks; idempotent. Forget the modules."""
+        super().release()
+        self._left_out.forget()
 
     def leave_group(self) -> None:
         """All ranks. Modules stay sharded for the next stage of the script, and so need the group until it ends."""
@@ -415,3 +447,10 @@ class FSDPStrategy(ParallelStrategy):
         self.device_mesh = None
         mesh.forget()
         super().leave_group()
+
+
+def _not_in_shards(optimizer: Optimizer, reason: str) -> str:
+    return (
+        f"{type(optimizer).__name__} can't step parameters in shards: {reason}. Use an optimizer that works element by "
+        "element, such as AdamW or SGD, or a strategy that keeps parameters whole, such as ddp."
+    )

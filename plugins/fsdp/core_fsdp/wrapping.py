@@ -1,19 +1,26 @@
-"""Which modules are units: gathered, computed and freed together."""
+"""The choice of the modules that are units: gathered, computed and freed together."""
 
 from __future__ import annotations
 
+import functools
 import inspect
+import logging
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+import torch
 from torch import nn
 from torch.distributed._composable.checkpoint_activation import checkpoint
 from torch.distributed.fsdp import FSDPModule
-from torch.distributed.fsdp.wrap import CustomPolicy, ModuleWrapPolicy
+from torch.distributed.fsdp.wrap import CustomPolicy, ModuleWrapPolicy, transformer_auto_wrap_policy
 from torch.distributed.tensor import DTensor
 
 from core import ConfigurationError, ModuleError
+
+_log = logging.getLogger(__name__)
+_CALLED_WITH = ("module", "recurse", "nonwrapped_numel")
+_LISTS = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
 
 Policy = Callable[..., Any] | CustomPolicy | ModuleWrapPolicy | Iterable[type[nn.Module]]
 
@@ -33,6 +40,7 @@ def choose_modules(root: nn.Module, policy: Policy | None, option: str) -> list[
     if policy is None:
         return []
     selected = _select(root, policy, option)
+    # `modules()` gives a module before its children.
     chosen = [module for module in reversed(list(root.modules())) if module in selected and module is not root]
     if not chosen:
         raise ConfigurationError(
@@ -52,6 +60,7 @@ def _select(root: nn.Module, policy: Any, option: str) -> set[nn.Module]:
     elif _is_function(policy):
         if _num_arguments(policy) == 1:
             return {module for module in root.modules() if policy(module)}
+        policy = _bound(root, policy, option)
         selected: set[nn.Module] = set()
         _recurse(root, policy, selected, is_root=True)
         return selected
@@ -82,14 +91,58 @@ def _select_custom(root: nn.Module, policy: CustomPolicy, option: str) -> set[nn
 
 
 def _num_arguments(policy: Callable[..., Any]) -> int:
-    """How many arguments a policy needs; `partial` has bound some of torch's."""
+    return len(_needed(policy))
+
+
+def _needed(policy: Callable[..., Any]) -> list[str]:
+    """Names of the arguments that a policy needs; `partial` has bound some of torch's."""
     parameters = inspect.signature(policy).parameters.values()
     needed = [each for each in parameters if each.default is each.empty]
-    return sum(each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD) for each in needed)
+    return [each.name for each in needed if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)]
+
+
+def _bound(root: nn.Module, policy: Callable[..., Any], option: str) -> Callable[..., Any]:
+    """A policy without further arguments; transformer layers are found if no class is named.
+
+    Raises:
+        ConfigurationError: it needs something else, or there are no such layers.
+    """
+    missing = [name for name in _needed(policy) if name not in _CALLED_WITH]
+    if not missing:
+        return policy
+    classes = _transformer_layers(root) if policy is transformer_auto_wrap_policy else set()
+    if classes:
+        _log.info("%s: the layers are of %s.", option, ", ".join(sorted(kind.__name__ for kind in classes)))
+        return functools.partial(policy, transformer_layer_cls=classes)
+    name = getattr(policy, "__name__", repr(policy))
+    searched = policy is transformer_auto_wrap_policy
+    looked = f", and {type(root).__name__} has no list of layers with attention in which to find it" * searched
+    raise ConfigurationError(
+        f"{option}={name} is called with {', '.join(_CALLED_WITH)}, and needs {missing[0]!r} too{looked}. Bind it: "
+        f"functools.partial({name}, {missing[0]}={'{TransformerBlock}' if searched else '...'})."
+    )
+
+
+def _transformer_layers(root: nn.Module) -> set[type[nn.Module]]:
+    """Classes of what stands in a list of layers and holds attention; of nested lists the outermost."""
+    found: set[type[nn.Module]] = set()
+    pending = [root]
+    while pending:
+        module = pending.pop()
+        layers = {child for child in module.children() if isinstance(module, _LISTS) and _holds_attention(child)}
+        found |= {type(layer) for layer in layers}
+        pending += [child for child in module.children() if child not in layers]
+    return found
+
+
+def _holds_attention(layer: nn.Module) -> bool:
+    parts = [part for part in layer.modules() if part is not layer]
+    return not isinstance(layer, _LISTS) and any("attention" in type(part).__name__.lower() for part in parts)
 
 
 def _recurse(module: nn.Module, policy: Callable[..., bool], selected: set[nn.Module], *, is_root: bool) -> int:
     """Ask a policy of torch's as the old wrapper did; returns how many elements are in selected modules."""
+    # As torch does: first whether to look inside, then, with what is left over there, whether to wrap this one.
     numel = sum(parameter.numel() for parameter in module.parameters())
     if not policy(module=module, recurse=True, nonwrapped_numel=numel):
         return 0
@@ -101,7 +154,7 @@ def _recurse(module: nn.Module, policy: Callable[..., bool], selected: set[nn.Mo
 
 
 def units_of(root: nn.Module, selected: list[nn.Module]) -> list[nn.Module]:
-    """Those of the selected modules that can be units by themselves.
+    """The selected modules that can be units by themselves.
 
     A container without a forward of its own, such as ModuleList, leaves its parameters to the unit around it. So does a
     module that shares a parameter with one outside of it: they have to be gathered together.
@@ -138,7 +191,7 @@ def units_for_manual_optimization(root: nn.Module) -> list[nn.Module]:
 
 
 def has_forward(module: nn.Module) -> bool:
-    """Whether a module can be called, and so can be gathered when it is."""
+    """True if a module can be called, and so can be gathered when it is."""
     return type(module).forward is not nn.Module.forward and not isinstance(module, nn.ModuleList | nn.ModuleDict)
 
 
@@ -148,7 +201,7 @@ def sharded_units(root: nn.Module) -> list[FSDPModule]:
 
 
 def is_sharded(root: nn.Module) -> bool:
-    """Whether a unit or a sharded parameter is in it."""
+    """True if a unit or a sharded parameter is in it."""
     return bool(sharded_units(root)) or any(isinstance(parameter, DTensor) for parameter in root.parameters())
 
 
@@ -173,11 +226,55 @@ def check_parameters(root: nn.Module) -> None:
     """Refuse parameters that can't be sharded.
 
     Raises:
-        ModuleError: one has no dimension.
+        ModuleError: one has no dimension, no element, or is sparse, or gets sparse gradients.
     """
     for name, parameter in root.named_parameters():
-        if parameter.ndim == 0:
+        if problem := _describe_problem(parameter):
+            raise ModuleError(f"{name!r} of {type(root).__name__} is a parameter {problem}")
+    for name, module in root.named_modules():
+        if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse and module.weight.requires_grad:
             raise ModuleError(
-                f"{name!r} of {type(root).__name__} is a parameter of shape (), which has no dimension to be sharded "
-                "along. Give it one: nn.Parameter(torch.ones(1))."
+                f"{name!r} of {type(root).__name__} is {type(module).__name__}(sparse=True), whose sparse gradients "
+                "can't be reduced to shards. Leave sparse out."
             )
+
+
+def _describe_problem(parameter: nn.Parameter) -> str | None:
+    if parameter.layout is not torch.strided:
+        return f"of layout {parameter.layout}, which can't be sharded. Hold it dense, or as a buffer."
+    if parameter.ndim == 0:
+        return "of shape (), which has no dimension to be sharded along. Give it one: nn.Parameter(torch.ones(1))."
+    if parameter.numel() == 0:
+        return f"of shape {tuple(parameter.shape)}, which has no element to be sharded. Leave it out."
+    return None
+
+
+def check_formats(root: nn.Module) -> None:
+    """Refuse units whose trainable parameters have several formats: torch gathers and reduces them as one.
+
+    Raises:
+        ModuleError: with the first two of them.
+    """
+    for unit in root.modules():
+        if not isinstance(unit, FSDPModule):
+            continue
+        names: dict[torch.dtype, str] = {}
+        for name, parameter in _own_parameters(unit):
+            if parameter.requires_grad:
+                names.setdefault(parameter.dtype, name)
+        if len(names) > 1:
+            (dtype, name), (other, another) = list(names.items())[:2]
+            raise ModuleError(
+                f"{name!r} of {type(unit).__name__.removeprefix('FSDP')} is {dtype}, and {another!r} is {other}: the "
+                "parameters of a unit are gathered together, and need one format. Convert them, or name the layer that "
+                "holds the others in auto_wrap_policy."
+            )
+
+
+def _own_parameters(unit: nn.Module, prefix: str = "") -> Iterator[tuple[str, nn.Parameter]]:
+    """The parameters that no unit inside of the module has."""
+    for name, parameter in unit.named_parameters(recurse=False):
+        yield prefix + name, parameter
+    for name, child in unit.named_children():
+        if not isinstance(child, FSDPModule):
+            yield from _own_parameters(child, f"{prefix}{name}.")

@@ -11,6 +11,7 @@ from core import Callback, Fabric, Module, Trainer
 
 GLOBAL_BATCH_SIZE = 8
 NUM_STEPS = 20
+PRECISIONS = {torch.float64: "64-true", torch.float32: "32-true"}
 QUIET = {
     "accelerator": "cpu",
     "logger": False,
@@ -76,8 +77,6 @@ class Net(Module):
             self.build()
 
     def build(self):
-        previous = torch.get_default_dtype()
-        torch.set_default_dtype(self.case.dtype)
         torch.manual_seed(3)
         self.embedding = nn.Embedding(13, 6)
         self.blocks = nn.ModuleList([Block(), Block()])
@@ -86,13 +85,12 @@ class Net(Module):
             self.head.weight = self.embedding.weight
         self.blocks[0].requires_grad_(not self.case.frozen)
         self.register_buffer("scale", torch.tensor(1.5))
-        torch.set_default_dtype(previous)
 
     def configure_model(self):
         if self.case.meta and not hasattr(self, "blocks"):
             with torch.device("meta" if self.device_mesh is not None else "cpu"):
                 self.build()
-            self.scale = torch.tensor(1.5, dtype=self.case.dtype)
+            self.scale = torch.tensor(1.5)
             for block in self.blocks:
                 block.num_calls = torch.zeros((), dtype=torch.long)
         self.cut(self.device_mesh)
@@ -141,21 +139,43 @@ def make_loader(num_shares, num_steps=NUM_STEPS):
     return DataLoader(TensorDataset(tokens, (tokens * 5 + 2) % 13), batch_size=GLOBAL_BATCH_SIZE // num_shares)
 
 
-def train(case, strategy="single_device", devices=1, num_shares=None, **options):
-    """Losses and whole weights after 20 steps."""
+class WholeWeights(Callback):
+    """Those at the end, where `fit` leaves shards to the caller."""
+
+    def on_train_end(self, trainer, module):
+        state = trainer.strategy.get_module_state_dict(module, layout="full")
+        self.weights = {name: value.clone() for name, value in state.items()}
+
+
+def train_on(rank, name, num_shares):
+    """`train` on ranks that are there already, with the strategy that they have been made for."""
+    case = CASES[name]
+    if case.loop == "fabric":
+        fabric = rank.fabric(precision=PRECISIONS[case.dtype])
+        result = fabric_loop(fabric, case, num_shares)
+        fabric.teardown()
+        return result
+    whole, options = WholeWeights(), {"plugins": [rank.environment]}
+    losses, _ = train(case, rank.backend.strategy(), rank.backend.num_processes, num_shares, (whole,), **options)
+    return losses, whole.weights
+
+
+def train(case, strategy="single_device", devices=1, num_shares=None, callbacks=(), **options):
+    """Losses and whole weights after the steps of the case."""
     num_shares = devices if num_shares is None else num_shares
     torch.manual_seed(11)
     if case.loop == "fabric":
-        return Fabric(strategy=strategy, devices=devices, accelerator="cpu").launch(fabric_loop, case, num_shares)
+        fabric = Fabric(strategy=strategy, devices=devices, accelerator="cpu", precision=PRECISIONS[case.dtype])
+        return fabric.launch(fabric_loop, case, num_shares)
     module, recorder = Net(case), Recorder()
     trainer = Trainer(
-        **{**QUIET, "max_epochs": 1, **options},
+        **{**QUIET, "max_epochs": 1, "precision": PRECISIONS[case.dtype], **options},
         strategy=strategy,
         devices=devices,
         accumulate_grad_batches=case.accumulate,
         gradient_clip_val=case.clip,
         gradient_clip_algorithm=case.clip_algorithm,
-        callbacks=recorder,
+        callbacks=[recorder, *callbacks],
     )
     trainer.fit(module, make_loader(num_shares))
     return recorder.losses, module.state_dict()

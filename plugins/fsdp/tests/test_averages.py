@@ -15,6 +15,11 @@ WAYS = {
     "single_device": (lambda: "single_device", 1, 1),
     "fsdp": (functools.partial(FSDPStrategy, **fork), 2, 2),
     "tensor": (functools.partial(ModelParallelStrategy, **fork, tensor_parallel_size=2), 2, 1),
+    "data_tensor": (
+        functools.partial(ModelParallelStrategy, **fork, data_parallel_size=2, tensor_parallel_size=2),
+        4,
+        2,
+    ),
 }
 
 
@@ -27,7 +32,14 @@ def fit(way, callback, *others, ckpt_path=None, **options):
     """Weights in the end, and the loss of the last validation run."""
     make, devices, num_shares = WAYS[way]
     module, loader = Judged(CASES["tied"]), make_loader(num_shares)
-    options = {**QUIET, "max_epochs": 2, "limit_train_batches": 4, "limit_val_batches": 2, **options}
+    options = {
+        **QUIET,
+        "precision": "64-true",
+        "max_epochs": 2,
+        "limit_train_batches": 4,
+        "limit_val_batches": 2,
+        **options,
+    }
     trainer = Trainer(**options, strategy=make(), devices=devices, callbacks=[callback, *others])
     trainer.fit(module, loader, loader, ckpt_path=ckpt_path)
     return {**module.state_dict(), "loss": torch.as_tensor(trainer.callback_metrics["loss"]).double()}
@@ -55,7 +67,7 @@ def test_the_average_of_epochs_is_that_of_one_device():
 
 @pytest.mark.parametrize(
     ("storage", "writer", "reader"),
-    [("distributed", "fsdp", "tensor"), ("torch", "tensor", "single_device"), ("torch", "fsdp", "fsdp")],
+    [("distributed", "fsdp", "tensor"), ("torch", "data_tensor", "single_device"), ("torch", "fsdp", "fsdp")],
 )
 def test_the_average_goes_on_under_another_strategy(tmp_path, storage, writer, reader):
     saver = ModelCheckpoint(tmp_path, "{epoch}", save_top_k=-1)

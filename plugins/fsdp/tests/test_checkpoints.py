@@ -4,14 +4,16 @@ import functools
 
 import pytest
 import torch
-from sharded_training import CASES, NUM_STEPS, QUIET, Block, Net, Recorder, make_loader
+from sharded_training import CASES, Block, Net, Recorder, WholeWeights, make_loader
 from torch.distributed.tensor import Shard, distribute_tensor
 
-from core import CheckpointError, Fabric, Trainer, WorkerError
+from core import Callback, CheckpointError, Fabric, WorkerError
 from core.checkpoint import load_checkpoint
 from core_fsdp import FSDPStrategy, ModelParallelStrategy
+from core_testing import Backend
+from core_testing.ranks import end_kept_ranks
 
-HALF = NUM_STEPS // 2
+NUM_STEPS, HALF = 8, 4
 CASE = CASES["tied"]
 units = {"start_method": "fork", "auto_wrap_policy": {Block}}
 
@@ -30,41 +32,51 @@ class SteppedNet(Net):
         return [optimizer], [{"scheduler": torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.95), "interval": "step"}]
 
 
-def fit(way, max_steps, ckpt_path=None, storage=None):
+def fit(way, max_steps, ckpt_path=None, storage=None, save_to=None):
+    """Losses and whole weights, on ranks that stay for the next run in this way."""
     make, devices, num_shares = WAYS[way]
+    ranks = Backend(make, "cpu", devices, num_shares, timeout_s=120, kept_for=(__name__, way))
+    return ranks.run(fit_on, max_steps, ckpt_path, storage, save_to)[0]
+
+
+def fit_on(rank, max_steps, ckpt_path, storage, save_to):
     torch.manual_seed(11)
-    module, recorder = SteppedNet(CASE), Recorder()
-    options = {**QUIET, "max_epochs": 1, "max_steps": max_steps, "plugins": storage}
-    trainer = Trainer(**options, strategy=make(), devices=devices, callbacks=[recorder, Saver()])
-    trainer.fit(module, make_loader(num_shares), ckpt_path=ckpt_path)
-    return recorder.losses, module.state_dict()
+    module, recorder, whole = SteppedNet(CASE), Recorder(), WholeWeights()
+    options = {"precision": "64-true", "max_epochs": 1, "max_steps": max_steps}
+    plugins = [rank.environment, *filter(None, [storage])]
+    trainer = rank.trainer(**options, plugins=plugins, callbacks=[recorder, Saver(save_to), whole])
+    trainer.fit(module, make_loader(rank.backend.num_shares, NUM_STEPS), ckpt_path=ckpt_path)
+    return recorder.losses, whole.weights
 
 
-class Saver(Recorder):
-    """Saves where the test says, on every rank, when the last step has been made."""
+class Saver(Callback):
+    """Saves on every rank, when the last step has been made."""
 
-    path = None
+    def __init__(self, path):
+        self.path = path
 
     def on_train_end(self, trainer, module):
-        if Saver.path is not None:
-            trainer.save_checkpoint(Saver.path)
+        if self.path is not None:
+            trainer.save_checkpoint(self.path)
 
 
 @functools.cache
-def reference():
-    return fit("single_device", -1)
+def uninterrupted(way):
+    return fit(way, -1)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _ranks_end():
+    yield
+    end_kept_ranks()
 
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory):
     @functools.cache
     def save(way, storage):
-        Saver.path = tmp_path_factory.mktemp(way) / "half.ckpt"
-        try:
-            losses, _ = fit(way, HALF, storage=storage)
-        finally:
-            path, Saver.path = Saver.path, None
-        return path, losses
+        path = tmp_path_factory.mktemp(way) / "half.ckpt"
+        return path, fit(way, HALF, storage=storage, save_to=path)[0]
 
     return save
 
@@ -78,7 +90,7 @@ PAIRS += [("torch", "fsdp", reader) for reader in WAYS] + [("torch", writer, "fs
 def test_a_run_goes_on_under_another_strategy(saved, storage, writer, reader):
     path, first_losses = saved(writer, storage)
     losses, weights = fit(reader, -1, path, storage)
-    expected_losses, expected_weights = reference()
+    expected_losses, expected_weights = uninterrupted("single_device")
     scale = max(value.abs().max().item() for value in expected_weights.values())
     # The recorder's own losses are restored with it, so the second run has all of them.
     assert losses == pytest.approx(expected_losses, rel=1e-9)
@@ -86,21 +98,14 @@ def test_a_run_goes_on_under_another_strategy(saved, storage, writer, reader):
     for name, expected in expected_weights.items():
         assert (weights[name] - expected).abs().max().item() <= 1e-10 * scale, name
     if writer == reader:
-        assert losses == fit(reader, -1)[0]  # bit for bit
+        assert losses == uninterrupted(reader)[0]  # bit for bit
 
 
 @pytest.mark.parametrize("writer", ["ddp", "fsdp", "tensor"])
 def test_a_file_looks_the_same_whoever_wrote_it(tmp_path, writer):
     def states(way):
-        make, devices, num_shares = WAYS[way]
-        Saver.path = tmp_path / f"{way}.ckpt"
-        try:
-            options = {**QUIET, "max_steps": 3, "callbacks": Saver(), "plugins": "torch"}
-            trainer = Trainer(**options, strategy=make(), devices=devices)
-            trainer.fit(SteppedNet(CASE), make_loader(num_shares))
-            return torch.load(Saver.path, weights_only=True)
-        finally:
-            Saver.path = None
+        fit(way, 3, storage="torch", save_to=tmp_path / f"{way}.ckpt")
+        return torch.load(tmp_path / f"{way}.ckpt", weights_only=True)
 
     expected, found = states("single_device"), states(writer)
     assert list(expected["model"]) == list(found["model"])

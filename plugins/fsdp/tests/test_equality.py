@@ -4,9 +4,11 @@ import functools
 
 import pytest
 import torch
-from sharded_training import CASES, NUM_STEPS, Block, train
+from sharded_training import CASES, NUM_STEPS, Block, train, train_on
 
 from core_fsdp import FSDPStrategy, ModelParallelStrategy
+from core_testing import Backend
+from core_testing.ranks import end_kept_ranks
 
 # Relative to the largest weight. Averaging parts rounds more often than one whole does.
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-6}
@@ -27,8 +29,12 @@ WAYS = {
     "no_shard_on_4": (functools.partial(fork, sharding_strategy="NO_SHARD"), 4, 4),
     "data_tensor": (functools.partial(fork_parallel, tensor_parallel_size=2, data_parallel_size=2), 4, 2),
 }
+# The kit trains the others in one unit: `test_training_equals_one_device` and `test_trains_in_precision`.
+IN_ONE_UNIT = {"foreach", "meta"}
 # Four processes take their time; the other ways have shown these cases.
 ONLY_ON_TWO = {"clipped_by_value", "foreach", "fabric_accumulated"}
+# What else four processes prove, two have proven in the same way.
+BY_HAND_ON_FOUR = {"sgd_fp32", "frozen", "fused", "fabric", "meta"}
 ALWAYS_ON_FOUR = {
     ("hybrid", "accumulated"),
     ("hybrid", "tied"),
@@ -40,9 +46,15 @@ ALWAYS_ON_FOUR = {
 def pairs():
     for way, (_, num_processes, _) in WAYS.items():
         for case in CASES:
-            if num_processes == 2 or case not in ONLY_ON_TWO:
-                is_slow = (num_processes == 4 or way == "hybrid_on_2") and (way, case) not in ALWAYS_ON_FOUR
-                yield pytest.param(way, case, marks=pytest.mark.slow if is_slow else ())
+            is_left_out = case in ONLY_ON_TWO if num_processes == 4 else way == "one_unit" and case not in IN_ONE_UNIT
+            if not is_left_out:
+                yield pytest.param(way, case, marks=marks_of(way, num_processes, case))
+
+
+def marks_of(way, num_processes, case):
+    if (way, case) in ALWAYS_ON_FOUR or (num_processes == 2 and way != "hybrid_on_2"):
+        return ()
+    return pytest.mark.exhaustive if num_processes == 4 and case in BY_HAND_ON_FOUR else pytest.mark.slow
 
 
 @functools.cache
@@ -50,10 +62,17 @@ def reference(case):
     return train(CASES[case])
 
 
-@pytest.mark.parametrize(("way", "case"), list(pairs()))
-def test_losses_and_weights_equal_one_device(way, case):
-    make, devices, num_shares = WAYS[way]
-    losses, weights = train(CASES[case], make(), devices, num_shares)
+@pytest.fixture(scope="module")
+def ranks(request):
+    """Of one way, for all its cases."""
+    make, num_processes, num_shares = WAYS[request.param]
+    yield Backend(make, "cpu", num_processes, num_shares, timeout_s=120, kept_for=request.param)
+    end_kept_ranks()
+
+
+@pytest.mark.parametrize(("ranks", "case"), list(pairs()), indirect=["ranks"])
+def test_losses_and_weights_equal_one_device(ranks, case):
+    losses, weights = ranks.run(train_on, case, ranks.num_shares)[0]
     expected_losses, expected_weights = reference(case)
     tolerance = TOLERANCE[CASES[case].dtype]
     scale = max(value.abs().max().item() for value in expected_weights.values() if value.is_floating_point())
@@ -61,6 +80,7 @@ def test_losses_and_weights_equal_one_device(way, case):
     assert losses == pytest.approx(expected_losses, rel=tolerance * 10)
     assert weights.keys() == expected_weights.keys()
     for name, expected in expected_weights.items():
+        assert weights[name].dtype == expected.dtype, name
         assert (weights[name] - expected).abs().max().item() <= tolerance * scale, name
 
 

@@ -2,8 +2,8 @@
 
 import functools
 import random
-import subprocess
 import sys
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -21,6 +21,7 @@ from torch.distributed.fsdp import (
 from torch.distributed.fsdp.wrap import (
     CustomPolicy,
     ModuleWrapPolicy,
+    lambda_auto_wrap_policy,
     size_based_auto_wrap_policy,
     transformer_auto_wrap_policy,
 )
@@ -31,6 +32,9 @@ from torch.utils.data import DataLoader, TensorDataset
 import core_fsdp
 from core import Callback, Capability, ConfigurationError, Fabric, Module, ModuleError, Trainer, WorkerError
 from core.strategies import STRATEGY_REGISTRY, FSDPStrategy, ModelParallelStrategy
+from core_fsdp.wrapping import choose_modules
+from core_testing import programs
+from printed import lines_of
 
 COMMON = (
     Capability.COLLECTIVES
@@ -93,7 +97,6 @@ def test_objects_of_the_old_wrapper_mean_what_they_meant():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"use_orig_params": False}, "flattened parameters, which FSDP2 doesn't have"),
         ({"limit_all_gathers": False}, "forward_prefetch=True gathers one unit earlier"),
         ({"backward_prefetch": 1}, "no option 'backward_prefetch' any more: FSDP2 always"),
         ({"param_init_fn": print}, "reset_parameters"),
@@ -110,6 +113,41 @@ def test_objects_of_the_old_wrapper_mean_what_they_meant():
 def test_an_option_without_meaning_is_refused_with_the_reason(options, message):
     with pytest.raises(ConfigurationError, match=message):
         FSDPStrategy(**options)
+
+
+class Layer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.self_attention, self.mixer = SelfAttention(2, 1), nn.Linear(2, 2)
+
+    def forward(self, inputs):
+        return self.mixer(inputs)
+
+
+class SelfAttention(nn.MultiheadAttention):
+    pass
+
+
+def test_transformer_layers_are_found_where_nobody_names_their_class():
+    layers = nn.ModuleDict({"blocks": nn.ModuleList([Layer(), Layer()]), "head": nn.Sequential(nn.Linear(2, 2))})
+    chosen = choose_modules(layers, transformer_auto_wrap_policy, "auto_wrap_policy")
+    assert [type(layer) for layer in chosen] == [Layer, Layer]
+
+
+@pytest.mark.parametrize(
+    ("policy", "message"),
+    [
+        (
+            transformer_auto_wrap_policy,
+            r"and needs 'transformer_layer_cls' too, and Sequential has no list of layers with attention in which to "
+            r"find it\. Bind it: functools\.partial\(transformer_auto_wrap_policy, transformer_layer_cls=\{Transf",
+        ),
+        (lambda_auto_wrap_policy, r"lambda_auto_wrap_policy is called with module, recurse, .*needs 'lambda_fn' too\."),
+    ],
+)
+def test_a_policy_that_needs_more_than_it_is_called_with(policy, message):
+    with pytest.raises(ConfigurationError, match=message):
+        choose_modules(nn.Sequential(nn.Linear(2, 2)), policy, "auto_wrap_policy")
 
 
 @pytest.mark.parametrize(
@@ -196,14 +234,95 @@ def test_tied_units_are_gathered_together():
     ]
 
 
-def test_a_parameter_without_a_dimension_is_named():
-    class Scaled(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.scale = nn.Parameter(torch.tensor(1.0))
+class Holding(nn.Module):
+    """A layer, and what can't be sharded beside it."""
 
-    with pytest.raises(WorkerError, match=r"'scale' of Scaled is a parameter of shape \(\)"):
-        on_two_ranks(lambda fabric: fabric.setup(Scaled()))
+    def __init__(self, **parts):
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+        for name, part in parts.items():
+            setattr(self, name, part if isinstance(part, nn.Module) else nn.Parameter(part))
+
+
+UNFIT = {
+    "'scale' of Holding is a parameter of shape (), which has no dimension": {"scale": torch.tensor(1.0)},
+    "'none' of Holding is a parameter of shape (0, 4), which has no element": {"none": torch.empty(0, 4)},
+    "'eye' of Holding is a parameter of layout torch.sparse_coo, which can't": {"eye": torch.eye(4).to_sparse()},
+    "'words' of Holding is Embedding(sparse=True), whose": {"words": nn.Embedding(8, 4, sparse=True)},
+    "'bag' of Holding is EmbeddingBag(sparse=True), whose": {"bag": nn.EmbeddingBag(8, 4, sparse=True)},
+    "'phase' of Holding is torch.complex64, and 'layer.weight' is torch.float32: the": {
+        "phase": torch.ones(4, dtype=torch.complex64)
+    },
+    "'layer.weight' of Holding is torch.float32, and 'other.weight' is torch.float64: the": {
+        "other": nn.Linear(4, 4).double()
+    },
+}
+
+
+def test_what_cannot_be_sharded_is_named():
+    def refusals(fabric):
+        found = []
+        for parts in UNFIT.values():
+            try:
+                fabric.setup(Holding(**parts))
+            except ModuleError as error:
+                found.append(str(error))
+        return found
+
+    found = on_two_ranks(refusals)
+    assert len(found) == len(UNFIT)
+    for message, begin in zip(found, UNFIT, strict=True):
+        assert message.startswith(begin)
+
+
+def test_units_of_a_format_each():
+    def train(fabric):
+        torch.manual_seed(0)
+        turn = nn.Sequential(nn.Linear(4, 4, dtype=torch.complex64))
+        module = Holding(turn=turn)
+        module.forward = lambda inputs: module.turn(module.layer(inputs).to(torch.complex64)).abs().square().mean()
+        module, optimizer = fabric.setup(module, torch.optim.SGD(module.parameters(), lr=0.1))
+        for _ in range(3):
+            fabric.backward(loss := module(torch.linspace(-1, 1, 8).view(2, 4)))
+            optimizer.step()
+            optimizer.zero_grad()
+        return loss.item()
+
+    sharded = on_two_ranks(train, FSDPStrategy(start_method="fork", auto_wrap_policy={nn.Sequential}))
+    assert sharded == pytest.approx(on_two_ranks(train, "auto", devices=1))
+
+
+def test_optimizers_that_do_not_work_element_by_element():
+    def refusals(fabric):
+        found = []
+        for make in (torch.optim.LBFGS, torch.optim.Adafactor):
+            module = nn.Linear(4, 4)
+            try:
+                module, optimizer = fabric.setup(module, make(module.parameters()))
+                fabric.backward(module(torch.ones(2, 4)).sum())
+                optimizer.step()
+            except ConfigurationError as error:
+                found.append(str(error))
+        return found
+
+    lbfgs, adafactor = on_two_ranks(refusals)
+    assert lbfgs.startswith("LBFGS can't step parameters in shards: it makes one vector of all parameters. Use an")
+    assert adafactor.startswith("Adafactor can't step parameters in shards: it looks at whole rows and columns. Use an")
+    assert "such as AdamW or SGD, or a strategy that keeps parameters whole, such as ddp." in adafactor
+
+
+def test_an_optimizer_that_keeps_its_list_of_parameters():
+    class Keeping(torch.optim.SGD):
+        def __init__(self, *args, **options):
+            super().__init__(*args, **options)
+            self.kept = self.param_groups[0]["params"]
+
+    def holds_shards(fabric):
+        module = nn.Linear(4, 4)
+        _, optimizer = fabric.setup(module, Keeping(module.parameters(), lr=0.1))
+        return [isinstance(each, DTensor) for each in optimizer.optimizer.kept]
+
+    assert on_two_ranks(holds_shards) == [True, True]
 
 
 def test_an_optimizer_made_before_goes_on_with_its_state():
@@ -333,6 +452,53 @@ def test_manual_optimization_with_two_backwards_equals_one_device(sharding):
         torch.testing.assert_close(sharded.state_dict()[name], expected, rtol=1e-10, atol=1e-12, msg=name)
 
 
+class SkippedByRankOne(Net):
+    """Has a loss for everything but its first batch on rank 1."""
+
+    def training_step(self, batch, batch_idx):
+        if self.trainer.global_rank == 1 and batch_idx == 0:
+            return None
+        return self.blocks[0](torch.ones(2, 6, dtype=torch.float64)).sum()
+
+    def validation_step(self, batch, batch_idx):
+        """Nothing."""
+
+
+def test_a_step_without_a_loss_on_one_rank_alone_is_named_at_any_batch_of_a_window():
+    message = r"^Rank 1 failed with .*training_step returned None for batch 0 of epoch 0 on rank 1, and not on rank 0: "
+    strategy = FSDPStrategy(start_method="fork", timeout=timedelta(seconds=30))
+    with pytest.raises(WorkerError, match=message):
+        fit(strategy, SkippedByRankOne(CASES["plain"]), accumulate_grad_batches=2, precision="64-true")
+
+
+class LeavesOutOnRankOne(SkippedByRankOne):
+    """Leaves out a block in its last batch on rank 1, or on all ranks."""
+
+    def __init__(self, is_alone):
+        super().__init__(CASES["plain"])
+        self.is_alone = is_alone
+
+    def training_step(self, batch, batch_idx):
+        outputs = self.blocks[0](torch.ones(2, 6, dtype=torch.float64))
+        leaves_out = batch_idx == 3 and (self.trainer.global_rank == 1 or not self.is_alone)
+        return (outputs if leaves_out else self.blocks[1](outputs)).sum()
+
+
+@pytest.mark.parametrize("units", [None, {Block}, {nn.Linear}], ids=["one unit", "blocks", "layers"])
+def test_parameters_that_one_rank_alone_leaves_out_are_named(units):
+    options = {"auto_wrap_policy": units, "start_method": "fork", "timeout": timedelta(seconds=60)}
+    message = (
+        r"^Rank 1 failed with .*ModuleError: The loss does not depend on .*'blocks.1.\w+.weight', .* on rank 1, and on "
+        r"rank 0 it does, or leaves out others: FSDPStrategy exchanges .* by `loss \+ 0 \* layer\(inputs\).sum\(\)` for"
+    )
+    with pytest.raises(WorkerError, match=message):
+        fit(FSDPStrategy(**options), LeavesOutOnRankOne(is_alone=True), precision="64-true")
+    sharded = fit(FSDPStrategy(**options), LeavesOutOnRankOne(is_alone=False), precision="64-true")
+    single = fit("single_device", LeavesOutOnRankOne(is_alone=False), devices=1, precision="64-true")
+    for name, expected in single.state_dict().items():
+        torch.testing.assert_close(sharded.state_dict()[name], expected, msg=name)
+
+
 def test_manual_optimization_needs_parameters_in_submodules():
     with pytest.raises(WorkerError, match="holds the parameter 'factor' itself"):
         fit(FSDPStrategy(start_method="fork"), Gan(own=True))
@@ -430,6 +596,59 @@ def test_bf16_mixed_gathers_bf16_and_keeps_float32():
     seen, kept, gradient, moment = on_two_ranks(look, precision="bf16-mixed")
     assert seen == [torch.bfloat16, torch.bfloat16, torch.float32]
     assert kept == gradient == moment == torch.float32
+
+
+class FullPrecisionInputs(Module):
+    """Gives float32 to layers with weights that autocast leaves alone, on a CPU at least."""
+
+    def __init__(self, automatic=True):
+        super().__init__()
+        self.automatic_optimization = automatic
+        torch.manual_seed(1)
+        self.parts = nn.ModuleList(
+            [
+                nn.LayerNorm(4),
+                nn.RMSNorm(4),
+                nn.GroupNorm(2, 4),
+                nn.InstanceNorm1d(4, affine=True),
+                nn.Bilinear(4, 4, 4),
+            ]
+        )
+        self.encoder = nn.TransformerEncoderLayer(4, 2, 8, dropout=0.0, batch_first=True)
+        self.last = nn.Linear(4, 1)
+
+    def training_step(self, batch, batch_idx):
+        x = batch[0]
+        layer, rms, group, instance, bilinear = self.parts
+        y = layer(x) + rms(x) + group(x) + instance(torch.stack([x, x**2, x.sin()], 2)).relu_()[:, :, 0]
+        y = y + 0.1 * bilinear(x, x)
+        assert y.dtype == torch.float32
+        loss = self.last(self.encoder(y.unsqueeze(1))[:, 0]).float().square().mean()
+        if self.automatic_optimization:
+            return loss
+        optimizer = self.optimizers()
+        optimizer.zero_grad()
+        self.manual_backward(loss)
+        optimizer.step()
+        return None
+
+    def validation_step(self, batch, batch_idx):
+        self.encoder(batch[0].unsqueeze(1))
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+@pytest.mark.parametrize("policy", [None, {nn.LayerNorm, nn.TransformerEncoderLayer}], ids=["one_unit", "units"])
+@pytest.mark.parametrize("automatic", [True, False], ids=["automatic", "manual"])
+def test_layers_that_compute_in_the_format_of_their_inputs_equal_one_device(policy, automatic):
+    expected = fit("single_device", FullPrecisionInputs(automatic), 1, precision="bf16-mixed").state_dict()
+    strategy = FSDPStrategy(start_method="fork", auto_wrap_policy=policy)
+    found = fit(strategy, FullPrecisionInputs(automatic), precision="bf16-mixed").state_dict()
+    begun = FullPrecisionInputs().state_dict()
+    for name, value in expected.items():
+        assert not torch.equal(value, begun[name]) or "bias" in name, name
+        torch.testing.assert_close(found[name], value, rtol=0, atol=5e-3, msg=name)
 
 
 @pytest.mark.parametrize(
@@ -545,8 +764,11 @@ def test_sequence_parallel_norms_equal_one_device():
         model, optimizer = fabric.setup(module, torch.optim.AdamW(module.parameters(), lr=0.1))
         torch.manual_seed(4)
         for _ in range(4):
-            fabric.backward(model(torch.randn(3, 6, 4, dtype=torch.float64)).pow(2).mean())
+            for _ in range(2):
+                fabric.backward(model(torch.randn(3, 6, 4, dtype=torch.float64)).pow(2).mean())
             norm = fabric.clip_gradients(model, optimizer, max_norm=0.5)
+            placements = {getattr(one, "placements", None) for one in (module.norm.weight, module.norm.weight.grad)}
+            assert len(placements) == 1, "an optimizer may take the rank's own term for the sum"
             optimizer.step()
             optimizer.zero_grad()
         return norm, fabric.strategy.get_module_state_dict(module, layout="full")
@@ -560,9 +782,10 @@ def test_sequence_parallel_norms_equal_one_device():
 
 def test_several_stages_of_one_script_keep_the_module_sharded_and_unpatched():
     program = Path(__file__).with_name("stages_program.py")
-    finished = subprocess.run([sys.executable, str(program), "fsdp"], capture_output=True, text=True, timeout=120)
+    finished = programs.run([sys.executable, program, "fsdp"], timeout=120)
     assert finished.returncode == 0, finished.stderr
-    losses, changed = finished.stdout.strip().split("] ")
+    (line,) = lines_of(finished.stdout)
+    losses, changed = line.split("] ")
     assert len(set(losses.strip("[").split(", "))) == 1
     assert changed == "True []"
 

@@ -51,13 +51,13 @@ def build(names: tuple[str, ...]) -> None:
 
 
 def _state_of(name: str) -> tuple[str, bool]:
-    """In words, and whether it can be used."""
+    """The state in words, and True if it can be used."""
     if name in shipped():
         return "was compiled with DeepSpeed", True
     lock = folder_of(name) / "lock"
     if locks.is_stale(lock):
         return locks.stale(name, lock), False
-    if lock.exists():
+    if locks.is_kept(lock):
         return f"process {locks.holder_of(lock)} compiles it", True
     return (f"is compiled: {folder_of(name)}" if is_compiled(name) else "is not compiled yet"), True
 

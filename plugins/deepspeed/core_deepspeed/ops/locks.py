@@ -1,12 +1,16 @@
 """The lock that torch keeps in an extension's folder while it compiles.
 
-Who compiles has made the file and keeps it open. Whoever comes then waits until the file is gone: for ever, if its
-maker was killed, since nothing tells that the lock is stale. So it is looked at before.
+The compiling process keeps the file open. Up to torch 2.13 the existence of the file is the lock: other processes wait
+until it is gone, forever if its maker was killed, since torch doesn't detect a stale lock. So core looks at it before.
+From 2.14 on the kernel locks the file. The file then stays for good and means nothing by itself, and no lock outlives
+its holder.
 """
 
 from __future__ import annotations
 
+import fcntl
 import logging
+import os
 import time
 from typing import TYPE_CHECKING
 
@@ -33,16 +37,42 @@ def holder_of(lock: Path) -> int | None:
     return None
 
 
+def is_kept(lock: Path) -> bool:
+    """True if torch would wait for the lock."""
+    return _is_locked(lock) if _kernel_locks() else lock.exists()
+
+
+def _kernel_locks() -> bool:
+    """True if this torch locks the file by the kernel, rather than by the file's existence."""
+    from torch.utils import cpp_extension
+
+    return not hasattr(cpp_extension, "FileBaton")
+
+
+def _is_locked(lock: Path) -> bool:
+    try:
+        descriptor = os.open(lock, os.O_RDONLY)
+    except OSError:  # it isn't there, or torch is going to say what is wrong with it
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
+
+
 def is_stale(lock: Path) -> bool:
-    """Whether the file is there, and nobody keeps it open."""
-    if not lock.exists() or holder_of(lock) is not None:
+    """True if torch would wait in vain: the file's existence is the lock, and no process keeps the file open."""
+    if _kernel_locks() or not lock.exists() or holder_of(lock) is not None:
         return False
     time.sleep(POLL_S)  # its maker closes the file, and removes it then
     return lock.exists() and holder_of(lock) is None
 
 
 def wait_for(name: str, lock: Path, limit: timedelta) -> None:
-    """Wait until whoever compiles is done, and say so.
+    """Wait until the process that compiles is done, and say so.
 
     Args:
         name: of what is compiled.
@@ -50,11 +80,11 @@ def wait_for(name: str, lock: Path, limit: timedelta) -> None:
         limit: after which not to wait any longer.
 
     Raises:
-        ConfigurationError: nobody compiles, or it takes too long.
+        ConfigurationError: no process compiles, or it takes too long.
     """
     deadline = time.monotonic() + limit.total_seconds()
     told = False
-    while lock.exists():
+    while is_kept(lock):
         if is_stale(lock):
             raise ConfigurationError(stale(name, lock))
         if not told:
@@ -65,14 +95,14 @@ def wait_for(name: str, lock: Path, limit: timedelta) -> None:
         if time.monotonic() > deadline:
             raise ConfigurationError(
                 f"Process {holder_of(lock)} has been compiling {name} for DeepSpeed for more than {limit}: it keeps "
-                f"{lock}. Look at what it does; when it is gone, delete that file."
+                f"{lock}. Look at what it does{'.' if _kernel_locks() else '; when it is gone, delete that file.'}"
             )
         time.sleep(POLL_S)
 
 
 def stale(name: str, lock: Path) -> str:
-    """What is wrong, and what to do."""
+    """The message about a stale lock: what is wrong, and what to do."""
     return (
-        f"{lock} says that somebody compiles {name} for DeepSpeed, and no process on this machine does: it was killed. "
+        f"{lock} says that a process compiles {name} for DeepSpeed, and none on this machine does: it was killed. "
         f"Every run would wait for it, for ever. Delete the file: rm {lock}"
     )

@@ -1,4 +1,4 @@
-"""Whether DeepSpeed's parts in C++ are there or can be compiled; asked before any process starts."""
+"""The check that DeepSpeed's parts in C++ are there or can be compiled, made before any process starts."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from core import ConfigurationError
+from core_deepspeed.config_keys import OFFLOAD_OPTIMIZER, offload_device, uses_nvme
 from core_deepspeed.ops import locks
-from core_deepspeed.places import OFFLOAD_OPTIMIZER, offload_device, uses_nvme
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -29,7 +29,7 @@ NAMES = {
 """Class of DeepSpeed that compiles it, by name."""
 
 BUILD_LIMIT = timedelta(minutes=30)
-"""For how long to wait for another process that compiles."""
+"""Limit of the wait for another process that compiles."""
 
 _USES_LIBAIO = "#include <libaio.h>\nint main() { return io_setup(1, nullptr); }\n"
 
@@ -41,11 +41,11 @@ def needed(config: Mapping[str, Any]) -> list[str]:
 
 
 def check(names: Iterable[str], *, limit: timedelta = BUILD_LIMIT) -> list[str]:
-    """Main process, before work starts. Whether each is there or can be compiled, and nobody else is at it.
+    """Main process, before work starts. Check that each is there or can be compiled, and isn't being compiled already.
 
     Args:
         names: keys of `NAMES`.
-        limit: for how long to wait for another process that compiles one of them.
+        limit: of the wait for another process that compiles one of them.
 
     Returns:
         Those that have to be compiled yet.
@@ -83,14 +83,14 @@ def prepare(config: Mapping[str, Any]) -> None:
 
 
 def folder_of(name: str) -> Path:
-    """Where torch compiles it, below TORCH_EXTENSIONS_DIR or the user's cache."""
+    """The folder in which torch compiles it, below TORCH_EXTENSIONS_DIR or the user's cache."""
     from torch.utils.cpp_extension import _get_build_directory  # the public name knows the root only
 
     return Path(_get_build_directory(name, verbose=False))
 
 
 def is_compiled(name: str) -> bool:
-    """Whether it was compiled here. If its sources have changed since, it is compiled again."""
+    """True if it was compiled here. If its sources have changed since, it is compiled again."""
     return (folder_of(name) / f"{name}.so").exists()
 
 

@@ -45,12 +45,12 @@ class FlatDDPStrategy(DDPStrategy):
 
     def no_backward_sync(self, module: nn.Module, enabled: bool = True) -> AbstractContextManager[Any]:
         """All ranks. A context in which gradients stay local."""
-        wrapper = self.handle_of(module).wrapped
+        wrapper = self.session.handle_of(module).wrapped
         return wrapper.no_sync() if enabled and isinstance(wrapper, FlatDDP) else nullcontext()
 
     def release(self) -> None:
         """All ranks; idempotent. The user's parameters lose their hooks."""
-        for handle in self.handles:
+        for handle in self.session.handles:
             if isinstance(handle.wrapped, FlatDDP):
                 handle.wrapped.remove()
         super().release()

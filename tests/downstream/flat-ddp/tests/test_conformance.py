@@ -1,7 +1,7 @@
 """The kit, as an author writes it."""
 
 from core import Capability
-from core.testing import StrategyConformance, StrategySmoke
+from core_testing import StrategyConformance, StrategySmoke
 
 
 class TestFlatDDP(StrategyConformance):
@@ -13,6 +13,7 @@ class TestFlatDDP(StrategyConformance):
         | Capability.SEVERAL_MODULES
         | Capability.SEVERAL_OPTIMIZERS
         | Capability.CLIP_BY_VALUE
+        | Capability.INFERENCE_MODE
         | Capability.BIT_EXACT_RESUME
     )
 

@@ -91,7 +91,7 @@ class LocalSGDStrategy(ParallelStrategy):
         self._num_local_steps = 0
 
     def _averaged_tensors(self) -> Iterator[Tensor]:
-        for handle in self.handles:
+        for handle in self.session.handles:
             yield from handle.module.parameters()
             yield from (buffer for buffer in handle.module.buffers() if buffer.is_floating_point())
         for optimizer in self.optimizers:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
 
-class _HostState(Strategy):
+class HostState(Strategy):
     """Hands out state on the CPU, for the device's tensors are of a class that no file may name."""
 
     def get_module_state_dict(self, module: nn.Module, **options: Any) -> dict[str, Any]:
@@ -38,11 +38,11 @@ def _on_host(value: Any) -> Any:
     return value.detach().cpu() if hasattr(value, "cpu") else value
 
 
-class SimStrategy(_HostState, SingleDeviceStrategy):
+class SimStrategy(HostState, SingleDeviceStrategy):
     """One device."""
 
 
-class SimParallelStrategy(_HostState, ParallelStrategy):
+class SimParallelStrategy(HostState, ParallelStrategy):
     """One process a device. What ranks exchange goes through the CPU, over gloo."""
 
     def __init__(self, *, start_method: str = "subprocess", **parts: Any) -> None:
@@ -73,7 +73,7 @@ class SimParallelStrategy(_HostState, ParallelStrategy):
         super().backward(loss, module, manual=manual, **kwargs)
         if not self._syncs:
             return
-        for handle in self.handles:
+        for handle in self.session.handles:
             for parameter in handle.module.parameters():
                 if parameter.grad is not None:  # the mean of a mean is the same again
                     parameter.grad.copy_(self.reduce(parameter.grad))

@@ -1,7 +1,7 @@
 """The device, and its strategy, against the kit."""
 
 from core import Capability
-from core.testing import AcceleratorConformance, StrategyConformance, StrategySmoke
+from core_testing import AcceleratorConformance, StrategyConformance, StrategySmoke
 
 
 class TestSim(AcceleratorConformance):
@@ -24,6 +24,7 @@ class TestSimParallel(OnSim, StrategyConformance):
         | Capability.SEVERAL_MODULES
         | Capability.SEVERAL_OPTIMIZERS
         | Capability.CLIP_BY_VALUE
+        | Capability.INFERENCE_MODE
         | Capability.BIT_EXACT_RESUME
     )
 

@@ -1,0 +1,15 @@
+"""The callbacks, which belong to the Trainer; this is their public door."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from core.door import door
+from core.trainer import callbacks as _callbacks
+
+if TYPE_CHECKING:
+    from core.trainer.callbacks import *  # noqa: F403  (all that is public there)
+
+__all__ = _callbacks.__all__
+
+__getattr__, __dir__ = door(__name__, {"core.trainer.callbacks": __all__})

@@ -1,0 +1,63 @@
+"""The test that boxes tile a tensor: cover each of its elements once, and nothing else.
+
+A range of one dim is the difference of its ends, a box is the product of its ranges: written out, a polynomial in the
+ends. The polynomials of boxes that tile a tensor have that of the whole tensor as their sum, and those of other boxes
+have another sum. So it is enough to compare values at a point that can't be foreseen, where different ones agree
+once in 2**50 times. Boxes that several ranks have are summed up by each for itself: one number tells all of them.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import math
+import os
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    Box = tuple[Sequence[int], Sequence[int]]
+    """Offsets and sizes."""
+
+
+class Point:
+    """The point at which polynomials are compared.
+
+    Args:
+        key: the same where values are compared; a secret one by default.
+    """
+
+    def __init__(self, key: bytes | None = None) -> None:
+        self._key = key or os.urandom(16)
+        self._coordinate = functools.cache(self._of_text)
+
+    def value(self, name: str, boxes: Iterable[Box]) -> int:
+        """The sum of boxes of the tensor `name`."""
+        # A factor for each tensor, so that a hole in one isn't filled by an overlap in another.
+        return self._coordinate(name) * sum(map(self._box, boxes))
+
+    def _box(self, box: Box) -> int:
+        ranges = enumerate(zip(*box, strict=True))
+        return math.prod(self._end(dim, start) - self._end(dim, start + size) for dim, (start, size) in ranges)
+
+    def _end(self, dim: int, position: int) -> int:
+        return self._coordinate(f"{dim},{position}")
+
+    def _of_text(self, text: str) -> int:
+        # Coordinates of 64 bits. By the lemma of Schwartz and Zippel, two polynomials of degree d, here the number of
+        # dims and one, agree at such a point with a probability of at most d / 2**64.
+        return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8, key=self._key).digest(), "big")
+
+
+def tile(shape: Sequence[int], boxes: Sequence[Box]) -> bool:
+    """Tell whether boxes, of which none is empty, tile a tensor of this shape."""
+    if not math.prod(shape):
+        return not boxes
+    whole = ((0,) * len(shape), tuple(shape))
+    if len(boxes) == 1:
+        return boxes[0] == whole
+    if any(len(offsets) != len(shape) or len(sizes) != len(shape) for offsets, sizes in boxes):
+        return False
+    point = Point()
+    return point.value("", boxes) == point.value("", [whole])

@@ -1,0 +1,75 @@
+"""The parts that a user gives a strategy: by name, or by position and told apart by what they are.
+
+The guides of other trainers have `accelerator` or `parallel_devices` first.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from core.contract.accelerator import Accelerator
+from core.contract.checkpoint_io import CheckpointIO
+from core.contract.cluster_environment import ClusterEnvironment
+from core.contract.errors import ConfigurationError, DeviceError
+from core.contract.precision import Precision
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    import torch
+
+_KINDS: dict[str, tuple[type, ...]] = {
+    "accelerator": (Accelerator,),
+    "parallel_devices": (list, tuple),
+    "cluster_environment": (ClusterEnvironment,),
+    "checkpoint_io": (CheckpointIO,),
+    "precision_plugin": (Precision,),
+}
+
+
+def by_name(owner: str, given: Sequence[Any], named: Mapping[str, Any]) -> dict[str, Any]:
+    """All parts by their names.
+
+    Args:
+        owner: name of the strategy's class.
+        given: by position; None leaves open.
+        named: by name; None leaves open.
+
+    Raises:
+        ConfigurationError: something is no part, or is given twice.
+        DeviceError: a device is none of torch's.
+    """
+    parts = {name: part for name, part in named.items() if part is not None}
+    for part in given:
+        if part is None:
+            continue
+        name = next((name for name, kinds in _KINDS.items() if isinstance(part, kinds)), None)
+        if name is None:
+            raise ConfigurationError(
+                f"{owner}({_shown(part)}): expected by position an Accelerator, a list of devices, a "
+                "ClusterEnvironment, a CheckpointIO or a Precision. Give every other option by its name."
+            )
+        if name in parts:
+            raise ConfigurationError(f"{owner} got two values for {name}, one of them by position. Leave one out.")
+        parts[name] = part
+    if "parallel_devices" in parts:
+        parts["parallel_devices"] = [_as_device(device) for device in parts["parallel_devices"]]
+    return parts
+
+
+def _shown(part: Any) -> str:
+    return "..." if part is ... else repr(part)[:80]
+
+
+def _as_device(device: torch.device | str) -> torch.device:
+    """The device that a name such as `"cuda:1"` stands for; a device is itself."""
+    import torch
+
+    if isinstance(device, torch.device):
+        return device
+    try:
+        return torch.device(device)
+    except (RuntimeError, TypeError) as error:
+        raise DeviceError(
+            f"{device!r} is not a device of torch. Expected a torch.device, or the name of one: 'cpu', 'cuda:0'."
+        ) from error

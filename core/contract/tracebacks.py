@@ -1,0 +1,246 @@
+"""Showing an error where it ends a program: at the user's own lines, without the frames of core between them.
+
+Only what is shown is shorter. The exception keeps its whole traceback, for debuggers, for `logging.exception`, and for
+all else that asks the traceback module. `CORE_TRACEBACK=full` in the environment shows the whole one here too.
+
+- In a script: `show_short_tracebacks` puts a `sys.excepthook` where nobody else has put one.
+- In a notebook: IPython asks a `CoreError` for its `_render_traceback_`; of other errors it gets fewer frames to show.
+- In pytest: modules of core get pytest's own mark, `__tracebackhide__`, with which it asks `hides_frames`. There is no
+  plugin for pytest: those are imported in every run of it, and their whole distribution is rewritten for its asserts.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from functools import cache
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from types import FrameType
+    from typing import TypeAlias
+
+    Origin: TypeAlias = Literal["core", "library", "shell", "user"]
+
+VARIABLE = "CORE_TRACEBACK"
+_LEFT_OUT = f"  [frames of core are left out here; {VARIABLE}=full shows them]\n"
+_HEADER = "Traceback (most recent call last):\n"
+_CAUSES = {
+    True: "\nThe above exception was the direct cause of the following exception:\n\n",
+    False: "\nDuring handling of the above exception, another exception occurred:\n\n",
+}
+_CALLS_OF_MODULES = ("_wrapped_call_impl", "_call_impl")
+_STDLIB = os.path.dirname(os.__file__) + os.sep
+
+
+class ShortText(Exception):
+    """A cause that is shown as a text of its own: the traceback of another process.
+
+    Attributes:
+        short_text: as `format_short` wrote it there.
+    """
+
+    short_text: str
+
+
+def show_short_tracebacks() -> None:
+    """Let uncaught errors of this program be shown short. Nothing is done where somebody else has set a hook."""
+    if sys.excepthook is sys.__excepthook__:
+        sys.excepthook = _show
+    shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
+    if shell is not None and shell.custom_exceptions == ():
+        shell.set_custom_exc((Exception,), _show_in_ipython)
+    if "_pytest" in sys.modules:
+        for name, module in [*sys.modules.items()]:
+            if name.partition(".")[0] in _own_packages():
+                vars(module).setdefault("__tracebackhide__", hides_frames)
+
+
+def wants_full() -> bool:
+    """Tell whether the environment asks for whole tracebacks."""
+    return os.environ.get(VARIABLE, "").strip().lower() == "full"
+
+
+def format_short(error: BaseException) -> str:
+    """The text in which an error is shown: short, or as Python writes it if the environment asks for that.
+
+    Frames of core and its plugins are left out, and those of torch and Python by which core calls the user's methods.
+    An error that core itself may be the cause of (raised in its frames, and no `CoreError`) is shown with these frames.
+    """
+    if wants_full() or any(isinstance(link, BaseExceptionGroup) for link in _chain(error)):
+        return "".join(traceback.format_exception(error))
+    return "".join(_format(error, set()))
+
+
+def _show(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """The `sys.excepthook`."""
+    if isinstance(error, Exception) and not wants_full():
+        try:
+            if any("core" in _origins(link) for link in _chain(error)):
+                sys.stderr.write(format_short(error))
+                sys.stderr.flush()
+                return
+        except Exception:  # of the formatting: then Python shows the error itself
+            pass
+    sys.__excepthook__(kind, error, trace)
+
+
+def _show_in_ipython(shell: Any, kind: type[Exception], error: Exception, trace: Any, tb_offset: Any = None) -> None:
+    """The handler that IPython calls, in its own form; its debugger gets the whole traceback."""
+    shell.showtraceback((kind, error, trace if wants_full() else _shortened(error, trace)), tb_offset=tb_offset)
+    sys.last_traceback = trace
+
+
+def _shortened(error: Exception, trace: TracebackType) -> TracebackType:
+    """A traceback of the frames that are shown; the whole one if there are none."""
+    links = [trace]
+    while (link := links[-1].tb_next) is not None:
+        links.append(link)
+    hidden = _hidden(error, [link.tb_frame for link in links])
+    short = None
+    for link, is_hidden in zip(reversed(links), reversed(hidden), strict=True):
+        if not is_hidden or _origin(link.tb_frame) == "shell":
+            short = TracebackType(short, link.tb_frame, link.tb_lasti, link.tb_lineno)
+    return short or trace
+
+
+def _format(error: BaseException, seen: set[int]) -> list[str]:
+    seen.add(id(error))
+    inner = _inner(error)
+    inner = None if inner is None or id(inner) in seen else inner
+    frames = _format_frames(error)
+    head: list[str] = []
+    remark = ""
+    if isinstance(inner, ShortText):
+        head = [_without_common(inner.short_text, frames)]
+    elif inner is not None and _is_core_error(error) and "user" not in _origins(inner):
+        text = "".join(traceback.format_exception_only(inner)).strip()
+        remark = "" if (str(inner) or text) in str(error) else f"  [caused by {text}]\n"
+    elif inner is not None:
+        head = [*_format(inner, seen), _CAUSES[error.__cause__ is not None]]
+    return [*head, _HEADER if frames else "", frames, remark, _format_message(error)]
+
+
+def _without_common(short_text: str, frames: str) -> str:
+    """The traceback of another process, without the first lines if the one that follows it has the same."""
+    for common in (frames, _LEFT_OUT):
+        if common in frames and short_text.startswith(_HEADER + common):
+            rest = short_text.removeprefix(_HEADER + common)
+            return _HEADER + rest if rest.startswith(" ") else rest
+    return short_text
+
+
+def _format_message(error: BaseException) -> str:
+    text = "".join(traceback.format_exception_only(error))
+    return text.replace("core.contract.errors.", "core.", 1) if _is_core_error(error) else text
+
+
+def _format_frames(error: BaseException) -> str:
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    summaries = traceback.extract_tb(error.__traceback__)
+    hidden = [*_hidden(error, frames), False]
+    parts: list[list[traceback.FrameSummary]] = [[]]
+    for index, (frame, summary) in enumerate(zip(frames, summaries, strict=False)):
+        if not hidden[index]:
+            # Where what is called is left out, the marks below the call are too: they would mark all of it.
+            parts[-1].append(_without_marks(summary) if hidden[index + 1] else summary)
+        elif len(parts) == 1 and _origin(frame) == "core":
+            parts.append([])  # the remark comes once, where the first of them was
+    texts = ["".join(traceback.StackSummary.from_list(part).format()) for part in parts]
+    return _LEFT_OUT.join(texts)
+
+
+def _without_marks(summary: traceback.FrameSummary) -> traceback.FrameSummary:
+    return traceback.FrameSummary(summary.filename, summary.lineno, summary.name, line=summary.line)
+
+
+def _hidden(error: BaseException, frames: list[FrameType]) -> list[bool]:
+    """Tell of each frame whether it is left out."""
+    origins = [_origin(frame) for frame in frames]
+    end = len(frames)
+    if not _is_core_error(error) and not (
+        frames and frames[-1].f_code.co_name == "reraise"
+    ):  # torch, of a worker's error
+        # What core's own code has raised, or what it has called without a user's method in between, may be its mistake.
+        last_user, last_core = _last(origins, "user"), _last(origins, "core")
+        if last_core > last_user:
+            end = last_user + 1 if last_core == len(frames) - 1 else last_core
+    others = [index for index, origin in enumerate(origins) if origin != "library"]
+    hidden = []
+    for index, origin in enumerate(origins):
+        before = max((other for other in others if other < index), default=None)
+        carries = before is not None and origins[before] == "core" and others[-1] > index
+        calls = index + 1 < len(frames) and _calls_module(frames[index])
+        leaves_out = origin in ("core", "shell") or (origin == "library" and (carries or calls))
+        hidden.append(leaves_out and index < end)
+    return hidden
+
+
+def _last(origins: list[Origin], wanted: Origin) -> int:
+    return max((index for index, origin in enumerate(origins) if origin == wanted), default=-1)
+
+
+def _calls_module(frame: FrameType) -> bool:
+    """Tell whether torch, in this frame, does no more than call a module's `forward`."""
+    return frame.f_code.co_name in _CALLS_OF_MODULES and frame.f_globals.get("__name__") == "torch.nn.modules.module"
+
+
+def _origins(error: BaseException) -> set[Origin]:
+    return {_origin(frame) for frame, _ in traceback.walk_tb(error.__traceback__)}
+
+
+def _origin(frame: FrameType) -> Origin:
+    package = str(frame.f_globals.get("__name__")).partition(".")[0]
+    path = frame.f_code.co_filename
+    if package in _own_packages():
+        return "core"
+    if package == "IPython":
+        return "shell"
+    is_python = path.startswith("<frozen ") or (path.startswith(_STDLIB) and "-packages" + os.sep not in path)
+    return "library" if package == "torch" or is_python else "user"
+
+
+@cache
+def _own_packages() -> frozenset[str]:
+    """Core's package, and those of its plugins that are named as its own; a stranger's is shown as the user's is."""
+    from importlib.metadata import entry_points
+
+    from core.contract.kinds import KINDS
+
+    found = {
+        entry_point.module.partition(".")[0]
+        for kind in KINDS.values()
+        if kind.name != "command"  # a test of the conformance kit is the caller's
+        for entry_point in entry_points(group=kind.group)
+    }
+    return frozenset({"core"} | {package for package in found if package.startswith("core_")})
+
+
+def _is_core_error(error: BaseException) -> bool:
+    from core.contract.errors import CoreError
+
+    return isinstance(error, CoreError)
+
+
+def _inner(error: BaseException) -> BaseException | None:
+    """The error that this one was raised from, or in the handling of, as Python shows it."""
+    return error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+
+
+def _chain(error: BaseException) -> list[BaseException]:
+    links: list[BaseException] = []
+    link: BaseException | None = error
+    while link is not None and link not in links:
+        links.append(link)
+        link = _inner(link)
+    return links
+
+
+def hides_frames(excinfo: Any) -> bool:
+    """Tell pytest whether core's frames are left out of the traceback of this error."""
+    if excinfo is None or wants_full():
+        return False
+    origins = [_origin(frame) for frame, _ in traceback.walk_tb(excinfo.value.__traceback__)]
+    return _is_core_error(excinfo.value) or _last(origins, "user") > _last(origins, "core")

@@ -1,0 +1,73 @@
+"""The number of samples in a batch of any structure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from numbers import Number
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+from torch.nn.utils.rnn import PackedSequence
+
+from core.data.structure import field_names
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+_PLAIN = (dict, list, tuple)
+_SINGLE = (str, bytes, Number)
+
+
+def size_of(batch: Any) -> int | None:
+    """Number of samples; None if it can't be told.
+
+    An object of another library says it itself, by `num_graphs` or `batch_size`. Else it is the first dimension of the
+    first tensor or array that has one, in mappings, lists, tuples, dataclasses and attrs classes. A number, a string or
+    a tensor without dimensions is one sample.
+    """
+    if isinstance(batch, Tensor):
+        return batch.size(0) if batch.dim() else 1
+    if isinstance(batch, _SINGLE):
+        return 1
+    return next(_sizes_in(batch), None)
+
+
+def is_ambiguous(batch: Any) -> bool:
+    """Tell whether tensors of a batch differ in their first dimension: `size_of` may have taken the wrong one."""
+    return len(set(_sizes_in(batch))) > 1
+
+
+def _sizes_in(batch: Any) -> Iterator[int]:
+    """The sizes that the parts of a batch state, in order."""
+    declared = None if type(batch) in _PLAIN else _declared_size(batch)
+    if declared is not None:
+        yield declared
+        return
+    for part in _parts_of(batch):
+        if not isinstance(part, _SINGLE):
+            yield from _sizes_in(part)
+
+
+def _declared_size(batch: Any) -> int | None:
+    if isinstance(batch, Tensor):
+        return batch.size(0) if batch.dim() else None
+    if isinstance(batch, PackedSequence):
+        return int(batch.batch_sizes[0])  # on the CPU always
+    # PyTorch Geometric's batches have the first, TensorDicts and others the second, arrays of NumPy and JAX the third.
+    for name in ("num_graphs", "batch_size", "shape"):
+        try:
+            size = getattr(batch, name, None)
+        except Exception:  # a property of the batch's class, which may fail
+            continue
+        size = size[0] if isinstance(size, tuple) and size else size
+        if type(size) is int:
+            return size
+    return None
+
+
+def _parts_of(batch: Any) -> Iterable[Any]:
+    if isinstance(batch, Mapping):
+        return batch.values()
+    if isinstance(batch, list | tuple):
+        return batch
+    return [getattr(batch, name) for name in field_names(batch) or ()]

@@ -1,0 +1,44 @@
+"""Doors: packages whose public names are imported when they are first used."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+__all__ = ["door"]
+
+
+def door(
+    package: str, names: Mapping[str, Iterable[str]], *, kind: str | None = None
+) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """The `__getattr__` and `__dir__` of a package. Type checkers see its `__all__`, and imports that only they run.
+
+    Args:
+        package: its `__name__`.
+        names: by module the names that it has; a module of the package begins with a dot.
+        kind: what the package holds, a key of `core.contract.KINDS`: it hands out the classes of installed plugins too.
+    """
+    homes = {name: module for module, held in names.items() for name in held}
+
+    def get(name: str) -> Any:
+        if name in homes:
+            value = getattr(importlib.import_module(homes[name], package), name)
+            setattr(sys.modules[package], name, value)  # the next time, Python finds it without asking
+            return value
+        from core.contract.known_names import IMPORTS
+
+        if (answer := IMPORTS.get(package, {}).get(name)) is not None:
+            # An AttributeError would be replaced by Python's own ImportError, without the answer.
+            raise ImportError(f"{package} has no {name}. {answer} See docs/coming-from-lightning.md.", name=package)
+        if kind is None:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        # Not kept: what is installed and registered may be another class the next time.
+        from core.registry.plugin_class import plugin_class
+
+        return plugin_class(kind, name, package)
+
+    return get, lambda: sorted(sys.modules[package].__all__)

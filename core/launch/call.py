@@ -1,0 +1,140 @@
+"""The call that a launcher makes on every rank, on its way into processes that share no memory with the caller's."""
+
+from __future__ import annotations
+
+import pickle
+import random
+import sys
+from collections.abc import Callable
+from typing import IO, TYPE_CHECKING, Any, NamedTuple
+
+from core.contract import ClusterEnvironment, LaunchError
+from core.launch.pickling import find_unpicklable
+from core.launch.rank import set_rank
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+class LaunchedCall(NamedTuple):
+    """A function with its arguments, and what it finds on every rank.
+
+    It is pickled whole, so that the function's strategy holds this same environment.
+
+    Attributes:
+        environment: is told the ranks.
+        function: runs on every rank.
+        args: given to it.
+        kwargs: given to it by name.
+        random_state: of the caller's generators, from which every rank goes on, so that the user's seed holds there.
+    """
+
+    environment: ClusterEnvironment
+    function: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    random_state: dict[str, Any]
+
+    @classmethod
+    def of(
+        cls,
+        environment: ClusterEnvironment,
+        function: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> LaunchedCall:
+        """Main process. The call, with the state of the generators as it is now."""
+        return cls(environment, function, args, kwargs, _random_state())
+
+    def write(self, file: Path | IO[bytes], *, who: str, cure: str, pickle_module: Any = pickle) -> None:
+        """Main process. Pickle the call; tensors that share memory share it again.
+
+        Args:
+            file: to write to.
+            who: pickles it: the beginning of the error's message.
+            cure: the end of the error's message.
+            pickle_module: as `torch.save` takes it.
+
+        Raises:
+            LaunchError: a part of it can't be pickled; it is named.
+        """
+        import torch
+
+        try:
+            torch.save(self, file, pickle_module=pickle_module)
+        except Exception as error:
+            path, cause = self._find_unpicklable(pickle_module) or ("a part of it", error)
+            raise LaunchError(
+                f"{who} pickles what its workers need, and {path} can't be pickled: {str(cause).rstrip('.')}. {cure}"
+            ) from error
+
+    @staticmethod
+    def read(file: Path | IO[bytes]) -> LaunchedCall:
+        """A rank. The call that its own main process has written: it is trusted, as any pickle has to be."""
+        import torch
+
+        call: LaunchedCall = torch.load(file, map_location="cpu", weights_only=False)
+        return call
+
+    def run(self, *, world_size: int, global_rank: int, local_rank: int, node_rank: int) -> Any:
+        """A rank. Tell the environment who this is, and call the function."""
+        self.environment.set_world(
+            world_size=world_size, global_rank=global_rank, local_rank=local_rank, node_rank=node_rank
+        )
+        set_rank(global_rank, world_size)
+        _set_random_state(self.random_state)
+        return self.function(*self.args, **self.kwargs)
+
+    def _find_unpicklable(self, pickle_module: Any) -> tuple[str, Exception] | None:
+        receiver = getattr(self.function, "__self__", None)
+        name = "function" if receiver is None else type(receiver).__name__.lower()
+        candidates = {f"argument {index}": value for index, value in enumerate(self.args)} | self.kwargs
+        candidates |= {"cluster_environment": self.environment, name: self.function if receiver is None else receiver}
+        found = (find_unpicklable(value, name, pickle_module) for name, value in candidates.items())
+        return next(filter(None, found), None)
+
+
+def write_result(outcome: Any, file: Path | IO[bytes], *, pickle_module: Any = pickle) -> None:
+    """Rank 0. Pickle what the function has returned, for the caller, who reads it with its tensors on the CPU.
+
+    Raises:
+        LaunchError: a part of it doesn't pickle; it is named.
+    """
+    import torch
+
+    try:
+        torch.save(outcome, file, pickle_module=pickle_module)
+    except Exception as error:
+        path, cause = find_unpicklable(outcome, "result", pickle_module) or ("a part of it", error)
+        raise LaunchError(
+            f"What the function returns on rank 0 is pickled for the caller, and {path} can't be: "
+            f"{str(cause).rstrip('.')}. "
+            "Return tensors and plain values, and save what is larger or in parts with a checkpoint."
+        ) from error
+
+
+def read_result(file: Path | IO[bytes]) -> Any:
+    """Main process. What rank 0 has written; its tensors are on the CPU."""
+    import torch
+
+    return torch.load(file, map_location="cpu", weights_only=False)  # written by a process of our own
+
+
+def _random_state() -> dict[str, Any]:
+    import torch
+
+    state: dict[str, Any] = {"python": random.getstate(), "torch": torch.get_rng_state()}
+    if (numpy := sys.modules.get("numpy")) is not None:
+        state["numpy"] = numpy.random.get_state()
+    return state
+
+
+def _set_random_state(state: dict[str, Any]) -> None:
+    import torch
+
+    random.setstate(state["python"])
+    torch.set_rng_state(state["torch"])
+    if "numpy" in state:
+        import numpy
+
+        numpy.random.set_state(state["numpy"])

@@ -1,0 +1,38 @@
+"""Network connections that torch's collectives use, and can't be asked to close."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import socket
+
+
+def hang_up(store_port: int) -> None:
+    """Shut down the TCP connections that native code of this process holds, those of gloo among them.
+
+    A rank that waits for this one in a collective then gets an error, and runs its `finally` blocks. Gloo has no abort,
+    and destroying a process group closes nothing while a traceback or a module still refers to it. For a process that
+    is about to end: Python's own sockets stay open, since a logger may have to say something yet.
+
+    Args:
+        store_port: where the store of the ranks listens. Its connections stay too: a wait on them is bounded, and
+            torch prints a page for each that breaks.
+    """
+    # By type: isinstance asks an object for its class, which some answer with a warning.
+    kept = {each.fileno() for each in gc.get_objects() if issubclass(type(each), socket.socket)}
+    for name in os.listdir("/dev/fd"):
+        if int(name) not in kept:
+            with contextlib.suppress(OSError):
+                _shut_down(int(name), store_port)
+
+
+def _shut_down(descriptor: int, store_port: int) -> None:
+    # The duplicate is closed here; shutting down is of the connection, whichever descriptor asks for it.
+    with socket.socket(fileno=os.dup(descriptor)) as connection:
+        is_tcp = connection.family in (socket.AF_INET, socket.AF_INET6) and connection.type == socket.SOCK_STREAM
+        # Gloo aborts the process when the socket that it accepts connections on fails.
+        if not is_tcp or connection.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+            return
+        if store_port not in (connection.getsockname()[1], connection.getpeername()[1]):
+            connection.shutdown(socket.SHUT_RDWR)

@@ -1,0 +1,15 @@
+"""The profilers, which belong to the Trainer; this is their public door."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from core.door import door
+from core.trainer import profilers as _profilers
+
+if TYPE_CHECKING:
+    from core.trainer.profilers import *  # noqa: F403  (all that is public there)
+
+__all__ = _profilers.__all__
+
+__getattr__, __dir__ = door(__name__, {"core.trainer.profilers": __all__})

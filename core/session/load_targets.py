@@ -1,0 +1,77 @@
+"""The tensors that a checkpoint is read into, so that nothing is held twice."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from core.contract.sharded_leaf import ShardedLeaf, TensorDescription
+from core.session import state_objects
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from core.contract.strategy import Strategy
+    from core.session.session import Session
+
+
+def targets_of(session: Session, described: Any, value: Any) -> Any:
+    """All ranks. Tensors to fill for what `value` stands for; None where the saved value is to be read whole.
+
+    Args:
+        session: knows its modules and optimizers.
+        described: the part of the checkpoint that belongs to `value`, with descriptions in the place of tensors.
+        value: as in the state that is given to `Session.load_checkpoint`.
+    """
+    if state_objects.is_module(session, value):
+        return module_targets(described, session.strategy.get_module_state_dict(value))
+    if state_objects.is_optimizer(session, value):
+        return session.strategy.optimizer_targets(value, described) if isinstance(described, dict) else None
+    if isinstance(value, dict) and isinstance(described, dict):
+        return {key: targets_of(session, described[key], item) for key, item in value.items() if key in described}
+    if isinstance(value, list | tuple) and isinstance(described, list | tuple) and len(value) == len(described):
+        return [targets_of(session, part, item) for part, item in zip(described, value, strict=True)]
+    return None
+
+
+def module_targets(described: Any, own: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The module's own tensors, if the checkpoint has exactly these; else its own hooks have a say in what fits."""
+    if not isinstance(described, dict) or described.keys() != own.keys():
+        return None
+    pairs = [(described[name], value) for name, value in own.items()]
+    fits = all(
+        isinstance(part, TensorDescription) == (_shape(value) is not None) and _shape(part) == _shape(value)
+        for part, value in pairs
+    )
+    return {name: value for name, value in own.items() if _shape(value) is not None} if fits else None
+
+
+def optimizer_targets(strategy: Strategy, described: Mapping[str, Any], optimizer: Any) -> dict[str, Any] | None:
+    """A tensor for each saved one of a parameter's shape, which lies as the parameter does.
+
+    So a sharded parameter's moments are read in shards, without a step of the optimizer to make them first.
+    """
+    entries = described.get("state")
+    if not isinstance(entries, dict):
+        return None
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    by_name = dict(zip(strategy.parameter_names(optimizer), parameters, strict=True))
+    return {
+        "state": {
+            name: {key: _like(by_name[name], part) for key, part in entry.items()}
+            for name, entry in entries.items()
+            if name in by_name and isinstance(entry, dict)
+        }
+    }
+
+
+def _like(parameter: Any, described: Any) -> Any:
+    # A step counter has no dims, and a factored moment (Adafactor's) has others: both are read whole.
+    if not isinstance(described, TensorDescription) or described.shape != _shape(parameter) or not described.shape:
+        return None
+    # A copy for its layout, such as a DTensor's; every element is read over.
+    return parameter.detach().to(described.dtype, copy=True)
+
+
+def _shape(value: Any) -> tuple[int, ...] | None:
+    shape = value.global_shape if isinstance(value, ShardedLeaf) else getattr(value, "shape", None)
+    return tuple(shape) if shape is not None else None

@@ -1,0 +1,48 @@
+"""A readable difference between the names and shapes in a checkpoint and those that a module wants."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from core.contract.spelling import near_names
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+_MAX_SHOWN = 8
+
+
+def describe_mismatch(expected: Mapping[str, Any], found: Mapping[str, Any]) -> str:
+    """One line for each kind of difference; empty if there is none.
+
+    Args:
+        expected: what the module has: values with a shape, or others, by name.
+        found: what the checkpoint has.
+    """
+    missing = [name for name in expected if name not in found]
+    unexpected = [name for name in found if name not in expected]
+    lines = [
+        _line("The checkpoint lacks", (repr(name) + _near(name, unexpected) for name in missing), len(missing)),
+        _line("The module has no", (repr(name) + _near(name, missing) for name in unexpected), len(unexpected)),
+    ]
+    differing = [name for name in expected if name in found and _shape(expected[name]) != _shape(found[name])]
+    shapes = (f"{name!r}, {_shape(found[name])} saved and {_shape(expected[name])} here" for name in differing)
+    lines.append(_line("Of another shape are", shapes, len(differing)))
+    return "\n".join(line for line in lines if line)
+
+
+def _line(title: str, items: Iterable[str], number: int) -> str:
+    if not number:
+        return ""
+    shown = [item for _, item in zip(range(_MAX_SHOWN), items, strict=False)]
+    more = f"; and {number - _MAX_SHOWN} more" if number > _MAX_SHOWN else ""
+    return f"{title} {'; '.join(shown)}{more}."
+
+
+def _near(name: str, others: list[str]) -> str:
+    near = near_names(name, others, count=1)
+    return f" (is it {near[0]!r}?)" if near else ""
+
+
+def _shape(value: Any) -> Any:
+    return tuple(value.shape) if hasattr(value, "shape") else None

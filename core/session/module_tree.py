@@ -1,0 +1,93 @@
+"""The contents of a module and its parts, by name; walked without a call for each part.
+
+`torch.compile` puts a part of a module into another one, whose `_orig_mod` it becomes. Canonical names leave that out:
+a state means the same whether anything is compiled or not.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    import torch
+    from torch import nn
+
+_COMPILED = "_orig_mod"
+
+
+def parameter_names(module: nn.Module) -> dict[int, str]:
+    """Canonical name of each parameter by `id`; the first one for a parameter that is shared."""
+    names: dict[int, str] = {}
+    for prefix, part in _parts(module):
+        for name, parameter in part._parameters.items():
+            if parameter is not None:
+                names.setdefault(id(parameter), prefix + name)
+    return names
+
+
+def is_on(module: nn.Module, device: torch.device, base: type[nn.Module]) -> bool:
+    """Tell whether `module.to(device)` would do nothing. The answer is no if a part has its own `_apply`.
+
+    Args:
+        module: with parameters and buffers.
+        device: with its index.
+        base: `torch.nn.Module`.
+    """
+    kinds = set()
+    for _, part in _parts(module):
+        kinds.add(type(part))
+        for tensors in (part._parameters, part._buffers):
+            for tensor in tensors.values():
+                if tensor is not None and tensor.device != device:
+                    return False
+    # An override may do more than move tensors, so that module has to be asked.
+    return all(kind._apply is base._apply and kind.to is base.to for kind in kinds)
+
+
+def canonical_name(name: str) -> str:
+    """The name without the parts that `torch.compile` has put in."""
+    return ".".join(part for part in name.split(".") if part != _COMPILED) if _COMPILED in name else name
+
+
+def to_canonical(state: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A module's `state_dict()` under canonical names; the same object if it has those already."""
+    if not any(_COMPILED in name for name in state):
+        return state
+    renamed = OrderedDict((canonical_name(name), value) for name, value in state.items())
+    if metadata := getattr(state, "_metadata", None):
+        renamed._metadata = OrderedDict(  # type: ignore[attr-defined]
+            (canonical_name(name), version) for name, version in metadata.items()
+        )
+    return renamed
+
+
+def from_canonical(module: nn.Module, state: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A state under the names that `module.load_state_dict` expects."""
+    state = to_canonical(state)
+    if not any(_COMPILED in part._modules for _, part in _parts(module)):
+        return state
+    own = {canonical_name(name): name for name in module.state_dict()}
+    return {own.get(name, name): value for name, value in state.items()}
+
+
+def _parts(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """The module and all in it, each once and in torch's order, with the prefix of its names."""
+    waiting, seen = [("", module)], set()
+    while waiting:
+        prefix, part = waiting.pop()
+        if id(part) in seen:
+            continue
+        seen.add(id(part))
+        yield prefix, part
+        if not part._modules:
+            continue
+        children = [
+            (prefix if name == _COMPILED else f"{prefix}{name}.", child)
+            for name, child in part._modules.items()
+            if child is not None
+        ]
+        # A stack gives out the last first.
+        waiting.extend(reversed(children))

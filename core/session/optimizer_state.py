@@ -1,0 +1,111 @@
+"""The canonical form of an optimizer's state: torch's own, with parameter names where torch counts.
+
+A position says nothing under another world size or strategy, a name does. `param_groups` hold lists of names, and
+`state` is keyed by name; everything else is as `torch.optim.Optimizer.state_dict` gives it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from core.contract.errors import CheckpointError, ConfigurationError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from torch.optim import Optimizer
+
+
+def to_named(state: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
+    """Replace positions by names.
+
+    Args:
+        state: an optimizer's `state_dict()`.
+        names: names of its parameters, group after group, in the order of `param_groups`.
+    """
+    groups = [{**group, "params": [names[index] for index in group["params"]]} for group in state["param_groups"]]
+    return {
+        **state,
+        "state": {names[index]: entry for index, entry in state["state"].items()},
+        "param_groups": groups,
+    }
+
+
+def to_positional(state: Mapping[str, Any], names: Sequence[str], group_sizes: Sequence[int]) -> dict[str, Any]:
+    """Replace names by positions of the optimizer at hand, for its `load_state_dict`.
+
+    Parameters may stand in another order than when they were saved, but in the same groups. A state of another program
+    may have positions already; then the order counts.
+
+    Args:
+        state: by names.
+        names: of the optimizer's parameters, group after group.
+        group_sizes: number of parameters in each of its groups.
+
+    Raises:
+        CheckpointError: the groups hold other parameters than the optimizer's do.
+    """
+    saved = {name for group in state["param_groups"] for name in group["params"]}
+    if saved == set(range(len(names))):  # positions, as torch itself saves them
+        return dict(state)
+    if differing := sorted(saved.symmetric_difference(names), key=str):
+        where = "in the checkpoint, not in the optimizer" if differing[0] in saved else "not in the checkpoint"
+        raise CheckpointError(
+            f"The optimizer holds {len(names)} parameters and its saved state {len(saved)}; {differing[0]!r} is "
+            f"{where}. Build the optimizer over the same parameters as when the checkpoint was written."
+        )
+    _check_groups(state["param_groups"], names, group_sizes)
+    position = {name: index for index, name in enumerate(names)}
+    # torch pairs a group's saved positions with the group's own parameters in order: sorted, each meets itself.
+    groups = [
+        {**group, "params": sorted(position[name] for name in group["params"])} for group in state["param_groups"]
+    ]
+    return {
+        **state,
+        "state": {position[name]: entry for name, entry in state["state"].items()},
+        "param_groups": groups,
+    }
+
+
+def _check_groups(saved: Sequence[Mapping[str, Any]], names: Sequence[str], group_sizes: Sequence[int]) -> None:
+    """Check the groups: torch goes by positions, so a parameter in another group would get another one's state.
+
+    Raises:
+        CheckpointError: a parameter is in another group than it was.
+    """
+    there = {name: index for index, group in enumerate(saved) for name in group["params"]}
+    here = dict(zip(names, (index for index, size in enumerate(group_sizes) for _ in range(size)), strict=True))
+    if (moved := next((name for name in names if here[name] != there[name]), None)) is not None:
+        raise CheckpointError(
+            f"The optimizer has {len(group_sizes)} parameter group(s) and its saved state {len(saved)}; "
+            f"{moved!r} is in group {here[moved]}, and was in group {there[moved]}. Build the optimizer with the same "
+            "groups, in the same order, as when the checkpoint was written."
+        )
+
+
+def parameter_names(optimizer: Optimizer, modules: Sequence[Mapping[int, str]]) -> list[str]:
+    """Names of an optimizer's parameters, group after group.
+
+    Args:
+        optimizer: of parameters that belong to the modules.
+        modules: for each module its parameters' names by `id`. If the optimizer holds parameters of several modules,
+            names of the n-th begin with `"n."`.
+
+    Raises:
+        ConfigurationError: a parameter belongs to none of the modules.
+    """
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    owners = [_owner_of(parameter, modules) for parameter in parameters]
+    several = len({index for index, _ in owners}) > 1
+    return [f"{index}.{name}" if several else name for index, name in owners]
+
+
+def _owner_of(parameter: Any, modules: Sequence[Mapping[int, str]]) -> tuple[int, str]:
+    """Number of the module that a parameter belongs to, and its name there."""
+    for index, names in enumerate(modules):
+        if (name := names.get(id(parameter))) is not None:
+            return index, name
+    raise ConfigurationError(
+        f"The optimizer holds a parameter of shape {tuple(parameter.shape)} that belongs to no module that was "
+        "set up. Set up its module first, and build the optimizer from that module's parameters."
+    )

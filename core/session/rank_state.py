@@ -1,0 +1,92 @@
+"""The state that each rank of a strategy keeps for itself, in a checkpoint of all ranks."""
+
+from __future__ import annotations
+
+import warnings
+from typing import TYPE_CHECKING, Any
+
+from core.contract.rank_state import KeepsRankState
+from core.contract.sharded_leaf import Chunk, ShardedLeaf, TensorDescription
+from core.session import nested, state_objects
+
+if TYPE_CHECKING:
+    from core.session.session import Session
+
+KEY = "strategy.rank_state"
+"""Its place in a checkpoint: a list, one item a rank."""
+
+
+def collect(session: Session, state: Any) -> dict[str, Any]:
+    """All ranks. The states of all, under `KEY`, if `state` has an optimizer and the strategy keeps any.
+
+    With layout `sharded` each rank writes its own; otherwise rank 0 gets all.
+    """
+    strategy, collectives = session.strategy, session.collectives
+    if not isinstance(strategy, KeepsRankState) or not _trains(session, state):
+        return {}
+    if (own := strategy.rank_state_dict()) is None:
+        return {}
+    if strategy.checkpoint_io.layout != "sharded":
+        return {KEY: collectives.gather_objects(nested.replace(_on_cpu, own))}
+    described = collectives.broadcast_object(collectives.gather_objects(nested.replace(_description, own)))
+    leaves = [nested.replace(_elsewhere, each) for each in described]
+    leaves[collectives.rank] = nested.replace(_here, own)
+    return {KEY: leaves}
+
+
+def targets(session: Session, described: Any, state: Any) -> dict[str, Any]:
+    """All ranks. Where a sharded checkpoint's states are read to: this rank's into memory, the others' nowhere."""
+    if not isinstance(described, dict) or KEY not in described:
+        return {}
+    leaves = [nested.replace(_elsewhere, each) for each in described[KEY]]
+    if _keeps(session, state, described[KEY]):
+        leaves[session.collectives.rank] = None  # what has no place is read whole
+    return {KEY: leaves}
+
+
+def restore(session: Session, saved: dict[str, Any], state: Any) -> None:
+    """All ranks. Give the strategy what this rank has saved, once an optimizer was restored."""
+    states, strategy = saved.get(KEY), session.strategy
+    if states is None or not _trains(session, state):
+        return
+    if not isinstance(strategy, KeepsRankState) or strategy.rank_state_dict() is None:
+        return
+    if len(states) == session.collectives.size:
+        strategy.load_rank_state_dict(states[session.collectives.rank])
+    elif strategy.is_global_zero:
+        warnings.warn(
+            f"{len(states)} ranks have saved what each keeps for itself, such as the rest of a compression, and here "
+            f"are {session.collectives.size}: it begins anew. In {len(states)} processes the run goes on exactly.",
+            stacklevel=2,
+        )
+
+
+def _keeps(session: Session, state: Any, states: Any) -> bool:
+    is_kept = isinstance(session.strategy, KeepsRankState) and _trains(session, state)
+    return is_kept and len(states) == session.collectives.size
+
+
+def _trains(session: Session, value: Any) -> bool:
+    """Tell whether an optimizer that was set up is in a state."""
+    if isinstance(value, dict | list | tuple):
+        return any(_trains(session, item) for item in (value.values() if isinstance(value, dict) else value))
+    return state_objects.is_optimizer(session, value)
+
+
+def _on_cpu(value: Any) -> Any:
+    return value.detach().cpu() if hasattr(value, "data_ptr") else value
+
+
+def _description(value: Any) -> Any:
+    return TensorDescription(tuple(value.shape), value.dtype) if hasattr(value, "data_ptr") else value
+
+
+def _here(value: Any) -> Any:
+    if not hasattr(value, "data_ptr"):
+        return value
+    shape = tuple(value.shape)
+    return ShardedLeaf(shape, value.dtype, (Chunk((0,) * len(shape), shape, value.detach()),))
+
+
+def _elsewhere(value: Any) -> Any:
+    return ShardedLeaf(value.shape, value.dtype) if isinstance(value, TensorDescription) else value

@@ -1,0 +1,88 @@
+"""Sharing out the writing of what several ranks have in common."""
+
+from __future__ import annotations
+
+from itertools import count
+from typing import TYPE_CHECKING, Any
+
+from core.contract.sharded_leaf import Chunk, ShardedLeaf, has_turn
+from core.session import nested
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from torch import Tensor
+    from torch.distributed.device_mesh import DeviceMesh
+
+_MIN_BYTES = 1 << 16
+"""Smaller ones are left to rank 0: telling where they are costs as much as they do."""
+
+
+def share_out(state: Any, replicated: Iterable[Tensor], *, rank: int, size: int) -> Any:
+    """All ranks, without communication. Replace tensors that every rank has by leaves that one rank writes.
+
+    The largest goes first, to the rank that has least to write so far: every rank comes to the same answer.
+
+    Args:
+        state: nested dicts and lists.
+        replicated: tensors with the same values on all ranks, in the same order.
+        rank: of this process.
+        size: number of processes.
+    """
+    # By memory, so that a tied parameter is one, and the state's detached tensors are found again.
+    owners = _owners({_memory_of(tensor): tensor.nbytes for tensor in replicated}, size)
+
+    def shared(value: Any) -> Any:
+        if not hasattr(value, "data_ptr") or (owner := owners.get(_memory_of(value))) is None:
+            return value
+        shape = tuple(value.shape)
+        chunks = (Chunk((0,) * len(shape), shape, value),) if owner == rank else ()
+        return ShardedLeaf(shape, value.dtype, chunks)
+
+    return nested.replace(shared, state)
+
+
+def drop_copies(state: Any, mesh: DeviceMesh) -> Any:
+    """All ranks, without communication. Of the ranks that have the same part of a DTensor, let one write it.
+
+    A DTensor over some axes of the mesh is the same along the others; over which of them one rank can't see from it.
+    What has to be written goes round among the ranks along those axes.
+
+    Args:
+        state: nested dicts and lists, in the same order on all ranks.
+        mesh: all ranks by named axes.
+    """
+    axes, coordinate, turns = mesh.mesh_dim_names or (), mesh.get_coordinate() or (), count()
+
+    def dropped(value: Any) -> Any:
+        own = _axes_of(value)
+        # No DTensor, one cut along every axis, which has no copies, or one on a mesh of the user's own.
+        if not own or own == axes or not set(own) <= set(axes):
+            return value
+        # Ranks walk in the same order, so that the n-th leaf is the same one on all of them.
+        positions = ((coordinate[dim], mesh.size(dim)) for dim, axis in enumerate(axes) if axis not in own)
+        return value if has_turn(next(turns), positions) else ShardedLeaf(tuple(value.shape), value.dtype)
+
+    return nested.replace(dropped, state)
+
+
+def _axes_of(value: Any) -> tuple[str, ...]:
+    """The axes of a DTensor; none of anything else."""
+    mesh = getattr(value, "device_mesh", None)
+    return (mesh.mesh_dim_names or ()) if mesh is not None else ()
+
+
+def _owners(sizes: Mapping[tuple[int, int], int], num_ranks: int) -> dict[tuple[int, int], int]:
+    loads = [0] * num_ranks
+    owners = {}
+    for memory, num_bytes in sorted(sizes.items(), key=lambda item: -item[1]):  # a stable sort: the order is shared
+        if num_bytes >= _MIN_BYTES:
+            # Of equal loads the first: `index` gives the same rank everywhere.
+            owners[memory] = owner = loads.index(min(loads))
+            loads[owner] += num_bytes
+    return owners
+
+
+def _memory_of(tensor: Tensor) -> tuple[int, int]:
+    """Address and size of a tensor's elements: a module's state holds other objects than its parameters, on them."""
+    return (tensor.data_ptr(), tensor.nbytes)

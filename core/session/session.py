@@ -1,0 +1,401 @@
+"""The session of a strategy: the modules and optimizers that were set up with it, and their state as a whole."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, final
+
+from core.contract.capability import Capability
+from core.contract.errors import CheckpointError, ConfigurationError, UnsupportedError
+from core.contract.strategy import Strategy
+from core.session import (
+    default_step,
+    load_targets,
+    module_tree,
+    optimizer_state,
+    overrides,
+    rank_state,
+    replicas,
+    state_objects,
+)
+from core.session.collectives import StrategyCollectives
+from core.session.mismatch import describe_mismatch
+from core.session.module_handle import ModuleHandle
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    import torch
+    from torch import Tensor, nn
+    from torch.optim import Optimizer
+
+    from core.contract.accelerator import Accelerator
+    from core.contract.checkpoint_io import CheckpointIO, Collectives, PathLike
+    from core.contract.cluster_environment import ClusterEnvironment
+    from core.contract.launcher import Launcher
+    from core.contract.precision import Precision
+    from core.contract.setup_host import SetupHost
+    from core.contract.spec import Fingerprint
+
+_PARTS = ("accelerator", "parallel_devices", "cluster_environment", "checkpoint_io", "precision_plugin")
+
+
+@final
+class Session:
+    """The use of one strategy by Fabric, a Trainer or the conformance kit. A strategy has one: `strategy.session`.
+
+    It calls the strategy's methods in the order of the contract, and keeps what came of them. An author asks it for
+    modules and names, `self.session.handle_of(module)`, and never subclasses it.
+
+    Attributes:
+        strategy: the strategy.
+        handles: the modules that were set up, in order.
+        fingerprint: (kind, alias, provider, version) of every choice; ranks compare it before they communicate.
+        compiler: the compiler for the methods of the next module that is added, such as `torch.compile`.
+    """
+
+    def __init__(self, strategy: Strategy) -> None:
+        """Begin a session, which the strategy then has. `Session.of` keeps one that is there."""
+        self.strategy = strategy
+        self.fingerprint: Fingerprint = ()
+        self.compiler: Callable[[Any], Any] | None = None
+        self._filled_in: Mapping[str, Any] = {}
+        strategy.session = self
+        self.forget()
+
+    @classmethod
+    def of(cls, strategy: Strategy) -> Session:
+        """The session that the strategy has; a new one if it has none."""
+        return strategy.session if hasattr(strategy, "session") else cls(strategy)
+
+    # composition ----------------------------------------------------------------------------------------------------
+
+    def connect(
+        self,
+        *,
+        accelerator: Accelerator,
+        parallel_devices: Sequence[torch.device],
+        num_nodes: int,
+        cluster_environment: ClusterEnvironment | None,
+        launcher: Launcher,
+        precision_plugin: Precision,
+        checkpoint_io: CheckpointIO,
+        fingerprint: Fingerprint,
+    ) -> None:
+        """Main process. Give the strategy the parts that were resolved; those that the user passed are among them.
+
+        Called once for each Fabric or Trainer that the strategy is given to; what was filled in is decided anew.
+        """
+        # Asked before anything is filled in, while the last `connect`'s parts can still be told from the user's.
+        given, strategy = self.given_parts(), self.strategy
+        strategy.accelerator = accelerator
+        strategy.parallel_devices = list(parallel_devices)
+        strategy.num_nodes = num_nodes
+        strategy.cluster_environment = cluster_environment
+        strategy.launcher = launcher
+        strategy.precision_plugin = precision_plugin
+        strategy.checkpoint_io = checkpoint_io
+        self.fingerprint = fingerprint
+        self._filled_in = {name: part for name, part in self._parts().items() if name not in given}
+        # Last: a precision looks at the strategy's devices.
+        precision_plugin.connect(strategy)
+
+    def given_parts(self) -> dict[str, Any]:
+        """Main process. The parts that the user passed or set, under the names of the options of `Strategy.__init__`.
+
+        What an earlier `connect` filled in is not among them.
+        """
+        return {name: part for name, part in self._parts().items() if part is not self._filled_in.get(name)}
+
+    def _parts(self) -> dict[str, Any]:
+        """The parts that are there."""
+        # A part that nothing was set to is the default of the class, or missing altogether.
+        parts = {name: getattr(self.strategy, name, None) for name in _PARTS}
+        return {name: part for name, part in parts.items() if part is not getattr(Strategy, name, None)}
+
+    # module and optimizers ------------------------------------------------------------------------------------------
+
+    def set_up(self, host: SetupHost) -> None:
+        """All ranks. Set up the model, optimizers and loaders of a trainer, and restore its checkpoint."""
+        strategy = self.strategy
+        with strategy.init_context():
+            host.configure_model()
+        # An engine wants the optimizers together with the module. Elsewhere they come after it: to set a module up may
+        # replace its parameters (by shards, by casts), and an optimizer of the old ones would train nothing.
+        if Capability.JOINT_SETUP in strategy.capabilities and host.trains:
+            optimizers, schedulers = host.configure_optimizers()
+            scheduler = schedulers[0] if schedulers else None
+            self.add_module_and_optimizers(host.module, optimizers, scheduler)
+            strategy.lr_schedulers = schedulers
+        else:
+            self.add_module(host.module)
+            if host.trains:
+                optimizers, strategy.lr_schedulers = host.configure_optimizers()
+                self.add_optimizers(optimizers)
+        # The checkpoint last, into what is set up: a sharded one is read into this rank's parts.
+        host.setup_dataloaders()
+        host.restore()
+
+    def add_module(self, module: nn.Module) -> nn.Module:
+        """All ranks. Set up a module and keep its handle.
+
+        Raises:
+            UnsupportedError: a second module, without `Capability.SEVERAL_MODULES`.
+        """
+        strategy = self.strategy
+        if self.handles and Capability.SEVERAL_MODULES not in strategy.capabilities:
+            raise UnsupportedError(
+                f"{self._name} can set up one module, and this is the second. Put both into one nn.Module.",
+                capability=Capability.SEVERAL_MODULES,
+            )
+        # Before the set-up: wrappers prefix names, and converting replaces parameters.
+        names = module_tree.parameter_names(module)
+        returned = strategy.setup_module(module)
+        wrapped = overrides.required(strategy, "setup_module", returned, "the module, wrapped or not")
+        self._keep(module, wrapped, names)
+        return wrapped
+
+    def add_optimizers(self, optimizers: Sequence[Optimizer]) -> list[Optimizer]:
+        """All ranks. Set up optimizers whose modules were added, and keep them.
+
+        Raises:
+            UnsupportedError: a second optimizer, without `Capability.SEVERAL_OPTIMIZERS`.
+        """
+        strategy = self.strategy
+        self._check_number(len(strategy.optimizers) + len(optimizers))
+        added = [
+            overrides.required(strategy, "setup_optimizer", strategy.setup_optimizer(optimizer), "an optimizer")
+            for optimizer in optimizers
+        ]
+        strategy.optimizers = [*strategy.optimizers, *added]
+        return added
+
+    def add_module_and_optimizers(
+        self, module: nn.Module, optimizers: Sequence[Optimizer], scheduler: Any = None
+    ) -> tuple[nn.Module, list[Optimizer], Any]:
+        """All ranks. Set up everything at once and keep it."""
+        strategy = self.strategy
+        if Capability.JOINT_SETUP not in strategy.capabilities:
+            return self.add_module(module), self.add_optimizers(optimizers), scheduler
+        self._check_number(len(optimizers))
+        names = module_tree.parameter_names(module)
+        wrapped, added, scheduler = overrides.required(
+            strategy,
+            "setup_module_and_optimizers",
+            strategy.setup_module_and_optimizers(module, list(optimizers), scheduler),
+            "the module, a list of optimizers, and the scheduler",
+        )
+        self._keep(module, wrapped, names)
+        strategy.optimizers = [*strategy.optimizers, *added]
+        return wrapped, added, scheduler
+
+    def move_module(self, module: nn.Module) -> None:
+        """All ranks. Move parameters and buffers to the strategy's `root_device`, in place."""
+        from torch import nn
+
+        device = self.strategy.root_device
+        if not module_tree.is_on(module, device, nn.Module):  # torch would walk through all for nothing
+            module.to(device)
+
+    def handle_of(self, module: nn.Module | None = None) -> ModuleHandle:
+        """The handle of a module, own or wrapped; of the last one that was set up if None is given.
+
+        Raises:
+            ConfigurationError: the module wasn't set up with this strategy.
+        """
+        for handle in reversed(self.handles):
+            if module is None or module is handle.module or module is handle.wrapped:
+                return handle
+        known = ", ".join(type(handle.module).__name__ for handle in self.handles) or "nothing"
+        name = "A module" if module is None else type(module).__name__
+        raise ConfigurationError(
+            f"{name} was not set up with this {self._name}, which has set up {known}. With Fabric, call "
+            "fabric.setup(module) first; in a Trainer, a strategy's own setup(trainer) ends in super().setup(trainer), "
+            "or calls self.session.add_module(trainer.module)."
+        )
+
+    def parameter_names(self, optimizer: Optimizer) -> list[str]:
+        """Names of the optimizer's parameters by identity; see `Strategy.parameter_names`."""
+        return optimizer_state.parameter_names(optimizer, [handle.parameter_names for handle in self.handles])
+
+    def forget(self) -> None:
+        """Forget modules, optimizers and schedulers. `Strategy.release` calls it."""
+        self.handles: list[ModuleHandle] = []
+        self.strategy.optimizers, self.strategy.lr_schedulers = [], []
+
+    @property
+    def _name(self) -> str:
+        return type(self.strategy).__name__
+
+    def _check_number(self, num_optimizers: int) -> None:
+        if num_optimizers > 1 and Capability.SEVERAL_OPTIMIZERS not in self.strategy.capabilities:
+            raise UnsupportedError(
+                f"{self._name} can set up one optimizer, not {num_optimizers}. Use parameter groups.",
+                capability=Capability.SEVERAL_OPTIMIZERS,
+            )
+
+    def _keep(self, module: nn.Module, wrapped: nn.Module, names: dict[int, str]) -> None:
+        self.handles.append(ModuleHandle(module, wrapped, names, self.compiler))
+        self.strategy.model = wrapped
+
+    # steps ----------------------------------------------------------------------------------------------------------
+
+    run_training_step = default_step.run  # not a call around it: a step would pay for that
+
+    # whole states ---------------------------------------------------------------------------------------------------
+
+    @property
+    def has_peers(self) -> bool:
+        """True if there are other processes, and collectives that reach them."""
+        return self.strategy.world_size > 1 and Capability.COLLECTIVES in self.strategy.capabilities
+
+    @property
+    def collectives(self) -> Collectives:
+        """The communication that a CheckpointIO needs."""
+        return StrategyCollectives(self)
+
+    def save_checkpoint(self, path: PathLike, state: Mapping[str, Any]) -> None:
+        """All ranks. Write a state in which modules and optimizers stand for their own.
+
+        Args:
+            path: a local path or a URL.
+            state: values are modules and optimizers that were set up here, objects with `state_dict()`, lists and
+                dicts of those, or plain values.
+
+        Raises:
+            CheckpointError: it can't be written; what was at `path` is untouched.
+        """
+        strategy, collectives = self.strategy, self.collectives
+        checkpoint_io = strategy.checkpoint_io
+        # On ranks that write nothing, too: to take a sharded module apart is a collective.
+        plain = state_objects.to_states(self, dict(state)) | rank_state.collect(self, dict(state))
+        sharded = checkpoint_io.layout == "sharded"
+        # Ranks share the writing of what all have; of copies along axes of the mesh one rank writes one.
+        if sharded and collectives.size > 1 and Capability.REPLICATED_PARAMETERS in strategy.capabilities:
+            plain = replicas.share_out(plain, self._parameter_tensors(), rank=collectives.rank, size=collectives.size)
+        if sharded and strategy.device_mesh is not None:
+            plain = replicas.drop_copies(plain, strategy.device_mesh)
+        writes = sharded or checkpoint_io.saves_from_all_ranks or strategy.is_global_zero
+        checkpoint_io.save_checkpoint(plain if writes else None, path, collectives=collectives)
+
+    def _parameter_tensors(self) -> Iterator[Tensor]:
+        """Parameters of all modules, and the tensors that optimizers keep for them, in an order that ranks share."""
+        for handle in self.handles:
+            yield from handle.module.parameters()
+        for optimizer in self.strategy.optimizers:
+            for group in optimizer.param_groups:
+                for parameter in group["params"]:
+                    entry = optimizer.state.get(parameter, {})
+                    yield from (value for value in entry.values() if hasattr(value, "data_ptr"))
+
+    def load_checkpoint(
+        self, path: PathLike, state: Mapping[str, Any] | None = None, *, strict: bool = True
+    ) -> dict[str, Any]:
+        """All ranks. Read a checkpoint and restore in place everything that `state` names.
+
+        Args:
+            path: a local path or a URL.
+            state: as given to `save_checkpoint`; None restores nothing.
+            strict: every name in `state`, and every key of a module, must be there.
+
+        Returns:
+            What was saved and isn't in `state` as an object to restore.
+
+        Raises:
+            CheckpointNotFoundError: nothing is at `path`.
+            CheckpointCorruptedError: it is damaged or foreign.
+            CheckpointError: it doesn't fit what is to be restored.
+        """
+        rest = self.restore_state(self.read_checkpoint(path, state), state or {}, strict=strict)
+        rest.pop(rank_state.KEY, None)
+        return rest
+
+    def read_checkpoint(
+        self,
+        path: PathLike,
+        state: Mapping[str, Any] | None = None,
+        *,
+        check: Callable[[dict[str, Any]], None] | None = None,
+    ) -> dict[str, Any]:
+        """All ranks. Read a checkpoint, the tensors of what `state` names into their places, if they fit there.
+
+        With a CheckpointIO of layout `sharded`, each rank reads the parts that it needs, and no tensor is held twice.
+
+        Args:
+            path: a local path or a URL.
+            state: as given to `save_checkpoint`.
+            check: is called before anything is restored, with what was saved, or with its description: a
+                `TensorDescription` in the place of each tensor. It raises what is to be raised instead.
+
+        Returns:
+            All that was saved, for `restore_state`.
+
+        Raises:
+            CheckpointNotFoundError: nothing is at `path`.
+            CheckpointCorruptedError: it is damaged or foreign.
+            CheckpointError: another class of optimizer has saved. Nothing was restored then.
+        """
+        checkpoint_io, collectives = self.strategy.checkpoint_io, self.collectives
+        targets = described = None
+        # To read into targets is to restore already: what can't be restored is refused from the description, before.
+        if state and checkpoint_io.layout == "sharded":
+            described = checkpoint_io.describe_checkpoint(path, collectives=collectives)
+            if check is not None and described is not None:
+                check(described)
+            state_objects.check_optimizers(self, dict(state), described)
+            own = load_targets.targets_of(self, described, dict(state))
+            targets = own and own | rank_state.targets(self, described, dict(state))
+        saved = checkpoint_io.load_checkpoint(path, collectives=collectives, state=targets)
+        if described is None:
+            if check is not None:
+                check(saved)
+            state_objects.check_optimizers(self, dict(state or {}), saved)
+        return saved
+
+    def restore_state(self, saved: dict[str, Any], state: Mapping[str, Any], *, strict: bool = True) -> dict[str, Any]:
+        """All ranks. Restore in place from a state that was read already; returns what is left over."""
+        if strict and (missing := [key for key in state if key not in saved]):
+            raise CheckpointError(
+                f"The checkpoint has no {missing[0]!r}; it has {sorted(saved)}. "
+                "Leave it out of the state, or pass strict=False."
+            )
+        rest = {
+            key: value
+            for key, value in saved.items()
+            if key not in state or not state_objects.restore(self, state[key], value, strict)
+        }
+        rank_state.restore(self, rest, dict(state))
+        return rest
+
+    # one module's or optimizer's state, as a strategy that changes nothing gives it -----------------------------------
+
+    def module_state(self, module: nn.Module) -> dict[str, Any]:
+        """All ranks. The module's own state under the names of the user's own module."""
+        # Not copied: torch's dict carries the versions of torch's modules.
+        return module_tree.to_canonical(self.handle_of(module).module.state_dict())  # type: ignore[return-value]
+
+    def load_module_state(self, module: nn.Module, state: Mapping[str, Any], *, strict: bool) -> None:
+        """All ranks. Load a state into the module, in place.
+
+        Raises:
+            CheckpointError: it doesn't fit; names and shapes that differ are listed.
+        """
+        own = self.handle_of(module).module
+        try:
+            own.load_state_dict(module_tree.from_canonical(own, state), strict=strict)
+        except RuntimeError as error:
+            report = describe_mismatch(module_tree.to_canonical(own.state_dict()), state) or str(error)
+            raise CheckpointError(f"The checkpoint does not fit {type(own).__name__}.\n{report}") from error
+
+    def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
+        """All ranks. The optimizer's own state by parameter names, see `core.session.optimizer_state`."""
+        return optimizer_state.to_named(optimizer.state_dict(), self.strategy.parameter_names(optimizer))
+
+    def load_optimizer_state(self, optimizer: Optimizer, state: Mapping[str, Any]) -> None:
+        """All ranks. Load a state by parameter names into the optimizer, in place."""
+        names = self.strategy.parameter_names(optimizer)
+        sizes = [len(group["params"]) for group in optimizer.param_groups]
+        optimizer.load_state_dict(optimizer_state.to_positional(state, names, sizes))
+
+    def optimizer_targets(self, optimizer: Optimizer, described: Mapping[str, Any]) -> dict[str, Any] | None:
+        """All ranks. Tensors of a saved optimizer state's shapes, which lie as the optimizer's parameters do."""
+        return load_targets.optimizer_targets(self.strategy, described, optimizer)

@@ -1,0 +1,96 @@
+"""Objects that stand for their state in what is saved, such as a module: taken apart, and restored in place.
+
+Nothing here needs to know torch's classes: a strategy knows its own modules and optimizers.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from core.session import module_tree, nested, optimizer_class
+
+if TYPE_CHECKING:
+    from core.session.session import Session
+
+
+class UserData(dict[str, Any]):
+    """A dict that a user's hook has filled. Objects in it don't stand for their states: a CheckpointIO refuses them."""
+
+
+def to_states(session: Session, value: Any) -> Any:
+    """All ranks. Replace modules, optimizers and all objects with a `state_dict()` by their states, nested ones too.
+
+    Nothing in a `UserData` is replaced.
+    """
+    if (kind := type(value)) in nested.PLAIN:
+        return value
+    if kind is UserData:
+        return dict(value)
+    # What was set up here comes before the general case: it has a `state_dict`, too.
+    if is_module(session, value):
+        return session.strategy.get_module_state_dict(value)
+    if is_optimizer(session, value):
+        return optimizer_class.with_class(session.strategy.get_optimizer_state_dict(value), value)
+    if callable(method := getattr(value, "state_dict", None)):
+        state = method()
+        # A module that wasn't set up here, such as a metric, may be compiled all the same.
+        return module_tree.to_canonical(state) if hasattr(value, "_modules") else state
+    if isinstance(value, dict):
+        return {key: to_states(session, item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        items = nested.map_items(lambda item: to_states(session, item), value)
+        return (tuple if isinstance(value, tuple) else list)(items)
+    return value
+
+
+def restore(session: Session, target: Any, saved: Any, strict: bool) -> bool:
+    """All ranks. Put a saved state back into `target`. Returns whether that could be done in place."""
+    if is_module(session, target):
+        session.strategy.load_module_state_dict(target, saved, strict=strict)
+    elif is_optimizer(session, target):
+        session.strategy.load_optimizer_state_dict(target, without_class(saved))
+    elif callable(method := getattr(target, "load_state_dict", None)):
+        method(saved)
+    elif isinstance(target, dict) and isinstance(saved, dict):
+        in_place = {key for key, item in saved.items() if restore(session, target.get(key), item, strict)}
+        target.update({key: item for key, item in saved.items() if key not in in_place})
+    elif isinstance(target, list | tuple) and isinstance(saved, list | tuple) and len(target) == len(saved):
+        restored = [restore(session, item, part, strict) for item, part in zip(target, saved, strict=True)]
+        # A sequence counts as restored if each item was: otherwise the caller takes what was saved in its place.
+        return all(restored)
+    else:
+        return False
+    return True
+
+
+def check_optimizers(session: Session, target: Any, saved: Any) -> None:
+    """Check, before anything is restored, that each optimizer can go on from what was saved.
+
+    Raises:
+        CheckpointError: one can't.
+    """
+    if is_optimizer(session, target):
+        optimizer_class.check(target, saved)
+    elif isinstance(target, dict) and isinstance(saved, dict):
+        for key in target.keys() & saved.keys():
+            check_optimizers(session, target[key], saved[key])
+    elif isinstance(target, list | tuple) and isinstance(saved, list | tuple):
+        for item, part in zip(target, saved, strict=False):  # their number is looked at where they are restored
+            check_optimizers(session, item, part)
+
+
+def without_class(saved: Any) -> Any:
+    """The state as the optimizer itself has saved it."""
+    if not isinstance(saved, dict):
+        return saved
+    return {key: value for key, value in saved.items() if key != optimizer_class.KEY}
+
+
+def is_module(session: Session, value: Any) -> bool:
+    """Tell whether the strategy has set up this module."""
+    return any(value is handle.module or value is handle.wrapped for handle in session.handles)
+
+
+def is_optimizer(session: Session, value: Any) -> bool:
+    """Tell whether the strategy has set up this optimizer."""
+    return any(value is optimizer for optimizer in session.strategy.optimizers)

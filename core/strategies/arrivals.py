@@ -1,0 +1,67 @@
+"""Points that ranks come to without a collective: one that only some ranks come to would meet another one's data."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
+
+import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore, Store  # torch.distributed's own, with types
+
+from core.strategies.polling import pause
+
+if TYPE_CHECKING:
+    from datetime import timedelta
+
+# Weak: whatever holds a group that was left keeps its threads alive.
+_of_groups: WeakKeyDictionary[dist.ProcessGroup, Arrivals] = WeakKeyDictionary()
+
+
+class Arrivals:
+    """The points of one process group, seen by one rank. Ranks come to them in the same order."""
+
+    def __init__(self, store: Store, rank: int, world_size: int) -> None:
+        """Count from here, in a store that no other group has under the same prefix."""
+        self._store = PrefixStore("core/arrivals", store)
+        self._rank, self._world_size, self._number = rank, world_size, 0
+        self._past = deque[str](maxlen=2)
+
+    def absent_at(self, point: str, timeout: timedelta) -> list[int]:
+        """Come to a point, and wait for the others: the ranks that don't come in time."""
+        self._number += 1
+        key = f"{self._number}/{point}"
+        # The name before the count: a rank that is counted is never listed as absent.
+        self._store.set(f"rank/{self._rank}", key)
+        has_come = self._store.add(key, 1)
+        self._forget_before(key)
+        began_s, limit_s = time.monotonic(), timeout.total_seconds()
+        while has_come < self._world_size:
+            if (waited_s := time.monotonic() - began_s) > limit_s:
+                # Empty if the last one has come since the count was read.
+                return [rank for rank in range(self._world_size) if self._last_point_of(rank) != key]
+            pause(waited_s)
+            # To add nothing is to read the counter.
+            has_come = self._store.add(key, 0)
+        return []
+
+    def _forget_before(self, key: str) -> None:
+        """Delete the key of the last point but one. All ranks have been at the last one, so none waits there."""
+        if self._rank == 0 and len(self._past) == 2:
+            self._store.delete_key(self._past[0])
+        self._past.append(key)
+
+    def _last_point_of(self, rank: int) -> str:
+        key = f"rank/{rank}"
+        return self._store.get(key).decode() if self._store.check([key]) else ""
+
+
+def of_the_group() -> Arrivals:
+    """The arrivals of the process group that this process is in, however it was made."""
+    group = dist.group.WORLD
+    assert group is not None, "a group that was joined"
+    if group not in _of_groups:
+        store = dist.distributed_c10d._get_default_store()  # that the group was made with; it has no public name
+        _of_groups[group] = Arrivals(store, dist.get_rank(), dist.get_world_size())
+    return _of_groups[group]

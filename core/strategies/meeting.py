@@ -1,0 +1,97 @@
+"""The store at which ranks meet before they are a group, seen by one rank that doesn't wait for those that are gone."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import time
+from typing import TYPE_CHECKING
+
+from torch._C._distributed_c10d import PrefixStore, Store  # torch.distributed's own, with types
+
+from core.contract import WorkerError
+from core.strategies.polling import pause
+
+if TYPE_CHECKING:
+    from datetime import timedelta
+
+_ANY_LEFT = "core/left"
+
+
+class Meeting:
+    """The store as `core.strategies.fingerprint.exchange` needs it, for one group of all ranks.
+
+    A rank whose program ends says so in the store, so that ranks that come later, or wait, don't do so in vain. One
+    that has never come can't say so; it is named when the time is over.
+    """
+
+    def __init__(self, store: Store, name: str, rank: int, world_size: int, timeout: timedelta) -> None:
+        """Meet at `store` under a name of its own, since a key is used once."""
+        self.store = PrefixStore(name, store)
+        self._shared, self._rank, self._world_size, self._timeout = store, rank, world_size, timeout
+
+    def set(self, key: str, value: str) -> None:
+        """Write, and say that this rank has come."""
+        self.store.set(key, value)
+        self.store.set(_came(self._rank), "")
+
+    def get(self, key: str) -> bytes:
+        """Read a value; wait until another rank has written it.
+
+        Raises:
+            WorkerError: a rank has left instead of coming, or hasn't come in time; it is named.
+        """
+        began_s, limit_s = time.monotonic(), self._timeout.total_seconds()
+        while not self.store.check([key]):
+            waited_s = time.monotonic() - began_s
+            if waited_s > limit_s or self._shared.check([_ANY_LEFT]):
+                self._look_for_absent(is_late=waited_s > limit_s)
+            pause(waited_s)
+        return self.store.get(key)
+
+    def _look_for_absent(self, *, is_late: bool) -> None:
+        absent = [rank for rank in range(self._world_size) if not self.store.check([_came(rank)])]
+        # Rank 0 has the last word, and may leave before it.
+        if left := [rank for rank in sorted({0, *absent}) if self._shared.check([_left(rank)])]:
+            raise WorkerError(
+                f"{_ranks(left)} ended the program without coming to where rank {self._rank} waits: the start of a "
+                "process group. All ranks must make the same calls: look for a sys.exit or a return that only some of "
+                "them come to.",
+                rank=left[0],
+            )
+        if is_late:
+            raise WorkerError(
+                f"{_ranks(absent or [0])} did not come within {self._timeout} to where rank {self._rank} waits: the "
+                "start of a process group. All ranks must make the same calls: look for a rank that has ended, hangs, "
+                "or takes another way.",
+                rank=min(absent, default=0),
+            )
+
+
+def say_at_exit(store: Store, rank: int) -> None:
+    """Let the others know when this rank's program ends, as long as the store is there."""
+    pid = os.getpid()
+
+    def leave() -> None:
+        # A forked child inherits the handler, and doesn't speak for its parent.
+        if os.getpid() == pid:
+            # The store's server lives in a process of the run, which may be gone first.
+            with contextlib.suppress(RuntimeError):
+                # The name before the flag: a rank that sees the flag looks for names.
+                store.set(_left(rank), "")
+                store.set(_ANY_LEFT, "")
+
+    atexit.register(leave)
+
+
+def _came(rank: int) -> str:
+    return f"core/came/{rank}"
+
+
+def _left(rank: int) -> str:
+    return f"{_ANY_LEFT}/{rank}"
+
+
+def _ranks(ranks: list[int]) -> str:
+    return f"Rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"

@@ -1,0 +1,69 @@
+"""The callbacks: actions around training, apart from the research code. Each is imported when it is first used."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from core.door import door
+
+if TYPE_CHECKING:
+    from core.trainer.callbacks.callback import Callback
+    from core.trainer.callbacks.device_stats_monitor import DeviceStatsMonitor
+    from core.trainer.callbacks.early_stopping import EarlyStopping
+    from core.trainer.callbacks.ema import EMA
+    from core.trainer.callbacks.gradient_accumulation_scheduler import GradientAccumulationScheduler
+    from core.trainer.callbacks.lambda_callback import LambdaCallback
+    from core.trainer.callbacks.learning_rate_monitor import LearningRateMonitor
+    from core.trainer.callbacks.model_checkpoint import ModelCheckpoint
+    from core.trainer.callbacks.model_summary import ModelSummary
+    from core.trainer.callbacks.on_exception_checkpoint import OnExceptionCheckpoint
+    from core.trainer.callbacks.prediction_writer import BasePredictionWriter
+    from core.trainer.callbacks.progress_bar import ProgressBar
+    from core.trainer.callbacks.rich_progress_bar import RichProgressBar
+    from core.trainer.callbacks.stochastic_weight_averaging import StochasticWeightAveraging
+    from core.trainer.callbacks.throughput_monitor import ThroughputMonitor
+    from core.trainer.callbacks.timer import Timer
+    from core.trainer.callbacks.weight_averaging import WeightAveraging
+
+__all__ = [
+    "EMA",
+    "BasePredictionWriter",
+    "Callback",
+    "DeviceStatsMonitor",
+    "EarlyStopping",
+    "GradientAccumulationScheduler",
+    "LambdaCallback",
+    "LearningRateMonitor",
+    "ModelCheckpoint",
+    "ModelSummary",
+    "OnExceptionCheckpoint",
+    "ProgressBar",
+    "RichProgressBar",
+    "StochasticWeightAveraging",
+    "ThroughputMonitor",
+    "Timer",
+    "WeightAveraging",
+]
+
+__getattr__, __dir__ = door(
+    __name__,
+    {
+        ".ema": ("EMA",),
+        ".prediction_writer": ("BasePredictionWriter",),
+        ".callback": ("Callback",),
+        ".device_stats_monitor": ("DeviceStatsMonitor",),
+        ".early_stopping": ("EarlyStopping",),
+        ".gradient_accumulation_scheduler": ("GradientAccumulationScheduler",),
+        ".lambda_callback": ("LambdaCallback",),
+        ".learning_rate_monitor": ("LearningRateMonitor",),
+        ".model_checkpoint": ("ModelCheckpoint",),
+        ".model_summary": ("ModelSummary",),
+        ".on_exception_checkpoint": ("OnExceptionCheckpoint",),
+        ".progress_bar": ("ProgressBar",),
+        ".rich_progress_bar": ("RichProgressBar",),
+        ".stochastic_weight_averaging": ("StochasticWeightAveraging",),
+        ".throughput_monitor": ("ThroughputMonitor",),
+        ".timer": ("Timer",),
+        ".weight_averaging": ("WeightAveraging",),
+    },
+)

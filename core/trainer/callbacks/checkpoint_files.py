@@ -1,0 +1,80 @@
+"""Checkpoints as files: a name that is free, a link, an end. All ranks call these together."""
+
+from __future__ import annotations
+
+import os
+import posixpath
+import secrets
+import time
+from typing import TYPE_CHECKING
+
+from core.trainer.callbacks.checkpoint_name import EXTENSION
+
+if TYPE_CHECKING:
+    from collections.abc import Container
+
+    from core.trainer.trainer import Trainer
+
+_REMOVAL_S = 60.0
+"""Seconds in which a checkpoint is removed, after which a link in its place fails."""
+
+
+def find_free_path(trainer: Trainer, folder: str, name: str, *, own: str, taken: Container[str]) -> str:
+    """All ranks. A path that no other checkpoint has: `name` in the folder, or else `name-v1`, `name-v2`, ...
+
+    Args:
+        trainer: the running trainer.
+        folder: a local one, or a URL.
+        name: without its ending.
+        own: a path that is about to be replaced, and may be overwritten.
+        taken: paths that are spoken for, though nothing may be there yet.
+    """
+    path = posixpath.join(folder, name + EXTENSION)
+    if trainer.is_global_zero:
+        version, exists = 0, trainer.strategy.checkpoint_io.exists
+        while path != own and (exists(path) or path in taken):
+            version += 1
+            path = posixpath.join(folder, f"{name}-v{version}{EXTENSION}")
+    return str(trainer.strategy.broadcast(path))
+
+
+def link_checkpoint(trainer: Trainer, target: str, path: str) -> None:
+    """All ranks. Let `path` point to `target`; at once, if a link is there already.
+
+    Args:
+        trainer: the running trainer.
+        target: a local checkpoint.
+        path: replaced, whatever is there.
+    """
+    strategy = trainer.strategy
+    is_real = trainer.is_global_zero and not os.path.islink(path) and strategy.checkpoint_io.exists(path)
+    if strategy.broadcast(is_real):
+        remove_checkpoint(trainer, path)
+    if trainer.is_global_zero:
+        _await_removal(path)
+        folder, name = os.path.split(path)
+        # Made under another name and renamed, so that there is a link at every moment.
+        temporary = os.path.join(folder, f".{name}.{secrets.token_hex(4)}")
+        os.symlink(os.path.relpath(target, folder), temporary)
+        os.replace(temporary, path)
+    strategy.barrier()
+
+
+def _await_removal(path: str) -> None:
+    """Wait until no folder is at `path`: a CheckpointIO may remove in the background, and a link can't replace one."""
+    end_s = time.monotonic() + _REMOVAL_S
+    while os.path.isdir(path) and not os.path.islink(path) and time.monotonic() < end_s:
+        time.sleep(0.01)
+
+
+def remove_checkpoint(trainer: Trainer, path: str) -> None:
+    """All ranks. Delete a checkpoint, whole."""
+    strategy = trainer.strategy
+    strategy.checkpoint_io.remove_checkpoint(path, collectives=trainer.session.collectives)
+
+
+def can_link(trainer: Trainer, target: str) -> bool:
+    """All ranks. True if a link to `target` would lead somewhere: it is no URL, and not still to be written."""
+    if "://" in target or "::" in target:
+        return False
+    return bool(trainer.strategy.broadcast(trainer.is_global_zero and os.path.exists(target)))

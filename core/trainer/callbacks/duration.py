@@ -1,0 +1,38 @@
+"""Durations, in the forms that users write."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import timedelta
+
+from core.contract import ConfigurationError
+
+
+def parse_duration(name: str, value: timedelta | Mapping[str, int] | str) -> timedelta:
+    """Understand a duration.
+
+    Args:
+        name: of the argument, for the message.
+        value: a timedelta, its arguments, or days, hours, minutes and seconds.
+
+    Raises:
+        ConfigurationError: it is of no known form, or negative.
+    """
+    try:
+        duration = _parse(value)
+    except (TypeError, ValueError):
+        duration = None
+    if duration is None or duration < timedelta(0):
+        raise ConfigurationError(
+            f"{name}={value!r}: expected a timedelta, a dict such as {{'hours': 2}}, or 'DD:HH:MM:SS'."
+        )
+    return duration
+
+
+def _parse(value: timedelta | Mapping[str, int] | str) -> timedelta:
+    if isinstance(value, timedelta):
+        return value
+    if isinstance(value, str):
+        days, hours, minutes, seconds = (int(part) for part in value.split(":"))
+        return timedelta(days=days, hours=hours, minutes=minutes, seconds=seconds)
+    return timedelta(**value)

@@ -1,0 +1,38 @@
+"""Saving when an exception ends the run."""
+
+from __future__ import annotations
+
+import warnings
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from core.trainer.trainer import Trainer
+
+
+def can_save_after(trainer: Trainer, exception: BaseException) -> bool:
+    """True if this process may save by itself, before `exception` ends the run. If not, a warning says so.
+
+    All ranks write a checkpoint together, and an exception may have come on one of them alone: it would wait for the
+    others for ever, in any collective.
+    """
+    if trainer.world_size == 1 or getattr(exception, "is_agreed", False):
+        return True
+    warnings.warn(
+        f"{type(exception).__name__} came in a run of {trainer.world_size} processes, which can't be brought to save "
+        "together now. Save every so many steps: ModelCheckpoint(every_n_train_steps=...).",
+        stacklevel=3,
+    )
+    return False
+
+
+def save_after(trainer: Trainer, path: str, exception: BaseException, *, weights_only: bool = False) -> None:
+    """Save, and tell where. Batches of an unfinished accumulation window don't count.
+
+    A failure to save is a warning: the exception is what the user must see.
+    """
+    try:
+        trainer.save_checkpoint(path, weights_only=weights_only)
+    except Exception as error:
+        warnings.warn(f"The state can't be saved to {path} after {type(exception).__name__}: {error}", stacklevel=3)
+        return
+    trainer.print(f"{type(exception).__name__}: the state after step {trainer.global_step} is saved in {path}")

@@ -1,0 +1,74 @@
+"""Another accumulation window from some epoch on."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from core.contract import Capability, ConfigurationError, UnsupportedError
+from core.trainer.callbacks.arguments import check_int
+from core.trainer.callbacks.callback import Callback
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from torch import nn
+
+    from core.trainer.trainer import Trainer
+
+_NAME = "GradientAccumulationScheduler"
+
+
+class GradientAccumulationScheduler(Callback):
+    """Changes `accumulate_grad_batches` at the beginning of epochs."""
+
+    def __init__(self, scheduling: Mapping[int, int]) -> None:
+        """Say how many batches make a step, from which epoch on.
+
+        Args:
+            scheduling: window by epoch, counted from 0: `{0: 8, 4: 2}`. Before the first one that is named, it is 1.
+
+        Raises:
+            ConfigurationError: epochs or windows that can't be.
+        """
+        for epoch, window in scheduling.items():
+            check_int(_NAME, "epoch", epoch, least=0, meaning="the number of an epoch, from 0")
+            check_int(_NAME, f"scheduling[{epoch}]", window, least=1, meaning="a number of batches, from 1")
+        if not scheduling:
+            raise ConfigurationError(f"{_NAME} got no epoch; expected a dict such as {{4: 2}}.")
+        self.scheduling = {0: 1, **dict(sorted(scheduling.items()))}
+
+    def window_of(self, epoch: int) -> int:
+        """Batches that make a step in an epoch."""
+        return self.scheduling[max(begin for begin in self.scheduling if begin <= epoch)]
+
+    def check_fit(self, trainer: Trainer, module: nn.Module) -> None:
+        """Refuse what can't work together.
+
+        Raises:
+            ConfigurationError: the trainer has a window of its own, or the module steps its optimizers itself.
+            UnsupportedError: the strategy counts the window itself.
+        """
+        if trainer.options.accumulate_grad_batches != 1:
+            raise ConfigurationError(
+                f"Trainer(accumulate_grad_batches={trainer.options.accumulate_grad_batches}) and a "
+                "GradientAccumulationScheduler contradict each other. Leave one of them out."
+            )
+        if not getattr(module, "automatic_optimization", True):
+            raise ConfigurationError(
+                "GradientAccumulationScheduler does nothing with automatic_optimization=False, where training_step "
+                "decides when to step. Leave it out."
+            )
+        if Capability.OWNS_ACCUMULATION in trainer.strategy.capabilities:
+            raise UnsupportedError(
+                f"{type(trainer.strategy).__name__} counts the accumulation window itself, from its own options. "
+                "Use Trainer(accumulate_grad_batches=...).",
+                capability=Capability.OWNS_ACCUMULATION,
+            )
+
+    def on_train_start(self, trainer: Trainer, module: nn.Module) -> None:
+        """Set the window of the epoch in which training begins or goes on."""
+        trainer.accumulate_grad_batches = self.window_of(trainer.current_epoch)
+
+    def on_train_epoch_start(self, trainer: Trainer, module: nn.Module) -> None:
+        """Set the epoch's window."""
+        trainer.accumulate_grad_batches = self.window_of(trainer.current_epoch)

@@ -1,0 +1,68 @@
+"""Lets a pluggy plugin with event hooks take part as a callback."""
+
+from __future__ import annotations
+
+import importlib
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+import pluggy
+
+from core.contract import EventHooks, hookimpl
+from core.trainer.callbacks.callback import Callback
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+class HookPlugin(Callback):
+    """A callback with just those hooks that a plugin implements, so that the others cost nothing.
+
+    Attributes:
+        name: under which the user asked for the plugin.
+        plugin: a module, or an object, with functions that `core.hookimpl` marks.
+    """
+
+    def __init__(self, name: str, plugin: Any) -> None:
+        self.name, self.plugin = name, plugin
+
+    def __reduce__(self) -> tuple[Callable[..., Callback], tuple[str, Any]]:
+        # The class was made for this plugin and stands in no module; nor does pickle take modules.
+        plugin = self.plugin.__name__ if isinstance(self.plugin, ModuleType) else self.plugin
+        return hook_callback, (self.name, plugin)
+
+    @property
+    def state_key(self) -> str:
+        """The name, since several plugins are of this class."""
+        return f"{HookPlugin.__qualname__}:{self.name}"
+
+
+def hook_callback(name: str, plugin: Any) -> Callback:
+    """Make a callback of a plugin that `core.registry.load_hooks` has checked.
+
+    Args:
+        name: under which the user asked for it.
+        plugin: the module or object, or a module's name.
+    """
+    plugin = importlib.import_module(plugin) if isinstance(plugin, str) else plugin
+    manager = pluggy.PluginManager(hookimpl.project_name)
+    manager.add_hookspecs(EventHooks)
+    manager.register(plugin, name)
+    callers = manager.get_hookcallers(plugin) or []
+    methods = {caller.name: _method(caller, name) for caller in callers}
+    listener: type[HookPlugin] = type(HookPlugin.__name__, (HookPlugin,), methods)
+    return listener(name, plugin)
+
+
+def _method(caller: pluggy.HookCaller, name: str) -> Callable[..., None]:
+    assert caller.spec is not None
+    parameters = caller.spec.argnames
+
+    def call(self: HookPlugin, *args: Any) -> None:
+        try:
+            caller(**dict(zip(parameters, args, strict=True)))
+        except BaseException as error:
+            error.add_note(f"It was raised in {caller.name} of the event hooks {name!r}.")
+            raise
+
+    return call

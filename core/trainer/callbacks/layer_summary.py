@@ -1,0 +1,167 @@
+"""The summary of a module: layers, parameters, sizes, and the operations of one forward."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+_ROOT = "Global"
+"""The name under which torch's counter keeps the total."""
+
+
+@dataclass(slots=True)
+class Layer:
+    """One module of the user's.
+
+    Attributes:
+        name: its path from the root; empty for the root.
+        kind: name of its class.
+        num_parameters: with those of its children; each counted once.
+        trains: True in training mode.
+        flops: of one forward of the example, with those of its children; None without one.
+        in_size, out_size: shapes, nested as they come; None without an example.
+    """
+
+    name: str
+    kind: str
+    num_parameters: int
+    trains: bool
+    flops: int | None = None
+    in_size: Any = None
+    out_size: Any = None
+
+
+@dataclass(slots=True)
+class Summary:
+    """A module's layers and totals.
+
+    Attributes:
+        layers: down to the depth that was asked for, in the order of definition.
+        has_lazy: some parameters have no shape yet and aren't counted.
+    """
+
+    layers: list[Layer] = field(default_factory=list)
+    num_trainable: int = 0
+    num_frozen: int = 0
+    size_bytes: int = 0
+    num_modules: int = 0
+    flops: int | None = None
+    has_lazy: bool = False
+
+    @property
+    def num_parameters(self) -> int:
+        """All of them."""
+        return self.num_trainable + self.num_frozen
+
+
+def count_here(parameter: nn.Parameter) -> int:
+    """Number of elements as far as this rank knows; 0 while there is no shape."""
+    return 0 if _is_lazy(parameter) else parameter.numel()
+
+
+def summarize(
+    module: nn.Module,
+    max_depth: int = 1,
+    run_example: Callable[[], Any] | None = None,
+    count: Callable[[nn.Parameter], int] = count_here,
+) -> Summary:
+    """Look at a module.
+
+    Args:
+        module: the user's.
+        max_depth: levels of children that get a row; -1 for all.
+        run_example: calls the module's forward, to count operations and see sizes; None leaves that out.
+        count: number of elements of a parameter.
+    """
+    summary = Summary(num_modules=sum(1 for _ in module.modules()))
+    chosen = dict(_choose(module, max_depth))
+    modes = {child: child.training for child in module.modules()}
+    observed = _observe(module, chosen, run_example) if run_example is not None else None
+    for name, child in chosen.items():
+        layer = Layer(name, type(child).__name__, sum(map(count, child.parameters())), modes[child])
+        if observed is not None:
+            layer.flops, (layer.in_size, layer.out_size) = observed.flops(name), observed.sizes.get(name, (None, None))
+        summary.layers.append(layer)
+    if observed is not None:
+        summary.flops = observed.flops("")
+    _count_all(module, summary, count)
+    return summary
+
+
+def _choose(module: nn.Module, max_depth: int) -> Iterator[tuple[str, nn.Module]]:
+    for name, child in module.named_modules():
+        if name and (max_depth < 0 or name.count(".") < max_depth):
+            yield name, child
+
+
+def _is_lazy(parameter: Any) -> bool:
+    return bool(nn.parameter.is_lazy(parameter))
+
+
+def _count_all(module: nn.Module, summary: Summary, count: Callable[[nn.Parameter], int]) -> None:
+    for parameter in module.parameters():
+        number = count(parameter)
+        summary.has_lazy |= _is_lazy(parameter)
+        summary.num_trainable += number * parameter.requires_grad
+        summary.num_frozen += number * (not parameter.requires_grad)
+        summary.size_bytes += number * parameter.element_size() if number else 0
+
+
+@dataclass(slots=True)
+class _Observed:
+    """The observations of one forward."""
+
+    counts: dict[str, int]
+    root: str
+    sizes: dict[str, tuple[Any, Any]]
+
+    def flops(self, name: str) -> int:
+        """The operations of a module, by its path; torch's counter puts the root's class in front."""
+        return self.counts.get(f"{self.root}.{name}" if name else _ROOT, 0)
+
+
+def _observe(module: nn.Module, chosen: Mapping[str, nn.Module], run_example: Callable[[], Any]) -> _Observed:
+    """Run the example once, in evaluation mode, leaving no trace."""
+    from torch.utils.flop_counter import FlopCounterMode
+
+    sizes: dict[str, tuple[Any, Any]] = {}
+
+    def see(name: str) -> Callable[..., None]:
+        def hook(_: nn.Module, inputs: Any, output: Any) -> None:
+            # Of a layer that is called several times, the first call counts.
+            sizes.setdefault(name, (_shapes(inputs), _shapes(output)))
+
+        return hook
+
+    modes = {child: child.training for child in module.modules()}
+    handles = [child.register_forward_hook(see(name)) for name, child in chosen.items()]
+    module.eval()
+    try:
+        with torch.no_grad(), FlopCounterMode(display=False) as counter:
+            run_example()
+    finally:
+        for handle in handles:
+            handle.remove()
+        for child, mode in modes.items():
+            child.training = mode
+    counts = {name: sum(operations.values()) for name, operations in counter.get_flop_counts().items()}
+    return _Observed(counts, type(module).__name__, sizes)
+
+
+def _shapes(value: Any) -> Any:
+    """Shapes of the tensors in a structure; a single one without its list."""
+    if isinstance(value, torch.Tensor):
+        return list(value.shape)
+    if isinstance(value, Mapping):
+        return {key: _shapes(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        shapes = [_shapes(item) for item in value]
+        return shapes[0] if len(shapes) == 1 else shapes
+    return type(value).__name__

@@ -1,0 +1,96 @@
+"""Bars that are redrawn, by rich, on a terminal."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from rich.progress import BarColumn, Progress, TextColumn
+from rich.table import Column
+from rich.text import Text
+
+from core.trainer.callbacks.progress_view import Work, format_metrics, format_position, format_speed, format_times
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.progress import TaskID
+
+_BAR_WIDTH = 20
+
+
+class LiveView:
+    """One bar for each piece of work that is going on, under the lines that stay.
+
+    While it is open, what others print to standard output or error appears above the bars.
+    """
+
+    def __init__(self, console: Console, interval_s: float) -> None:
+        self.interval_s = interval_s
+        self._console = console
+        self._tasks: dict[int, TaskID] = {}
+        self._progress = Progress(
+            _text("description", style="bold"),
+            BarColumn(_BAR_WIDTH),
+            _text("position"),
+            _text("speed", style="cyan"),
+            _text("times", style="dim"),
+            _text("metrics", ratio=1),
+            console=console,
+            auto_refresh=False,  # a thread that draws would compete with training for the interpreter
+            transient=True,
+            expand=True,
+        )
+
+    def begin(self, work: Work) -> None:
+        """Add its bar."""
+        if not self._tasks:
+            self._start()
+        total = None if work.total == float("inf") else work.total
+        self._tasks[id(work)] = self._progress.add_task(work.name, total=total, **_fields(work))
+        self._draw()
+
+    def update(self, work: Work) -> None:
+        """Redraw."""
+        self._progress.update(self._tasks[id(work)], completed=work.done, **_fields(work))
+        self._draw()
+
+    def end(self, work: Work) -> None:
+        """Remove its bar; after the last one, the screen is free."""
+        self._progress.remove_task(self._tasks.pop(id(work)))
+        self._draw()
+        if not self._tasks:
+            self._stop()
+
+    def write(self, line: str, *, is_header: bool = False) -> None:
+        """A line above the bars."""
+        self._console.print(Text(line, style="bold" if is_header else ""), soft_wrap=True)
+
+    def close(self) -> None:
+        """Remove all bars."""
+        for task in self._tasks.values():
+            self._progress.remove_task(task)
+        self._tasks = {}
+        self._stop()
+
+    def _start(self) -> None:
+        self._progress.start()
+
+    def _draw(self) -> None:
+        self._progress.refresh()
+
+    def _stop(self) -> None:
+        self._progress.stop()
+
+
+def _text(name: str, *, style: str = "", ratio: int | None = None) -> TextColumn:
+    template = "{task.description}" if name == "description" else f"{{task.fields[{name}]}}"
+    column = Column(no_wrap=True, overflow="ellipsis", ratio=ratio)
+    return TextColumn(template, style=style or "none", markup=False, table_column=column)
+
+
+def _fields(work: Work) -> dict[str, Any]:
+    return {
+        "position": format_position(work),
+        "speed": format_speed(work),
+        "times": format_times(work),
+        "metrics": format_metrics(work.metrics),
+    }

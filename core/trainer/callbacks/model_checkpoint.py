@@ -1,0 +1,393 @@
+"""Writes checkpoints while training goes on."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import posixpath
+import time
+import warnings
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+
+from core.contract import ConfigurationError
+from core.trainer.callbacks.arguments import check_int, check_mode
+from core.trainer.callbacks.best_models import BestModels
+from core.trainer.callbacks.callback import Callback
+from core.trainer.callbacks.checkpoint_files import can_link, find_free_path, link_checkpoint, remove_checkpoint
+from core.trainer.callbacks.checkpoint_name import DEFAULT_PATTERN, EXTENSION, format_name
+from core.trainer.callbacks.common_decisions import (
+    PacedQuestion,
+    agree_on_metrics,
+    is_awaited,
+    not_logged,
+    validates_within_epochs,
+)
+from core.trainer.callbacks.duration import parse_duration
+from core.trainer.callbacks.exception_save import can_save_after, save_after
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from datetime import timedelta
+
+    from torch import Tensor, nn
+
+    from core.contract import PathLike
+    from core.trainer.trainer import Trainer
+
+
+class ModelCheckpoint(Callback):
+    """Saves checkpoints and keeps the best, or the newest, of them.
+
+    By default one at the end of every epoch, of which the newest is kept. What training ends with is saved in any case,
+    once. An old checkpoint is removed when the new one is safely there, never before.
+
+    Attributes:
+        best_model_path: the best checkpoint; without `monitor` the newest. Empty if there is none.
+        best_model_score: its score, a scalar tensor; None without `monitor`.
+        best_k_models: scores of those that are kept, by path.
+        last_model_path: what `save_last` wrote.
+    """
+
+    runs_last = True
+
+    CHECKPOINT_NAME_LAST = "last"
+    """Filename, or pattern, of what `save_last` writes."""
+
+    def __init__(
+        self,
+        dirpath: PathLike | None = None,
+        filename: str | None = None,
+        *,
+        monitor: str | None = None,
+        mode: Literal["min", "max"] = "min",
+        save_top_k: int = 1,
+        save_last: bool | Literal["link"] = False,
+        every_n_train_steps: int | None = None,
+        every_n_epochs: int | None = None,
+        train_time_interval: timedelta | Mapping[str, int] | str | None = None,
+        save_on_train_epoch_end: bool | None = None,
+        save_weights_only: bool = False,
+        save_on_exception: bool = False,
+        auto_insert_metric_name: bool = True,
+        enable_version_counter: bool = True,
+        verbose: bool = False,
+    ) -> None:
+        """Say what to save, when, and under which name.
+
+        Args:
+            dirpath: a folder or URL; None is `checkpoints` in the logger's folder, or in `default_root_dir`.
+            filename: pattern with names of metrics, `epoch` and `step`: `"{epoch}-{val_loss:.2f}"`. `.ckpt` is added.
+            monitor: the logged metric by which checkpoints are judged; None judges by age. `"step"` and `"epoch"` too.
+            mode: `"min"` if less of it is better, `"max"` if more is.
+            save_top_k: number of the best to keep; -1 for all, 0 for none.
+            save_last: also write `last.ckpt` each time; `"link"` makes it a symbolic link where that is possible.
+            every_n_train_steps: save after every so many optimizer steps.
+            every_n_epochs: save after every so many epochs; 1 if neither steps nor a time are given.
+            train_time_interval: save after every so long, by rank 0's clock.
+            save_on_train_epoch_end: save at the end of epochs rather than of validation runs. None: if validation, too,
+                runs once at the end of every epoch.
+            save_weights_only: leave out what only training needs. Such a checkpoint can't be resumed.
+            save_on_exception: save before an exception ends the run. With several processes that can't be done, since
+                the others go on waiting for each other; a warning says so.
+            auto_insert_metric_name: write `name=` before each value of the pattern.
+            enable_version_counter: append `-v1`, `-v2`, ... if the file is there already; else overwrite it.
+            verbose: print a line on rank 0 for each checkpoint.
+
+        Raises:
+            ConfigurationError: arguments that contradict each other.
+        """
+        given = {"every_n_train_steps": every_n_train_steps, "every_n_epochs": every_n_epochs}
+        _check(given, train_time_interval, monitor, save_top_k, save_last)
+        check_mode("ModelCheckpoint", mode)
+        self._given_dirpath = os.path.expanduser(dirpath) if dirpath is not None else None
+        self.dirpath = self._given_dirpath
+        self.filename = filename or DEFAULT_PATTERN
+        self.monitor, self.mode, self.save_top_k, self.save_last = monitor, mode, save_top_k, save_last
+        self.every_n_train_steps, self.every_n_epochs = every_n_train_steps, every_n_epochs
+        self.train_time_interval = (
+            None if train_time_interval is None else parse_duration("train_time_interval", train_time_interval)
+        )
+        if not every_n_train_steps and self.train_time_interval is None and every_n_epochs is None:
+            self.every_n_epochs = 1
+        self.save_on_train_epoch_end = save_on_train_epoch_end
+        self.save_weights_only, self.save_on_exception = save_weights_only, save_on_exception
+        self.auto_insert_metric_name, self.enable_version_counter = auto_insert_metric_name, enable_version_counter
+        self.verbose = verbose
+        self.last_model_path = ""
+        self._newest_path = ""
+        self._best = BestModels(mode, save_top_k)
+        self._best_so_far: tuple[str, float] | None = None
+        self._last_score: float | None = None
+        self._obsolete: list[str] = []
+        self._first_step = self._judged_step = self._step_seen = 0
+        self._has_validated = False
+        self._saved_s = 0.0
+        self._is_time = PacedQuestion()
+        # Hooks that most runs don't need, and so shouldn't pay for in every step.
+        if every_n_train_steps or self.train_time_interval is not None:
+            self.on_train_batch_end = self._save_within_epoch  # type: ignore[method-assign]
+
+    # what was saved -------------------------------------------------------------------------------------------------
+
+    @property
+    def state_key(self) -> str:
+        """Tells several of these in one trainer apart."""
+        return self._key_with(
+            monitor=self.monitor,
+            mode=self.mode,
+            every_n_train_steps=self.every_n_train_steps or 0,
+            every_n_epochs=self.every_n_epochs or 0,
+            train_time_interval=str(self.train_time_interval),
+        )
+
+    @property
+    def best_model_path(self) -> str:
+        """The best checkpoint; without `monitor` the newest. Empty if there is none."""
+        return self._best_so_far[0] if self._best_so_far else self._newest_path
+
+    @property
+    def best_model_score(self) -> Tensor | None:
+        """The best checkpoint's score, a scalar; None without `monitor`."""
+        return torch.tensor(self._best_so_far[1], dtype=torch.float64) if self._best_so_far else None
+
+    @property
+    def best_k_models(self) -> dict[str, Tensor]:
+        """Scores of the checkpoints that are kept, by path."""
+        return {path: torch.tensor(score, dtype=torch.float64) for path, score in self._best.scores.items()}
+
+    @property
+    def kth_best_model_path(self) -> str:
+        """The worst of the checkpoints that are kept: the next to be replaced."""
+        return self._best.worst_path
+
+    @property
+    def current_score(self) -> Tensor | None:
+        """The monitored value that was judged last, a scalar; None without `monitor`, or before the first."""
+        return None if self._last_score is None else torch.tensor(self._last_score, dtype=torch.float64)
+
+    @property
+    def kth_value(self) -> Tensor | None:
+        """The score of `kth_best_model_path`, a scalar; None if there is none."""
+        score = self._best.scores.get(self._best.worst_path)
+        return None if score is None else torch.tensor(score, dtype=torch.float64)
+
+    def to_yaml(self, filepath: PathLike | None = None) -> None:
+        """Rank 0. Write the scores of the checkpoints that are kept, by path.
+
+        Args:
+            filepath: a local file; None is `best_k_models.yaml` in `dirpath`.
+        """
+        path = filepath if filepath is not None else os.path.join(self.dirpath or "", "best_k_models.yaml")
+        # JSON's texts are YAML's too.
+        lines = [f"{json.dumps(path)}: {_yaml_number(score)}\n" for path, score in self._best.scores.items()]
+        with open(path, "w", encoding="utf-8") as file:
+            file.writelines(lines)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The paths of the checkpoints, and their scores."""
+        return {
+            "dirpath": self.dirpath,
+            "best_k_models": dict(self._best.scores),
+            "best": list(self._best_so_far) if self._best_so_far else None,
+            "newest_path": self._newest_path,
+            "last_model_path": self.last_model_path,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Put back what `state_dict` gave. Checkpoints in another folder belong to another run, and stay there."""
+        best = state["best"]
+        self._best_so_far = (best[0], best[1]) if best else None
+        if self.dirpath is None or self.dirpath == state["dirpath"]:
+            self.dirpath = state["dirpath"]
+            self._best.scores = dict(state["best_k_models"])
+            self._newest_path, self.last_model_path = state["newest_path"], state["last_model_path"]
+
+    # when -----------------------------------------------------------------------------------------------------------
+
+    def setup(self, trainer: Trainer, module: nn.Module, stage: str) -> None:
+        """All ranks. Agree on the folder."""
+        if stage == "fit":
+            self.dirpath = self._given_dirpath or posixpath.join(trainer.log_dir, "checkpoints")
+
+    def on_train_start(self, trainer: Trainer, module: nn.Module) -> None:
+        """Note where training begins: nothing is saved before its first step."""
+        self._first_step = self._judged_step = self._step_seen = trainer.global_step
+        self._saved_s = time.monotonic()
+        self._after_epoch = self.save_on_train_epoch_end
+        if self._after_epoch is None:
+            self._after_epoch = not validates_within_epochs(trainer)
+
+    def _save_within_epoch(self, trainer: Trainer, module: nn.Module, outputs: Any, batch: Any, batch_idx: int) -> None:
+        """Within an accumulation window there is nothing to save: only a new optimizer step counts."""
+        step, before = trainer.global_step, self._step_seen
+        if step == before:
+            return
+        self._step_seen = step
+        if self.every_n_train_steps:  # several steps may have been made since then
+            due = step // self.every_n_train_steps > before // self.every_n_train_steps
+        else:
+            due = self._is_time.ask(trainer.strategy, self._is_interval_over)
+        if due:
+            self._judge(trainer)
+
+    def _is_interval_over(self) -> bool:
+        assert self.train_time_interval is not None
+        return time.monotonic() - self._saved_s >= self.train_time_interval.total_seconds()
+
+    def on_validation_end(self, trainer: Trainer, module: nn.Module) -> None:
+        """Save, if validation has a rhythm of its own."""
+        if trainer.stage != "fit" or trainer.sanity_checking:
+            return
+        self._has_validated = True
+        if not self._after_epoch and self._is_due_by_epoch(trainer):
+            self._judge(trainer)
+
+    def on_train_epoch_end(self, trainer: Trainer, module: nn.Module) -> None:
+        """Save, if validation has no rhythm of its own."""
+        if self._after_epoch and self._is_due_by_epoch(trainer):
+            self._judge(trainer)
+
+    def _is_due_by_epoch(self, trainer: Trainer) -> bool:
+        return bool(self.every_n_epochs) and (trainer.current_epoch + 1) % (self.every_n_epochs or 1) == 0
+
+    def on_train_end(self, trainer: Trainer, module: nn.Module) -> None:
+        """Save what training ends with, unless that is done."""
+        self._judge(trainer)
+        self._remove_obsolete(trainer)
+        has_trained = trainer.global_step != self._first_step
+        if has_trained and self.monitor is not None and self.save_top_k and not self.best_model_path:
+            warnings.warn(
+                f"ModelCheckpoint has kept nothing as the best: it monitors {self.monitor!r}, which was not logged "
+                "before training ended. Validate earlier, or monitor something else.",
+                stacklevel=2,
+            )
+
+    def on_exception(self, trainer: Trainer, module: nn.Module, exception: BaseException) -> None:
+        """Save what there is, if the user wants that."""
+        wanted = self.save_on_exception and trainer.stage == "fit" and trainer.global_step != self._judged_step
+        if wanted and can_save_after(trainer, exception):
+            name = format_name(DEFAULT_PATTERN, _counters(trainer), insert_names=True)
+            path = self._free_path(trainer, f"exception-{name}", own="")
+            save_after(trainer, path, exception, weights_only=self.save_weights_only)
+
+    # what -----------------------------------------------------------------------------------------------------------
+
+    def _judge(self, trainer: Trainer) -> None:
+        """Save the present state if it is good enough; never one state twice."""
+        if trainer.global_step == self._judged_step:
+            return
+        # What a save at a window's end has replaced, which is written by now.
+        self._remove_obsolete(trainer)
+        values = {**agree_on_metrics(trainer), **_counters(trainer)}
+        self._judged_step = trainer.global_step
+        self._saved_s = time.monotonic()
+        saved = self._save_ranked(trainer, values) if self.save_top_k else ""
+        if self.save_last:
+            self._save_last(trainer, values, saved)
+        self._remove_obsolete(trainer)
+
+    def _save_ranked(self, trainer: Trainer, values: dict[str, float]) -> str:
+        """The path of what was saved, empty if it isn't good enough."""
+        if self.monitor is None:
+            old = self._newest_path if self.save_top_k == 1 else ""
+            path = self._newest_path = self._path_for(trainer, self.filename, values, own=old)
+            self._replace(trainer, path, old)
+            return path
+        if self._must_wait(trainer, values):
+            return ""
+        self._last_score = values[self.monitor]
+        if not self._best.accepts(self._last_score):
+            return ""
+        old = self._best.worst_path if len(self._best.scores) == self.save_top_k else ""
+        path = self._path_for(trainer, self.filename, values, own=old)
+        evicted = self._best.add(path, values[self.monitor])
+        self._best_so_far = (self._best.best_path, self._best.scores[self._best.best_path])
+        self._replace(trainer, path, evicted)
+        return path
+
+    def _must_wait(self, trainer: Trainer, values: dict[str, float]) -> bool:
+        """True if the monitored metric may still come: nothing was validated yet, or its epoch isn't over."""
+        assert self.monitor is not None
+        if self.monitor in values:
+            return False
+        if (trainer.loaders.validation and not self._has_validated) or is_awaited(trainer, self.monitor):
+            return True
+        raise not_logged("ModelCheckpoint", self.monitor, values)
+
+    def _save_last(self, trainer: Trainer, values: dict[str, float], saved: str) -> None:
+        old = self.last_model_path
+        path = self.last_model_path = self._path_for(trainer, self.CHECKPOINT_NAME_LAST, values, own=old)
+        if self.save_last == "link" and saved and can_link(trainer, saved):
+            link_checkpoint(trainer, saved, path)
+            self._drop(trainer, path, old)
+        else:
+            self._replace(trainer, path, old)
+
+    def _replace(self, trainer: Trainer, path: str, old: str | None) -> None:
+        """Write the new one, then remove the old one."""
+        trainer.save_checkpoint(path, weights_only=self.save_weights_only)
+        if self.verbose:
+            trainer.print(f"ModelCheckpoint: step {trainer.global_step} is saved in {path}")
+        self._drop(trainer, path, old)
+
+    def _drop(self, trainer: Trainer, new: str, old: str | None) -> None:
+        # What the user has named as the run's beginning stays: a job that is run again begins there again.
+        if old and old != new and str(trainer.ckpt_path) != old:
+            self._obsolete.append(old)
+        if self.save_last != "link":  # which may lead to the old one, until it is moved
+            self._remove_obsolete(trainer)
+
+    def _remove_obsolete(self, trainer: Trainer) -> None:
+        """Remove what was replaced; not yet if the new one is only written at the accumulation window's end."""
+        if not trainer.pending_saves:
+            for path in self._obsolete:
+                remove_checkpoint(trainer, path)
+            self._obsolete = []
+
+    # where ----------------------------------------------------------------------------------------------------------
+
+    def _path_for(self, trainer: Trainer, pattern: str, values: dict[str, float], *, own: str) -> str:
+        name = format_name(pattern, values, insert_names=self.auto_insert_metric_name)
+        return self._free_path(trainer, name, own=own)
+
+    def _free_path(self, trainer: Trainer, name: str, *, own: str) -> str:
+        assert self.dirpath is not None
+        if not self.enable_version_counter:
+            return posixpath.join(self.dirpath, name + EXTENSION)
+        return find_free_path(trainer, self.dirpath, name, own=own, taken=self._best.scores)
+
+
+def _counters(trainer: Trainer) -> dict[str, float]:
+    """Epoch and step that the present state belongs to; between two epochs, it is the one that has ended."""
+    between = trainer.progress.batch == 0 and trainer.current_epoch > 0
+    return {"epoch": trainer.current_epoch - between, "step": trainer.global_step}
+
+
+def _check(
+    given: dict[str, int | None], interval: Any, monitor: str | None, save_top_k: int, save_last: bool | str
+) -> None:
+    for name, value in given.items():
+        if value is not None:
+            check_int("ModelCheckpoint", name, value, least=0, meaning="a positive number, 0 or None for never")
+    rhythms = [name for name, value in {**given, "train_time_interval": interval}.items() if value]
+    if len(rhythms) > 1:
+        raise ConfigurationError(
+            f"ModelCheckpoint got {' and '.join(rhythms)}; expected one of them. Use a ModelCheckpoint for each rhythm."
+        )
+    check_int("ModelCheckpoint", "save_top_k", save_top_k, least=-1, meaning="a number, or -1 for all")
+    if monitor is None and save_top_k not in (-1, 0, 1):
+        raise ConfigurationError(
+            f"ModelCheckpoint(save_top_k={save_top_k}) can't tell which are best without monitor. Name a logged metric "
+            "(or monitor='step', mode='max' for the newest), or use -1, 0 or 1."
+        )
+    if save_last not in (True, False, "link"):
+        raise ConfigurationError(f"ModelCheckpoint(save_last={save_last!r}): expected True, False or 'link'.")
+
+
+def _yaml_number(value: float) -> str:
+    if math.isinf(value):
+        return ".inf" if value > 0 else "-.inf"
+    return repr(float(value))

@@ -1,0 +1,155 @@
+"""The progress of some work, and its display: redrawn on a terminal, or as lines."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+# Updates over which the speed is measured.
+_SPEED_WINDOW = 30
+
+
+@dataclass(slots=True)
+class Work:
+    """A piece of work that takes many batches.
+
+    Attributes:
+        name: of the work, as it is shown.
+        total: batches; infinite if unknown.
+        done: batches so far.
+        metrics: the newest values that the user wants to see.
+        started_s: when it began, in seconds of the monotonic clock.
+    """
+
+    name: str
+    total: float
+    done: int = 0
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    started_s: float = field(default_factory=time.monotonic)
+    _samples: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=_SPEED_WINDOW))
+
+    def __post_init__(self) -> None:
+        self.mark()
+
+    def mark(self) -> None:
+        """Measure the speed from here on: time before it went elsewhere."""
+        self._samples.clear()
+        self._samples.append((time.monotonic(), self.done))
+
+    def advance(self, done: int, metrics: Mapping[str, float]) -> None:
+        """Note a new position."""
+        self.done, self.metrics = done, metrics
+        self._samples.append((time.monotonic(), done))
+
+    @property
+    def elapsed_s(self) -> float:
+        """Seconds since it began."""
+        return time.monotonic() - self.started_s
+
+    @property
+    def batches_per_s(self) -> float:
+        """Speed of late; 0 if that isn't known yet."""
+        (first_s, first), (last_s, last) = self._samples[0], self._samples[-1]
+        return (last - first) / (last_s - first_s) if last_s > first_s else 0.0
+
+    @property
+    def remaining_s(self) -> float | None:
+        """Seconds to go at this speed; None if unknown."""
+        speed = self.batches_per_s
+        return None if speed == 0 or self.total == float("inf") else max(0.0, self.total - self.done) / speed
+
+
+class View(Protocol):
+    """Shows work. One piece may run inside another, as validation does inside an epoch."""
+
+    interval_s: float
+    """Seconds between two updates, so that showing one is worth its cost."""
+
+    def begin(self, work: Work) -> None:
+        """Show it from now on."""
+
+    def update(self, work: Work) -> None:
+        """Show its position."""
+
+    def end(self, work: Work) -> None:
+        """Show it no longer."""
+
+    def write(self, line: str, *, is_header: bool = False) -> None:
+        """A line that stays."""
+
+    def close(self) -> None:
+        """Leave the screen in order. Idempotent."""
+
+
+class LineView:
+    """Lines at long intervals, for a file or a log collector."""
+
+    def __init__(self, interval_s: float, write: Callable[[str], None]) -> None:
+        self.interval_s = interval_s
+        self._write = write
+
+    def begin(self, work: Work) -> None:
+        """Do nothing: a short piece of work needs no line."""
+
+    def update(self, work: Work) -> None:
+        """A line with position, speed, times and metrics."""
+        parts = [work.name, format_position(work), format_speed(work), format_times(work), format_metrics(work.metrics)]
+        self._write("  ".join(part for part in parts if part))
+
+    def end(self, work: Work) -> None:
+        """Do nothing: its lines are written already."""
+
+    def write(self, line: str, *, is_header: bool = False) -> None:
+        """A line that stays."""
+        self._write(line)
+
+    def close(self) -> None:
+        """Do nothing: nothing is open."""
+
+
+def format_position(work: Work) -> str:
+    """Such as `400/938`; without a known total `400`."""
+    return f"{work.done}" if work.total == float("inf") else f"{work.done}/{int(work.total)}"
+
+
+def format_speed(work: Work) -> str:
+    """Such as `12.3 it/s`; slow ones as `4.2 s/it`."""
+    speed = work.batches_per_s
+    if speed == 0:
+        return ""
+    return f"{shorten_number(speed)} it/s" if speed >= 1 else f"{shorten_number(1 / speed)} s/it"
+
+
+def format_times(work: Work) -> str:
+    """Elapsed and remaining time, such as `1:10 < 0:35`."""
+    remaining_s = work.remaining_s
+    elapsed = format_seconds(work.elapsed_s)
+    return elapsed if remaining_s is None else f"{elapsed} < {format_seconds(remaining_s)}"
+
+
+def format_seconds(seconds: float) -> str:
+    """Such as `1:02:03`, or `2:03`."""
+    minutes, rest = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def format_metrics(metrics: Mapping[str, float]) -> str:
+    """Such as `loss 0.1234  val_loss 0.0912`."""
+    return "  ".join(f"{name} {format_value(value)}" for name, value in metrics.items())
+
+
+def format_value(value: float) -> str:
+    """Four digits that count; a whole number without a fraction."""
+    is_whole = abs(value) < 1e6 and value == int(value)
+    return str(int(value)) if is_whole else f"{value:#.4g}".rstrip(".")
+
+
+def shorten_number(value: float) -> str:
+    """Three digits that count, without an exponent."""
+    return f"{value:.0f}" if value >= 100 else f"{value:.3g}"

@@ -1,0 +1,47 @@
+"""Several loaders in a nested structure: which of a user's lists and dicts are that, and how to take them apart."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+def is_collection(data: Any) -> bool:
+    """True for a collection of loaders: a dict always, a list or tuple if there is a loader in it.
+
+    A list of tensors, of pairs of tensors, or of dicts of them is *one* loader, whose batches are its items.
+    """
+    return isinstance(data, Mapping) or (isinstance(data, list | tuple) and any(map(_contains_loader, data)))
+
+
+def _contains_loader(data: Any) -> bool:
+    if isinstance(data, Mapping):
+        return any(map(_contains_loader, data.values()))
+    if isinstance(data, list | tuple):
+        return any(map(_contains_loader, data))
+    has_values = isinstance(data, str | bytes) or hasattr(data, "shape")  # a tensor or an array, of whatever library
+    return hasattr(data, "__iter__") and not has_values
+
+
+def leaves_of(data: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    """The loaders of a collection with their names, such as `labeled` or `pairs.0`; what isn't one is its only leaf."""
+    if not is_collection(data):
+        yield name, data
+        return
+    for key, item in data.items() if isinstance(data, Mapping) else enumerate(data):
+        yield from leaves_of(item, f"{name}.{key}" if name else str(key))
+
+
+def fill(structure: Any, leaves: Iterator[Any]) -> Any:
+    """The same structure with other things in the places of its loaders, in the order of `leaves_of`."""
+    if not is_collection(structure):
+        return next(leaves)
+    if isinstance(structure, Mapping):
+        return {key: fill(item, leaves) for key, item in structure.items()}
+    items = [fill(item, leaves) for item in structure]
+    if hasattr(structure, "_make"):
+        return structure._make(items)
+    return tuple(items) if isinstance(structure, tuple) else items

@@ -1,0 +1,329 @@
+"""The data of a run: this rank's loaders, how many of their batches, and where to go on."""
+
+from __future__ import annotations
+
+import warnings
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+from torch.utils.data import DataLoader, IterableDataset
+
+from core.contract import CheckpointError, ConfigurationError
+from core.data import Feed, LoaderShares, seed_samples, shuffles, without_shuffling
+from core.trainer.data.collection import is_collection, leaves_of
+from core.trainer.data.combined import CombinedFeed, CombinedLoader
+from core.trainer.data.sources import PREDICTION, TEST, TRAIN, VALIDATION
+from core.trainer.loops.validation_schedule import check_interval
+from core.trainer.settings.options import resolve_limit
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from core.contract import Strategy
+    from core.trainer.data.sources import Role, Source
+    from core.trainer.settings.options import TrainerOptions
+
+_UNKNOWN = float("inf")
+
+
+@dataclass(frozen=True, slots=True)
+class StageLoader:
+    """A loader of one rank, and how many of its batches are wanted; infinite if it doesn't know its length."""
+
+    loader: Any
+    num_batches: int | float
+
+    def batches(self) -> Iterator[Any]:
+        """An iterator over as many batches as are wanted."""
+        return iter(self.loader) if self.num_batches == _UNKNOWN else islice(self.loader, int(self.num_batches))
+
+
+class Loaders:
+    """The loaders of one call of `fit`, `validate`, `test` or `predict`.
+
+    Made in the main process, from sources that aren't asked yet; `setup` does that on all ranks.
+
+    Attributes:
+        train: what is iterated over in training; None before `setup`.
+        validation, test, predict: one for each loader.
+        num_train_batches: batches of an epoch on this rank; infinite if unknown.
+        knows_length: True if the training loader's own length can be relied upon.
+        epoch_end: batches of the running epoch, known at the latest when its last one is there.
+    """
+
+    def __init__(self, options: TrainerOptions, sources: Sequence[Source]) -> None:
+        self._options = options
+        self._sources = {source.role: source for source in sources}
+        self._strategy: Strategy | None = None
+        self._feed: Feed | CombinedFeed | None = None
+        self._restored: dict[str, Any] | None = None
+        self._asked_in_epoch = 0
+        self._has_warned_of_empty = False
+        self.train: Any = None
+        self.validation: list[StageLoader] = []
+        self.test: list[StageLoader] = []
+        self.predict: list[StageLoader] = []
+        self.num_train_batches: int | float = 0
+        self.epoch_end: int | float = 0
+        self.knows_length = True
+
+    def setup(self, strategy: Strategy) -> None:
+        """All ranks. Ask for the loaders, shard them, hand them to the strategy, and count their batches. Idempotent.
+
+        Raises:
+            ConfigurationError: a loader is empty, or ranks would make different numbers of training steps.
+        """
+        if self._strategy is None:
+            self._strategy = strategy
+            self._ask()
+
+    def ask_again(self) -> None:
+        """All ranks. Make all loaders anew; a position that was restored holds for the new ones."""
+        self._ask()
+        if self._restored is not None:
+            self._train_feed.load_state_dict(self._restored)
+
+    def _ask(self) -> None:
+        assert self._strategy is not None
+        # New shares, so that loaders that are asked for again have the seeds of the first ones.
+        self._shares = LoaderShares(self._strategy)
+        self.test = self._make_evaluation(TEST)
+        self.predict = self._make_evaluation(PREDICTION)
+        self.validation = self._make_evaluation(VALIDATION)
+        # Last, since how often to validate is checked against the validation loaders.
+        if (source := self._sources.get(TRAIN)) is not None:
+            self._make_train(source)
+
+    # making ---------------------------------------------------------------------------------------------------------
+
+    def _make_train(self, source: Source) -> None:
+        loaders = source.ask()
+        if loaders is None:
+            owner = type(source.owner).__name__
+            raise ConfigurationError(f"{owner}.train_dataloader() returned None; expected a loader.")
+        combined = CombinedLoader(loaders, "max_size_cycle") if is_collection(loaders) else loaders
+        if isinstance(combined, CombinedLoader):
+            self._feed = CombinedFeed(combined, [self._make_feed(leaf, TRAIN) for _, leaf in combined.leaves])
+        else:
+            self._feed = self._make_feed(combined, TRAIN)
+        self.train = self._feed.loader
+        available = length_of(self.train)
+        self.knows_length = available != _UNKNOWN and not any(map(_estimates_length, _leaves(combined)))
+        self.num_train_batches = resolve_limit(self._limit(TRAIN), available, name=TRAIN.limit)
+        # Compared on all ranks, since one with more batches would wait in its step for the others.
+        self._check_train(self._gather(self.num_train_batches))
+        check_interval(self._options, self)
+
+    def _check_train(self, counts: list[int | float]) -> None:
+        if min(counts) == 0:
+            raise ConfigurationError(self._describe_empty(TRAIN))
+        if min(counts) != max(counts):
+            uneven = ", ".join(f"{count} on rank {rank}" for rank, count in enumerate(counts))
+            raise ConfigurationError(
+                f"The training loader has a different number of batches on each rank: {uneven}. The ranks with more "
+                "would wait for the others forever. Give all of them the same, or pass "
+                f"limit_train_batches={min(counts)}."
+            )
+
+    def _make_evaluation(self, role: Role) -> list[StageLoader]:
+        source, limit = self._sources.get(role), self._limit(role)
+        # A limit of 0 turns the stage off: its hook isn't even asked.
+        loaders = source.ask() if source is not None and limit != 0 else None
+        if loaders is None:
+            return []
+        # Read together they are one loader; one after the other they are several, each with its own index.
+        if isinstance(loaders, CombinedLoader) and loaders.mode != "sequential":
+            feeds = [self._make_feed(leaf, role) for _, leaf in loaders.leaves]
+            made = [loaders.with_feeds(feeds)]
+        else:
+            leaves = loaders.leaves if isinstance(loaders, CombinedLoader) else leaves_of(loaders)
+            made = [self._make_feed(leaf, role).loader for _, leaf in leaves]
+        return self._count(made, role)
+
+    def _count(self, loaders: list[Any], role: Role) -> list[StageLoader]:
+        """Shares may differ by a batch: a fraction is of the longest, and only a loader that is empty for all is."""
+        lengths = [length_of(loader) for loader in loaders]
+        longest = [max(counts) for counts in zip(*self._gather(lengths), strict=True)]
+        if 0 in longest or not longest:
+            self._take_empty(role)
+        if not any(longest):
+            return []
+        limit = self._limit(role)
+        wanted = [resolve_limit(limit, available, name=role.limit) if available else 0 for available in longest]
+        return [StageLoader(*pair) for pair in zip(loaders, map(min, wanted, lengths), strict=True)]
+
+    def _make_feed(self, source: Any, role: Role) -> Feed:
+        """Shard one loader, and hand it to the strategy."""
+        strategy, options = self._strategy, self._options
+        assert strategy is not None
+        if shuffles(source):
+            source = self._take_shuffling(source, role)
+        if options.use_distributed_sampler:
+            source = self._shares.take(source, role.stage)
+        if options.seed_samples and role is TRAIN:
+            source = seed_samples(source)
+        return Feed(strategy.setup_dataloader(source, role.stage), source)
+
+    def _take_shuffling(self, loader: Any, role: Role) -> Any:
+        """Shuffling is for training, and for a different batch each time."""
+        assert self._strategy is not None
+        warns = self._strategy.is_global_zero
+        if self._options.overfit_batches and role in (TRAIN, VALIDATION):
+            if warns:
+                warnings.warn(
+                    f"overfit_batches={self._options.overfit_batches!r} needs the same batches in each epoch: the "
+                    f"{role.name} loader doesn't shuffle any more.",
+                    stacklevel=2,
+                )
+            return without_shuffling(loader)
+        if warns and role is not TRAIN:
+            warnings.warn(
+                f"The {role.name} loader shuffles. Is it the training loader? Pass DataLoader(..., shuffle=False).",
+                stacklevel=2,
+            )
+        return loader
+
+    def _limit(self, role: Role) -> int | float | None:
+        options = self._options
+        if options.overfit_batches and role in (TRAIN, VALIDATION):
+            return options.overfit_batches
+        limit: int | float | None = getattr(options, role.limit)
+        return limit
+
+    def _gather(self, value: Any) -> list[Any]:
+        """All ranks. The answers of all ranks."""
+        strategy = self._strategy
+        assert strategy is not None
+        if not strategy.session.has_peers:
+            return [value]
+        return list(strategy.broadcast(strategy.gather_objects(value)))
+
+    def _take_empty(self, role: Role) -> None:
+        """Training goes on without validation, and says so once; what was asked for by itself has to have data.
+
+        Raises:
+            ConfigurationError: in any other stage.
+        """
+        if role is not VALIDATION or TRAIN not in self._sources:
+            raise ConfigurationError(self._describe_empty(role))
+        assert self._strategy is not None
+        if self._strategy.is_global_zero and not self._has_warned_of_empty:
+            warnings.warn(f"{self._describe_empty(role)} It is left out of validation.", stacklevel=2)
+        self._has_warned_of_empty = True
+
+    def _describe_empty(self, role: Role) -> str:
+        limit = self._limit(role)
+        if role is TRAIN and limit == 0:
+            return (
+                "limit_train_batches=0 leaves nothing to train on. To validate only, call trainer.validate(module, "
+                "loader); the training loader gives no batch, or limit_train_batches=0 left none."
+            )
+        return f"The {role.name} loader gives no batch: its data set is empty, drop_last dropped all of it" + (
+            f", or {role.limit}={limit!r} left none." if limit is not None else "."
+        )
+
+    # validation in between ------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def limited_validation(self, num_batches: int) -> Iterator[list[StageLoader]]:
+        """The validation loaders with a few batches each; -1 for all."""
+        limit = _UNKNOWN if num_batches < 0 else num_batches
+        yield [replace(loader, num_batches=min(loader.num_batches, limit)) for loader in self.validation]
+
+    # position -------------------------------------------------------------------------------------------------------
+
+    def begin_epoch(self, epoch: int) -> None:
+        """All ranks, before the training loader is opened. Asks for new loaders in the epochs in which they are due."""
+        # New ones are due in epochs 0, n, 2n...; a resumed run may begin after the one in which they were.
+        every = self._options.reload_dataloaders_every_n_epochs
+        if every and self._asked_in_epoch != epoch - epoch % every:
+            self._asked_in_epoch = epoch - epoch % every
+            self.ask_again()
+        self._restored = None
+        self._train_feed.begin(epoch)
+        self.epoch_end = self.num_train_batches
+
+    def open_train(self) -> Iterator[Any]:
+        """All ranks. The epoch's batches from the position on."""
+        return self._train_feed.open()
+
+    def refuse_empty_loader(self) -> None:
+        """An epoch has ended without a batch.
+
+        Raises:
+            ConfigurationError: always.
+        """
+        raise ConfigurationError(
+            f"The training loader ({type(self.train).__name__}) gave no batch in this epoch: it is empty, or an "
+            "iterator that can be read once. Pass what can be iterated over in every epoch, such as a DataLoader."
+        )
+
+    @property
+    def has_position(self) -> bool:
+        """True if this process has read the training data: if launched ranks have, it hasn't."""
+        return self._feed is not None
+
+    def state_dict(self, num_batches: int) -> dict[str, Any]:
+        """All ranks. The training data's position after so many batches of this epoch on this rank."""
+        feed = self._train_feed
+        feed.count(num_batches)
+        state = feed.state_dict()
+        return {"train_by_rank": self._gather(state)} if feed.differs_by_rank else {"train": state}
+
+    def load_state_dict(self, state: dict[str, Any], num_batches: int) -> int:
+        """All ranks. Go on from a position; the loader begins there.
+
+        Args:
+            state: from `state_dict`.
+            num_batches: of the epoch, as the rank that saved it counted.
+
+        Returns:
+            What that is for this rank, whose batches may be larger shares.
+
+        Raises:
+            CheckpointError: it was saved by other loaders, or by another number of ranks where that matters.
+        """
+        feed, saved = self._train_feed, self._state_of_rank(state)
+        if saved is None:
+            return num_batches
+        feed.load_state_dict(saved)
+        self._restored = saved
+        return feed.num_batches if num_batches else 0
+
+    def _state_of_rank(self, state: dict[str, Any]) -> dict[str, Any] | None:
+        strategy = self._strategy
+        assert strategy is not None
+        if "train_by_rank" not in state:
+            return state.get("train")
+        states = state["train_by_rank"]
+        if len(states) != strategy.world_size:
+            raise CheckpointError(
+                f"The training loader keeps a state of its own, which was saved on {len(states)} ranks and can't be "
+                f"shared out to {strategy.world_size}. Go on with {len(states)} ranks, or use a map-style data set."
+            )
+        found: dict[str, Any] = states[strategy.global_rank]
+        return found
+
+    @property
+    def _train_feed(self) -> Feed | CombinedFeed:
+        assert self._feed is not None
+        return self._feed
+
+
+def length_of(loader: Any) -> int | float:
+    """Batches of a loader; infinite if it doesn't know."""
+    try:
+        return len(loader)
+    except (TypeError, NotImplementedError):
+        return _UNKNOWN
+
+
+def _leaves(loader: Any) -> list[Any]:
+    return [leaf for _, leaf in loader.leaves] if isinstance(loader, CombinedLoader) else [loader]
+
+
+def _estimates_length(loader: Any) -> bool:
+    """True if the length is only what the user's data set says: workers may share it out in other ways."""
+    return isinstance(loader, DataLoader) and isinstance(loader.dataset, IterableDataset)

@@ -1,0 +1,101 @@
+"""The listeners of each hook: collected once, when a stage begins, so that a step calls no hook that is empty."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from core.contract import EventHooks, is_empty_hook
+from core.trainer.hooks.argument_counts import count_accepted, cut, hook_arguments
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from torch import nn
+
+    from core.trainer.callbacks.callback import Callback
+    from core.trainer.trainer import Trainer
+
+_DATAMODULE_HOOKS = ("setup", "teardown", "on_exception")
+
+
+class Events:
+    """The callbacks and the module of one trainer, seen as listeners.
+
+    A callback's hook takes `(trainer, module, ...)`, the module's hook of the same name takes what follows. Callbacks
+    come first, in their order, then the module, then the callbacks that want to see everything done. A data module
+    hears of the stage's beginning and end, before all others.
+    """
+
+    def __init__(
+        self, trainer: Trainer, module: nn.Module, callbacks: Sequence[Callback], datamodule: Any = None
+    ) -> None:
+        self._trainer, self._module, self._callbacks = trainer, module, callbacks
+        self._datamodule = datamodule
+
+    def listeners(self, name: str, *, last: bool | None = None) -> list[Callable[..., Any]]:
+        """The implementations of a hook, ready to be called with the event's own arguments.
+
+        Args:
+            name: of the hook.
+            last: only the callbacks that `runs_last`, or only the others and the module; None is all.
+        """
+        ordinary = [callback for callback in self._callbacks if not callback.runs_last]
+        final = [callback for callback in self._callbacks if callback.runs_last]
+        found = [] if last is True else [*self._bind_datamodule(name), *self._bind(ordinary, name)]
+        if last is not True and overrides(self._module, name):
+            found.append(self._profiled(self._module, name, _shortened(getattr(self._module, name), name)))
+        return found if last is False else found + self._bind(final, name)
+
+    def _bind_datamodule(self, name: str) -> list[Callable[..., Any]]:
+        if name not in _DATAMODULE_HOOKS or self._datamodule is None or not overrides(self._datamodule, name):
+            return []
+        return [self._profiled(self._datamodule, name, getattr(self._datamodule, name))]
+
+    def _bind(self, callbacks: Sequence[Callback], name: str) -> list[Callable[..., Any]]:
+        return [
+            self._profiled(callback, name, _shortened(self._bound(callback, name), name))
+            for callback in callbacks
+            if overrides(callback, name)
+        ]
+
+    def _bound(self, callback: Callback, name: str) -> Callable[..., Any]:
+        return partial(getattr(callback, name), self._trainer, self._module)
+
+    def _profiled(self, listener: object, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        return self._trainer.profiled(f"{type(listener).__qualname__}.{name}", call)
+
+    def hook(self, name: str) -> Callable[..., Any] | None:
+        """One callable for all listeners, or None if there is none."""
+        listeners = self.listeners(name)
+        if len(listeners) < 2:
+            return listeners[0] if listeners else None
+
+        def call_all(*args: Any) -> Any:
+            # All are called, also after one has answered -1.
+            answers = [listener(*args) for listener in listeners]
+            return -1 if any(answer == -1 for answer in answers) else None
+
+        return call_all
+
+    def emit(self, name: str, *args: Any, last: bool | None = None) -> None:
+        """Call all listeners now. For events outside of steps."""
+        for listener in self.listeners(name, last=last):
+            listener(*args)
+
+
+def _shortened(method: Callable[..., Any], name: str) -> Callable[..., Any]:
+    """The hook without arguments at its end that it leaves out. Trainer and module are bound, or not given to it."""
+    if not hasattr(EventHooks, name):
+        return method
+    names = hook_arguments(name)[2:]
+    return cut(method, len(names), count_accepted(method, names, least=0))
+
+
+def overrides(listener: object, name: str) -> bool:
+    """True if a callback or module has a hook of its own, rather than the empty one of its base class."""
+    method = getattr(listener, name, None)
+    if method is None:
+        return False
+    function = getattr(method, "__func__", method)
+    return function is not getattr(EventHooks, name, None) and not is_empty_hook(function)

@@ -1,0 +1,1 @@
+"""The values that a run logs, from `self.log` to the loggers."""

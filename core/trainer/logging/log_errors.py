@@ -1,0 +1,121 @@
+"""The errors of a `self.log` that can't be recorded."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from core.contract import EventHooks, ModuleError
+
+if TYPE_CHECKING:
+    from core.trainer.logging.metrics import Entry
+
+_OPTIONS = ("prog_bar", "logger", "on_step", "on_epoch", "reduce_fx", "sync_dist", "rank_zero_only")
+_STEPS = ("training_step", "validation_step", "test_step", "predict_step", "configure_model", "configure_optimizers")
+
+
+def describe_closed(name: str, closed: str) -> str:
+    """The error of a `self.log` where nothing is collected."""
+    return (
+        f"self.log({name!r}) was called {_find_hook()}{closed}, where nothing is collected. Log in a training, "
+        "validation or test step, or in a hook between on_train_start and on_train_epoch_end, or "
+        "on_validation_start and on_validation_epoch_end."
+    )
+
+
+def _find_hook() -> str:
+    """The user's hook that is running; looked for only when an error needs it."""
+    found = ""
+    frame = sys._getframe(1).f_back
+    while frame is not None:
+        name, home = frame.f_code.co_name, frame.f_globals.get("__name__", "")
+        if home.startswith("core.") and home not in (
+            __name__,
+            "core.trainer.logging.metrics",
+            "core.trainer.module.module",
+        ):
+            return found  # the loop, which called the hook
+        if not found and (name in _STEPS or hasattr(EventHooks, name)):
+            found = f"in {name}, "
+        frame = frame.f_back
+    return ""
+
+
+def describe_conflict(entry: Entry, options: tuple[Any, ...], *, by_step: bool, by_epoch: bool) -> str:
+    """One name, logged in two ways."""
+    changed = [
+        f"{name}={before!r} and {name}={after!r}"
+        for name, before, after in zip(_OPTIONS, entry.options, options, strict=True)
+        if before != after
+    ] or [
+        f"on_step={entry.on_step} and on_epoch={entry.on_epoch} in one hook, "
+        f"on_step={by_step} and on_epoch={by_epoch} in another"
+    ]
+    return (
+        f"self.log({entry.name!r}) was called with {', '.join(changed)} in one stage. "
+        "Log it in one way, or under two names."
+    )
+
+
+def check_metric(entry: Entry, value: Any) -> None:
+    """The same torchmetrics object in every call."""
+    if entry.metric is value:
+        return
+    before = "a number" if entry.metric is None else _name_of(entry.metric)
+    after = f"another {_name_of(value)}" if type(value) is type(entry.metric) else _name_of(value)
+    raise ModuleError(
+        f"self.log({entry.name!r}) got {before} before, and {after} now. Log one kind of value under one name: the "
+        "Metric object, or what it computes."
+    )
+
+
+def describe_shape(name: str, value: Tensor) -> str:
+    """A tensor of several elements, or of none."""
+    return (
+        f"self.log({name!r}) got a tensor of shape {tuple(value.shape)}; expected one number. "
+        "Reduce it first, for example with .mean()."
+    )
+
+
+def describe_type(name: str, value: Any) -> str:
+    """The error for a value that is not a number at all."""
+    return (
+        f"self.log({name!r}) got {type(value).__name__}; expected a number, a tensor with one element, "
+        "or a torchmetrics Metric. For several values use self.log_dict."
+    )
+
+
+def describe_size(name: str, batch: Any, size: int | None) -> str:
+    """A batch that doesn't say how many samples it has, or says several things."""
+    what = f"how many samples a batch has ({type(batch).__name__}"
+    if size is None:
+        what += " without a tensor that has dimensions), so that each batch counts as 1"
+    else:
+        what += f" of tensors that differ in their first dimension), and takes the first tensor's, {size} here,"
+    return (
+        f"self.log({name!r}) can't tell {what} in the epoch's mean. "
+        f"Say it: self.log({name!r}, ..., batch_size=number of samples)."
+    )
+
+
+def as_value(name: str, computed: Any) -> float:
+    """The result of a torchmetrics object, as a number.
+
+    Raises:
+        ModuleError: it is several numbers.
+    """
+    if isinstance(computed, Tensor) and computed.numel() == 1:
+        return computed.item()
+    if isinstance(computed, float | int):
+        return computed
+    what = f"a tensor of shape {tuple(computed.shape)}" if isinstance(computed, Tensor) else type(computed).__name__
+    raise ModuleError(
+        f"The metric that self.log({name!r}) got computes {what}; expected one number. Log its parts by themselves in "
+        "an epoch-end hook: self.log_dict({...})."
+    )
+
+
+def _name_of(value: Any) -> str:
+    return "a number" if isinstance(value, Tensor | float | int) else type(value).__name__

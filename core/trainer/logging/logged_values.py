@@ -1,0 +1,98 @@
+"""The newest values of everything that was logged."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from core.trainer.logging.scalars import to_tensor
+from core.trainer.loops.loss_watch import LossWatch
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from torch import Tensor, nn
+
+    from core.contract import Strategy
+    from core.trainer.logging.metrics import Metrics
+    from core.trainer.loops.progress import Progress
+
+
+class LoggedValues:
+    """The values of `self.log` and of callbacks, as they are shown. A value stays until its name is logged again.
+
+    Attributes:
+        train: collects what training logs.
+        evaluation: collects what validation and test log.
+        losses: warns of those that are NaN or infinite.
+    """
+
+    def __init__(self, make_metrics: type[Metrics], progress: Progress) -> None:
+        self.train = make_metrics(on_epoch_default=False)
+        self.evaluation = {stage: make_metrics(on_epoch_default=True) for stage in ("validation", "test")}
+        self.losses = LossWatch(progress)
+        self._settled: dict[str, Any] = {}  # of epochs reduced, of steps of a stage that has paused, of callbacks
+
+    def newest(self) -> dict[str, Tensor]:
+        """Scalar CPU tensors by name. Waits for the device."""
+        values = _to_tensors(self._newest())
+        entries = [entry for metrics in self._all_metrics() for entry in metrics.entries.values()]
+        owned = {name for entry in entries for name in (entry.step_name, entry.epoch_name)}
+        for entry in entries:
+            # Under its own name too: the epoch's value, or the step's as long as there is none.
+            found = values.get(entry.epoch_name, values.get(entry.step_name))
+            if found is not None and entry.name not in owned:
+                values[entry.name] = found
+        return values
+
+    def for_bar(self) -> dict[str, float]:
+        """The values that were logged with `prog_bar=True`. Waits for the device."""
+        shown = set[str]().union(*(metrics.bar_names() for metrics in self._all_metrics()))
+        return {name: float(value) for name, value in self._newest().items() if name in shown}
+
+    def take(self, values: Mapping[str, Any]) -> None:
+        """Show values that were measured or reduced elsewhere."""
+        self._settled.update(_to_tensors(values))
+
+    def settle_steps(self) -> None:
+        """Keep the steps' newest values, before something newer comes from another stage or from the epoch."""
+        for metrics in self._all_metrics():
+            self._settled.update(metrics.fresh_values())
+            metrics.settle()
+
+    def reduce_epoch(
+        self, metrics: Metrics, strategy: Strategy, module: nn.Module, *, is_over: bool
+    ) -> dict[str, float]:
+        """All ranks. Reduce what an epoch has logged, and show it."""
+        self.settle_steps()
+        values = metrics.reduce_epoch(strategy, module, is_over=is_over)
+        self._settled.update(values)
+        return values
+
+    def look_for_losses(self, values: Mapping[str, float]) -> None:
+        """Warn of values that are NaN or infinite."""
+        self.losses.look_at_values(values, training=self.train.names())
+
+    def forget_epoch_values(self) -> None:
+        """Show nothing that was logged so far any more."""
+        self.settle_steps()
+        self._settled.clear()
+
+    def begin_stage(self) -> None:
+        """A stage begins, perhaps with another module: forget everything."""
+        self._settled.clear()
+        for metrics in self._all_metrics():
+            metrics.reset()
+        self.losses.begin_stage()
+
+    def _newest(self) -> dict[str, Any]:
+        values = dict(self._settled)
+        for metrics in self._all_metrics():
+            values.update(metrics.fresh_values())
+        return values
+
+    def _all_metrics(self) -> list[Metrics]:
+        return [self.train, *self.evaluation.values()]
+
+
+def _to_tensors(values: Mapping[str, Any]) -> dict[str, Tensor]:
+    return {name: to_tensor(value) for name, value in values.items()}

@@ -1,0 +1,412 @@
+"""The values that the user logs: collected on the device without a wait, reduced when they are read."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from core.contract import ModuleError
+from core.data import is_ambiguous, size_of
+from core.trainer.logging import log_errors
+from core.trainer.logging.scalars import add, pick, to_tensor, widen
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import TypeAlias
+
+    from torch import nn
+
+    from core.contract import Strategy
+
+    _Reduction: TypeAlias = tuple[str, float, float]
+    """The name of a reduction, its running total, and its weight."""
+
+_SUMS = ("mean", "sum")
+_REDUCTIONS = (*_SUMS, "min", "max")
+BEFORE_AND_AFTER = "outside of the training, validation or test that a Trainer runs"
+
+
+@dataclass(slots=True, eq=False)
+class Entry:
+    """One logged name.
+
+    Attributes:
+        options: the arguments that must be the same in every call; empty if a checkpoint brought this entry back.
+        default: `Metrics.on_epoch_default` when it was logged first.
+        syncs_steps: reduce single steps over ranks too.
+        last: the newest value, detached, on its device; of a step's tensor a copy, which the user can't change.
+        is_fresh: it is the newest of its name, from whatever stage.
+        total, count: running reduction of an epoch, of 64 bits where the device has them; for the mean, weighted by
+            batch sizes.
+        metric: a torchmetrics object that reduces by itself.
+    """
+
+    name: str
+    on_step: bool
+    on_epoch: bool
+    prog_bar: bool
+    logger: bool
+    reduce_fx: str
+    sync_dist: bool | None
+    rank_zero_only: bool
+    options: tuple[Any, ...]
+    default: bool = False
+    syncs_steps: bool = False
+    last: Any = None
+    is_fresh: bool = False
+    total: Any = None
+    count: float = 0.0
+    metric: Any = None
+
+    @property
+    def step_name(self) -> str:
+        """The name of step values, with a suffix if they are reduced over an epoch too."""
+        return f"{self.name}_step" if self.on_epoch else self.name
+
+    @property
+    def epoch_name(self) -> str:
+        """The name of epoch values, with a suffix if single steps are logged too."""
+        return f"{self.name}_epoch" if self.on_step else self.name
+
+    def add(self, value: Any, weight: float) -> None:
+        """Take a value of one batch into the epoch's reduction. One of no samples counts for nothing, even if NaN."""
+        if not weight:
+            return
+        total, adds = self.total, self.reduce_fx in _SUMS
+        if adds and type(total) is Tensor is type(value) and total.dtype is torch.float64 and not value.ndim:
+            self.total = torch.add(total, value, alpha=weight)  # in float64, by one kernel; a sum's weights are 1
+            self.count += weight
+            return
+        if isinstance(value, Tensor):
+            value = widen(value, is_float=type(weight) is float)
+        self.merge(value * weight, weight)  # a new tensor: the user may change the old one
+
+    def merge(self, total: Any, count: float) -> None:
+        """Take another running reduction into this one."""
+        if self.total is None:
+            self.total, self.count = total, count
+            return
+        self.count += count
+        self.total = _join(self.reduce_fx, self.total, total)
+
+    def clear(self) -> None:
+        """Begin a new epoch. The newest value stays to be seen."""
+        self.total, self.count = None, 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Computed:
+    """The result of a torchmetrics object, after so many updates."""
+
+    metric: Any
+    value: float
+    num_updates: int
+
+    @classmethod
+    def of(cls, name: str, metric: Any, *, anew: bool) -> Computed:
+        """All ranks. Compute, or with `anew` forget what was computed before: another rank's object was updated."""
+        for part in _parts_of(metric) if anew else ():
+            part._computed = None
+        return cls(metric, log_errors.as_value(name, metric.compute()), _num_updates(metric))
+
+
+@dataclass(slots=True)
+class Metrics:
+    """The values that one stage logs.
+
+    Attributes:
+        on_epoch_default: True if a value counts for the epoch (evaluation, hooks around epochs), False for its step.
+        closed: where the run is while nothing can be logged; None while something can.
+        sync_step: reduces the value of one step over ranks, for `sync_dist=True`; None if there is nothing to reduce.
+        batch: the running batch; its size weighs a mean.
+        dataloader_idx: which of several loaders is running, None if there is one.
+        has_weighed: a batch has told its size, and whether that is certain.
+        computed: what torchmetrics objects gave before the hooks of the epoch's end, by name.
+    """
+
+    on_epoch_default: bool
+    entries: dict[str, Entry] = field(default_factory=dict)
+    closed: str | None = BEFORE_AND_AFTER
+    sync_step: Callable[[Any, str], Any] | None = None
+    batch: Any = None
+    dataloader_idx: int | None = None
+    has_weighed: bool = False
+    computed: dict[str, Computed] = field(default_factory=dict)
+
+    def open(self, *, on_epoch_default: bool, strategy: Strategy | None = None) -> None:
+        """Begin to collect values.
+
+        Args:
+            on_epoch_default: see the attribute.
+            strategy: over whose ranks single steps are reduced where that is asked for: all ranks make the same steps.
+        """
+        self.closed, self.on_epoch_default = None, on_epoch_default
+        if strategy is not None and strategy.session.has_peers:
+            self.sync_step = partial(_reduce_step, strategy)
+
+    def close(self) -> None:
+        """Make logging an error from now on."""
+        self.closed, self.sync_step = BEFORE_AND_AFTER, None
+
+    def reset(self) -> None:
+        """Another stage begins, perhaps with another module: names may be logged in another way."""
+        self.entries.clear()
+        self.computed.clear()
+        self.has_weighed = False
+        self.close()
+
+    def log(
+        self,
+        name: str,
+        value: Any,
+        prog_bar: bool,
+        logger: bool,
+        on_step: bool | None,
+        on_epoch: bool | None,
+        reduce_fx: str | Callable[..., Any],
+        sync_dist: bool | None,
+        batch_size: int | None,
+        add_dataloader_idx: bool,
+        rank_zero_only: bool,
+    ) -> None:
+        """Record a value; see `core.Module.log`."""
+        if self.closed is not None:
+            raise ModuleError(log_errors.describe_closed(name, self.closed))
+        if self.dataloader_idx is not None and add_dataloader_idx:
+            name = f"{name}/dataloader_idx_{self.dataloader_idx}"
+        options = (prog_bar, logger, on_step, on_epoch, reduce_fx, sync_dist, rank_zero_only)
+        entry = self.entries.get(name)
+        if entry is None:
+            entry = self.entries[name] = self._make_entry(name, value, options)
+        # The arguments as they were written, in one comparison for nearly every call; what they mean is looked at only
+        # then.
+        elif entry.options != options or entry.default is not self.on_epoch_default:
+            self._compare(entry, options)
+        entry.is_fresh = True
+        if not isinstance(value, Tensor | float | int):
+            if _is_metric(value):
+                log_errors.check_metric(entry, value)
+                return
+            value = _as_number(name, value)
+        if entry.metric is not None:
+            log_errors.check_metric(entry, value)
+        if isinstance(value, Tensor):
+            if value.numel() != 1:
+                raise ModuleError(log_errors.describe_shape(name, value))
+            value = value.detach()
+        if entry.syncs_steps and self.sync_step is not None:
+            entry.last = self.sync_step(value, entry.reduce_fx)
+        else:
+            entry.last = value.clone() if entry.on_step and isinstance(value, Tensor) else value
+        if entry.on_epoch:
+            entry.add(value, self._weight_of(entry, batch_size))
+
+    def _weight_of(self, entry: Entry, batch_size: int | None) -> float:
+        """The weight of the running batch's value."""
+        if entry.reduce_fx != "mean" or (batch_size is None and self.batch is None):
+            return 1
+        if batch_size is not None:
+            return batch_size if type(batch_size) is int else float(batch_size)
+        size = size_of(self.batch)
+        if not self.has_weighed:
+            self.has_weighed = True
+            if size is None or is_ambiguous(self.batch):
+                warnings.warn(log_errors.describe_size(entry.name, self.batch, size), stacklevel=4)
+        return 1 if size is None else size
+
+    def _make_entry(self, name: str, value: Any, options: tuple[Any, ...]) -> Entry:
+        prog_bar, logger, on_step, on_epoch, reduce_fx, sync_dist, rank_zero_only = options
+        reduction = reduce_fx if isinstance(reduce_fx, str) else getattr(reduce_fx, "__name__", "")
+        reduction = {"amin": "min", "amax": "max", "avg": "mean"}.get(reduction, reduction)
+        if reduction not in _REDUCTIONS:
+            raise ModuleError(f"self.log({name!r}, reduce_fx={reduce_fx!r}): expected one of {', '.join(_REDUCTIONS)}.")
+        by_step, by_epoch = self._resolve(on_step, on_epoch)
+        if not (by_epoch or by_step):
+            raise ModuleError(f"self.log({name!r}): on_step and on_epoch are both False, so nothing would be logged.")
+        entry = Entry(name, by_step, by_epoch, prog_bar, logger, reduction, sync_dist, rank_zero_only, options)
+        entry.default, entry.metric = self.on_epoch_default, value if _is_metric(value) else None
+        entry.syncs_steps = by_step and sync_dist is True and not rank_zero_only
+        return entry
+
+    def _resolve(self, on_step: bool | None, on_epoch: bool | None) -> tuple[bool, bool]:
+        by_epoch = self.on_epoch_default if on_epoch is None else on_epoch
+        return (not self.on_epoch_default) if on_step is None else on_step, by_epoch
+
+    def _compare(self, entry: Entry, options: tuple[Any, ...]) -> None:
+        """Take a call that comes from another hook, or after a restart, unless it wants something else."""
+        if not entry.options:
+            entry.options, entry.default = options, self.on_epoch_default
+            return
+        # `on_step` and `on_epoch`, where they stand in `options`.
+        by_step, by_epoch = self._resolve(*options[2:4])
+        if entry.options != options or (by_step, by_epoch) != (entry.on_step, entry.on_epoch):
+            raise ModuleError(log_errors.describe_conflict(entry, options, by_step=by_step, by_epoch=by_epoch))
+
+    def step_values(self) -> dict[str, Any]:
+        """The newest value of everything that is logged by step, as it is."""
+        return {entry.step_name: _last(entry) for entry in self.entries.values() if entry.on_step and _has_last(entry)}
+
+    def fresh_values(self) -> dict[str, Any]:
+        """The step values that no newer one has replaced."""
+        fresh = [entry for entry in self.entries.values() if entry.is_fresh and entry.on_step and _has_last(entry)]
+        return {entry.step_name: _last(entry) for entry in fresh}
+
+    def settle(self) -> None:
+        """Mark all values as no longer fresh: newer ones may come."""
+        for entry in self.entries.values():
+            entry.is_fresh = False
+
+    def names(self) -> set[str]:
+        """All names under which values appear."""
+        return {name for entry in self.entries.values() for name in (entry.name, entry.step_name, entry.epoch_name)}
+
+    def bar_names(self) -> set[str]:
+        """All names that the progress bar shows."""
+        return {
+            name for entry in self.entries.values() if entry.prog_bar for name in (entry.step_name, entry.epoch_name)
+        }
+
+    def logger_names(self) -> set[str]:
+        """All names that go to the loggers."""
+        return {name for entry in self.entries.values() if entry.logger for name in (entry.step_name, entry.epoch_name)}
+
+    def reduce_epoch(
+        self, strategy: Strategy, module: nn.Module | None = None, *, is_over: bool = True
+    ) -> dict[str, float]:
+        """All ranks. The epoch's values, over all shares of the data where asked; begins a new epoch.
+
+        Values that are not logged with `sync_dist=False` are exact over all samples: sums and weights are added, ranks
+        that saw fewer samples, or none, included.
+
+        Args:
+            strategy: whose ranks take part.
+            module: that has the torchmetrics objects; a rank that saw no batch finds them there.
+            is_over: False to look at an epoch that goes on, or whose last hooks are still to run. Torchmetrics objects
+                are computed once for both, unless those hooks have updated one.
+        """
+        # What this rank has.
+        reduced = [entry for entry in self.entries.values() if entry.on_epoch]
+        local = {entry.epoch_name: _partial(entry) for entry in reduced if entry.metric is None and entry.count}
+        metrics = {entry.epoch_name: entry.metric for entry in reduced if entry.metric is not None}
+        synced: dict[str, _Reduction] = {}
+        module_paths: dict[str, str] = {}
+        has_changed = any(_num_updates(found.metric) > found.num_updates for found in self.computed.values())
+        # What all shares have. A rank that saw no batch learns here which torchmetrics objects to compute with the
+        # others.
+        if strategy.session.has_peers:
+            synced_entries = (entry for entry in reduced if entry.sync_dist is not False and not entry.rank_zero_only)
+            shared = {entry.epoch_name for entry in synced_entries}
+            part = {name: part for name, part in local.items() if name in shared}
+            synced, module_paths, has_changed = _gather(strategy, part, _module_paths(metrics, module), has_changed)
+        if has_changed:
+            self.computed.clear()
+        # One number for each name; a mean's total is weighted.
+        values = {}
+        for name, (reduction, total, weight) in {**local, **synced}.items():
+            values[name] = total / weight if reduction == "mean" else total
+        # torchmetrics communicates when it computes: in the same order on all ranks.
+        for name in dict.fromkeys((*module_paths, *metrics)):
+            if name not in self.computed:
+                metric: Any = metrics[name] if name in metrics else module.get_submodule(module_paths[name])  # type: ignore[union-attr]
+                self.computed[name] = Computed.of(name, metric, anew=has_changed)
+        values.update({name: found.value for name, found in self.computed.items()})
+        if is_over:
+            for found in self.computed.values():  # after all were computed: some are made of others
+                found.metric.reset()
+            self.begin_epoch()
+        return values
+
+    def begin_epoch(self) -> None:
+        """Forget what was reduced so far."""
+        self.computed.clear()
+        for entry in self.entries.values():
+            entry.clear()
+
+
+def _is_metric(value: Any) -> bool:
+    """True if it reduces by itself. torchmetrics may not be installed: its objects are known by what they can do."""
+    return callable(getattr(value, "compute", None)) and callable(getattr(value, "reset", None))
+
+
+def _num_updates(metric: Any) -> int:
+    return sum(part._update_count for part in _parts_of(metric))
+
+
+def _parts_of(metric: Any) -> list[Any]:
+    """A torchmetrics object, and those that it is made of; none of another library."""
+    return [part for part in metric.modules() if hasattr(part, "_update_count")] if hasattr(metric, "modules") else []
+
+
+def _as_number(name: str, value: Any) -> int | float:
+    """A NumPy scalar and the like."""
+    if isinstance(value, str | bytes) or not hasattr(value, "__float__") or getattr(value, "size", 1) != 1:
+        raise ModuleError(log_errors.describe_type(name, value))
+    number = value.item() if hasattr(value, "item") else value
+    return number if isinstance(number, int) else float(number)
+
+
+def _reduce_step(strategy: Strategy, value: Any, reduction: str) -> Any:
+    wide = widen(to_tensor(value, strategy.root_device), is_float=reduction == "mean")
+    reduced = strategy.reduce(wide, reduce_op=reduction)
+    num_copies = strategy.world_size // strategy.data_parallel_size  # ranks of one share have logged the same
+    if reduction != "sum" or num_copies == 1:
+        return reduced
+    return reduced / num_copies if reduced.is_floating_point() else reduced // num_copies
+
+
+def _module_paths(metrics: dict[str, Any], module: nn.Module | None) -> dict[str, str]:
+    """The path of each metric in the module, by the name under which it is logged."""
+    if not metrics or module is None:
+        return {}
+    names = {id(part): path for path, part in module.named_modules(remove_duplicate=False)}
+    return {name: names[id(metric)] for name, metric in metrics.items() if id(metric) in names}
+
+
+def _gather(
+    strategy: Strategy, local: dict[str, _Reduction], module_paths: dict[str, str], has_changed: bool
+) -> tuple[dict[str, _Reduction], dict[str, str], bool]:
+    """All ranks. Merged reductions of all shares, the metrics of any rank, and True if any rank's have changed."""
+    merged: dict[str, _Reduction] = {}
+    found: dict[str, str] = {}
+    seen: set[tuple[int, str]] = set()
+    own = (strategy.data_parallel_rank, local, module_paths, has_changed)
+    for share, part, metrics, other_has_changed in strategy.gather_objects(own) or ():
+        # The path of the first rank that has one.
+        found = {**metrics, **found}
+        has_changed = has_changed or other_has_changed
+        for name, (reduction, total, weight) in part.items():
+            if (share, name) in seen:  # ranks of one share have logged the same: the first one counts
+                continue
+            seen.add((share, name))
+            if name not in merged:
+                merged[name] = (reduction, total, weight)
+                continue
+            _, so_far, so_far_weight = merged[name]
+            merged[name] = (reduction, _join(reduction, so_far, total), so_far_weight + weight)
+    result: tuple[dict[str, _Reduction], dict[str, str], bool] = strategy.broadcast((merged, found, has_changed))
+    return result
+
+
+def _partial(entry: Entry) -> _Reduction:
+    total = entry.total
+    # `+` makes an int of a bool.
+    return entry.reduce_fx, total.item() if isinstance(total, Tensor) else +total, entry.count
+
+
+def _has_last(entry: Entry) -> bool:
+    return entry.last is not None or getattr(entry.metric, "_forward_cache", None) is not None
+
+
+def _last(entry: Entry) -> Any:
+    return entry.last if entry.metric is None else entry.metric._forward_cache
+
+
+def _join(reduction: str, so_far: Any, more: Any) -> Any:
+    if reduction in _SUMS:
+        return so_far + more if type(so_far) is type(more) else add(so_far, more)
+    return pick(reduction, so_far, more)

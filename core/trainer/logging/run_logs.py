@@ -1,0 +1,117 @@
+"""The loggers of a running stage: the rank that writes, the run's name on all ranks, and the end of the run."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+from core.contract import Logger
+from core.trainer.module.hyperparameters import hparams_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from core.contract import Strategy
+    from core.trainer.trainer import Trainer
+
+
+class SilentLogger(Logger):
+    """Stands for a logger on the ranks that don't write. It knows what the run is called, and takes everything.
+
+    So `self.logger.experiment.add_image(...)` needs no `if`: rank 0 writes, and the others do nothing.
+    """
+
+    def __init__(self, name: str, version: str | int | None, log_dir: str | None) -> None:
+        self._name, self._version, self._log_dir = name, version, log_dir
+
+    @property
+    def name(self) -> str:
+        """Name of the experiment, as rank 0 knows it."""
+        return self._name
+
+    @property
+    def version(self) -> str | int | None:
+        """Version of rank 0's run."""
+        return self._version
+
+    @property
+    def log_dir(self) -> str | None:
+        """Folder of rank 0's run."""
+        return self._log_dir
+
+    def log_metrics(self, metrics: Mapping[str, float], step: int) -> None:
+        """Do nothing."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(_NOTHING, name)
+
+
+class _Nothing:
+    """A stand-in whose every attribute, call and item is itself again."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return self
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self
+
+    def __getitem__(self, key: Any) -> Any:
+        return self
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        pass
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(())
+
+    def __enter__(self) -> Any:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        pass
+
+
+_NOTHING = _Nothing()
+
+
+def loggers_of_rank(loggers: Sequence[Logger], strategy: Strategy) -> list[Logger]:
+    """All ranks. The loggers on rank 0; elsewhere their silent stand-ins."""
+    if strategy.world_size == 1 or not loggers:
+        return list(loggers)
+    names = None
+    if strategy.is_global_zero:
+        names = [(logger.name, logger.version, logger.log_dir) for logger in loggers]
+    names = strategy.broadcast(names)
+    return list(loggers) if strategy.is_global_zero else [SilentLogger(*each) for each in names]
+
+
+def log_hyperparameters(trainer: Trainer) -> None:
+    """Rank 0 hands the `hparams` of the data module and of the module, where there are some, to every logger."""
+    hparams = {**_hyperparameters_of(trainer.datamodule), **_hyperparameters_of(trainer.module)}
+    if not hparams or not trainer.is_global_zero:
+        return
+    for logger in trainer.loggers:
+        logger.log_hyperparams(hparams)
+
+
+def _hyperparameters_of(owner: Any) -> Mapping[str, Any]:
+    wanted = getattr(owner, "_logs_hparams", True)  # self.save_hyperparameters(logger=False)
+    return hparams_of(owner) if wanted else {}
+
+
+def finalize(loggers: Sequence[Logger]) -> None:
+    """Rank 0. The stage has succeeded."""
+    for logger in loggers:
+        logger.finalize("success")
+
+
+def finalize_after(loggers: Sequence[Logger], error: BaseException) -> None:
+    """Rank 0. The stage ends by `error`, which no logger's own trouble may hide."""
+    status = "failed" if isinstance(error, Exception) else "interrupted"
+    for logger in loggers:
+        try:
+            logger.finalize(status)
+        except Exception:
+            logging.getLogger("core").exception("%s could not be finalized", type(logger).__name__)

@@ -1,0 +1,131 @@
+"""The values that an unfinished epoch has logged on one rank, in plain types, so that a resumed epoch ends the same."""
+
+from __future__ import annotations
+
+import warnings
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from core.data import map_leaves
+from core.trainer.logging.metrics import Entry, Metrics
+from core.trainer.logging.scalars import narrow_for
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from core.trainer.trainer import Trainer
+
+_FLAGS = (
+    "on_step", "on_epoch", "prog_bar", "logger", "reduce_fx", "sync_dist", "rank_zero_only", "default", "syncs_steps",
+)  # fmt: skip
+
+
+def collect(trainer: Trainer) -> dict[str, Any]:
+    """All ranks. Running reductions, the newest values of everything, and the states of torchmetrics objects."""
+    return {
+        "reductions": {entry.name: _describe(entry) for entry in _running(trainer.logged.train)},
+        "values": trainer.callback_metrics,
+        "torchmetrics": {path: _metric_state(metric) for path, metric in _torchmetrics(trainer.module)},
+        "logged_objects": _describe_objects(trainer),
+    }
+
+
+def restore(trainer: Trainer, saved: Sequence[dict[str, Any]], *, share: int, num_shares: int) -> None:
+    """All ranks. Go on from what each share of the data had collected in the saved run.
+
+    With fewer shares than before, one takes over the reductions of several; with more, some begin with nothing. Sums
+    and weights are added over shares in the end, so that the epoch's value is the same. Torchmetrics objects can't be
+    handed on in this way, and begin anew.
+
+    Args:
+        trainer: the running trainer.
+        saved: of each share of the saved run.
+        share: that this rank has now.
+        num_shares: that there are now.
+    """
+    # With more shares than were saved, the rest see what the last one saw.
+    own = saved[min(share, len(saved) - 1)]
+    trainer.logged.take(own["values"])
+    # Each share that was saved goes to one of those that there are now.
+    for part in saved[share::num_shares]:
+        for name, state in part["reductions"].items():
+            _add(trainer.logged.train, name, state, trainer.strategy.root_device)
+    objects = dict(_torchmetrics(trainer.module))
+    for name, state in own["logged_objects"].items():
+        if (metric := objects.get(state["place"])) is not None:
+            trainer.logged.train.entries[name] = entry = _make_entry(name, state)
+            entry.metric = metric
+    if len(saved) == num_shares:
+        for path in objects.keys() & own["torchmetrics"].keys():
+            _restore_metric(objects[path], own["torchmetrics"][path])
+    elif any(state["update_count"] for part in saved for state in part["torchmetrics"].values()):
+        warnings.warn(
+            f"The checkpoint was saved by {len(saved)} ranks within an epoch, and goes on with {num_shares}: "
+            "torchmetrics objects begin anew, and will tell of this epoch what comes from here on.",
+            stacklevel=2,
+        )
+
+
+def _running(metrics: Metrics) -> Iterator[Entry]:
+    return (entry for entry in metrics.entries.values() if entry.metric is None and entry.total is not None)
+
+
+def _describe(entry: Entry) -> dict[str, Any]:
+    total = entry.total
+    on_host = total.cpu() if isinstance(total, Tensor) else total
+    is_moved = on_host is not total
+    return {"total": on_host, "is_on_device": is_moved, "count": entry.count, **_flags(entry)}
+
+
+def _flags(entry: Entry) -> dict[str, Any]:
+    return {flag: getattr(entry, flag) for flag in _FLAGS}
+
+
+def _describe_objects(trainer: Trainer) -> dict[str, dict[str, Any]]:
+    """The logging options of torchmetrics objects, by name, and their paths in the module."""
+    paths = {id(metric): path for path, metric in _torchmetrics(trainer.module)}
+    return {
+        entry.name: {"place": paths[id(entry.metric)], **_flags(entry)}
+        for entry in trainer.logged.train.entries.values()
+        if id(entry.metric) in paths
+    }
+
+
+def _make_entry(name: str, state: dict[str, Any]) -> Entry:
+    """Without the options of the user's call, which is compared with later ones: the next call sets them."""
+    flags = {flag: state[flag] for flag in _FLAGS}
+    return Entry(name, **flags, options=())
+
+
+def _add(metrics: Metrics, name: str, state: dict[str, Any], device: torch.device) -> None:
+    total = narrow_for(device, state["total"]) if state["is_on_device"] else state["total"]
+    entry = metrics.entries.get(name)
+    if entry is None:
+        entry = metrics.entries[name] = _make_entry(name, state)
+    entry.merge(total, state["count"])
+
+
+def _torchmetrics(module: nn.Module) -> Iterator[tuple[str, Any]]:
+    """The module's own torchmetrics objects by name, known by their attributes: the library may not be installed."""
+    return (
+        (name, child)
+        for name, child in module.named_modules()
+        if "_update_count" in vars(child) and hasattr(type(child), "metric_state")
+    )
+
+
+def _metric_state(metric: Any) -> dict[str, Any]:
+    state = _moved(metric.metric_state, torch.device("cpu"))
+    return {"state": state, "update_count": metric._update_count}
+
+
+def _restore_metric(metric: Any, saved: dict[str, Any]) -> None:
+    for name, value in saved["state"].items():
+        setattr(metric, name, _moved(value, metric.device))
+    metric._update_count, metric._computed = saved["update_count"], None
+
+
+def _moved(state: Any, device: torch.device) -> Any:
+    return map_leaves(lambda leaf: leaf.detach().to(device) if isinstance(leaf, Tensor) else leaf, state)

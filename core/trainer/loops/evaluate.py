@@ -1,0 +1,139 @@
+"""The loop of validation and test."""
+
+from __future__ import annotations
+
+import warnings
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+
+from core.contract import Capability
+from core.trainer.hooks.argument_counts import call_with
+from core.trainer.loops.profiling import mark_steps, profiled_batches
+from core.trainer.module.module import require_method
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from core.trainer.data.loaders import StageLoader
+    from core.trainer.logging.metrics import Metrics
+    from core.trainer.trainer import Trainer
+
+
+def evaluate(
+    trainer: Trainer, stage: Literal["validation", "test"], loaders: Sequence[StageLoader]
+) -> list[dict[str, float]]:
+    """All ranks. Run `validation_step` or `test_step` over all loaders, without gradients.
+
+    Returns:
+        For each loader what was logged for it, by name, reduced over batches and ranks.
+    """
+    events, metrics = trainer.events, trainer.logged.evaluation[stage]
+    with evaluation_mode(trainer, metrics):
+        with without_gradients(trainer):
+            metrics.open(on_epoch_default=True)
+            events.emit(f"on_{stage}_start")
+            events.emit(f"on_{stage}_epoch_start")
+            run_loaders(trainer, stage, require_method(trainer.module, f"{stage}_step", stage), loaders)
+            trainer.show_epoch(metrics)
+            events.emit(f"on_{stage}_epoch_end")
+            values = trainer.publish_epoch(metrics)
+            metrics.close()
+        events.emit(f"on_{stage}_end")
+    return _by_loader(values, len(loaders))
+
+
+@contextmanager
+def evaluation_mode(trainer: Trainer, metrics: Metrics) -> Iterator[None]:
+    """All ranks. The module is in evaluation mode, and logs to `metrics`; afterwards all is as it was."""
+    training = [child for child in trainer.module.modules() if child.training]
+    trainer.logged.settle_steps()
+    previous, trainer.metrics = trainer.metrics, metrics
+    trainer.module.eval()
+    try:
+        yield
+    finally:
+        metrics.close()
+        trainer.module.eval()
+        # One by one, and not by `train()`: the user may have left some parts in evaluation mode.
+        for child in training:
+            child.training = True
+        trainer.logged.settle_steps()
+        trainer.metrics = previous
+
+
+@contextmanager
+def without_gradients(trainer: Trainer) -> Iterator[None]:
+    """All ranks. A context in which no graph is kept."""
+    inference = trainer.options.inference_mode and Capability.INFERENCE_MODE in trainer.strategy.capabilities
+    # `inference_mode(False)` turns gradients on, so no_grad is inside of it.
+    with torch.inference_mode(inference), torch.no_grad():
+        yield
+
+
+def run_loaders(
+    trainer: Trainer,
+    stage: Literal["validation", "test", "predict"],
+    method: Callable[..., Any],
+    loaders: Sequence[StageLoader],
+    collect: Callable[[int, Any], None] | None = None,
+) -> None:
+    """All ranks. Call the stage's step, and the hooks around it, for each batch of each loader.
+
+    Args:
+        trainer: in the stage.
+        stage: as names of steps and hooks have it.
+        method: the module's step, as the user wrote it.
+        loaders: of the stage.
+        collect: gets the number of the loader and what the step returned.
+    """
+    step = trainer.strategy.step_callable(f"{stage}_step", trainer.module)
+    call = call_with(step, method, num_arguments=3, num_loaders=len(loaders))
+    call = trainer.profiled(f"{stage}_step", call)
+    context = trainer.strategy.forward_context()
+    start, end = (trainer.events.hook(f"on_{stage}_batch_{edge}") for edge in ("start", "end"))
+    if trainer.stage != "fit":
+        end = mark_steps(trainer.profiler, end)
+    metrics = trainer.metrics
+    for dataloader_idx, loader in enumerate(loaders):
+        transfer, batch_idx = trainer.make_transfer(dataloader_idx), -1
+        metrics.dataloader_idx = dataloader_idx if len(loaders) > 1 else None
+        for batch_idx, batch in enumerate(profiled_batches(trainer.profiler, loader.batches())):
+            if transfer is not None:
+                batch = transfer(batch)
+            metrics.batch = batch
+            if start is not None:
+                start(batch, batch_idx, dataloader_idx)
+            if context is None:
+                output = call(batch, batch_idx, dataloader_idx)
+            else:
+                with context:
+                    output = call(batch, batch_idx, dataloader_idx)
+            if end is not None:
+                end(output, batch, batch_idx, dataloader_idx)
+            if collect is not None:
+                collect(dataloader_idx, output)
+        if batch_idx < 0 and loader.num_batches:
+            _warn_of_empty_loader(stage, loader)
+    metrics.dataloader_idx = metrics.batch = None
+
+
+def _warn_of_empty_loader(stage: str, loader: StageLoader) -> None:
+    """A loader has given nothing, which may be right for one rank of several."""
+    name = "prediction" if stage == "predict" else stage
+    warnings.warn(
+        f"A {name} loader ({type(loader.loader).__name__}) gave no batch: it is empty, or an iterator that can be "
+        "read once.",
+        stacklevel=2,
+    )
+
+
+def _by_loader(values: dict[str, float], num_loaders: int) -> list[dict[str, float]]:
+    """A dict a loader; names without an index belong to all."""
+
+    def belongs(name: str, index: int) -> bool:
+        _, marker, suffix = name.rpartition("/dataloader_idx_")
+        return not marker or suffix.removesuffix("_epoch") == str(index)
+
+    return [{name: value for name, value in values.items() if belongs(name, index)} for index in range(num_loaders)]

@@ -1,0 +1,368 @@
+"""The training loop."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from core.checkpoint import collect_random_state, restore_random_state
+from core.contract import Capability, ModuleError, TrainingStep
+from core.trainer.data.epoch_end import await_others
+from core.trainer.data.loaders import length_of
+from core.trainer.data.look_ahead import LookAhead
+from core.trainer.hooks.argument_counts import call_with
+from core.trainer.loops.evaluate import evaluate
+from core.trainer.loops.loss_watch import guarded
+from core.trainer.loops.nothing_learned import NothingLearned
+from core.trainer.loops.profiling import mark_steps, profile_parts
+from core.trainer.loops.scheduling import schedulers_by, step_schedulers
+from core.trainer.loops.validation_schedule import ValidationSchedule
+from core.trainer.module.module import require_method
+from core.trainer.module.module_steps import apply_overrides
+from core.trainer.module.optimization import evaluates_loss
+from core.trainer.settings.checks import check_max_steps
+from core.trainer.signals.stop_agreement import StopAgreement
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from core.contract import StepOutput
+    from core.trainer.trainer import Trainer
+
+_END = object()
+
+
+class FitLoop:
+    """Runs epochs until a limit is reached. Everything that can be decided before the first batch is decided here."""
+
+    def __init__(self, trainer: Trainer) -> None:
+        self.trainer = trainer
+        self.options = trainer.options
+        self.progress = trainer.progress
+        self.strategy = trainer.strategy
+        self.outputs: Any = None
+
+    def run(self) -> None:
+        """All ranks. Train from the restored position to a limit, or a stop."""
+        trainer = self.trainer
+        self.progress.start_clock()
+        self.stops = trainer.stops = StopAgreement(trainer)
+        try:
+            self._run_to_end()
+        finally:
+            self.progress.stop_clock()
+            trainer.stops = None
+
+    def _run_to_end(self) -> None:
+        trainer = self.trainer
+        self._prepare()
+        if not trainer.module.training:  # parts that the user has put into evaluation mode stay there
+            trainer.module.train()
+        trainer.metrics = trainer.logged.train
+        trainer.logged.train.open(on_epoch_default=True, strategy=self.strategy)
+        trainer.events.emit("on_train_start")
+        trainer.logged.train.on_epoch_default = False
+        with trainer.signals.training(self.stops.wake):
+            while not self._stops():
+                self._run_epoch()
+        trainer.logged.train.close()
+        self.strategy.synchronize_model()
+        trainer.events.emit("on_train_end")
+
+    def _prepare(self) -> None:
+        check_max_steps(self.trainer)
+        events = self.trainer.events
+        self.nothing_learned = NothingLearned(self.trainer)
+        self.step = self._make_step()
+        self.batch_start = events.hook("on_train_batch_start")
+        self.batch_end = mark_steps(self.trainer.profiler, events.hook("on_train_batch_end"))
+        self.transfer = self.trainer.make_transfer()
+        self.schedule = ValidationSchedule(self.trainer)
+        self.log_every = self.options.log_every_n_steps if self.trainer.loggers else 0
+
+    def _make_step(self) -> TrainingStep:
+        trainer, options, strategy = self.trainer, self.options, self.strategy
+        module = trainer.module
+        events, capabilities = trainer.events, strategy.capabilities
+        manual = not getattr(module, "automatic_optimization", True)
+        owns_accumulation = Capability.OWNS_ACCUMULATION in capabilities
+        optimizers = strategy.optimizers
+        step = TrainingStep(
+            compute_loss=self._make_compute_loss(manual),
+            module=trainer.session.handle_of(module).wrapped,
+            optimizers=optimizers,
+            manual=manual,
+            num_accumulated=1 if owns_accumulation else trainer.accumulate_grad_batches,
+            clipping=None if Capability.OWNS_CLIPPING in capabilities else options.clipping,
+            needs_closure=any(evaluates_loss(optimizer) for optimizer in optimizers),
+            before_backward=events.hook("on_before_backward"),
+            after_backward=events.hook("on_after_backward"),
+            before_optimizer_step=events.hook("on_before_optimizer_step"),
+            before_zero_grad=events.hook("on_before_zero_grad"),
+        )
+        apply_overrides(trainer, step)
+        profile_parts(trainer.profiler, step, strategy)
+        trainer.running_step = step
+        return step
+
+    def _make_compute_loss(self, manual: bool) -> Callable[[Any, int], Tensor | None]:
+        module = self.trainer.module
+        training_step = require_method(module, "training_step", "fit")
+        call = call_with(self.strategy.step_callable("training_step", module), training_step, num_arguments=2)
+        context = self.strategy.forward_context()
+        has_stepped = manual or Capability.COMPILED_STEP in self.strategy.capabilities
+        unpack = self._unpack_stepped if has_stepped else self._unpack
+
+        def compute_loss(batch: Any, batch_idx: int) -> Tensor | None:
+            output = call(batch, batch_idx)
+            if type(output) is Tensor and output.requires_grad and not output.ndim and not has_stepped:
+                self.outputs = output
+                return output
+            return unpack(output)
+
+        def compute_loss_in_context(batch: Any, batch_idx: int) -> Tensor | None:
+            with context:  # type: ignore[union-attr]
+                return compute_loss(batch, batch_idx)
+
+        compute = compute_loss if context is None else compute_loss_in_context
+        return guarded(compute, module, self.progress) if self.options.terminate_on_nan else compute
+
+    def _unpack(self, output: Any) -> Tensor | None:
+        self.outputs = output
+        if output is None:
+            self.nothing_learned.note_missing_loss()
+            return None
+        loss = output.get("loss") if isinstance(output, dict) else output
+        if not isinstance(loss, Tensor) or loss.numel() != 1:
+            raise ModuleError(
+                f"training_step returned {_describe(output)}; expected a scalar tensor, a dict with one under 'loss', "
+                "or None to skip the batch."
+            )
+        if not loss.requires_grad and self.strategy.optimizers:
+            raise ModuleError(
+                "training_step returned a loss without a graph, so that nothing can be learned from it. Compute it "
+                "from parameters that require gradients, outside of torch.no_grad(), and don't detach it."
+            )
+        return loss
+
+    def _unpack_stepped(self, output: Any) -> Tensor | None:
+        self.outputs = output
+        loss = output.get("loss") if isinstance(output, dict) else output
+        return loss.detach() if isinstance(loss, Tensor) else None
+
+    # epochs ---------------------------------------------------------------------------------------------------------
+
+    def _run_epoch(self) -> None:
+        trainer, progress = self.trainer, self.progress
+        trainer.metrics = trainer.logged.train
+        # Within an epoch, the random state is restored once the loader was opened.
+        if progress.batch == 0:
+            self._restore_random_state()
+        trainer.loaders.begin_epoch(progress.epoch)
+        if progress.batch == 0:
+            self._emit_epoch("on_train_epoch_start")
+        self._take_changes()
+        # Other ranks than before may cut what is left of an epoch into another number of batches.
+        self.num_batches: int | float = math.inf if progress.is_recut else trainer.loaders.num_train_batches
+        self.is_validation_due = self.schedule.begin_epoch()
+        self.nothing_learned.begin_epoch()
+        is_over = self._run_batches()
+        self._look_at_loss()
+        if is_over:
+            self._end_epoch()
+        else:
+            trainer.publish_epoch(trainer.logged.train, is_over=False)
+
+    def _look_at_loss(self) -> None:
+        self.trainer.logged.losses.look_at_output(self.outputs, self.trainer.module, self.strategy)
+
+    def _end_epoch(self) -> None:
+        """End the epoch. Not called where a limit is reached within it: a resumed run has the rest of it to do."""
+        trainer, progress = self.trainer, self.progress
+        trainer.show_epoch(trainer.logged.train)
+        progress.epoch_is_ending = True
+        self._emit_epoch("on_train_epoch_end", last=False)
+        trainer.publish_epoch(trainer.logged.train)
+        step_schedulers(trainer, self.epoch_schedulers, progress.epoch + 1)
+        progress.epoch_is_ending, progress.epoch_is_over = False, True
+        trainer.write_pending()
+        self._emit_epoch("on_train_epoch_end", last=True)
+        progress.end_epoch()
+
+    def _take_changes(self) -> None:
+        """Adopt what callbacks may change from one epoch to the next: what is frozen, the window, the schedulers."""
+        capabilities = self.strategy.capabilities
+        if self.strategy.refresh_modules():
+            self.step.release()
+            self.step = self._make_step()
+        self.step.ends_window = True
+        if Capability.OWNS_ACCUMULATION not in capabilities:
+            self.step.num_accumulated = self.trainer.accumulate_grad_batches
+        manual = self.step.manual
+        self.step_schedulers = schedulers_by(self.trainer, "step", manual=manual)
+        self.epoch_schedulers = schedulers_by(self.trainer, "epoch", manual=manual)
+
+    def _emit_epoch(self, name: str, **which: bool) -> None:
+        self.trainer.logged.train.on_epoch_default = True
+        self.trainer.events.emit(name, **which)
+        self.trainer.logged.train.on_epoch_default = False
+
+    def _stops(self) -> bool:
+        """All ranks, between two epochs. True if the run ends here, by a limit, a request, or a signal."""
+        self.stops.settle(self.progress.batch)
+        return self._is_done()
+
+    def _stops_after(self, batch: int) -> bool:
+        """All ranks, between two optimizer steps of an epoch."""
+        if batch >= self.stops.look_at:
+            self.stops.settle(batch)
+        return self._is_done()
+
+    def _is_done(self) -> bool:
+        """True when a limit is reached. A stop by request waits for the least epochs and steps."""
+        options, progress = self.options, self.progress
+        if 0 <= options.max_steps <= progress.global_step or self.stops.is_late:
+            return True
+        if options.max_epochs is not None and 0 <= options.max_epochs <= progress.epoch:
+            return True
+        least = progress.epoch >= options.min_epochs and progress.global_step >= options.min_steps
+        return self.trainer.should_stop and least
+
+    # batches --------------------------------------------------------------------------------------------------------
+
+    def _run_batches(self) -> bool:
+        """Train the epoch's batches. True if the epoch came to its end."""
+        trainer, progress, step = self.trainer, self.progress, self.step
+        metrics = trainer.logged.train
+        run = trainer.profiled("run_training_step", self.strategy.run_training_step)
+        fetch: Callable[..., Any] = trainer.profiled("fetch_batch", next)
+        transfer = self.transfer
+        batch_start, batch_end = self.batch_start, self.batch_end
+        accumulated, num_batches = trainer.window, self.num_batches
+        is_validation_due = self.is_validation_due
+        max_steps = self.options.max_steps if self.options.max_steps >= 0 else math.inf
+        signals, stops, window_start = trainer.signals, self.stops, progress.window_start
+        batches = self._open_loader()
+        knows_length = trainer.loaders.knows_length and num_batches < math.inf
+        ahead = LookAhead(batches) if accumulated > 1 and not knows_length else None
+        batches = ahead or batches
+        self._validate_belatedly()
+        batch_idx = progress.batch
+        stops.begin(batch_idx)
+        while batch_idx < num_batches:
+            # A signal doesn't wait for data that never comes.
+            signals.is_fetching = True
+            batch = fetch(batches, _END)
+            signals.is_fetching = False
+            if batch is _END:
+                break
+            if transfer is not None:
+                batch = transfer(batch)
+            metrics.batch = batch
+            # A window ends after so many batches, or with the epoch; a loader of unknown length has to be asked for one
+            # more.
+            if accumulated > 1:
+                step.ends_window = (batch_idx + 1 - window_start) % accumulated == 0 or batch_idx + 1 == num_batches
+                if ahead is not None and not step.ends_window and ahead.is_last():
+                    step.ends_window, trainer.loaders.epoch_end = True, batch_idx + 1
+            if batch_start is not None and batch_start(batch, batch_idx) == -1:
+                return True
+            # The step. An engine may take several batches in it, and optimizers that a module steps itself count by
+            # themselves.
+            steps_before = progress.global_step
+            output = run(batch, batch_idx, step)
+            batch_idx += output.num_batches
+            progress.batch = batch_idx
+            progress.total_batches += output.num_batches
+            progress.global_step += output.num_optimizer_steps
+            stepped = progress.global_step > steps_before  # with manual optimization, the optimizers have counted
+            if stepped and self.step_schedulers:
+                step_schedulers(trainer, self.step_schedulers, progress.global_step)
+            if batch_end is not None:
+                outputs = output.loss if type(self.outputs) is Tensor else self._outputs(output)
+                batch_end(outputs, batch, batch_idx - output.num_batches)
+            if stepped and self.log_every and progress.global_step // self.log_every > steps_before // self.log_every:
+                trainer.publish_step(metrics)
+                self._look_at_loss()
+            if is_validation_due is not None and is_validation_due(batch_idx):
+                self._validate()
+            # Checkpoints and stops come between two optimizer steps only.
+            if trainer.pending_saves and step.ends_window:
+                trainer.write_pending()
+            may_stop = batch_idx >= stops.look_at or progress.global_step >= max_steps
+            if may_stop and step.ends_window and self._stops_after(batch_idx) and batch_idx < num_batches:
+                return False
+        # The epoch's batches are done.
+        metrics.batch = None
+        if batch_idx == 0:
+            trainer.loaders.refuse_empty_loader()
+        self.nothing_learned.end_epoch(batch_idx)
+        await_others(trainer, batch_idx)
+        if batch_idx == length_of(trainer.loaders.train):
+            next(batches, None)  # as a `for` loop asks once more: the order of some samplers depends on it
+        if self.schedule.is_due_after_epoch():
+            self._validate()
+        return True
+
+    def _open_loader(self) -> Iterator[Any]:
+        """An iterator over the epoch's remaining batches, with the restored random state where a run goes on.
+
+        torch's loader draws from the random state when it is opened: within an epoch that draw has been made before.
+        """
+        with self.trainer.signals.hidden_from_children():
+            batches: Iterator[Any] = self.trainer.loaders.open_train()
+        if self.progress.batch >= self.num_batches:
+            next(batches, None)  # the order of an epoch that is over is drawn too, so that the next one's follows it
+        self._restore_random_state()
+        return batches
+
+    def _restore_random_state(self) -> None:
+        """Restore random numbers: once, as the last of all that is restored."""
+        state, self.trainer.restored_random_state = self.trainer.restored_random_state, None
+        if state is not None:
+            restore_random_state(state, self.strategy.accelerator, self.strategy.root_device)
+
+    def _outputs(self, output: StepOutput) -> Any:
+        """The output of `training_step`, with its loss detached."""
+        if isinstance(self.outputs, dict) and "loss" in self.outputs:
+            return {**self.outputs, "loss": output.loss}
+        return self.outputs
+
+    def _validate_belatedly(self) -> None:
+        """A run that was stopped between a step and the validation that was due after it begins with that."""
+        due, progress = self.is_validation_due, self.progress
+        if progress.batch > 0 and not progress.is_validated and due is not None and due(progress.batch):
+            self._validate()
+
+    def _validate(self) -> None:
+        """Validate. An interrupted validation is undone: resuming validates again, with the same random numbers."""
+        trainer, progress, place = self.trainer, self.progress, (self.strategy.accelerator, self.strategy.root_device)
+        self._settle()
+        before, progress.validated_batch = progress.validated_batch, progress.batch
+        state = collect_random_state(*place)
+        try:
+            with trainer.signals.apart_from_steps():
+                self.strategy.synchronize_model()
+                evaluate(trainer, "validation", trainer.loaders.validation)
+        except BaseException:
+            progress.validated_batch = before
+            restore_random_state(state, *place)
+            raise
+        self.schedule.note()
+        self._settle()
+
+    def _settle(self) -> None:
+        """Let the ranks agree on a stop, between steps, before and after something long."""
+        if self.step.ends_window:
+            self.stops.settle(self.progress.batch)
+
+
+def _describe(output: Any) -> str:
+    if isinstance(output, dict) and "loss" not in output:
+        return f"a dict with {sorted(map(str, output))}"
+    loss = output["loss"] if isinstance(output, dict) else output
+    if isinstance(loss, Tensor):
+        return f"a tensor of shape {tuple(loss.shape)}"
+    return f"{type(output).__name__} {output!r}"[:120]

@@ -1,0 +1,97 @@
+"""Epochs in which nothing is learned: each step without a loss, or, in manual optimization, without an optimizer's."""
+
+from __future__ import annotations
+
+import warnings
+from typing import TYPE_CHECKING
+
+from core.contract import ModuleError
+from core.trainer.module.optimization import evaluates_loss
+
+if TYPE_CHECKING:
+    from core.trainer.trainer import Trainer
+
+
+class NothingLearned:
+    """Hears of each batch without a loss and of each epoch's end, and speaks where parameters could have changed."""
+
+    def __init__(self, trainer: Trainer) -> None:
+        self._trainer, self._name = trainer, type(trainer.module).__name__
+        self._is_manual = not getattr(trainer.module, "automatic_optimization", True)
+        self._has_warned = False
+        self.begin_epoch()
+
+    def begin_epoch(self) -> None:
+        """Count from here."""
+        progress = self._trainer.progress
+        self._first_batch, self._steps_before, self._skipped = progress.batch, progress.global_step, set[int]()
+
+    def note_missing_loss(self) -> None:
+        """The running batch has no loss. Warns of the first one, and waits for the other ranks to say the same.
+
+        Raises:
+            ModuleError: the optimizer needs one, or other ranks have one.
+        """
+        progress, optimizers = self._trainer.progress, self._trainer.optimizers
+        if owner := next((type(each).__name__ for each in optimizers if evaluates_loss(each)), None):
+            raise ModuleError(
+                f"{self._name}.training_step returned None for batch {progress.batch} of epoch {progress.epoch}, and "
+                f"{owner} evaluates the loss inside of its step, so that it can't skip a batch. End it with `return "
+                "loss`, or use another optimizer."
+            )
+        self._skipped.add(progress.batch)
+        if self._learns():
+            self._warn(
+                f"{self._name}.training_step returned None for batch {progress.batch} of epoch {progress.epoch}: the "
+                "batch is skipped, and nothing is learned from it. If that isn't meant, end it with `return loss`."
+            )
+        # At every batch of an accumulation window: what ranks exchange depends on all before it.
+        if self._has_gradients() and (others := self._trainer.strategy.absent_ranks(self._batch)):
+            raise ModuleError(self._missed_by(others))
+
+    def end_epoch(self, num_batches: int) -> None:
+        """All batches of an epoch were seen. Warns of one without an optimizer step, in manual optimization.
+
+        Raises:
+            ModuleError: none of them had a loss.
+        """
+        progress = self._trainer.progress
+        if self._first_batch or not self._learns():
+            return
+        if self._is_manual and progress.global_step == self._steps_before:
+            self._warn(
+                f"No optimizer has updated parameters in the {num_batches} batches of epoch {progress.epoch}: "
+                f"{self._name} has automatic_optimization = False, so that its training_step calls "
+                "self.manual_backward(loss), and step() of what self.optimizers() returns."
+            )
+        elif not self._is_manual and len(self._skipped) >= num_batches:
+            raise ModuleError(
+                f"{self._name}.training_step returned None for all {num_batches} batches of epoch {progress.epoch}, so "
+                "that nothing was learned. Expected a scalar tensor, or a dict with one under 'loss': end it with "
+                "`return loss`; or set self.automatic_optimization = False and step the optimizers in it."
+            )
+
+    @property
+    def _batch(self) -> str:
+        return f"batch {self._trainer.progress.batch} of epoch {self._trainer.progress.epoch}"
+
+    def _missed_by(self, others: list[int]) -> str:
+        rank = self._trainer.strategy.global_rank
+        return (
+            f"{self._name}.training_step returned None for {self._batch} on rank {rank}, and not on "
+            f"{', '.join(f'rank {other}' for other in others)}: a rank with a loss waits for the gradients of all. "
+            "Skip a batch on all ranks, or return a loss of zero with a graph, such as `0 * loss` of one that is "
+            "finite. (A rank that comes later by a thirtieth of the strategy's timeout= counts as one with a loss.)"
+        )
+
+    def _learns(self) -> bool:
+        return bool(self._trainer.optimizers) and self._has_gradients()
+
+    def _has_gradients(self) -> bool:
+        return any(each.requires_grad for each in self._trainer.module.parameters())
+
+    def _warn(self, message: str) -> None:
+        """Warn once, on rank 0."""
+        if self._trainer.is_global_zero and not self._has_warned:
+            warnings.warn(message, stacklevel=3)
+        self._has_warned = True

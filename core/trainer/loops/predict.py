@@ -1,0 +1,81 @@
+"""The loop of prediction."""
+
+from __future__ import annotations
+
+from itertools import chain, zip_longest
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from core.contract import ModuleError
+from core.data import to_device
+from core.trainer.logging.metrics import Metrics
+from core.trainer.loops.evaluate import evaluation_mode, run_loaders, without_gradients
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from core.trainer.data.loaders import StageLoader
+    from core.trainer.trainer import Trainer
+
+_CPU = torch.device("cpu")
+_MISSING = object()
+
+
+def predict(trainer: Trainer, loaders: Sequence[StageLoader], *, returns: bool) -> list[Any] | None:
+    """All ranks. Run `predict_step` over all loaders, without gradients; see `Trainer.predict`."""
+    events = trainer.events
+    with evaluation_mode(trainer, _NoMetrics(on_epoch_default=True)):
+        with without_gradients(trainer):
+            events.emit("on_predict_start")
+            events.emit("on_predict_epoch_start")
+            predictions = _collect_predictions(trainer, loaders, returns)
+            events.emit("on_predict_epoch_end")
+        events.emit("on_predict_end")
+    if not returns:
+        return None
+    gathered = _gather(trainer, predictions)
+    return gathered[0] if len(gathered) == 1 else gathered
+
+
+def _collect_predictions(trainer: Trainer, loaders: Sequence[StageLoader], returns: bool) -> list[list[Any]]:
+    moves = trainer.strategy.root_device != _CPU
+    predictions: list[list[Any]] = [[] for _ in loaders]
+
+    def collect(dataloader_idx: int, output: Any) -> None:
+        predictions[dataloader_idx].append(to_device(output, _CPU) if moves else output)
+
+    run_loaders(trainer, "predict", trainer.module.predict_step, loaders, collect if returns else None)
+    return predictions
+
+
+def _gather(trainer: Trainer, predictions: list[list[Any]]) -> list[list[Any]]:
+    """The batches of all shares of the data, step by step, on rank 0; elsewhere this rank's."""
+    strategy = trainer.strategy
+    if not strategy.session.has_peers:
+        return predictions
+    gathered = strategy.gather_objects((strategy.data_parallel_rank, predictions))
+    if gathered is None:
+        return predictions
+    shares = dict(reversed(gathered))  # ranks of one share have predicted the same: the first one counts
+    # Step by step, the batches of all shares in their order: that of the data set.
+    by_loader = zip(*(shares[rank] for rank in sorted(shares)), strict=True)
+    return [
+        [output for output in chain.from_iterable(zip_longest(*parts, fillvalue=_MISSING)) if output is not _MISSING]
+        for parts in by_loader
+    ]
+
+
+class _NoMetrics(Metrics):
+    """Refuses to log: values would neither be reduced nor shown."""
+
+    def log(self, name: str, *args: Any, **kwargs: Any) -> None:
+        """Refuse.
+
+        Raises:
+            ModuleError: always.
+        """
+        raise ModuleError(
+            f"self.log({name!r}) was called while predicting, which has no metrics. Return the value from "
+            "predict_step, or use test_step."
+        )

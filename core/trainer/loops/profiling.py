@@ -1,0 +1,71 @@
+"""The attachment of a profiler to a trainer, once when a stage begins. Without one, nothing here is in a step."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    from core.contract import Strategy, TrainingStep
+    from core.trainer.profilers import Profiler
+    from core.trainer.trainer import Trainer
+
+
+@contextmanager
+def profiled_stage(trainer: Trainer) -> Iterator[None]:
+    """All ranks. Measure what happens inside, and report it afterwards."""
+    profiler = trainer.profiler
+    if profiler is None:
+        yield
+        return
+    assert trainer.stage is not None
+    profiler.setup(trainer.stage, trainer.log_dir, trainer.global_rank)
+    try:
+        yield
+    finally:
+        profiler.teardown()
+        trainer.print(profiler.describe())
+
+
+def profile_parts(profiler: Profiler | None, step: TrainingStep, strategy: Strategy) -> None:
+    """Measure forward, backward and update of a step that the strategy makes of its parts."""
+    if profiler is None:
+        return
+    step.compute_loss = profiler.wrap("training_step", step.compute_loss)
+    step.step_optimizer = profiler.wrap("optimizer_step", step.step_optimizer or strategy.optimizer_step)
+    before, after = step.before_backward, step.after_backward
+
+    def start_backward(loss: Any) -> None:
+        if before is not None:
+            before(loss)
+        profiler.start("backward")
+
+    def stop_backward() -> None:
+        profiler.stop("backward")
+        if after is not None:
+            after()
+
+    step.before_backward, step.after_backward = start_backward, stop_backward
+
+
+def mark_steps(profiler: Profiler | None, batch_end: Callable[..., Any] | None) -> Callable[..., Any] | None:
+    """A batch's last hook, after which the profiler's `step` is called."""
+    if profiler is None:
+        return batch_end
+    mark = profiler.step
+
+    def end(*args: Any) -> Any:
+        answer = batch_end(*args) if batch_end is not None else None
+        mark()
+        return answer
+
+    return end
+
+
+def profiled_batches(profiler: Profiler | None, batches: Iterable[Any]) -> Iterable[Any]:
+    """The same batches; each is measured on its way."""
+    if profiler is None:
+        return batches
+    return iter(profiler.wrap("fetch_batch", iter(batches).__next__), object())

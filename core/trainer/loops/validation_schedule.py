@@ -1,0 +1,105 @@
+"""The times at which validation runs within `fit`."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+from core.contract import ConfigurationError
+from core.trainer.callbacks.common_decisions import PacedQuestion
+from core.trainer.settings.options import is_whole, resolve_limit
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from core.trainer.settings.options import TrainerOptions
+    from core.trainer.trainer import Trainer
+
+
+class ValidationSchedule:
+    """Answers whether a validation is due. Asked on all ranks, which get the same answer.
+
+    Batches are counted within the epoch, or with `check_val_every_n_epoch=None` over all epochs; time is rank 0's, from
+    the end of the validation before, and is asked for at intervals.
+    """
+
+    def __init__(self, trainer: Trainer) -> None:
+        self._options, self._progress = trainer.options, trainer.progress
+        self._loaders, self._strategy = trainer.loaders, trainer.strategy
+        self._question = PacedQuestion()
+        self._ended_s = time.monotonic()
+        self._last_at = trainer.progress.total_batches if trainer.progress.is_validated else -1
+
+    def note(self) -> None:
+        """A validation has just ended."""
+        self._ended_s, self._last_at = time.monotonic(), self._progress.total_batches
+
+    def begin_epoch(self) -> Callable[[int], bool] | None:
+        """The question to ask after each batch, with its number from 1; None if nothing is due within this epoch."""
+        options, progress = self._options, self._progress
+        # After the epoch's last batch nothing is due here: `is_due_after_epoch` decides then.
+        interval, num_batches = batches_between(options, self._loaders), self._loaders.num_train_batches
+        if not self._counts(progress.epoch):
+            return None
+        if options.val_check_time is not None:
+            return lambda batch: self._time_is_up() and batch < num_batches
+        if interval == 0:
+            return None
+        if options.check_val_every_n_epoch is None:
+            return lambda batch: progress.total_batches % interval == 0 and batch < num_batches
+        return lambda batch: batch % interval == 0 and batch < num_batches
+
+    def is_due_after_epoch(self) -> bool:
+        """True if a validation is due after all batches of the epoch, and hasn't just been made."""
+        options, progress = self._options, self._progress
+        if not self._counts(progress.epoch) or self._last_at == progress.total_batches:
+            return False
+        if options.val_check_time is not None:
+            return self._is_late()
+        interval = batches_between(options, self._loaders)
+        if options.check_val_every_n_epoch is None:
+            return progress.total_batches % interval == 0
+        return interval == 0 or progress.batch % interval == 0
+
+    def _counts(self, epoch: int) -> bool:
+        every = self._options.check_val_every_n_epoch
+        return bool(self._loaders.validation) and (every is None or (epoch + 1) % every == 0)
+
+    def _time_is_up(self) -> bool:
+        return self._question.ask(self._strategy, self._is_late_here)
+
+    def _is_late(self) -> bool:
+        return bool(self._strategy.broadcast(self._is_late_here()))
+
+    def _is_late_here(self) -> bool:
+        duration = self._options.val_check_time
+        return duration is not None and time.monotonic() - self._ended_s >= duration.total_seconds()
+
+
+def batches_between(options: TrainerOptions, loaders: Any) -> int:
+    """Batches from one validation to the next; 0 if batches don't decide it.
+
+    Raises:
+        ConfigurationError: a fraction of an epoch of unknown length, or of less than one batch.
+    """
+    interval = options.val_check_interval
+    if not loaders.validation or is_whole(interval):
+        return 0
+    if isinstance(interval, int):
+        return interval
+    return int(resolve_limit(interval, loaders.num_train_batches, name="val_check_interval"))
+
+
+def check_interval(options: TrainerOptions, loaders: Any) -> None:
+    """Refuse an interval that no epoch reaches.
+
+    Raises:
+        ConfigurationError: with the ways out.
+    """
+    interval, available = batches_between(options, loaders), loaders.num_train_batches
+    if options.check_val_every_n_epoch is not None and interval > available:
+        raise ConfigurationError(
+            f"val_check_interval={interval} is more than the {available} batches of an epoch, so validation would "
+            "never run. Pass check_val_every_n_epoch=None to count batches over epochs, or limit_val_batches=0 not to "
+            "validate."
+        )

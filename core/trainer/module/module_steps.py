@@ -1,0 +1,170 @@
+"""The parts of a training step that a module may do in its own way; asked for once, when fit begins."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from core.contract import GradientClipping, ModuleError, empty_hook
+from core.trainer.hooks.events import overrides
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch import Tensor
+    from torch.optim import Optimizer
+
+    from core.contract import ClippingAlgorithm, TrainingStep
+    from core.trainer.trainer import Trainer
+
+
+class ModuleSteps:
+    """The steps of automatic optimization that follow `training_step`, one method each. Override what you need.
+
+    A method that isn't overridden is not called: the strategy does its work directly.
+    """
+
+    @property
+    def trainer(self) -> Any:  # Module says which; this part of it is no nn.Module, of which a strategy has handles
+        """The trainer that runs this module."""
+        raise NotImplementedError
+
+    @empty_hook
+    def backward(self, loss: Tensor, *args: Any, **kwargs: Any) -> None:
+        """Compute gradients. An override ends in `super().backward(loss, ...)`, which scales and exchanges them.
+
+        Args:
+            loss: a scalar with a graph, divided by the accumulation window.
+            args: of `Tensor.backward`.
+            kwargs: of `Tensor.backward`, such as `retain_graph`.
+        """
+        strategy = self.trainer.strategy
+        if args:
+            kwargs = {**dict(zip(("gradient", "retain_graph", "create_graph"), args, strict=False)), **kwargs}
+        strategy.backward(loss, self.trainer.session.handle_of(self).wrapped, **kwargs)
+
+    @empty_hook
+    def optimizer_step(
+        self, epoch: int, batch_idx: int, optimizer: Optimizer, optimizer_closure: Callable[[], Any] | None = None
+    ) -> None:
+        """Step the optimizer. An override may leave that out, but calls the closure in any case, itself or in `step`.
+
+        Args:
+            epoch: from 0.
+            batch_idx: of the batch that ends the accumulation window.
+            optimizer: whose `step` goes through the strategy.
+            optimizer_closure: runs `training_step` and backward, and returns the loss.
+        """
+        optimizer.step(closure=optimizer_closure)
+
+    @empty_hook
+    def optimizer_zero_grad(self, epoch: int, batch_idx: int, optimizer: Optimizer) -> None:
+        """Clear the gradients, after each optimizer step."""
+        optimizer.zero_grad()
+
+    @empty_hook
+    def configure_gradient_clipping(
+        self,
+        optimizer: Optimizer,
+        gradient_clip_val: float | None = None,
+        gradient_clip_algorithm: ClippingAlgorithm | None = None,
+    ) -> None:
+        """Clip gradients before each optimizer step; an override may call `self.clip_gradients` with other values.
+
+        Args:
+            optimizer: whose gradients are complete and unscaled.
+            gradient_clip_val: the Trainer's argument.
+            gradient_clip_algorithm: the Trainer's argument.
+        """
+        self.clip_gradients(optimizer, gradient_clip_val, gradient_clip_algorithm)
+
+    def clip_gradients(
+        self,
+        optimizer: Optimizer,
+        gradient_clip_val: float | None = None,
+        gradient_clip_algorithm: ClippingAlgorithm | None = None,
+    ) -> Tensor | None:
+        """Clip gradients through the strategy; also for manual optimization.
+
+        Args:
+            optimizer: of the gradients.
+            gradient_clip_val: the largest norm, or the largest absolute value; None or 0 clips nothing.
+            gradient_clip_algorithm: `"norm"` or `"value"`.
+
+        Returns:
+            The total norm before clipping, if it was computed.
+        """
+        if not gradient_clip_val:
+            return None
+        strategy = self.trainer.strategy
+        clipping = GradientClipping(float(gradient_clip_val), gradient_clip_algorithm or "norm")
+        own = getattr(optimizer, "optimizer", optimizer)
+        return strategy.clip_gradients(self.trainer.session.handle_of(self).wrapped, own, clipping)  # type: ignore[no-any-return]
+
+    @empty_hook
+    def lr_scheduler_step(self, scheduler: Any, metric: Any | None) -> None:
+        """Step a scheduler.
+
+        Args:
+            scheduler: as `configure_optimizers` returned it.
+            metric: newest value of the metric that it monitors, None if it monitors none.
+        """
+        if metric is None:
+            scheduler.step()
+        else:
+            scheduler.step(metric)
+
+
+def apply_overrides(trainer: Trainer, step: TrainingStep) -> None:
+    """Put what the module does in its own way into the step. Nothing changes for what it doesn't."""
+    module, progress = trainer.module, trainer.progress
+    if step.manual:
+        return
+    if overrides(module, "backward"):
+        step.backward = module.backward
+    if overrides(module, "optimizer_zero_grad"):
+
+        def zero_grad(optimizer: Optimizer) -> None:
+            module.optimizer_zero_grad(progress.epoch, progress.batch, optimizer)
+
+        step.zero_grad = zero_grad
+    if overrides(module, "configure_gradient_clipping"):
+        step.clip_gradients, step.clipping = _own_clipping(module, step.clipping), None
+    if overrides(module, "optimizer_step"):
+        step.step_optimizer, step.needs_closure = _own_optimizer_step(trainer), True
+
+
+def _own_clipping(module: Any, clipping: GradientClipping | None) -> Callable[[Optimizer], None]:
+    value = clipping.value if clipping else None
+    algorithm = clipping.algorithm if clipping else None
+
+    def clip(optimizer: Optimizer) -> None:
+        module.configure_gradient_clipping(optimizer, value, algorithm)
+
+    return clip
+
+
+def _own_optimizer_step(trainer: Trainer) -> Callable[[Optimizer, Callable[[], Any] | None], int]:
+    module, progress = trainer.module, trainer.progress
+
+    def step(optimizer: Optimizer, closure: Callable[[], Any] | None) -> int:
+        assert closure is not None
+        evaluated = False
+
+        def evaluate() -> Any:
+            nonlocal evaluated
+            evaluated = True
+            return closure()
+
+        before = progress.global_step
+        wrapped = trainer.wrapped_optimizers[trainer.strategy.optimizers.index(optimizer)]
+        module.optimizer_step(progress.epoch, progress.batch, wrapped, evaluate)
+        if not evaluated:
+            raise ModuleError(
+                f"{type(module).__name__}.optimizer_step did not call the closure, so there is no loss and no "
+                "gradient. Call optimizer.step(closure=optimizer_closure), or where the step is left out "
+                "optimizer_closure()."
+            )
+        updated, progress.global_step = progress.global_step - before, before  # the loop counts what is returned
+        return updated
+
+    return step

@@ -1,0 +1,198 @@
+"""The results that `configure_optimizers` may return, brought into one form."""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+
+from core.contract import ConfigurationError, ModuleError
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from core.trainer.settings.options import TrainerOptions
+
+_FORMS = (
+    "an Optimizer; a list of them; (optimizers, schedulers); a dict with 'optimizer' and perhaps 'lr_scheduler'; "
+    "a list of such dicts; or None to train without one"
+)
+
+
+@dataclass(slots=True)
+class Scheduler:
+    """A learning-rate scheduler, and when to step it.
+
+    Attributes:
+        scheduler: anything with `step`, `state_dict` and `load_state_dict`.
+        interval: after every optimizer step, or after every epoch.
+        frequency: step it every so many intervals.
+        monitor: name of the logged metric that is handed to `step`, for ReduceLROnPlateau.
+        strict: True to make a missing metric an error, False to skip the step.
+        name: for the learning-rate monitor.
+        reduce_on_plateau: hand the metric to `step` of a scheduler that isn't torch's ReduceLROnPlateau.
+    """
+
+    scheduler: Any
+    interval: Literal["step", "epoch"] = "epoch"
+    frequency: int = 1
+    monitor: str | None = None
+    strict: bool = True
+    name: str | None = None
+    reduce_on_plateau: bool = False
+
+    def state_dict(self) -> dict[str, Any]:
+        """The scheduler's own state."""
+        return dict(self.scheduler.state_dict())
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Put back what `state_dict` gave."""
+        self.scheduler.load_state_dict(state)
+
+
+def parse_optimizers(configured: Any) -> tuple[list[Optimizer], list[Scheduler]]:
+    """Understand what the user's `configure_optimizers` returned.
+
+    Raises:
+        ModuleError: it is of no known form.
+    """
+    optimizers, schedulers = _parse(configured)
+    _check_attached(optimizers, schedulers)
+    return optimizers, schedulers
+
+
+def check_optimizers(
+    module: nn.Module, optimizers: Sequence[Optimizer], options: TrainerOptions, *, is_global_zero: bool
+) -> None:
+    """All ranks. Refuse optimizers that automatic optimization can't step, and warn if there are none.
+
+    Raises:
+        ModuleError: several, without `automatic_optimization = False`.
+        ConfigurationError: an optimizer that evaluates the loss repeatedly, or none at all, with options that need
+            another.
+    """
+    name = type(module).__name__
+    if not getattr(module, "automatic_optimization", True):
+        return
+    if len(optimizers) > 1:
+        raise ModuleError(
+            f"{name}.configure_optimizers returned {len(optimizers)} optimizers, and automatic optimization steps one. "
+            "Set self.automatic_optimization = False and step them in training_step, through self.optimizers() and "
+            "self.manual_backward(loss); or put the parameters into groups of one optimizer."
+        )
+    if not optimizers and options.max_steps >= 0 and options.max_epochs is None:
+        raise ConfigurationError(
+            f"max_steps={options.max_steps} counts optimizer steps, and {name}.configure_optimizers returned no "
+            "optimizer, so that training would not end. Pass max_epochs."
+        )
+    if not optimizers and is_global_zero:
+        warnings.warn(
+            f"{name}.configure_optimizers returned no optimizer: training without one, no parameter will change.",
+            stacklevel=2,
+        )
+    if options.accumulate_grad_batches > 1 and optimizers and evaluates_loss(optimizers[0]):
+        raise ConfigurationError(
+            f"accumulate_grad_batches={options.accumulate_grad_batches}, and {type(optimizers[0]).__name__} evaluates "
+            "the loss several times in a step, for one batch. Use larger batches, or another optimizer."
+        )
+
+
+def evaluates_loss(optimizer: Any) -> bool:
+    """True if `step` needs a closure, as that of LBFGS does: torch says so by a `closure` without a default."""
+    parameter = inspect.signature(type(optimizer).step).parameters.get("closure")
+    return parameter is not None and parameter.default is inspect.Parameter.empty
+
+
+def _parse(configured: Any) -> tuple[list[Optimizer], list[Scheduler]]:
+    match configured:
+        case None | [] | [[], []]:
+            return [], []
+        case Optimizer():
+            return [configured], []
+        case Mapping():
+            return _parse_dicts([configured])
+        # Two lists come before one: patterns take lists and tuples alike.
+        case [[*optimizers], [*schedulers]] if all(isinstance(item, Optimizer) for item in optimizers):
+            return list(optimizers), [_parse_scheduler(item) for item in schedulers]
+        case [*items] if items and all(isinstance(item, Mapping) for item in items):
+            return _parse_dicts(items)
+        case [*items] if items and all(isinstance(item, Optimizer) for item in items):
+            return list(items), []
+    raise ModuleError(f"configure_optimizers returned {_describe(configured)}; expected {_FORMS}.")
+
+
+def _parse_dicts(items: Sequence[Mapping[str, Any]]) -> tuple[list[Optimizer], list[Scheduler]]:
+    optimizers, schedulers = [], []
+    for item in items:
+        if unknown := sorted(item.keys() - {"optimizer", "lr_scheduler", "monitor", "lr_scheduler_config"}):
+            raise ModuleError(
+                f"configure_optimizers returned a dict with {unknown[0]!r}; "
+                "expected 'optimizer', 'lr_scheduler' and 'monitor'."
+            )
+        if not isinstance(item.get("optimizer"), Optimizer):
+            raise ModuleError(
+                f"configure_optimizers returned a dict whose 'optimizer' is {_describe(item.get('optimizer'))}; "
+                "expected an Optimizer."
+            )
+        optimizers.append(item["optimizer"])
+        scheduler = item.get("lr_scheduler", item.get("lr_scheduler_config"))
+        if scheduler is not None:
+            schedulers.append(_parse_scheduler(scheduler, monitor=item.get("monitor")))
+    return optimizers, schedulers
+
+
+def _parse_scheduler(item: Any, monitor: str | None = None) -> Scheduler:
+    options: Mapping[str, Any] = item if isinstance(item, Mapping) else {"scheduler": item}
+    known = {"scheduler", "interval", "frequency", "monitor", "strict", "name", "reduce_on_plateau"}
+    if unknown := sorted(options.keys() - known):
+        raise ModuleError(f"A scheduler's dict has {unknown[0]!r}; expected some of {sorted(known)}.")
+    if not callable(getattr(options.get("scheduler"), "step", None)):
+        raise ModuleError(
+            f"configure_optimizers returned {_describe(options.get('scheduler'))} as a scheduler; "
+            "expected an LRScheduler, or a dict with 'scheduler', 'interval', 'frequency', 'monitor'."
+        )
+    parsed = Scheduler(**{"monitor": monitor, **options})
+    _check_scheduler(parsed)
+    return parsed
+
+
+def _check_scheduler(scheduler: Scheduler) -> None:
+    if scheduler.interval not in ("step", "epoch"):
+        raise ModuleError(f"A scheduler's interval is {scheduler.interval!r}; expected 'step' or 'epoch'.")
+    frequency: Any = scheduler.frequency
+    if isinstance(frequency, bool) or not isinstance(frequency, int) or frequency < 1:
+        raise ModuleError(f"A scheduler's frequency is {frequency!r}; expected an integer of at least 1.")
+    if takes_metric(scheduler) and scheduler.monitor is None:
+        raise ModuleError(
+            f"{type(scheduler.scheduler).__name__} needs a metric to watch: return "
+            "{'optimizer': ..., 'lr_scheduler': ..., 'monitor': 'val_loss'} from configure_optimizers."
+        )
+
+
+def _check_attached(optimizers: Sequence[Optimizer], schedulers: Sequence[Scheduler]) -> None:
+    for item in schedulers:
+        own = getattr(item.scheduler, "optimizer", None)
+        if own is not None and not any(own is optimizer for optimizer in optimizers):
+            raise ModuleError(
+                f"configure_optimizers returned a {type(item.scheduler).__name__} of an optimizer that it did not "
+                "return, so that it would change nothing. Return that optimizer, or make the scheduler of the one that "
+                "is returned."
+            )
+
+
+def takes_metric(scheduler: Scheduler) -> bool:
+    """True if `step` takes the monitored metric: that of torch's plateau scheduler does, the others don't."""
+    if scheduler.reduce_on_plateau or isinstance(scheduler.scheduler, ReduceLROnPlateau):
+        return True
+    return scheduler.monitor is not None and not isinstance(scheduler.scheduler, LRScheduler)
+
+
+def _describe(value: Any) -> str:
+    if isinstance(value, list | tuple):
+        return f"{type(value).__name__} of ({', '.join(type(item).__name__ for item in value)})"
+    return f"{type(value).__name__} {value!r}"[:120]

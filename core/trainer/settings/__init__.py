@@ -1,0 +1,1 @@
+"""The arguments of `Trainer`: their checks, meanings and defaults."""

@@ -1,0 +1,93 @@
+"""The checkpoints that `ckpt_path="last"` and `ckpt_path="best"` stand for."""
+
+from __future__ import annotations
+
+import logging
+import os
+import posixpath
+from typing import TYPE_CHECKING, Any
+
+from core.contract import CheckpointNotFoundError, ConfigurationError
+from core.trainer.signals import requeue
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from core.contract import PathLike
+    from core.trainer.trainer import Trainer
+
+_EXTENSION = ".ckpt"
+
+
+def find_checkpoint(trainer: Trainer, wanted: PathLike | None) -> PathLike | None:
+    """All ranks, which get what rank 0 finds. A path stays as it is.
+
+    - `"best"`: what the ModelCheckpoint says; the first that has a `monitor`, if there are several.
+    - `"last"`: what a scheduler's warning has saved, if the job was requeued; or the `newest_valid` checkpoint
+      that any ModelCheckpoint of this trainer has written, in this process or in an earlier run of the same experiment.
+      One that is damaged is passed over, and a warning names it. `fit` begins anew if there is none, so that the same
+      command starts a run and goes on with it.
+
+    Raises:
+        CheckpointNotFoundError: there is none.
+        ConfigurationError: `"best"`, without a ModelCheckpoint.
+    """
+    if wanted not in ("last", "best"):
+        return wanted
+    found: str | Exception | None = None
+    if trainer.is_global_zero:
+        try:
+            found = _find_best(trainer) if wanted == "best" else _find_last(trainer)
+        except (ConfigurationError, CheckpointNotFoundError) as error:
+            found = error
+    found = trainer.strategy.broadcast(found)
+    if isinstance(found, Exception):
+        raise found
+    if trainer.is_global_zero:
+        text = f"goes on from {found}" if found else "finds no checkpoint, and training begins anew"
+        logging.getLogger("core").info("ckpt_path=%r %s", wanted, text)
+    return found
+
+
+def _savers(trainer: Trainer) -> list[Any]:
+    return [callback for callback in trainer.callbacks if hasattr(callback, "best_model_path")]
+
+
+def _find_best(trainer: Trainer) -> str:
+    savers = _savers(trainer)
+    if not savers:
+        raise ConfigurationError(
+            "ckpt_path='best' asks a ModelCheckpoint, and callbacks has none. Add one with monitor=..., or pass a path."
+        )
+    judge = next((saver for saver in savers if getattr(saver, "monitor", None)), savers[0])
+    if not judge.best_model_path:
+        raise CheckpointNotFoundError(
+            f"ckpt_path='best': {type(judge).__name__} has saved nothing yet. Call fit first, or pass a path."
+        )
+    return str(judge.best_model_path)
+
+
+def _find_last(trainer: Trainer) -> str | None:
+    from core.checkpoint import newest_valid
+
+    folders = sorted({folder for saver in _savers(trainer) for folder in _folders(trainer, saver)})
+    saved, storage = requeue.checkpoint_path(trainer), trainer.strategy.checkpoint_io
+    newest = newest_valid(*folders, first=saved, storage=storage, suffix=_EXTENSION)
+    if newest is None and not trainer.trains:
+        raise CheckpointNotFoundError(
+            f"ckpt_path='last': no checkpoint is in {', '.join(folders) or 'any folder, for nothing saves one'}. "
+            "Pass a path."
+        )
+    return newest
+
+
+def _folders(trainer: Trainer, saver: Any) -> Iterator[str]:
+    """The folders of a saver's checkpoints: its own, and those of earlier runs, which a logger counts."""
+    folder = os.fspath(getattr(saver, "dirpath", None) or posixpath.join(trainer.log_dir, "checkpoints"))
+    yield folder
+    # Only where a logger has given this run a folder of its own, beside those of earlier runs.
+    if not folder.startswith(posixpath.join(trainer.log_dir, "")) or trainer.log_dir == trainer.default_root_dir:
+        return
+    inside, runs = os.path.relpath(folder, trainer.log_dir), os.path.dirname(trainer.log_dir)
+    if "://" not in runs and os.path.isdir(runs):
+        yield from (os.path.join(entry.path, inside) for entry in os.scandir(runs) if entry.is_dir())

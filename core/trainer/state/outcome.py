@@ -1,0 +1,90 @@
+"""The changes that a run in other processes has made, on their way back to the caller's objects."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from core.session import canonical_name, from_canonical, to_canonical
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from core.trainer.trainer import Trainer
+
+
+class Format(NamedTuple):
+    """The properties of a parameter or buffer that training may change, besides its values and its device."""
+
+    dtype: torch.dtype
+    requires_grad: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """Rank 0's result, weights, metrics, counters and callback states. Picklable; tensors are on the CPU."""
+
+    result: Any
+    weights: dict[str, Any]
+    metrics: dict[str, Tensor]
+    progress: dict[str, Any]
+    callbacks: dict[str, dict[str, Any]]
+    loggers: list[dict[str, Any]]
+    should_stop: bool
+    formats: dict[str, Format]
+
+    @classmethod
+    def of(cls, trainer: Trainer, result: Any) -> Outcome:
+        """All ranks, in the worker, before teardown."""
+        weights = trainer.strategy.get_module_state_dict(trainer.module, layout="full")
+        return cls(
+            result=result,
+            weights={
+                name: value.detach().cpu() if isinstance(value, Tensor) else value for name, value in weights.items()
+            },
+            metrics=trainer.callback_metrics,
+            progress=trainer.progress.state_dict(),
+            callbacks={callback.state_key: callback.state_dict() for callback in trainer.callbacks},
+            loggers=[logger.state_dict() for logger in trainer.loggers],
+            should_stop=trainer.should_stop,
+            formats={},
+        )
+
+    def after_teardown(self, module: nn.Module) -> Outcome:
+        """The outcome with the formats of the module's tensors. In the worker, once the module is given back."""
+        tensors = _tensors(module)
+        return replace(self, formats={name: Format(own.dtype, own.requires_grad) for name, own in tensors.items()})
+
+    def restore(self, trainer: Trainer) -> None:
+        """Put everything into the caller's own trainer, module and callbacks. In the caller's process."""
+        # Parts that the workers have built in this hook have weights, too.
+        trainer.configure_model()
+        self._restore_formats(trainer.module)
+        trainer.module.load_state_dict(from_canonical(trainer.module, self.weights))
+        trainer.progress.load_state_dict(self.progress)
+        trainer.should_stop = self.should_stop
+        trainer.logged.take(self.metrics)
+        for callback in trainer.callbacks:
+            callback.load_state_dict(self.callbacks[callback.state_key])
+        for logger, state in zip(trainer.loggers, self.loggers, strict=True):
+            logger.load_state_dict(state)
+
+    def _restore_formats(self, module: nn.Module) -> None:
+        """Restore formats before the weights: torch would round weights to the dtype of the tensors that are there."""
+        for name, own in _tensors(module).items():
+            if (given := self.formats.get(name)) is None:
+                continue
+            if own.dtype != given.dtype:
+                own.data = own.data.to(given.dtype)
+            if own.is_leaf and own.requires_grad != given.requires_grad:
+                own.requires_grad_(given.requires_grad)
+
+
+def _tensors(module: nn.Module) -> dict[str, Tensor]:
+    """Parameters and buffers by canonical names; buffers too that no state has."""
+    state = to_canonical(module.state_dict(keep_vars=True))
+    buffers = {canonical_name(name): buffer for name, buffer in module.named_buffers()}
+    return {name: value for name, value in {**buffers, **state}.items() if isinstance(value, Tensor)}

@@ -1,0 +1,215 @@
+"""The snapshot from which a run can go on exactly, written and read."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from core import __version__
+from core.checkpoint import collect_random_state
+from core.contract import CheckpointCorruptedError, CheckpointError, ConfigurationError
+from core.session import UserData
+from core.trainer.hooks.events import overrides
+from core.trainer.logging import running_metrics
+from core.trainer.module import hyperparameters
+from core.trainer.state import foreign_state
+
+if TYPE_CHECKING:
+    from core.contract import PathLike, Strategy
+    from core.trainer.trainer import Trainer
+
+FORMAT_VERSION = 1
+
+
+def save(trainer: Trainer, path: PathLike, *, weights_only: bool = False) -> None:
+    """All ranks. Write the state between two optimizer steps, or only what evaluation needs of it."""
+    strategy = trainer.strategy
+    strategy.synchronize_model()
+    module_section: dict[str, Any] = {}
+    if overrides(trainer.module, "on_save_checkpoint"):
+        trainer.module.on_save_checkpoint(module_section)
+    state = {
+        "format": {"version": FORMAT_VERSION, "core": __version__, "world_size": strategy.world_size},
+        "model": trainer.module,
+        "module_section": UserData(module_section),
+        **hyperparameters.to_checkpoint(trainer.module),
+    }
+    trainer.session.save_checkpoint(path, state if weights_only else {**state, **_training_state(trainer)})
+
+
+def save_between_stages(trainer: Trainer, path: PathLike, *, weights_only: bool) -> None:
+    """All ranks, while no stage runs. Set the module up again, and write what is left when a stage is over.
+
+    Raises:
+        ConfigurationError: no stage has run yet, so there is no module.
+    """
+    if trainer.module is None:
+        raise ConfigurationError(
+            "trainer.save_checkpoint: this Trainer has no module yet. Call it after fit, or in a hook; a module that "
+            "was never trained is saved by torch.save(module.state_dict(), path)."
+        )
+    launcher = trainer.strategy.launcher
+    if launcher.calls_in_place:
+        launcher.launch(_save_in_group, trainer, path, weights_only=weights_only)
+    else:  # the ranks are gone, and this process has got all that they had
+        save(trainer, path, weights_only=weights_only)
+
+
+def _save_in_group(trainer: Trainer, path: PathLike, *, weights_only: bool) -> None:
+    trainer.fabric.join()
+    try:
+        trainer.session.add_module(trainer.module)  # as for evaluation: the strategy says what its state is
+        save(trainer, path, weights_only=weights_only)
+    finally:
+        trainer.fabric.teardown()
+
+
+def _training_state(trainer: Trainer) -> dict[str, Any]:
+    strategy = trainer.strategy
+    own = {
+        "share": _share_of(strategy)[0],
+        "random": collect_random_state(strategy.accelerator, strategy.root_device),
+        "metrics": running_metrics.collect(trainer),
+    }
+    return {
+        **_parts(trainer),
+        "callbacks": {callback.state_key: _callback_state(trainer, callback) for callback in trainer.callbacks},
+        **_loader_state(trainer),
+        **_datamodule_state(trainer),
+        "ranks": strategy.gather_objects(own) or [],
+    }
+
+
+def load(trainer: Trainer, path: PathLike) -> None:
+    """All ranks. Restore in place; the random state is kept until the first batch is asked for.
+
+    Raises:
+        CheckpointError: it can't be read, or doesn't fit.
+    """
+    strategy = trainer.strategy
+    saved = trainer.session.read_checkpoint(
+        path,
+        _parts(trainer) if trainer.trains else {"model": trainer.module},
+        check=lambda content: _check(trainer, content, path),
+    )
+    if overrides(trainer.module, "on_load_checkpoint"):
+        trainer.module.on_load_checkpoint(saved["module_section"])
+    # The weights may be of another module; everything else has to be there.
+    strict = getattr(trainer.module, "strict_loading", True)
+    rest = trainer.session.restore_state(saved, {"model": trainer.module}, strict=strict)
+    if trainer.trains:
+        trainer.session.restore_state(rest, {name: part for name, part in _parts(trainer).items() if name != "model"})
+    for callback in trainer.callbacks:
+        if (state := saved.get("callbacks", {}).get(callback.state_key)) is not None:
+            _restore_callback(trainer, callback, state)
+    if not trainer.trains:
+        return
+    _restore_datamodule(trainer, saved.get("datamodule", {}).get("state"))
+    for optimizer in strategy.optimizers:
+        # It has stepped, if not in this process: torch's schedulers look here, and would warn.
+        optimizer._opt_called = trainer.progress.global_step > 0  # type: ignore[attr-defined]
+    if "loaders" in saved:  # what another program saved has weights and counters only
+        _restore_position(trainer, saved)
+    share, num_shares = _share_of(strategy)
+    if ranks := saved.get("ranks", []):
+        metrics = {state["share"]: state["metrics"] for state in reversed(ranks)}  # of the first rank that has it
+        parts = [metrics[number] for number in sorted(metrics)]
+        running_metrics.restore(trainer, parts, share=share, num_shares=num_shares)
+    trainer.restored_random_state = _random_state_of(ranks, strategy.global_rank, share)
+
+
+def _share_of(strategy: Strategy) -> tuple[int, int]:
+    """The number of this rank's share of the data, and of all shares, among the ranks that know of each other."""
+    return (strategy.data_parallel_rank, strategy.data_parallel_size) if strategy.session.has_peers else (0, 1)
+
+
+def _random_state_of(ranks: list[dict[str, Any]], rank: int, share: int) -> dict[str, Any] | None:
+    """The random state of this rank if it had the same share of the data, or else of the first one that had it."""
+    candidates = [*ranks[rank : rank + 1], *ranks]
+    return next((state["random"] for state in candidates if state["share"] == share), None)
+
+
+def _check(trainer: Trainer, saved: dict[str, Any], path: PathLike) -> None:
+    """Check what was saved, or its description, before any of it is restored."""
+    _check_format(saved, path)
+    if not trainer.trains:
+        return
+    if "progress" not in saved:
+        raise CheckpointError(
+            f"{path} holds weights only, so training can't go on from it. Load it for evaluation, or pass a checkpoint "
+            "that was saved with save_weights_only=False."
+        )
+    _check_optimizers(saved, len(trainer.strategy.optimizers), path)
+
+
+def _check_optimizers(saved: dict[str, Any], num_made: int, path: PathLike) -> None:
+    num_saved = len(saved.get("optimizers", []))
+    if num_saved != num_made:
+        raise CheckpointError(
+            f"{path} holds the state of {num_saved} optimizers, and configure_optimizers made {num_made}. What is "
+            "saved after fit has returned holds none: let ModelCheckpoint save, or save in a hook such as on_train_end."
+        )
+
+
+def _restore_datamodule(trainer: Trainer, state: dict[str, Any] | None) -> None:
+    datamodule = trainer.datamodule
+    if state and datamodule is not None and overrides(datamodule, "load_state_dict"):
+        datamodule.load_state_dict(state)
+        trainer.loaders.ask_again()
+
+
+def _restore_position(trainer: Trainer, saved: dict[str, Any]) -> None:
+    progress = trainer.progress
+    batch = trainer.loaders.load_state_dict(saved["loaders"], progress.batch)
+    is_limited = trainer.options.limit_train_batches is not None
+    has_other_ranks = saved["format"]["world_size"] != trainer.strategy.world_size
+    progress.go_on_at(batch, is_recut=has_other_ranks and batch > 0 and not is_limited)
+
+
+def _parts(trainer: Trainer) -> dict[str, Any]:
+    strategy = trainer.strategy
+    return {
+        "model": trainer.module,
+        "optimizers": list(strategy.optimizers),
+        "lr_schedulers": list(strategy.lr_schedulers),
+        "precision": strategy.precision_plugin,
+        "progress": trainer.progress,
+    }
+
+
+def _loader_state(trainer: Trainer) -> dict[str, Any]:
+    loaders = trainer.loaders
+    return {"loaders": UserData(loaders.state_dict(trainer.progress.batch))} if loaders.has_position else {}
+
+
+def _datamodule_state(trainer: Trainer) -> dict[str, Any]:
+    datamodule = trainer.datamodule
+    if datamodule is None:
+        return {}
+    state = datamodule.state_dict()
+    section = {**({"state": UserData(state)} if state else {}), **hyperparameters.to_checkpoint(datamodule)}
+    return {"datamodule": section} if section else {}
+
+
+def _callback_state(trainer: Trainer, callback: Any) -> dict[str, Any]:
+    section: dict[str, Any] = {}
+    if overrides(callback, "on_save_checkpoint"):
+        callback.on_save_checkpoint(trainer, trainer.module, section)
+    return {"state": UserData(callback.state_dict()), "section": UserData(section)}
+
+
+def _restore_callback(trainer: Trainer, callback: Any, state: dict[str, Any]) -> None:
+    if overrides(callback, "on_load_checkpoint"):
+        callback.on_load_checkpoint(trainer, trainer.module, state["section"])
+    if trainer.trains:
+        callback.load_state_dict(state["state"])
+
+
+def _check_format(saved: dict[str, Any], path: PathLike) -> None:
+    form = saved.get("format")
+    if not isinstance(form, dict) or "version" not in form:
+        raise foreign_state.refusal(saved, path)
+    if form["version"] > FORMAT_VERSION:
+        raise CheckpointCorruptedError(
+            f"{path} has format {form['version']}, written by core {form['core']!r}; this is core {__version__}, which "
+            f"reads up to {FORMAT_VERSION}. Install that release, or a later one."
+        )

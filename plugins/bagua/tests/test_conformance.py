@@ -1,0 +1,9 @@
+"""core-bagua against the conformance kit, as any third party's plugin."""
+
+import pytest
+
+from core_bagua import conformance
+
+globals().update({name: suite for name, suite in vars(conformance).items() if name.startswith("Test")})
+
+pytestmark = pytest.mark.slow

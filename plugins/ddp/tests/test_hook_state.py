@@ -1,0 +1,126 @@
+"""What communication hooks keep is in checkpoints, and as new in the next run."""
+
+import functools
+import warnings
+
+import torch
+from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks.post_localSGD_hook import PostLocalSGDState, post_localSGD_hook
+from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
+
+from core import ConfigurationError
+from core_ddp import DDPStrategy
+from core_testing import Backend
+
+RANKS = Backend(lambda: "single_device", num_processes=2)
+STOP_AT = 4
+
+
+def power_sgd(**options):
+    state = PowerSGDState(None, start_powerSGD_iter=2, min_compression_rate=1)
+    return DDPStrategy(ddp_comm_state=state, ddp_comm_hook=powerSGD_hook, **options)
+
+
+def post_local_sgd():
+    state = PostLocalSGDState(None, None, 2, post_local_gradient_allreduce=False)
+    return DDPStrategy(ddp_comm_state=state, ddp_comm_hook=post_localSGD_hook, model_averaging_period=3)
+
+
+class Deep(nn.Module):
+    def __init__(self, num_layers):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.ModuleList(nn.Linear(6, 6, bias=False) for _ in range(num_layers)).double()
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+def train(fabric, num_layers, path, begin=0):
+    module = Deep(num_layers)
+    model, optimizer = fabric.setup(module, torch.optim.SGD(module.parameters(), lr=0.1))
+    draw = torch.Generator().manual_seed(fabric.global_rank)
+    batches = [torch.randn(4, 6, generator=draw, dtype=torch.float64) for _ in range(7)]
+    state = {"model": model, "optimizer": optimizer}
+    if begin:
+        fabric.load(path, state)
+    for step, batch in enumerate(batches[begin:], start=begin):
+        if step == STOP_AT and not begin:
+            fabric.save(path, state)
+        fabric.backward(model(batch).sin().sum())
+        optimizer.step()
+        optimizer.zero_grad()
+    strategy = fabric.strategy
+    fabric.teardown()
+    return module.layers[0].weight.detach(), strategy
+
+
+def whole_and_resumed(rank, make, path, num_layers):
+    whole, strategy = train(rank.fabric(make()), num_layers, path)
+    rest, _ = train(rank.fabric(make()), num_layers, path, STOP_AT)
+    again, _ = train(rank.fabric(strategy), num_layers, path)
+    return {"whole": whole, "rest": rest, "again": again}
+
+
+def test_a_run_goes_on_with_what_its_hook_kept(tmp_path):
+    """Bit for bit; and the same instance begins its next run anew."""
+    for make in (power_sgd, post_local_sgd):
+        for found in RANKS.run(whole_and_resumed, make, tmp_path / make.__name__, 1):
+            assert torch.equal(found["rest"], found["whole"])
+            assert torch.equal(found["again"], found["whole"])
+
+
+def train_after_a_load_of_other_buckets(rank):
+    fabric, module = rank.fabric(power_sgd()), nn.Linear(6, 6, bias=False)
+    model, _ = fabric.setup(module, torch.optim.SGD(module.parameters(), lr=0.1))
+    step = functools.partial(train_a_step, fabric, model)
+    for _ in range(4):
+        step()
+    kept = fabric.strategy.rank_state_dict()
+    hook = kept["hook"]
+    fabric.strategy.load_rank_state_dict({**kept, "hook": {**hook, "buckets": {"0": ["another"]}}})
+    said = []
+    for _ in range(3):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            step()
+        is_kept = torch.equal(fabric.strategy.rank_state_dict()["hook"]["error_dict"]["0"], hook["error_dict"]["0"])
+        said.append((is_kept, [str(warning.message) for warning in caught]))
+    fabric.teardown()
+    return said
+
+
+def train_a_step(fabric, model):
+    fabric.backward(model(torch.randn(4, 6)).sin().sum())
+
+
+def test_power_sgd_waits_for_the_buckets_that_were_saved():
+    """The first gradients are exchanged whole, for torch cuts its buckets anew after them."""
+    message = "DDP's buckets aren't those of the checkpoint: PowerSGD begins without what it had left out."
+    assert RANKS.run(train_after_a_load_of_other_buckets) == [[(True, []), (True, []), (False, [message])]] * 2
+
+
+def backward_in_small_buckets(rank):
+    fabric, module = rank.fabric(power_sgd(bucket_cap_mb=1e-4)), Deep(3)
+    model, _ = fabric.setup(module, torch.optim.SGD(module.parameters(), lr=0.1))
+    said = []
+    for _ in range(3):
+        try:
+            fabric.backward(model(torch.ones(1, 6, dtype=torch.float64)).sum())
+        except ConfigurationError as error:
+            said.append(str(error))
+    return said[0]
+
+
+def test_power_sgd_over_gloo_takes_one_bucket():
+    """With several, torch's hook waits for gloo in all of gloo's own threads, for ever."""
+    assert (
+        RANKS.run(backward_in_small_buckets)
+        == [
+            "PowerSGD over gloo would wait for ever: torch's hook does so where DDP has more than one bucket. Pass a "
+            "bucket_cap_mb that holds all gradients, or use NCCL."
+        ]
+        * 2
+    )

@@ -1,0 +1,38 @@
+"""The conformance suites of core-fairscale. Imported by `core check` and the tests only: it needs pytest."""
+
+from core import Capability
+from core_testing import StrategyConformance, StrategySmoke
+
+_PRESETS = (
+    *("ddp_sharded_spawn", "ddp_sharded_find_unused_parameters_false"),
+    *("ddp_sharded_spawn_find_unused_parameters_false", "ddp_sharded_spawn_find_unused_parameters_true"),
+)
+
+
+class TestDDPSharded(StrategyConformance):
+    """Two processes train as one device does, and each keeps a part of the optimizer."""
+
+    alias = "ddp_sharded"
+    expected_capabilities = (
+        Capability.COLLECTIVES
+        | Capability.JOINT_SETUP
+        | Capability.SHARDED_STATE
+        | Capability.NO_SYNC
+        | Capability.MANUAL_OPTIMIZATION
+        | Capability.SEVERAL_MODULES
+        | Capability.SEVERAL_OPTIMIZERS
+        | Capability.CLIP_BY_VALUE
+        | Capability.INFERENCE_MODE
+        | Capability.BIT_EXACT_RESUME
+    )
+
+
+class TestUnusedParameters(StrategyConformance):
+    """The preset that really differs: a gradient may be missing on some ranks."""
+
+    alias = "ddp_sharded_find_unused_parameters_true"
+    expected_capabilities = TestDDPSharded.expected_capabilities
+
+
+for _alias in _PRESETS:
+    globals()[f"Test_{_alias}"] = type(f"Test_{_alias}", (StrategySmoke,), {"alias": _alias, "__module__": __name__})

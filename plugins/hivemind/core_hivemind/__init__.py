@@ -1,0 +1,23 @@
+"""Training with peers that come and go for `core`, on hivemind: `Trainer(strategy="hivemind")`.
+
+Names are imported when they are asked for: other strategies cost nothing of this package.
+"""
+
+from typing import TYPE_CHECKING
+
+from core.door import door
+from core_hivemind._version import __version__
+
+if TYPE_CHECKING:
+    from core_hivemind.errors import PeersError
+    from core_hivemind.strategy import HivemindStrategy
+
+__all__ = ["HivemindStrategy", "PeersError", "__version__"]
+
+__getattr__, __dir__ = door(
+    __name__,
+    {
+        ".strategy": ("HivemindStrategy",),
+        ".errors": ("PeersError",),
+    },
+)

@@ -1,0 +1,27 @@
+"""The conformance suites of core-hivemind. Imported by `core check` and the tests only: it needs pytest."""
+
+from core import Capability
+from core_testing import StrategyConformance
+
+_EPOCHS = "a peer's epochs are its own, so that a scheduler that goes by them is refused"
+
+
+class TestHivemind(StrategyConformance):
+    """A peer that is alone, and makes a step of each batch: as one device does."""
+
+    alias = "hivemind"
+    options = {"target_batch_size": 1, "run_id": "kit"}
+    num_processes = 1
+    other_num_processes = None
+    timeout_s = 240
+    heavy_modules = ("hivemind",)
+    expected_capabilities = (
+        Capability.ELASTIC
+        | Capability.MANUAL_OPTIMIZATION
+        | Capability.OWNS_CLIPPING
+        | Capability.OWNS_SCHEDULER
+        | Capability.CLIP_BY_VALUE
+        | Capability.INFERENCE_MODE
+        | Capability.BIT_EXACT_RESUME
+    )
+    known_failures = {"test_training_equals_one_device[scheduler_by_epoch]": _EPOCHS}

@@ -1,0 +1,106 @@
+"""The peers of a run, as they find each other before they train: who is here, and who begins. Imports hivemind."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+from hivemind.utils import get_dht_time
+
+from core_hivemind.averaging import state_prefix
+from core_hivemind.errors import PeersError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from core_hivemind.options import SwarmOptions
+
+_POLL_S = 0.25
+_EXPIRES_S = 30.0
+
+
+class Meeting:
+    """The notes that peers of one run leave for each other in the distributed hash table.
+
+    Args:
+        dht: the node.
+        options: of the swarm.
+    """
+
+    def __init__(self, dht: Any, options: SwarmOptions) -> None:
+        self._dht, self._options = dht, options
+        self.id: bytes = dht.peer_id.to_bytes()
+
+    def await_peers(self) -> None:
+        """Wait until as many peers are here as were asked for.
+
+        Raises:
+            PeersError: they didn't come in time.
+        """
+        wanted, deadline = self._options.min_peers, time.monotonic() + self._options.peers_timeout_s
+        while len(found := self._present() | self.training() | {self.id}) < wanted:
+            if time.monotonic() > deadline:
+                raise PeersError(
+                    f"min_peers={wanted}, and {len(found)} of run {self._options.run_id!r} came within "
+                    f"{self._options.peers_timeout_s:g} s, this one included. Start the others with initial_peers=... "
+                    "of a peer that runs, whose addresses it prints; or wait longer, peers_timeout=timedelta(...); or "
+                    "leave min_peers out, to begin alone."
+                )
+            self._announce()
+            time.sleep(_POLL_S)
+
+    def await_state(self, load: Callable[[], bool]) -> bool:
+        """Take the run's state from a peer that trains; else find out which of those that wait begins.
+
+        Args:
+            load: takes the state of a peer; False if that didn't work.
+
+        Returns:
+            True if there was a state; False if this peer is the one that begins.
+
+        Raises:
+            PeersError: a peer that trains doesn't hand out its state.
+        """
+        deadline = time.monotonic() + self._options.peers_timeout_s
+        patience = time.monotonic() + 2 * self._options.matchmaking_time
+        while True:
+            if self.training():
+                if load():
+                    return True
+                if time.monotonic() > deadline:
+                    raise PeersError(
+                        f"Peers train under run_id={self._options.run_id!r}, and none hands out its state: they can't "
+                        "be reached from here, or have gone. Try again in a minute; peers behind a firewall need "
+                        "dht_options={'client_mode': True}."
+                    )
+            elif min(self._present() | {self.id}) == self.id or time.monotonic() > patience:
+                return False
+            self._announce()
+            time.sleep(_POLL_S)
+
+    def training(self) -> set[bytes]:
+        """Ids of the other peers that hand out the run's state."""
+        return self._ids(f"{state_prefix(self._options.run_id)}.all_averagers")
+
+    def leave(self) -> None:
+        """Take back what this peer has left, for those that look for one."""
+        for key in (self._key, f"{state_prefix(self._options.run_id)}.all_averagers"):
+            self._store(key, None)
+
+    def _present(self) -> set[bytes]:
+        return self._ids(self._key)
+
+    def _announce(self) -> None:
+        self._store(self._key, True)
+
+    @property
+    def _key(self) -> str:
+        return f"{self._options.run_id}_present"
+
+    def _store(self, key: str, value: Any) -> None:
+        self._dht.store(key, value=value, subkey=self.id, expiration_time=get_dht_time() + _EXPIRES_S)
+
+    def _ids(self, key: str) -> set[bytes]:
+        found = self._dht.get(key, latest=True)
+        entries = found.value if found is not None and isinstance(found.value, dict) else {}
+        return {peer for peer, entry in entries.items() if getattr(entry, "value", None) is not None} - {self.id}

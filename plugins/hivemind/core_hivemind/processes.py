@@ -1,0 +1,83 @@
+"""What hivemind leaves in a process and beside it, and how it ends."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import sys
+import warnings
+from multiprocessing import resource_sharer
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_TELL_WHEN_PARENT_ENDS = 1  # PR_SET_PDEATHSIG of linux/prctl.h
+
+
+@contextlib.contextmanager
+def ends_with_parent() -> Iterator[None]:
+    """In a child. A context that leaves no p2pd and no socket, also when the parent is killed; Ctrl-C is the parent's.
+
+    hivemind's children would go on without it, and so would p2pd, and be taken for a peer.
+    """
+    made = _note_clients()
+    warnings.simplefilter("ignore", DeprecationWarning)  # hivemind's own, which would end it under "error"
+
+    def end(number: int, frame: Any) -> None:
+        _close_all(made)
+        os._exit(0)
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, end)
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_TELL_WHEN_PARENT_ENDS, signal.SIGTERM)
+    try:
+        yield
+    finally:
+        _close_all(made)
+
+
+def _note_clients() -> list[Any]:
+    """The clients of p2pd that are made in this process from now on."""
+    from hivemind.p2p import P2P
+
+    made: list[Any] = []
+    init = P2P.__init__
+
+    def noting(self: Any) -> None:
+        init(self)
+        made.append(self)
+
+    P2P.__init__ = noting
+    return made
+
+
+def _close_all(clients: list[Any]) -> None:
+    """End the p2pd that they have started, if they have, and remove the sockets to it."""
+    for client in clients:
+        daemon, sockets = client._child, [getattr(client, "_client_listen_maddr", None)]
+        if daemon is not None:
+            sockets.append(client._daemon_listen_maddr)
+            with contextlib.suppress(OSError):
+                os.kill(daemon.pid, signal.SIGKILL)
+                os.waitpid(daemon.pid, 0)
+        for address in filter(None, sockets):
+            with contextlib.suppress(OSError):
+                os.remove(address["unix"])
+
+
+def end_future_thread() -> None:
+    """End the thread by which this process hears of hivemind's futures; the next future starts another one."""
+    from hivemind.utils.mpfuture import MPFuture, UpdateType
+
+    thread, pipe = MPFuture._pipe_waiter_thread, MPFuture._global_sender_pipe
+    if thread is None or pipe is None or MPFuture._active_pid != os.getpid():
+        return
+    MPFuture._pipe_waiter_thread, MPFuture._active_pid = None, None
+    pipe.send((0, UpdateType.CANCEL, None))  # it looks at the above after each message
+    thread.join(5)
+    pipe.close()
+    resource_sharer.stop(timeout=5)  # the thread that hands file descriptors to children

@@ -1,0 +1,113 @@
+"""Real peers on this machine: programs of their own, which find each other by their addresses."""
+
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from peers import Peer, alive_in_group
+
+IN_THREES = {"averager_options": {"request_timeout": 1.0, "target_group_size": 3}}
+
+pytestmark = pytest.mark.timeout(900)  # for programs on two cores that others may use too
+
+
+def sockets():
+    return set(Path("/tmp").glob("hivemind-*"))
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """Two peers begin; a third joins in the middle, and is killed; two more have misunderstood something."""
+    stop_at, before = tmp_path_factory.mktemp("run") / "stop", sockets()
+    with ExitStack() as ending:
+
+        def start(**told):
+            peer = Peer(stop_at=stop_at, **told)
+            ending.callback(peer.end)
+            return peer
+
+        first = start(seed=0, options={**IN_THREES, "min_peers": 2})
+        known = {**IN_THREES, "initial_peers": first.addresses}
+        second = start(seed=1, options={**known, "min_peers": 2})
+        begun = first.wait_for("step", number=second.wait_for("step")["number"] + 3)["number"]
+        third = start(seed=2, options=known, joint_steps=3)
+        third.wait_for_death()
+        killed_at = max(third.steps)
+        for peer in (first, second):
+            peer.wait_for("step", number=killed_at + 3)
+        other_run = start(seed=3, steps=2, options={**known, "run_id": "another"})
+        other_model = start(seed=4, width=5, options=known)
+        for peer in (other_run, other_model):
+            peer.finish()
+        stop_at.touch()
+        ends = [peer.finish() for peer in (first, second)]
+        yield SimpleNamespace(
+            **{"first": first, "second": second, "third": third, "other_run": other_run, "other_model": other_model},
+            **{"ends": ends, "begun": begun, "killed_at": killed_at, "sockets_before": before},
+        )
+
+
+def equal_steps(*peers):
+    """Steps that all of these peers have made, and after which their weights are equal, but for rounding in float64."""
+    return [number for number, furthest in distances(*peers).items() if furthest < 1e-12]
+
+
+def distances(*peers):
+    """By step that all of these peers have made, how far their weights are apart."""
+    common = set.intersection(*(set(peer.steps) for peer in peers))
+    rows = {number: zip(*(peer.steps[number]["weights"] for peer in peers), strict=True) for number in sorted(common)}
+    return {number: max(max(row) - min(row) for row in weights) for number, weights in rows.items()}
+
+
+def test_weights_are_equal_after_each_joint_step(run):
+    pair = equal_steps(run.first, run.second)
+    assert len([number for number in pair if number <= run.begun]) >= 2
+    apart = set(run.first.steps) & set(run.second.steps) - set(pair)
+    told = [text for end in run.ends for text in end["warnings"] if "weights of peers may differ" in text]
+    assert not apart or told, f"weights differ after {sorted(apart)}, and nothing was said"
+
+
+def test_a_peer_joins_in_the_middle_and_gets_the_state(run):
+    number, joined = min(run.third.steps.items())
+    assert number > run.begun
+    assert joined["counted"] == number, "Adam's count is the run's"
+    assert joined["rate"] == 0.05 * 0.5 ** (number // 2)
+    assert equal_steps(run.first, run.second, run.third), distances(run.first, run.second, run.third)
+
+
+def test_a_peer_is_killed_and_the_others_go_on(run):
+    assert [number for number in equal_steps(run.first, run.second) if number > run.killed_at], distances(
+        run.first, run.second
+    )
+    assert max(run.first.steps) >= run.killed_at + 3
+
+
+def test_each_peer_has_a_stream_of_its_own(run):
+    first, second = (end["samples"] for end in run.ends)
+    assert first != second
+
+
+def test_a_peer_that_met_nobody_says_so(run):
+    (text,) = [text for text in run.other_run.events[-1]["warnings"] if "has trained alone" in text]
+    assert "none of its 2 steps" in text
+
+
+def test_a_peer_with_another_model_is_refused(run):
+    assert "A peer trains another model under this run_id" in run.other_model.error
+
+
+def test_nothing_is_left(run):
+    peers = (run.first, run.second, run.third, run.other_run, run.other_model)
+    deadline = time.monotonic() + 20
+    while any(alive_in_group(peer.group) for peer in peers) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    assert [alive_in_group(peer.group) for peer in peers] == [[]] * len(peers)
+    assert sockets() <= run.sockets_before
+
+
+def test_peers_that_do_not_come_are_an_error(tmp_path):
+    peer = Peer(stop_at=tmp_path / "stop", options={"min_peers": 2}, patience_s=2)
+    assert peer.finish()["step"] == 0
+    assert "min_peers=2, and 1 of run 'test' came within 2 s" in peer.error

@@ -1,0 +1,103 @@
+"""One peer: what is refused before work, and how it differs from a loop on torch alone, which is nowhere."""
+
+from functools import partial
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from core import ConfigurationError, Fabric, Module, Trainer
+from core.strategies import HivemindStrategy
+from core_hivemind import PeersError
+
+QUIET = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "enable_checkpointing": False}
+NOBODY = "/ip4/127.0.0.1/tcp/9/p2p/12D3KooWJS7RaLC3UHEidbihhyx1GcSRABFn6wdjeoiockBQAQwk"
+make = partial(HivemindStrategy, run_id="alone", target_batch_size=1)
+
+
+class Net(Module):
+    def __init__(self, schedule=None):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer, self.schedule = nn.Linear(4, 1).double(), schedule
+
+    def training_step(self, batch, batch_idx):
+        return (self.layer(batch[0]) - 1).square().mean()
+
+    def configure_optimizers(self):
+        optimizer = torch.optim.AdamW(self.parameters(), lr=0.05)
+        if self.schedule is None:
+            return optimizer
+        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": self.schedule}}
+
+
+def loader(num_samples=40, batch_size=16):
+    data = torch.randn(num_samples, 4, generator=torch.Generator().manual_seed(1)).double()
+    return DataLoader(TensorDataset(data), batch_size=batch_size)
+
+
+def fit(strategy, net=None, **options):
+    trainer = Trainer(strategy=strategy, accelerator="cpu", devices=1, **{"max_epochs": 1, **options}, **QUIET)
+    trainer.fit(net or Net(), loader())
+    return trainer
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"target_batch_size": None}, r"target_batch_size: the samples that all peers together see"),
+        ({"run_id": "a.b"}, r"run_id='a.b': a name without dots"),
+        ({"min_peers": 0}, r"min_peers=0: at least 1"),
+        ({"matchmaking_time": 40.0}, r"matchmaking_time=40.0 and averaging_timeout=30.0"),
+        ({"compression": "zip"}, r"compression='zip': one of 'none', 'float16'"),
+        ({"endpoint": "nowhere"}, r"endpoint='nowhere': expected 'host:port'"),
+        ({"peer_endpoint": "a:1", "initial_peers": NOBODY}, r"Pass one of the two"),
+    ],
+)
+def test_what_cannot_work_is_refused_before_work(options, text):
+    with pytest.raises(ConfigurationError, match=text):
+        Trainer(strategy=make(**options), accelerator="cpu")
+
+
+def test_a_schedule_that_peers_do_not_share_is_refused():
+    with pytest.raises(ConfigurationError, match=r"StepLR is stepped by epochs, .*'interval': 'step'"):
+        fit(make(), Net("epoch"))
+
+
+def test_a_peer_that_cannot_be_reached_is_an_error():
+    with pytest.raises(PeersError, match=r"This peer can't take part: .*Its initial_peers: /ip4/127.0.0.1/tcp/9"):
+        fit(make(initial_peers=NOBODY))
+
+
+def test_gradients_are_averaged_over_samples():
+    """Batches of 16, 16 and 8 samples make one step of 40, and equal a batch of 40 on one device."""
+    alone, whole = Net(), Net()
+    assert fit(make(target_batch_size=40), alone).global_step == 1
+    optimizer = whole.configure_optimizers()
+    (batch,) = loader(batch_size=40)
+    whole.training_step(batch, 0).backward()
+    optimizer.step()
+    torch.testing.assert_close(alone.layer.weight, whole.layer.weight, rtol=1e-12, atol=0)
+
+
+def test_gradients_stay_in_their_buffers():
+    nets = Net(), Net()
+    for net, reuses in zip(nets, (False, True), strict=True):
+        fit(make(target_batch_size=32, reuse_grad_buffers=reuses), net)
+    assert torch.equal(nets[0].layer.weight, nets[1].layer.weight)
+
+
+def test_a_loop_by_hand_takes_the_loaders_batch_size():
+    fabric, net = Fabric(strategy=make(target_batch_size=32), accelerator="cpu"), Net()
+    model, optimizer = fabric.setup(net, net.configure_optimizers())
+    (batches,) = (fabric.setup_dataloaders(loader(32)),)
+    before, changed = net.layer.weight.clone(), []
+    for (inputs,) in batches:
+        fabric.backward(model(inputs).square().mean())
+        optimizer.step()
+        optimizer.zero_grad()
+        changed.append(not torch.equal(before, net.layer.weight))
+    fabric.teardown()
+    assert changed == [False, True]

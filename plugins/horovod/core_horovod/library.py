@@ -1,0 +1,63 @@
+"""The one door to Horovod: nothing of it is imported before a process is about to train with it."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from core import PluginLoadError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_RECIPE = """\
+Horovod 0.28.1 has no wheels, and asks for C++14, with which today's torch can't be compiled. It builds unchanged \
+with a wrapper around the compiler, on Linux, with cmake 3 and g++, in about 10 minutes:
+
+    cat > cxx20 <<'W'
+    #!/bin/bash
+    args=()
+    for a in "$@"; do
+        case "$a" in -std=c++11|-std=c++14|-std=gnu++11|-std=gnu++14) a=-std=c++20 ;; esac
+        args+=("$a")
+    done
+    exec g++ "${args[@]}"
+    W
+    chmod +x cxx20
+    pip install "setuptools>=77.0.3,<81" wheel cloudpickle psutil pyyaml packaging cffi
+    CXX=$PWD/cxx20 HOROVOD_WITH_PYTORCH=1 HOROVOD_WITHOUT_TENSORFLOW=1 HOROVOD_WITHOUT_MXNET=1 HOROVOD_WITHOUT_MPI=1 \\
+        HOROVOD_WITH_GLOO=1 pip install --no-build-isolation --no-deps --no-binary horovod horovod==0.28.1
+"""
+
+
+@contextmanager
+def naming_lost_ranks() -> Iterator[None]:
+    """Tell apart that another rank has ended from what else Horovod can't do.
+
+    Raises:
+        ConnectionError: another rank has ended. By this type, launchers look for the one that failed first.
+    """
+    errors = load("horovod.common.exceptions")
+    try:
+        yield
+    except errors.HorovodInternalError as error:
+        if not re.search(r"shut down|connection|gloo", str(error), re.IGNORECASE):
+            raise
+        raise ConnectionError(f"Connection closed: another rank has ended Horovod. {error}") from error
+
+
+def load(name: str = "horovod.torch") -> Any:
+    """A module of Horovod's, such as `horovod.runner`, or of what it requires.
+
+    Raises:
+        PluginLoadError: Horovod isn't installed, or can't be imported.
+    """
+    try:
+        return importlib.import_module(name)
+    except Exception as error:  # whatever a compiled library raises when it doesn't fit
+        raise PluginLoadError(
+            f"strategy='horovod' needs Horovod with its part for torch, which can't be imported: "
+            f"{type(error).__name__}: {error}. {_RECIPE}"
+        ) from error

@@ -1,0 +1,127 @@
+"""Two ranks, started in every way, and what is refused before work."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+
+from core import ConfigurationError, LaunchError, Trainer
+from core.strategies import HorovodStrategy
+from core_horovod import HorovodLauncher
+
+PROGRAM = Path(__file__).parent / "training_program.py"
+PYTHON = [sys.executable, str(PROGRAM)]
+HOROVODRUN = [
+    *(sys.executable, "-m", "horovod.runner.launch", "--gloo", "--disable-cache", "--network-interfaces", "lo"),
+    *("-np", "2", "-H", "localhost:2", *PYTHON),
+]
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", str(PROGRAM)]
+
+
+def run(command, how, devices, folder, options=None, **what):
+    """What the program has printed; its weights are in the folder."""
+    arguments = json.dumps([how, devices, options or {}, str(folder), what])
+    done = subprocess.run(
+        [*command, arguments], capture_output=True, text=True, timeout=120, env=os.environ | {"OMP_NUM_THREADS": "1"}
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def weights(folder):
+    return torch.load(folder / "weights")
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    """The folder of a run on one device."""
+    folder = tmp_path_factory.mktemp("alone")
+    assert "12 steps" in run(PYTHON, None, 1, folder, epochs=2)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("command", "how"),
+    [(HOROVODRUN, "horovod"), (PYTHON, "horovod"), (PYTHON, "subprocess"), (TORCHRUN, "horovod")],
+    ids=["horovodrun", "runner", "subprocess", "torchrun"],
+)
+def test_equals_one_device_however_it_is_started(alone, tmp_path, command, how):
+    assert "12 steps" in run(command, how, 2, tmp_path, epochs=2)
+    torch.testing.assert_close(weights(tmp_path), weights(alone), rtol=1e-12, atol=1e-12)
+
+
+def test_gives_and_takes_checkpoints_of_one_device(alone, tmp_path):
+    """One epoch alone, one under Horovod, one alone again: the weights of three alone."""
+    folders = [tmp_path / name for name in ("first", "second", "third", "whole")]
+    for folder in folders:
+        folder.mkdir()
+    first, second, third, whole = folders
+    run(PYTHON, None, 1, first, epochs=1)
+    run(PYTHON, "horovod", 2, second, epochs=2, **{"from": str(first / "checkpoint")})
+    run(PYTHON, None, 1, third, epochs=3, **{"from": str(second / "checkpoint")})
+    run(PYTHON, None, 1, whole, epochs=3)
+    torch.testing.assert_close(weights(third), weights(whole), rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
+def test_a_main_process_that_is_ended_leaves_nobody(tmp_path, how):
+    """The runner, its server and the ranks end with the process that has launched them."""
+    arguments = json.dumps(["horovod", 2, {}, str(tmp_path), {"epochs": 100_000}])
+    main = subprocess.Popen([*PYTHON, arguments], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    ranks = []
+    try:
+        while len(ranks) < 2:
+            assert main.poll() is None
+            ranks = [one for one in psutil.Process(main.pid).children(recursive=True) if _is_rank(one)]
+        everybody = psutil.Process(main.pid).children(recursive=True)
+    finally:
+        main.send_signal(how)
+        try:
+            main.wait(60)
+        finally:
+            main.kill()
+    _, alive = psutil.wait_procs(everybody, timeout=30)
+    assert not alive
+
+
+def _is_rank(process):
+    try:
+        return "core_horovod.worker" in process.cmdline()[:3] and process.num_threads() > 2  # it trains, or is about to
+    except psutil.Error:
+        return False
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"op": "Adasum"}, r"op='Adasum': this build of Horovod has no MPI, and so no Adasum"),
+        ({"op": "Mean"}, r"op='Mean': expected one of 'Average', 'Sum', 'Adasum'"),
+        ({"compression": "bf16"}, r"compression='bf16': expected one of 'none', 'fp16'"),
+        ({"backward_passes_per_step": 0}, r"backward_passes_per_step=0: at least 1"),
+        ({"groups": 0}, r"groups=0: at least 1, or None"),
+        ({"op": "Sum", "gradient_predivide_factor": 2.0}, r"gradient_predivide_factor belongs to op='Average'"),
+        ({"start_method": "mpirun"}, r"start_method='mpirun': expected one of 'horovod', 'subprocess'"),
+        ({"process_group_backend": "gloo"}, r"no option 'process_group_backend'.*horovodrun --check-build"),
+    ],
+)
+def test_options_that_cannot_work_are_refused(options, text):
+    with pytest.raises(ConfigurationError, match=text):
+        Trainer(strategy=HorovodStrategy(**options), accelerator="cpu", devices=2)
+
+
+def test_bfloat16_is_refused_before_work():
+    with pytest.raises(ConfigurationError, match=r"precision='bf16-true': Horovod has no operation on bfloat16"):
+        Trainer(strategy="horovod", accelerator="cpu", devices=2, precision="bf16-true")
+
+
+def test_several_nodes_are_for_horovodrun():
+    launcher = HorovodLauncher()
+    launcher.connect(cluster_environment=None, num_processes=2, num_nodes=2)
+    with pytest.raises(LaunchError, match=r"horovodrun -np 4 -H host1:2,host2:2 python train.py"):
+        launcher.check()

@@ -1,0 +1,255 @@
+"""On simulated devices, in lazy and in eager mode; collected in a process of its own, by `test_simulated.py`."""
+
+import os
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.distributed as dist
+from simulated_gaudi import graph
+
+from core import Callback, ConfigurationError, Fabric, Trainer
+from core_hpu import HPUParallelStrategy, SingleHPUStrategy
+from core_testing.cases import ADAMW, Case
+from core_testing.networks import Perceptron, make_loader
+from core_testing.ranks import Backend
+from core_testing.training import Run, assert_equal_runs, train
+
+NUM_STEPS, STOP_AT = 20, 8
+CASE = Case("hpu", optimizer=ADAMW, scheduler="step", shuffle=True, dtype=torch.float32)
+CPU = Backend(lambda: "single_device", "cpu", kept_for="cpu")
+DDP = Backend(lambda: "ddp", "cpu", 2, 2)
+SINGLE = Backend(lambda: "hpu_single", "hpu", kept_for="hpu_single")
+PARALLEL = Backend(lambda: "hpu_parallel", "hpu", 2, 2, kept_for="hpu_parallel")
+TOLERANCE = 1e-5
+
+
+def long_run(rank, **options):
+    return train(rank, CASE, max_epochs=4, max_steps=NUM_STEPS, **options)
+
+
+@pytest.fixture(scope="module")
+def on_one_cpu():
+    (run,) = CPU.run(long_run)
+    assert run.num_steps == NUM_STEPS
+    return run
+
+
+@pytest.mark.parametrize("backend", [SINGLE, PARALLEL], ids=["hpu_single", "hpu_parallel"])
+def test_twenty_steps_equal_those_of_one_cpu(backend, on_one_cpu):
+    assert_equal_runs(backend.run(long_run)[0], on_one_cpu, TOLERANCE)
+
+
+@pytest.mark.parametrize(
+    ("saver", "reader"),
+    [(SINGLE, CPU), (CPU, PARALLEL), (PARALLEL, DDP), (DDP, SINGLE)],
+    ids=["hpu_single to single_device", "single_device to hpu_parallel", "hpu_parallel to ddp", "ddp to hpu_single"],
+)
+def test_a_checkpoint_goes_on_elsewhere(saver, reader, on_one_cpu, tmp_path):
+    saver.run(save_midway, tmp_path / "half.ckpt")
+    rest = reader.run(go_on, tmp_path / "half.ckpt")[0]
+    whole = on_one_cpu
+    tail = Run(whole.losses[STOP_AT:], whole.weights, {}, whole.num_steps, whole.learning_rates[STOP_AT:])
+    assert_equal_runs(rest, tail, TOLERANCE)
+
+
+def save_midway(rank, path):
+    return train(rank, CASE, max_epochs=4, max_steps=STOP_AT, save_at=STOP_AT, path=path)
+
+
+def go_on(rank, path):
+    return long_run(rank, ckpt_path=path)
+
+
+class Launches(Callback):
+    """Notes what each training batch has launched, and what still waits after it."""
+
+    def __init__(self):
+        self.by_batch, self.waiting = [], []
+
+    def on_train_batch_start(self, *_):
+        self.before = len(graph.launches)
+
+    def on_train_batch_end(self, *_):
+        self.by_batch.append(graph.launches[self.before :])
+        self.waiting.append(graph.num_pending())
+
+
+class ForgetsAfterBackward(SingleHPUStrategy):
+    """Lets forward and backward wait for the optimizer's graph."""
+
+    def backward(self, loss, module, **options):
+        self.precision_plugin.backward(loss)
+
+
+class ForgetsAfterTheStep(SingleHPUStrategy):
+    """Lets the optimizer's step wait for the next batch."""
+
+    def optimizer_step(self, optimizer, closure=None):
+        return self.precision_plugin.optimizer_step(optimizer, closure)
+
+
+class ForgetsAll(SingleHPUStrategy):
+    """Never launches anything."""
+
+    def mark_step(self):
+        pass
+
+
+def launches_of(rank, strategy=None):
+    launches = Launches()
+    loader = make_loader(CASE, rank.backend.num_shares)
+    rank.trainer(strategy, callbacks=launches, max_epochs=1).fit(Perceptron(CASE), loader)
+    return launches
+
+
+def assert_launched(launches):
+    """Two graphs a batch, which the library was told to launch; after the second batch none is compiled."""
+    assert launches.waiting == [0] * len(launches.waiting)
+    for batch in launches.by_batch:
+        assert [each.reason for each in batch if each.reason != "value"] == ["mark_step"] * 2
+    assert not any(each.was_compiled for batch in launches.by_batch[2:] for each in batch)
+
+
+@pytest.mark.skipif(not graph.IS_LAZY, reason="in eager mode nothing waits")
+class TestLazyMode:
+    def test_each_step_launches_two_graphs_and_reads_nothing(self):
+        (found,) = SINGLE.run(observe, None)
+        assert_launched(found)
+        assert all(len(batch) == 2 for batch in found.by_batch), "nothing else made the device compute"
+
+    def test_each_step_over_hccl_launches_two_graphs_after_its_gradients(self):
+        for found in PARALLEL.run(observe, None):
+            assert_launched(found)
+
+    @pytest.mark.parametrize("forgetful", [ForgetsAfterBackward, ForgetsAfterTheStep, ForgetsAll])
+    def test_a_forgotten_mark_step_is_seen(self, forgetful):
+        (found,) = SINGLE.run(observe, forgetful)
+        with pytest.raises(AssertionError):
+            assert_launched(found)
+
+    def test_a_step_of_an_evaluation_launches_its_graph(self):
+        (found,) = SINGLE.run(evaluate)
+        assert found == [0, 0, 0]
+
+    def test_nothing_is_computed_before(self):
+        assert SINGLE.run(wait)[0] == [True, 4, 0, [3.0, 3.0]]
+
+
+def observe(rank, strategy):
+    return launches_of(rank, strategy and strategy())
+
+
+def evaluate(rank):
+    waiting = []
+
+    class Net(Perceptron):
+        def validation_step(self, batch, batch_idx):
+            self(batch[0])
+
+        def on_validation_batch_end(self, *_):
+            waiting.append(graph.num_pending())
+
+    rank.trainer(limit_val_batches=3).validate(Net(CASE), make_loader(replace(CASE, shuffle=False), 1))
+    return waiting
+
+
+def wait(rank):
+    fabric = rank.fabric()
+    device, strategy = fabric.device, fabric.strategy
+    strategy.mark_step()
+    found = torch.ones(2, device=device) * 2 + 1
+    is_empty, waiting = bool(found.raw.isnan().all()), graph.num_pending()
+    strategy.mark_step()
+    return [is_empty, waiting, graph.num_pending(), found.tolist()]
+
+
+def test_autocast_computes_in_bfloat16():
+    run, *_ = SINGLE.run(train, Case("bf16", dtype=torch.float32, precision="bf16-mixed"))
+    assert run.formats == {torch.bfloat16}
+    assert {value.dtype for value in run.weights.values()} == {torch.float32}
+
+
+def test_memory_is_told():
+    before, after, unit = SINGLE.run(allocate)[0]
+    assert after["allocated_bytes"] - before["allocated_bytes"] == unit
+    assert after["peak_allocated_bytes"] >= after["allocated_bytes"] > 0
+    assert after["limit_bytes"] > after["peak_allocated_bytes"]
+
+
+def allocate(rank):
+    strategy = rank.fabric().strategy
+    device, stats = strategy.root_device, strategy.accelerator.memory_stats
+    before = stats(device)
+    held = torch.zeros(1000, device=device)
+    strategy.accelerator.synchronize(device)
+    return before, stats(device), held.nbytes
+
+
+def test_what_hccl_cannot_reduce_is_gathered():
+    for number, found in enumerate(PARALLEL.run(reduce)):
+        assert found["product"] == [0.0, 2.0]
+        assert found["double"] == [0.5, 1.5]
+        assert found["on the host"] == 1
+        assert found["objects"] == (None if number == 0 else ["rank 0", "rank 1"])
+        assert "Unsupported ReduceOp" in found["refused"], "the group itself refuses"
+
+
+def reduce(rank):
+    fabric = rank.fabric()
+    fabric.barrier()
+    strategy, device = fabric.strategy, fabric.device
+    own = torch.tensor([0.0, 1.0], device=device) + rank.number
+    try:
+        dist.all_reduce(own.clone(), op=dist.ReduceOp.PRODUCT)
+    except RuntimeError as error:
+        refused = str(error)
+    return {
+        "product": strategy.reduce(own, reduce_op="product").tolist(),
+        "double": strategy.reduce(own.double()).tolist(),
+        "on the host": int(strategy.reduce(torch.tensor(rank.number), reduce_op="sum")),
+        "objects": strategy.gather_objects(f"rank {rank.number}", dst=1),
+        "refused": refused,
+    }
+
+
+def test_others_than_the_first_devices_are_shown_to_the_library():
+    assert SINGLE.run(choose_the_second) == [["1", None]]
+
+
+def choose_the_second(rank):
+    fabric = Fabric(accelerator="hpu", devices=[1], strategy="hpu_single")
+    fabric.launch()
+    inside = os.environ.get("HABANA_VISIBLE_MODULES")
+    fabric.teardown()
+    return [inside, os.environ.get("HABANA_VISIBLE_MODULES")]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"strategy": "ddp_spawn", "accelerator": "hpu"}, "Use strategy='hpu_parallel'"),
+        ({"strategy": "hpu_single", "accelerator": "cpu"}, "Pass accelerator='hpu'"),
+        ({"strategy": HPUParallelStrategy(process_group_backend="gloo"), "devices": 2}, "or use 'hccl'"),
+    ],
+    ids=["a preset of ddp", "another device", "another process group"],
+)
+def test_a_wrong_choice_is_refused(options, message):
+    with pytest.raises(ConfigurationError, match=message):
+        Trainer(**options)
+
+
+def test_auto_takes_it():
+    trainer = Trainer(accelerator="auto", devices=1)
+    assert type(trainer.strategy) is SingleHPUStrategy
+    assert type(Trainer(accelerator="auto").strategy) is HPUParallelStrategy
+
+
+def test_whatever_is_not_documented_is_not_there():
+    import habana_frameworks.torch.core as core
+    import habana_frameworks.torch.distributed.hccl as hccl
+    import habana_frameworks.torch.hpu as hpu
+
+    for module, name in ((core, "is_lazy"), (hpu, "empty_cache"), (hccl, "scatter")):
+        with pytest.raises(AttributeError, match="no page of the vendor's documentation"):
+            getattr(module, name)

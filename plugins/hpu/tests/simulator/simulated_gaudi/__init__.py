@@ -1,0 +1,18 @@
+"""The parts of the simulated library: tensors, lazy graphs, memory, a process group. Ours, not the vendor's.
+
+`launches`, `memory` and `num_pending()` show tests what the device has done.
+"""
+
+from simulated_gaudi.graph import Launch, launches, num_pending
+from simulated_gaudi.memory import memory
+
+__all__ = ["Launch", "launches", "memory", "num_pending", "undocumented"]
+
+
+def undocumented(module):
+    """The `__getattr__` of a module: whatever no page of the vendor's describes isn't there."""
+
+    def refuse(name):
+        raise AttributeError(f"{module}.{name}: no page of the vendor's documentation that was read describes it.")
+
+    return refuse

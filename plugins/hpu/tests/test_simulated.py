@@ -1,0 +1,112 @@
+"""core-hpu on simulated Gaudi devices, in processes of their own: torch learns of a device type for good."""
+
+import json
+import os
+import re
+import sys
+
+import pytest
+import simulated
+import torch
+import torch.utils.backend_registration
+from packaging.version import Version
+
+from core_testing import programs
+
+pytestmark = [
+    pytest.mark.skipif(
+        not hasattr(torch.utils.backend_registration, "_setup_privateuseone_for_python_backend"),
+        reason="this torch can't have a device in Python",
+    ),
+    pytest.mark.skipif(
+        Version(torch.__version__) >= Version("2.15"), reason="this torch can't have a process group in Python"
+    ),
+]
+KITS = simulated.HERE.parents[1] / "testing" / "tests" / "kits.ini"
+
+
+def pytest_on_simulated(folder, *arguments, lazy=True):
+    command = [*programs.PYTEST, "-q", "-p", "no:cacheprovider", "-c", KITS, *arguments]
+    return programs.run(command, cwd=folder, env=simulated.variables(lazy=lazy), timeout=280)
+
+
+@pytest.mark.parametrize("lazy", [True, False], ids=["lazy", "eager"])
+def test_trains_on_simulated_devices(tmp_path, lazy):
+    """Equal to one CPU over 20 steps, checkpoints to and from others, graphs, autocast, memory, collectives."""
+    done = pytest_on_simulated(tmp_path, simulated.HERE / "simulated_suite.py", lazy=lazy)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    "alias",
+    [
+        pytest.param("hpu", marks=pytest.mark.slow),
+        pytest.param("hpu_single", marks=pytest.mark.slow),
+        pytest.param("hpu_parallel", marks=pytest.mark.exhaustive),
+    ],
+)
+def test_passes_the_kit_in_lazy_mode(tmp_path, alias):
+    done = programs.run([*programs.CORE, "check", alias], cwd=tmp_path, env=simulated.variables(), timeout=290)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "on simulated" in done.stdout
+    assert max(map(int, re.findall(r"(\d+) passed", done.stdout))) >= 18
+
+
+def run_example(name, *arguments):
+    program = simulated.HERE.parents[2] / "examples" / name
+    command = [sys.executable, program, "--accelerator", "hpu", *arguments]
+    done = programs.run(command, env=simulated.variables(), timeout=280)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("num_devices", "processes"), [("1", "1 process"), ("2", "2 processes")])
+def test_the_example_reads_digits(num_devices, processes):
+    output = run_example("digits.py", "--devices", num_devices, "--epochs", "1")
+    (percent,) = re.findall(rf"^Accuracy on 360 digits .*: ([\d.]+)% \({processes}\)$", output, re.MULTILINE)
+    assert float(percent) > 70
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("num_devices", ["1", "2"])
+def test_the_example_learns_characters_and_writes(num_devices):
+    """Drawing from 97 characters at random gives 4.6."""
+    output = run_example("char_gpt.py", "--devices", num_devices, "--steps", "20")
+    (loss,) = re.findall(r"validation loss ([\d.]+)", output)
+    assert float(loss) < 3.3
+    assert output.partition("\n\n")[2].startswith("def ")
+
+
+def explained(**variables):
+    done = programs.run([*programs.CORE, "explain", "--json"], env=simulated.variables() | variables, timeout=200)
+    assert done.returncode == 0, done.stderr
+    return {row["subject"]: row for row in json.loads(done.stdout)}["accelerator"]
+
+
+def test_the_readmes_program_prints_what_stands_below_it(tmp_path):
+    page = (simulated.HERE.parent / "README.md").read_text()
+    program, output = re.search(r"```python\n(.*?)```\n\n```text\n(.*?)```", page, re.DOTALL).groups()
+    (tmp_path / "program.py").write_text(program)
+    done = programs.run([sys.executable, tmp_path / "program.py"], env=simulated.variables(), timeout=200)
+    assert (done.returncode, done.stdout) == (0, output), done.stderr
+
+
+def test_explain_says_why_it_is_or_is_not_taken():
+    found = explained()
+    assert (found["choice"], "it is here" in found["reason"]) == ("hpu", True)
+    found = explained(PATH=os.path.dirname(sys.executable))
+    assert (found["choice"], "hpu: hl-smi isn't on the PATH" in found["reason"]) == ("cpu", True)
+
+
+def test_a_broken_library_is_an_error_and_not_the_cpu(tmp_path):
+    package = tmp_path / "habana_frameworks" / "torch"
+    package.mkdir(parents=True)
+    package.joinpath("__init__.py").write_text("raise OSError('libSynapse.so: cannot open shared object file')")
+    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    program = "from core import Trainer; Trainer(accelerator='auto')"
+    done = programs.run([sys.executable, "-c", program], env=simulated.variables() | {"PYTHONPATH": path}, timeout=120)
+    last = done.stderr.strip().splitlines()[-1]
+    assert "DeviceError" in last
+    assert "habana_frameworks.torch.core" in last
+    assert "libSynapse.so" in last

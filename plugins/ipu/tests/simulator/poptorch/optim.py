@@ -1,0 +1,218 @@
+"""[options] "Optimizers"; [features] "Optimizers" and "Reading and writing optimizer state".
+
+Built-in implementations compute, and nothing of the Python classes runs. They are torch's here: the vendor calls them
+mathematically identical ([options] poptorch.optim.SGD, Adam, AdamW, RMSprop). LAMB isn't simulated.
+"""
+
+import copy
+
+import torch
+
+from poptorch.device import Error
+
+
+class VariableAttributes:
+    """[options] poptorch.optim.VariableAttributes; [features] "Constant attributes"."""
+
+    def __init__(self, variable, allowed):
+        self._variable, self._allowed = list(variable), list(allowed)
+
+    def isConstant(self, attr):
+        return attr not in self._variable
+
+    def markAsConstant(self, attr):
+        assert attr in self._allowed, f"Unknown attribute {attr}, allowed values: {self._allowed}"
+        self._variable = [each for each in self._variable if each != attr]
+
+    def markAsVariable(self, attr):
+        assert attr in self._allowed, f"Unknown attribute {attr}, allowed values: {self._allowed}"
+        self._variable.append(attr)
+
+
+class Optimizer:
+    """What the optimizers have in common ([source] python/optim.py). State is read from and written to the IPU."""
+
+    _own = ("loss_scaling", "max_grad_norm")
+
+    def _begin(self, params, given, own):
+        explicit = {name: value for name, value in given.items() if value is not None}
+        base = next(kind for kind in type(self).__mro__ if kind.__module__.startswith("torch.optim"))
+        base.__init__(self, params, **explicit)
+        self.loss_scaling = 1.0 if own.get("loss_scaling") is None else own["loss_scaling"]
+        self.max_grad_norm = float("inf") if own.get("max_grad_norm") is None else own["max_grad_norm"]
+        variable = [*explicit, *(name for name, value in own.items() if value is not None)]
+        self.variable_attrs = VariableAttributes(variable, [*self.defaults, *own])
+        self._ipu = {"ipu_state": None, "ipu_param": None}
+        self._executor = None
+        self.ipu_state_is_dirty = self.host_state_is_dirty = False
+
+    def state_dict(self):
+        """[features]: read from the IPU. Its structure differs from PyTorch's."""
+        if self._executor is not None and self.host_state_is_dirty:
+            self._ipu = self._executor._read_optimizer_state()
+            self.host_state_is_dirty = False
+        return {**self._ipu, **torch.optim.Optimizer.state_dict(self)}
+
+    def load_state_dict(self, state):
+        """[features]: written to the IPU. What native PyTorch has saved can't be loaded."""
+        if not ("ipu_state" in state and "ipu_param" in state):
+            raise RuntimeError("Only IPU optimizer states can be loaded onto the IPU.")
+        torch.optim.Optimizer.load_state_dict(self, state)
+        self._ipu = {name: copy.copy(state[name]) for name in ("ipu_state", "ipu_param")}
+        self.ipu_state_is_dirty, self.host_state_is_dirty = True, False
+
+    def has_state(self):
+        return self._ipu["ipu_state"] is not None and self._ipu["ipu_param"] is not None
+
+
+class SGD(Optimizer, torch.optim.SGD):
+    """[options] poptorch.optim.SGD, the separate tensor variant."""
+
+    def __init__(
+        self, params, lr, momentum=None, dampening=None, weight_decay=None, nesterov=None, maximize=None, foreach=None,
+        differentiable=None, loss_scaling=None, velocity_scaling=None, use_combined_accum=None, accum_type=None,
+        velocity_accum_type=None, max_grad_norm=None,
+    ):  # fmt: skip
+        given = {"lr": lr, "momentum": momentum, "dampening": dampening, "weight_decay": weight_decay}
+        given |= {"nesterov": nesterov, "maximize": maximize, "foreach": foreach, "differentiable": differentiable}
+        self._begin(params, given, {"loss_scaling": loss_scaling, "max_grad_norm": max_grad_norm})
+
+
+class Adam(Optimizer, torch.optim.Adam):
+    """[options] poptorch.optim.Adam. AMSGrad isn't supported."""
+
+    def __init__(
+        self, params, lr=None, betas=None, eps=None, weight_decay=None, amsgrad=None, foreach=None, maximize=None,
+        capturable=None, differentiable=None, fused=None, loss_scaling=None, accum_type=None,
+        first_order_momentum_accum_type=None, second_order_momentum_accum_type=None, max_grad_norm=None,
+    ):  # fmt: skip
+        given = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "amsgrad": amsgrad}
+        self._begin(params, given, {"loss_scaling": loss_scaling, "max_grad_norm": max_grad_norm})
+
+
+class AdamW(Optimizer, torch.optim.AdamW):
+    """[options] poptorch.optim.AdamW. AMSGrad isn't supported."""
+
+    def __init__(
+        self, params, lr=None, betas=None, eps=None, weight_decay=None, amsgrad=None, maximize=None, foreach=None,
+        capturable=None, differentiable=None, fused=None, loss_scaling=None, bias_correction=None, accum_type=None,
+        first_order_momentum_accum_type=None, second_order_momentum_accum_type=None, max_grad_norm=None,
+    ):  # fmt: skip
+        given = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "amsgrad": amsgrad}
+        self._begin(params, given, {"loss_scaling": loss_scaling, "max_grad_norm": max_grad_norm})
+
+
+class RMSprop(Optimizer, torch.optim.RMSprop):
+    """[options] poptorch.optim.RMSprop. It has no `max_grad_norm`."""
+
+    def __init__(
+        self, params, lr=None, alpha=None, eps=None, weight_decay=None, momentum=None, centered=None, foreach=None,
+        maximize=None, differentiable=None, loss_scaling=None, accum_type=None, first_order_momentum_accum_type=None,
+        second_order_momentum_accum_type=None, use_tf_variant=None,
+    ):  # fmt: skip
+        given = {"lr": lr, "alpha": alpha, "eps": eps, "weight_decay": weight_decay, "momentum": momentum}
+        self._begin(params, {**given, "centered": centered}, {"loss_scaling": loss_scaling})
+
+
+# What can change over time, of each group; all else is compiled into the program ([source] _optimizer_attributes.py).
+_ATTRIBUTES = {
+    torch.optim.SGD: ("lr", "momentum", "dampening", "weight_decay", "nesterov"),
+    torch.optim.AdamW: ("lr", "betas", "weight_decay", "eps"),
+    torch.optim.Adam: ("lr", "betas", "weight_decay", "eps"),
+    torch.optim.RMSprop: ("lr", "momentum", "weight_decay", "alpha", "eps", "centered"),
+}
+# Names of state tensors: "Accl1___lin.weight" ([source] tests/optimizers_test.py, test_read_ipu_state; and PopART's
+# include/popart/tensornames.hpp, src/patterns/adamdecompose.cpp, adaptivedecompose.cpp, sgd2decompose.cpp).
+_STATE = {
+    torch.optim.SGD: {"Accl1___": "momentum_buffer"},
+    torch.optim.AdamW: {"Accl1___": "exp_avg", "Accl2___": "exp_avg_sq", "Step___": "step"},
+    torch.optim.Adam: {"Accl1___": "exp_avg", "Accl2___": "exp_avg_sq", "Step___": "step"},
+    torch.optim.RMSprop: {"Accl1___": "square_avg", "Accl2___": "grad_avg", "Accl3___": "momentum_buffer"},
+}
+
+
+class BuiltIn:
+    """The optimizer on the IPU: torch's, on the IPU's own weights, with what was read from the one in Python."""
+
+    def __init__(self, optimizer, told, weights, names):
+        """Take over.
+
+        Args:
+            optimizer: in Python.
+            told: options of its groups, as `setOptimizer` was given them last.
+            weights: on the device, by name.
+            names: of the host's parameters, by id.
+        """
+        self.kind = _kind_of(optimizer)
+        self._names = [[names[id(each)] for each in group["params"]] for group in optimizer.param_groups]
+        self._constants = self._read_constants(optimizer)
+        groups = [
+            {**self._read(group), "params": [weights[name] for name in members]}
+            for group, members in zip(told, self._names, strict=True)
+        ]
+        self._inner = self.kind(groups)
+        self.max_grad_norm = getattr(optimizer, "max_grad_norm", float("inf"))
+
+    def update_attributes(self, optimizer):
+        """[features] "Constant attributes": one that was compiled into the program can't be changed."""
+        if _kind_of(optimizer) is not self.kind:
+            raise Error("Cannot update: the optimizer's type is compiled into the program.")
+        if (found := self._read_constants(optimizer)) != self._constants:
+            raise Error(f"Cannot update constant attributes: the program has {self._constants}, and not {found}.")
+        for own, group in zip(self._inner.param_groups, optimizer.param_groups, strict=True):
+            own.update(self._read(group))
+
+    def step(self, gradients):
+        members = [weight for group in self._inner.param_groups for weight in group["params"]]
+        for weight in members:
+            weight.grad = gradients.get(id(weight))
+        torch.nn.utils.clip_grad_norm_(members, self.max_grad_norm) if self.max_grad_norm != float("inf") else None
+        self._inner.step()
+        self._inner.zero_grad()
+
+    def read_state(self):
+        state = {}
+        for name, weight in self._weights():
+            entry = self._inner.state.get(weight, {})
+            for prefix, key in _STATE[self.kind].items():
+                if isinstance(value := entry.get(key), torch.Tensor):
+                    state[prefix + name] = value.clone()
+        groups = {
+            f"learningRate___{index}": torch.tensor(each["lr"]) for index, each in enumerate(self._inner.param_groups)
+        }
+        return {"ipu_state": state, "ipu_param": groups}
+
+    def write_state(self, state):
+        """Missing entries are left as they are ([source] poptorch.cpp, writeOptimizerState)."""
+        for name, weight in self._weights():
+            found = {key: state[prefix + name] for prefix, key in _STATE[self.kind].items() if prefix + name in state}
+            if found:
+                entry = {key: value.detach().clone() for key, value in found.items()}
+                if self.kind is torch.optim.RMSprop:
+                    entry["step"] = torch.tensor(1.0)
+                self._inner.state[weight] = entry
+
+    def _weights(self):
+        for members, group in zip(self._names, self._inner.param_groups, strict=True):
+            yield from zip(members, group["params"], strict=True)
+
+    def _read(self, group):
+        if group.get("amsgrad"):
+            raise ValueError("Only non-amsgrad Adam/AdamW optimizers are supported.")
+        return {name: copy.copy(group[name]) for name in _ATTRIBUTES[self.kind]}
+
+    def _read_constants(self, optimizer):
+        variable = getattr(optimizer, "variable_attrs", None)
+        values = {}
+        for name in _ATTRIBUTES[self.kind]:
+            if name != "lr" and (variable is None or variable.isConstant(name)):
+                values[name] = [group[name] for group in optimizer.param_groups]
+        return values
+
+
+def _kind_of(optimizer):
+    """[from torch] "Optimizers": custom ones can't be used."""
+    for kind in _ATTRIBUTES:  # AdamW before Adam, of which it is a subclass in newer releases of torch
+        if isinstance(optimizer, kind):
+            return kind
+    raise AssertionError(f"Unsupported optimizer type. Types supported {[kind.__name__ for kind in _ATTRIBUTES]}")

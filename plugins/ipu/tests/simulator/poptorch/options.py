@@ -1,0 +1,105 @@
+"""[options] poptorch.Options: each option is set by a method that returns the options, and read as an attribute."""
+
+import copy
+import json
+
+import torch
+
+from poptorch.enums import ConnectionType, OutputMode, ReductionType
+
+
+class _Settings:
+    """Values that can't be changed any more once a model or a loader has them ([source] python/_options_impl.py)."""
+
+    _is_frozen = False
+
+    def _set(self, **values):
+        if self._is_frozen:
+            raise AttributeError("Can't modify frozen Options")
+        self.__dict__.update(values)
+        return self
+
+    def __getattr__(self, name):
+        raise AttributeError(f"{type(self).__name__}.{name} isn't documented, or the simulator doesn't have it")
+
+
+class _TrainingOptions(_Settings):
+    """[options] poptorch.options._TrainingOptions."""
+
+    def __init__(self):
+        self.gradient_accumulation = 1
+        self.accumulation_and_replication_reduction_type = ReductionType.Mean
+
+    def gradientAccumulation(self, gradient_accumulation):
+        return self._set(gradient_accumulation=gradient_accumulation)
+
+    def accumulationAndReplicationReductionType(self, reduction_type):
+        if reduction_type not in (ReductionType.Mean, ReductionType.Sum):
+            raise ValueError("must be set to poptorch.ReductionType.Mean or poptorch.ReductionType.Sum")
+        return self._set(accumulation_and_replication_reduction_type=reduction_type)
+
+
+class Options(_Settings):
+    """[options] poptorch.Options."""
+
+    def __init__(self):
+        self.device_iterations = self.replication_factor = self.input_group_size = 1
+        self.output_mode = OutputMode.Default
+        self.broadcast_buffers = True
+        self.auto_round_num_ipus = False
+        self.connection_type = ConnectionType.Always
+        self._training = _TrainingOptions()
+
+    @property
+    def Training(self):
+        return self._training
+
+    def deviceIterations(self, device_iterations):
+        return self._set(device_iterations=device_iterations)
+
+    def replicationFactor(self, replication_factor):
+        return self._set(replication_factor=replication_factor)
+
+    def outputMode(self, output_mode, output_return_period=None):
+        assert isinstance(output_mode, OutputMode)
+        return self._set(output_mode=output_mode)
+
+    def defaultOutputMode(self):
+        return self.output_mode == OutputMode.Default
+
+    def broadcastBuffers(self, broadcast_buffers=True):
+        return self._set(broadcast_buffers=broadcast_buffers)
+
+    def autoRoundNumIPUs(self, auto_round_num_ipus=True):
+        return self._set(auto_round_num_ipus=auto_round_num_ipus)
+
+    def connectionType(self, connection_type):
+        assert isinstance(connection_type, ConnectionType)
+        return self._set(connection_type=connection_type)
+
+    def randomSeed(self, random_seed):
+        """Seeds the host too ([source] python/options.py)."""
+        assert isinstance(random_seed, int)
+        torch.manual_seed(random_seed)
+        return self._set(random_seed=random_seed)
+
+    def showCompilationProgressBar(self, show=True):
+        return self._set(_show_compilation_progress_bar=show)
+
+    def from_json(self, string):
+        """`{"name.of.accessor": value}`."""
+        for name, value in json.loads(string).items():
+            accessor = self
+            for part in name.split("."):
+                accessor = getattr(accessor, part)
+            accessor(value)
+        return self
+
+    def _freeze(self):
+        self._is_frozen = self._training._is_frozen = True
+
+    def clone(self):
+        clone = copy.deepcopy(self)
+        clone.__dict__.pop("_is_frozen", None)
+        clone._training.__dict__.pop("_is_frozen", None)
+        return clone

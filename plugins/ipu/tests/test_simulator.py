@@ -1,0 +1,174 @@
+"""The simulated PopTorch does what the vendor's pages say, and raises where they say so."""
+
+import pytest
+import torch
+from torch import nn
+
+
+@pytest.fixture
+def poptorch(simulator):
+    import poptorch
+
+    return poptorch
+
+
+class Model(nn.Module):
+    """As in "Features", "poptorch.trainingModel": outputs, and the loss while it trains."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = nn.Linear(3, 1)
+
+    def forward(self, x, target):
+        out = self.layer(x)
+        return out, nn.functional.mse_loss(out, target)
+
+
+def rows(number):
+    return torch.randn(number, 3, generator=torch.Generator().manual_seed(1)), torch.ones(number, 1)
+
+
+def options_of(poptorch, iterations=1, replicas=1, accumulated=1):
+    options = poptorch.Options().deviceIterations(iterations).replicationFactor(replicas)
+    options.Training.gradientAccumulation(accumulated)
+    return options
+
+
+def test_the_hosts_weights_are_old_until_they_are_copied(poptorch):
+    model = Model()
+    before = model.layer.weight.detach().clone()
+    executor = poptorch.trainingModel(model)
+    executor(*rows(4))
+    assert torch.equal(model.layer.weight, before)
+    executor.copyWeightsToHost()
+    assert not torch.equal(model.layer.weight, before)
+    executor.destroy()
+
+
+def test_batch_dimensions_multiply_and_every_replica_returns(poptorch):
+    options = options_of(poptorch, 2, 4, 3)
+    executor = poptorch.trainingModel(Model(), options)
+    out, loss = executor(*rows(2 * 4 * 3 * 5))
+    assert (out.shape, loss.shape) == ((4 * 5, 1), (4,))  # of the last batch alone: OutputMode.Final
+    executor.destroy()
+    other = poptorch.trainingModel(Model(), options_of(poptorch, 2, 4, 3).outputMode(poptorch.OutputMode.All))
+    assert other(*rows(120))[1].shape == (24,)
+    other.destroy()
+    executor = poptorch.trainingModel(Model(), options_of(poptorch, 2, 4, 3))
+    with pytest.raises(AssertionError, match="Invalid batch dimension"):
+        executor(*rows(23))
+
+
+def test_what_was_compiled_stays(poptorch):
+    executor = poptorch.inferenceModel(Model())
+    executor(*rows(4))
+    with pytest.raises(poptorch.Error, match="don't match"):
+        executor(*rows(5))
+    with pytest.raises(poptorch.Error, match="already attached"):
+        executor.attachToDevice()
+    executor.detachFromDevice()
+    with pytest.raises(poptorch.Error, match="not attached"):
+        executor.detachFromDevice()
+    executor.destroy()
+    with pytest.raises(poptorch.Error, match="has not been compiled or has been destroyed"):
+        executor.copyWeightsToHost()
+
+
+def test_a_model_is_wrapped_once_and_options_freeze(poptorch):
+    model, options = Model(), poptorch.Options()
+    executor = poptorch.trainingModel(model, options)
+    with pytest.raises(RuntimeError, match=r"already been wrapped .*destroy\(\)"):
+        poptorch.trainingModel(model)
+    with pytest.raises(AttributeError, match="frozen"):
+        options.deviceIterations(2)
+    executor.destroy()
+    with pytest.raises(poptorch.Error, match="gradientAccumulation to 1"):
+        poptorch.inferenceModel(model, options_of(poptorch, accumulated=2))
+
+
+def test_the_optimizer_is_told_and_constants_stay(poptorch):
+    model = Model()
+    optimizer = poptorch.optim.SGD(model.parameters(), lr=0.0)
+    executor = poptorch.trainingModel(model, optimizer=optimizer)
+    before = model.layer.weight.detach().clone()
+    executor(*rows(4))
+    optimizer.param_groups[0]["lr"] = 1.0
+    executor(*rows(4))
+    executor.copyWeightsToHost()
+    assert torch.equal(model.layer.weight, before), "nobody has called setOptimizer"
+    executor.setOptimizer(optimizer)
+    executor(*rows(4))
+    executor.copyWeightsToHost()
+    assert not torch.equal(model.layer.weight, before)
+    optimizer.param_groups[0]["momentum"] = 0.9
+    with pytest.raises(poptorch.Error, match="constant"):
+        executor.setOptimizer(optimizer)
+    executor.destroy()
+
+
+def test_only_its_own_state_is_loaded(poptorch):
+    model = Model()
+    native, own = torch.optim.Adam(model.parameters()), poptorch.optim.Adam(model.parameters())
+    with pytest.raises(RuntimeError, match="Only IPU optimizer states"):
+        own.load_state_dict(native.state_dict())
+    assert own.state_dict()["ipu_state"] is None
+    executor = poptorch.trainingModel(model, optimizer=own)
+    executor(*rows(4))
+    assert set(own.state_dict()["ipu_state"]) == {
+        f"{name}___layer.{part}" for name in ("Accl1", "Accl2", "Step") for part in ("weight", "bias")
+    }
+    executor.destroy()
+    with pytest.raises(AssertionError, match="Unsupported optimizer type"):
+        poptorch.trainingModel(Model(), optimizer=torch.optim.Adagrad(model.parameters()))
+
+
+def test_ipus_run_out_and_are_powers_of_two(poptorch):
+    with pytest.raises(poptorch.Error, match="power of 2"):
+        poptorch.inferenceModel(Model(), options_of(poptorch, replicas=3))(*rows(3))
+    first = poptorch.inferenceModel(Model(), options_of(poptorch, replicas=16))
+    first(*rows(16))
+    with pytest.raises(poptorch.Error, match="0 of 16 are free"):
+        poptorch.inferenceModel(Model())(*rows(1))
+    first.destroy()
+    assert poptorch.ipuHardwareIsAvailable(16)
+    assert not poptorch.ipuHardwareIsAvailable(17)
+
+
+class CustomLoss(Model):
+    marks = None
+
+    def forward(self, x, target):
+        loss = (self.layer(x) - target).abs().mean() * 2
+        return self.marks(loss, reduction="none") if self.marks else loss
+
+
+def test_a_loss_of_ones_own_is_marked(poptorch):
+    with pytest.raises(poptorch.Error, match="identity_loss"):
+        poptorch.trainingModel(CustomLoss())(*rows(4))
+    model = CustomLoss()
+    model.marks = poptorch.identity_loss
+    executor = poptorch.trainingModel(model)
+    executor(*rows(4))
+    executor.destroy()
+
+
+class Normalized(Model):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Sequential(nn.Linear(3, 1), nn.BatchNorm1d(1))
+
+
+def test_replicas_have_buffers_of_their_own(poptorch):
+    with pytest.raises(poptorch.Error, match="broadcastBuffers"):
+        poptorch.trainingModel(Normalized(), options_of(poptorch, replicas=2))(*rows(8))
+    executor = poptorch.trainingModel(Normalized(), options_of(poptorch, replicas=2).broadcastBuffers(False))
+    executor(*rows(8))
+    executor.destroy()
+
+
+@pytest.mark.parametrize("name", ["distributed", "copyWeights", "AsyncOptions"])
+def test_what_is_not_documented_raises(poptorch, name):
+    for owner in (poptorch, poptorch.Options(), poptorch.inferenceModel(Model())):
+        with pytest.raises(AttributeError, match=f"{name} isn't documented"):
+            getattr(owner, name)

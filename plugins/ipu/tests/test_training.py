@@ -1,0 +1,415 @@
+"""What is trained on simulated IPUs is what one CPU trains, in every way that runs; and what can't run is refused."""
+
+import pytest
+import torch
+from ipu_runs import GLOBAL_BATCH_SIZE, QUIET, Net, assert_same, make_data, train
+from torch.utils.data import DataLoader, IterableDataset
+
+import core_ipu.optimizers
+import core_ipu.program
+from core import Callback, ConfigurationError, DeviceError, Fabric, ModuleError, Trainer, UnsupportedError
+from core.callbacks import ModelCheckpoint
+from core_ipu import IPUStrategy
+
+FIT = {**QUIET, "limit_val_batches": 0}
+MODES = {
+    "one": {"devices": 1},
+    "four replicas": {"devices": 4},
+    "accumulation": {"devices": 1, "accumulate_grad_batches": 2},
+    "iterations": {"devices": 1, "device_iterations": 5},
+    "all of them": {"devices": 4, "accumulate_grad_batches": 2, "device_iterations": 5},
+}
+_references = {}
+
+
+def on_cpu(accumulated=1, **options):
+    key = (accumulated, *sorted(options.items()))
+    if key not in _references:
+        number = 10 * accumulated
+        _references[key] = train(
+            accelerator="cpu", num_batches=number, accumulate_grad_batches=accumulated, module=Net(**options)
+        )
+    return _references[key]
+
+
+def on_ipus(devices, accumulate_grad_batches=1, strategy=None, module=None, **options):
+    return train(
+        accelerator="ipu",
+        devices=devices,
+        strategy=strategy or IPUStrategy(**options),
+        batch_size=GLOBAL_BATCH_SIZE // devices,
+        num_batches=10 * accumulate_grad_batches,
+        accumulate_grad_batches=accumulate_grad_batches,
+        module=module,
+    )
+
+
+@pytest.mark.parametrize("mode", list(MODES))
+def test_it_equals_one_cpu_over_twenty_steps(mode):
+    """Weights, losses, learning rates, moments: with validation, of which the last batch is smaller, in between."""
+    options = MODES[mode]
+    found = on_ipus(**options)
+    assert_same(found, on_cpu(options.get("accumulate_grad_batches", 1)))
+    assert found[0].global_step == 20
+    assert found[1].num_traces == 1, "the step is traced once, and not run by Python"
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        pytest.param(torch.optim.SGD, {"momentum": 0.9, "weight_decay": 0.01, "nesterov": True}, id="nesterov"),
+        pytest.param(torch.optim.SGD, {}, id="sgd", marks=pytest.mark.slow),
+        pytest.param(torch.optim.Adam, {"betas": (0.8, 0.9)}, id="adam", marks=pytest.mark.slow),
+        pytest.param(torch.optim.RMSprop, {"momentum": 0.5, "centered": True}, id="rmsprop", marks=pytest.mark.slow),
+    ],
+)
+def test_every_optimizer_equals_torchs(kind, options):
+    assert_same(on_ipus(2, module=Net(kind, **options)), on_cpu(kind=kind, **options))
+
+
+def test_the_loss_of_every_step_is_that_of_one_cpu():
+    """With one update in a call; with several it is their mean."""
+    expected = on_cpu()[2].losses
+    assert on_ipus(4)[2].losses == pytest.approx(expected, abs=1e-5)
+    means = torch.tensor(expected).view(-1, 5).mean(1).tolist()
+    assert on_ipus(1, device_iterations=5)[2].losses == pytest.approx(means, abs=1e-5)
+
+
+def test_clipping_is_part_of_the_program():
+    clipped = {"gradient_clip_val": 0.3}
+    expected = train(accelerator="cpu", **clipped)
+    assert_same(train(accelerator="ipu", devices=4, batch_size=2, **clipped), expected)
+    assert float(expected[0].callback_metrics["loss_epoch"]) != float(on_cpu()[0].callback_metrics["loss_epoch"])
+
+
+def test_outputs_and_predictions_keep_their_order():
+    class Last(Callback):
+        def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx):
+            torch.testing.assert_close(outputs["size"], batch[0].sum(1))
+            self.called = True
+
+    last, module = Last(), Net()
+    trainer = Trainer(accelerator="ipu", devices=4, max_epochs=1, callbacks=last, **FIT)
+    trainer.fit(module, DataLoader(make_data(64), batch_size=2))
+    assert last.called
+    data = make_data(23)  # two calls of eight, and seven rows that are computed on the host
+    predicted = torch.cat(trainer.predict(module, DataLoader(data, batch_size=2)))
+    with torch.no_grad():
+        torch.testing.assert_close(predicted, module(data.tensors[0]))
+
+
+def test_weights_that_are_changed_on_the_host_reach_the_device():
+    class Halves(Callback):
+        def __init__(self, synchronizes=True):
+            self.synchronizes = synchronizes
+
+        def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx):
+            if batch_idx == 3:
+                if self.synchronizes:
+                    trainer.strategy.synchronize_model()
+                with torch.no_grad():
+                    module.layers[0].weight.mul_(0.5)
+
+    def run(accelerator, **options):
+        module = Net()
+        trainer = Trainer(accelerator=accelerator, devices=1, max_epochs=1, callbacks=Halves(**options), **FIT)
+        trainer.fit(module, DataLoader(make_data(64), batch_size=8))
+        return module.state_dict()
+
+    torch.testing.assert_close(run("ipu"), run("cpu"), atol=2e-6, rtol=2e-6)
+    with pytest.raises(ConfigurationError, match=r"'layers\.0\.weight' was changed on the host.*synchronize_model\(\)"):
+        run("ipu", synchronizes=False)
+
+
+def test_what_is_frozen_changes_between_epochs_only():
+    class Thaws(Net):
+        amidst = False
+
+        def __init__(self):
+            super().__init__()
+            self.layers[0].requires_grad_(False)
+
+        def on_train_epoch_start(self):
+            if self.trainer.current_epoch == 1:
+                self.layers[0].requires_grad_(True)
+
+    class ThawsAmidst(Thaws):
+        def on_train_batch_end(self, outputs, batch, batch_idx):
+            self.layers[0].requires_grad_(True)
+
+    found = on_ipus(2, module=Thaws())
+    assert_same(found, train(accelerator="cpu", module=Thaws()))
+    with pytest.raises(ConfigurationError, match=r"'layers\.0\.weight' was unfrozen between two steps.*epoch_start"):
+        on_ipus(2, module=ThawsAmidst())
+
+
+def test_options_of_poptorch_take_the_place_of_ours():
+    import poptorch
+
+    options = poptorch.Options().deviceIterations(5).replicationFactor(2)
+    options.Training.gradientAccumulation(2)
+    strategy = IPUStrategy(training_opts=options, inference_opts=poptorch.Options().replicationFactor(2))
+    trainer, module, records = train(accelerator="ipu", devices=2, strategy=strategy, batch_size=4, num_batches=20)
+    assert_same((trainer, module, records), on_cpu(2))
+    assert options.output_mode == poptorch.OutputMode.Default, "the user's own options stay as they are"
+
+
+def test_the_rest_of_an_epoch_is_left_out_with_a_warning():
+    loader = DataLoader(make_data(35), batch_size=2)
+    trainer = Trainer(accelerator="ipu", devices=4, max_epochs=1, **FIT)
+    with pytest.warns(UserWarning, match=r"here 4 x 2 samples: the last 3 of 35 samples of an epoch are left out"):
+        trainer.fit(Net(), loader)
+    assert trainer.global_step == 4
+    Trainer(accelerator="ipu", devices=4, max_epochs=1, **FIT).fit(
+        Net(), DataLoader(make_data(35), batch_size=2, drop_last=True)
+    )
+
+
+def test_other_loaders_are_joined_too():
+    class Rows(IterableDataset):
+        def __iter__(self):
+            return iter(make_data(64))
+
+    expected = None
+    for loader in (
+        DataLoader(make_data(64), batch_size=2),
+        DataLoader(Rows(), batch_size=2),
+        list(DataLoader(make_data(64), batch_size=2)),
+    ):
+        module = Net()
+        trainer = Trainer(accelerator="ipu", devices=4, max_epochs=1, **FIT)
+        trainer.fit(module, loader)
+        assert trainer.global_step == 8
+        expected = expected or module.state_dict()
+        torch.testing.assert_close(module.state_dict(), expected, atol=0, rtol=0)
+
+
+def test_a_batch_with_other_keys_in_front_is_refused():
+    """Its tensors have the compiled shapes, and would change places."""
+
+    class Named(Net):
+        def training_step(self, batch):
+            return (self(batch["x"]) - batch["y"][:, :2]).square().mean()
+
+    x, y = torch.ones(4, 6), torch.zeros(4, 6)
+    trainer = Trainer(accelerator="ipu", devices=1, max_epochs=1, **FIT)
+    with pytest.raises(ConfigurationError, match=r"the same in another order, .* \(dict\)"):
+        trainer.fit(Named(), [{"x": x, "y": y}, {"y": y, "x": x}])
+
+
+def test_ipus_are_free_after_a_run_and_after_an_exception():
+    from poptorch.device import POOL
+
+    class Fails(Net):
+        def on_train_batch_end(self, outputs, batch, batch_idx):
+            assert POOL.in_use == 4
+            raise ValueError("enough")
+
+    with pytest.raises(ValueError, match="enough"):
+        on_ipus(4, module=Fails())
+    assert POOL.in_use == 0
+    on_ipus(4)
+    assert POOL.in_use == 0
+
+
+def test_eight_devices_choose_the_strategy():
+    """As in the documents."""
+    trainer = Trainer(accelerator="ipu", devices=8, **QUIET)
+    assert type(trainer.strategy) is IPUStrategy
+    assert trainer.strategy.num_replicas == trainer.strategy.num_devices == 8
+    assert Trainer(accelerator="ipu", strategy="ipu", devices=8, **QUIET).strategy.num_replicas == 8
+
+
+# what is refused -----------------------------------------------------------------------------------------------------
+
+
+class UsesNumber(Net):
+    def training_step(self, batch, batch_idx):
+        if batch_idx % 2:
+            return None
+        return super().training_step(batch)
+
+
+class ReturnsNothing(Net):
+    def training_step(self, batch):
+        return None
+
+
+class ByHand(Net):
+    automatic_optimization = False
+
+
+class WithTwo(Net):
+    def configure_optimizers(self):
+        return [torch.optim.SGD(self.parameters(), lr=0.1), torch.optim.SGD(self.parameters(), lr=0.1)]
+
+
+class SchedulesSteps(Net):
+    def configure_optimizers(self):
+        optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
+        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+
+
+class Hooked(Net):
+    def on_before_optimizer_step(self, optimizer):
+        """No place for it."""
+
+
+REFUSED = {
+    "manual": ({"module": ByHand}, UnsupportedError, "IPUStrategy can't leave backward and the optimizers"),
+    "two optimizers": ({"module": WithTwo}, ModuleError, "2 optimizers"),
+    "hook": ({"module": Hooked}, UnsupportedError, "Hooked has the hook on_before_optimizer_step"),
+    "number": ({"module": UsesNumber}, UnsupportedError, "uses batch_idx or dataloader_idx"),
+    "no loss": ({"module": ReturnsNothing}, ModuleError, "training_step returned None; a compiled step needs"),
+    "scheduler": ({"module": SchedulesSteps, "device_iterations": 2}, ConfigurationError, "interval='step'"),
+    "steps": ({"max_steps": 5, "device_iterations": 2}, ConfigurationError, "max_steps=5, and IPUStrategy makes 2"),
+    "optimizer": ({"module": lambda: Net(torch.optim.Adagrad)}, UnsupportedError, "Adagrad: IPUs compute the update"),
+    "amsgrad": ({"module": lambda: Net(amsgrad=True)}, UnsupportedError, r"AdamW\(amsgrad=True\)"),
+    "by value": ({"gradient_clip_val": 1.0, "gradient_clip_algorithm": "value"}, UnsupportedError, "Use 'norm'"),
+    "precision": ({"precision": "bf16-mixed"}, ConfigurationError, "on IPUs use one of '32-true', '16-true'"),
+    "float64": ({"module": lambda: Net().double()}, ConfigurationError, r"'layers\.0\.weight' is of float64"),
+    "three": ({"devices": 3}, DeviceError, r"powers of two, and 3 is none\. Use devices=2"),
+    "which": ({"devices": [1]}, DeviceError, r"PopTorch chooses the IPUs itself\. Write devices=1"),
+    "too many": ({"devices": 32}, DeviceError, "there are 16 here"),
+    "ddp": ({"strategy": "ddp"}, ConfigurationError, "'ddp' computes with tensors .* strategy='ipu_strategy'"),
+    "iterations": ({"device_iterations": 0}, ConfigurationError, r"device_iterations=0\): expected an integer"),
+}
+
+
+@pytest.mark.parametrize("name", list(REFUSED))
+def test_what_can_not_run_is_refused_with_the_reason(name):
+    options, error, text = REFUSED[name]
+    options = dict(options)
+    module = options.pop("module", Net)
+    iterations = options.pop("device_iterations", 1)
+
+    def run():
+        strategy = options.pop("strategy", None) or IPUStrategy(device_iterations=iterations)
+        trainer = Trainer(**{"accelerator": "ipu", "devices": 1, "max_epochs": 1, **FIT, **options}, strategy=strategy)
+        trainer.fit(module(), DataLoader(make_data(32), batch_size=8))
+
+    with pytest.raises(error, match=text):
+        run()
+
+
+def test_two_places_that_say_the_same_are_refused():
+    import poptorch
+
+    accumulates = poptorch.Options()
+    accumulates.Training.gradientAccumulation(2)
+    with pytest.raises(ConfigurationError, match=r"gradientAccumulation\(2\), and accumulate_grad_batches=4"):
+        on_ipus(1, training_opts=accumulates, accumulate_grad_batches=4)
+    with pytest.raises(ConfigurationError, match=r"replicationFactor\(1\), and devices=4 .* are 4 replicas"):
+        on_ipus(4, training_opts=poptorch.Options())
+    with pytest.raises(ConfigurationError, match=r"device_iterations=2\), and training_opts say 1"):
+        IPUStrategy(device_iterations=2, training_opts=poptorch.Options())
+
+
+def test_a_cpu_and_a_loop_by_hand_are_refused():
+    with pytest.raises(ConfigurationError, match="IPUStrategy trains on IPUs, and accelerator='cpu'"):
+        Trainer(accelerator="cpu", strategy="ipu_strategy", **QUIET)
+    fabric, module = Fabric(accelerator="ipu", devices=1), Net()
+    with pytest.raises(UnsupportedError, match="no training in a loop of your own"):
+        fabric.setup(module, torch.optim.SGD(module.parameters(), lr=0.1))
+    model, inputs = fabric.setup(module), torch.randn(4, 6)
+    torch.testing.assert_close(model(inputs).detach(), module.layers(inputs).detach())
+    fabric.teardown()
+
+
+# mistakes that a test above must find --------------------------------------------------------------------------------
+
+
+def _ignore(*args, **kwargs):
+    return None
+
+
+MUTANTS = {
+    "weights are not copied back": (IPUStrategy, "synchronize_model", _ignore, {"devices": 1}),
+    "the device hears of no new learning rate": (IPUStrategy, "_tell_device", _ignore, {"devices": 1}),
+    "losses of replicas are added": (core_ipu.program, "_scalar", torch.Tensor.sum, {"devices": 4}),
+    "the state stays on the device": (
+        *(core_ipu.optimizers, "_entry", lambda state, kind, name, number: {}, {"devices": 1}),
+    ),
+    "gradients of replicas are added": (
+        IPUStrategy,
+        "training_options",
+        lambda self, make=IPUStrategy.training_options: _summing(make(self)),
+        {"devices": 4},
+    ),
+}
+
+
+def _summing(options):
+    import poptorch
+
+    options.Training.accumulationAndReplicationReductionType(poptorch.ReductionType.Sum)
+    return options
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mistake", list(MUTANTS))
+def test_a_mistake_is_found(mistake, monkeypatch):
+    owner, name, replacement, options = MUTANTS[mistake]
+    expected = on_cpu()
+    monkeypatch.setattr(owner, name, replacement)
+    with pytest.raises(AssertionError):
+        assert_same(on_ipus(**options), expected)
+
+
+# checkpoints ---------------------------------------------------------------------------------------------------------
+
+
+def stops_and_goes_on(first, second, path):
+    """Three steps into the second epoch the first one saves, and the second goes on from there."""
+    from ipu_runs import Records
+
+    train(records=Records(save_at=13, path=path), **first)
+    return train(ckpt_path=path, **second)
+
+
+PLACES = {
+    "ipu": {"accelerator": "ipu", "devices": 4, "batch_size": 2},
+    "single_device": {"accelerator": "cpu"},
+    "ddp": {"accelerator": "cpu", "strategy": "ddp_fork", "devices": 2, "batch_size": 4},
+}
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ("single_device", "ipu"),
+        ("ipu", "ddp"),
+        pytest.param("ipu", "ipu", marks=pytest.mark.slow),
+        pytest.param("ipu", "single_device", marks=pytest.mark.slow),
+        pytest.param("ddp", "ipu", marks=pytest.mark.slow),
+    ],
+)
+def test_checkpoints_go_from_one_to_the_other(first, second, tmp_path):
+    """In the middle of an epoch; weights, moments, the learning rate and the position in the data."""
+    trainer, module, _ = stops_and_goes_on(PLACES[first], PLACES[second], tmp_path / "checkpoint")
+    expected = on_cpu()
+    assert trainer.global_step == 20
+    torch.testing.assert_close(module.state_dict(), expected[1].state_dict(), atol=5e-6, rtol=5e-6)
+
+
+@pytest.mark.slow
+def test_a_checkpoint_that_loses_the_moments_is_found(tmp_path, monkeypatch):
+    monkeypatch.setattr(core_ipu.optimizers, "load_canonical", _ignore)
+    _, module, _ = stops_and_goes_on(PLACES["single_device"], PLACES["ipu"], tmp_path / "checkpoint")
+    with pytest.raises(AssertionError):
+        torch.testing.assert_close(module.state_dict(), on_cpu()[1].state_dict(), atol=5e-6, rtol=5e-6)
+
+
+def test_model_checkpoint_saves_what_the_device_has(tmp_path):
+    saves = ModelCheckpoint(tmp_path, filename="best", monitor="error")
+    module = Net()
+    trainer = Trainer(
+        accelerator="ipu", devices=2, max_epochs=2, callbacks=saves, **{**QUIET, "enable_checkpointing": True}
+    )
+    trainer.fit(module, DataLoader(make_data(64), batch_size=4), DataLoader(make_data(64), batch_size=4))
+    loaded = Net()
+    [metrics] = Trainer(accelerator="cpu", **QUIET).validate(
+        loaded, DataLoader(make_data(64), batch_size=4), ckpt_path=saves.best_model_path
+    )
+    assert metrics["error"] == pytest.approx(float(saves.best_model_score), abs=1e-5)

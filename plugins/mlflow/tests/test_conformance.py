@@ -1,0 +1,5 @@
+"""core-mlflow against the conformance kit."""
+
+from core_mlflow.conformance import TestMLFlow
+
+__all__ = ["TestMLFlow"]

@@ -1,0 +1,307 @@
+"""Trains on a Ray cluster of two nodes on this machine, and prints as JSON what came of it.
+
+python ray_program.py WHAT FOLDER
+"""
+
+import json
+import os
+import signal
+import sys
+import threading
+import time
+import warnings
+from pathlib import Path
+
+os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}  # on loopback
+
+import ray
+import torch
+from ray.cluster_utils import Cluster
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from core import Callback, LaunchError, Module, Trainer, WorkerError
+from core.callbacks import ModelCheckpoint
+from core_ray import RayLauncher
+
+NODE = {"node_ip_address": "127.0.0.1", "object_store_memory": 100 * 2**20}
+QUIET = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "accelerator": "cpu"}
+
+
+class Net(Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Dropout(0.2), nn.Linear(8, 1))
+
+    def loss(self, batch):
+        return (self.layers(batch[0]) - batch[0].sum(1, keepdim=True)).square().mean()
+
+    def training_step(self, batch, batch_idx):
+        return self.loss(batch)
+
+    def validation_step(self, batch, batch_idx):
+        self.log("val_loss", self.loss(batch), sync_dist=True)
+
+    test_step = validation_step
+
+    def configure_optimizers(self):
+        return torch.optim.AdamW(self.parameters(), lr=0.01)
+
+
+class Places(Callback):
+    """Notes where the ranks run."""
+
+    def __init__(self):
+        self.places = []
+
+    def on_train_start(self, trainer, module):
+        node = ray.get_runtime_context().get_node_id()
+        mine = [trainer.global_rank, trainer.local_rank, trainer.strategy.node_rank, node, os.getpid()]
+        self.places = trainer.strategy.gather_objects(mine) or []
+
+    def state_dict(self):
+        return {"places": self.places}
+
+    def load_state_dict(self, state):
+        self.places = state["places"]
+
+
+class Ends(Callback):
+    """Ends rank 1, once: `how` at a moment `when`."""
+
+    def __init__(self, folder, how, when, step):
+        self.folder, self.how, self.when, self.step = folder, how, when, step
+
+    def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx):
+        self._end(trainer, "batch")
+
+    def on_validation_batch_start(self, trainer, module, batch, batch_idx, dataloader_idx=0):
+        self._end(trainer, "validation")
+
+    def on_fit_start(self, trainer, module):
+        self._end(trainer, "start")
+
+    def _end(self, trainer, moment):
+        if trainer.global_rank != 1 or moment != self.when or trainer.global_step != self.step:
+            return
+        marker = self.folder / "ended"
+        if marker.exists():
+            return
+        marker.touch()
+        if self.how == "raise":
+            raise ValueError("the user's hook fails")
+        if self.how == "leave":
+            sys.exit(0)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def loader(batch_size):
+    generator = torch.Generator().manual_seed(1)
+    data = TensorDataset(torch.randn(64, 4, generator=generator))
+    return DataLoader(data, batch_size=batch_size, shuffle=True)
+
+
+def weights(module):
+    return torch.cat([parameter.detach().flatten() for parameter in module.parameters()]).tolist()
+
+
+def on_two_nodes(folder):
+    places, net = Places(), Net().eval()
+    net.layers[2].p = 0.0
+    trainer = Trainer(
+        strategy="ddp",
+        devices=2,
+        num_nodes=2,
+        plugins="ray",
+        max_epochs=2,
+        callbacks=[places],
+        enable_checkpointing=False,
+        **QUIET,
+    )
+    trainer.fit(net, loader(4), loader(4))
+    tested = trainer.test(net, loader(4))
+    alone = Net()
+    alone.layers[2].p = 0.0
+    single = Trainer(devices=1, max_epochs=2, enable_checkpointing=False, **QUIET)
+    single.fit(alone, loader(16), loader(16))
+    return {
+        "places": places.places,
+        "weights": [weights(net), weights(alone)],
+        "steps": [trainer.global_step, single.global_step],
+        "metric": [float(trainer.callback_metrics["val_loss"]), float(single.test(alone, loader(16))[0]["val_loss"])],
+        "tested": float(tested[0]["val_loss"]),
+        "pids": [os.getpid()],
+    }
+
+
+def failing(folder, **options):
+    """The error of rank 1's end, however it ends."""
+    told = {}
+    for how in ("raise", "leave", "kill"):
+        (folder / how).mkdir()
+        ends = Ends(folder / how, how, "batch", 3)
+        try:
+            fit(folder / how, [ends], enable_checkpointing=False)
+        except WorkerError as error:
+            told[how] = [type(error).__name__, str(error), error.rank, error.worker_traceback]
+    return told
+
+
+def fit(folder, callbacks, launcher=None, ckpt_path=None, **options):
+    net = Net()
+    plugins = launcher or RayLauncher()
+    trainer = Trainer(
+        strategy="ddp",
+        devices=1,
+        num_nodes=2,
+        plugins=[plugins],
+        max_epochs=3,
+        callbacks=callbacks,
+        default_root_dir=folder,
+        **QUIET,
+        **options,
+    )
+    trainer.fit(net, loader(4), loader(4), ckpt_path=ckpt_path)
+    return net, trainer
+
+
+def lost_and_restarted(folder):
+    """The weights of an undisturbed run, and of runs that lost rank 1 at several moments."""
+    told = {"warnings": {}, "weights": {}, "steps": {}}
+    moments = {"none": ("never", 0), "start": ("start", 0), "batch": ("batch", 11), "validation": ("validation", 16)}
+    for name, (when, step) in moments.items():
+        (folder / name).mkdir()
+        saves = ModelCheckpoint(folder / name, every_n_train_steps=2, save_top_k=-1)
+        ends = Ends(folder / name, "kill", when, step)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            net, trainer = fit(folder / name, [ends, saves], RayLauncher(max_failures=1), "last")
+        told["warnings"][name] = [str(each.message) for each in caught if "started again" in str(each.message)]
+        told["weights"][name], told["steps"][name] = weights(net), trainer.global_step
+    return told
+
+
+class Waits(Callback):
+    """Waits, in the first attempt, within an epoch until the node of a rank is gone."""
+
+    def __init__(self, folder):
+        self.folder = folder
+
+    def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx):
+        if trainer.global_step == 11 and trainer.strategy.cluster_environment.restart_count == 0:
+            (self.folder / f"trains {ray.get_runtime_context().get_node_id()}").touch()
+            wait_for(self.folder / "is gone")
+
+
+def wait_for(file):
+    until = time.monotonic() + 60
+    while not file.exists() and time.monotonic() < until:
+        time.sleep(0.05)
+
+
+def lost_node(folder, cluster):
+    """The weights of an undisturbed run, and of one that lost a node, in whose place another one is."""
+    cluster.add_node(num_cpus=2, **NODE)
+    cluster.wait_for_nodes()
+    undisturbed, _ = fit(folder, [Ends(folder, "kill", "never", 0)], enable_checkpointing=False)
+
+    def remove():
+        until = time.monotonic() + 120
+        while len(list(folder.glob("trains *"))) < 2 and time.monotonic() < until:
+            time.sleep(0.05)
+        used = [node for node in cluster.worker_nodes if (folder / f"trains {node.node_id}").exists()]
+        cluster.remove_node(used[0], allow_graceful=False)
+        (folder / "is gone").touch()
+
+    thread = threading.Thread(target=remove)
+    thread.start()
+    saves = ModelCheckpoint(folder, every_n_train_steps=2, save_top_k=-1)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        net, trainer = fit(folder, [Waits(folder), saves], RayLauncher(max_failures=1), "last")
+    thread.join()
+    told = [str(each.message) for each in caught if "started again" in str(each.message)]
+    return {"weights": [weights(undisturbed), weights(net)], "warnings": told, "steps": trainer.global_step}
+
+
+def by_address(folder, cluster):
+    """What becomes of the connection that the launcher makes, by an argument and by a variable."""
+    told = []
+    for launcher, variable in ((RayLauncher(cluster.address), ""), (RayLauncher(), cluster.address)):
+        os.environ["RAY_ADDRESS"] = variable
+        places = Places()
+        fit(folder, [places], launcher, enable_checkpointing=False)
+        told.append([len({place[3] for place in places.places}), ray.is_initialized()])
+    del os.environ["RAY_ADDRESS"]
+    return told
+
+
+def without_room(folder):
+    try:
+        fit(folder, [], RayLauncher(resources_per_worker={"CPU": 3}, placement_timeout_s=3), enable_checkpointing=False)
+    except LaunchError as error:
+        return str(error)
+
+
+def in_ray_train(folder):
+    from ray.train import RunConfig, ScalingConfig
+    from ray.train.torch import TorchTrainer
+
+    def work():
+        net = Net()
+        trainer = Trainer(strategy="ddp", devices=2, max_epochs=1, plugins="ray", enable_checkpointing=False, **QUIET)
+        environment = trainer.strategy.cluster_environment
+        trainer.fit(net, loader(8))
+        place = [type(environment).__name__, type(trainer.strategy.launcher).__name__, trainer.world_size]
+        (folder / f"rank-{trainer.global_rank}").write_text(json.dumps([*place, weights(net)]))
+
+    TorchTrainer(
+        work, scaling_config=ScalingConfig(num_workers=2), run_config=RunConfig(storage_path=str(folder / "runs"))
+    ).fit()
+    return [json.loads((folder / f"rank-{rank}").read_text()) for rank in range(2)]
+
+
+def in_ray_tune(folder):
+    from ray import tune
+
+    def work(config):
+        net = Net()
+        trainer = Trainer(strategy="ddp", devices=2, max_epochs=1, plugins="ray", enable_checkpointing=False, **QUIET)
+        trainer.fit(net, loader(config["batch_size"]))
+        tune.report({"steps": trainer.global_step, "rank": trainer.global_rank})
+
+    tuner = tune.Tuner(
+        work,
+        param_space={"batch_size": tune.grid_search([4, 8])},
+        tune_config=tune.TuneConfig(max_concurrent_trials=1),
+        run_config=tune.RunConfig(storage_path=str(folder / "runs"), verbose=0),
+    )
+    return sorted(result.metrics["steps"] for result in tuner.fit())
+
+
+def main():
+    what, folder = sys.argv[1], Path(sys.argv[2])
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": False, **NODE})
+    try:
+        cluster.add_node(num_cpus=2, **NODE)
+        cluster.wait_for_nodes()
+        if what == "by_address":
+            told = by_address(folder, cluster)
+        ray.init(address=cluster.address, _node_ip_address="127.0.0.1", logging_level="ERROR")
+        if what == "lost_node":
+            told = lost_node(folder, cluster)
+        elif what != "by_address":
+            told = globals()[what](folder)
+        still = ray.is_initialized()
+        until = time.monotonic() + 30
+        while (free := ray.available_resources().get("CPU")) != 4 and time.monotonic() < until:
+            time.sleep(0.2)  # Tune's own actor ends a moment after it
+    finally:
+        ray.shutdown()
+        cluster.shutdown()
+    print("TOLD", json.dumps({"told": told, "still": still, "free": free}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,88 @@
+"""What holds where Ray isn't installed: options, errors, and how the parts are found."""
+
+import subprocess
+import sys
+from importlib.util import find_spec
+
+import pytest
+
+pytest.importorskip("core_ray", reason="core-ray isn't installed here: `tox run -e ray`, or -e plugins/ray")
+
+from core import ConfigurationError, PluginLoadError, Trainer
+from core.cluster import LocalEnvironment
+from core_ray import RayEnvironment, RayLauncher, library
+
+QUIET = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "enable_checkpointing": False}
+TRAIN = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "NODE_RANK": "0"}
+TRAIN |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500", "ACCELERATE_TORCH_DEVICE": "cpu"}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"placement_strategy": "SPREAD_OUT"}, "expected one of 'STRICT_SPREAD', 'SPREAD'"),
+        ({"address": "ray://10.0.0.1:10001"}, "Ray's client"),
+        ({"max_failures": -1}, "a number of restarts from 0"),
+        ({"placement_timeout_s": 0}, "seconds above 0"),
+        ({"resources_per_worker": {"CPU": 0}}, "amounts above 0"),
+    ],
+)
+def test_an_option_that_makes_no_sense_is_refused(options, message):
+    with pytest.raises(ConfigurationError, match=message):
+        RayLauncher(**options)
+
+
+def test_a_program_imports_no_ray():
+    use = "core_ray.RayLauncher(); core_ray.RayTrainEnvironment.detect()"
+    program = f"import sys, core_ray; {use}; print('ray' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
+
+
+def test_the_error_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(PluginLoadError, match=r"pip install 'ray>=2\.60'"):
+        library.load()
+
+
+def test_what_is_missing_is_an_error_before_work(monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(PluginLoadError, match="needs Ray"):
+        Trainer(accelerator="cpu", devices=2, num_nodes=2, strategy="ddp", plugins=[RayLauncher()], **QUIET)
+
+
+def test_inside_ray_train_nothing_is_launched(monkeypatch):
+    for name, value in TRAIN.items():
+        monkeypatch.setenv(name, value)
+    trainer = Trainer(accelerator="cpu", devices=2, strategy="ddp", plugins=[RayLauncher()], **QUIET)
+    assert type(trainer.strategy.cluster_environment).__name__ == "RayTrainEnvironment"
+    assert type(trainer.strategy.launcher).__name__ == "InPlaceLauncher"
+    with pytest.raises(
+        ConfigurationError, match="Ray Train started 2 workers, but devices=3 and num_nodes=1 ask for 3"
+    ):
+        Trainer(accelerator="cpu", devices=3, strategy="ddp", **QUIET)
+
+
+def test_several_machines_need_a_cluster(monkeypatch):
+    if not find_spec("ray"):
+        monkeypatch.setattr(library, "load", lambda module="ray": type("Ray", (), {"is_initialized": lambda: False}))
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    with pytest.raises(Exception, match="num_nodes=2 needs a Ray cluster of as many machines"):
+        Trainer(accelerator="cpu", devices=1, num_nodes=2, strategy="ddp", plugins=[RayLauncher()], **QUIET)
+
+
+def test_the_environment_is_the_launchers_unless_one_is_passed(monkeypatch):
+    monkeypatch.setattr(library, "load", lambda module="ray": type("Ray", (), {"is_initialized": lambda: True}))
+    trainer = Trainer(accelerator="cpu", devices=2, num_nodes=2, strategy="ddp", plugins=[RayLauncher()], **QUIET)
+    assert isinstance(trainer.strategy.cluster_environment, RayEnvironment)
+    assert trainer.strategy.launcher.cluster_environment is trainer.strategy.cluster_environment
+    mine = LocalEnvironment()
+    trainer = Trainer(accelerator="cpu", devices=2, strategy="ddp", plugins=[RayLauncher(), mine], **QUIET)
+    assert trainer.strategy.cluster_environment is mine
+
+
+def test_an_environment_knows_no_port_before_there_is_a_rank():
+    environment = RayEnvironment()
+    assert (environment.world_size(), environment.global_rank(), environment.main_address) == (1, 0, "127.0.0.1")
+    with pytest.raises(ConfigurationError, match="in Ray's workers only"):
+        _ = environment.main_port

@@ -1,0 +1,131 @@
+"""The ways to train in which every strategy must agree with one device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+
+from core import Capability, Module
+from core_testing import networks
+
+if TYPE_CHECKING:
+    from torch.optim import Optimizer
+
+
+def _of_all(kind: type[Optimizer], module: Module, **options: Any) -> Optimizer:
+    return kind(module.parameters(), **options)
+
+
+def _of_trainable(module: Module) -> Optimizer:
+    return torch.optim.SGD([p for p in module.parameters() if p.requires_grad], lr=0.1, momentum=0.9)
+
+
+def _in_two_groups(module: Module) -> Optimizer:
+    trained = [(name, parameter) for name, parameter in module.named_parameters() if parameter.requires_grad]
+    weights = [parameter for name, parameter in trained if name.endswith("weight")]
+    biases = [parameter for name, parameter in trained if name.endswith("bias")]
+    groups: list[dict[str, Any]] = [{"params": weights}, {"params": biases, "lr": 0.03, "weight_decay": 0.0}]
+    return torch.optim.AdamW(groups, lr=0.01)
+
+
+SGD = partial(_of_all, torch.optim.SGD, lr=0.1, momentum=0.9)
+ADAM = partial(_of_all, torch.optim.Adam, lr=0.01)
+ADAMW = partial(_of_all, torch.optim.AdamW, lr=0.01)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One way to train.
+
+    Attributes:
+        name: of the case.
+        network: makes the module that is trained; called with the case.
+        optimizer: makes its optimizer; called with the network.
+        loop: the Trainer's, or one written by hand with Fabric.
+        accumulate: batches of a window.
+        clip: largest norm or value of gradients.
+        clip_algorithm: `"norm"` or `"value"`.
+        scheduler: interval of a scheduler, `"step"` or `"epoch"`; None for no scheduler.
+        shuffle: shuffle the data.
+        equal_shares: every batch consists of equal parts, one a rank.
+        begins_apart: every rank has built other weights; those of rank 0 count.
+        set_to_none: True to drop gradients in a loop by hand, False to fill them with zeros.
+        dtype: of the model and its data.
+        precision: of strategy and Trainer.
+        needs: capabilities that a strategy must declare for it.
+        unless: capabilities that leave no room for it.
+    """
+
+    name: str
+    network: Callable[[Case], Module] = networks.Perceptron
+    optimizer: Callable[[Module], Any] = SGD
+    loop: Literal["trainer", "fabric"] = "trainer"
+    accumulate: int = 1
+    clip: float | None = None
+    clip_algorithm: Literal["norm", "value"] = "norm"
+    scheduler: Literal["step", "epoch"] | None = None
+    shuffle: bool = False
+    equal_shares: bool = False
+    begins_apart: bool = False
+    set_to_none: bool = True
+    dtype: torch.dtype = torch.float64
+    precision: str | None = None
+    needs: Capability = Capability.NONE
+    unless: Capability = Capability.NONE
+
+    def with_dtype(self, dtype: torch.dtype) -> Case:
+        """The same case in another number format."""
+        return replace(self, dtype=dtype)
+
+    def __str__(self) -> str:
+        return self.name
+
+
+def _by_hand(name: str, **options: Any) -> Case:
+    return Case(name, loop="fabric", unless=Capability.COMPILED_STEP, **options)
+
+
+CASES = (
+    Case("sgd_momentum"),
+    Case("adam", optimizer=ADAM),
+    Case("adamw", optimizer=ADAMW),
+    Case("adamw_fused", optimizer=partial(ADAMW, fused=True)),
+    Case("parameter_groups", optimizer=_in_two_groups),
+    Case("tied_weights", network=networks.Tied),
+    Case("frozen_weights", network=networks.Frozen, optimizer=_of_trainable),
+    Case("unused_weights", network=networks.Unused),
+    Case("batch_norm", network=networks.Normalized, equal_shares=True),
+    Case("weights_that_begin_apart", begins_apart=True),
+    Case("buffers_that_begin_apart", network=networks.Shifted, begins_apart=True),
+    Case("shuffled", shuffle=True),
+    Case("accumulated", accumulate=2, optimizer=ADAMW),
+    Case("accumulated_to_a_short_window", accumulate=4),
+    Case("clipped_by_norm", clip=0.1),
+    Case("clipped_by_value", clip=0.02, clip_algorithm="value", needs=Capability.CLIP_BY_VALUE),
+    Case("accumulated_and_clipped", accumulate=2, clip=0.1),
+    Case("scheduler_by_step", scheduler="step"),
+    Case("scheduler_by_epoch", scheduler="epoch"),
+    Case("manual_optimization", network=networks.Manual, needs=Capability.MANUAL_OPTIMIZATION),
+    Case(
+        "two_optimizers",
+        network=networks.Adversarial,
+        needs=Capability.MANUAL_OPTIMIZATION | Capability.SEVERAL_OPTIMIZERS,
+    ),
+    _by_hand("fabric", optimizer=ADAMW),
+    _by_hand("fabric_zeroed_gradients", set_to_none=False),
+    _by_hand("fabric_accumulated", accumulate=2, clip=0.1),
+    _by_hand("fabric_shuffled", shuffle=True),
+)
+
+NOISY = Case("noisy", network=networks.Noisy, optimizer=ADAMW, scheduler="step", shuffle=True)
+"""A case with all that a resumed run must restore: momentum, schedule, order of the data, random numbers."""
+
+ASSORTED = Case("assorted", network=networks.Assorted, optimizer=_in_two_groups)
+"""A case with all that a checkpoint must hold of a module and its optimizer."""
+
+RESUMED = Case("resumed", optimizer=ADAMW, scheduler="step", shuffle=True)
+"""The same without random numbers in the step, which differ between numbers of ranks."""

@@ -1,0 +1,197 @@
+"""`core check`: shows what a plugin has proven."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from core import KINDS, ConfigurationError
+from core.cli import KINDS_BY_OPTION, paragraph, say, say_json, styled, table, unknown_alias
+from core.registry import CORE, Registry, Status, listing, normalize_distribution, owner_of, plugin_manager, split_name
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from core import Spec
+    from core_testing.cli.check_run import Report, Suite
+
+__all__ = ["check"]
+
+_COLORS = {"proven": "green", "failed": "red", "not declared": "bright_black", "not tested": "yellow"}
+_OUTCOMES = {"passed": "passed", "failed": "failed", "skipped": "skipped", "xfailed": "known to fail"}
+
+_EXAMPLES = """\b
+Examples:
+  core check ddp
+  core check core-ddp --html report.html
+  core check ddp -k checkpoint --options '{"bucket_cap_mb": 1}'
+  core check ddp --accelerator cuda --num-processes 1
+"""
+
+
+def _as_options(ctx: click.Context, param: click.Parameter, text: str | None) -> dict[str, Any] | None:
+    try:
+        options = json.loads(text) if text is not None else None
+    except ValueError as error:
+        raise click.BadParameter(f"{error}. Expected JSON, as in '{{\"period\": 4}}'.", ctx, param) from error
+    if options is not None and not isinstance(options, dict):
+        raise click.BadParameter("expected an object, as in '{\"period\": 4}'.", ctx, param)
+    return options
+
+
+@click.command(short_help="Run the conformance kit on a plugin.", epilog=_EXAMPLES)
+@click.argument("name", required=False)
+@click.option("--all", "everything", is_flag=True, help="Everything that is installed, in the place of NAME.")
+@click.option("--kind", type=click.Choice(list(KINDS_BY_OPTION)), help="Only plugins of this kind.")
+@click.option("-k", "keyword", default="", metavar="EXPRESSION", help="Only tests that match, as in pytest.")
+@click.option("--options", callback=_as_options, metavar="JSON", help="Options that the plugin is made with.")
+@click.option("--accelerator", metavar="NAME", help="Where it runs.  [default: the suite's choice, cpu]")
+@click.option("--num-processes", type=click.IntRange(min=1), metavar="N", help="In how many processes a strategy runs.")
+@click.option("--html", type=click.Path(path_type=Path, dir_okay=False), help="Write a report, a page in one file.")
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON object.")
+@click.option("-v", "--verbose", is_flag=True, help="Show the traceback of each failure.")
+@click.pass_context
+def check(
+    ctx: click.Context,
+    /,
+    name: str | None,
+    everything: bool,
+    kind: str | None,
+    keyword: str,
+    html: Path | None,
+    as_json: bool,
+    verbose: bool,
+    **attributes: Any,
+) -> None:
+    """Run the conformance kit on NAME: an alias, `core-acme:acme`, or a whole package, `core-acme`.
+
+    The suites are those in the package's module `conformance`, if it has one, and otherwise the kit's own. The exit
+    code is 1 if a test fails, or none could run.
+    """
+    from core_testing.cli.check_progress import make_progress
+    from core_testing.cli.check_run import run
+
+    if (name is None) is not everything:
+        raise click.UsageError("Name a plugin, or pass --all.")
+    if html is not None and not html.parent.is_dir():
+        raise ConfigurationError(f"--html {html}: there is no folder {html.parent}. Make it first.")
+    only = KINDS_BY_OPTION[kind] if kind else None
+    plugins = _everything(only) if name is None else _named(name, only)
+    given = {key: value for key, value in attributes.items() if value is not None}
+    with make_progress() as progress:
+        report = run(plugins, progress, keyword=keyword, attributes=given)
+    _write(report, html=html, as_json=as_json, verbose=verbose)
+    ctx.exit(int(not report.is_good))
+
+
+def _write(report: Report, *, html: Path | None, as_json: bool, verbose: bool) -> None:
+    if html is not None:
+        from core_testing.cli.check_page import render
+
+        try:
+            html.write_text(render(report), encoding="utf-8")
+        except OSError as error:
+            raise ConfigurationError(f"{html} can't be written: {error}") from error
+    if as_json:
+        say_json(dataclasses.asdict(report))
+        return
+    for suite in report.suites:
+        for line in _lines(suite, verbose=verbose):
+            say(line)
+    if html is not None:
+        say(f"The report is in {html}.")
+    elif not report.is_good and not verbose:
+        say("--verbose prints tracebacks, and --html writes them.", err=True)
+
+
+def _everything(kind: str | None) -> list[tuple[str, Spec]]:
+    rows = [row for row in listing(kind) if row.kind in KINDS and row.status is Status.OK]
+    return [(row.alias, Registry[Any](row.kind).spec(row.alias)) for row in rows]
+
+
+def _named(name: str, kind: str | None) -> list[tuple[str, Spec]]:
+    """Find what a name stands for: an alias of one kind or several, or all that a package offers.
+
+    Raises:
+        CoreError: nothing has this name, or it can't be used.
+    """
+    provider, alias = split_name(name)
+    kinds = [kind] if kind else [*KINDS]
+    offering = [each for each in kinds if _is_offered(each, provider, alias)]
+    if not offering:
+        package = normalize_distribution(name)
+        if package in plugin_manager().providers:
+            own = [(each, spec) for each, spec in _everything(kind) if spec.provider == package]
+            return own or _nothing(name, kind)
+        offering = [each for each in kinds if owner_of(each, alias) not in (None, CORE)]
+    if not offering and kind is None:
+        raise unknown_alias(name)
+    return [(name, Registry[Any](each).spec(name)) for each in offering or kinds]
+
+
+def _is_offered(kind: str, provider: str | None, alias: str) -> bool:
+    offers = Registry[Any](kind).providers_of(alias)
+    return any(provider in (None, offer.spec.provider) for offer in offers)
+
+
+def _nothing(name: str, kind: str | None) -> list[tuple[str, Spec]]:
+    raise ConfigurationError(
+        f"The package {name} offers no {kind or 'plugin'} that can be used here. See `core list-plugins --all`."
+    )
+
+
+def _lines(suite: Suite, *, verbose: bool) -> Iterator[str]:
+    count = suite.count()
+    yield styled(suite.title, bold=True)
+    where = f"{suite.num_processes} processes" if suite.num_processes > 1 else "one process"
+    yield from paragraph(f"{suite.source}, on {suite.ground}, {where}", indent="  ")
+    yield ""
+    yield from table(["What it must do", "State", "Tests"], [*_rows(suite)])
+    yield ""
+    for title, outcome, color in (("Failed", "failed", "red"), ("Known to fail", "xfailed", "yellow")):
+        tests = [test for test in suite.tests if test.outcome == outcome]
+        if tests:
+            yield styled(title, fg=color, bold=True)
+        for test in tests:
+            yield f"  {test.name}"
+            text = test.details if verbose and test.details else test.reason
+            yield from ([f"    {line}" for line in text.splitlines()] if verbose else paragraph(text, indent="    "))
+    yield from _left_out(suite)
+    numbers = ", ".join(f"{count[outcome]} {name}" for outcome, name in _OUTCOMES.items() if count[outcome])
+    yield styled(f"{numbers}: {sum(test.duration_s for test in suite.tests):.0f} s of tests", bold=True)
+    yield ""
+
+
+def _left_out(suite: Suite) -> Iterator[str]:
+    """The reasons of tests that didn't run, but for capabilities that aren't declared, which the table has."""
+    skipped = [test for test in suite.tests if test.outcome == "skipped" and "does not declare" not in test.reason]
+    if skipped:
+        yield styled("Left out", bold=True)
+    for reason, number in Counter(test.reason for test in skipped).items():
+        yield from paragraph(f"{reason} ({number} test{'s' * (number > 1)})", indent="  ")
+
+
+def _rows(suite: Suite) -> Iterator[list[str]]:
+    """The rows of the table: the duties of every plugin of the kind, then each capability."""
+    always = [test for test in suite.tests if not test.needs]
+    if always:
+        outcomes = {test.outcome for test in always}
+        state = "failed" if "failed" in outcomes else "proven" if "passed" in outcomes else "not tested"
+        yield [f"every {suite.kind}", _state(state), _counted(always)]
+    for name, state in suite.capabilities.items():
+        yield [name, _state(state), _counted([test for test in suite.tests if name in test.needs])]
+
+
+def _state(name: str) -> str:
+    return styled(name, fg=_COLORS[name])
+
+
+def _counted(tests: list[Any]) -> str:
+    outcomes = [test.outcome for test in tests]
+    counts = [f"{outcomes.count(outcome)} {name}" for outcome, name in _OUTCOMES.items() if outcome in outcomes]
+    return ", ".join(counts) or "none ran"

@@ -1,0 +1,209 @@
+"""A program that imports modules, and then runs programs in forks of itself. Started by `core_testing.programs`.
+
+python fork_server.py NUMBER torch,core:*
+
+NUMBER is that of a socket; `:*` stands for all names of a module, which are imported too. A request is one byte and
+files: a description of the program in JSON, a pipe that is told the process's id, and its exit code when it has ended,
+and the program's own files, whose numbers the description has.
+
+The server never runs a program itself, so that it has no threads. Nothing but the standard library is imported here,
+for programs that look at what has been imported.
+"""
+
+import contextlib
+import fcntl
+import gc
+import importlib.util
+import json
+import os
+import random
+import select
+import signal
+import socket
+import sys
+import tempfile
+import types
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+_MAX_FILES = 64
+_FOR_PROGRAMS = (signal.SIGINT, signal.SIGTERM)
+"""Signals that a server leaves to its programs: it ends with its client."""
+
+
+def import_all(names: str) -> None:
+    """Import modules, and freeze what has come of it: forks have less to look through."""
+    for name in filter(None, names.split(",")):
+        module_name, _, star = name.partition(":")
+        module = importlib.import_module(module_name)
+        for each in module.__all__ if star else ():
+            getattr(module, each)
+    # Frozen objects are passed over by later collections, which would otherwise write to pages shared with the forks.
+    gc.collect()
+    gc.freeze()
+
+
+def next_request(connection: socket.socket, is_spare: bool = False) -> list[int]:
+    """Serve, and return a request's files in the fork that is to run it. The server itself ends with its client."""
+    running: dict[int, int] = {}  # pipe by process
+    woken, wake = os.pipe()
+    os.set_blocking(wake, False)
+    # The end of a child interrupts `select` through this pipe. Python writes to it only where a signal has a handler,
+    # even one that does nothing.
+    signal.set_wakeup_fd(wake)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    for number in _FOR_PROGRAMS:
+        signal.signal(number, signal.SIG_IGN)
+    while True:
+        ready, _, _ = select.select([connection.fileno(), woken], [], [])
+        if woken in ready:
+            os.read(woken, select.PIPE_BUF)
+            _report_ends(running)
+        if connection.fileno() not in ready:
+            continue
+        message, files, _, _ = socket.recv_fds(connection, 1, _MAX_FILES)
+        if not message:
+            os._exit(0)
+        pid = spare.fork_for_adoption() if is_spare else os.fork()
+        if pid == 0:
+            signal.set_wakeup_fd(-1)
+            # The socket must not be closed a second time: its number is another file's by then.
+            for each in (connection.detach(), woken, wake, *running.values()):
+                os.close(each)
+            return files
+        if not is_spare:
+            running[pid] = os.dup(files[1])
+        for each in files:
+            os.close(each)
+
+
+def _report_ends(running: dict[int, int]) -> None:
+    for pid in [*running]:
+        # Each by its number: several may have ended, for one signal.
+        ended, status = os.waitpid(pid, os.WNOHANG)
+        if ended:
+            told = running.pop(pid)
+            _tell(told, os.waitstatus_to_exitcode(status))
+            os.close(told)
+
+
+def _tell(told: int, number: int) -> None:
+    with contextlib.suppress(BrokenPipeError):  # its client is gone
+        os.write(told, number.to_bytes(8, "little", signed=True))
+
+
+def become(described: int, told: int, *files: int) -> tuple[Any, dict[str, Any]]:
+    """Turn this fork into the process of a program, as a new interpreter would. Returns its code and its namespace."""
+    with os.fdopen(described) as file:
+        request: dict[str, Any] = json.load(file)
+    if request["new_session"]:
+        os.setsid()
+    _tell(told, os.getpid())
+    os.close(told)
+    line = None
+    if request["has_spare"]:
+        line, its_end = socket.socketpair()
+        if os.fork() == 0:
+            for each in (*files, line.detach()):
+                os.close(each)
+            spare.name_process(spare.NAME)
+            next_files = next_request(its_end, is_spare=True)
+            spare.name_process("python")
+            return become(*next_files)
+        its_end.close()
+        line = _above(line, request["numbers"])
+    _place(files, request["numbers"])
+    _set_signals(request["ignored"])
+    os.chdir(request["folder"])
+    os.environ.clear()
+    os.environ.update(request["env"])
+    tempfile.tempdir = None  # that of its own variables
+    random.seed()
+    if "numpy.random" in sys.modules:
+        sys.modules["numpy.random"].seed()
+    if line is not None:
+        spare.Spare(line).serve()
+    return _program(request["args"])
+
+
+def _above(line: socket.socket, numbers: Sequence[int]) -> socket.socket:
+    """The same socket with a number that none of these is."""
+    with line:
+        return socket.socket(fileno=fcntl.fcntl(line, fcntl.F_DUPFD_CLOEXEC, max(numbers) + 1))
+
+
+def _place(files: Sequence[int], numbers: Sequence[int]) -> None:
+    """Give files the numbers that the program knows them by."""
+    moved = [fcntl.fcntl(each, fcntl.F_DUPFD_CLOEXEC, max(numbers) + 1) for each in files]
+    for each in files:
+        os.close(each)
+    for each, number in zip(moved, numbers, strict=True):
+        os.dup2(each, number)
+        os.close(each)
+
+
+def _set_signals(ignored: Sequence[int]) -> None:
+    """Answer signals as a new interpreter does, which ignores what the process that starts it has ignored."""
+    for each in (signal.SIGCHLD, *_FOR_PROGRAMS):
+        signal.signal(each, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    for number in ignored:
+        signal.signal(number, signal.SIG_IGN)
+
+
+def _program(command: Sequence[str]) -> tuple[Any, dict[str, Any]]:
+    """The code and the namespace of what stands behind `python` on a command line."""
+    sys.orig_argv = [sys.executable, *command]
+    options, command = spare.split(command)
+    _set_options(options)
+    main = types.ModuleType("__main__")
+    sys.modules["__main__"] = main
+    added = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path and path not in sys.path]
+    sys.path[:0] = added if "-P" in options else [_folder_of(command[0]), *added]
+    if command[0] == "-c":
+        sys.argv = ["-c", *command[2:]]
+        return compile(command[1], "<string>", "exec"), vars(main)
+    if command[0] == "-m":
+        sys.argv = [*command[1:]]
+        source = f"import runpy; runpy.run_module({command[1]!r}, run_name='__main__', alter_sys=True)"
+        return compile(source, "<module>", "exec"), vars(main)
+    sys.argv, main.__file__ = [*command], command[0]
+    with open(command[0], "rb") as file:
+        return compile(file.read(), command[0], "exec"), vars(main)
+
+
+def _set_options(options: Sequence[str]) -> None:
+    """Do what options of the interpreter ask for: `-B`, `-u` and `-W`, with an action in the same or the next one."""
+    sys.dont_write_bytecode |= "-B" in options
+    if "-u" in options:
+        sys.stdout.reconfigure(write_through=True)  # type: ignore[union-attr]  # there is one
+    for action in (each.removeprefix("-W") for each in options):
+        if action and not action.startswith("-"):
+            warnings.simplefilter(action)  # type: ignore[arg-type]  # one of them
+            sys.warnoptions.append(action)
+
+
+def _folder_of(program: str) -> str:
+    """The first folder in which Python looks for modules."""
+    folders = {"-c": "", "-m": os.getcwd()}
+    return folders[program] if program in folders else os.path.dirname(os.path.realpath(program))
+
+
+def _import_sibling(name: str) -> Any:
+    """A module of this folder, without the package that it is in."""
+    found = importlib.util.spec_from_file_location(name, os.path.join(os.path.dirname(__file__), f"{name}.py"))
+    assert found is not None
+    assert found.loader is not None
+    module = importlib.util.module_from_spec(found)
+    found.loader.exec_module(module)
+    return module
+
+
+spare = _import_sibling("spare")
+
+if __name__ == "__main__":
+    if not sys.flags.safe_path:
+        del sys.path[0]  # this folder's modules aren't meant to be imported
+    import_all(sys.argv[2])
+    exec(*become(*next_request(socket.socket(fileno=int(sys.argv[1])))))

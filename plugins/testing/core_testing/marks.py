@@ -1,0 +1,38 @@
+"""Marks of tests."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from core import Capability
+
+F = TypeVar("F", bound="Callable[..., Any]")
+
+
+def needs(capability: Capability) -> Callable[[F], F]:
+    """Mark a test that runs only for plugins that declare a capability; for others it is skipped, with its name."""
+
+    def mark(test: F) -> F:
+        test.needs = capability  # type: ignore[attr-defined]
+        return test
+
+    return mark
+
+
+def unless(capability: Capability) -> Callable[[F], F]:
+    """Mark a test that says nothing of plugins that declare a capability; for these it is skipped, with its name."""
+
+    def mark(test: F) -> F:
+        test.unless = capability  # type: ignore[attr-defined]
+        return test
+
+    return mark
+
+
+def launches(test: F) -> F:
+    """Mark a test that makes processes of its own, and so stays out of the one that `own_process` makes."""
+    test.launches = True  # type: ignore[attr-defined]
+    return test

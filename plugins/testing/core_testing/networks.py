@@ -1,0 +1,236 @@
+"""Small models of every kind that a strategy may meet, and the data they are trained on."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.utils.data import DataLoader, TensorDataset
+
+from core import Module
+
+if TYPE_CHECKING:
+    from core_testing.cases import Case
+
+NUM_FEATURES = 6
+GLOBAL_BATCH_SIZE = 8
+NUM_SAMPLES = 48
+_WIDTH = 8
+
+
+class Perceptron(Module):
+    """Two layers. The others are changes of it."""
+
+    def __init__(self, case: Case) -> None:
+        super().__init__()
+        torch.manual_seed(3)
+        self.case = case
+        self.first = nn.Linear(NUM_FEATURES, _WIDTH)
+        self.last = nn.Linear(_WIDTH, 2)
+        self.add_parts()
+        self.to(case.dtype)
+        self.formats: set[torch.dtype] = set()
+
+    def add_parts(self) -> None:
+        """Add the parts that a subclass has besides."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Shape (batch, 6) to (batch, 2)."""
+        hidden = self.first(x)
+        # What the layer has computed in shows how a precision really works, whatever the dtype of weights.
+        self.formats.add(hidden.dtype)
+        return self.last(torch.tanh(self.between(hidden)))  # type: ignore[no-any-return]
+
+    def between(self, hidden: Tensor) -> Tensor:
+        """Transform the first layer's outputs, shape (batch, 8)."""
+        return hidden
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        """The mean squared error."""
+        inputs, targets = batch
+        return functional.mse_loss(self(inputs), targets.to(inputs.dtype))
+
+    def configure_optimizers(self) -> Any:
+        """The optimizer and scheduler of the case."""
+        optimizer = self.case.optimizer(self)
+        if self.case.scheduler is None:
+            return optimizer
+        # Not a divisor of the step at which runs are stopped: who forgets the position changes the rate elsewhere.
+        period = 1 if self.case.scheduler == "epoch" else 3
+        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=period, gamma=0.5)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": self.case.scheduler}}
+
+
+class Validated(Perceptron):
+    """Logs its error."""
+
+    def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
+        """The mean squared error of the batch."""
+        inputs, targets = batch
+        self.log("error", functional.mse_loss(self(inputs), targets.to(inputs.dtype)))
+
+
+class Tied(Perceptron):
+    """One weight in two places."""
+
+    def add_parts(self) -> None:
+        """A layer that shares the weight of another."""
+        self.twins = nn.ModuleList([nn.Linear(_WIDTH, _WIDTH), nn.Linear(_WIDTH, _WIDTH)])
+        self.twins[1].weight = self.twins[0].weight
+
+    def between(self, hidden: Tensor) -> Tensor:
+        """Apply both layers."""
+        return self.twins[1](torch.tanh(self.twins[0](hidden)))  # type: ignore[no-any-return]
+
+
+class Frozen(Perceptron):
+    """A network with some weights that aren't trained."""
+
+    def add_parts(self) -> None:
+        """Freeze the first layer."""
+        self.first.requires_grad_(False)
+
+
+class Thawed(Frozen):
+    """The first layer is frozen, and trained from the second epoch on."""
+
+    def on_train_epoch_start(self) -> None:
+        """Unfreeze between two epochs, as callbacks for fine-tuning do."""
+        if self.trainer.current_epoch == 1:
+            self.first.requires_grad_(True)
+
+
+class ThawedAmidst(Frozen):
+    """The first layer is frozen, and trained from the third batch on."""
+
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        """Unfreeze between two steps."""
+        if batch_idx == 2:
+            self.first.requires_grad_(True)
+
+
+class Unused(Perceptron):
+    """A network with some weights that take no part in the loss."""
+
+    def add_parts(self) -> None:
+        """A layer that is never called."""
+        self.aside = nn.Linear(_WIDTH, _WIDTH)
+
+
+class Normalized(Perceptron):
+    """A network with batch statistics: buffers that training changes."""
+
+    def add_parts(self) -> None:
+        """The normalization."""
+        self.normalization = nn.BatchNorm1d(_WIDTH)
+
+    def between(self, hidden: Tensor) -> Tensor:
+        """Normalize."""
+        return self.normalization(hidden)  # type: ignore[no-any-return]
+
+
+class Shifted(Perceptron):
+    """A network with a buffer that the outputs depend on, and that nothing changes."""
+
+    shift: Tensor
+
+    def add_parts(self) -> None:
+        """The buffer."""
+        self.register_buffer("shift", torch.linspace(-1, 1, _WIDTH))
+
+    def between(self, hidden: Tensor) -> Tensor:
+        """Shift."""
+        return hidden + self.shift
+
+
+class Assorted(Normalized):
+    """A network with statistics in buffers, weights that are trained, and weights that aren't."""
+
+    def add_parts(self) -> None:
+        """Normalize, and freeze the last bias."""
+        super().add_parts()
+        self.last.bias.requires_grad_(False)
+
+
+class Noisy(Perceptron):
+    """Draws random numbers in every step."""
+
+    def between(self, hidden: Tensor) -> Tensor:
+        """Dropout."""
+        return functional.dropout(hidden, 0.3, self.training)
+
+
+class Manual(Perceptron):
+    """Runs backward and the optimizer itself."""
+
+    automatic_optimization = False
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        """One step by hand."""
+        loss = super().training_step(batch, batch_idx)
+        optimizer = self.optimizers()
+        optimizer.zero_grad()
+        self.manual_backward(loss)
+        optimizer.step()
+        return loss.detach()
+
+
+class Adversarial(Module):
+    """Two networks with an optimizer each, and two backwards in one step that each use a part of the weights."""
+
+    automatic_optimization = False
+
+    def __init__(self, case: Case) -> None:
+        super().__init__()
+        torch.manual_seed(3)
+        self.case = case
+        self.generator, self.critic = nn.Linear(NUM_FEATURES, NUM_FEATURES), nn.Linear(NUM_FEATURES, 1)
+        self.to(case.dtype)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Shape (batch, 6) to (batch, 1)."""
+        return self.critic(self.generator(x))  # type: ignore[no-any-return]
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        """The critic's step, then the generator's."""
+        inputs = batch[0]
+        generate, judge = self.optimizers()
+        loss = (self.critic(self.generator(inputs).detach()) - self.critic(inputs)).square().mean()
+        judge.zero_grad()
+        self.manual_backward(loss)
+        judge.step()
+        generate.zero_grad()
+        self.manual_backward((self.critic(self.generator(inputs)) - 1).square().mean())
+        generate.step()
+        return loss.detach()  # type: ignore[no-any-return]
+
+    def configure_optimizers(self) -> Any:
+        """One each."""
+        return [
+            torch.optim.SGD(self.generator.parameters(), lr=0.05, momentum=0.9),
+            torch.optim.Adam(self.critic.parameters(), lr=0.01),
+        ]
+
+
+def make_data(case: Case, num_copies: int = 1) -> TensorDataset:
+    """Inputs, shape (48, 6), and targets, shape (48, 2).
+
+    Args:
+        case: says whether every batch consists of equal parts, so that each has the statistics of the whole.
+        num_copies: of the part in the batch.
+    """
+    generator = torch.Generator().manual_seed(7)
+    inputs = torch.randn(NUM_SAMPLES, NUM_FEATURES, generator=generator, dtype=torch.float64).to(case.dtype)
+    if case.equal_shares:
+        parts = inputs.view(-1, GLOBAL_BATCH_SIZE, NUM_FEATURES)[:, : GLOBAL_BATCH_SIZE // num_copies]
+        inputs = parts.repeat(1, num_copies, 1).reshape(NUM_SAMPLES, NUM_FEATURES)
+    targets = torch.stack([inputs.sum(1).sin(), inputs.prod(1)], dim=1)
+    return TensorDataset(inputs, targets)
+
+
+def make_loader(case: Case, num_shares: int, num_copies: int = 1) -> DataLoader[Any]:
+    """Batches of one rank, of which `num_shares` together make the batch of one device."""
+    data = make_data(case, num_copies)
+    return DataLoader(data, batch_size=GLOBAL_BATCH_SIZE // num_shares, shuffle=case.shuffle)

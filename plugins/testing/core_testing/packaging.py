@@ -1,0 +1,212 @@
+"""The tests of the package around a plugin: metadata, import, documentation."""
+
+from __future__ import annotations
+
+import functools
+import importlib.metadata
+import importlib.util
+import inspect
+import json
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.version import Version
+
+from core import HOOKS_GROUP, KINDS, __version__
+from core.registry import IN_PROCESS
+from core_testing.marks import launches
+from core_testing.scripts import run_forked
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from core.registry import Registry
+
+_FAR_FUTURE = "9999"
+_BUILT_IN = "core"
+_IMPORT_TIMEOUT_S = 120
+
+# What comes of listing, in a process that has imported the registry only; and of importing a module, in one that has
+# imported torch, for what that starts is none of the plugin's doing.
+_LISTING = """
+import json, os, sys
+(request,) = json.loads(sys.argv[1])
+report = os.fdopen(os.dup(1), "w")
+os.dup2(2, 1)
+sys.path[:] = request["path"]
+from core.registry import REGISTRIES
+REGISTRIES[request["kind"]].names()
+json.dump([name for name in (*request["heavy"], "torch", request["module"]) if name in sys.modules], report)
+report.flush()
+os._exit(0)
+"""
+_IMPORTING = """
+import importlib, json, os, sys, threading, torch
+(request,) = json.loads(sys.argv[1])
+report = os.fdopen(os.dup(1), "w")
+os.dup2(2, 1)
+sys.path[:] = request["path"]
+before = dict(os.environ), threading.active_count(), os.getcwd()
+importlib.import_module(request["module"])
+heavy = [name for name in request["heavy"] if name in sys.modules]
+changed = sorted(name for name in {*before[0], *os.environ} if before[0].get(name) != os.environ.get(name))
+threads = [thread.name for thread in threading.enumerate()][before[1]:]
+distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
+json.dump({"heavy": heavy, "variables": changed, "threads": threads, "group": distributed,
+           "cuda": torch.cuda.is_initialized(), "moved": os.getcwd() != before[2]}, report)
+report.flush()
+os._exit(0)
+"""
+
+
+class PackagingTests:
+    """The tests of how a plugin is packaged and documented. A part of every suite."""
+
+    kind: ClassVar[str]
+    alias: ClassVar[str]
+    heavy_modules: ClassVar[tuple[str, ...]]
+
+    if TYPE_CHECKING:
+
+        @property
+        def registry(self) -> Registry[Any]:
+            """The registry of plugins of this kind."""
+
+        make: Callable[..., Any]
+        alone: Callable[[Callable[[], Any]], Any]
+
+    def test_is_offered_and_made(self) -> None:
+        """The alias is found, and what it names makes an instance of the kind's base class."""
+        module, _, name = KINDS[self.kind].base.partition(":")
+        base = getattr(importlib.import_module(module), name)
+        assert self.alias in self.registry
+        assert self.alone(lambda: isinstance(self.make(), base))
+
+    def test_documents_itself(self) -> None:
+        """The class has a docstring of its own, which `core describe` shows."""
+        name, documentation = self.alone(lambda: (type(self.make()).__name__, type(self.make()).__doc__))
+        assert (documentation or "").strip(), f"{name} has no docstring"
+
+    def test_types_and_documents_its_options(self) -> None:
+        """Every option has an annotation and, but for what is passed on, an entry in the docstring's `Args:`."""
+        target = self.registry.get(self.alias)
+        untyped = [name for name, parameter, _ in _options(target) if parameter.annotation is parameter.empty]
+        silent = [name for name, _, documentation in _options(target) if f"{name}:" not in documentation]
+        assert not untyped, f"options without a type: {untyped}"
+        assert not silent, f"options that no docstring's Args section describes: {silent}"
+
+    @launches
+    def test_listing_imports_neither_torch_nor_the_plugin(self) -> None:
+        """`core list-...` shows the alias, and imports neither torch nor the plugin's module for it."""
+        if self.registry.spec(self.alias).provider == IN_PROCESS:
+            pytest.skip(f"{self.alias} was registered in this process")
+        assert self._report_of(_LISTING, "core.registry") == []
+
+    @launches
+    def test_import_leaves_heavy_libraries_alone(self) -> None:
+        """To import the plugin's module is not to import the library that it wraps (`heavy_modules`)."""
+        assert self._report_of(_IMPORTING, "torch")["heavy"] == []
+
+    @launches
+    def test_import_changes_nothing(self) -> None:
+        """Importing the plugin's module sets no variable, starts no thread, joins no group, touches no device."""
+        report = self._report_of(_IMPORTING, "torch")
+        found = {name: value for name, value in report.items() if value and name != "heavy"}
+        assert not found, f"importing {self._module} has changed: {found}"
+
+    def test_metadata_names_known_groups(self) -> None:
+        """Every `core.*` entry-point group of the distribution is one that core reads."""
+        known = {kind.group for kind in KINDS.values()} | {HOOKS_GROUP}
+        groups = {point.group for point in self._distribution.entry_points if point.group.startswith("core.")}
+        assert groups <= known, f"core does not read {sorted(groups - known)}; the groups are {sorted(known)}"
+
+    def test_metadata_names_public_attributes(self) -> None:
+        """The distribution's entry points for core point to names without an underscore that exist."""
+        points = [point for point in self._distribution.entry_points if point.group.startswith("core.")]
+        for point in points:
+            assert callable(point.load()) or inspect.ismodule(point.load()), point
+            names = (point.attr or "").split(".")  # event hooks are a module, without an attribute
+            assert not any(name.startswith("_") for name in names), f"{point.value} is private"
+
+    def test_requirement_on_core_is_bounded(self) -> None:
+        """The distribution requires core between two releases, and accepts the one that runs."""
+        if self._distribution.name == _BUILT_IN:
+            pytest.skip("it comes with core itself")
+        requirements = [Requirement(line) for line in self._distribution.requires or ()]
+        bounds = [requirement.specifier for requirement in requirements if requirement.name == _BUILT_IN]
+        assert bounds, "its metadata doesn't require core"
+        assert bounds[0].contains(Version(__version__).base_version, prereleases=True)
+        assert not bounds[0].contains(_FAR_FUTURE), f"core{bounds[0]} accepts any later release"
+        assert not bounds[0].contains("0.0.0"), f"core{bounds[0]} accepts any earlier release"
+
+    def test_distribution_contains_its_module(self) -> None:
+        """The installed files hold what the entry point names, not a folder that happens to be on the path."""
+        origin = importlib.util.find_spec(self._module)
+        assert origin is not None
+        assert origin.origin is not None
+        path, distribution = Path(origin.origin).resolve(), self._distribution
+        source = _editable_source(distribution)
+        if source is not None:
+            assert path.is_relative_to(source), f"{path} is outside of {source}"
+        else:
+            files = {Path(str(file.locate())).resolve() for file in distribution.files or ()}
+            assert path in files, (
+                f"{path} is not among the files of {distribution.name}: a folder on Python's path hides what is "
+                "installed, or the wheel lacks it. Run `pytest` rather than `python -m pytest`, or `pip install -e .`"
+            )
+
+    # what they ask ------------------------------------------------------------------------------------------------
+
+    @property
+    def _module(self) -> str:
+        return self.registry.spec(self.alias).target.partition(":")[0]
+
+    @property
+    def _distribution(self) -> importlib.metadata.Distribution:
+        provider = self.registry.spec(self.alias).provider
+        try:
+            return importlib.metadata.distribution(provider)
+        except importlib.metadata.PackageNotFoundError:
+            pytest.skip(f"{self.alias} comes from {provider!r}, which is no installed distribution")
+
+    def _report_of(self, program: str, preload: str) -> Any:
+        return _report(program, preload, self.kind, self._module, self.heavy_modules, tuple(sys.path))
+
+
+@functools.cache
+def _report(program: str, preload: str, kind: str, module: str, heavy: tuple[str, ...], path: tuple[str, ...]) -> Any:
+    request = {"kind": kind, "module": module, "heavy": heavy, "path": path}
+    with tempfile.TemporaryDirectory(prefix="core-testing-") as folder:
+        done = run_forked(Path(folder) / "program.py", program, [request], preload=preload, timeout_s=_IMPORT_TIMEOUT_S)
+    assert done.returncode == 0, f"importing {module} failed:\n{done.stderr}"
+    return json.loads(done.stdout)
+
+
+def _options(target: Any) -> Iterator[tuple[str, inspect.Parameter, str]]:
+    """Name, parameter and the docstrings that may describe it, of a class or factory; not of what it passes on."""
+    while isinstance(target, functools.partial):
+        target = target.func
+    if isinstance(target, type) and target.__init__ is object.__init__:  # type: ignore[misc]  # it is only compared
+        return
+    function = target.__init__ if isinstance(target, type) else target  # type: ignore[misc]  # of this very class
+    owners: Sequence[Any] = target.__mro__ if isinstance(target, type) else [target]
+    documentation = "\n".join(
+        text for owner in owners for text in (owner.__doc__, getattr(owner.__init__, "__doc__", "")) if text
+    )
+    variadic = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
+    for name, parameter in inspect.signature(function).parameters.items():
+        if name != "self" and parameter.kind not in variadic:
+            yield name, parameter, documentation
+
+
+def _editable_source(distribution: importlib.metadata.Distribution) -> Path | None:
+    """The checkout that an editable install points to."""
+    text = distribution.read_text("direct_url.json")
+    direct = json.loads(text) if text else {}
+    if not direct.get("dir_info", {}).get("editable"):
+        return None
+    return Path(direct["url"].removeprefix("file://")).resolve()

@@ -1,0 +1,6 @@
+"""The conformance suites of strategies."""
+
+from core_testing.strategy.differing import DifferingConformance, DifferingSmoke, Differs
+from core_testing.strategy.suite import StrategyConformance, StrategySmoke
+
+__all__ = ["DifferingConformance", "DifferingSmoke", "Differs", "StrategyConformance", "StrategySmoke"]

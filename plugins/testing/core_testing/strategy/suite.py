@@ -1,0 +1,40 @@
+"""The whole suite of a strategy."""
+
+from __future__ import annotations
+
+from core_testing.cases import Case
+from core_testing.strategy.checkpoints import CheckpointTests
+from core_testing.strategy.collectives import CollectiveTests
+from core_testing.strategy.data import DataTests
+from core_testing.strategy.failures import FailureTests
+from core_testing.strategy.lifecycle import LifecycleTests
+from core_testing.strategy.script import ScriptTests
+from core_testing.strategy.training import TrainingTests
+from core_testing.strategy.unity import UnityTests
+from core_testing.training import reference, train
+
+
+class StrategyConformance(
+    TrainingTests,
+    UnityTests,
+    LifecycleTests,
+    CollectiveTests,
+    DataTests,
+    CheckpointTests,
+    FailureTests,
+    ScriptTests,
+):
+    """All that a strategy must prove. Subclass it, and set `alias`.
+
+    The attributes of `core_testing.strategy.base.StrategySuite` and `core_testing.Conformance` say what is tested, and
+    how closely. A test of a capability that the strategy doesn't declare is skipped, with the capability's name.
+    """
+
+
+class StrategySmoke(UnityTests):
+    """The short suite of an alias that only sets options of a strategy that passes `StrategyConformance` otherwise."""
+
+    def test_trains(self) -> None:
+        """It trains as one device does."""
+        case = self.adapted(Case("smoke"))
+        self.assert_like_one_device(self.run(train, case)[0], reference(case, self.reference_accelerator, self.shares))

@@ -1,0 +1,3 @@
+from command_line import core_cli
+
+__all__ = ["core_cli"]

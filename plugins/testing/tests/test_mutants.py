@@ -1,0 +1,95 @@
+"""The kit catches what is wrong: every mutant fails the test that is there for it, and passes another one."""
+
+import functools
+import json
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from core_testing import programs
+
+HERE = Path(__file__).parent
+PAGE = HERE.parents[2] / "docs" / "conformance.md"
+FAILURES = json.loads((HERE / "failures.json").read_text())
+SAMPLE = ("SetsAVariableAtOnce",)  # is seen by one that nothing has made before
+
+# Imported in a process of its own: the mutants register themselves.
+DESCRIBE = f"""
+import json, sys
+sys.path[:0] = [{str(HERE)!r}, {str(HERE.parents[2] / "tests")!r}]
+from mutants import MUTANTS
+from run_mutants import INSTALLED, find_problems, untested, with_table
+page = open({str(PAGE)!r}).read()
+outcomes = json.load(open(sys.argv[1])) if len(sys.argv) > 1 else {{}}
+print(json.dumps({{
+    "number": len(MUTANTS) + len(INSTALLED),
+    "untested": sorted(untested()),
+    "tests": {{each.name: each.test for each in MUTANTS if each.kind == "strategy"}},
+    "problems": find_problems(outcomes, MUTANTS, INSTALLED),
+    "page_is_new": with_table(page, MUTANTS) == page,
+}}))
+"""
+
+
+def run(*command, timeout=280):
+    path = os.pathsep.join([str(HERE), *sys.path])
+    return programs.run(command, env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": path}, timeout=timeout)
+
+
+def sampled(name):
+    """Run by CI too if it is of the sample."""
+    return pytest.param(name, marks=pytest.mark.slow if name in SAMPLE else pytest.mark.exhaustive)
+
+
+@functools.cache
+def describe(*arguments):
+    done = run(sys.executable, "-c", DESCRIBE, *arguments)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_every_mutant_is_caught(tmp_path):
+    out = tmp_path / "outcomes.json"
+    done = run(sys.executable, HERE / "run_mutants.py", "--json", out, timeout=850)
+    assert out.exists(), done.stdout + done.stderr
+    found = describe(str(out))
+    assert found["problems"] == [], done.stdout[-4000:]
+    assert found["number"] >= 40
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("name", [sampled(name) for name in FAILURES])
+def test_a_strategy_fails_what_it_must_and_nothing_else(name):
+    """All tests of the suite; `failures.json` has those that see the mutant's fault, from whichever side."""
+    done = run(sys.executable, HERE / "run_mutants.py", "--whole", "--only", name, timeout=850)
+    assert done.returncode == 0, done.stdout[-4000:]
+
+
+def test_every_strategy_has_its_record():
+    """Of all tests that it fails, the one that is there for it among them."""
+    tests = describe()["tests"]
+    assert FAILURES.keys() <= tests.keys(), "of mutants that are gone: take them out of failures.json"
+    assert not [name for name, failures in FAILURES.items() if tests[name] not in failures]
+    missing = sorted(tests.keys() - FAILURES.keys())
+    assert not missing, f"run: python {HERE.name}/run_mutants.py --record: {missing}"
+
+
+def test_every_test_has_a_mutant():
+    """One of its own kind, or where all kinds share the test, of any."""
+    assert describe()["untested"] == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["TestAveraging", "TestCompressing", "TestLocal"])
+def test_a_right_strategy_passes(name):
+    suite = f"{HERE / 'kits.py'}::{name}"
+    done = run(*programs.PYTEST, "-q", "-c", HERE / "kits.ini", "-p", "no:cacheprovider", suite)
+    assert done.returncode == 0, done.stdout[-4000:]
+
+
+def test_the_page_has_the_table_of_today():
+    assert describe()["page_is_new"], f"run: python {HERE.name}/run_mutants.py --write docs/conformance.md"

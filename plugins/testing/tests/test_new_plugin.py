@@ -1,0 +1,137 @@
+"""`core new-plugin`: what it writes passes the kit, ruff and mypy as it stands."""
+
+import os
+import subprocess
+import sys
+import tomllib
+
+import pytest
+
+from core_testing import programs
+
+FORMS = {
+    "strategy": (),
+    "strategy that wraps": ("--wraps",),
+    "accelerator": ("--kind", "accelerator"),
+    "precision": ("--kind", "precision"),
+    "checkpoint-io": ("--kind", "checkpoint-io"),
+    "cluster-environment": ("--kind", "cluster-environment"),
+    "logger": ("--kind", "logger"),
+}
+QUICK = ("cluster-environment",)
+
+
+@pytest.fixture
+def generate(core_cli):
+    def call(*arguments):
+        done = core_cli("new-plugin", "acme", *arguments)
+        assert done.returncode == 0, done.stderr
+        return core_cli.working / "core-acme"
+
+    return call
+
+
+def run(*command, cwd, **variables):
+    done = subprocess.run(
+        [sys.executable, "-P", "-m", *command], cwd=cwd, env=os.environ | variables, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
+    return done.stdout
+
+
+def install(project, site):
+    """Build it, and unpack it into a folder that can stand on the path. Nothing is downloaded."""
+    options = ["--quiet", "--no-index", "--no-deps", "--no-build-isolation", "--target", str(site)]
+    run("pip", "install", *options, str(project), cwd=project)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_is_clean(generate, form):
+    project = generate(*FORMS[form])
+    run("ruff", "check", "--no-cache", cwd=project)
+    run("ruff", "format", "--check", "--no-cache", cwd=project)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("form", FORMS)
+def test_is_typed(generate, form, tmp_path_factory):
+    cache = tmp_path_factory.getbasetemp() / "mypy"
+    assert "Success" in run("mypy", "--cache-dir", str(cache), cwd=generate(*FORMS[form]))
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    "form", [pytest.param(form, marks=() if form in QUICK else pytest.mark.slow) for form in FORMS]
+)
+def test_passes_its_own_tests(generate, form, tmp_path):
+    project = generate(*FORMS[form])
+    install(project, tmp_path / "installed")
+    path = os.pathsep.join([str(tmp_path / "installed"), *sys.path])
+    command = [*programs.PYTEST, "-q", "-p", "no:cacheprovider"]
+    done = programs.run(command, cwd=project, env=os.environ | {"PYTHONPATH": path}, timeout=550)
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
+    assert " passed" in done.stdout
+    assert "failed" not in done.stdout
+
+
+def test_says_what_it_has_written_and_what_to_do_next(core_cli):
+    done = core_cli("new-plugin", "Acme_Fast", "--kind", "logger")
+    assert "core-acme-fast: 12 files" in done.stdout
+    assert "  core_acme_fast/logger.py" in done.stdout
+    assert "core check acme_fast --kind logger" in done.stdout
+    project = tomllib.loads((core_cli.working / "core-acme-fast" / "pyproject.toml").read_text())["project"]
+    assert project["entry-points"] == {"core.loggers": {"acme_fast": "core_acme_fast:AcmeFastLogger"}}
+    assert project["dependencies"] == ["core>=0.1,<0.2"]
+
+
+def test_a_name_with_the_prefix_of_distributions_is_the_same(core_cli):
+    assert core_cli("new-plugin", "core-acme").returncode == 0
+    assert (core_cli.working / "core-acme" / "core_acme" / "strategy.py").exists()
+
+
+def test_overwrites_nothing(core_cli, generate):
+    project = generate()
+    (project / "core_acme" / "strategy.py").write_text("mine")
+    again = core_cli("new-plugin", "acme")
+    assert again.returncode == 1
+    assert "core-acme is not empty, and nothing is overwritten" in again.stderr
+    assert (project / "core_acme" / "strategy.py").read_text() == "mine"
+
+
+def test_writes_where_it_is_told_to(core_cli):
+    done = core_cli("new-plugin", "acme", "--directory", "some/where")
+    assert done.returncode == 0, done.stderr
+    assert (core_cli.working / "some" / "where" / "pyproject.toml").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "complaint"),
+    [
+        ("My Plugin!", "How about my-plugin?"),
+        ("3d", "How about d?"),
+        ("ddp", "'ddp' is a strategy of core-ddp already"),
+        ("single-device", "'single_device' is a strategy of core already"),
+        ("auto", "'auto' is a strategy of core already"),
+    ],
+)
+def test_a_bad_name_is_refused(core_cli, name, complaint):
+    done = core_cli("new-plugin", name)
+    assert done.returncode == 1
+    assert complaint in done.stderr
+    assert not list(core_cli.working.iterdir())
+
+
+def test_an_alias_that_another_package_offers_is_refused(core_cli):
+    core_cli.install("other", "[core.strategies]\nacme = other:Acme\n")
+    done = core_cli("new-plugin", "acme")
+    assert "'acme' is a strategy of other already" in done.stderr
+    assert "my-acme" in done.stderr
+
+
+def test_an_unknown_kind_is_refused_with_what_is_near(core_cli):
+    done = core_cli("new-plugin", "acme", "--kind", "stratgy")
+    assert done.returncode == 2
+    assert "Did you mean strategy?" in done.stderr
+    wraps = core_cli("new-plugin", "acme", "--kind", "logger", "--wraps")
+    assert wraps.returncode == 2
+    assert "--wraps is for strategies" in wraps.stderr

@@ -1,0 +1,132 @@
+"""Scripts that the kit runs in forks of a server have what a new interpreter gives them."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from core_testing import programs
+from core_testing.scripts import run_forked, run_script
+from core_testing.spare import CAN_ADOPT
+
+LOOK = """
+import atexit, json, os, sys
+
+def main():
+    kept = ("LEFT_BY_A_TEST", "OMP_NUM_THREADS")
+    print(json.dumps([sys.argv, sys.orig_argv, os.getcwd(), sys.path[0], __file__, sys.modules["__main__"].__file__,
+                      {name: os.environ.get(name) for name in kept}, sys.stdin.read()]))
+
+if __name__ == "__main__":
+    atexit.register(print, "the end")
+    main()
+    sys.exit(json.loads(sys.argv[1])[0])
+"""
+STATE = """
+import sys, torch
+assert "LEFT" not in vars(torch)
+torch.LEFT = sys.argv
+raise ValueError("had enough")
+"""
+KILL = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
+STARTS = """
+import json, multiprocessing, os, signal, subprocess, sys
+
+def look():
+    return [sys.argv, os.getppid(), os.environ["OMP_NUM_THREADS"], "left" in vars(sys), "torch" in sys.modules]
+
+def main():
+    sys.left = True
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    source = "import os, signal, sys, warnings; os.write(int(sys.argv[1]), sys.stdin.read().encode()); " \\
+        "print(os.getppid(), os.getsid(0) == os.getpid(), os.getcwd(), 'left' in vars(sys), 'torch' in sys.modules, " \\
+        "signal.getsignal(signal.SIGUSR1)); warnings.warn('odd')"
+    reading, writing = os.pipe()
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", source, str(writing)],
+        input="asked", capture_output=True, text=True, pass_fds=[writing], cwd="/", start_new_session=True)
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        spawned = pool.apply(look)
+    ended = subprocess.run([sys.executable, "-c", "import os; os.kill(os.getpid(), 9)"]).returncode
+    print(json.dumps([os.getpid(), os.read(reading, 9).decode(), done.returncode, done.stdout.split(),
+                      done.stderr.splitlines()[-1], spawned, ended]))
+
+if __name__ == "__main__":
+    main()
+"""
+HANG = "import os, time\nopen('pid', 'w').write(str(os.getpid()))\ntime.sleep(60)"
+
+
+def test_a_forked_script_finds_what_a_new_interpreter_gives(tmp_path, monkeypatch):
+    monkeypatch.setenv("LEFT_BY_A_TEST", "1")
+    found = [run(tmp_path / "look.py", LOOK, [3], timeout_s=60) for run in (run_script, run_forked)]
+    assert [done.returncode for done in found] == [3, 3]
+    assert found[0].stdout == found[1].stdout
+    assert found[1].stdout.endswith("the end\n")
+
+
+def test_each_script_begins_anew_and_ends_as_scripts_do(tmp_path):
+    for _ in range(2):
+        done = run_forked(tmp_path / "state.py", STATE, [], timeout_s=60)
+        assert done.returncode == 1
+        assert done.stderr.startswith("Traceback")
+        assert done.stderr.endswith("ValueError: had enough\n")
+    assert run_forked(tmp_path / "kill.py", KILL, [], timeout_s=60).returncode == -signal.SIGKILL
+
+
+def test_a_forked_script_that_hangs_is_killed(tmp_path):
+    run_forked(tmp_path / "state.py", STATE, [], timeout_s=60)  # the server has started
+    with pytest.raises(subprocess.TimeoutExpired):
+        run_forked(tmp_path / "hang.py", HANG, [], timeout_s=3)
+    with pytest.raises(ProcessLookupError):
+        os.kill(int((tmp_path / "pid").read_text()), 0)
+
+
+def test_programs_run_side_by_side_each_with_its_own_variables_output_and_end(tmp_path):
+    text = "import os, sys, time; print(os.environ['NAME'], sys.argv, flush=True); time.sleep(60)"
+    waiting = programs.start([sys.executable, "-c", text, "x"], env={"NAME": "first"})
+    text = "import os, warnings; os.write(2, b'errors '); warnings.warn('odd')"
+    done = programs.run([sys.executable, "-W", "error", "-c", text], cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith("errors Traceback")
+    assert done.stderr.endswith("UserWarning: odd\n")
+    assert waiting.poll() is None
+    waiting.kill()
+    assert waiting.communicate(60) == ("first ['-c', 'x']\n", "")
+    assert waiting.returncode == -signal.SIGKILL
+
+
+@pytest.mark.parametrize("forks_others", [True, False])
+def test_what_a_forked_script_starts_is_its_child_and_new(tmp_path, forks_others):
+    (tmp_path / "starts.py").write_text(STARTS)
+    command = [sys.executable, tmp_path / "starts.py", "x"]
+    done = programs.run(command, forks_others=forks_others, env=os.environ | {"OMP_NUM_THREADS": "3"})
+    pid, passed, code, output, error, spawned, ended = json.loads(done.stdout)
+    is_forked = str(forks_others and CAN_ADOPT)
+    assert (passed, code, ended) == ("asked", 1, -signal.SIGKILL), done.stderr
+    assert output == [str(pid), "True", "/", "False", is_forked, "1"]
+    assert error == "UserWarning: odd"
+    assert spawned == [[str(tmp_path / "starts.py"), "x"], pid, "3", False, is_forked == "True"]
+
+
+def test_a_script_imports_nothing_that_its_server_has_not(tmp_path):
+    text = "import sys; print([name for name in ('torch', 'core', 'core.registry') if name in sys.modules])"
+    done = run_forked(tmp_path / "bare.py", text, [], timeout_s=60, preload="core.registry", env={})
+    assert done.stdout == "['core', 'core.registry']\n", done.stderr
+
+
+def test_what_a_fork_of_a_script_starts_is_the_forks_child(tmp_path):
+    """The script's spare is no relative of it."""
+    text = """
+import os, subprocess, sys
+if os.fork() == 0:
+    parent = subprocess.run([sys.executable, "-c", "import os; print(os.getppid())"], capture_output=True, text=True)
+    print(int(parent.stdout) == os.getpid(), flush=True)
+    os._exit(0)
+os.wait()
+"""
+    done = programs.run([sys.executable, "-c", text], cwd=tmp_path)
+    assert (done.stdout, done.stderr) == ("True\n", "")

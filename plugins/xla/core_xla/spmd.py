@@ -1,0 +1,184 @@
+"""One process over many devices: XLA spreads one computation (GSPMD, https://arxiv.org/abs/2105.04663)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor, nn
+
+from core import ConfigurationError
+from core.data import map_leaves
+from core_xla import library
+from core_xla.lazy import LazyExecution
+from core_xla.mesh import DATA, Mesh, plan_parameters, sizes_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from torch.optim import Optimizer
+    from torch.utils.hooks import RemovableHandle
+
+    from core_xla.mesh import Axis
+
+
+class XLASPMDStrategy(LazyExecution):
+    """Trains in one process on all its devices, along the axes of a mesh.
+
+    The program is that of one device: a batch is the batch of all devices, of which each takes its part of the axis
+    `"data"`. XLA puts in the communication. Parameters are whole on every device, unless options cut them.
+    """
+
+    _always_places = True
+
+    def __init__(
+        self,
+        *given: Any,
+        mesh: Mapping[str, int] | None = None,
+        parameter_shardings: Mapping[str, Sequence[Axis]] | None = None,
+        shard_parameters: bool = False,
+        auto_wrap_policy: Iterable[type[nn.Module]] | None = None,
+        prefetch_batches: int = 2,
+        debug: bool = False,
+        **parts: Any,
+    ) -> None:
+        """Say how data and parameters are spread over the devices.
+
+        Args:
+            given: any of `parts` without its name.
+            mesh: sizes of axes by name, such as `{"data": 2, "model": 2}`, of which one may be -1: what the others
+                leave. Batches are cut along `"data"`. None is one axis `"data"` of all devices.
+            parameter_shardings: the axes along which parameters are cut, one a dimension, by a pattern of their names:
+                `{"layers.*.weight": ("model", None)}`.
+            shard_parameters: cut parameters, gradients and optimizer state over `"data"` too, and gather them where
+                they are needed: torch_xla's FSDPv2.
+            auto_wrap_policy: classes of layers that are gathered one by one then; None leaves the cuts to XLA.
+            prefetch_batches: batches that are placed on the devices before the step asks for them, of loaders with
+                workers; 0 for none.
+            debug: let torch_xla tell why it cuts or compiles a graph.
+            parts: `accelerator`, `parallel_devices`, `checkpoint_io`, `precision_plugin`.
+        """
+        super().__init__(*given, **parts)
+        self.axes, self.parameter_shardings = mesh, dict(parameter_shardings or {})
+        self.shard_parameters, self.auto_wrap_policy = shard_parameters, tuple(auto_wrap_policy or ())
+        self.prefetch_batches, self.debug = prefetch_batches, debug
+        self._mesh: Mesh | None = None
+        self._plans: dict[Tensor, tuple[Axis, ...]] = {}
+        self._hooks: list[RemovableHandle] = []
+
+    def check(self) -> None:
+        """Refuse axes that don't make up the devices, and several nodes.
+
+        Raises:
+            ConfigurationError: with the numbers.
+        """
+        super().check()
+        sizes = sizes_of(self.axes, len(self.parallel_devices))
+        if self.shard_parameters and DATA not in sizes:
+            raise ConfigurationError(
+                f"shard_parameters=True cuts over the axis {DATA!r}, and the mesh has {', '.join(sizes)}."
+            )
+        if self.num_nodes > 1:
+            raise ConfigurationError(
+                f"{type(self).__name__} spreads over the devices of one machine, and num_nodes={self.num_nodes} were "
+                "asked for. Use strategy='xla' on several, a process a device."
+            )
+
+    @property
+    def mesh(self) -> Mesh:
+        """The devices by their axes, from `setup_environment` on.
+
+        Raises:
+            ConfigurationError: before that.
+        """
+        if self._mesh is None:
+            raise ConfigurationError("The mesh is made when the devices are set up: call fabric.launch() before.")
+        return self._mesh
+
+    def setup_distributed(self) -> None:
+        """This process; idempotent. Begin to use all devices at once, and lay out the mesh."""
+        num_devices = len(self.parallel_devices)
+        library.begin(num_devices, spmd=True, debug=self.debug)
+        if self._mesh is None or self._mesh.of_library.size() != num_devices:
+            self._mesh = Mesh(sizes_of(self.axes, num_devices))
+            library.torch_xla("distributed.spmd").set_global_mesh(self._mesh.of_library)
+
+    def setup_module(self, module: nn.Module) -> nn.Module:
+        """This process. Convert the module, and spread its parameters over the devices."""
+        model = super().setup_module(module)
+        plan = plan_parameters(
+            module, self.parameter_shardings, self.mesh.sizes, shards_over_data=self.shard_parameters
+        )
+        self._plans.update((parameter, plan[name]) for name, parameter in module.named_parameters() if name in plan)
+        # By the parameter itself: what is set up twice, or tied, has one plan.
+        self._spread(module.parameters())
+        for layer in module.modules() if self.shard_parameters else ():
+            if isinstance(layer, self.auto_wrap_policy):
+                self._gather_by_itself(layer)
+        return model
+
+    def _spread(self, parameters: Iterable[Tensor]) -> None:
+        for parameter in parameters:
+            if (axes := self._plans.get(parameter)) is not None:
+                self.mesh.spread(parameter, axes)
+
+    def _gather_by_itself(self, layer: nn.Module) -> None:
+        """Say what torch_xla's wrapper of FSDPv2 says: activations are cut along the batch, so weights must move."""
+        self._hooks += [
+            layer.register_forward_hook(self._cut_output),
+            layer.register_full_backward_hook(_keep_backward_apart),
+        ]
+
+    def _cut_output(self, layer: nn.Module, inputs: Any, output: Any) -> None:
+        first = output[0] if isinstance(output, tuple) and output else output
+        self.mesh.spread_batch(first)
+
+    # data -----------------------------------------------------------------------------------------------------------
+
+    def place_batch(self, batch: Any) -> Any:
+        """This process. Bring a batch to the devices, each its part along the first dimension."""
+        return map_leaves(self.mesh.spread_batch, super().place_batch(batch))
+
+    # state ----------------------------------------------------------------------------------------------------------
+
+    def load_module_state_dict(self, module: nn.Module, state: Mapping[str, Any], *, strict: bool = True) -> None:
+        """This process. Put back what `get_module_state_dict` gave, in place, and spread it again."""
+        super().load_module_state_dict(module, state, strict=strict)
+        self._spread(self.session.handle_of(module).module.parameters())
+
+    def load_optimizer_state_dict(self, optimizer: Optimizer, state: Mapping[str, Any]) -> None:
+        """This process. Put back what `get_optimizer_state_dict` gave, and spread it as its parameters are."""
+        super().load_optimizer_state_dict(optimizer, state)
+        for parameter, entry in optimizer.state.items():
+            axes = self._plans.get(parameter)
+            for value in entry.values() if axes is not None else ():
+                if isinstance(value, Tensor) and value.shape == parameter.shape:
+                    self.mesh.spread(value, axes)  # type: ignore[arg-type]  # there is no loop without axes
+
+    def release(self) -> None:
+        """This process; idempotent. Forget the modules."""
+        super().release()
+        self._plans = {}
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = []
+
+
+def _keep_backward_apart(layer: nn.Module, of_inputs: Any, of_outputs: Any) -> None:
+    """Let XLA compute the gradients of a layer by themselves, and not gather for several layers at once."""
+    gradients = [parameter.grad for parameter in layer.parameters() if parameter.grad is not None]
+    inputs = [gradient for gradient in of_inputs if isinstance(gradient, Tensor)]
+    library.torch_xla("core.xla_model").optimization_barrier_([*gradients, *inputs])
+
+
+class XLAFSDPStrategy(XLASPMDStrategy):
+    """`XLASPMDStrategy` with parameters, gradients and optimizer state cut over the data axis: torch_xla's FSDPv2."""
+
+    def __init__(self, *given: Any, shard_parameters: bool = True, **options: Any) -> None:
+        """Take the options of `XLASPMDStrategy`, of which `auto_wrap_policy` is the one that large models need.
+
+        Args:
+            given: parts without their names.
+            shard_parameters: False leaves them whole on every device.
+            options: of `XLASPMDStrategy`, and of every strategy.
+        """
+        super().__init__(*given, shard_parameters=shard_parameters, **options)

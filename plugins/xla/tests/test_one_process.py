@@ -1,0 +1,72 @@
+"""Training on devices of XLA in one process: one device, and four that the processor plays."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+FORMS = {
+    "single_xla": {"strategy": "single_xla", "devices": 1},
+    "xla_spmd": {"strategy": "xla_spmd", "devices": 4},
+}
+
+
+def run_program(name, *arguments, **variables):
+    """The last line that a program of these tests prints, which is JSON."""
+    environment = {**os.environ, "PJRT_DEVICE": "CPU", "OMP_NUM_THREADS": "1", **variables}
+    command = [sys.executable, "-W", "ignore", HERE / name, *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=280)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.fixture(scope="module", params=list(FORMS))
+def told(request, tmp_path_factory):
+    options = FORMS[request.param]
+    return run_program("one_process_program.py", json.dumps(options), tmp_path_factory.mktemp("run"))
+
+
+def test_twenty_steps_are_those_of_one_device(told):
+    assert told["furthest"] < 1e-5
+
+
+def test_other_ways_to_train_are_too(told):
+    """Batches that don't divide by the devices, windows of accumulation, and a loop by hand."""
+    assert told["uneven"] < 1e-5
+    assert told["accumulated"] < 1e-5
+    assert told["manual_loop"] < 1e-5
+    assert told["validated"] == pytest.approx(told["validated_on_one"], abs=1e-5)
+
+
+def test_a_step_neither_compiles_nor_waits(told):
+    """After warm-up, with values logged by step and epoch, gradients clipped and a scheduler, but no logger."""
+    assert told["last_steps"] == [0, 0, 0]
+
+
+def test_mark_step_sends_off_what_was_noted(told):
+    """In a loop by hand; and nothing when nothing was."""
+    assert told["graphs_by_hand"] == [1, 0]
+
+
+def test_parameters_stay_the_same_objects(told):
+    assert told["is_tied"]
+    assert told["device"] == "xla:0"
+
+
+def test_checkpoints_go_to_the_cpu_and_back(told):
+    assert told["same_names"]
+    assert told["resumed_on_cpu"] < 1e-5
+    assert told["resumed_on_xla"] < 1e-5
+
+
+@pytest.mark.parametrize(("precision", "tolerance"), [("bf16-true", 0.05), ("bf16-mixed", 0.02)])
+def test_trains_in_16_bits(told, precision, tolerance):
+    assert told[precision] == pytest.approx(told["precise"], rel=tolerance)
+
+
+def test_scaling_the_loss_is_refused(told):
+    assert "use 'bf16-mixed'" in told["16-mixed"]

@@ -1,0 +1,341 @@
+"""Folders whose digests are right, and whose content nobody has written: the same state, or a CheckpointError."""
+
+import contextlib
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from checkpoint.damaged_on_purpose import (
+    bounded_memory,
+    everything,
+    mutated,
+    read_index,
+    read_manifest,
+    write_index,
+    write_manifest,
+)
+from checkpoint.test_tree import there_and_back
+from checkpoint_collectives import Alone
+from core.checkpoint import DistributedCheckpointIO, load_checkpoint, manifest, newest_valid, verify_checkpoint
+from core.checkpoint.summary import summarize
+from core.contract import CheckpointCorruptedError, CheckpointError, Chunk, ShardedLeaf
+
+MIB = 1 << 20
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "last.ckpt"
+
+
+def save(path, state):
+    DistributedCheckpointIO().save_checkpoint(state, path, collectives=Alone())
+
+
+def rewrite(path, change):
+    """Let `change` alter the index in place."""
+    _, content = read_index(path)
+    change(content)
+    write_index(path, json.dumps(content).encode())
+
+
+# Anything at all.
+
+
+def loaded_or_refused(path):
+    """The state, None if it is refused. Whatever looks at a checkpoint does either."""
+    for look in (verify_checkpoint, summarize):
+        with contextlib.suppress(CheckpointError):
+            look(path)
+    try:
+        return load_checkpoint(path)
+    except CheckpointError:
+        return None
+
+
+def bytes_of(value):
+    """The bytes of all tensors and arrays, and everything else as text."""
+    if isinstance(value, dict):
+        return [type(value), [(repr(key), bytes_of(item)) for key, item in value.items()]]
+    if isinstance(value, list | tuple):
+        return [type(value), list(map(bytes_of, value))]
+    if isinstance(value, set):
+        return [set, sorted(map(repr, value))]
+    if isinstance(value, torch.Tensor) and value.layout == torch.sparse_coo:
+        return [value.layout, value.shape, bytes_of(value._indices()), bytes_of(value._values())]
+    if isinstance(value, torch.Tensor) and value.layout != torch.strided:
+        return [value.layout, value.shape, bytes_of(value.values())]
+    if isinstance(value, torch.Tensor):
+        return [value.dtype, value.shape, bytes(value.reshape(-1).view(torch.uint8).tolist())]
+    return [value.dtype, value.shape, value.tobytes()] if isinstance(value, np.ndarray) else repr(value)
+
+
+def check(path, random):
+    """Change a whole folder somewhere, and look at it."""
+    whole = path.with_name("whole.ckpt")
+    if not whole.exists():
+        save(whole, everything())
+    shutil.rmtree(path, ignore_errors=True)
+    shutil.copytree(whole, path)
+    if random.random() < 0.3:
+        write_manifest(path, mutated(read_manifest(path), random, random.randint(1, 3)) or {})
+    else:
+        _, content = read_index(path)
+        write_index(path, json.dumps(mutated(content, random, random.randint(1, 3))).encode())
+    if (state := loaded_or_refused(path)) is None:
+        return False
+    found = bytes_of(state)
+    assert max(all_bytes(found), default=0) < 64, "bytes that no file has: memory that nobody has filled"
+    assert bytes_of(there_and_back(state)) == found
+    return True
+
+
+def all_bytes(found):
+    if isinstance(found, bytes):
+        yield from found
+    elif isinstance(found, list | tuple) and not isinstance(found, torch.Size):
+        for part in found:
+            yield from all_bytes(part)
+
+
+@pytest.fixture
+def filled_memory():
+    """What is left unfilled is full of NaN, or of the largest numbers."""
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+IGNORED = (HealthCheck.function_scoped_fixture, HealthCheck.too_slow)
+
+
+@pytest.mark.filterwarnings("ignore")
+@settings(deadline=None, max_examples=150, suppress_health_check=IGNORED)
+@given(random=st.randoms(use_true_random=False))
+def test_a_changed_folder_is_the_same_state_or_refused(path, filled_memory, random):
+    check(path, random)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+@settings(deadline=None, max_examples=2_500, suppress_health_check=IGNORED)
+@given(random=st.randoms(use_true_random=True))
+def test_many_changed_folders_are_the_same_state_or_refused(path, filled_memory, random):
+    check(path, random)
+
+
+# What was tried on purpose.
+
+
+def refused(path, match):
+    for look in (load_checkpoint, verify_checkpoint, summarize):
+        with pytest.raises(CheckpointCorruptedError, match=match):
+            look(path)
+
+
+@pytest.mark.parametrize("code", ["|O", "O", "|V8", "<M8[s]", "f4,O", "(2,)<f4", ">f4", 5, None])
+@pytest.mark.parametrize("tag", ["$scalar", "$array"])
+def test_no_type_of_numpys_but_numbers_and_strings_is_made(path, code, tag):
+    save(path, {"x": np.float64(0.5) if tag == "$scalar" else np.ones(2)})
+    rewrite(path, lambda content: content["tree"]["x"][tag].__setitem__(0, code))
+    refused(path, r"last\.ckpt' holds something that this release of core can't read: .*numbers or strings in native")
+
+
+def test_the_command_lives(path):
+    """An object array is made of pointers: of the author's choice, here."""
+    save(path, {"x": np.float64(0.5)})
+    rewrite(path, lambda content: content["tree"].update(x={"$scalar": ["|O", "QUFBQUFBQUE="]}))
+    done = subprocess.run([sys.executable, "-m", "core", "checkpoint", "verify", path], capture_output=True, text=True)
+    assert (done.returncode, done.stdout[:7]) == (1, "damaged"), done.stderr
+
+
+def boxed(path, boxes):
+    """A tensor of shape 4 x 4 and its two boxes, which the index then says to be others."""
+    halves = [Chunk((row, 0), (2, 4), torch.full((2, 4), row)) for row in (0, 2)]
+    save(path, {"w": ShardedLeaf((4, 4), torch.int64, tuple(halves))})
+
+    def change(content):
+        (chunks,) = content["leaves"].values()
+        content["leaves"] = {'["w"]': [[*box, chunks[0][2]] for box in boxes]}
+
+    rewrite(path, change)
+
+
+@pytest.mark.parametrize(
+    "boxes",
+    [
+        [([0, 0], [2, 4]), ([1, 0], [2, 4])],
+        [([0, 0], [2, 4]), ([0, 0], [2, 4])],
+        [([0, 0], [2, 4]), ([3, 0], [2, 4])],
+        [([0, 0], [4, 2]), ([0, 1], [2, 4])],
+        [([0, 0], [2, 4]), ([2], [8])],
+        [([0, 0], [2, 8])],
+        [([2, 0], [4, 4])],
+        [([0, 0, 0], [4, 4, 1])],
+    ],
+)
+def test_boxes_that_do_not_tile_a_tensor_are_refused(path, boxes):
+    boxed(path, boxes)
+    refused(path, r"last\.ckpt' is incomplete: the parts of 'w' in its files don't cover its shape \(4, 4\), each")
+    with pytest.raises(CheckpointCorruptedError, match="incomplete"):
+        load_checkpoint(path, {"w": torch.zeros(4, 4)})
+
+
+@pytest.mark.parametrize("boxes", [[([0, 0], [2, 4]), ([2, 0], [-2, -4])], [([0, 0], [4, 4]), ([0, 0], [0, 4])]])
+def test_boxes_that_are_none_are_refused(path, boxes):
+    boxed(path, boxes)
+    refused(path, r"00000\.json' is not an index that core has written")
+
+
+def test_boxes_that_tile_a_tensor_in_any_way_are_read(path):
+    whole = torch.arange(60).reshape(3, 4, 5)
+    rows = [((0, 0, 0), (1, 4, 5)), ((1, 0, 0), (2, 2, 5)), ((1, 2, 0), (2, 2, 3)), ((1, 2, 3), (2, 2, 2))]
+    boxes = [Chunk(*box, whole[Chunk(*box, None).box].clone()) for box in rows]
+    save(path, {"w": ShardedLeaf((3, 4, 5), torch.int64, tuple(boxes))})
+    assert load_checkpoint(path)["w"].equal(whole)
+
+
+def test_boxes_that_do_not_tile_a_tensor_are_not_saved(path):
+    rows = [Chunk((row, 0), (2, 4), torch.zeros(2, 4)) for row in (0, 1)]
+    with pytest.raises(CheckpointError, match="The chunks of the ranks overlap, and leave holes elsewhere"):
+        save(path, {"w": ShardedLeaf((4, 4), torch.float32, tuple(rows))})
+    assert list(path.parent.iterdir()) == []
+
+
+def claimed_tensor(shape):
+    def change(content):
+        content["tree"]["x"]["$tensor"][1] = shape
+        content["leaves"] = {'["x"]': [[[0] * len(shape), shape, 0]]}
+
+    return change
+
+
+def claimed_halves(content):
+    content["tree"]["x"]["$tensor"][1] = [2**41]
+    content["leaves"] = {'["x"]': [[[0], [2**40], 0], [[2**40], [2**40], 0]]}
+
+
+def repeated(content):
+    """Many small boxes of the same bytes: a small file, and a large tensor."""
+    content["tree"]["x"]["$tensor"][1] = [2_000, 100]
+    content["leaves"] = {'["x"]': [[[row, 0], [1, 100], 0] for row in range(2_000)]}
+
+
+def claimed_array(content):
+    content["tree"]["x"] = {"$array": ["<U90000000", [2**20]]}
+
+
+@pytest.mark.parametrize(
+    ("change", "match"),
+    [
+        (claimed_tensor([2**60]), r"00000\.data' is too short for 'x', of shape \(1152921504606846976,\)"),
+        (claimed_tensor([2**40]), r"is too short for 'x'"),
+        (claimed_tensor([2**31, 2**31]), r"is too short for 'x'"),
+        (claimed_tensor([2**64]), "is not an index"),
+        (claimed_halves, r"is too short for 'x'"),
+        (repeated, r"claims more than 64 times the 400 bytes that are in its files"),
+        (claimed_array, "is incomplete: the parts of 'x'"),
+    ],
+)
+def test_what_is_claimed_takes_no_memory(path, change, match):
+    save(path, {"x": torch.ones(100)})
+    rewrite(path, change)
+    with bounded_memory(160 * MIB), pytest.raises(CheckpointCorruptedError, match=match):
+        load_checkpoint(path)
+
+
+def nested(depth):
+    return json.loads("[" * depth + "]" * depth)
+
+
+def test_what_is_nested_as_deeply_as_can_be_comes_back(path):
+    save(path, {"x": nested(128), "y": 1})
+    assert load_checkpoint(path) == {"x": nested(128), "y": 1}
+    with pytest.raises(CheckpointError, match="nested too deeply to be saved, more than 128 levels"):
+        save(path, {"x": nested(129)})
+
+
+@pytest.mark.parametrize("depth", [129, 900, 1_000_000])
+def test_nesting_is_bounded(path, depth):
+    save(path, {"x": 1})
+    write_index(path, b'{"leaves":{},"blocks":[],"tree":{"x":' + b"[" * depth + b"]" * depth + b"}}")
+    with bounded_memory(64 * MIB):
+        refused(path, r"RecursionError")
+    (path / "manifest.json").write_bytes(b'{"title":"core checkpoint","x":' + b"[" * depth + b"]" * depth + b"}")
+    refused(path, r"manifest\.json' is damaged")
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "-00000.json", "-00000.data"])
+def test_files_with_terabytes_of_nothing_are_not_read(path, name):
+    save(path, {"x": torch.ones(100)})
+    (file,) = path.glob(f"*{name}")
+    os.truncate(file, 2**40)
+    with bounded_memory(64 * MIB), pytest.raises(CheckpointCorruptedError, match=name):
+        verify_checkpoint(path)
+    if name == "-00000.json":
+        found = read_manifest(path)
+        found["files"][file.name]["size_bytes"] = 2**40
+        write_manifest(path, found)
+        refused(path, r"has 1,099,511,627,776 bytes, and core writes at most")
+
+
+def test_what_nobody_would_read_is_not_written(path, monkeypatch):
+    monkeypatch.setattr(manifest, "MAX_INDEX_BYTES", 1000)
+    with pytest.raises(
+        CheckpointError, match=r"takes 3,0\d\d bytes, and may take 1,000. Put large lists and texts into"
+    ):
+        save(path, {"x": "a" * 3000})
+    assert list(path.parent.iterdir()) == []
+
+
+# What isn't a file.
+
+
+def pipe(path):
+    os.mkfifo(path)
+
+
+def bound_socket(path):
+    with socket.socket(socket.AF_UNIX) as found:
+        folder, here = os.getcwd(), path.parent
+        os.chdir(here)  # names of sockets are short
+        try:
+            found.bind(path.name)
+        finally:
+            os.chdir(folder)
+
+
+def device(path):
+    path.symlink_to("/dev/zero")
+
+
+KINDS = [(pipe, "a pipe"), (bound_socket, "a socket"), (device, "a device"), (os.mkdir, "a folder")]
+
+
+@pytest.mark.parametrize(("make", "kind"), KINDS)
+@pytest.mark.parametrize("name", ["manifest.json", "-00000.json", "-00000.data"])
+def test_what_is_no_file_is_refused_at_once(path, make, kind, name):
+    save(path, {"x": torch.ones(100)})
+    (file,) = path.glob(f"*{name}")
+    file.unlink()
+    make(file)
+    refused(path, rf"{name}' is {kind}, where a file was expected")
+    with pytest.warns(UserWarning, match=f"is {kind}, where a file was expected. Looking for an older one"):
+        assert newest_valid(path.parent) is None
+
+
+@pytest.mark.parametrize(("make", "kind"), KINDS[:3])
+def test_what_is_no_file_is_no_checkpoint(path, make, kind):
+    make(path)
+    refused(path, r"last\.ckpt' is neither a folder nor a file")
+    with pytest.warns(UserWarning, match="is neither a folder nor a file. Looking for an older one"):
+        assert newest_valid(path.parent) is None

@@ -1,0 +1,217 @@
+"""How many lines the commonest mistakes show, that the cause is among them, and that nothing is lost by it."""
+
+import os
+import re
+import sys
+
+import pytest
+
+from core_testing import programs
+
+MAX_LINES = 12
+
+COMMON = """
+import logging, pathlib, sys, torch
+from torch.utils.data import DataLoader, Dataset, TensorDataset
+from core import Module, Trainer
+from core.callbacks import EarlyStopping
+
+class Net(Module):
+    def __init__(self, width=2):
+        super().__init__()
+        self.layer = torch.nn.Linear(2, width)
+
+    def training_step(self, batch, batch_idx):
+        return self.layer(batch[0]).square().mean()
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+class Bug(Net):
+    def training_step(self, batch, batch_idx):
+        if self.trainer.global_rank == self.trainer.world_size - 1:
+            raise ValueError("a bug")
+        return super().training_step(batch, batch_idx)
+
+class NoLoss(Net):
+    def training_step(self, batch, batch_idx):
+        return {"los": torch.zeros(())}
+
+class BadData(Dataset):
+    def __len__(self):
+        return 2
+
+    def __getitem__(self, index):
+        raise KeyError("no such sample")
+
+def data(columns=2):
+    return DataLoader(TensorDataset(torch.rand(8, columns)), batch_size=2)
+
+def make(**options):
+    quiet = dict.fromkeys(("logger", "enable_progress_bar", "enable_model_summary", "enable_checkpointing"), False)
+    return Trainer(**{"accelerator": "cpu", "max_epochs": 1, **quiet, **options})
+"""
+
+DAMAGED = """
+class Saves(Net):
+    def on_train_end(self):
+        self.trainer.save_checkpoint("last.ckpt")
+
+make().fit(Saves(), data())
+files = [path for path in pathlib.Path("last.ckpt").rglob("*") if path.is_file()]
+big = max(files, key=lambda path: path.stat().st_size)
+content = bytearray(big.read_bytes())
+content[len(content) // 2] ^= 1
+big.write_bytes(content)
+make().fit(Net(), data(), ckpt_path="last.ckpt")
+"""
+
+BUG_IN_RANK_1 = """
+def main():
+    make(strategy={strategy!r}, devices=2).fit(Bug(), data())
+
+if __name__ == "__main__":
+    main()
+"""
+
+MISTAKES = {
+    "a misspelt strategy": ("make(strategy='dpp', devices=2)", "Did you mean 'dp' or 'ddp'?"),
+    "no such device": ("make(accelerator='gpu', devices=64)", "DeviceError: "),
+    "a missing checkpoint": ("make().fit(Net(), data(), ckpt_path='no.ckpt')", "There is no checkpoint 'no.ckpt'"),
+    "a damaged checkpoint": (DAMAGED, "is damaged"),
+    "no training_step": ("make().fit(torch.nn.Linear(2, 2), data())", "has no training_step()"),
+    "no loader": ("make().fit(Net())", "No training loader was given"),
+    "a step without a loss": ("make().fit(NoLoss(), data())", "returned a dict with ['los']"),
+    "a metric that isn't logged": (
+        "make(callbacks=[EarlyStopping('val_los')]).fit(Net(), data())",
+        "'val_los', which was not logged",
+    ),
+    "a wrong shape": ("make().fit(Net(), data(3))", "mat1 and mat2 shapes cannot be multiplied"),
+    "a bug in training_step": ("make().fit(Bug(), data())", 'raise ValueError("a bug")'),
+    "a bug in a data set": ("make().fit(Net(), DataLoader(BadData()))", 'raise KeyError("no such sample")'),
+    "a bug in rank 1, ddp": (BUG_IN_RANK_1.format(strategy="ddp"), 'raise ValueError("a bug")'),
+    "a bug in rank 1, ddp_spawn": (BUG_IN_RANK_1.format(strategy="ddp_spawn"), 'raise ValueError("a bug")'),
+}
+
+
+@pytest.fixture
+def show(tmp_path):
+    """Runs a program, and returns what it writes to stderr."""
+
+    def run(source, full=False):
+        path = tmp_path / "program.py"
+        path.write_text(COMMON + source + "\n")
+        environment = os.environ | {"CORE_TRACEBACK": "full" if full else "", "CUDA_VISIBLE_DEVICES": ""}
+        errors = programs.run([sys.executable, path], cwd=tmp_path, env=environment, timeout=100).stderr
+        return re.sub(r'  File ".*fork_server.py", line \d+, in <module>\n.*\n', "", errors)  # the test's own machinery
+
+    return run
+
+
+@pytest.mark.parametrize(("source", "cause"), MISTAKES.values(), ids=MISTAKES)
+def test_a_mistake_is_shown_in_few_lines_with_its_cause(show, source, cause):
+    lines = show(source).splitlines()
+    # Of what rank 0 lost by the end of rank 1 there is a line besides, if it lost anything.
+    own = [line for line in lines if not line.startswith("Rank 0 then stopped with")]
+    assert len(own) <= MAX_LINES, "\n".join(lines)
+    assert any(cause in line for line in own), "\n".join(lines)
+    assert any("program.py" in line for line in own), "the user's own line"
+    assert not any(os.sep + os.path.join("core", "") in line for line in own), "no frame of core"
+
+
+def test_the_environment_asks_for_all_frames(show):
+    source, cause = MISTAKES["a damaged checkpoint"]
+    errors = show(source, full=True)
+    assert os.path.join("core", "checkpoint", "verified_file.py") in errors
+    assert cause in errors
+    assert len(errors.splitlines()) > 5 * MAX_LINES
+
+
+def test_a_log_and_a_debugger_see_all_frames(show):
+    errors = show(
+        """
+        try:
+            make().fit(Net(), data(), ckpt_path="no.ckpt")
+        except Exception as error:
+            logging.exception("logged")
+            while (trace := error.__traceback__).tb_next is not None:
+                error.__traceback__ = trace.tb_next
+            print("innermost", trace.tb_frame.f_code.co_name, file=sys.stderr)
+        """.replace("\n        ", "\n")
+    )
+    assert os.path.join("core", "checkpoint", "formats.py") in errors
+    assert "innermost _read_manifest" in errors
+
+
+def test_the_log_of_a_workers_error_has_the_workers_whole_traceback(show):
+    errors = show(
+        """
+        if __name__ == "__main__":
+            try:
+                make(strategy="ddp_spawn", devices=2).fit(Bug(), data())
+            except Exception as error:
+                assert "fit.py" in error.worker_traceback
+                logging.exception("logged")
+        """.replace("\n        ", "\n")
+    )
+    assert os.path.join("core", "trainer", "loops", "fit.py") in errors
+    assert "Rank 1 failed with ValueError: a bug" in errors
+
+
+def test_what_core_itself_may_have_done_wrong_is_shown_with_its_frames(show):
+    errors = show("import core.fabric.fabric\ncore.fabric.fabric.resolve = None\nmake()")
+    assert os.path.join("core", "fabric", "fabric.py") in errors
+    assert "TypeError: 'NoneType' object is not callable" in errors
+
+
+def test_somebody_elses_hook_stays(show):
+    hook = "sys.excepthook = lambda kind, error, trace: print('my hook:', kind.__name__, file=sys.stderr)\n"
+    assert show(hook + "make(strategy='dpp')").strip() == "my hook: UnknownAliasError"
+    assert show("trainer = make()\n" + hook + "make(strategy='dpp')").strip() == "my hook: UnknownAliasError"
+
+
+def test_an_import_sets_no_hook(show):
+    assert show("assert sys.excepthook is sys.__excepthook__") == ""
+
+
+def test_pytest_shows_the_users_line_and_the_message(tmp_path):
+    source = COMMON + "def test_fit():\n    make().fit(Net(), data(), ckpt_path='no.ckpt')\n"
+    source += "def test_bug():\n    make().fit(Bug(), data())\n"
+    (tmp_path / "test_program.py").write_text(source)
+    command = [*programs.PYTEST, "-q", "-p", "no:cacheprovider", "test_program.py"]
+    done = programs.run(command, cwd=tmp_path, timeout=100)
+    assert done.returncode == 1, done.stderr
+    assert ">       make().fit(Net(), data(), ckpt_path='no.ckpt')" in done.stdout
+    assert "CheckpointNotFoundError: There is no checkpoint" in done.stdout
+    assert 'raise ValueError("a bug")' in done.stdout
+    assert not re.findall(rf"^\S*\b{re.escape(os.path.join('core', ''))}\S+:\d+: ", done.stdout, re.MULTILINE)
+
+
+def test_ipython_shows_the_users_line_and_its_debugger_has_all(tmp_path):
+    interactiveshell = pytest.importorskip("IPython.core.interactiveshell")
+    del interactiveshell
+    cells = ["make(strategy='dpp', devices=2)", "make().fit(Net(), data(3))"]
+    source = (
+        COMMON
+        + f"""
+from IPython.core.interactiveshell import InteractiveShell
+shell = InteractiveShell.instance()
+shell.user_ns |= globals()
+shell.colors = "nocolor"
+for cell in {cells!r}:
+    shell.run_cell(cell)
+    depth, trace = 0, sys.last_traceback
+    while (trace := trace.tb_next) is not None:
+        depth += 1
+    print("depth", depth)
+"""
+    )
+    (tmp_path / "program.py").write_text(source)
+    done = programs.run(
+        [sys.executable, "program.py"], cwd=tmp_path, env=os.environ | {"IPYTHONDIR": str(tmp_path)}, timeout=100
+    )
+    text = done.stdout + done.stderr
+    assert "core.UnknownAliasError: Unknown strategy 'dpp'" in text, text
+    assert "mat1 and mat2 shapes cannot be multiplied" in text
+    assert os.path.join("core", "trainer", "") not in text, text
+    assert all(int(line.split()[1]) > 3 for line in text.splitlines() if line.startswith("depth")), "nothing is cut off"

@@ -1,0 +1,100 @@
+"""What each rank of a strategy keeps for itself, in checkpoints."""
+
+import warnings
+
+import pytest
+import torch
+
+from core import Capability, KeepsRankState, Trainer
+from core.checkpoint import DistributedCheckpointIO, TorchCheckpointIO, load_checkpoint
+from core.strategies import ParallelStrategy, SingleDeviceStrategy
+from core_testing import Backend
+from small_nets import QUIET, At, Net, batches
+
+IOS = {"sharded": DistributedCheckpointIO, "full": TorchCheckpointIO}
+
+
+class Keeps(ParallelStrategy):
+    """Has a tensor and a number on each rank; the ranks' tensors differ in shape."""
+
+    launcher_name = "fork"
+    rest = None
+
+    @property
+    def capabilities(self):
+        return super().capabilities | Capability.REPLICATED_PARAMETERS
+
+    def rank_state_dict(self):
+        rank = self.global_rank
+        return {"rest": {"weight": torch.full((2 + rank, 3), float(rank))}, "scalar": torch.tensor(rank), "count": rank}
+
+    def load_rank_state_dict(self, state):
+        self.rest = state
+
+
+def save(rank, path, io):
+    fabric, module = rank.fabric(Keeps(checkpoint_io=io())), torch.nn.Linear(1, 1)
+    model, optimizer = fabric.setup(module, torch.optim.SGD(module.parameters(), lr=0.1))
+    fabric.save(path, {"model": model, "nested": {"optimizer": [optimizer]}})
+    fabric.save(f"{path}-weights", {"model": model})
+
+
+def load(rank, path, strategy):
+    fabric, module = rank.fabric(strategy), torch.nn.Linear(1, 1)
+    model, optimizer = fabric.setup(module, torch.optim.SGD(module.parameters(), lr=0.1))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        left = fabric.load(path, {"model": model, "nested": {"optimizer": [optimizer]}})
+    assert left == {}
+    return getattr(fabric.strategy, "rest", None), [str(warning.message) for warning in caught]
+
+
+def in_processes(number):
+    return Backend(lambda: "single_device", num_processes=number)
+
+
+@pytest.mark.parametrize("layout", IOS)
+def test_each_rank_gets_its_own_back(tmp_path, layout):
+    path, io = tmp_path / "saved", IOS[layout]
+    in_processes(2).run(save, path, io)
+    for rank, (rest, said) in enumerate(in_processes(2).run(load, path, Keeps(checkpoint_io=io()))):
+        assert torch.equal(rest["rest"]["weight"], torch.full((2 + rank, 3), float(rank)))
+        assert rest["scalar"].item() == rest["count"] == rank
+        assert said == []
+    ((rest, said),) = in_processes(1).run(load, path, Keeps(checkpoint_io=io()))
+    assert rest is None
+    assert said == [
+        "2 ranks have saved what each keeps for itself, such as the rest of a compression, and here are 1: it begins "
+        "anew. In 2 processes the run goes on exactly."
+    ]
+    assert in_processes(1).run(load, path, "single_device") == [(None, [])]
+    assert "strategy.rank_state" in load_checkpoint(path)
+    assert "strategy.rank_state" not in load_checkpoint(f"{path}-weights")
+
+
+class Counts(SingleDeviceStrategy):
+    num_steps = 0
+
+    def optimizer_step(self, optimizer, closure=None):
+        self.num_steps += 1
+        return super().optimizer_step(optimizer, closure)
+
+    def rank_state_dict(self):
+        return {"num_steps": self.num_steps}
+
+    def load_rank_state_dict(self, state):
+        self.num_steps = state["num_steps"]
+
+
+def test_the_trainer_restores_it_where_it_trains(tmp_path):
+    path, module = tmp_path / "two.ckpt", Net()
+    save_at_the_end = At("on_train_end", lambda module: module.trainer.save_checkpoint(path))
+    Trainer(**{**QUIET, "strategy": Counts(), "callbacks": save_at_the_end, "max_steps": 2}).fit(module, batches(2))
+    resumed = Trainer(**{**QUIET, "strategy": Counts(), "max_steps": 3})
+    resumed.fit(module, batches(2), ckpt_path=path)
+    assert resumed.strategy.num_steps == 3
+
+
+def test_a_strategy_without_the_methods_keeps_nothing():
+    assert isinstance(Counts(), KeepsRankState)
+    assert not isinstance(SingleDeviceStrategy(), KeepsRankState)

@@ -1,0 +1,127 @@
+"""The built site in a real browser: `tox run -e docs`. SITE is its folder; SITE_PICTURES, where screenshots go."""
+
+import functools
+import http.server
+import json
+import os
+import shutil
+import threading
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+
+pytestmark = pytest.mark.site
+webdriver = pytest.importorskip("selenium.webdriver", reason="selenium drives the browser: `tox run -e docs`")
+waiting = pytest.importorskip("selenium.webdriver.support.wait")
+
+BROWSER, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
+FLAGS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync"]
+FLAGS += ["--disable-background-networking", "--disable-component-update"]
+SIZES = {"desktop": (1280, 900), "phone": (390, 844)}
+SHOWN = ["", "docs/trainer/", "docs/support/", "docs/contracts/strategy/", "api/core/", "api/core.trainer/"]
+"""Of these pages pictures are kept, dark and light. Of the others, what the browser measures is looked at alone."""
+
+
+class Quiet(http.server.SimpleHTTPRequestHandler):
+    def log_message(self, *_):
+        pass
+
+
+@pytest.fixture(scope="module")
+def site():
+    """The folder of the site, and where it is served."""
+    if BROWSER is None or DRIVER is None:
+        pytest.skip("needs chromium and chromedriver (Debian's packages chromium and chromium-driver)")
+    folder = Path(os.environ["SITE"])
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Quiet, directory=folder))
+    threading.Thread(target=server.serve_forever).start()
+    yield folder, f"http://127.0.0.1:{server.server_address[1]}/"
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.fixture(scope="module")
+def browser(site, tmp_path_factory):
+    options = webdriver.ChromeOptions()
+    options.binary_location = BROWSER
+    for flag in [*FLAGS, f"--user-data-dir={tmp_path_factory.mktemp('browser')}"]:
+        options.add_argument(flag)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
+    driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(DRIVER))
+    yield driver
+    driver.quit()
+
+
+def show(browser, url, size, scheme):
+    """Open a page as a device of that size and colour would."""
+    width, height = SIZES[size]
+    metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": size == "phone"}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+    features = [{"name": "prefers-color-scheme", "value": scheme}]
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
+    browser.get(url)
+
+
+def requested(browser):
+    """The addresses that were asked for since the last call."""
+    events = [json.loads(entry["message"])["message"] for entry in browser.get_log("performance")]
+    return [event["params"]["request"]["url"] for event in events if event["method"] == "Network.requestWillBeSent"]
+
+
+def pages(folder):
+    return sorted(path.relative_to(folder).as_posix().removesuffix("index.html") for path in folder.rglob("index.html"))
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("size", SIZES)
+def test_every_page_fits_and_is_quiet(site, browser, size, scheme):
+    """No page is wider than the screen, writes an error to the console, or asks another host for anything."""
+    folder, root = site
+    show(browser, root, size, scheme)
+    browser.execute_script("localStorage.clear()")  # the theme keeps what a reader has seen first
+    browser.get_log("browser")
+    requested(browser)
+    too_wide, schemes = {}, set()
+    shown = pages(folder) if scheme == "light" else SHOWN
+    for page in shown:
+        show(browser, root + page, size, scheme)
+        inner, width = browser.execute_script("return [innerWidth, document.documentElement.scrollWidth]")
+        if max(inner, width) > SIZES[size][0]:
+            too_wide[page] = (inner, width)
+        schemes.add(browser.execute_script("return document.body.getAttribute('data-md-color-scheme')"))
+        if page in SHOWN and "SITE_PICTURES" in os.environ:
+            name = f"{page.strip('/').replace('/', '-') or 'start'}-{size}-{scheme}.png"
+            browser.save_screenshot(str(Path(os.environ["SITE_PICTURES"], name)))
+    assert len(shown) > 5
+    assert too_wide == {}
+    assert schemes == {"default" if scheme == "light" else "slate"}
+    assert [entry["message"] for entry in browser.get_log("browser") if entry["level"] == "SEVERE"] == []
+    hosts = {urlsplit(url).netloc for url in requested(browser) if url.startswith(("http", "ws"))}
+    assert hosts == {urlsplit(root).netloc}
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_the_search_finds_a_word(site, browser, size):
+    _, root = site
+    show(browser, root, size, "light")
+    if size == "phone":
+        browser.find_element("css selector", "label.md-header__button[for=__search]").click()
+    wait = waiting.WebDriverWait(browser, 20)
+    field = browser.find_element("css selector", "input.md-search__input")
+    wait.until(lambda _: field.is_displayed())
+    field.click()
+    field.send_keys("StochasticWeightAveraging")
+    results = "a.md-search-result__link"
+    wait.until(lambda _: browser.find_elements("css selector", results))
+    links = [link.get_attribute("href") for link in browser.find_elements("css selector", results)]
+    assert any("/api/core.callbacks/" in link for link in links), links
+    if "SITE_PICTURES" in os.environ:
+        browser.save_screenshot(str(Path(os.environ["SITE_PICTURES"], f"search-{size}.png")))
+
+
+def test_a_link_to_code_leads_to_its_page(site, browser):
+    _, root = site
+    show(browser, root + "docs/trainer/", "desktop", "light")
+    browser.find_element("partial link text", "gan.py").click()
+    assert browser.find_element("css selector", "h1").text.startswith("examples/gan.py")

@@ -71,6 +71,9 @@ def join(
     dist.init_process_group(
         backend, store=meeting.store, rank=rank, world_size=world_size, timeout=timeout, device_id=device_id
     )
+    if backend == "gloo":
+        # It comes back while other ranks still connect. One that left soon would close connections under their hands.
+        dist.barrier()
     atexit.unregister(_settle)  # once, however many groups a script makes
     atexit.register(_settle)
     sys.excepthook = hook  # torch puts "[rank0]:" before every line of a traceback, once for every group of a script

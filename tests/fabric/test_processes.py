@@ -201,6 +201,30 @@ def test_a_run_goes_on_with_another_number_of_processes(run):
     assert losses(one, seed=4, resume=1, save=0) == pytest.approx(whole[8:], rel=1e-12)
 
 
+def test_no_rank_is_done_before_all_have_joined(run):
+    """A rank that left the group sooner would close connections that others still make."""
+    body = """
+    from pathlib import Path
+    import torch.distributed as dist
+
+    init = dist.init_process_group
+
+    def slow_init(*args, **kwargs):
+        init(*args, **kwargs)
+        if kwargs["rank"] == 1:
+            time.sleep(0.5)
+            Path("joined").touch()
+
+    dist.init_process_group = slow_init
+
+    def train(fabric):
+        tell(rank=fabric.global_rank, joined=Path("joined").exists())
+
+    Fabric(accelerator="cpu", strategy="ddp_fork", devices=2).launch(train)
+    """
+    assert [rank["joined"] for rank in run(body)] == [True, True]
+
+
 def test_rank_zero_goes_first(run):
     told = run(
         on_two_forks("""

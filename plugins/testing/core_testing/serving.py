@@ -65,10 +65,19 @@ def serve(address: str, environment: ClusterEnvironment, make_rank: Callable[[],
     with Connection(line.detach()) as end:
         end.send(environment.global_rank())
         server = _Server(make_rank())
-        with suppress(EOFError):
-            while True:
-                end.send_bytes(server.answer(end.recv_bytes()))
+        while (message := _next(end)) is not None:
+            answer = server.answer(message)
+            with suppress(BrokenPipeError):  # another rank has failed meanwhile, and it is that one's error to tell
+                end.send_bytes(answer)
     end_after(_END_S)
+
+
+def _next(end: Connection) -> bytes | None:
+    """The next message; None if the other end has hung up."""
+    try:
+        return end.recv_bytes()
+    except EOFError:
+        return None
 
 
 class _Server:

@@ -141,6 +141,23 @@ def test_a_bad_end_is_told_and_the_next_test_gets_new_ranks(backend, how, told):
             os.kill(process, 0)
 
 
+class SlowToTell(Exception):
+    def __str__(self):
+        time.sleep(1)
+        return "rank 1 tells of it slowly"
+
+
+def fail_before_the_other_is_done(rank):
+    if rank.number == 1:
+        raise SlowToTell
+    time.sleep(0.3)
+
+
+def test_a_rank_that_is_done_after_another_has_failed_does_not_speak_for_it(backend):
+    with pytest.raises(WorkerError, match=r"Rank 1 failed with \S*SlowToTell: rank 1 tells of it slowly"):
+        backend.run(fail_before_the_other_is_done)
+
+
 def test_what_does_not_pickle_runs_in_new_processes(backend):
     kept, captured = backend.run(pid), object()
     assert set(backend.run(lambda rank: os.getpid() if captured else None)).isdisjoint(kept)

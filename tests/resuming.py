@@ -160,8 +160,8 @@ class SaveAlways(Callback):
         self._save(trainer, "epoch")
 
 
-def train(case, *callbacks, num_ranks=1, ckpt_path=None, seed=1, **options):
-    """Run two epochs; returns (events, weights, batches that were done before)."""
+def train(case, *callbacks, num_ranks=1, ckpt_path=None, seed=1, returns_trainer=False, **options):
+    """Run two epochs; returns (events, weights, batches that were done before), or (events, trainer)."""
     random.seed(seed), numpy.random.seed(seed), torch.manual_seed(seed)
     strategy = {"strategy": "ddp"} if num_ranks > 1 else {}
     quiet = {
@@ -178,6 +178,8 @@ def train(case, *callbacks, num_ranks=1, ckpt_path=None, seed=1, **options):
     # Each rank has batch statistics of its own, and a checkpoint those of rank 0.
     module = case.net(case.optimizers, **({"norm": nn.LayerNorm} if num_ranks > 1 else {}))
     trainer.fit(module, *case.loaders(num_ranks), ckpt_path=ckpt_path)
+    if returns_trainer:
+        return module.events, trainer
     weights = {name: value.tolist() for name, value in module.state_dict().items()}
     return module.events, weights, listener.began_after
 

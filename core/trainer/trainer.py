@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from core.trainer.hooks.events import Events
     from core.trainer.profilers import Profiler
     from core.trainer.signals.stop_agreement import StopAgreement
+    from core.trainer.state.late_save import FinishedFit
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -236,6 +237,7 @@ class Trainer(Ranks, RunViews, DataViews, Logged):
         self._module_callbacks = ModuleCallbacks()
         self.ckpt_path: PathLike | None = None
         self.described_module: nn.Module | None = None
+        self.finished_fit: FinishedFit | None = None
         self.returns_predictions = self.tells_results = True
         self._wrapped_optimizers: list[Optimizer] | None = None
 
@@ -375,8 +377,9 @@ class Trainer(Ranks, RunViews, DataViews, Logged):
         """All ranks. Save everything from which a run can go on exactly.
 
         A checkpoint describes the state between two optimizer steps: asked for within an accumulation window, it is
-        written at the window's end. After `fit` has returned there are no optimizers to save: such a checkpoint can be
-        evaluated. Where a launcher has made the ranks for `fit` alone, the caller saves.
+        written at the window's end. After `fit` has returned it holds the optimizers until the next stage begins. Where
+        they have ended with `fit` (ranks that a launcher made for it alone, shards, engines), such a checkpoint can
+        be evaluated only, and a warning says so. Where a launcher has made the ranks for `fit` alone, the caller saves.
 
         Args:
             path: a local path or a URL.
@@ -387,9 +390,9 @@ class Trainer(Ranks, RunViews, DataViews, Logged):
             ConfigurationError: there is no module yet.
         """
         if not self.is_running:
-            from core.trainer.state import snapshot
+            from core.trainer.state import late_save
 
-            snapshot.save_between_stages(self, path, weights_only=weights_only)
+            late_save.save(self, path, weights_only=weights_only)
         elif self.count_unfinished() or self.progress.epoch_is_ending:
             self.pending_saves.append((path, weights_only))
         else:
@@ -575,6 +578,7 @@ class Trainer(Ranks, RunViews, DataViews, Logged):
         from core.trainer.signals.interruption import workers_interruption
 
         self.stage, self.datamodule, self.ckpt_path = stage, datamodule, ckpt_path
+        self.finished_fit = None  # the optimizers of the last stage would take memory beside the new one's
         self.module = self.fabric.uncompiled(module)
         self.loaders = Loaders(self.options, sources)
         self.callbacks = self._module_callbacks.join(self.callbacks, self.module)

@@ -1,11 +1,14 @@
 """`trainer.save_checkpoint` when no stage runs. That of several ranks is the conformance kit's."""
 
+import warnings
+
 import pytest
 import torch
 from torch.utils.data import DataLoader
 
 from core import CheckpointError, ConfigurationError, Module, Trainer
 from core.checkpoint import load_checkpoint
+from resuming import Case, adamw_by_step, on_ranks, train
 
 QUIET = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
 
@@ -29,7 +32,8 @@ class Net(Module):
 def test_the_caller_saves_what_ranks_of_another_process_have_left(tmp_path, weights_only):
     trainer = Trainer(strategy="ddp_fork", accelerator="cpu", devices=2, max_epochs=1, limit_val_batches=0, **QUIET)
     trainer.fit(Net(), DataLoader(torch.ones(4, 2), batch_size=1))
-    trainer.save_checkpoint(tmp_path / "late.ckpt", weights_only=weights_only)
+    with warnings.catch_warnings() if weights_only else pytest.warns(UserWarning, match="the optimizers are gone"):
+        trainer.save_checkpoint(tmp_path / "late.ckpt", weights_only=weights_only)
     saved = load_checkpoint(tmp_path / "late.ckpt")
     assert saved["model"]["weight"].tolist() == [0.5, 0.5]
     assert ("progress" in saved) is not weights_only
@@ -39,15 +43,44 @@ def test_the_caller_saves_what_ranks_of_another_process_have_left(tmp_path, weig
     assert metrics == {"weight": 0.5}
 
 
-def test_what_was_saved_after_fit_holds_no_optimizer_and_says_so(tmp_path):
-    def trainer(max_epochs):
-        return Trainer(accelerator="cpu", max_epochs=max_epochs, limit_val_batches=0, **QUIET)
+def saving_late(path, num_ranks, case, stop):
+    """Train, save once fit has returned, and go on in another Trainer; all events and the weights."""
+    begun, trainer = train(case, num_ranks=num_ranks, returns_trainer=True, **stop)
+    trainer.save_checkpoint(path)
+    rest, weights, _ = train(case, num_ranks=num_ranks, ckpt_path=path, seed=99)
+    return begun + rest, weights
 
-    first = trainer(max_epochs=1)
-    first.fit(Net(), [torch.ones(2)])
-    first.save_checkpoint(tmp_path / "late.ckpt")
-    with pytest.raises(CheckpointError, match=r"state of 0 optimizers, and .* made 1\. What is saved after fit"):
-        trainer(max_epochs=2).fit(Net(), [torch.ones(2)], ckpt_path=tmp_path / "late.ckpt")
+
+@pytest.mark.parametrize("stop", [{"max_epochs": 1}, {"max_steps": 7}], ids=["epoch", "step"])
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_a_run_goes_on_from_what_was_saved_after_fit(tmp_path, num_ranks, stop):
+    case = Case(adamw_by_step, validates=True)
+    saved = on_ranks(num_ranks, saving_late, tmp_path / "late.ckpt", num_ranks, case, stop)
+    whole = on_ranks(num_ranks, lambda: train(case, num_ranks=num_ranks)[:2])
+    assert saved == whole
+
+
+def evaluate_first(trainer, module):
+    trainer.validate(module, DataLoader(torch.ones(1, 2)))
+
+
+def replace_weights(trainer, module):
+    module.weight = torch.nn.Parameter(torch.ones(2))
+
+
+@pytest.mark.parametrize("change", [evaluate_first, replace_weights])
+def test_a_checkpoint_without_its_optimizers_says_so(tmp_path, change):
+    def trainer(max_epochs):
+        return Trainer(accelerator="cpu", max_epochs=max_epochs, **QUIET)
+
+    first, module = trainer(max_epochs=1), Net()
+    first.fit(module, [torch.ones(2)], [torch.ones(2)])
+    change(first, module)
+    with pytest.warns(UserWarning, match=r"late.ckpt'\): the optimizers are gone, so training can't go on") as caught:
+        first.save_checkpoint(tmp_path / "late.ckpt")
+    assert caught[0].filename == __file__
+    with pytest.raises(CheckpointError, match=r"state of 0 optimizers, and .* made 1\. What was saved after fit"):
+        trainer(max_epochs=2).fit(Net(), [torch.ones(2)], [torch.ones(2)], ckpt_path=tmp_path / "late.ckpt")
 
 
 def test_it_saves_after_an_exception_within_a_window(tmp_path):
@@ -62,7 +95,8 @@ def test_it_saves_after_an_exception_within_a_window(tmp_path):
     )
     with pytest.raises(ValueError, match="enough"):
         trainer.fit(Failing(), DataLoader(torch.ones(4, 2), batch_size=1))
-    trainer.save_checkpoint(tmp_path / "late.ckpt")
+    with pytest.warns(UserWarning, match="the optimizers are gone"):
+        trainer.save_checkpoint(tmp_path / "late.ckpt")
     saved = load_checkpoint(tmp_path / "late.ckpt")
     assert saved["model"]["weight"].tolist() == [0.75, 0.75]
     assert saved["progress"]["global_step"] == 1

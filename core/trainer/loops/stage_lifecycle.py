@@ -18,6 +18,7 @@ from core.trainer.settings.torch_modes import torch_modes
 from core.trainer.signals import requeue
 from core.trainer.signals.interruption import SignalGuard
 from core.trainer.state.checkpoint_path import find_checkpoint
+from core.trainer.state.late_save import FinishedFit
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -110,6 +111,7 @@ def _fit(trainer: Trainer) -> None:
     _sanity_check(trainer)
     FitLoop(trainer).run()
     trainer.events.emit("on_fit_end")
+    trainer.finished_fit = FinishedFit.of(trainer)
     requeue.forget(trainer)
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from core import __version__
 from core.checkpoint import collect_random_state
-from core.contract import CheckpointCorruptedError, CheckpointError, ConfigurationError
+from core.contract import CheckpointCorruptedError, CheckpointError
 from core.session import UserData
 from core.trainer.hooks.events import overrides
 from core.trainer.logging import running_metrics
@@ -20,8 +21,41 @@ if TYPE_CHECKING:
 FORMAT_VERSION = 1
 
 
-def save(trainer: Trainer, path: PathLike, *, weights_only: bool = False) -> None:
-    """All ranks. Write the state between two optimizer steps, or only what evaluation needs of it."""
+@dataclass(frozen=True)
+class Position:
+    """The state of a run that is nowhere to be found once its stage is over.
+
+    Attributes:
+        rank: this rank's share of the data, random state and running metrics.
+        loaders: the position within the data, or nothing.
+    """
+
+    rank: dict[str, Any]
+    loaders: dict[str, Any]
+
+    @classmethod
+    def of(cls, trainer: Trainer) -> Position:
+        """All ranks, while a stage runs."""
+        strategy, loaders = trainer.strategy, trainer.loaders
+        return cls(
+            rank={
+                "share": _share_of(strategy)[0],
+                "random": collect_random_state(strategy.accelerator, strategy.root_device),
+                "metrics": running_metrics.collect(trainer),
+            },
+            loaders={"loaders": UserData(loaders.state_dict(trainer.progress.batch))} if loaders.has_position else {},
+        )
+
+
+def save(trainer: Trainer, path: PathLike, *, weights_only: bool = False, position: Position | None = None) -> None:
+    """All ranks. Write the state between two optimizer steps, or only what evaluation needs of it.
+
+    Args:
+        trainer: whose module, optimizers and schedulers are set up.
+        path: a local path or a URL.
+        weights_only: leave out what only training needs.
+        position: of a stage that is over; None asks the one that runs.
+    """
     strategy = trainer.strategy
     strategy.synchronize_model()
     module_section: dict[str, Any] = {}
@@ -33,49 +67,18 @@ def save(trainer: Trainer, path: PathLike, *, weights_only: bool = False) -> Non
         "module_section": UserData(module_section),
         **hyperparameters.to_checkpoint(trainer.module),
     }
-    trainer.session.save_checkpoint(path, state if weights_only else {**state, **_training_state(trainer)})
+    if not weights_only:
+        state |= _training_state(trainer, position or Position.of(trainer))
+    trainer.session.save_checkpoint(path, state)
 
 
-def save_between_stages(trainer: Trainer, path: PathLike, *, weights_only: bool) -> None:
-    """All ranks, while no stage runs. Set the module up again, and write what is left when a stage is over.
-
-    Raises:
-        ConfigurationError: no stage has run yet, so there is no module.
-    """
-    if trainer.module is None:
-        raise ConfigurationError(
-            "trainer.save_checkpoint: this Trainer has no module yet. Call it after fit, or in a hook; a module that "
-            "was never trained is saved by torch.save(module.state_dict(), path)."
-        )
-    launcher = trainer.strategy.launcher
-    if launcher.calls_in_place:
-        launcher.launch(_save_in_group, trainer, path, weights_only=weights_only)
-    else:  # the ranks are gone, and this process has got all that they had
-        save(trainer, path, weights_only=weights_only)
-
-
-def _save_in_group(trainer: Trainer, path: PathLike, *, weights_only: bool) -> None:
-    trainer.fabric.join()
-    try:
-        trainer.session.add_module(trainer.module)  # as for evaluation: the strategy says what its state is
-        save(trainer, path, weights_only=weights_only)
-    finally:
-        trainer.fabric.teardown()
-
-
-def _training_state(trainer: Trainer) -> dict[str, Any]:
-    strategy = trainer.strategy
-    own = {
-        "share": _share_of(strategy)[0],
-        "random": collect_random_state(strategy.accelerator, strategy.root_device),
-        "metrics": running_metrics.collect(trainer),
-    }
+def _training_state(trainer: Trainer, position: Position) -> dict[str, Any]:
     return {
         **_parts(trainer),
         "callbacks": {callback.state_key: _callback_state(trainer, callback) for callback in trainer.callbacks},
-        **_loader_state(trainer),
+        **position.loaders,
         **_datamodule_state(trainer),
-        "ranks": strategy.gather_objects(own) or [],
+        "ranks": trainer.strategy.gather_objects(position.rank) or [],
     }
 
 
@@ -145,8 +148,9 @@ def _check_optimizers(saved: dict[str, Any], num_made: int, path: PathLike) -> N
     num_saved = len(saved.get("optimizers", []))
     if num_saved != num_made:
         raise CheckpointError(
-            f"{path} holds the state of {num_saved} optimizers, and configure_optimizers made {num_made}. What is "
-            "saved after fit has returned holds none: let ModelCheckpoint save, or save in a hook such as on_train_end."
+            f"{path} holds the state of {num_saved} optimizers, and configure_optimizers made {num_made}. What was "
+            "saved after fit had returned may hold none: let ModelCheckpoint save, or save in a hook such as "
+            "on_train_end."
         )
 
 
@@ -174,11 +178,6 @@ def _parts(trainer: Trainer) -> dict[str, Any]:
         "precision": strategy.precision_plugin,
         "progress": trainer.progress,
     }
-
-
-def _loader_state(trainer: Trainer) -> dict[str, Any]:
-    loaders = trainer.loaders
-    return {"loaders": UserData(loaders.state_dict(trainer.progress.batch))} if loaders.has_position else {}
 
 
 def _datamodule_state(trainer: Trainer) -> dict[str, Any]:

@@ -140,7 +140,9 @@ def _train_and_save_late(rank: Rank, case: Case, path: Path) -> Run:
     recorder, module = Recorder(), case.network(case)
     trainer = rank.trainer(callbacks=recorder, max_steps=_STOP_AT, max_epochs=1)
     trainer.fit(module, make_loader(case, rank.backend.num_shares))
-    trainer.save_checkpoint(path)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", ".*the optimizers are gone")
+        trainer.save_checkpoint(path)
     return recorder.run
 
 

@@ -1,0 +1,104 @@
+"""Checkpoints that are saved when no stage runs, with the optimizers that `fit` has left."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from core.contract import Capability, ConfigurationError, KeepsRankState
+from core.trainer.state import snapshot
+
+if TYPE_CHECKING:
+    from torch.optim import Optimizer
+
+    from core.contract import PathLike
+    from core.trainer.trainer import Trainer
+
+# With these, the state of an optimizer ends with the stage: it lies in shards, an engine or a compiled program.
+_OWN_OPTIMIZERS = (
+    Capability.SHARDED_STATE
+    | Capability.JOINT_SETUP
+    | Capability.MAKES_OPTIMIZERS
+    | Capability.COMPILED_STEP
+    | Capability.ELASTIC
+)
+
+
+@dataclass(frozen=True)
+class FinishedFit:
+    """The parts of a run that ended well from which a later one can go on. They take memory until the next stage.
+
+    Attributes:
+        optimizers: in the order of `configure_optimizers`.
+        lr_schedulers: of theirs.
+        position: at the end of `fit`.
+    """
+
+    optimizers: list[Optimizer]
+    lr_schedulers: list[Any]
+    position: snapshot.Position
+
+    @classmethod
+    def of(cls, trainer: Trainer) -> FinishedFit | None:
+        """All ranks, at the end of `fit`. None if the optimizers end with the stage."""
+        strategy = trainer.strategy
+        if (
+            not strategy.launcher.calls_in_place
+            or strategy.capabilities & _OWN_OPTIMIZERS
+            or (isinstance(strategy, KeepsRankState) and strategy.rank_state_dict() is not None)
+        ):
+            return None
+        return cls(list(strategy.optimizers), list(strategy.lr_schedulers), snapshot.Position.of(trainer))
+
+    def belongs_to(self, trainer: Trainer) -> bool:
+        """Tell whether the optimizers still train the module's parameters. A teardown may have replaced those."""
+        own = {id(parameter) for parameter in trainer.module.parameters()}
+        return all(
+            id(parameter) in own
+            for optimizer in self.optimizers
+            for group in optimizer.param_groups
+            for parameter in group["params"]
+        )
+
+
+def save(trainer: Trainer, path: PathLike, *, weights_only: bool) -> None:
+    """All ranks, while no stage runs. Set the module up again, and write what is left when a stage is over.
+
+    Raises:
+        ConfigurationError: no stage has run yet, so there is no module.
+    """
+    if trainer.module is None:
+        raise ConfigurationError(
+            "trainer.save_checkpoint: this Trainer has no module yet. Call it after fit, or in a hook; a module that "
+            "was never trained is saved by torch.save(module.state_dict(), path)."
+        )
+    finished = trainer.finished_fit
+    if finished is not None and not finished.belongs_to(trainer):
+        finished = None
+    if finished is None and not weights_only and trainer.progress.global_step:
+        warnings.warn(
+            f"trainer.save_checkpoint({str(path)!r}): the optimizers are gone, so training can't go on from this "
+            "checkpoint; it can be evaluated. To go on, let ModelCheckpoint save, or save in a hook such as "
+            "on_train_end. If that is meant, say weights_only=True.",
+            stacklevel=3,
+        )
+    launcher = trainer.strategy.launcher
+    if launcher.calls_in_place:
+        launcher.launch(_save_in_group, trainer, path, weights_only=weights_only, finished=finished)
+    else:  # the ranks are gone, and this process has got all that they had
+        snapshot.save(trainer, path, weights_only=weights_only)
+
+
+def _save_in_group(trainer: Trainer, path: PathLike, *, weights_only: bool, finished: FinishedFit | None) -> None:
+    trainer.fabric.join()
+    try:
+        trainer.session.add_module(trainer.module)  # as for evaluation: the strategy says what its state is
+        if finished is None or weights_only:
+            snapshot.save(trainer, path, weights_only=weights_only)
+            return
+        # As the strategy has set them up: a second time, one might scale learning rates or wrap them again.
+        trainer.strategy.optimizers, trainer.strategy.lr_schedulers = finished.optimizers, finished.lr_schedulers
+        snapshot.save(trainer, path, position=finished.position)
+    finally:
+        trainer.fabric.teardown()

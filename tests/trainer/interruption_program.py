@@ -113,7 +113,9 @@ def main():
         max_steps=6 if WHERE == "end" else -1,
         limit_val_batches=None if WHERE == "validation" else 0,
     )
-    data = Dry() if WHERE == "data" else TensorDataset(torch.ones(40 if WHERE == "validation" else 400, 4))
+    # With workers one long epoch: new ones, spawned on a busy machine, take longer than a rank waits that was interrupted.
+    num_samples = {"validation": 40, "steps with workers": 40_000}.get(WHERE, 400)
+    data = Dry() if WHERE == "data" else TensorDataset(torch.ones(num_samples, 4))
     loader = DataLoader(data, batch_size=2, num_workers=2 if WHERE in ("data", "steps with workers") else 0)
     validation = DataLoader(TensorDataset(torch.ones(4, 4)))
     trainer.fit(Net(), loader, validation, ckpt_path="last" if WHERE == "requeue" else None)

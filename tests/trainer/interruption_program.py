@@ -113,7 +113,7 @@ def main():
         max_steps=6 if WHERE == "end" else -1,
         limit_val_batches=None if WHERE == "validation" else 0,
     )
-    # With workers one long epoch: new ones, spawned on a busy machine, take longer than a rank waits that was interrupted.
+    # With workers one long epoch: to spawn new ones takes longer on a busy machine than an interrupted rank waits.
     num_samples = {"validation": 40, "steps with workers": 40_000}.get(WHERE, 400)
     data = Dry() if WHERE == "data" else TensorDataset(torch.ones(num_samples, 4))
     loader = DataLoader(data, batch_size=2, num_workers=2 if WHERE in ("data", "steps with workers") else 0)

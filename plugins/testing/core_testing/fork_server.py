@@ -114,7 +114,7 @@ def become(described: int, told: int, *files: int) -> tuple[Any, dict[str, Any]]
         its_end.close()
         line = _above(line, request["numbers"])
     _place(files, request["numbers"])
-    _set_signals(request["ignored"])
+    _set_signals(request["ignored"], request["blocked"])
     os.chdir(request["folder"])
     os.environ.clear()
     os.environ.update(request["env"])
@@ -143,8 +143,9 @@ def _place(files: Sequence[int], numbers: Sequence[int]) -> None:
         os.close(each)
 
 
-def _set_signals(ignored: Sequence[int]) -> None:
-    """Answer signals as a new interpreter does, which ignores what the process that starts it has ignored."""
+def _set_signals(ignored: Sequence[int], blocked: Sequence[int]) -> None:
+    """Answer signals as a new interpreter does, which ignores and blocks what the process that starts it does."""
+    signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
     for each in (signal.SIGCHLD, *_FOR_PROGRAMS):
         signal.signal(each, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -79,6 +79,7 @@ class Program:
             "has_spare": forks_others and CAN_ADOPT,
             "numbers": [0, 1, 2],
             "ignored": [],
+            "blocked": [],
         }
         with open(os.devnull) as nothing:
             files = [nothing.fileno(), self._output, self._errors]

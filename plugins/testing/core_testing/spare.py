@@ -159,6 +159,7 @@ class Spare:
             "has_spare": CAN_ADOPT,
             "numbers": [*files],
             "ignored": [int(each) for each in signal.valid_signals() if _is_ignored(each)],
+            "blocked": [int(each) for each in signal.pthread_sigmask(signal.SIG_BLOCK, ())],
         }
         with self._lock:
             self._prctl(_SET_CHILD_SUBREAPER, 1, 0, 0, 0)

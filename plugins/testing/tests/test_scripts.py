@@ -41,9 +41,11 @@ def look():
 def main():
     sys.left = True
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR2])
     source = "import os, signal, sys, warnings; os.write(int(sys.argv[1]), sys.stdin.read().encode()); " \\
         "print(os.getppid(), os.getsid(0) == os.getpid(), os.getcwd(), 'left' in vars(sys), 'torch' in sys.modules, " \\
-        "signal.getsignal(signal.SIGUSR1)); warnings.warn('odd')"
+        "signal.getsignal(signal.SIGUSR1), *map(int, signal.pthread_sigmask(signal.SIG_BLOCK, ()))); " \\
+        "warnings.warn('odd')"
     reading, writing = os.pipe()
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", source, str(writing)],
@@ -107,7 +109,7 @@ def test_what_a_forked_script_starts_is_its_child_and_new(tmp_path, forks_others
     pid, passed, code, output, error, spawned, ended = json.loads(done.stdout)
     is_forked = str(forks_others and CAN_ADOPT)
     assert (passed, code, ended) == ("asked", 1, -signal.SIGKILL), done.stderr
-    assert output == [str(pid), "True", "/", "False", is_forked, "1"]
+    assert output == [str(pid), "True", "/", "False", is_forked, "1", str(int(signal.SIGUSR2))]
     assert error == "UserWarning: odd"
     assert spawned == [[str(tmp_path / "starts.py"), "x"], pid, "3", False, is_forked == "True"]
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
         STRATEGY_REGISTRY,
     )
     from core.session import ModuleHandle, Session
-    from core.trainer import CombinedLoader, DataModule, Module, Trainer
+    from core.trainer import CombinedLoader, DataModule, Module, Trainer, Tuner
 
 __all__ = [  # noqa: F405  (what the star above brings)
     "ACCELERATOR_REGISTRY",
@@ -90,6 +90,7 @@ __all__ = [  # noqa: F405  (what the star above brings)
     "TensorDescription",
     "Trainer",
     "TrainingStep",
+    "Tuner",
     "UnknownAliasError",
     "UnsupportedError",
     "WorkerError",
@@ -132,6 +133,7 @@ _OTHERS = {
         "DataModule",
         "Module",
         "Trainer",
+        "Tuner",
     ),
 }
 _CONTRACT = set(__all__).difference(*_OTHERS.values(), ["__version__"])

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-_FINDERS = "There is none: try values in a loop with Trainer(max_steps=100)."
 _FINE_TUNING = "There is none: write a Callback that unfreezes in on_train_epoch_start."
 
 IMPORTS: Mapping[str, Mapping[str, str]] = {
@@ -19,10 +18,11 @@ IMPORTS: Mapping[str, Mapping[str, str]] = {
         "LightningDataModule": "Write `from core import DataModule`.",
         "LightningFabric": "Write `from core import Fabric`.",
         "LightningCLI": "There is none: read arguments with argparse, and pass them to Trainer and the module.",
-        "Tuner": _FINDERS,
         "ModelCheckpoint": "Write `from core.callbacks import ModelCheckpoint`.",
         "EarlyStopping": "Write `from core.callbacks import EarlyStopping`.",
         "LearningRateMonitor": "Write `from core.callbacks import LearningRateMonitor`.",
+        "LearningRateFinder": "Write `from core.callbacks import LearningRateFinder`.",
+        "BatchSizeFinder": "Write `from core.callbacks import BatchSizeFinder`.",
         "CSVLogger": "Write `from core.loggers import CSVLogger`.",
         "TensorBoardLogger": "Write `from core.loggers import TensorBoardLogger`.",
         "DDPStrategy": "Write `from core.strategies import DDPStrategy`.",
@@ -33,8 +33,6 @@ IMPORTS: Mapping[str, Mapping[str, str]] = {
         "EMAWeightAveraging": "Write `from core.callbacks import EMA`.",
         "BackboneFinetuning": _FINE_TUNING,
         "BaseFinetuning": _FINE_TUNING,
-        "LearningRateFinder": _FINDERS,
-        "BatchSizeFinder": _FINDERS,
         "ModelPruning": "There is none: call torch.nn.utils.prune in a Callback.",
     },
 }

@@ -11,8 +11,9 @@ if TYPE_CHECKING:
     from core.trainer.data.datamodule import DataModule
     from core.trainer.module.module import Module
     from core.trainer.trainer import Trainer
+    from core.trainer.tuning.tuner import Tuner
 
-__all__ = ["CombinedLoader", "DataModule", "Module", "Trainer"]
+__all__ = ["CombinedLoader", "DataModule", "Module", "Trainer", "Tuner"]
 
 __getattr__, __dir__ = door(
     __name__,
@@ -21,5 +22,6 @@ __getattr__, __dir__ = door(
         ".data.datamodule": ("DataModule",),
         ".module.module": ("Module",),
         ".trainer": ("Trainer",),
+        ".tuning.tuner": ("Tuner",),
     },
 )

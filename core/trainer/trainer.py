@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from core.trainer.data.datamodule import DataModule
     from core.trainer.data.sources import Role, Source
     from core.trainer.hooks.events import Events
+    from core.trainer.loops.fit_call import FitCall
     from core.trainer.profilers import Profiler
     from core.trainer.signals.stop_agreement import StopAgreement
     from core.trainer.state.late_save import FinishedFit
@@ -273,24 +274,9 @@ class Trainer(Ranks, RunViews, DataViews, Logged):
             ConfigurationError: no training loader, or something that is none.
             CheckpointError: `ckpt_path` can't be read, or doesn't fit.
         """
-        from core.trainer.data.sources import (
-            TRAIN,
-            check_reload,
-            find_source,
-            find_validation,
-            need_source,
-            take_datamodule,
-        )
-        from core.trainer.module.module import require_method
-
-        require_method(model, "training_step", "fit")
-        self._require_optimizers(model)
-        train_dataloaders, datamodule = take_datamodule(train_dataloaders, datamodule, val_dataloaders)
-        train = need_source(find_source(TRAIN, train_dataloaders, datamodule, model), TRAIN, datamodule, model)
-        sources = [train, *find_validation(val_dataloaders, datamodule, model)]
-        check_reload(self.options, sources)
+        call = self.take_fit_call(model, train_dataloaders, val_dataloaders, datamodule)
         self.should_stop = False
-        self._launch("fit", model, sources, datamodule, ckpt_path)
+        self._launch("fit", call.module, call.sources, call.datamodule, ckpt_path)
 
     def validate(
         self,
@@ -550,6 +536,36 @@ class Trainer(Ranks, RunViews, DataViews, Logged):
 
     # the stages -----------------------------------------------------------------------------------------------------
 
+    def take_fit_call(
+        self, model: nn.Module, train_dataloaders: Any, val_dataloaders: Any, datamodule: DataModule | None
+    ) -> FitCall:
+        """The arguments of `fit`, checked."""
+        from core.trainer.data.sources import (
+            TRAIN,
+            check_reload,
+            find_source,
+            find_validation,
+            need_source,
+            take_datamodule,
+        )
+        from core.trainer.loops.fit_call import FitCall
+        from core.trainer.module.module import require_method
+
+        require_method(model, "training_step", "fit")
+        self._require_optimizers(model)
+        train_dataloaders, datamodule = take_datamodule(train_dataloaders, datamodule, val_dataloaders)
+        train = need_source(find_source(TRAIN, train_dataloaders, datamodule, model), TRAIN, datamodule, model)
+        sources = [train, *find_validation(val_dataloaders, datamodule, model)]
+        check_reload(self.options, sources)
+        return FitCall(model, sources, datamodule)
+
+    def _prepare_fit(self, sources: Sequence[Source]) -> None:
+        """Let callbacks find what training begins with; a run that resumes has begun before."""
+        from core.trainer.loops.fit_call import FitCall
+
+        for callback in self.callbacks:
+            callback.before_fit(self, FitCall(self.module, sources, self.datamodule))
+
     def _module_or_last(self, model: nn.Module | None) -> nn.Module:
         module: nn.Module | None = model if model is not None else self.module
         if module is None:
@@ -569,7 +585,7 @@ class Trainer(Ranks, RunViews, DataViews, Logged):
         self,
         stage: Stage,
         module: nn.Module,
-        sources: list[Source],
+        sources: Sequence[Source],
         datamodule: DataModule | None,
         ckpt_path: PathLike | None,
     ) -> Any:
@@ -584,6 +600,8 @@ class Trainer(Ranks, RunViews, DataViews, Logged):
         self.callbacks = self._module_callbacks.join(self.callbacks, self.module)
         self.logged.begin_stage()
         check_stage(self, sources)
+        if stage == "fit" and ckpt_path is None and not self.fast_dev_run:
+            self._prepare_fit(sources)
         launcher = self.strategy.launcher
         self.status = "running"
         try:

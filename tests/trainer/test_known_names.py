@@ -50,7 +50,7 @@ def data():
         ("resume_from_checkpoint", "fit(module, ckpt_path="),
         ("checkpoint_callback", "enable_checkpointing="),
         ("weights_summary", "enable_model_summary="),
-        ("auto_lr_find", "There is none"),
+        ("auto_lr_find", "Tuner(trainer).lr_find"),
         ("replace_sampler_ddp", "use_distributed_sampler="),
         ("no_such_thing", "help(Trainer)"),
     ],
@@ -70,7 +70,7 @@ def test_an_argument_that_is_not_there_is_answered(name, answer):
         ("core", "LightningCLI", "argparse"),
         ("core.callbacks", "TQDMProgressBar", "from core.callbacks import ProgressBar"),
         ("core.callbacks", "BackboneFinetuning", "write a Callback"),
-        ("core.callbacks", "LearningRateFinder", "There is none"),
+        ("core", "BatchSizeFinder", "from core.callbacks import BatchSizeFinder"),
     ],
 )
 def test_an_import_that_is_not_there_is_answered(package, name, answer):

@@ -7,12 +7,14 @@ from typing import TYPE_CHECKING
 from core.door import door
 
 if TYPE_CHECKING:
+    from core.trainer.callbacks.batch_size_finder import BatchSizeFinder
     from core.trainer.callbacks.callback import Callback
     from core.trainer.callbacks.device_stats_monitor import DeviceStatsMonitor
     from core.trainer.callbacks.early_stopping import EarlyStopping
     from core.trainer.callbacks.ema import EMA
     from core.trainer.callbacks.gradient_accumulation_scheduler import GradientAccumulationScheduler
     from core.trainer.callbacks.lambda_callback import LambdaCallback
+    from core.trainer.callbacks.learning_rate_finder import LearningRateFinder
     from core.trainer.callbacks.learning_rate_monitor import LearningRateMonitor
     from core.trainer.callbacks.model_checkpoint import ModelCheckpoint
     from core.trainer.callbacks.model_summary import ModelSummary
@@ -28,11 +30,13 @@ if TYPE_CHECKING:
 __all__ = [
     "EMA",
     "BasePredictionWriter",
+    "BatchSizeFinder",
     "Callback",
     "DeviceStatsMonitor",
     "EarlyStopping",
     "GradientAccumulationScheduler",
     "LambdaCallback",
+    "LearningRateFinder",
     "LearningRateMonitor",
     "ModelCheckpoint",
     "ModelSummary",
@@ -50,11 +54,13 @@ __getattr__, __dir__ = door(
     {
         ".ema": ("EMA",),
         ".prediction_writer": ("BasePredictionWriter",),
+        ".batch_size_finder": ("BatchSizeFinder",),
         ".callback": ("Callback",),
         ".device_stats_monitor": ("DeviceStatsMonitor",),
         ".early_stopping": ("EarlyStopping",),
         ".gradient_accumulation_scheduler": ("GradientAccumulationScheduler",),
         ".lambda_callback": ("LambdaCallback",),
+        ".learning_rate_finder": ("LearningRateFinder",),
         ".learning_rate_monitor": ("LearningRateMonitor",),
         ".model_checkpoint": ("ModelCheckpoint",),
         ".model_summary": ("ModelSummary",),

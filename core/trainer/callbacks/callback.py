@@ -9,6 +9,7 @@ from core.contract import EventHooks, empty_hook
 if TYPE_CHECKING:
     from torch import nn
 
+    from core.trainer.loops.fit_call import FitCall
     from core.trainer.trainer import Trainer
 
 
@@ -40,6 +41,14 @@ class Callback(EventHooks):
 
         Raises:
             ConfigurationError: with the ways out.
+        """
+
+    def before_fit(self, trainer: Trainer, call: FitCall) -> None:
+        """Each process that calls `fit`, after all checks, unless training resumes: find what training begins with.
+
+        Args:
+            trainer: runs no stage yet.
+            call: what `fit` was given.
         """
 
     @property

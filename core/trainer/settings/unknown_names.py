@@ -13,8 +13,6 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 R = TypeVar("R")
 
-_FINDERS = "There is none: try values in a loop with Trainer(max_steps=100)."
-
 ARGUMENTS: Mapping[str, str] = {
     "gpus": "Write accelerator='gpu', devices=2.",
     "num_processes": "Write devices=2.",
@@ -23,8 +21,8 @@ ARGUMENTS: Mapping[str, str] = {
     "distributed_backend": "Write strategy='ddp'.",
     "amp_backend": "Write precision='16-mixed' or 'bf16-mixed'.",
     "amp_level": "Write precision='16-mixed' or 'bf16-mixed'.",
-    "auto_lr_find": _FINDERS,
-    "auto_scale_batch_size": _FINDERS,
+    "auto_lr_find": "Write callbacks=[LearningRateFinder()], or Tuner(trainer).lr_find(module, ...).",
+    "auto_scale_batch_size": "Write callbacks=[BatchSizeFinder()], or Tuner(trainer).scale_batch_size(module, ...).",
     "auto_select_gpus": "devices=2 takes the first two; core.accelerators.find_usable_cuda_devices(2) finds free ones.",
     "checkpoint_callback": "Write enable_checkpointing=..., and a ModelCheckpoint in callbacks=[...].",
     "resume_from_checkpoint": "Write trainer.fit(module, ckpt_path='last.ckpt').",
@@ -53,8 +51,8 @@ ATTRIBUTES: Mapping[str, str] = {
     "fit_loop": "What it knows is in trainer.progress; limits are arguments of Trainer.",
     "root_device": "It is trainer.strategy.root_device.",
     "device": "It is trainer.strategy.root_device.",
-    "tuner": _FINDERS,
-    "tune": _FINDERS,
+    "tuner": "Write Tuner(trainer), from core import Tuner.",
+    "tune": "Write Tuner(trainer).lr_find(module, ...) or .scale_batch_size(module, ...).",
     "gpus": "It is trainer.num_devices.",
     "root_gpu": "It is trainer.strategy.root_device.",
     "checkpoint_connector": "Checkpoints are written by trainer.save_checkpoint(path).",

@@ -14,7 +14,7 @@ DEFAULT_PARALLEL_STRATEGY = "ddp"
 PACKAGES = MappingProxyType(
     {
         "core-bagua": True,
-        "core-colossalai": False,
+        "core-colossalai": True,
         "core-ddp": True,
         "core-deepspeed": True,
         "core-dp": True,

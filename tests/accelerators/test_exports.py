@@ -45,9 +45,10 @@ def test_a_plugins_class_can_be_imported_from_core():
     assert imported is AcmeAccelerator
 
 
-def test_a_well_known_class_says_what_to_install():
-    with pytest.raises(ImportError, match=r"is kept for core-colossalai\. There is no package core-colossalai yet\."):
-        from core.strategies import ColossalAIStrategy  # noqa: F401
+def test_a_well_known_class_says_what_to_install(monkeypatch):
+    monkeypatch.setattr("core.registry.registry.KNOWN_CLASSES", {("strategy", "QuantizedStrategy"): "core-torchao"})
+    with pytest.raises(ImportError, match=r"is kept for core-torchao\. There is no package core-torchao yet\."):
+        from core.strategies import QuantizedStrategy  # noqa: F401
 
 
 @pytest.mark.parametrize("name", ["Nonsense", "nonsense", "__wrapped__"])

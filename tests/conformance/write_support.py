@@ -60,6 +60,12 @@ NEEDS_HARDWARE = [
     ),
     ("`tpu`", "TPUs", "it is `xla` by another name, and looks for nothing else"),
     (
+        '`colossalai` with `plugin="low_level_zero"`, `"gemini"` or `"hybrid_parallel"`',
+        "CUDA GPUs",
+        "Colossal-AI runs them on GPUs only. The first has passed the kit in plugins/colossalai/tests, on a double for "
+        "the accelerator; Gemini's chunks and the hybrid plugin's kernels have no stand-in",
+    ),
+    (
         "speed, memory and compile times of `ipu_strategy`",
         "Graphcore's IPUs",
         "PopTorch is on no package index, and the simulated one runs a program step by step",

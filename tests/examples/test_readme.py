@@ -26,6 +26,7 @@ PAGES = [ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md")), *sorted(ROOT.gl
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\[[^\]]*\]\(([^)#\s]+)[^)]*\)")
 LIBRARIES = {
+    "colossalai": "colossalai",
     "deepspeed": "deepspeed",
     '"xla': "torch_xla",
     "XLA": "torch_xla",

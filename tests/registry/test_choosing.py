@@ -181,15 +181,16 @@ def test_a_well_known_alias_says_what_to_install(registry):
     )
 
 
-def test_a_well_known_alias_without_a_package_yet_says_so(registry):
+def test_a_well_known_alias_without_a_package_yet_says_so(registry, monkeypatch):
+    monkeypatch.setattr("core.registry.refusals.KNOWN_ALIASES", {("strategy", "quantized"): "core-torchao"})
     with pytest.raises(UnknownAliasError) as raised:
-        registry("strategy").get("colossalai")
+        registry("strategy").get("quantized")
     assert str(raised.value) == (
-        "Unknown strategy 'colossalai'. It is kept for core-colossalai. There is no package core-colossalai yet. "
+        "Unknown strategy 'quantized'. It is kept for core-torchao. There is no package core-torchao yet. "
         "Installed: single_device."
     )
-    with pytest.raises(UnknownAliasError, match=r"Did you mean 'colossalai' \(no package yet\)\?"):
-        registry("strategy").get("colosalai")
+    with pytest.raises(UnknownAliasError, match=r"Did you mean 'quantized' \(no package yet\)\?"):
+        registry("strategy").get("quantised")
     with pytest.raises(UnknownAliasError, match=r"'core-torchao:wandb'\. There is no package core-torchao yet\.$"):
         registry().get("core-torchao:wandb")
 

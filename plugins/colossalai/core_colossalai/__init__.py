@@ -1,0 +1,7 @@
+"""Colossal-AI's Booster for `core`: `Trainer(strategy="colossalai", devices=4)`."""
+
+from core_colossalai._version import __version__
+from core_colossalai.options import Options
+from core_colossalai.strategy import ColossalAIStrategy
+
+__all__ = ["ColossalAIStrategy", "Options", "__version__"]

@@ -1,0 +1,47 @@
+"""The conformance suites of core-colossalai. Imported by `core check` and the tests only: it needs pytest.
+
+`torch_ddp` is what runs on CPUs. The other plugins need GPUs, and are refused elsewhere.
+"""
+
+import os
+import warnings
+from importlib.util import find_spec
+
+from core import Capability
+from core_testing import StrategyConformance
+
+if (_found := find_spec("colossalai")) and _found.origin:  # a folder of that name has none
+    # Once here, and not in each of the ranks that are forked from this process: transformers is behind it.
+    _before = dict(os.environ)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        import colossalai.booster.plugin  # noqa: F401
+    os.environ.clear()
+    os.environ.update(_before)
+
+_SYNC_BATCH_NORM = "Colossal-AI makes SyncBatchNorm of every BatchNorm, which torch has for GPUs only: it is refused"
+
+
+class TestColossalAI(StrategyConformance):
+    """Two processes train as one device does, with TorchDDPPlugin."""
+
+    alias = "colossalai"
+    timeout_s = 120
+    heavy_modules = ("colossalai",)
+    expected_capabilities = (
+        Capability.COLLECTIVES
+        | Capability.JOINT_SETUP
+        | Capability.NO_SYNC
+        | Capability.MANUAL_OPTIMIZATION
+        | Capability.SEVERAL_MODULES
+        | Capability.SEVERAL_OPTIMIZERS
+        | Capability.CLIP_BY_VALUE
+        | Capability.INFERENCE_MODE
+        | Capability.BIT_EXACT_RESUME
+    )
+    known_failures = {
+        "test_training_equals_one_device[batch_norm]": _SYNC_BATCH_NORM,
+        "test_every_part_comes_back": _SYNC_BATCH_NORM,
+        "test_training_equals_one_device[unused_weights]": "torch's DDP waits for gradients that don't come, "
+        "without find_unused_parameters=True",
+    }

@@ -1,0 +1,121 @@
+"""What Colossal-AI can't do here, or would do wrongly without a word: refused before work."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+
+from core import ConfigurationError
+
+if TYPE_CHECKING:
+    from core_colossalai.options import Options
+
+_GPUS = ("cuda", "npu")
+_NEEDS_GPUS = {
+    "low_level_zero": "LowLevelZeroOptimizer takes no other device",
+    "gemini": "Gemini moves chunks between a GPU and the CPU, and on a CPU alone it fails",
+    "hybrid_parallel": "its optimizers and kernels are made for them",
+}
+_ON_CPU = "Use plugin='torch_ddp' on CPUs, or strategy='fsdp' or 'deepspeed', which cut state over ranks there too."
+_WHOLE_TENSORS = ("Adafactor", "CAME", "GaLoreAdamW8bit", "Lamb", "LBFGS", "Muon", "SparseAdam")
+_INSTEAD = "Use strategy='ddp', or 'fsdp', which can."
+
+
+def refuse_device(plugin: str, device_type: str) -> None:
+    """Refuse a plugin on a device that Colossal-AI doesn't run it on.
+
+    Raises:
+        ConfigurationError: it needs GPUs.
+    """
+    if plugin in _NEEDS_GPUS and device_type not in _GPUS:
+        raise ConfigurationError(
+            f"plugin={plugin!r} needs GPUs, and this run is on {device_type!r}: {_NEEDS_GPUS[plugin]}. {_ON_CPU}"
+        )
+
+
+def refuse_eight_bits(options: Options, device_type: str) -> None:
+    """Refuse 8 bits where there are no operations for them.
+
+    Raises:
+        ConfigurationError: they need GPUs.
+    """
+    for name in ("fp8_communication", "use_fp8"):
+        if getattr(options, name) and device_type not in _GPUS:
+            raise ConfigurationError(f"{name}=True needs GPUs, and this run is on {device_type!r}. Leave it out.")
+
+
+def refuse_sizes(plugin: str, options: Options, world_size: int) -> None:
+    """Refuse a number of ranks that can't be divided as the options ask, and pipelines.
+
+    Raises:
+        ConfigurationError: with the numbers.
+    """
+    if options.pp_size not in (None, 1):
+        raise ConfigurationError(
+            f"pp_size={options.pp_size}: Colossal-AI's pipeline calls a model's forward and a criterion on micro "
+            "batches itself, and core calls the step that you have written. Leave pp_size out."
+        )
+    sizes = {name: getattr(options, name) or 1 for name in ("tp_size", "sp_size", "extra_dp_size")}
+    product = sizes["tp_size"] * sizes["sp_size"] * sizes["extra_dp_size"]
+    if world_size % product:
+        named = " x ".join(f"{name}={size}" for name, size in sizes.items() if size > 1)
+        raise ConfigurationError(f"{named} must divide the number of ranks, which is {world_size}.")
+    if sizes["sp_size"] > 1 and not options.enable_sequence_parallelism:
+        raise ConfigurationError(f"sp_size={sizes['sp_size']} has no effect without enable_sequence_parallelism=True.")
+
+
+def refuse_precision(plugin: str, options: Options, name: str) -> None:
+    """Refuse a number format that the plugin doesn't have.
+
+    Raises:
+        ConfigurationError: with those that it has.
+    """
+    without_fp32 = plugin == "gemini" or (plugin == "hybrid_parallel" and options.zero_stage)
+    if name == "32-true" and without_fp32:
+        asked = f"zero_stage={options.zero_stage}" if plugin == "hybrid_parallel" else f"plugin={plugin!r}"
+        raise ConfigurationError(f"precision='32-true': {asked} computes in '16-mixed' or 'bf16-mixed' only.")
+
+
+def refuse_normalization(module: nn.Module, device_type: str) -> None:
+    """Refuse BatchNorm on a device for which torch has no SyncBatchNorm.
+
+    Raises:
+        ConfigurationError: names the layer.
+    """
+    if device_type in _GPUS:
+        return
+    for name, part in module.named_modules():
+        if isinstance(part, nn.modules.batchnorm._BatchNorm):
+            raise ConfigurationError(
+                f"{name or type(module).__name__!r} is a {type(part).__name__}, and Colossal-AI's TorchDDPPlugin makes "
+                f"SyncBatchNorm of it, which torch has for GPUs only; this run is on {device_type!r}. Use another "
+                "normalization, such as LayerNorm, or strategy='ddp'."
+            )
+
+
+def refuse_cut(module: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """Refuse a model or an optimizer that can't be stepped in flat parts of its parameters.
+
+    Raises:
+        ConfigurationError: with the reason.
+    """
+    if (name := type(optimizer).__name__) in _WHOLE_TENSORS:
+        raise ConfigurationError(
+            f"{name} looks at whole tensors, at sparse ones or at the loss, and ZeRO lets an optimizer see flat ranges "
+            f"of elements only. Use one that steps each element by itself, such as AdamW. {_INSTEAD}"
+        )
+    trained = {own.dtype: key for key, own in module.named_parameters() if own.requires_grad}
+    if set(trained) != {torch.float32}:
+        listed = ", ".join(f"{key!r} is {str(dtype).removeprefix('torch.')}" for dtype, key in trained.items())
+        raise ConfigurationError(
+            f"{type(module).__name__}: {listed or 'no parameter is trained'}. Colossal-AI's ZeRO has masters of "
+            f"float32, so that all parameters must be of it, whatever it computes in. Call module.float(). {_INSTEAD}"
+        )
+    own = set(module.parameters())
+    if any(one not in own for group in optimizer.param_groups for one in group["params"]):
+        raise ConfigurationError(
+            f"The optimizer holds a parameter that doesn't belong to {type(module).__name__}, which is set up together "
+            "with it. Build it from that module's parameters."
+        )

@@ -1,0 +1,387 @@
+"""Colossal-AI's Booster behind one word: data parallelism, ZeRO, Gemini and hybrid parallelism.
+
+Li et al., "Colossal-AI: A Unified Deep Learning System For Large-Scale Parallel Training", ICPP 2023.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+import torch.distributed as dist
+
+from core import Capability, ConfigurationError, UnsupportedError
+from core.strategies import FrozenParameters, LeftOutParameters
+from core_colossalai import library, precision, refusals
+from core_colossalai.engine import Engine, ForwardEngine
+from core_colossalai.options import PluginName, split, with_every_option
+from core_colossalai.zero import ZeroEngine
+from core_ddp import DDPStrategy
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from contextlib import AbstractContextManager
+
+    from torch import Tensor, nn
+    from torch.optim import Optimizer
+
+    from core import GradientClipping, Precision, SetupHost
+
+_STAYS_FROZEN = (
+    "Colossal-AI gives parts of a parameter to the ranks when it is set up, and this one has none. Unfreeze it before, "
+    "or use plugin='torch_ddp'."
+)
+
+
+class ColossalAIStrategy(DDPStrategy):
+    """Colossal-AI's Booster with one of its plugins, on one node or several.
+
+    With `torch_ddp` gradients are averaged by torch's DistributedDataParallel, as under strategy `ddp`. The others take
+    module and optimizer together, convert the model themselves, and step parts of it; they need GPUs.
+    """
+
+    @with_every_option
+    def __init__(self, plugin: PluginName = "torch_ddp", *, start_method: str = "subprocess", **options: Any) -> None:
+        """Options of Colossal-AI's plugin, by its own names, and of every parallel strategy.
+
+        Args:
+            plugin: `"torch_ddp"` has a replica on each rank; `"low_level_zero"` cuts the optimizer's state over them,
+                and gradients with `stage=2`; `"gemini"` parameters too, and moves them to the CPU and back;
+                `"hybrid_parallel"` shares the work of a layer between ranks, for models that Shardformer knows.
+            start_method: way to start processes if no cluster has: `"subprocess"` runs the script again, `"spawn"`,
+                `"fork"` and `"forkserver"` call the function in new processes.
+            options: of `core_colossalai.Options`, and of `ParallelStrategy`: `process_group_backend`, `timeout`,
+                `parallel_devices`, `cluster_environment`, `checkpoint_io`, `precision_plugin`, `accelerator`.
+
+        Raises:
+            ConfigurationError: an unknown option, one of another plugin, or a value that it can't have.
+        """
+        self.options, parts = split(plugin, options, start_method)
+        if self.options.precision is not None:
+            if "precision_plugin" in parts:
+                raise ConfigurationError("precision=... and precision_plugin=... are two formats. Leave one out.")
+            parts["precision_plugin"] = precision.choose(precision.NAMES[self.options.precision]) or _float32()
+        super().__init__(start_method=start_method, find_unused_parameters=self.options.find_unused_parameters, **parts)
+        self.plugin: PluginName = plugin
+        self.engine: Engine | None = None
+        self.boosted: list[tuple[Any, list[Any]]] = []
+        self._to_boost: list[Optimizer] = []
+        self._cut = FrozenParameters(_STAYS_FROZEN)
+        self._buffers_differ = False
+
+    # composition ----------------------------------------------------------------------------------------------------
+
+    @property
+    def replicates(self) -> bool:
+        """True if each rank has the whole model and the whole optimizer: `torch_ddp`."""
+        return self.plugin == "torch_ddp"
+
+    @property
+    def capabilities(self) -> Capability:
+        """Those of `ddp`, and set-up of everything at once; what is cut has one module and one optimizer."""
+        own = super().capabilities | Capability.JOINT_SETUP
+        if self.replicates:
+            return own & ~Capability.BIT_EXACT_RESUME if self.options.fp8_communication else own
+        return own & ~(
+            Capability.SEVERAL_MODULES
+            | Capability.SEVERAL_OPTIMIZERS
+            | Capability.CLIP_BY_VALUE
+            | Capability.NO_SYNC
+            | Capability.REPLICATED_PARAMETERS
+        )
+
+    @property
+    def data_parallel_size(self) -> int:
+        """Number of shares of the data: ranks that share the work of a layer, or a sequence, have one together."""
+        return self.world_size // self._ranks_of_a_share
+
+    @property
+    def data_parallel_rank(self) -> int:
+        """Number of this rank's share."""
+        return self.global_rank // self._ranks_of_a_share
+
+    @property
+    def _ranks_of_a_share(self) -> int:
+        return (self.options.tp_size or 1) * (self.options.sp_size or 1)
+
+    def configure_precision(self, name: str) -> Precision | None:
+        """The formats that Colossal-AI converts to; core's own with `torch_ddp`, which leaves that to others.
+
+        Raises:
+            ConfigurationError: the plugin doesn't have it.
+        """
+        return super().configure_precision(name) if self.replicates else precision.choose(name)
+
+    def check(self) -> None:
+        """Refuse what contradicts the options or needs other devices, and a machine without Colossal-AI.
+
+        Raises:
+            ConfigurationError: with what fits.
+            PluginLoadError: Colossal-AI isn't installed, is another release, or can't be imported; with the recipe.
+        """
+        super().check()
+        device_type = self.parallel_devices[0].type
+        self.check_device(device_type)
+        refusals.refuse_eight_bits(self.options, device_type)
+        refusals.refuse_sizes(self.plugin, self.options, self.world_size)
+        refusals.refuse_precision(self.plugin, self.options, self.precision_plugin.name)
+        library.plugin_class(self.plugin)
+
+    def check_device(self, device_type: str) -> None:
+        """Main process. Refuse a kind of device that Colossal-AI doesn't run the plugin on.
+
+        Raises:
+            ConfigurationError: it needs GPUs.
+        """
+        refusals.refuse_device(self.plugin, device_type)
+
+    def _make_booster(self, **more: Any) -> Any:
+        return library.booster(self.plugin, {**self.options.given(), **more}, self.root_device.type)
+
+    # modules and optimizers -----------------------------------------------------------------------------------------
+
+    def setup(self, trainer: SetupHost) -> None:
+        """All ranks. Set up as every strategy does; what clips, and what runs a step, must be one.
+
+        Raises:
+            ConfigurationError: gradients are to be clipped twice, or a step is to run where a forward is all.
+        """
+        if trainer.clipping is not None and self.options.max_norm:
+            raise ConfigurationError(
+                f"max_norm={self.options.max_norm} and gradient_clip_val={trainer.clipping.value} clip both. Leave one "
+                "of them out."
+            )
+        if trainer.clipping is not None and self.plugin == "gemini":
+            raise ConfigurationError(
+                f"gradient_clip_val={trainer.clipping.value}: Gemini clips inside its own step. Pass max_norm=... to "
+                "the strategy, and leave gradient_clip_val out."
+            )
+        if self.plugin == "hybrid_parallel":
+            raise ConfigurationError(
+                "plugin='hybrid_parallel' calls a model's forward, since Shardformer looks at its class: train it with "
+                "Fabric, model, optimizer = fabric.setup(model, optimizer), and not with a Trainer."
+            )
+        super().setup(trainer)
+
+    def setup_module(self, module: nn.Module) -> nn.Module:
+        """All ranks. A module with `torch_ddp`, or one that isn't trained; all ranks have the weights of rank 0."""
+        if self.replicates:
+            refusals.refuse_normalization(module, self.root_device.type)
+            return super().setup_module(module)
+        self.model = super(DDPStrategy, self).setup_module(module)
+        self._share([*module.parameters(), *module.buffers()])
+        return self.model
+
+    def configure_ddp(self) -> None:
+        """All ranks. Let the Booster put `self.model`, and what steps it, into torch's DistributedDataParallel."""
+        manual = not getattr(self.model, "automatic_optimization", True)
+        find_unused = manual if self.find_unused_parameters is None else self.find_unused_parameters
+        first, others = next(iter(self._to_boost), None), self._to_boost[1:]
+        booster = self._make_booster(find_unused_parameters=find_unused)
+        boosted, wrapper = library.boost(booster, self.model, first)
+        wrappers = library.load("colossalai.interface").OptimizerWrapper
+        self.boosted.append((boosted, [] if first is None else [wrapper, *map(wrappers, others)]))
+        self.model = boosted.module  # torch's wrapper, which is all that Colossal-AI's calls
+
+    def setup_module_and_optimizers(
+        self, module: nn.Module, optimizers: list[Optimizer], scheduler: Any = None
+    ) -> tuple[nn.Module, list[Optimizer], Any]:
+        """All ranks. Give everything to the Booster; the core steps the scheduler.
+
+        Raises:
+            ConfigurationError: a module or an optimizer that Colossal-AI would train wrongly.
+        """
+        if self.replicates or not optimizers:
+            self._to_boost = optimizers
+            try:
+                return self.setup_module(module), optimizers, scheduler
+            finally:
+                self._to_boost = []
+        self.engine = engine = self._make_engine(module, optimizers[0])
+        self.model = engine.wrapped
+        return self.model, [engine.optimizer], scheduler
+
+    def _make_engine(self, module: nn.Module, optimizer: Optimizer) -> Engine:
+        if self.session.handles:
+            raise UnsupportedError(
+                f"plugin={self.plugin!r} can set up one module. Put both into one nn.Module.",
+                capability=Capability.SEVERAL_MODULES,
+            )
+        refusals.refuse_cut(module, optimizer)
+        self.module_to_device(module)
+        self._share([*module.parameters(), *module.buffers()])
+        self._cut.watch(module.named_parameters())
+        booster = self._make_booster(**self._settings())
+        if self.plugin == "low_level_zero":
+            left_out = LeftOutParameters(self) if self.world_size > 1 else None
+            return ZeroEngine(booster, module, optimizer, left_out)
+        return (ForwardEngine if self.plugin == "hybrid_parallel" else Engine)(booster, module, optimizer)
+
+    def _settings(self) -> dict[str, Any]:
+        """What a plugin has to be told besides the options: the format, and sizes that it has no defaults for."""
+        names = {core: theirs for theirs, core in precision.NAMES.items()}
+        settings: dict[str, Any] = {"precision": names[self.precision_plugin.name]}
+        if self.plugin == "hybrid_parallel":
+            settings |= {"tp_size": self.options.tp_size or 1, "pp_size": 1}
+        return settings
+
+    def refresh_modules(self) -> bool:
+        """All ranks, when an epoch of the Trainer begins; see `DDPStrategy.refresh_modules`.
+
+        Raises:
+            ConfigurationError: a parameter was unfrozen that has no place in what was cut.
+        """
+        if unfrozen := self._cut.unfrozen():
+            name = next(iter(unfrozen.values()))
+            raise ConfigurationError(f"The parameter {name!r} was frozen when it was set up: {_STAYS_FROZEN}")
+        return super().refresh_modules()
+
+    def _share(self, tensors: list[Tensor]) -> None:
+        if self.world_size > 1:
+            for tensor in tensors:
+                dist.broadcast(tensor.detach(), src=0)
+
+    # steps ----------------------------------------------------------------------------------------------------------
+
+    def step_callable(self, name: str, module: nn.Module | None = None) -> Callable[..., Any]:
+        """All ranks, once a stage. What is cut runs all steps through Colossal-AI's model, which converts inputs."""
+        handle = self.session.handle_of(module)
+        if self.engine is None or handle.wrapped is not self.engine.wrapped or self.engine.router is None:
+            return super().step_callable(name, module)
+        replacement = handle.user_callable(name) if handle.compiler is not None else None
+        routed: Callable[..., Any] = self.engine.router.route(handle.wrapped, name, replacement=replacement)
+        return routed
+
+    def backward(self, loss: Tensor, module: nn.Module | None, *, manual: bool = False, **kwargs: Any) -> None:
+        """All ranks. Backward by the Booster, which scales the loss in fp16; see `DDPStrategy.backward`."""
+        if self.engine is None:
+            super().backward(loss, module, manual=manual, **kwargs)
+            return
+        self._buffers_differ = True
+        self.engine.backward(loss, **kwargs)
+
+    def no_backward_sync(self, module: nn.Module, enabled: bool = True) -> AbstractContextManager[Any]:
+        """All ranks. A context in which gradients stay local, with `torch_ddp`; ZeRO exchanges them all the same."""
+        return super().no_backward_sync(module, enabled and self.replicates)
+
+    def clip_gradients(self, module: nn.Module, optimizer: Optimizer, clipping: GradientClipping) -> Tensor | None:
+        """All ranks. Clip, with ZeRO by the 2-norm and in the next step; see `Strategy.clip_gradients`.
+
+        Raises:
+            UnsupportedError: ZeRO, by value or by another norm; or Gemini and hybrid, which clip by `max_norm` alone.
+        """
+        if self.engine is None:
+            return super().clip_gradients(module, optimizer, clipping)
+        if clipping.algorithm != "norm" or clipping.norm_type != 2:
+            raise UnsupportedError(
+                f"plugin={self.plugin!r} clips gradients by their 2-norm only, inside Colossal-AI's own step. "
+                "Use gradient_clip_algorithm='norm', or max_norm=... alone.",
+                capability=Capability.CLIP_BY_VALUE,
+            )
+        norm = self.engine.clip(clipping.value)
+        if clipping.error_if_nonfinite and not norm.isfinite():
+            raise RuntimeError(f"The norm of the gradients is {norm.item()}, and error_if_nonfinite=True.")
+        return norm
+
+    def optimizer_step(self, optimizer: Optimizer, closure: Callable[[], Any] | None = None) -> int:
+        """All ranks. Step; in fp16 a step with gradients that overflowed is left out."""
+        if self.engine is None:
+            return super().optimizer_step(optimizer, closure)
+        if closure is not None:
+            closure()
+        return self.engine.step()
+
+    def synchronize_model(self) -> None:
+        """All ranks. Where DistributedDataParallel doesn't, take the buffers of rank 0."""
+        super().synchronize_model()
+        if self._buffers_differ:
+            self._buffers_differ = False
+            self._share([buffer for handle in self.session.handles for buffer in handle.module.buffers()])
+
+    # state ----------------------------------------------------------------------------------------------------------
+
+    def get_module_state_dict(
+        self, module: nn.Module, *, layout: Literal["full", "sharded"] | None = None
+    ) -> dict[str, Any]:
+        """All ranks. The module's state by the user's names, of what is in 16 bits the masters."""
+        named = super().get_module_state_dict(module, layout=layout)
+        if (engine := self._engine_of(module)) is not None:
+            values = engine.module_values()
+            for name, original in self._originals(module, named).items():
+                named[name] = values.get(original, named[name])
+        return named
+
+    def load_module_state_dict(self, module: nn.Module, state: Mapping[str, Any], *, strict: bool = True) -> None:
+        """All ranks. Put back what `get_module_state_dict` gave, in place."""
+        super().load_module_state_dict(module, state, strict=strict)
+        if (engine := self._engine_of(module)) is not None:
+            originals = self._originals(module, super().get_module_state_dict(module))
+            engine.load_values({one: state[name] for name, one in originals.items() if name in state})
+
+    def _engine_of(self, module: nn.Module) -> Engine | None:
+        return self.engine if self.engine and self.session.handle_of(module).module is self.engine.module else None
+
+    def _originals(self, module: nn.Module, named: Mapping[str, Any]) -> dict[str, Tensor]:
+        """Parameters and buffers themselves by canonical names, in the order of the module's own state."""
+        own = self.session.handle_of(module).module.state_dict(keep_vars=True)
+        return {name: value for name, value in zip(named, own.values(), strict=True) if isinstance(value, torch.Tensor)}
+
+    def get_optimizer_state_dict(self, optimizer: Optimizer) -> dict[str, Any]:
+        """All ranks. The optimizer's state by parameter names, with whole tensors."""
+        engine = self._zero_engine()
+        if engine is None:
+            return super().get_optimizer_state_dict(optimizer)
+        with engine.all_parameters():
+            state = optimizer.state_dict()
+        names = self.parameter_names(optimizer)
+        groups = [{**group, "params": [names[index] for index in group["params"]]} for group in state["param_groups"]]
+        entries = engine.whole_entries(state["state"])
+        return {**state, "state": {names[index]: entry for index, entry in entries.items()}, "param_groups": groups}
+
+    def load_optimizer_state_dict(self, optimizer: Optimizer, state: Mapping[str, Any]) -> None:
+        """All ranks. Put a whole state back; each rank takes its parts."""
+        engine = self._zero_engine()
+        if engine is None:
+            super().load_optimizer_state_dict(optimizer, state)
+            return
+        positions = {name: index for index, name in enumerate(self.parameter_names(optimizer))}
+        own = engine.own_entries({positions.get(name, name): entry for name, entry in state["state"].items()})
+        named = {name: own[positions.get(name, name)] for name in state["state"]}
+        with engine.all_parameters():
+            super().load_optimizer_state_dict(optimizer, {**state, "state": named})
+
+    def optimizer_targets(self, optimizer: Optimizer, described: Mapping[str, Any]) -> dict[str, Any] | None:
+        """All ranks. Where saved tensors go while they are read; what is cut is read whole."""
+        return None if self.engine is not None else super().optimizer_targets(optimizer, described)
+
+    def parameter_names(self, optimizer: Optimizer) -> list[str]:
+        """Names of the parameters that the optimizer was made for, group after group."""
+        if self.engine is None:
+            return super().parameter_names(optimizer)
+        names = self.session.handle_of(self.engine.module).parameter_names
+        return [names[id(parameter)] for group in self.engine.given_groups for parameter in group]
+
+    def _zero_engine(self) -> ZeroEngine | None:
+        if self.engine is None or isinstance(self.engine, ZeroEngine):
+            return self.engine
+        self.engine.module_values()  # says why there is no such state
+        return None
+
+    # end ------------------------------------------------------------------------------------------------------------
+
+    def release(self) -> None:
+        """All ranks; idempotent. Forget what was set up; after an exception a module may stay in 16 bits' values."""
+        engine, self.engine = self.engine, None
+        if engine is not None:
+            engine.close(is_whole=sys.exc_info()[0] is None)
+        self.boosted = []
+        self._cut.forget()
+        self._buffers_differ = False
+        super().release()
+
+
+def _float32() -> Precision:
+    from core import Precision
+
+    return Precision()

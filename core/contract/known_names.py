@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-_FINE_TUNING = "There is none: write a Callback that unfreezes in on_train_epoch_start."
 
 IMPORTS: Mapping[str, Mapping[str, str]] = {
     "core": {
@@ -31,8 +30,6 @@ IMPORTS: Mapping[str, Mapping[str, str]] = {
         "TQDMProgressBar": "Write `from core.callbacks import ProgressBar`.",
         "RichModelSummary": "Write `from core.callbacks import ModelSummary`.",
         "EMAWeightAveraging": "Write `from core.callbacks import EMA`.",
-        "BackboneFinetuning": _FINE_TUNING,
-        "BaseFinetuning": _FINE_TUNING,
         "ModelPruning": "There is none: call torch.nn.utils.prune in a Callback.",
     },
 }

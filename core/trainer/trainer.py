@@ -561,10 +561,12 @@ class Trainer(Ranks, RunViews, DataViews, Logged):
 
     def _prepare_fit(self, sources: Sequence[Source]) -> None:
         """Let callbacks find what training begins with; a run that resumes has begun before."""
+        from core.trainer.hooks.events import overrides
         from core.trainer.loops.fit_call import FitCall
 
         for callback in self.callbacks:
-            callback.before_fit(self, FitCall(self.module, sources, self.datamodule))
+            if overrides(callback, "before_fit"):
+                callback.before_fit(self, FitCall(self.module, sources, self.datamodule))
 
     def _module_or_last(self, model: nn.Module | None) -> nn.Module:
         module: nn.Module | None = model if model is not None else self.module

@@ -69,7 +69,6 @@ def test_an_argument_that_is_not_there_is_answered(name, answer):
         ("core", "ModelCheckpoint", "from core.callbacks import ModelCheckpoint"),
         ("core", "LightningCLI", "argparse"),
         ("core.callbacks", "TQDMProgressBar", "from core.callbacks import ProgressBar"),
-        ("core.callbacks", "BackboneFinetuning", "write a Callback"),
         ("core", "BatchSizeFinder", "from core.callbacks import BatchSizeFinder"),
     ],
 )

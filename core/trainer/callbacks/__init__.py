@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 from core.door import door
 
 if TYPE_CHECKING:
+    from core.trainer.callbacks.backbone_finetuning import BackboneFinetuning
+    from core.trainer.callbacks.base_finetuning import BaseFinetuning
     from core.trainer.callbacks.batch_size_finder import BatchSizeFinder
     from core.trainer.callbacks.callback import Callback
     from core.trainer.callbacks.device_stats_monitor import DeviceStatsMonitor
@@ -29,6 +31,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "EMA",
+    "BackboneFinetuning",
+    "BaseFinetuning",
     "BasePredictionWriter",
     "BatchSizeFinder",
     "Callback",
@@ -54,6 +58,8 @@ __getattr__, __dir__ = door(
     {
         ".ema": ("EMA",),
         ".prediction_writer": ("BasePredictionWriter",),
+        ".backbone_finetuning": ("BackboneFinetuning",),
+        ".base_finetuning": ("BaseFinetuning",),
         ".batch_size_finder": ("BatchSizeFinder",),
         ".callback": ("Callback",),
         ".device_stats_monitor": ("DeviceStatsMonitor",),

@@ -43,12 +43,23 @@ class Callback(EventHooks):
             ConfigurationError: with the ways out.
         """
 
+    @empty_hook
     def before_fit(self, trainer: Trainer, call: FitCall) -> None:
         """Each process that calls `fit`, after all checks, unless training resumes: find what training begins with.
 
         Args:
             trainer: runs no stage yet.
             call: what `fit` was given.
+        """
+
+    @empty_hook
+    def before_restore(self, trainer: Trainer, module: nn.Module, checkpoint: dict[str, Any]) -> None:
+        """All ranks, when `fit` goes on, before anything is restored: make what the optimizers' state needs.
+
+        Args:
+            trainer: with optimizers as `configure_optimizers` has made them.
+            module: set up.
+            checkpoint: what `on_save_checkpoint` has put there; nothing if it was saved without this callback.
         """
 
     @property

@@ -89,10 +89,18 @@ def load(trainer: Trainer, path: PathLike) -> None:
         CheckpointError: it can't be read, or doesn't fit.
     """
     strategy = trainer.strategy
+    prepared: list[bool] = []
+
+    def check(content: dict[str, Any]) -> None:
+        _check(trainer, content, path)
+        if trainer.trains and not prepared:
+            prepared.append(True)
+            _prepare_callbacks(trainer, content)
+
     saved = trainer.session.read_checkpoint(
         path,
         _parts(trainer) if trainer.trains else {"model": trainer.module},
-        check=lambda content: _check(trainer, content, path),
+        check=check,
     )
     if overrides(trainer.module, "on_load_checkpoint"):
         trainer.module.on_load_checkpoint(saved["module_section"])
@@ -118,6 +126,13 @@ def load(trainer: Trainer, path: PathLike) -> None:
         parts = [metrics[number] for number in sorted(metrics)]
         running_metrics.restore(trainer, parts, share=share, num_shares=num_shares)
     trainer.restored_random_state = _random_state_of(ranks, strategy.global_rank, share)
+
+
+def _prepare_callbacks(trainer: Trainer, saved: dict[str, Any]) -> None:
+    for callback in trainer.callbacks:
+        if overrides(callback, "before_restore"):
+            state = saved.get("callbacks", {}).get(callback.state_key, {})
+            callback.before_restore(trainer, trainer.module, state.get("section", {}))
 
 
 def _share_of(strategy: Strategy) -> tuple[int, int]:

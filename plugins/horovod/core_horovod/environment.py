@@ -6,6 +6,8 @@ import os
 
 from core import Absent, ClusterEnvironment, ConfigurationError, Found
 
+__all__ = ["HorovodEnvironment"]
+
 _RANK, _SIZE = "HOROVOD_RANK", "HOROVOD_SIZE"
 _LOCAL_RANK, _LOCAL_SIZE = "HOROVOD_LOCAL_RANK", "HOROVOD_LOCAL_SIZE"
 _NODE, _NODES = "HOROVOD_CROSS_RANK", "HOROVOD_CROSS_SIZE"

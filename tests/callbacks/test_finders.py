@@ -21,10 +21,23 @@ def data():
     return TensorDataset(inputs, inputs.sum(1, keepdim=True))
 
 
+def fill_memory():
+    torch.empty(2**60)
+
+
+def fill_device():
+    """As a GPU says it, which isn't here."""
+    raise torch.OutOfMemoryError
+
+
+def break_down():
+    raise RuntimeError("a bug")
+
+
 class Net(Module):
     """Runs out of memory with more samples than `limit`, on rank 1 at half of that."""
 
-    def __init__(self, lr=0.003, limit=1000, fails=lambda: RuntimeError("DefaultCPUAllocator: can't allocate memory")):
+    def __init__(self, lr=0.003, limit=1000, fails=fill_memory):
         super().__init__()
         torch.manual_seed(0)
         self.layers = torch.nn.Sequential(
@@ -40,7 +53,7 @@ class Net(Module):
     def training_step(self, batch, batch_idx):
         self.sizes.append(len(batch[0]))
         if len(batch[0]) > self.limit // (1 + self.global_rank):
-            raise self.fails()
+            self.fails()
         loss = torch.nn.functional.mse_loss(self.layers(batch[0]), batch[1])
         self.log("loss", loss)
         self.losses.append(loss.item())
@@ -125,6 +138,18 @@ def test_the_suggestion_is_where_the_loss_falls_most_steeply():
         assert curve.suggestion(0, 0) is None
 
 
+def test_rates_grow_by_optimizer_steps(tmp_path):
+    trainer = make_trainer(tmp_path, accumulate_grad_batches=3)
+    curve = Tuner(trainer).lr_find(Net(), num_training=12, mode="linear", max_lr=0.11, min_lr=0.0001, update_attr=False)
+    assert curve.results["lr"] == pytest.approx([0.0001 + 0.1099 / 11 * step for step in range(12)])
+
+
+def test_a_quick_run_searches_for_nothing(tmp_path):
+    module = Net()
+    make_trainer(tmp_path, LearningRateFinder(), fast_dev_run=True).fit(module)
+    assert module.lr == 0.003
+
+
 @pytest.mark.parametrize("threshold", [2, None])
 def test_it_stops_where_the_loss_explodes(tmp_path, threshold):
     class Exploding(Net):
@@ -175,9 +200,7 @@ def test_the_plot_is_drawn_or_says_what_to_install(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(("mode", "limit", "size"), [("power", 25, 16), ("binsearch", 25, 25), ("power", 99, 40)])
-@pytest.mark.parametrize(
-    "fails", [lambda: RuntimeError("DefaultCPUAllocator: can't allocate memory"), torch.OutOfMemoryError]
-)
+@pytest.mark.parametrize("fails", [fill_memory, fill_device])
 def test_the_largest_batch_that_fits(tmp_path, mode, limit, size, fails):
     module = Net(limit=limit, fails=fails)
     assert Tuner(make_trainer(tmp_path)).scale_batch_size(module, mode=mode) == module.batch_size == size
@@ -202,7 +225,7 @@ def test_it_never_asks_for_more_than_there_is_and_stops_after_its_trials(tmp_pat
 
 
 def test_another_error_is_no_lack_of_memory(tmp_path):
-    module = Net(limit=8, fails=lambda: RuntimeError("a bug"))
+    module = Net(limit=8, fails=break_down)
     with pytest.raises(RuntimeError, match="a bug"):
         Tuner(make_trainer(tmp_path)).scale_batch_size(module)
 

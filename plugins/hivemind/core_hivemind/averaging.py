@@ -14,7 +14,7 @@ from hivemind.optim.state_averager import TrainingStateAverager, dump_optimizer_
 from hivemind.utils import ValueWithExpiration, get_dht_time
 
 from core_hivemind.errors import PeersError
-from core_hivemind.processes import ends_with_parent
+from core_hivemind.processes import between_answers, ends_with_parent
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -38,8 +38,9 @@ class Node(hivemind.DHT):  # type: ignore[misc]  # hivemind is untyped
         if self.is_alive():
             with contextlib.suppress(Exception):  # what it was sent before has arrived when it answers
                 self.run_coroutine(self._get_client_mode, return_future=True).result(_ANSWER_TIMEOUT_S)
-            self.terminate()
-            self.join(self.shutdown_timeout)
+            with between_answers():
+                self.terminate()
+                self.join(self.shutdown_timeout)
 
     def __del__(self) -> None:
         """Nothing: it ends in `Swarm.leave`."""
@@ -66,8 +67,9 @@ class _Child:
         with contextlib.suppress(Exception):  # what it was sent before has arrived when it answers
             self.get_group_bits(wait=False).result(_ANSWER_TIMEOUT_S)  # type: ignore[attr-defined]
         self._inner_pipe.send(("_SHUTDOWN", None))  # type: ignore[attr-defined]  # the thread that hands out the state
-        self.terminate()  # type: ignore[attr-defined]
-        self.join(self.shutdown_timeout)  # type: ignore[attr-defined]
+        with between_answers():
+            self.terminate()  # type: ignore[attr-defined]
+            self.join(self.shutdown_timeout)  # type: ignore[attr-defined]
 
     def __del__(self) -> None:
         """Nothing: what is left of it ends in `Swarm.leave`."""

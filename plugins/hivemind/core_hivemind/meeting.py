@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 _POLL_S = 0.25
 _EXPIRES_S = 30.0
+_GOODBYE_S = 5.0
 
 
 class Meeting:
@@ -85,7 +86,7 @@ class Meeting:
     def leave(self) -> None:
         """Take back what this peer has left, for those that look for one."""
         for key in (self._key, f"{state_prefix(self._options.run_id)}.all_averagers"):
-            self._store(key, None)
+            self._store(key, None, timeout_s=_GOODBYE_S)
 
     def _present(self) -> set[bytes]:
         return self._ids(self._key)
@@ -97,8 +98,10 @@ class Meeting:
     def _key(self) -> str:
         return f"{self._options.run_id}_present"
 
-    def _store(self, key: str, value: Any) -> None:
-        self._dht.store(key, value=value, subkey=self.id, expiration_time=get_dht_time() + _EXPIRES_S)
+    def _store(self, key: str, value: Any, timeout_s: float | None = None) -> None:
+        until = get_dht_time() + _EXPIRES_S
+        future = self._dht.store(key, value=value, subkey=self.id, expiration_time=until, return_future=True)
+        future.result(timeout_s)
 
     def _ids(self, key: str) -> set[bytes]:
         found = self._dht.get(key, latest=True)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+_LOCK_TIMEOUT_S = 1.0
 _TELL_WHEN_PARENT_ENDS = 1  # PR_SET_PDEATHSIG of linux/prctl.h
 
 
@@ -56,7 +57,10 @@ def _note_clients() -> list[Any]:
 
 
 def _close_all(clients: list[Any]) -> None:
-    """End the p2pd that they have started, if they have, and remove the sockets to it."""
+    """End the p2pd that they have started, if they have, and remove the sockets to it and to this process."""
+    if (own := resource_sharer._resource_sharer._address) is not None:  # type: ignore[attr-defined]
+        with contextlib.suppress(OSError):
+            os.remove(own)
     for client in clients:
         daemon, sockets = client._child, [getattr(client, "_client_listen_maddr", None)]
         if daemon is not None:
@@ -69,14 +73,33 @@ def _close_all(clients: list[Any]) -> None:
                 os.remove(address["unix"])
 
 
+@contextlib.contextmanager
+def between_answers() -> Iterator[None]:
+    """A context in which no child holds a lock that it shares with the others and with this process.
+
+    A child that is killed with one keeps it: no future of the next run would be answered.
+    """
+    from hivemind.utils.mpfuture import MPFuture, SharedBytes
+
+    with contextlib.ExitStack() as held:
+        for lock in (SharedBytes._lock, MPFuture._initialization_lock, MPFuture._update_lock):
+            if lock.acquire(timeout=_LOCK_TIMEOUT_S):
+                held.callback(lock.release)
+        yield
+
+
 def end_future_thread() -> None:
-    """End the thread by which this process hears of hivemind's futures; the next future starts another one."""
+    """End the thread by which this process hears of hivemind's futures; the next future starts another one.
+
+    To be called when no child is left: locks that they shared are made anew, lest one was killed with them.
+    """
     from hivemind.utils.mpfuture import MPFuture, UpdateType
 
-    thread, pipe = MPFuture._pipe_waiter_thread, MPFuture._global_sender_pipe
-    if thread is None or pipe is None or MPFuture._active_pid != os.getpid():
+    thread, pipe, pid = MPFuture._pipe_waiter_thread, MPFuture._global_sender_pipe, MPFuture._active_pid
+    MPFuture.reset_backend()
+    if thread is None or pipe is None or pid != os.getpid():
         return
-    MPFuture._pipe_waiter_thread, MPFuture._active_pid = None, None
+    MPFuture._pipe_waiter_thread = None
     pipe.send((0, UpdateType.CANCEL, None))  # it looks at the above after each message
     thread.join(5)
     pipe.close()

@@ -202,8 +202,10 @@ class Swarm:
         """Say goodbye, and end all processes and threads; idempotent."""
         optimizer, node = self.__dict__.pop("_hivemind", None), self.__dict__.pop("_node", None)
         if optimizer is not None:
-            with contextlib.suppress(Exception):  # the others learn of it by and by, if not from us
-                self._meeting.leave()
+            # multiprocessing may have ended the node already. The others learn of it by and by, if not from us.
+            with contextlib.suppress(Exception):
+                if node is not None and node.is_alive():
+                    self._meeting.leave()
             with contextlib.suppress(Exception):
                 optimizer.shutdown()
         if node is not None:

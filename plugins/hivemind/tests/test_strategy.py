@@ -1,5 +1,6 @@
 """One peer: what is refused before work, and how it differs from a loop on torch alone, which is nowhere."""
 
+import multiprocessing
 from functools import partial
 
 import pytest
@@ -13,6 +14,7 @@ from core_hivemind import PeersError
 
 QUIET = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "enable_checkpointing": False}
 NOBODY = "/ip4/127.0.0.1/tcp/9/p2p/12D3KooWJS7RaLC3UHEidbihhyx1GcSRABFn6wdjeoiockBQAQwk"
+FORK = multiprocessing.get_context("fork")
 make = partial(HivemindStrategy, run_id="alone", target_batch_size=1)
 
 
@@ -92,12 +94,46 @@ def test_gradients_stay_in_their_buffers():
 def test_a_loop_by_hand_takes_the_loaders_batch_size():
     fabric, net = Fabric(strategy=make(target_batch_size=32), accelerator="cpu"), Net()
     model, optimizer = fabric.setup(net, net.configure_optimizers())
-    (batches,) = (fabric.setup_dataloaders(loader(32)),)
+    batches = fabric.setup_dataloaders(loader(32))
     before, changed = net.layer.weight.clone(), []
     for (inputs,) in batches:
-        fabric.backward(model(inputs).square().mean())
+        fabric.backward(model.training_step([inputs], 0))
         optimizer.step()
         optimizer.zero_grad()
         changed.append(not torch.equal(before, net.layer.weight))
     fabric.teardown()
     assert changed == [False, True]
+
+
+class KillsAnAnswer(Net):
+    """A child ends in the middle of an answer, as one that is killed may, and keeps the lock of answers."""
+
+    def on_train_end(self):
+        from hivemind.utils.mpfuture import MPFuture
+
+        child = FORK.Process(target=MPFuture._update_lock.acquire)
+        child.start()
+        child.join()
+
+
+def test_a_run_begins_after_a_child_was_killed_in_an_answer():
+    fit(make(), KillsAnAnswer())
+    assert fit(make()).global_step == 3
+
+
+def leave_without_a_word():
+    fabric, net = Fabric(strategy=make(), accelerator="cpu"), Net()
+    model, optimizer = fabric.setup(net, net.configure_optimizers())
+    for (inputs,) in fabric.setup_dataloaders(loader()):
+        fabric.backward(model.training_step([inputs], 0))
+        optimizer.step()
+
+
+def test_a_process_that_leaves_without_a_word_ends():
+    child = FORK.Process(target=leave_without_a_word)
+    child.start()
+    child.join(120)
+    hangs = child.is_alive()
+    child.kill()
+    assert not hangs
+    assert child.exitcode == 0

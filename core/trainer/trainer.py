@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from core.trainer.loops.fit_call import FitCall
     from core.trainer.profilers import Profiler
     from core.trainer.signals.stop_agreement import StopAgreement
-    from core.trainer.state.late_save import FinishedFit
+    from core.trainer.state.finished_fit import FinishedFit
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -33,6 +33,7 @@ UNUSED = (
     "core.loggers.",
     "core.trainer.profilers",
     "core.trainer.state.from_checkpoint",
+    "core.trainer.state.late_save",
     "core.trainer.state.outcome",
     "core.trainer.state.snapshot",
 )

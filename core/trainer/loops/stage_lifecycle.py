@@ -18,7 +18,7 @@ from core.trainer.settings.torch_modes import torch_modes
 from core.trainer.signals import requeue
 from core.trainer.signals.interruption import SignalGuard
 from core.trainer.state.checkpoint_path import find_checkpoint
-from core.trainer.state.late_save import FinishedFit
+from core.trainer.state.finished_fit import FinishedFit
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -3,63 +3,15 @@
 from __future__ import annotations
 
 import warnings
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from core.contract import Capability, ConfigurationError, KeepsRankState
+from core.contract import ConfigurationError
 from core.trainer.state import snapshot
 
 if TYPE_CHECKING:
-    from torch.optim import Optimizer
-
     from core.contract import PathLike
+    from core.trainer.state.finished_fit import FinishedFit
     from core.trainer.trainer import Trainer
-
-# With these, the state of an optimizer ends with the stage: it lies in shards, an engine or a compiled program.
-_OWN_OPTIMIZERS = (
-    Capability.SHARDED_STATE
-    | Capability.JOINT_SETUP
-    | Capability.MAKES_OPTIMIZERS
-    | Capability.COMPILED_STEP
-    | Capability.ELASTIC
-)
-
-
-@dataclass(frozen=True)
-class FinishedFit:
-    """The parts of a run that ended well from which a later one can go on. They take memory until the next stage.
-
-    Attributes:
-        optimizers: in the order of `configure_optimizers`.
-        lr_schedulers: of theirs.
-        position: at the end of `fit`.
-    """
-
-    optimizers: list[Optimizer]
-    lr_schedulers: list[Any]
-    position: snapshot.Position
-
-    @classmethod
-    def of(cls, trainer: Trainer) -> FinishedFit | None:
-        """All ranks, at the end of `fit`. None if the optimizers end with the stage."""
-        strategy = trainer.strategy
-        if (
-            not strategy.launcher.calls_in_place
-            or strategy.capabilities & _OWN_OPTIMIZERS
-            or (isinstance(strategy, KeepsRankState) and strategy.rank_state_dict() is not None)
-        ):
-            return None
-        return cls(list(strategy.optimizers), list(strategy.lr_schedulers), snapshot.Position.of(trainer))
-
-    def belongs_to(self, trainer: Trainer) -> bool:
-        """Tell whether the optimizers still train the module's parameters. A teardown may have replaced those."""
-        own = {id(parameter) for parameter in trainer.module.parameters()}
-        return all(
-            id(parameter) in own
-            for optimizer in self.optimizers
-            for group in optimizer.param_groups
-            for parameter in group["params"]
-        )
 
 
 def save(trainer: Trainer, path: PathLike, *, weights_only: bool) -> None:

@@ -2,49 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from core import __version__
-from core.checkpoint import collect_random_state
 from core.contract import CheckpointCorruptedError, CheckpointError
 from core.session import UserData
 from core.trainer.hooks.events import overrides
 from core.trainer.logging import running_metrics
 from core.trainer.module import hyperparameters
 from core.trainer.state import foreign_state
+from core.trainer.state.finished_fit import Position, share_of
 
 if TYPE_CHECKING:
-    from core.contract import PathLike, Strategy
+    from core.contract import PathLike
     from core.trainer.trainer import Trainer
 
 FORMAT_VERSION = 1
-
-
-@dataclass(frozen=True)
-class Position:
-    """The state of a run that is nowhere to be found once its stage is over.
-
-    Attributes:
-        rank: this rank's share of the data, random state and running metrics.
-        loaders: the position within the data, or nothing.
-    """
-
-    rank: dict[str, Any]
-    loaders: dict[str, Any]
-
-    @classmethod
-    def of(cls, trainer: Trainer) -> Position:
-        """All ranks, while a stage runs."""
-        strategy, loaders = trainer.strategy, trainer.loaders
-        return cls(
-            rank={
-                "share": _share_of(strategy)[0],
-                "random": collect_random_state(strategy.accelerator, strategy.root_device),
-                "metrics": running_metrics.collect(trainer),
-            },
-            loaders={"loaders": UserData(loaders.state_dict(trainer.progress.batch))} if loaders.has_position else {},
-        )
 
 
 def save(trainer: Trainer, path: PathLike, *, weights_only: bool = False, position: Position | None = None) -> None:
@@ -120,7 +93,7 @@ def load(trainer: Trainer, path: PathLike) -> None:
         optimizer._opt_called = trainer.progress.global_step > 0  # type: ignore[attr-defined]
     if "loaders" in saved:  # what another program saved has weights and counters only
         _restore_position(trainer, saved)
-    share, num_shares = _share_of(strategy)
+    share, num_shares = share_of(strategy)
     if ranks := saved.get("ranks", []):
         metrics = {state["share"]: state["metrics"] for state in reversed(ranks)}  # of the first rank that has it
         parts = [metrics[number] for number in sorted(metrics)]
@@ -133,11 +106,6 @@ def _prepare_callbacks(trainer: Trainer, saved: dict[str, Any]) -> None:
         if overrides(callback, "before_restore"):
             state = saved.get("callbacks", {}).get(callback.state_key, {})
             callback.before_restore(trainer, trainer.module, state.get("section", {}))
-
-
-def _share_of(strategy: Strategy) -> tuple[int, int]:
-    """The number of this rank's share of the data, and of all shares, among the ranks that know of each other."""
-    return (strategy.data_parallel_rank, strategy.data_parallel_size) if strategy.session.has_peers else (0, 1)
 
 
 def _random_state_of(ranks: list[dict[str, Any]], rank: int, share: int) -> dict[str, Any] | None:

@@ -1,0 +1,94 @@
+"""The parts of a run that would end with `fit`, kept for a checkpoint that is saved once it has returned."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from core.checkpoint import collect_random_state
+from core.contract import Capability, KeepsRankState
+from core.session import UserData
+from core.trainer.logging import running_metrics
+
+if TYPE_CHECKING:
+    from torch.optim import Optimizer
+
+    from core.contract import Strategy
+    from core.trainer.trainer import Trainer
+
+# With these, the state of an optimizer ends with the stage: it lies in shards, an engine or a compiled program.
+_OWN_OPTIMIZERS = (
+    Capability.SHARDED_STATE
+    | Capability.JOINT_SETUP
+    | Capability.MAKES_OPTIMIZERS
+    | Capability.COMPILED_STEP
+    | Capability.ELASTIC
+)
+
+
+@dataclass(frozen=True)
+class Position:
+    """The state of a run that is nowhere to be found once its stage is over.
+
+    Attributes:
+        rank: this rank's share of the data, random state and running metrics.
+        loaders: the position within the data, or nothing.
+    """
+
+    rank: dict[str, Any]
+    loaders: dict[str, Any]
+
+    @classmethod
+    def of(cls, trainer: Trainer) -> Position:
+        """All ranks, while a stage runs."""
+        strategy, loaders = trainer.strategy, trainer.loaders
+        return cls(
+            rank={
+                "share": share_of(strategy)[0],
+                "random": collect_random_state(strategy.accelerator, strategy.root_device),
+                "metrics": running_metrics.collect(trainer),
+            },
+            loaders={"loaders": UserData(loaders.state_dict(trainer.progress.batch))} if loaders.has_position else {},
+        )
+
+
+@dataclass(frozen=True)
+class FinishedFit:
+    """The parts of a run that ended well from which a later one can go on. They take memory until the next stage.
+
+    Attributes:
+        optimizers: in the order of `configure_optimizers`.
+        lr_schedulers: of theirs.
+        position: at the end of `fit`.
+    """
+
+    optimizers: list[Optimizer]
+    lr_schedulers: list[Any]
+    position: Position
+
+    @classmethod
+    def of(cls, trainer: Trainer) -> FinishedFit | None:
+        """All ranks, at the end of `fit`. None if the optimizers end with the stage."""
+        strategy = trainer.strategy
+        if (
+            not strategy.launcher.calls_in_place
+            or strategy.capabilities & _OWN_OPTIMIZERS
+            or (isinstance(strategy, KeepsRankState) and strategy.rank_state_dict() is not None)
+        ):
+            return None
+        return cls(list(strategy.optimizers), list(strategy.lr_schedulers), Position.of(trainer))
+
+    def belongs_to(self, trainer: Trainer) -> bool:
+        """Tell whether the optimizers still train the module's parameters. A teardown may have replaced those."""
+        own = {id(parameter) for parameter in trainer.module.parameters()}
+        return all(
+            id(parameter) in own
+            for optimizer in self.optimizers
+            for group in optimizer.param_groups
+            for parameter in group["params"]
+        )
+
+
+def share_of(strategy: Strategy) -> tuple[int, int]:
+    """The number of this rank's share of the data, and of all shares, among the ranks that know of each other."""
+    return (strategy.data_parallel_rank, strategy.data_parallel_size) if strategy.session.has_peers else (0, 1)

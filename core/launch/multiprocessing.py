@@ -88,17 +88,20 @@ class MultiprocessingLauncher(Launcher):
     def _run(self, call: LaunchedCall, directory: Path) -> Any:
         payload = self._write(call, directory) if self.pickles else call
         with SignalForwarder() as signals:
-            workers = self._start_all(payload, directory, call.environment.node_rank())
-            group = WorkerGroup(workers, lambda failure: None)
-            # Each worker runs the one function to its end; one that ends before has failed, whatever its exit code.
-            group.need(1)
+            group: WorkerGroup | None = None
             try:
-                signals.to(group)
+                with signals.held():
+                    workers = self._start_all(payload, directory, call.environment.node_rank())
+                    group = WorkerGroup(workers, lambda failure: None)
+                    signals.to(group)
+                # Each worker runs the one function to its end; one that ends before has failed, whatever its exit code.
+                group.need(1)
                 group.wait()
             finally:
-                group.stop("The main process was interrupted, and its workers end too.", 0)
-                # The next launch may fork, and a fork must not copy running threads.
-                group.join()
+                if group is not None:
+                    group.stop("The main process was interrupted, and its workers end too.", 0)
+                    # The next launch may fork, and a fork must not copy running threads.
+                    group.join()
             signals.raise_for()
         if group.failure is not None:
             raise group.failure from group.failure.__cause__

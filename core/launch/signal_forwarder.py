@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import signal
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol
 
 from core.launch.worker import in_main_thread
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from types import TracebackType
 
 
@@ -29,6 +32,8 @@ class SignalForwarder:
     def __init__(self) -> None:
         self._signal: int | None = None
         self._group: HearsSignals | None = None
+        self._pid = os.getpid()
+        self._is_holding, self._held = False, 0
         self._previous: dict[int, Any] = {}
 
     def __enter__(self) -> SignalForwarder:
@@ -48,6 +53,20 @@ class SignalForwarder:
         """Send signals to the workers from now on, as they are there. Before, signals are exceptions."""
         self._group = group
 
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """A context in which workers are made, without an exception from a signal that would leave them behind.
+
+        The first signal that comes meanwhile is answered at its end.
+        """
+        self._is_holding = True
+        try:
+            yield
+        finally:
+            self._is_holding = False
+        if self._held:
+            self._on_signal(self._held, None)
+
     def raise_for(self) -> None:
         """Raise what the signal means to the main process, if there was one, once the workers have ended.
 
@@ -59,7 +78,11 @@ class SignalForwarder:
             raise _exception(self._signal)
 
     def _on_signal(self, number: int, frame: Any) -> None:
-        if self._group is None or self._signal is not None:
+        is_own = os.getpid() == self._pid  # a worker is forked with this handler
+        if self._is_holding and is_own:
+            self._held = self._held or number
+            return
+        if self._group is None or self._signal is not None or not is_own:
             raise _exception(number)
         self._signal = number
         self._group.forward(number)

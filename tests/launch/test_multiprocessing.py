@@ -186,6 +186,26 @@ def test_a_terminated_run_leaves_nothing(program, own_temporary_directory, metho
     assert not left_in(own_temporary_directory)
 
 
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, -signal.SIGINT)])
+def test_a_signal_between_the_start_of_the_workers_and_the_wait_for_them_ends_them(program, number, code):
+    done = program(
+        """
+        from core.launch import multiprocessing
+
+        class Group(multiprocessing.WorkerGroup):
+            def __init__(self, *args):
+                os.kill(os.getpid(), int(sys.argv[1]))
+                super().__init__(*args)
+
+        multiprocessing.WorkerGroup = Group
+        if __name__ == "__main__":
+            connected(MultiprocessingLauncher("fork")).launch(time.sleep, 600)
+        """,
+        int(number),
+    ).finish(timeout_s=20)
+    assert done.code == code, done.errors
+
+
 @pytest.mark.parametrize("method", METHODS)
 def test_workers_die_with_the_main_process(program, own_temporary_directory, method):
     running = program(

@@ -260,7 +260,7 @@ def evaluate_a_checkpoint(rank, path):
     loader = DataLoader(data, batch_size=8 // rank.backend.num_shares)
     trainer = rank.trainer(max_epochs=1)
     trainer.fit(Judged(), loader, loader)
-    trainer.save_checkpoint(path)
+    trainer.save_checkpoint(path, weights_only=True)
     (validated,) = rank.trainer().validate(Judged(), loader, ckpt_path=path)
     (tested,) = rank.trainer().test(Judged(), loader, ckpt_path=path)
     predicted = rank.trainer().predict(Judged(), loader, ckpt_path=path)

@@ -98,9 +98,10 @@ class CheckpointTests(ResumeTests):
 
     def test_saves_after_training(self, folder: Path) -> None:
         """After `fit` has returned on all ranks, `trainer.save_checkpoint` writes the weights that it has left."""
-        case, path = self.adapted(RESUMED), folder / "late.ckpt"
-        run = self.run(_train_and_save_late, case, path)[0]
-        assert_equal_tensors(load_checkpoint(path)["model"], run.weights, self.tolerance)
+        case, path, weights_only = self.adapted(RESUMED), folder / "late.ckpt", folder / "weights.ckpt"
+        run = self.run(_train_and_save_late, case, path, weights_only)[0]
+        for each in (path, weights_only):
+            assert_equal_tensors(load_checkpoint(each)["model"], run.weights, self.tolerance)
 
     def test_a_failing_save_is_raised_everywhere(self, folder: Path) -> None:
         """A save that can't succeed is a CheckpointError on all ranks, and leaves what was there."""
@@ -136,13 +137,14 @@ def _train_and_save(rank: Rank, case: Case, path: Path) -> Run:
     return train(rank, case, save_at=_STOP_AT, path=path)
 
 
-def _train_and_save_late(rank: Rank, case: Case, path: Path) -> Run:
+def _train_and_save_late(rank: Rank, case: Case, path: Path, weights_only: Path) -> Run:
     recorder, module = Recorder(), case.network(case)
     trainer = rank.trainer(callbacks=recorder, max_steps=_STOP_AT, max_epochs=1)
     trainer.fit(module, make_loader(case, rank.backend.num_shares))
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", ".*the optimizers are gone")
         trainer.save_checkpoint(path)
+    trainer.save_checkpoint(weights_only, weights_only=True)
     return recorder.run
 
 

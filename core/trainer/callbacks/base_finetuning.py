@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm as BatchNorm
 
-from core.contract import Capability, UnsupportedError
+from core.contract import UnsupportedError
 from core.trainer.callbacks.callback import Callback
+from core.trainer.state.finished_fit import OWN_OPTIMIZERS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -17,13 +18,6 @@ if TYPE_CHECKING:
 
     from core.trainer.trainer import Trainer
 
-_OWN_OPTIMIZERS = (
-    Capability.SHARDED_STATE
-    | Capability.JOINT_SETUP
-    | Capability.MAKES_OPTIMIZERS
-    | Capability.COMPILED_STEP
-    | Capability.ELASTIC
-)
 _RATES_OF_GROUPS = ("initial_lr", "max_lr", "min_lr")
 
 
@@ -127,7 +121,7 @@ class BaseFinetuning(Callback):
         Raises:
             UnsupportedError: the strategy keeps them in shards, an engine or a compiled program.
         """
-        if found := trainer.strategy.capabilities & _OWN_OPTIMIZERS:
+        if found := trainer.strategy.capabilities & OWN_OPTIMIZERS:
             raise UnsupportedError(
                 f"{type(self).__name__} adds parameters to an optimizer while training runs, and "
                 f"{type(trainer.strategy).__name__} has {' and '.join(one.name or '' for one in found)}. Train in two "

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from core.trainer.trainer import Trainer
 
 # With these, the state of an optimizer ends with the stage: it lies in shards, an engine or a compiled program.
-_OWN_OPTIMIZERS = (
+OWN_OPTIMIZERS = (
     Capability.SHARDED_STATE
     | Capability.JOINT_SETUP
     | Capability.MAKES_OPTIMIZERS
@@ -72,7 +72,7 @@ class FinishedFit:
         strategy = trainer.strategy
         if (
             not strategy.launcher.calls_in_place
-            or strategy.capabilities & _OWN_OPTIMIZERS
+            or strategy.capabilities & OWN_OPTIMIZERS
             or (isinstance(strategy, KeepsRankState) and strategy.rank_state_dict() is not None)
         ):
             return None

@@ -14,6 +14,7 @@ from core.trainer.loops.loss_watch import LossWatch
 from core.trainer.loops.progress import Progress
 from core.trainer.settings.barebones import NoMetrics
 from core.trainer.signals.interruption import SignalGuard
+from core.trainer.state.finished_fit import OWN_OPTIMIZERS
 from core.trainer.tuning.copies import copy_loaders, copy_owner
 
 if TYPE_CHECKING:
@@ -27,16 +28,7 @@ if TYPE_CHECKING:
     from core.trainer.loops.fit_call import FitCall
     from core.trainer.trainer import Trainer
 
-_OWN_STEPS = (
-    Capability.OWNS_STEP
-    | Capability.COMPILED_STEP
-    | Capability.OWNS_ACCUMULATION
-    | Capability.OWNS_SCHEDULER
-    | Capability.MAKES_OPTIMIZERS
-    | Capability.JOINT_SETUP
-    | Capability.SHARDED_STATE
-    | Capability.ELASTIC
-)
+_OWN_STEPS = OWN_OPTIMIZERS | Capability.OWNS_STEP | Capability.OWNS_ACCUMULATION | Capability.OWNS_SCHEDULER
 
 
 class _NoLossWatch(LossWatch):

@@ -1,4 +1,4 @@
-"""What a step costs in two ranks: contenders in turns, each a loop that trains so many steps. Of no use by itself.
+"""The cost of a step in two ranks: contenders in turns, each a loop that trains so many steps. Of no use by itself.
 
 Processes are those of torchrun, in one group that all contenders share. Before anything is measured, all must end with
 the same weights. Figures are medians over the rounds, of slopes between a short and a long run; a ratio is that of two

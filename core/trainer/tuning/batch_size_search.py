@@ -44,7 +44,7 @@ class BatchSizeSearch(Callback):
         self.size = 0
 
     def state_dict(self) -> dict[str, Any]:
-        """What was found, on its way from ranks in other processes."""
+        """The result, on its way from ranks in other processes."""
         return {"size": self.size}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

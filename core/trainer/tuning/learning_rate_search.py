@@ -30,7 +30,7 @@ class LearningRateSearch(Callback):
         self._num_steps, self._is_over = 0, False
 
     def state_dict(self) -> dict[str, Any]:
-        """What was found, on its way from ranks in other processes."""
+        """The result, on its way from ranks in other processes."""
         return dict(self.curve.results)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

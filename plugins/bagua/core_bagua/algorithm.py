@@ -1,4 +1,4 @@
-"""What an algorithm is to the strategy: when it is called, and what it may keep."""
+"""The interface between an algorithm and the strategy: when it is called, and what it may keep."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Algorithm:
         """All ranks, before weights become their mean. Finish what is on its way."""
 
     def state_dict(self) -> dict[str, Any] | None:
-        """What this rank keeps; None, on all ranks, if nothing."""
+        """The state that this rank keeps; None, on all ranks, if nothing."""
         return None
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

@@ -64,7 +64,7 @@ class ByteGrad(Algorithm):
         return mean if self.average else mean * dist.get_world_size()
 
     def state_dict(self) -> dict[str, Any]:
-        """What compression has left out on this rank."""
+        """The part of gradients that compression has left out on this rank."""
         return {"rest": self.mean.rest}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

@@ -151,7 +151,7 @@ class QAdam(Algorithm):
         exchange(named, self.mean, flatten=self.flatten)
 
     def state_dict(self) -> dict[str, Any]:
-        """What compression has left out on this rank."""
+        """The part of momenta that compression has left out on this rank."""
         return {"rest": self.mean.rest}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

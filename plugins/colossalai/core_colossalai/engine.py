@@ -18,7 +18,7 @@ _KWARGS = frozenset({"inputs", "retain_graph"})
 
 
 class Engine:
-    """What `Booster.boost` has made of a module and its optimizer, and the calls that Colossal-AI documents for them.
+    """The module and optimizer that `Booster.boost` has made, and the calls that Colossal-AI documents for them.
 
     Attributes:
         booster: Colossal-AI's.
@@ -30,7 +30,7 @@ class Engine:
     """
 
     routes = True
-    """Whether methods other than `forward` can run through the model; not where Colossal-AI asks for its class."""
+    """True if methods other than `forward` can run through the model; not where Colossal-AI asks for its class."""
 
     def __init__(self, booster: Any, module: nn.Module, optimizer: Optimizer) -> None:
         """All ranks. Boost, which converts the module and cuts what the plugin cuts."""

@@ -1,4 +1,4 @@
-"""What Colossal-AI can't do here, or would do wrongly without a word: refused before work."""
+"""Refusals of what Colossal-AI can't do here, or would do wrongly without a word, before work."""
 
 from __future__ import annotations
 

@@ -219,7 +219,7 @@ class ColossalAIStrategy(DDPStrategy):
         return (ForwardEngine if self.plugin == "hybrid_parallel" else Engine)(booster, module, optimizer)
 
     def _settings(self) -> dict[str, Any]:
-        """What a plugin has to be told besides the options: the format, and sizes that it has no defaults for."""
+        """The settings that a plugin needs besides the options: the format, and sizes that it has no defaults for."""
         names = {core: theirs for theirs, core in precision.NAMES.items()}
         settings: dict[str, Any] = {"precision": names[self.precision_plugin.name]}
         if self.plugin == "hybrid_parallel":

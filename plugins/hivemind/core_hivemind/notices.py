@@ -1,4 +1,4 @@
-"""What a user is told of a run: options that are refused, addresses, and steps that were made alone."""
+"""Messages to the user of a run: options that are refused, addresses, and steps that were made alone."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ COMPRESSIONS: Mapping[str, str] = {
 
 @dataclass(frozen=True)
 class SwarmOptions:
-    """What a swarm is to be; `HivemindStrategy` says what each means."""
+    """The settings of a swarm; `HivemindStrategy` says what each means."""
 
     target_batch_size: int
     run_id: str

@@ -11,7 +11,7 @@ Op = Literal["Average", "Sum", "Adasum"]
 
 @dataclass(frozen=True)
 class Options:
-    """How gradients are exchanged; `HorovodStrategy` says what each means."""
+    """The settings of the exchange of gradients; `HorovodStrategy` says what each means."""
 
     compression: Compression = "none"
     backward_passes_per_step: int = 1

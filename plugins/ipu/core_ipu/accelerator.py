@@ -1,4 +1,4 @@
-"""How core finds IPUs, and what it may do with them."""
+"""The accelerator for IPUs: detection, and devices."""
 
 from __future__ import annotations
 

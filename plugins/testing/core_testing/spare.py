@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 CAN_ADOPT = sys.platform == "linux"
-"""Whether a process can become the parent of another's orphans."""
+"""True if a process can become the parent of another's orphans."""
 NAME = "core-spare"
 """Of a spare's process, among those of a program's session."""
 _SET_NAME, _SET_CHILD_SUBREAPER = 15, 36

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
         STRATEGY_REGISTRY,
     )
     from core.session import ModuleHandle, Session
-    from core.trainer import CombinedLoader, DataModule, Module, Trainer, Tuner
+    from core.trainer import CombinedLoader, DataModule, Module, Trainer, Tuner, cli_for
 
 __all__ = [  # noqa: F405  (what the star above brings)
     "ACCELERATOR_REGISTRY",
@@ -96,6 +96,7 @@ __all__ = [  # noqa: F405  (what the star above brings)
     "WorkerError",
     "World",
     "__version__",
+    "cli_for",
     "did_you_mean",
     "hookimpl",
     "near_names",
@@ -134,6 +135,7 @@ _OTHERS = {
         "Module",
         "Trainer",
         "Tuner",
+        "cli_for",
     ),
 }
 _CONTRACT = set(__all__).difference(*_OTHERS.values(), ["__version__"])

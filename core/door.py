@@ -32,8 +32,11 @@ def door(
         from core.contract.known_names import IMPORTS
 
         if (answer := IMPORTS.get(package, {}).get(name)) is not None:
-            # An AttributeError would be replaced by Python's own ImportError, without the answer.
-            raise ImportError(f"{package} has no {name}. {answer} See docs/coming-from-lightning.md.", name=package)
+            text = f"{package} has no {name}. {answer} See docs/coming-from-lightning.md."
+            if _is_asked_by_import(package):
+                # An AttributeError would be replaced by Python's own ImportError, without the answer.
+                raise ImportError(text, name=package)
+            raise AttributeError(text)
         if kind is None:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         # Not kept: what is installed and registered may be another class the next time.
@@ -42,3 +45,9 @@ def door(
         return plugin_class(kind, name, package)
 
     return get, lambda: sorted(sys.modules[package].__all__)
+
+
+def _is_asked_by_import(package: str) -> bool:
+    """True if `__getattr__` is asked by an import, and not by `getattr` or `hasattr`; of a mere module, always."""
+    asks = sys._getframe(2).f_globals.get("__name__")
+    return not hasattr(sys.modules[package], "__path__") or asks in ("importlib._bootstrap", "_frozen_importlib")

@@ -16,7 +16,7 @@ IMPORTS: Mapping[str, Mapping[str, str]] = {
         "LightningModule": "Write `from core import Module`.",
         "LightningDataModule": "Write `from core import DataModule`.",
         "LightningFabric": "Write `from core import Fabric`.",
-        "LightningCLI": "There is none: read arguments with argparse, and pass them to Trainer and the module.",
+        "LightningCLI": "Write `from core import cli_for`, and cli_for(Net, Data).",
         "ModelCheckpoint": "Write `from core.callbacks import ModelCheckpoint`.",
         "EarlyStopping": "Write `from core.callbacks import EarlyStopping`.",
         "LearningRateMonitor": "Write `from core.callbacks import LearningRateMonitor`.",

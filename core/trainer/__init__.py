@@ -7,17 +7,19 @@ from typing import TYPE_CHECKING
 from core.door import door
 
 if TYPE_CHECKING:
+    from core.trainer.command_line.cli_for import cli_for
     from core.trainer.data.combined import CombinedLoader
     from core.trainer.data.datamodule import DataModule
     from core.trainer.module.module import Module
     from core.trainer.trainer import Trainer
     from core.trainer.tuning.tuner import Tuner
 
-__all__ = ["CombinedLoader", "DataModule", "Module", "Trainer", "Tuner"]
+__all__ = ["CombinedLoader", "DataModule", "Module", "Trainer", "Tuner", "cli_for"]
 
 __getattr__, __dir__ = door(
     __name__,
     {
+        ".command_line.cli_for": ("cli_for",),
         ".data.combined": ("CombinedLoader",),
         ".data.datamodule": ("DataModule",),
         ".module.module": ("Module",),

@@ -39,6 +39,9 @@ LIBRARIES = {
 }
 """Modules of backends that a program with these words needs."""
 
+EXTRAS = {"cli_for": "jsonargparse"}
+"""Modules of core's own extras, likewise."""
+
 CLOCK = re.compile(r"\b\d+:\d\d\b")
 
 
@@ -106,6 +109,8 @@ def test_a_program_runs_and_prints_what_stands_below_it(block, tmp_path):
     needed = [name for word, name in LIBRARIES.items() if word in block.text]
     if missing := [name for name in needed if not find_spec(name)]:
         pytest.skip(f"needs {missing[0]}, which a tox environment of its own has")
+    if missing := [name for word, name in EXTRAS.items() if word in block.text and not find_spec(name)]:
+        pytest.skip(f"needs {missing[0]}, which an extra of core brings")
     strict = () if needed else ("-W", "error")  # to import them warns of what torch deprecates
     output = run([sys.executable, *strict, program], tmp_path)
     if block.output is not None:

@@ -67,7 +67,7 @@ def test_an_argument_that_is_not_there_is_answered(name, answer):
         ("core", "LightningModule", "from core import Module"),
         ("core", "LightningDataModule", "from core import DataModule"),
         ("core", "ModelCheckpoint", "from core.callbacks import ModelCheckpoint"),
-        ("core", "LightningCLI", "argparse"),
+        ("core", "LightningCLI", "from core import cli_for"),
         ("core.callbacks", "TQDMProgressBar", "from core.callbacks import ProgressBar"),
         ("core", "BatchSizeFinder", "from core.callbacks import BatchSizeFinder"),
     ],

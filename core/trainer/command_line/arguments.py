@@ -1,0 +1,120 @@
+"""The parser: arguments of the Trainer, the module, the data module, and of each stage."""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from core.trainer import callbacks
+from core.trainer.command_line import library
+from core.trainer.command_line.configured_optimizers import makes_optimizers
+from core.trainer.data.datamodule import DataModule
+from core.trainer.module.module import Module
+from core.trainer.trainer import Trainer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from torch import nn
+
+STAGES = {
+    "fit": "Train, and validate in between.",
+    "validate": "Evaluate on the validation data.",
+    "test": "Evaluate on the test data.",
+    "predict": "Predict.",
+}
+_USAGE = "%(prog)s [--config FILE] [--print_config] [--SECTION.NAME VALUE ...]"
+"""Instead of the names of all arguments, which would stand above each error."""
+
+_MADE = {"model", "train_dataloaders", "val_dataloaders", "dataloaders", "datamodule"}
+"""What stages take besides their options, by name."""
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """The arguments of a command line.
+
+    Attributes:
+        module: its class; None for any that the config names.
+        datamodule: likewise.
+        subclasses: whether the config may name a subclass of either.
+        trainer_defaults: in place of the Trainer's own.
+        configure: adds to a parser.
+    """
+
+    module: type[nn.Module] | None
+    datamodule: type[DataModule] | None
+    subclasses: bool
+    trainer_defaults: Mapping[str, Any]
+    configure: Callable[[Any], None] | None
+
+    def parser(self) -> tuple[Any, dict[str, Any]]:
+        """The parser of the whole command line, and those of the stages, by name."""
+        parser = library.load().ArgumentParser(description="Train and evaluate. Each stage has its own --help.")
+        subcommands = parser.add_subcommands(required=True, dest="stage")
+        stages = {stage: self.stage_parser(stage) for stage in STAGES}
+        for stage, own in stages.items():
+            subcommands.add_subcommand(stage, own, help=STAGES[stage])
+        return parser, stages
+
+    def stage_parser(self, stage: str | None) -> Any:
+        """The parser of one stage, or of none."""
+        _import_short_names()
+        description = STAGES.get(stage or "", "Make the parts of a run.")
+        parser = library.load().ArgumentParser(usage=_USAGE, description=description)
+        parser.add_argument("--config", action="config", help="a config file; what follows it comes before it")
+        parser.add_argument(
+            "--seed_everything",
+            type=bool | int,
+            default=True,
+            help="seed all random generators: a number, True for 0, False to leave them",
+        )
+        parser.add_class_arguments(Trainer, "trainer", instantiate=False)
+        self._add_object(parser, "model", self.module, Module)
+        self._add_object(parser, "data", self.datamodule, DataModule)
+        if self.module is None or self.subclasses or not makes_optimizers(self.module):
+            _add_optimizers(parser)
+        if stage is not None:
+            parser.add_method_arguments(Trainer, stage, skip=_MADE, as_group=False)
+        parser.set_defaults({f"trainer.{name}": value for name, value in self.trainer_defaults.items()})
+        if self.configure is not None:
+            self.configure(parser)
+        return parser
+
+    def _add_object(self, parser: Any, key: str, cls: type | None, base: type) -> None:
+        if cls is not None and not self.subclasses:
+            parser.add_class_arguments(cls, key, fail_untyped=False)
+        else:
+            required = key == "model" or cls is not None
+            parser.add_subclass_arguments(cls or base, key, required=required, fail_untyped=False)
+
+
+def stage_options(stage: str, config: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of a stage's method among the values of a config."""
+    known = inspect.signature(getattr(Trainer, stage)).parameters.keys() - _MADE
+    return {name: config[name] for name in known if name in config}
+
+
+def _add_optimizers(parser: Any) -> None:
+    rest = {"required": False, "instantiate": False, "fail_untyped": False}
+    parser.add_subclass_arguments(Optimizer, "optimizer", skip={"params"}, **rest)
+    parser.add_subclass_arguments(LRScheduler, "lr_scheduler", skip={"optimizer"}, **rest)
+    parser.add_argument(
+        "--lr_scheduler_interval",
+        type=Literal["epoch", "step"],
+        default="epoch",
+        help="when the scheduler steps: after every epoch, or every optimizer step",
+    )
+    parser.add_argument(
+        "--lr_scheduler_monitor", type=str | None, default=None, help="name of the metric that the scheduler watches"
+    )
+
+
+def _import_short_names() -> None:
+    """Import our own callbacks: a class that is imported may be named without its package."""
+    for name in callbacks.__all__:
+        getattr(callbacks, name)

@@ -1,0 +1,73 @@
+"""The config of a run, saved in its folder."""
+
+from __future__ import annotations
+
+import posixpath
+from typing import TYPE_CHECKING, Any
+
+from core.contract import ConfigurationError
+from core.trainer.callbacks.callback import Callback
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from core.trainer.trainer import Trainer
+
+FILE = "config.yaml"
+
+
+class SavedConfig(Callback):
+    """Writes the config of a run to `config.yaml` in `trainer.log_dir`, beside the folder of checkpoints, on rank 0.
+
+    A run that goes on in its folder leaves the first config there, and writes its own as `config_1.yaml`, and so on.
+    """
+
+    def __init__(self, text: str, *, overwrite: bool) -> None:
+        """Take the config.
+
+        Args:
+            text: the config, as YAML.
+            overwrite: whether another config in the folder may be lost.
+        """
+        self._text, self._overwrite = text, overwrite
+
+    def setup(self, trainer: Trainer, module: nn.Module, stage: str) -> None:
+        """Write it before anything is done, unless it is the checkpoint that tells the folder."""
+        if stage == "fit" and trainer.ckpt_path is None:
+            self._save_once(trainer)
+
+    def on_fit_start(self, trainer: Trainer, module: nn.Module) -> None:
+        """Write it for a run that goes on, whose logger knows its folder by now."""
+        if trainer.ckpt_path is not None:
+            self._save_once(trainer)
+
+    def _save_once(self, trainer: Trainer) -> None:
+        refusal = None
+        if trainer.is_global_zero:
+            refusal = self._save(trainer.log_dir, goes_on=trainer.ckpt_path is not None)
+        if refusal := trainer.strategy.broadcast(refusal):
+            raise ConfigurationError(refusal)
+
+    def _save(self, folder: str, *, goes_on: bool) -> str | None:
+        from fsspec.core import url_to_fs
+
+        files, root = url_to_fs(folder)
+        path = posixpath.join(root, FILE)
+        if files.exists(path) and files.cat(path).decode() != self._text and not self._overwrite:
+            if not goes_on:
+                return (
+                    f"{posixpath.join(folder, FILE)} holds the config of another run, and would be overwritten. Use "
+                    "another default_root_dir, or a logger with a folder for each run; or pass overwrite_config=True "
+                    "to cli_for."
+                )
+            path = _free(files, root)
+        files.makedirs(root, exist_ok=True)
+        files.pipe(path, self._text.encode())
+        return None
+
+
+def _free(files: Any, root: str) -> str:
+    number = 1
+    while files.exists(path := posixpath.join(root, f"config_{number}.yaml")):
+        number += 1
+    return path

@@ -22,7 +22,10 @@ _MODIFIED = ("mtime", "LastModified", "last_modified", "created")
 
 
 def newest_valid(
-    *folders: PathLike, first: PathLike | None = None, storage: CheckpointIO | None = None, suffix: str = ""
+    *folders: PathLike,
+    first: PathLike | None = None,
+    storage: CheckpointIO | None = None,
+    suffix: str | tuple[str, ...] = "",
 ) -> str | None:
     """One rank. The newest checkpoint in the folders that verifies; a warning names each newer one that doesn't.
 
@@ -33,7 +36,7 @@ def newest_valid(
         folders: local paths or URLs; those that don't exist hold nothing.
         first: the checkpoint that the user meant, tried before the others.
         storage: verifies; None for the core's own, which takes checkpoints in any of its forms.
-        suffix: of the names to look at.
+        suffix: of the names to look at, or several.
 
     Returns:
         Its path; None if there is none.
@@ -59,7 +62,7 @@ def _is_whole(path: str, storage: CheckpointIO | None) -> bool:
     return True
 
 
-def _dated(folder: str, suffix: str) -> Iterator[tuple[float, float, str]]:
+def _dated(folder: str, suffix: str | tuple[str, ...]) -> Iterator[tuple[float, float, str]]:
     """Times at which each checkpoint was saved and changed last, and its path.
 
     What can't be dated comes first: its damage is told.
@@ -78,7 +81,7 @@ def _dated(folder: str, suffix: str) -> Iterator[tuple[float, float, str]]:
             continue
         if entry["type"] == "directory" or (entry.get("islink") and filesystem.isdir(entry["name"])):
             yield _saved_at(path), _modified_at(entry), path
-        elif base.endswith(formats.FILE_SUFFIXES):
+        elif suffix or base.endswith(formats.FILE_SUFFIXES):
             yield _modified_at(entry), 0.0, path
 
 

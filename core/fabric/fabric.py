@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import weakref
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
@@ -16,6 +16,7 @@ from core.contract.tracebacks import show_short_tracebacks
 from core.data import LoaderShares, make_transfer, to_device
 from core.fabric import raw_state
 from core.fabric.compilation import make_compiler, split_compiled
+from core.fabric.empty_weights import EmptyWeights
 from core.fabric.loader import FabricDataLoader
 from core.fabric.module import FabricModule
 from core.fabric.optimizer import FabricOptimizer
@@ -244,10 +245,16 @@ class Fabric(Processes):
         """All ranks. A context in which a model is built on the rank's device, in the precision's format.
 
         Args:
-            empty_init: weights will be loaded, so the strategy need not initialize them.
+            empty_init: weights will be loaded, so that no time is spent on first values: parameters hold whatever was
+                in their memory, or have none yet with a strategy that shards them.
         """
         self._set_up()
-        return self.strategy.init_context(empty=empty_init)
+        if not empty_init:
+            return self.strategy.init_context()
+        stack = ExitStack()
+        stack.enter_context(self.strategy.init_context(empty=True))
+        stack.enter_context(EmptyWeights())
+        return stack
 
     def init_tensor(self) -> AbstractContextManager[Any]:
         """All ranks. A context in which tensors are made on the rank's device, in the precision's format."""

@@ -78,11 +78,16 @@ class ParallelStrategy(Strategy):
         )
 
     def check(self) -> None:
-        """Refuse a backend that this build of torch doesn't have.
+        """Refuse a device that torch has no backend for, and a backend that this build of torch doesn't have.
 
         Raises:
-            ConfigurationError: with the backends that it has.
+            ConfigurationError: with what fits.
         """
+        if any(device.type == "mps" for device in self.parallel_devices):
+            raise ConfigurationError(
+                f"{type(self).__name__} can't train on mps: no backend of torch's process groups takes tensors there, "
+                "and such a machine has one GPU. Leave strategy out, or pass accelerator='cpu'."
+            )
         # A backend may be named for each kind of device, as in "cpu:gloo,cuda:nccl".
         names = [part.rpartition(":")[2] for part in self.process_group_backend.lower().split(",")]
         if absent := [name for name in names if not dist.is_backend_available(name)]:

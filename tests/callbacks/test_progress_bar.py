@@ -15,6 +15,7 @@ from rich.console import Console
 from callbacks.tiny import Tiny, loader, make_trainer
 from core import ConfigurationError, Trainer
 from core.callbacks import LambdaCallback, ProgressBar, RichProgressBar
+from core.trainer.callbacks.epoch_table import EpochTable
 from core.trainer.callbacks.progress_view import Work, format_seconds, format_value
 from core_testing import programs
 
@@ -208,12 +209,48 @@ def test_a_bar_of_the_users_own_replaces_it(tmp_path):
 
         def on_train_epoch_end(self, trainer, module):
             self.epochs += 1
-            assert trainer.progress_bar_metrics.keys() == {"train_loss", "val_loss"}
+            assert self.get_metrics(trainer, module).keys() == {"train_loss", "val_loss"}
+            assert (self.trainer, self.total_train_batches, self.is_enabled) == (trainer, 4, True)
 
     own = Own()
     trainer = fit(tmp_path, own)
     assert own.epochs == 2
     assert not any(isinstance(callback, RichProgressBar) for callback in trainer.callbacks)
+
+
+def test_numbers_of_the_users_own_in_a_bar_that_can_be_switched_off(tmp_path, capsys):
+    class Own(RichProgressBar):
+        def get_metrics(self, trainer, module):
+            return {**super().get_metrics(trainer, module), "lr": "1e-3"}
+
+    own = Own()
+    own.print("shown")
+    fit(tmp_path, own, max_epochs=1)
+    own.disable()
+    own.print("hidden")
+    fit(tmp_path, own, max_epochs=1)
+    first, header, row = (line.split() for line in capsys.readouterr().out.splitlines())
+    assert (first, header[-3:], row[-1]) == (["shown"], ["train_loss", "val_loss", "lr"], "1e-3")
+
+
+def test_six_metrics_take_80_columns():
+    table, lines = EpochTable(), []
+    names = ["train_loss_epoch", "val_loss", "val_accuracy", "learning_rate", "val/f1", "a" * 20]
+    values = dict(zip(names, (-1.2345e-05, 0.5, 0.25, 1e-3, 1.0, 12345.6), strict=True))
+    table.add(
+        lambda line, is_header=False: lines.append(line),
+        epoch=12,
+        step=123456,
+        seconds=3700,
+        batches_per_s=1234.5,
+        metrics=values,
+    )
+    assert lines == [
+        "                             train_                                     aaaaaaaa",
+        "                              loss_              val_ learning          aaaaaaaa",
+        "epoch   step    time  it/s    epoch val_loss accuracy    _rate   val/f1     aaaa",
+        "   12 123456 1:01:40  1234 -1.2e-05   0.5000   0.2500 0.001000        1  1.2e+04",
+    ]
 
 
 def test_what_contradicts_it(tmp_path):

@@ -10,9 +10,20 @@ import pytest
 import torch
 
 import core
-from core import ConfigurationError, DataModule, Fabric, Module, Trainer, rank_zero_info, rank_zero_only, rank_zero_warn
+from core import (
+    ConfigurationError,
+    DataModule,
+    Fabric,
+    Logger,
+    Module,
+    Trainer,
+    rank_zero_info,
+    rank_zero_only,
+    rank_zero_warn,
+)
 from core.callbacks import EarlyStopping, ModelCheckpoint, ProgressBar
 from core.loggers import CSVLogger, flatten_names
+from core.strategies import SingleDeviceStrategy
 
 
 class Net(Module):
@@ -271,6 +282,133 @@ def test_the_scores_of_a_model_checkpoint(tmp_path):
     lines = (tmp_path / "best_k_models.yaml").read_text().splitlines()
     assert lines == [f"{json.dumps(path)}: {float(score)}" for path, score in best.best_k_models.items()]
     assert len(lines) == 2
+
+
+def test_the_names_of_checkpoints_and_a_best_path_that_is_set(tmp_path):
+    class Named(ModelCheckpoint):
+        CHECKPOINT_NAME_LAST, CHECKPOINT_JOIN_CHAR, CHECKPOINT_EQUALS_CHAR = "newest", "_", "-"
+        FILE_EXTENSION, STARTING_VERSION = ".state", 2
+
+    options = {"enable_checkpointing": None, "default_root_dir": tmp_path}
+    first = Named(tmp_path, save_last=True)
+    make(max_epochs=1, callbacks=[first], **options).fit(Net(), data())
+    found = make(max_epochs=2, callbacks=[again := Named(tmp_path, save_last=True)], **options)
+    first.best_model_path = tmp_path / "moved"
+    assert first.best_model_path == str(tmp_path / "moved")
+    again.load_state_dict(first.state_dict())
+    assert again.best_model_path == str(tmp_path / "moved")
+    found.fit(Net(), data(), ckpt_path="last")
+    assert found.global_step == 8
+    assert again.best_model_path == str(tmp_path / "epoch-1_step-8.state")
+    assert {path.name for path in tmp_path.iterdir()} == {"epoch-1_step-8.state", "newest.state"}
+
+
+def test_an_exception_is_saved_under_the_filename(tmp_path):
+    class Fails(Net):
+        def training_step(self, batch, batch_idx):
+            if self.global_step == 5:
+                raise KeyError("a bug")
+            return super().training_step(batch, batch_idx)
+
+    for name in ("{step}-{loss:.0f}", "{step}-{never}"):
+        saving = ModelCheckpoint(tmp_path, name, save_on_exception=True, every_n_epochs=9)
+        with pytest.raises(KeyError):
+            make(max_epochs=2, callbacks=[saving], enable_checkpointing=None).fit(Fails(), data())
+    names = sorted(path.name for path in tmp_path.iterdir())
+    assert names[0] == "exception-epoch=1-step=5.ckpt"
+    assert names[1].startswith("step=5-loss=")
+
+
+def test_a_strategy_hears_of_an_exception(monkeypatch):
+    class Hearing(SingleDeviceStrategy):
+        heard = ()
+
+        def on_exception(self, exception):
+            self.heard = (*self.heard, repr(exception), self.model is not None)
+
+    class Fails(Net):
+        def training_step(self, batch, batch_idx):
+            raise KeyError("a bug")
+
+    strategy = Hearing()
+    with pytest.raises(KeyError):
+        make(strategy=strategy).fit(Fails(), data())
+    assert strategy.heard == ("KeyError('a bug')", True)
+
+
+@pytest.mark.parametrize("ending", ["json", "yaml"])
+def test_hyperparameters_from_a_file(tmp_path, ending):
+    class Sized(Net):
+        def __init__(self, width, options=None):
+            super().__init__()
+            self.width, self.options = width, options
+
+    trainer = make()
+    trainer.fit(Sized(3), data())
+    trainer.save_checkpoint(tmp_path / "x.ckpt")
+    file = tmp_path / f"hparams.{ending}"
+    file.write_text('{"width": 5, "options": {"depth": 2}}' if ending == "json" else "width: 5\noptions: {depth: 2}\n")
+    loaded = Sized.load_from_checkpoint(tmp_path / "x.ckpt", hparams_file=file)
+    assert (loaded.width, loaded.options.depth) == (5, 2)
+    assert Sized.load_from_checkpoint(tmp_path / "x.ckpt", hparams_file=file, width=7).width == 7
+    for text, answer in (("[1]", "expected names with values"), ("{", "can't be read")):
+        file.write_text(text)
+        with pytest.raises(ConfigurationError, match=answer):
+            Sized.load_from_checkpoint(tmp_path / "x.ckpt", hparams_file=file)
+
+
+def test_hyperparameters_of_a_config_library_are_plain(tmp_path):
+    omegaconf = pytest.importorskip("omegaconf", reason="the extra `dev` brings it")
+
+    class Configured(Net):
+        def __init__(self, cfg, sizes=()):
+            super().__init__()
+            self.save_hyperparameters()
+
+    cfg = omegaconf.OmegaConf.create({"model": {"width": 8, "twice": "${model.width}"}, "lrs": [0.1, 0.2]})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        net = Configured(cfg, cfg.lrs)
+        assert net.hparams.cfg is cfg
+        trainer = make()
+        trainer.fit(net, data())
+        trainer.save_checkpoint(tmp_path / "x.ckpt")
+    loaded = Configured.load_from_checkpoint(tmp_path / "x.ckpt")
+    assert loaded.hparams == {"cfg": {"model": {"width": 8, "twice": 8}, "lrs": [0.1, 0.2]}, "sizes": [0.1, 0.2]}
+    assert loaded.hparams.cfg.model.width == 8
+    with pytest.warns(UserWarning, match="'cfg' of Configured is a omegaconf"):
+        Configured(omegaconf.OmegaConf.create({"path": "???"}))
+
+
+def test_an_empty_module_is_not_initialized(fabric):
+    def build():
+        made = torch.nn.ModuleList([torch.nn.Linear(2, 2), torch.nn.Embedding(3, 2), torch.nn.BatchNorm1d(2)])
+        torch.nn.init.xavier_normal_(made[0].weight)
+        torch.nn.init.kaiming_uniform_(made[1].weight)
+        made.register_buffer("noise", torch.zeros(2).normal_(), persistent=False)
+        return made
+
+    before = torch.get_rng_state()
+    with fabric.init_module(empty_init=True):
+        empty = build()
+    torch.set_rng_state(before)
+    noise = torch.zeros(2).normal_()
+    assert torch.equal(empty.noise, noise), "only the buffer has drawn random numbers"
+    torch.set_rng_state(before)
+    with fabric.init_module():
+        assert not torch.equal(build().noise, noise)
+
+
+def test_a_step_in_a_logger_is_the_number_of_steps_that_were_made():
+    class Kept(Logger):
+        name, version, steps = "kept", 0, ()
+
+        def log_metrics(self, metrics, step):
+            self.steps = (*self.steps, step)
+
+    kept = Kept()
+    make(logger=kept, log_every_n_steps=2).fit(Net(), data())
+    assert kept.steps == (2, 4)
 
 
 def test_a_data_module_of_data_sets():

@@ -8,10 +8,8 @@ import secrets
 import time
 from typing import TYPE_CHECKING
 
-from core.trainer.callbacks.checkpoint_name import EXTENSION
-
 if TYPE_CHECKING:
-    from collections.abc import Container
+    from collections.abc import Container, Iterable
 
     from core.trainer.trainer import Trainer
 
@@ -19,22 +17,21 @@ _REMOVAL_S = 60.0
 """Seconds in which a checkpoint is removed, after which a link in its place fails."""
 
 
-def find_free_path(trainer: Trainer, folder: str, name: str, *, own: str, taken: Container[str]) -> str:
-    """All ranks. A path that no other checkpoint has: `name` in the folder, or else `name-v1`, `name-v2`, ...
+def find_free_path(trainer: Trainer, folder: str, names: Iterable[str], *, own: str, taken: Container[str]) -> str:
+    """All ranks. A path that no other checkpoint has: the first such name in the folder.
 
     Args:
         trainer: the running trainer.
         folder: a local one, or a URL.
-        name: without its ending.
+        names: to try, without an end.
         own: a path that is about to be replaced, and may be overwritten.
         taken: paths that are spoken for, though nothing may be there yet.
     """
-    path = posixpath.join(folder, name + EXTENSION)
+    path = ""
     if trainer.is_global_zero:
-        version, exists = 0, trainer.strategy.checkpoint_io.exists
-        while path != own and (exists(path) or path in taken):
-            version += 1
-            path = posixpath.join(folder, f"{name}-v{version}{EXTENSION}")
+        exists = trainer.strategy.checkpoint_io.exists
+        paths = (posixpath.join(folder, name) for name in names)
+        path = next(path for path in paths if path == own or not (exists(path) or path in taken))
     return str(trainer.strategy.broadcast(path))
 
 

@@ -10,19 +10,17 @@ from core.contract import ConfigurationError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-DEFAULT_PATTERN = "{epoch}-{step}"
-EXTENSION = ".ckpt"
-
 _FIELD = re.compile(r"\{([^{}:]*)(:[^{}]*)?\}")
 
 
-def format_name(pattern: str, values: Mapping[str, float], *, insert_names: bool = True) -> str:
+def format_name(pattern: str, values: Mapping[str, float], *, equals: str | None = "=") -> str:
     """Put values into a pattern: `{epoch}-{val_loss:.2f}` becomes `epoch=3-val_loss=0.12`.
 
     Args:
         pattern: fields are names of logged metrics, `epoch` and `step`, each with a format if wanted.
         values: number by name.
-        insert_names: write `name=` before each value. A `/` in a name becomes `_`: it would make a folder.
+        equals: stands between the name and the value; None writes the value alone. A `/` in a name becomes `_`: it
+            would make a folder.
 
     Raises:
         ConfigurationError: a name was not logged, or its format doesn't fit a number.
@@ -36,7 +34,7 @@ def format_name(pattern: str, values: Mapping[str, float], *, insert_names: bool
                 f"{', '.join(map(repr, sorted(values)))}. Log it, or leave it out."
             )
         text = _format_value(pattern, name, values[name], form[1:])
-        return f"{name.replace('/', '_')}={text}" if insert_names else text
+        return text if equals is None else f"{name.replace('/', '_')}{equals}{text}"
 
     return _FIELD.sub(insert, pattern)
 

@@ -2,23 +2,33 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import re
+from typing import TYPE_CHECKING, Any
 
 from core.trainer.callbacks.progress_view import format_seconds, format_value, shorten_number
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
 _FIXED = ("epoch", "step", "time", "it/s")
 _MIN_WIDTHS = {"epoch": 5, "step": 7, "time": 7, "it/s": 6}
 _VALUE_WIDTH = 9
+_MAX_WIDTH = 80
+_NARROW_WIDTHS = {"epoch": 5, "step": 6, "time": 7, "it/s": 5}
+_NARROW_VALUE_WIDTH = 8
 
 
 class EpochTable:
-    """Aligned rows of numbers, written one by one."""
+    """Aligned rows of numbers, written one by one.
+
+    In 80 columns, up to six metrics: where whole names would take more, columns are as narrow as their numbers, and
+    names stand on several lines.
+    """
 
     def __init__(self) -> None:
         self._columns: tuple[str, ...] = ()
+        self._widths: list[int] = []
+        self._gap = "  "
 
     def add(
         self,
@@ -28,7 +38,7 @@ class EpochTable:
         step: int,
         seconds: float,
         batches_per_s: float,
-        metrics: Mapping[str, float],
+        metrics: Mapping[str, Any],
     ) -> None:
         """Write a row, and the header if these columns are new.
 
@@ -43,16 +53,43 @@ class EpochTable:
         columns = (*_FIXED, *metrics)
         if columns != self._columns:
             self._columns = columns
-            write(_line(columns, {name: name for name in columns}), is_header=True)
+            for line in self._lay_out(columns):
+                write(line, is_header=True)
         cells = {
             "epoch": str(epoch),
             "step": str(step),
             "time": format_seconds(seconds),
             "it/s": shorten_number(batches_per_s),
-            **{name: format_value(value) for name, value in metrics.items()},
+            **{name: self._format(value) for name, value in metrics.items()},
         }
-        write(_line(columns, cells))
+        write(self._line([cells[name] for name in columns]))
+
+    def _lay_out(self, columns: Sequence[str]) -> list[str]:
+        """Choose the widths. Returns the lines of the header."""
+        self._gap = "  "
+        self._widths = [_MIN_WIDTHS.get(name, max(_VALUE_WIDTH, len(name))) for name in columns]
+        if sum(self._widths) + len(self._gap) * (len(columns) - 1) <= _MAX_WIDTH:
+            return [self._line(columns)]
+        self._gap = " "
+        self._widths = [_NARROW_WIDTHS.get(name, _NARROW_VALUE_WIDTH) for name in columns]
+        names = [_cut(name, width) for name, width in zip(columns, self._widths, strict=True)]
+        height = max(map(len, names))
+        return [self._line(row) for row in zip(*([""] * (height - len(name)) + name for name in names), strict=True)]
+
+    def _format(self, value: Any) -> str:
+        text = format_value(value)
+        is_long = len(self._gap) == 1 and len(text) > _NARROW_VALUE_WIDTH and not isinstance(value, str)
+        return f"{value:.2g}" if is_long else text
+
+    def _line(self, cells: Sequence[str]) -> str:
+        return self._gap.join(cell.rjust(width) for cell, width in zip(cells, self._widths, strict=True)).rstrip()
 
 
-def _line(columns: tuple[str, ...], cells: Mapping[str, str]) -> str:
-    return "  ".join(cells[name].rjust(_MIN_WIDTHS.get(name, max(_VALUE_WIDTH, len(name)))) for name in columns)
+def _cut(name: str, width: int) -> list[str]:
+    """Parts of a name that are no wider, cut at `_` and `/` where that is possible."""
+    parts = [""]
+    for piece in re.findall(r"[_/]|[^_/]+", name):
+        if len(parts[-1]) + len(piece) > width:
+            parts.append("")
+        parts[-1] += piece
+    return [part[start : start + width] for part in parts if part for start in range(0, len(part), width)]

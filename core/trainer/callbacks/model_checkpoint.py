@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import json
 import math
 import os
@@ -17,7 +19,7 @@ from core.trainer.callbacks.arguments import check_int, check_mode
 from core.trainer.callbacks.best_models import BestModels
 from core.trainer.callbacks.callback import Callback
 from core.trainer.callbacks.checkpoint_files import can_link, find_free_path, link_checkpoint, remove_checkpoint
-from core.trainer.callbacks.checkpoint_name import DEFAULT_PATTERN, EXTENSION, format_name
+from core.trainer.callbacks.checkpoint_name import format_name
 from core.trainer.callbacks.common_decisions import (
     PacedQuestion,
     agree_on_metrics,
@@ -29,7 +31,7 @@ from core.trainer.callbacks.duration import parse_duration
 from core.trainer.callbacks.exception_save import can_save_after, save_after
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
     from datetime import timedelta
 
     from torch import Tensor, nn
@@ -55,6 +57,14 @@ class ModelCheckpoint(Callback):
 
     CHECKPOINT_NAME_LAST = "last"
     """Filename, or pattern, of what `save_last` writes."""
+    CHECKPOINT_JOIN_CHAR = "-"
+    """Stands between the parts of a name that this class makes: epoch, step, and version."""
+    CHECKPOINT_EQUALS_CHAR = "="
+    """Stands between the name of a value and the value."""
+    FILE_EXTENSION = ".ckpt"
+    """Ends every name."""
+    STARTING_VERSION = 1
+    """Number of the second checkpoint of one name, as in `last-v1.ckpt`."""
 
     def __init__(
         self,
@@ -79,7 +89,8 @@ class ModelCheckpoint(Callback):
 
         Args:
             dirpath: a folder or URL; None is `checkpoints` in the logger's folder, or in `default_root_dir`.
-            filename: pattern with names of metrics, `epoch` and `step`: `"{epoch}-{val_loss:.2f}"`. `.ckpt` is added.
+            filename: pattern with names of metrics, `epoch` and `step`: `"{epoch}-{val_loss:.2f}"`. `.ckpt` is added,
+                or what `FILE_EXTENSION` says.
             monitor: the logged metric by which checkpoints are judged; None judges by age. `"step"` and `"epoch"` too.
             mode: `"min"` if less of it is better, `"max"` if more is.
             save_top_k: number of the best to keep; -1 for all, 0 for none.
@@ -90,8 +101,9 @@ class ModelCheckpoint(Callback):
             save_on_train_epoch_end: save at the end of epochs rather than of validation runs. None: if validation, too,
                 runs once at the end of every epoch.
             save_weights_only: leave out what only training needs. Such a checkpoint can't be resumed.
-            save_on_exception: save before an exception ends the run. With several processes that can't be done, since
-                the others go on waiting for each other; a warning says so.
+            save_on_exception: save before an exception ends the run: under `filename`, if it was given and all its
+                fields are logged, else as `exception-epoch=1-step=5.ckpt`. With several processes that can't be done,
+                since the others go on waiting for each other; a warning says so.
             auto_insert_metric_name: write `name=` before each value of the pattern.
             enable_version_counter: append `-v1`, `-v2`, ... if the file is there already; else overwrite it.
             verbose: print a line on rank 0 for each checkpoint.
@@ -104,7 +116,7 @@ class ModelCheckpoint(Callback):
         check_mode("ModelCheckpoint", mode)
         self._given_dirpath = os.path.expanduser(dirpath) if dirpath is not None else None
         self.dirpath = self._given_dirpath
-        self.filename = filename or DEFAULT_PATTERN
+        self.filename = filename
         self.monitor, self.mode, self.save_top_k, self.save_last = monitor, mode, save_top_k, save_last
         self.every_n_train_steps, self.every_n_epochs = every_n_train_steps, every_n_epochs
         self.train_time_interval = (
@@ -120,6 +132,7 @@ class ModelCheckpoint(Callback):
         self._newest_path = ""
         self._best = BestModels(mode, save_top_k)
         self._best_so_far: tuple[str, float] | None = None
+        self._named_path: str | None = None
         self._last_score: float | None = None
         self._obsolete: list[str] = []
         self._first_step = self._judged_step = self._step_seen = 0
@@ -145,8 +158,17 @@ class ModelCheckpoint(Callback):
 
     @property
     def best_model_path(self) -> str:
-        """The best checkpoint; without `monitor` the newest. Empty if there is none."""
+        """The best checkpoint; without `monitor` the newest. Empty if there is none.
+
+        It can be set, as where the checkpoint was moved to; that holds until a better, or newer, one is saved.
+        """
+        if self._named_path is not None:
+            return self._named_path
         return self._best_so_far[0] if self._best_so_far else self._newest_path
+
+    @best_model_path.setter
+    def best_model_path(self, path: PathLike) -> None:
+        self._named_path = os.fspath(path)
 
     @property
     def best_model_score(self) -> Tensor | None:
@@ -194,12 +216,14 @@ class ModelCheckpoint(Callback):
             "best": list(self._best_so_far) if self._best_so_far else None,
             "newest_path": self._newest_path,
             "last_model_path": self.last_model_path,
+            "named_path": self._named_path,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Put back what `state_dict` gave. Checkpoints in another folder belong to another run, and stay there."""
         best = state["best"]
         self._best_so_far = (best[0], best[1]) if best else None
+        self._named_path = state.get("named_path")
         if self.dirpath is None or self.dirpath == state["dirpath"]:
             self.dirpath = state["dirpath"]
             self._best.scores = dict(state["best_k_models"])
@@ -269,9 +293,14 @@ class ModelCheckpoint(Callback):
         """Save what there is, if the user wants that."""
         wanted = self.save_on_exception and trainer.stage == "fit" and trainer.global_step != self._judged_step
         if wanted and can_save_after(trainer, exception):
-            name = format_name(DEFAULT_PATTERN, _counters(trainer), insert_names=True)
-            path = self._free_path(trainer, f"exception-{name}", own="")
+            path = self._free_path(trainer, self._exception_name(trainer), own="")
             save_after(trainer, path, exception, weights_only=self.save_weights_only)
+
+    def _exception_name(self, trainer: Trainer) -> str:
+        if self.filename is not None:
+            with contextlib.suppress(ConfigurationError):  # the run may end before a field is logged
+                return self._format(self.filename, {**agree_on_metrics(trainer), **_counters(trainer)})
+        return self.CHECKPOINT_JOIN_CHAR.join(["exception", self._format(self._default_pattern(), _counters(trainer))])
 
     # what -----------------------------------------------------------------------------------------------------------
 
@@ -293,7 +322,8 @@ class ModelCheckpoint(Callback):
         """The path of what was saved, empty if it isn't good enough."""
         if self.monitor is None:
             old = self._newest_path if self.save_top_k == 1 else ""
-            path = self._newest_path = self._path_for(trainer, self.filename, values, own=old)
+            path = self._newest_path = self._path_for(trainer, self._pattern(), values, own=old)
+            self._named_path = None
             self._replace(trainer, path, old)
             return path
         if self._must_wait(trainer, values):
@@ -302,8 +332,10 @@ class ModelCheckpoint(Callback):
         if not self._best.accepts(self._last_score):
             return ""
         old = self._best.worst_path if len(self._best.scores) == self.save_top_k else ""
-        path = self._path_for(trainer, self.filename, values, own=old)
+        path = self._path_for(trainer, self._pattern(), values, own=old)
         evicted = self._best.add(path, values[self.monitor])
+        if self._best.best_path == path:
+            self._named_path = None
         self._best_so_far = (self._best.best_path, self._best.scores[self._best.best_path])
         self._replace(trainer, path, evicted)
         return path
@@ -350,14 +382,28 @@ class ModelCheckpoint(Callback):
     # where ----------------------------------------------------------------------------------------------------------
 
     def _path_for(self, trainer: Trainer, pattern: str, values: dict[str, float], *, own: str) -> str:
-        name = format_name(pattern, values, insert_names=self.auto_insert_metric_name)
-        return self._free_path(trainer, name, own=own)
+        return self._free_path(trainer, self._format(pattern, values), own=own)
+
+    def _pattern(self) -> str:
+        return self.filename or self._default_pattern()
+
+    def _default_pattern(self) -> str:
+        return self.CHECKPOINT_JOIN_CHAR.join(("{epoch}", "{step}"))
+
+    def _format(self, pattern: str, values: dict[str, float]) -> str:
+        equals = self.CHECKPOINT_EQUALS_CHAR if self.auto_insert_metric_name else None
+        return format_name(pattern, values, equals=equals)
 
     def _free_path(self, trainer: Trainer, name: str, *, own: str) -> str:
         assert self.dirpath is not None
         if not self.enable_version_counter:
-            return posixpath.join(self.dirpath, name + EXTENSION)
-        return find_free_path(trainer, self.dirpath, name, own=own, taken=self._best.scores)
+            return posixpath.join(self.dirpath, name + self.FILE_EXTENSION)
+        return find_free_path(trainer, self.dirpath, self._names(name), own=own, taken=self._best.scores)
+
+    def _names(self, name: str) -> Iterator[str]:
+        yield name + self.FILE_EXTENSION
+        for version in itertools.count(self.STARTING_VERSION):
+            yield f"{name}{self.CHECKPOINT_JOIN_CHAR}v{version}{self.FILE_EXTENSION}"
 
 
 def _counters(trainer: Trainer) -> dict[str, float]:

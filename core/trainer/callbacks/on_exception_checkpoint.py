@@ -7,7 +7,6 @@ import posixpath
 from typing import TYPE_CHECKING
 
 from core.trainer.callbacks.callback import Callback
-from core.trainer.callbacks.checkpoint_name import EXTENSION
 from core.trainer.callbacks.exception_save import can_save_after, save_after
 
 if TYPE_CHECKING:
@@ -25,6 +24,9 @@ class OnExceptionCheckpoint(Callback):
 
     runs_last = True
 
+    FILE_EXTENSION = ".ckpt"
+    """Ends the name."""
+
     def __init__(self, dirpath: PathLike, filename: str = "on_exception") -> None:
         """Say where.
 
@@ -32,7 +34,7 @@ class OnExceptionCheckpoint(Callback):
             dirpath: a folder or URL.
             filename: without its ending `.ckpt`. What is there is overwritten.
         """
-        self.ckpt_path = posixpath.join(os.path.expanduser(dirpath), filename + EXTENSION)
+        self.ckpt_path = posixpath.join(os.path.expanduser(dirpath), filename + self.FILE_EXTENSION)
 
     def on_exception(self, trainer: Trainer, module: nn.Module, exception: BaseException) -> None:
         """Save, and tell where."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -29,7 +29,7 @@ class Work:
     name: str
     total: float
     done: int = 0
-    metrics: Mapping[str, float] = field(default_factory=dict)
+    metrics: Mapping[str, Any] = field(default_factory=dict)
     started_s: float = field(default_factory=time.monotonic)
     _samples: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=_SPEED_WINDOW))
 
@@ -41,7 +41,7 @@ class Work:
         self._samples.clear()
         self._samples.append((time.monotonic(), self.done))
 
-    def advance(self, done: int, metrics: Mapping[str, float]) -> None:
+    def advance(self, done: int, metrics: Mapping[str, Any]) -> None:
         """Note a new position."""
         self.done, self.metrics = done, metrics
         self._samples.append((time.monotonic(), done))
@@ -139,13 +139,15 @@ def format_seconds(seconds: float) -> str:
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
-def format_metrics(metrics: Mapping[str, float]) -> str:
+def format_metrics(metrics: Mapping[str, Any]) -> str:
     """Such as `loss 0.1234  val_loss 0.0912`."""
     return "  ".join(f"{name} {format_value(value)}" for name, value in metrics.items())
 
 
-def format_value(value: float) -> str:
-    """Four digits that count; a whole number without a fraction."""
+def format_value(value: Any) -> str:
+    """Four digits that count; a whole number without a fraction. A text stays as it is."""
+    if isinstance(value, str):
+        return value
     is_whole = abs(value) < 1e6 and value == int(value)
     return str(int(value)) if is_whole else f"{value:#.4g}".rstrip(".")
 

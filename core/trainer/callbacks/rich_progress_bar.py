@@ -12,12 +12,14 @@ from core.trainer.callbacks.progress_view import LineView, View, Work, format_me
 from core.trainer.callbacks.terminal import can_redraw, find_console
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from rich.console import Console
     from torch import nn
 
     from core.trainer.trainer import Trainer
+
+_NOTHING: Mapping[str, Any] = {}
 
 
 class RichProgressBar(ProgressBar):
@@ -63,7 +65,7 @@ class RichProgressBar(ProgressBar):
 
     def __getstate__(self) -> dict[str, Any]:
         # A console and a view hold files and threads, which another process has of its own.
-        kept = {name: getattr(self, name) for name in ("refresh_interval_s", "line_interval_s", "leave")}
+        kept = {name: getattr(self, name) for name in ("refresh_interval_s", "line_interval_s", "leave", "is_enabled")}
         return {**kept, "_console": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -75,7 +77,7 @@ class RichProgressBar(ProgressBar):
     def setup(self, trainer: Trainer, module: nn.Module, stage: str) -> None:
         """Find out where to draw, on rank 0 alone."""
         self._forget()
-        if trainer.is_global_zero:
+        if trainer.is_global_zero and self.is_enabled:
             self._view = self._make_view()
 
     def on_train_epoch_start(self, trainer: Trainer, module: nn.Module) -> None:
@@ -85,7 +87,7 @@ class RichProgressBar(ProgressBar):
     def on_train_batch_end(self, trainer: Trainer, module: nn.Module, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Draw, if it is time."""
         if time.monotonic() >= self._due_s:
-            self._draw(trainer.progress.batch, trainer)
+            self._draw(trainer.progress.batch, self.get_metrics(trainer, module))
 
     def on_train_start(self, trainer: Trainer, module: nn.Module) -> None:
         """Show the epoch that goes on, when training was resumed within one."""
@@ -97,7 +99,7 @@ class RichProgressBar(ProgressBar):
         if self._view is None or not self._work:
             return
         work = self._work[-1]
-        work.advance(trainer.progress.batch, _read_metrics(trainer))
+        work.advance(trainer.progress.batch, self.get_metrics(trainer, module))
         seconds = work.elapsed_s
         self._end()
         if self.leave:
@@ -198,11 +200,11 @@ class RichProgressBar(ProgressBar):
             self._view.begin(work)
             self._due_s = time.monotonic() + self._view.interval_s
 
-    def _draw(self, done: int, trainer: Trainer | None = None) -> None:
+    def _draw(self, done: int, metrics: Mapping[str, Any] = _NOTHING) -> None:
         """Metrics are shown for epochs of training: those of a validation run are complete at its end."""
         assert self._view is not None
         work = self._work[-1]
-        work.advance(done, _read_metrics(trainer) if trainer is not None else {})
+        work.advance(done, metrics)
         self._view.update(work)
         self._due_s = time.monotonic() + self._view.interval_s
 
@@ -239,10 +241,3 @@ def _make_live_view(console: Console, interval_s: float) -> View:
     from core.trainer.callbacks.live_view import LiveView
 
     return LiveView(console, interval_s)
-
-
-def _read_metrics(trainer: Trainer) -> dict[str, float]:
-    """The metrics, those of training first. Waits for the device."""
-    training = trainer.logged.train.names()
-    # False sorts before True.
-    return dict(sorted(trainer.progress_bar_metrics.items(), key=lambda item: item[0] not in training))

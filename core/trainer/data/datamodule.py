@@ -71,11 +71,12 @@ class DataModule(DataHooks, HasHyperparameters):
         return module
 
     @classmethod
-    def load_from_checkpoint(cls, path: PathLike, **arguments: Any) -> Self:
+    def load_from_checkpoint(cls, path: PathLike, *, hparams_file: PathLike | None = None, **arguments: Any) -> Self:
         """Make the data module of a checkpoint again, and let it load its state.
 
         Args:
             path: of a Trainer's checkpoint.
+            hparams_file: a local `.json` or `.yaml` whose hyperparameters count in place of the checkpoint's.
             arguments: of `__init__`; they come before those that `save_hyperparameters` has kept.
 
         Raises:
@@ -84,7 +85,7 @@ class DataModule(DataHooks, HasHyperparameters):
         """
         from core.trainer.state.from_checkpoint import load_datamodule  # who reads no checkpoint waits for none of it
 
-        return load_datamodule(cls, path, arguments)  # type: ignore[no-any-return]
+        return load_datamodule(cls, path, arguments, hparams_file)  # type: ignore[no-any-return]
 
     def __getstate__(self) -> dict[str, Any]:
         return {key: value for key, value in self.__dict__.items() if key != "trainer"}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from core.checkpoint import collect_random_state, restore_random_state
+from core.trainer.callbacks.progress_bar import ProgressBar
 from core.trainer.data.prepare import prepare_data
 from core.trainer.hooks.events import Events
 from core.trainer.logging import run_logs
@@ -48,6 +49,11 @@ def _run(trainer: Trainer, crosses_processes: bool) -> Any:
         module.trainer = trainer
     if trainer.datamodule is not None:
         trainer.datamodule.trainer = trainer
+    for callback in trainer.callbacks:
+        if isinstance(callback, ProgressBar):
+            callback.trainer = trainer
+            if not trainer.is_global_zero:
+                callback.disable()
     # From here on, an exception reaches the hooks, and the stage is torn down.
     trainer.events = Events(trainer, module, trainer.callbacks, trainer.datamodule)
     try:
@@ -71,6 +77,8 @@ def _run(trainer: Trainer, crosses_processes: bool) -> Any:
         error = trainer.signals.explain(raised)
         try:
             requeue.requeue_after(trainer, error)
+            if (hears := getattr(strategy, "on_exception", None)) is not None:
+                hears(error)
             trainer.events.emit("on_exception", error)
         finally:
             run_logs.finalize_after(trainer.loggers, error)

@@ -8,11 +8,11 @@ import inspect
 import sys
 import warnings
 from argparse import Namespace
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from core.checkpoint import to_plain
-from core.contract import CheckpointError, ModuleError, did_you_mean
+from core.contract import ModuleError, did_you_mean
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -97,7 +97,7 @@ def to_checkpoint(owner: Any) -> dict[str, Any]:
     if not (hparams := hparams_of(owner)):
         return {}
     left_out = unplain(hparams)
-    values = {name: value for name, value in hparams.items() if name not in left_out}
+    values = {name: _plain(value) for name, value in hparams.items() if name not in left_out}
     argument = getattr(owner, "__dict__", {}).get("_hparams_argument")
     return {"hyper_parameters": values, **({"hyper_parameters_argument": argument} if argument else {})}
 
@@ -121,7 +121,7 @@ def rebuild(cls: type[Any], saved: Mapping[str, Any], overrides: Mapping[str, An
             f"load_from_checkpoint got {unknown[0]!r}, which {cls.__name__}.__init__ does not take.{hint} "
             f"It takes {', '.join(parameters) or 'nothing'}."
         )
-    hparams = dict(saved.get("hyper_parameters", {}))
+    hparams = {name: _reachable(value) for name, value in saved.get("hyper_parameters", {}).items()}
     if argument := saved.get("hyper_parameters_argument"):
         hparams = {argument: Hyperparameters(hparams)}
     arguments = {**hparams, **overrides}
@@ -137,10 +137,26 @@ def unplain(values: Mapping[str, Any]) -> dict[str, str]:
     reasons = {}
     for name, value in values.items():
         try:
-            to_plain({name: value})
-        except CheckpointError:
+            to_plain({name: _plain(value)})
+        except Exception:  # a config library's own, where it can't resolve a reference
             reasons[name] = f"{type(value).__module__}.{type(value).__qualname__}"
     return reasons
+
+
+def _plain(value: Any) -> Any:
+    """Nested mappings and sequences as dicts and lists: those of config libraries are of classes of their own."""
+    if isinstance(value, Mapping):
+        return {name: _plain(item) for name, item in value.items()}
+    if isinstance(value, Sequence) and not isinstance(value, str | bytes | bytearray | tuple):
+        return [_plain(item) for item in value]
+    return value
+
+
+def _reachable(value: Any) -> Any:
+    """A saved value whose dicts, and those in its lists, have their items as attributes, as in a config."""
+    if type(value) is dict:
+        return Hyperparameters({name: _reachable(item) for name, item in value.items()})
+    return [_reachable(item) for item in value] if type(value) is list else value
 
 
 def _collect(owner: Any, frame: FrameType | None) -> dict[str, Any]:

@@ -118,6 +118,8 @@ class Module(nn.Module, ModuleHooks, ModuleSteps, DataHooks, HasHyperparameters)
         checkpoint_path: PathLike,
         map_location: Any = None,
         strict: bool | None = None,
+        *,
+        hparams_file: PathLike | None = None,
         **arguments: Any,
     ) -> T:
         """Make the module again, with its hyperparameters and weights. Nothing in the file is executed.
@@ -126,6 +128,8 @@ class Module(nn.Module, ModuleHooks, ModuleSteps, DataHooks, HasHyperparameters)
             checkpoint_path: what a Trainer has saved; a local path or a URL.
             map_location: the device for the module; None is the CPU.
             strict: whether the weights must fit exactly; None is what `strict_loading` says.
+            hparams_file: a local file with hyperparameters, for a checkpoint without them: `.json` as CSVLogger writes
+                it, or `.yaml`, for which PyYAML has to be installed. They count in place of the checkpoint's.
             arguments: of `__init__`, in place of the hyperparameters of the checkpoint, or besides them.
 
         Returns:
@@ -134,10 +138,13 @@ class Module(nn.Module, ModuleHooks, ModuleSteps, DataHooks, HasHyperparameters)
         Raises:
             ModuleError: an argument of `__init__` is missing, or not known.
             CheckpointError: the file can't be read, or doesn't fit.
+            ConfigurationError: `hparams_file` can't be read.
         """
         from core.trainer.state.from_checkpoint import load_module  # who reads no checkpoint waits for none of it
 
-        return load_module(cls, checkpoint_path, map_location, strict, arguments)  # type: ignore[no-any-return]
+        return load_module(  # type: ignore[no-any-return]
+            cls, checkpoint_path, map_location, strict, arguments, hparams_file
+        )
 
     @property
     def current_epoch(self) -> int:

@@ -70,9 +70,11 @@ def _find_best(trainer: Trainer) -> str:
 def _find_last(trainer: Trainer) -> str | None:
     from core.checkpoint import newest_valid
 
-    folders = sorted({folder for saver in _savers(trainer) for folder in _folders(trainer, saver)})
+    savers = _savers(trainer)
+    folders = sorted({folder for saver in savers for folder in _folders(trainer, saver)})
+    endings = tuple({str(getattr(saver, "FILE_EXTENSION", _EXTENSION)) for saver in savers})
     saved, storage = requeue.checkpoint_path(trainer), trainer.strategy.checkpoint_io
-    newest = newest_valid(*folders, first=saved, storage=storage, suffix=_EXTENSION)
+    newest = newest_valid(*folders, first=saved, storage=storage, suffix=endings)
     if newest is None and not trainer.trains:
         raise CheckpointNotFoundError(
             f"ckpt_path='last': no checkpoint is in {', '.join(folders) or 'any folder, for nothing saves one'}. "

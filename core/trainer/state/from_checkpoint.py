@@ -10,6 +10,7 @@ from core.checkpoint import TorchCheckpointIO
 from core.contract import CheckpointError, ConfigurationError, Strategy
 from core.session import Session, from_canonical
 from core.trainer.hooks.events import overrides
+from core.trainer.module.hparams_file import read_hparams
 from core.trainer.module.hyperparameters import rebuild
 from core.trainer.state import foreign_state
 
@@ -20,14 +21,19 @@ if TYPE_CHECKING:
 
 
 def load_module(
-    cls: type[Any], path: PathLike, map_location: Any, strict: bool | None, arguments: Mapping[str, Any]
+    cls: type[Any],
+    path: PathLike,
+    map_location: Any,
+    strict: bool | None,
+    arguments: Mapping[str, Any],
+    hparams_file: PathLike | None = None,
 ) -> Any:
     """See `core.Module.load_from_checkpoint`."""
     device = _as_device(map_location)
     saved = TorchCheckpointIO().load_checkpoint(path, collectives=Session(Strategy()).collectives)
     if not isinstance(saved.get("model"), dict):
         raise foreign_state.refusal(saved, path)
-    module = rebuild(cls, saved, arguments)
+    module = rebuild(cls, _with_file(saved, hparams_file), arguments)
     if overrides(module, "configure_model"):
         module.configure_model()
     if overrides(module, "on_load_checkpoint"):
@@ -42,7 +48,9 @@ def load_module(
     return module if device is None else module.to(device)
 
 
-def load_datamodule(cls: type[Any], path: PathLike, arguments: Mapping[str, Any]) -> Any:
+def load_datamodule(
+    cls: type[Any], path: PathLike, arguments: Mapping[str, Any], hparams_file: PathLike | None = None
+) -> Any:
     """See `core.DataModule.load_from_checkpoint`."""
     saved = TorchCheckpointIO().load_checkpoint(path, collectives=Session(Strategy()).collectives)
     if not isinstance(section := saved.get("datamodule"), dict):
@@ -50,10 +58,14 @@ def load_datamodule(cls: type[Any], path: PathLike, arguments: Mapping[str, Any]
             f"{path} has nothing of a data module: it is saved where it has hyperparameters or a state. "
             f"Make {cls.__name__} as usual."
         )
-    datamodule = rebuild(cls, section, arguments)
+    datamodule = rebuild(cls, _with_file(section, hparams_file), arguments)
     if "state" in section:
         datamodule.load_state_dict(section["state"])
     return datamodule
+
+
+def _with_file(saved: Mapping[str, Any], hparams_file: PathLike | None) -> Mapping[str, Any]:
+    return saved if hparams_file is None else {**saved, "hyper_parameters": read_hparams(hparams_file)}
 
 
 def _as_device(map_location: Any) -> torch.device | None:

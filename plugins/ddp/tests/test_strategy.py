@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import core_ddp
 from core import ConfigurationError, Fabric, LaunchError, Module, Trainer, WorkerError
+from core.accelerators import MPSAccelerator
 from core.strategies import STRATEGY_REGISTRY, DDPStrategy
 from core_testing import programs
 
@@ -368,6 +369,12 @@ def test_a_wrapper_without_a_hook_is_refused():
 def test_the_backend_mpi_says_that_it_is_not_in_the_wheels():
     with pytest.raises(ConfigurationError, match=r"no backend 'mpi'.*'gloo'.*built from source with MPI"):
         Fabric(strategy=DDPStrategy(process_group_backend="mpi"), devices=2, accelerator="cpu")
+
+
+def test_a_gpu_of_metal_is_refused_before_work():
+    strategy = DDPStrategy(accelerator=MPSAccelerator(), parallel_devices=["mps:0"])
+    with pytest.raises(ConfigurationError, match=r"DDPStrategy can't train on mps: .* Leave strategy out"):
+        strategy.check()
 
 
 def test_timeout_reaches_the_group():

@@ -15,6 +15,8 @@ from core_fsdp import freezing, gradients, mesh
 from core_fsdp.strategy import FSDPStrategy
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from torch import nn
     from torch.distributed.device_mesh import DeviceMesh
     from torch.utils.hooks import RemovableHandle
@@ -31,6 +33,8 @@ class ModelParallelStrategy(FSDPStrategy):
             plan = {"up": ColwiseParallel(), "down": RowwiseParallel()}
             parallelize_module(self.block, self.device_mesh["tensor_parallel"], plan)
 
+    A plain module has no such method: there `parallelize_fn` does it, which Fabric takes as well.
+
     What it leaves as it is, is computed alike on all ranks of a tensor group: they get the same batches, and draw the
     same random numbers. Over the axis `"data_parallel"` everything is sharded as under `fsdp`, with the same options,
     if that axis has more than one rank.
@@ -39,12 +43,20 @@ class ModelParallelStrategy(FSDPStrategy):
     data_axes = ("data_parallel", "tensor_parallel")
 
     def __init__(
-        self, *given: Any, data_parallel_size: Size = "auto", tensor_parallel_size: Size = "auto", **options: Any
+        self,
+        *given: Any,
+        parallelize_fn: Callable[[nn.Module, DeviceMesh], nn.Module | None] | None = None,
+        data_parallel_size: Size = "auto",
+        tensor_parallel_size: Size = "auto",
+        **options: Any,
     ) -> None:
-        """Sizes of the two axes, and options of `FSDPStrategy`.
+        """How layers are cut, sizes of the two axes, and options of `FSDPStrategy`.
 
         Args:
             given: an accelerator, a list of devices and other parts, without their names.
+            parallelize_fn: cuts the layers of a module that is set up, in place, given the module and `device_mesh`,
+                on all ranks; for modules without `configure_model`. The data axis is left to the strategy, unless
+                it calls `fully_shard` itself. None cuts nothing.
             data_parallel_size: into how many shares the data is split. `"auto"` is what the other one leaves over, or
                 the number of nodes.
             tensor_parallel_size: over how many devices a layer is cut. `"auto"` is what the other one leaves over, or
@@ -62,6 +74,7 @@ class ModelParallelStrategy(FSDPStrategy):
             )
         self._hooks: list[RemovableHandle] = []
         self._frozen: list[RemovableHandle] = []
+        self._parallelize = parallelize_fn
         self._data_size = _parse("data_parallel_size", data_parallel_size)
         self._tensor_size = _parse("tensor_parallel_size", tensor_parallel_size)
 
@@ -123,10 +136,22 @@ class ModelParallelStrategy(FSDPStrategy):
         """All ranks. Set up as under `fsdp`; from here on the ranks of a tensor group draw the same random numbers."""
         if self.mesh_shape()[1] > 1:
             self._share_random_state()
+        if self._parallelize is not None:
+            self._cut(module, self._parallelize)
         super().setup_module(module)
         if self.data_parallel_size == 1:  # else sharding adds them up
             self._hooks += gradients.add_up_sums(self.model)
         return self.model
+
+    def _cut(self, module: nn.Module, parallelize: Callable[[nn.Module, DeviceMesh], nn.Module | None]) -> None:
+        assert self.device_mesh is not None, "setup_environment has laid it out"
+        self._replaced.remember(module)
+        cut = parallelize(module, self.device_mesh)
+        if cut is not None and cut is not module:
+            raise ConfigurationError(
+                f"parallelize_fn returned a new {type(cut).__name__}; expected the module that it was given, cut in "
+                "place, as torch's parallelize_module does it."
+            )
 
     def release(self) -> None:
         """All ranks; idempotent. Release as under `fsdp`; parameters lose their hooks."""

@@ -746,7 +746,7 @@ def test_a_tensor_group_draws_the_same_random_numbers():
     assert first != second
 
 
-def test_sequence_parallel_norms_equal_one_device():
+def test_a_module_that_a_function_cuts_equals_one_device_with_sequence_parallel_norms():
     class Normed(nn.Module):
         def __init__(self):
             super().__init__()
@@ -757,10 +757,11 @@ def test_sequence_parallel_norms_equal_one_device():
             normed = self.norm(x)
             return self.out(normed.full_tensor() if isinstance(normed, DTensor) else normed)
 
+    def cut(module, mesh):
+        return parallelize_module(module, mesh["tensor_parallel"], {"norm": SequenceParallel()})
+
     def train(fabric):
         module = Normed()
-        if fabric.strategy.device_mesh is not None:
-            parallelize_module(module, fabric.strategy.device_mesh["tensor_parallel"], {"norm": SequenceParallel()})
         model, optimizer = fabric.setup(module, torch.optim.AdamW(module.parameters(), lr=0.1))
         torch.manual_seed(4)
         for _ in range(4):
@@ -774,10 +775,18 @@ def test_sequence_parallel_norms_equal_one_device():
         return norm, fabric.strategy.get_module_state_dict(module, layout="full")
 
     expected_norm, expected = Fabric(strategy="single_device", devices=1, accelerator="cpu").launch(train)
-    norm, weights = on_two_ranks(train, ModelParallelStrategy(start_method="fork", tensor_parallel_size=2))
+    strategy = ModelParallelStrategy(start_method="fork", tensor_parallel_size=2, parallelize_fn=cut)
+    norm, weights = on_two_ranks(train, strategy)
     torch.testing.assert_close(norm, expected_norm, rtol=1e-10, atol=0)
     for name, value in expected.items():
         torch.testing.assert_close(weights[name], value, rtol=1e-10, atol=1e-12, msg=name)
+
+
+def test_a_function_that_cuts_another_module_is_refused():
+    strategy = ModelParallelStrategy(start_method="fork", parallelize_fn=lambda module, mesh: nn.Linear(2, 2))
+    fabric = Fabric(strategy=strategy, devices=1, accelerator="cpu")
+    with pytest.raises(WorkerError, match="parallelize_fn returned a new Linear"):
+        fabric.launch(lambda fabric: fabric.setup(nn.Linear(2, 2)))
 
 
 def test_several_stages_of_one_script_keep_the_module_sharded_and_unpatched():

@@ -1,0 +1,42 @@
+"""A context in which parameters are made without first values."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+_FILLS = frozenset(
+    getattr(Tensor, name)
+    for name in ("uniform_", "normal_", "exponential_", "cauchy_", "log_normal_", "geometric_", "random_", "bernoulli_")
+) | {Tensor.erfinv_}
+"""What draws first values, and the costly part of torch's truncated normal distribution."""
+
+
+class EmptyWeights(TorchFunctionMode):
+    """Parameters keep whatever their memory holds: what draws their first values is left out.
+
+    Buffers, and what fills with one value, are as ever: a checkpoint may leave buffers out. So is what is computed
+    elsewhere and copied, as orthogonal
+    matrices and, in some releases of torch, truncated normal distributions are. Random numbers that were
+    not drawn are drawn by what comes next.
+    """
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Iterable[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """Answer a call of torch's, in which some parameter may be filled."""
+        kwargs = kwargs or {}
+        if func in _FILLS or getattr(func, "__module__", "") == "torch.nn.init":
+            target = args[0] if args else kwargs.get("tensor")
+            if isinstance(target, nn.Parameter):
+                return target
+        return func(*args, **kwargs)

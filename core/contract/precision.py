@@ -53,6 +53,8 @@ class Precision:
 
     name: str = "32-true"
     formats: NumberFormats = NumberFormats()
+    trains: bool = True
+    """False if it only evaluates and predicts: `fit`, and optimizers given to Fabric, are refused before any work."""
 
     def connect(self, strategy: Any) -> None:
         """Learn which strategy this precision serves. Nothing to do by default.

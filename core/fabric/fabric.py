@@ -151,6 +151,7 @@ class Fabric(Processes):
                 "there is no training in a loop of your own. Use core.Trainer, or another strategy.",
                 capability=Capability.COMPILED_STEP,
             )
+        _check_trains(self.strategy, optimizers)
         self._set_up()
         module = self.uncompiled(module)
         wrapped, added, scheduler = self.session.add_module_and_optimizers(module, optimizers, scheduler)
@@ -192,6 +193,7 @@ class Fabric(Processes):
                 "use model, optimizer = fabric.setup(model, optimizer).",
                 capability=Capability.JOINT_SETUP,
             )
+        _check_trains(self.strategy, optimizers)
         self._set_up()
         stepped = tuple(self.wrap_optimizer(optimizer) for optimizer in self.session.add_optimizers(optimizers))
         return stepped[0] if len(stepped) == 1 else stepped
@@ -536,6 +538,14 @@ def _check_module(module: Any) -> None:
         )
     if not isinstance(module, nn.Module):
         raise ModuleError(f"setup: expected an nn.Module first, got {type(module).__name__}.")
+
+
+def _check_trains(strategy: Strategy, optimizers: Sequence[Any]) -> None:
+    if optimizers and not strategy.precision_plugin.trains:
+        raise ConfigurationError(
+            f"precision={strategy.precision_plugin.name!r} evaluates and predicts, and can't train. Set the module up "
+            "without optimizers, or use another precision."
+        )
 
 
 def _check_optimizers(optimizers: Sequence[Any]) -> None:

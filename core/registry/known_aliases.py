@@ -29,7 +29,7 @@ PACKAGES = MappingProxyType(
         "core-ray": True,
         "core-tensorboard": True,
         "core-testing": True,
-        "core-torchao": False,
+        "core-torchao": True,
         "core-wandb": True,
         "core-xla": True,
     }
@@ -78,6 +78,12 @@ _ALIASES: dict[str, dict[str, tuple[str, ...]]] = {
     },
     "cluster environment": {"core-horovod": ("horovod",), "core-ray": ("ray_train",), "core-xla": ("xla",)},
     "launcher": {"core-horovod": ("horovod",), "core-ray": ("ray",), "core-xla": ("xla",)},
+    "precision": {
+        "core-torchao": (
+            *("int8_weight_only", "int8_dynamic", "int4_weight_only", "float8_weight_only"),
+            *("int8_weight_only_qat", "int4_weight_only_qat"),
+        ),
+    },
     "logger": {
         "core-mlflow": ("mlflow",),
         "core-tensorboard": ("tensorboard",),
@@ -113,6 +119,7 @@ _CLASSES: dict[str, dict[str, tuple[str, ...]]] = {
         "core-hpu": ("HPUAccelerator",),
         "core-ipu": ("IPUAccelerator",),
     },
+    "precision": {"core-torchao": ("QATPrecision", "TorchAOPrecision")},
     "logger": {
         "core-mlflow": ("MLFlowLogger",),
         "core-tensorboard": ("TensorBoardLogger",),

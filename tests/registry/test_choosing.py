@@ -182,17 +182,19 @@ def test_a_well_known_alias_says_what_to_install(registry):
 
 
 def test_a_well_known_alias_without_a_package_yet_says_so(registry, monkeypatch):
-    monkeypatch.setattr("core.registry.refusals.KNOWN_ALIASES", {("strategy", "quantized"): "core-torchao"})
+    monkeypatch.setattr("core.registry.refusals.KNOWN_ALIASES", {("strategy", "quantized"): "core-planned"})
+    for module in ("install_hints", "refusals"):
+        monkeypatch.setattr(f"core.registry.{module}.PACKAGES", {"core-planned": False})
     with pytest.raises(UnknownAliasError) as raised:
         registry("strategy").get("quantized")
     assert str(raised.value) == (
-        "Unknown strategy 'quantized'. It is kept for core-torchao. There is no package core-torchao yet. "
+        "Unknown strategy 'quantized'. It is kept for core-planned. There is no package core-planned yet. "
         "Installed: single_device."
     )
     with pytest.raises(UnknownAliasError, match=r"Did you mean 'quantized' \(no package yet\)\?"):
         registry("strategy").get("quantised")
-    with pytest.raises(UnknownAliasError, match=r"'core-torchao:wandb'\. There is no package core-torchao yet\.$"):
-        registry().get("core-torchao:wandb")
+    with pytest.raises(UnknownAliasError, match=r"'core-planned:wandb'\. There is no package core-planned yet\.$"):
+        registry().get("core-planned:wandb")
 
 
 @pytest.mark.parametrize("command", ["check", "new-plugin"])

@@ -65,6 +65,11 @@ def check_stage(trainer: Trainer, sources: Sequence[Source]) -> None:
     check_hooks(module, trainer.callbacks, trainer.datamodule)
     if trainer.stage != "fit":
         return
+    if not strategy.precision_plugin.trains:
+        raise ConfigurationError(
+            f"precision={strategy.precision_plugin.name!r} evaluates and predicts, and can't train. Call validate, "
+            "test or predict, or fit with another precision."
+        )
     for callback in trainer.callbacks:
         callback.check_fit(trainer, module)
     if not getattr(module, "automatic_optimization", True):

@@ -63,6 +63,7 @@ class PrecisionConformance(Conformance[Precision]):
 
     def test_gradients_have_their_true_size(self) -> None:
         """After `backward` and `unscale_gradients`, gradients are those of the loss."""
+        self._need_training()
         assert self._run(_unscaled)
 
     def test_skips_steps_that_overflow(self) -> None:
@@ -77,11 +78,17 @@ class PrecisionConformance(Conformance[Precision]):
 
     def test_trains(self) -> None:
         """Training comes as close to float32 as the tolerance says."""
+        self._need_training()
         self._need_device()
         case = Case("precision", dtype=torch.float32)
         backend = Backend(lambda: "single_device", self.accelerator, timeout_s=self.timeout_s)
         run = backend.run(train, replace(case, precision=self.alias))[0]
         assert_equal_runs(run, reference(case, self.accelerator, 1), self.tolerance)
+
+    def _need_training(self) -> None:
+        """Skip what a precision that only evaluates can't do."""
+        if not self.make().trains:
+            pytest.skip(f"{self.alias} evaluates and predicts only")
 
     def _need_device(self) -> None:
         """Skip what this precision refuses on this kind of device."""

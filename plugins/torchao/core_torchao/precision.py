@@ -1,0 +1,139 @@
+"""Precisions that quantize the weights of linear layers while a step runs."""
+
+from __future__ import annotations
+
+import weakref
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+from core import Capability, ConfigurationError, Precision, Strategy
+from core_torchao import library
+from core_torchao.layers import QuantizedLayer, RoundedLayer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import TracebackType
+
+    from torch import Tensor
+
+_TAKES_WEIGHTS = Capability.SHARDED_STATE | Capability.COMPILED_STEP
+
+
+class TorchAOPrecision(Precision):
+    """Evaluates and predicts with the weights of linear layers quantized by torchao. It doesn't train.
+
+    The module's own weights stay what they are, beside the quantized ones: what is saved and loaded is in full
+    precision, as without this. Layers whose forward isn't called, as in MultiheadAttention, aren't quantized.
+
+    Args:
+        config: one of torchao's, such as `torchao.quantization.Int8WeightOnlyConfig()`.
+        name: for messages.
+        filter_fn: which linear layers are quantized, by the layer and its name; None is all of them.
+    """
+
+    trains = False
+    _forward: Callable[[nn.Linear, Any], Callable[[Tensor], Tensor]] = QuantizedLayer
+
+    def __init__(
+        self, config: Any, *, name: str | None = None, filter_fn: Callable[[nn.Linear, str], bool] | None = None
+    ) -> None:
+        library.load()
+        from torchao.core.config import AOBaseConfig
+
+        if not isinstance(config, AOBaseConfig):
+            raise ConfigurationError(
+                f"{type(self).__name__}({config!r}): expected a configuration of torchao's, such as "
+                "torchao.quantization.Int8WeightOnlyConfig()."
+            )
+        self.name = name or type(config).__name__
+        self._config, self._filter = config, filter_fn
+        self._layers: weakref.WeakKeyDictionary[nn.Linear, Any] = weakref.WeakKeyDictionary()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_layers": None}  # a process that is made has layers of its own
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, _layers=weakref.WeakKeyDictionary())
+
+    def connect(self, strategy: Any) -> None:
+        """Refuse strategies that have the weights in a form of their own.
+
+        Raises:
+            ConfigurationError: with those that can.
+        """
+        if isinstance(strategy, Strategy) and strategy.capabilities & _TAKES_WEIGHTS:
+            raise ConfigurationError(
+                f"precision={self.name!r} quantizes weights that are whole, and {type(strategy).__name__} keeps or "
+                "computes them in a form of its own. Use a single device, or strategy='ddp'."
+            )
+
+    def convert_module(self, module: nn.Module) -> nn.Module:
+        """Quantize the linear layers of a module once, so that what can't be is known; nothing is changed.
+
+        Raises:
+            ConfigurationError: torchao can't quantize a layer so, or there is none.
+        """
+        found = {name: layer for name, layer in module.named_modules() if self._takes(name, layer)}
+        if not found:
+            raise ConfigurationError(
+                f"precision={self.name!r} quantizes linear layers, and {type(module).__name__} has none"
+                + (" that filter_fn takes." if self._filter else ".")
+            )
+        for name, layer in found.items():
+            self._layers[layer] = self._checked(name, layer)
+        return module
+
+    def forward_context(self, device_type: str) -> QuantizedForward:
+        """A context in which the layers compute with quantized weights."""
+        return QuantizedForward(self._layers)
+
+    def _takes(self, name: str, layer: nn.Module) -> bool:
+        return isinstance(layer, nn.Linear) and (self._filter is None or self._filter(layer, name))
+
+    def _checked(self, name: str, layer: Any) -> Any:
+        try:
+            forward = type(self)._forward(layer, self._config)
+            forward(layer.weight.new_zeros(1, layer.in_features))
+        except Exception as error:
+            raise ConfigurationError(
+                f"precision={self.name!r}: torchao can't quantize the layer {name or 'itself'!r} of shape "
+                f"{tuple(layer.weight.shape)} on {layer.weight.device.type!r}: {str(error).splitlines()[0]} "
+                f"Leave it out by {type(self).__name__}(config, filter_fn=...), or use another configuration."
+            ) from error
+        return forward
+
+
+class QATPrecision(TorchAOPrecision):
+    """Trains with weights that are rounded as torchao will quantize them, so that the module learns to live with it.
+
+    Quantization-aware training: gradients pass the rounding as if it weren't there. The weights that the optimizer
+    changes, and checkpoints hold, stay in full precision.
+
+    Quantization and Training of Neural Networks for Efficient Integer-Arithmetic-Only Inference,
+    https://arxiv.org/abs/1712.05877
+    """
+
+    trains = True
+    _forward = RoundedLayer
+
+
+class QuantizedForward:
+    """Gives layers another forward while it is entered. May be entered inside itself."""
+
+    def __init__(self, forwards: weakref.WeakKeyDictionary[nn.Linear, Any]) -> None:
+        self._forwards, self._depth = forwards, 0
+
+    def __enter__(self) -> None:
+        self._depth += 1
+        if self._depth == 1:
+            for layer, forward in self._forwards.items():
+                layer.__dict__["forward"] = forward
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._depth -= 1
+        if self._depth == 0:
+            for layer in self._forwards:
+                layer.__dict__.pop("forward", None)

@@ -23,8 +23,14 @@ if importlib.util.find_spec("tqdm") is not None:
 
     tqdm.tqdm.monitor_interval = 0
 
+_NEW_MODULES = 100
+_num_modules = 0
 
-def pytest_collection_finish() -> None:
+
+def pytest_runtest_setup() -> None:
     """Let collections, also those in forks, pass over what imports have left: torch's alone cost 0.2 s each time."""
-    gc.collect()
-    gc.freeze()
+    global _num_modules
+    if len(sys.modules) >= _num_modules + _NEW_MODULES:
+        _num_modules = len(sys.modules)
+        gc.collect()
+        gc.freeze()

@@ -159,7 +159,8 @@ def test_rich_is_not_imported_without_a_terminal(tmp_path):
         "print('rich' in sys.modules)"
     )
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, check=True)
+    out = programs.run([sys.executable, "-c", code], env=environment, timeout=120)
+    assert out.returncode == 0, out.stderr
     assert out.stdout.splitlines()[-1] == "False"
 
 

@@ -12,6 +12,7 @@ from core_testing import programs
 ROOT = Path(__file__).parents[2]
 EXAMPLES = ROOT / "examples"
 TWO_PROCESSES = ("--accelerator", "cpu", "--devices", "2")
+PRELOAD = f"{programs.PRELOAD},sklearn.datasets"  # which the examples on digits import
 DDP = (*TWO_PROCESSES, "--strategy", "ddp")
 ONE_PROCESS = ("--accelerator", "cpu", "--strategy", "single_device")
 
@@ -19,7 +20,7 @@ ONE_PROCESS = ("--accelerator", "cpu", "--strategy", "single_device")
 def run_example(name, *arguments, starter=(sys.executable,)):
     """Output of an example that has to end well."""
     command = [*starter, EXAMPLES / name, *arguments]
-    done = programs.run(command, env=os.environ | {"OMP_NUM_THREADS": "1"}, timeout=240)
+    done = programs.run(command, env=os.environ | {"OMP_NUM_THREADS": "1"}, timeout=240, preload=PRELOAD)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 

@@ -45,6 +45,7 @@ STAND_INS = {
     ("precision", "16"): ("simulated", "tests/precision"),
     ("strategy", "dp"): ("simulated", "plugins/dp/tests"),
     ("strategy", "ddp2"): ("simulated", "plugins/dp/tests"),
+    ("strategy", "fsdp_fairscale"): ("simulated", "plugins/fairscale/tests"),
     ("strategy", "hpu_deepspeed"): ("needs hardware", ""),
     ("launcher", "xla"): ("needs hardware", ""),
 }
@@ -64,6 +65,12 @@ NEEDS_HARDWARE = [
         "CUDA GPUs",
         "Colossal-AI runs them on GPUs only. The first has passed the kit in plugins/colossalai/tests, on a double for "
         "the accelerator; Gemini's chunks and the hybrid plugin's kernels have no stand-in",
+    ),
+    (
+        "`fsdp_fairscale`",
+        "CUDA GPUs",
+        "FairScale's FullyShardedDataParallel needs CUDA's streams, and has never been run on CUDA here. It has passed "
+        "the kit in plugins/fairscale/tests, patched on a CPU: over a double for the streams",
     ),
     (
         "speed, memory and compile times of `ipu_strategy`",

@@ -1,5 +1,7 @@
 """The conformance suites of core-fairscale. Imported by `core check` and the tests only: it needs pytest."""
 
+import torch
+
 from core import Capability
 from core_testing import StrategyConformance, StrategySmoke
 
@@ -32,6 +34,23 @@ class TestUnusedParameters(StrategyConformance):
 
     alias = "ddp_sharded_find_unused_parameters_true"
     expected_capabilities = TestDDPSharded.expected_capabilities
+
+
+class TestFullyShardedFairScale(StrategyConformance):
+    """FairScale's own FSDP, in float32, which it asks for, so that sums in another order are rounded otherwise."""
+
+    alias = "fsdp_fairscale"
+    accelerator = "cuda"
+    dtype = torch.float32
+    tolerance = 2e-6
+    precisions = ("32-true", "bf16-mixed")
+    expected_capabilities = (
+        Capability.COLLECTIVES
+        | Capability.SEVERAL_MODULES
+        | Capability.SEVERAL_OPTIMIZERS
+        | Capability.CLIP_BY_VALUE
+        | Capability.BIT_EXACT_RESUME
+    )
 
 
 for _alias in _PRESETS:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -10,11 +10,24 @@ from torch import nn
 from core import ConfigurationError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from torch.optim import Optimizer
 
 _INSTEAD = "Use strategy='ddp', which can."
+_WHOLE_TENSORS = ("Adafactor", "LBFGS", "Muon", "SparseAdam")
+_BY_PRECISION = "precision='bf16-mixed' of Trainer and Fabric says in which format to compute, by autocast over float32"
+_BY_CORE = "core gathers and places state itself, in a form that every strategy takes"
+_OFFLOAD = "strategy='fsdp' has cpu_offload=True, which does that"
+_NOT_HERE = {
+    **dict.fromkeys(("mixed_precision", "compute_dtype", "buffer_dtype", "fp32_reduce_scatter"), _BY_PRECISION),
+    **dict.fromkeys(("state_dict_device", "state_dict_on_rank_0_only", "no_broadcast_optim_state"), _BY_CORE),
+    **dict.fromkeys(("cpu_offload", "move_params_to_cpu", "move_grads_to_cpu"), _OFFLOAD),
+    **dict.fromkeys(("process_group", "process_group_reduce_scatter"), "all ranks are one group"),
+    "compute_device": "accelerator= and devices= say it",
+    "verbose": "it prints settings only",
+    "allow_reset_parameters": "parameters are cut when they are made",
+}
 
 
 def refuse(module: nn.Module, optimizers: Iterable[Optimizer]) -> None:
@@ -52,3 +65,52 @@ def _refuse_optimizers(optimizers: Iterable[Optimizer]) -> None:
             raise ConfigurationError(
                 "LBFGS needs all parameters in one place, and FairScale gives each rank a part of them. " + _INSTEAD
             )
+
+
+def refuse_options(options: Mapping[str, Any]) -> None:
+    """Refuse options of FairScale's FSDP that are decided elsewhere.
+
+    Raises:
+        ConfigurationError: with where.
+    """
+    for name in options:
+        if name in _NOT_HERE:
+            raise ConfigurationError(f"fsdp_fairscale doesn't take {name}=...: {_NOT_HERE[name]}.")
+
+
+def refuse_cut_module(module: nn.Module, *, in_units: bool) -> None:
+    """Refuse a module whose parameters FairScale's FSDP can't cut.
+
+    Args:
+        module: whose parameters are to be cut.
+        in_units: layers become units of their own, so that a parameter of two layers would be in two.
+
+    Raises:
+        ConfigurationError: with the reason.
+    """
+    instead = "Use strategy='fsdp', which can."
+    for name, own in module.named_parameters():
+        if own.dtype != torch.float32:
+            raise ConfigurationError(
+                f"FairScale's FSDP cuts parameters of float32, and {name!r} of {type(module).__name__} is "
+                f"{str(own.dtype).removeprefix('torch.')}. Call module.float(). {instead}"
+            )
+    every = list(module.named_parameters(remove_duplicate=False))
+    if in_units and len(every) > len({own for _, own in every}):
+        raise ConfigurationError(
+            f"{type(module).__name__} has a parameter under two names, and with min_num_params=... these would be in "
+            f"two units. Leave min_num_params out. {instead}"
+        )
+
+
+def refuse_whole_tensors(optimizer: Optimizer) -> None:
+    """Refuse an optimizer that can't step flat parts of parameters.
+
+    Raises:
+        ConfigurationError: it looks at whole tensors.
+    """
+    if (name := type(optimizer).__name__) in _WHOLE_TENSORS:
+        raise ConfigurationError(
+            f"{name} looks at whole tensors, and FairScale's FSDP lets an optimizer see flat ranges of elements only. "
+            "Use one that steps each element by itself, such as AdamW, or strategy='ddp'."
+        )

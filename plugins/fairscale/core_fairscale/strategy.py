@@ -15,7 +15,7 @@ import torch.distributed as dist
 from core import Capability, Chunk, ConfigurationError, ShardedLeaf
 from core.registry import require_package
 from core.strategies import MethodRouter, ParallelStrategy
-from core_fairscale import refusals
+from core_fairscale import norms, refusals
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -186,21 +186,7 @@ class DDPShardedStrategy(ParallelStrategy):
         """All ranks. Clip the gradients that this rank owns, by the norm of all of them; see `Strategy`."""
         if clipping.algorithm != "norm":
             return super().clip_gradients(module, optimizer, clipping)
-        parameters = [own for group in optimizer.param_groups for own in group["params"]]
-        norm = self._norm_of_all(parameters, clipping.norm_type)
-        if clipping.error_if_nonfinite and not norm.isfinite():
-            raise RuntimeError(f"The norm of the gradients is {norm.item()}, and error_if_nonfinite=True.")
-        torch.nn.utils.clip_grads_with_norm_(parameters, clipping.value, norm)
-        return norm
-
-    def _norm_of_all(self, parameters: list[Tensor], norm_type: float) -> Tensor:
-        gradients = [own.grad for own in parameters if own.grad is not None]
-        # A rank that owns nothing has a norm too, of the dtype of the others'.
-        norm = torch.nn.utils.get_total_norm(gradients or [torch.zeros_like(parameters[0])], norm_type)
-        if norm_type == float("inf"):
-            return self.reduce(norm, reduce_op="max")
-        total: Tensor = self.reduce(norm**norm_type, reduce_op="sum") ** (1 / norm_type)
-        return total
+        return norms.clip(self, optimizer, clipping)
 
     # state ----------------------------------------------------------------------------------------------------------
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
     from torch.optim import Optimizer
 
-    from core import GradientClipping, Precision
+    from core import GradientClipping, Precision, SetupHost
     from core_fairscale.units import Units
 
 _START_METHODS = ("subprocess", "spawn", "fork", "forkserver")
@@ -103,7 +103,7 @@ class FullyShardedFairScaleStrategy(ParallelStrategy):
         self._units: list[Units] = []
         self._left_out = LeftOutParameters(self)
         self._reduce_group: Any = None
-        self._buffers_differ = False
+        self._buffers_differ = self._gives_back = False
 
     # composition ----------------------------------------------------------------------------------------------------
 
@@ -152,6 +152,11 @@ class FullyShardedFairScaleStrategy(ParallelStrategy):
                 "FullyShardedDataParallel needs CUDA's streams. Use strategy='fsdp', torch's own, which runs here and "
                 "is what new work uses; its checkpoints and those of 'fsdp_fairscale' are the same."
             )
+
+    def setup(self, trainer: SetupHost) -> None:
+        """All ranks. Set up as every strategy does; the module is whole again when the Trainer has ended a stage."""
+        self._gives_back = True
+        super().setup(trainer)
 
     # module and optimizers ------------------------------------------------------------------------------------------
 
@@ -322,8 +327,12 @@ class FullyShardedFairScaleStrategy(ParallelStrategy):
     # end ------------------------------------------------------------------------------------------------------------
 
     def release(self) -> None:
-        """All ranks; idempotent. Give modules their whole weights back; after an exception they stay in flat parts."""
-        self._close(is_whole=sys.exc_info()[0] is None)
+        """All ranks; idempotent. Give a Trainer's module its whole weights back; after an exception they stay cut.
+
+        So does what Fabric has set up, which is let go at another moment on each rank: nothing could be gathered then.
+        """
+        self._close(is_whole=self._gives_back and sys.exc_info()[0] is None)
+        self._gives_back = False
         self._left_out.forget()
         self._buffers_differ = False
         super().release()

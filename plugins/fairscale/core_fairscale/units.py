@@ -94,7 +94,8 @@ class Units:
         """
         will_run = torch._C._will_engine_execute_node
         trained = [[one for one in unit.params if one.requires_grad] for unit in self._all]
-        hooks = {one: getattr(one, "_shard_bwd_hook", None) for unit in trained for one in unit}  # None before a forward
+        # None before the first forward.
+        hooks = {one: getattr(one, "_shard_bwd_hook", None) for unit in trained for one in unit}
         idle = {one for one, hook in hooks.items() if hook is None or not will_run(hook[0])}
         for unit in trained:
             if unit and idle.issuperset(unit):

@@ -30,7 +30,6 @@ IMPORTS: Mapping[str, Mapping[str, str]] = {
         "TQDMProgressBar": "Write `from core.callbacks import ProgressBar`.",
         "RichModelSummary": "Write `from core.callbacks import ModelSummary`.",
         "EMAWeightAveraging": "Write `from core.callbacks import EMA`.",
-        "ModelPruning": "There is none: call torch.nn.utils.prune in a Callback.",
     },
 }
 """By package and name."""

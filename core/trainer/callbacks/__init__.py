@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from core.trainer.callbacks.learning_rate_finder import LearningRateFinder
     from core.trainer.callbacks.learning_rate_monitor import LearningRateMonitor
     from core.trainer.callbacks.model_checkpoint import ModelCheckpoint
+    from core.trainer.callbacks.model_pruning import ModelPruning
     from core.trainer.callbacks.model_summary import ModelSummary
     from core.trainer.callbacks.on_exception_checkpoint import OnExceptionCheckpoint
     from core.trainer.callbacks.prediction_writer import BasePredictionWriter
@@ -43,6 +44,7 @@ __all__ = [
     "LearningRateFinder",
     "LearningRateMonitor",
     "ModelCheckpoint",
+    "ModelPruning",
     "ModelSummary",
     "OnExceptionCheckpoint",
     "ProgressBar",
@@ -69,6 +71,7 @@ __getattr__, __dir__ = door(
         ".learning_rate_finder": ("LearningRateFinder",),
         ".learning_rate_monitor": ("LearningRateMonitor",),
         ".model_checkpoint": ("ModelCheckpoint",),
+        ".model_pruning": ("ModelPruning",),
         ".model_summary": ("ModelSummary",),
         ".on_exception_checkpoint": ("OnExceptionCheckpoint",),
         ".progress_bar": ("ProgressBar",),

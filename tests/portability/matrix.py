@@ -75,11 +75,13 @@ ALL = [
     *(Configuration("model_parallel", size, "fsdp+tp", options={**FORK, "tensor_parallel_size": 2}) for size in (2, 4)),
     *(Configuration("ddp", size, "ddp-bf16", "bf16-mixed", FORK) for size in (1, 2, 4)),
 ]
+# By name only: they aren't in the page's table.
+OTHERS = [Configuration(strategy, 2, options=FORK) for strategy in ("ddp_sharded", "bagua", "colossalai")]
 
 
-def configurations(num_processes):
+def configurations(num_processes, among=ALL):
     """Those that can run here, with at most so many processes."""
-    return [each for each in ALL if each.strategy in STRATEGY_REGISTRY and each.num_processes <= num_processes]
+    return [each for each in among if each.strategy in STRATEGY_REGISTRY and each.num_processes <= num_processes]
 
 
 class Net(nn.Module):
@@ -254,9 +256,8 @@ def main():
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--write", type=Path)
     arguments = parser.parse_args()
-    chosen = [
-        each for each in configurations(arguments.processes) if not arguments.names or each.name in arguments.names
-    ]
+    among = [each for each in (*ALL, *OTHERS) if each.name in arguments.names] if arguments.names else ALL
+    chosen = configurations(arguments.processes, among)
     warnings.simplefilter("error")
     with tempfile.TemporaryDirectory() as folder:
         table = markdown(run_matrix(chosen, Path(folder)))

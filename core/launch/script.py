@@ -16,7 +16,7 @@ _SHELLS_OF_PYTHON = ("ipykernel_launcher", "colab_kernel_launcher")
 
 def describe_interactive() -> str | None:
     """The interactive program, if there is no file to run again: `"a notebook"`, `"python -c"`; else None."""
-    if hasattr(builtins, "__IPYTHON__") or any(name in argument for name in _SHELLS_OF_PYTHON for argument in sys.argv):
+    if is_notebook():
         return "a notebook or IPython"
     if hasattr(sys, "ps1") or sys.flags.interactive:
         return "an interactive prompt"
@@ -24,6 +24,13 @@ def describe_interactive() -> str | None:
     if path is not None and path.exists():
         return None
     return "python -c" if sys.argv[:1] == ["-c"] else "standard input"
+
+
+def is_notebook() -> bool:
+    """Tell whether the program runs in a notebook, or in IPython."""
+    return hasattr(builtins, "__IPYTHON__") or any(
+        name in argument for name in _SHELLS_OF_PYTHON for argument in sys.argv
+    )
 
 
 def main_file() -> Path | None:

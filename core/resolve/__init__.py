@@ -76,7 +76,13 @@ def resolve(
     environment = choose_cluster_environment(own, given)
     # Where a scheduler has started the processes, `devices="auto"` is one device for each of them.
     parallel_devices, which_devices = choose_devices(devices, device_kind.part, environment.part, num_nodes, given)
-    chosen = choose_strategy(strategy, device_kind.part, len(parallel_devices), num_nodes)
+    chosen = choose_strategy(
+        strategy,
+        device_kind.part,
+        len(parallel_devices),
+        num_nodes,
+        makes_processes=not environment.part.creates_processes,
+    )
     formats = choose_precision(precision, chosen.part, chosen.identity, own, given)
     checkpoint_io = choose_checkpoint_io(chosen.part, own, given)
     launcher = choose_launcher(chosen.part, environment, own)

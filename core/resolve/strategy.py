@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from core.contract import ConfigurationError, Strategy, UnknownAliasError
+from core.launch.script import is_notebook
 from core.registry import DEFAULT_PARALLEL_STRATEGY
 from core.registry.install_hints import pip_install
 from core.registry.known_aliases import KNOWN_ALIASES
@@ -38,9 +39,21 @@ def check_strategy_argument(argument: Any) -> None:
 
 
 def choose_strategy(
-    argument: str | Strategy, accelerator: Accelerator, num_devices: int, num_nodes: int
+    argument: str | Strategy,
+    accelerator: Accelerator,
+    num_devices: int,
+    num_nodes: int,
+    *,
+    makes_processes: bool = True,
 ) -> Choice[Strategy]:
     """Decide the strategy; its other parts are still open.
+
+    Args:
+        argument: what the user asked for.
+        accelerator: the kind of device.
+        num_devices: of each node.
+        num_nodes: number of machines.
+        makes_processes: nothing has made the processes yet.
 
     Raises:
         ConfigurationError: no provider offers it, it makes no sense on this accelerator, or none was named and the one
@@ -49,18 +62,18 @@ def choose_strategy(
     if isinstance(argument, Strategy):
         return Choice(KIND, argument, identify(KIND, argument), "this instance was passed")
     if argument.strip().casefold() == "auto":
-        return _automatic(accelerator, num_devices, num_nodes)
+        return _automatic(accelerator, num_devices, num_nodes, makes_processes)
     return _adapted(argument, f"strategy={argument!r} was asked for", accelerator, num_devices)
 
 
-def _automatic(accelerator: Accelerator, num_devices: int, num_nodes: int) -> Choice[Strategy]:
+def _automatic(accelerator: Accelerator, num_devices: int, num_nodes: int, makes_processes: bool) -> Choice[Strategy]:
     wanted = f"auto: {_count(num_devices, 'device')} on {_count(num_nodes, 'node')}"
     if (alias := accelerator.default_strategy(num_devices, num_nodes)) is not None:
         return create(KIND, alias, f"{wanted}, and {accelerator.name} chooses this one")
     if num_devices * num_nodes == 1:
         return create(KIND, _ONE_DEVICE, wanted)
     try:
-        return _adapted(DEFAULT_PARALLEL_STRATEGY, wanted, accelerator, num_devices)
+        chosen = _adapted(DEFAULT_PARALLEL_STRATEGY, wanted, accelerator, num_devices)
     except UnknownAliasError as unknown:
         if unknown.alias != DEFAULT_PARALLEL_STRATEGY:
             raise
@@ -70,6 +83,10 @@ def _automatic(accelerator: Accelerator, num_devices: int, num_nodes: int) -> Ch
             f"{DEFAULT_PARALLEL_STRATEGY!r}, which is not installed. Run {pip_install(package)}, name "
             "another strategy (see `core list-strategies`), or use devices=1."
         ) from unknown
+    alias = chosen.part.interactive_alias
+    if makes_processes and alias is not None and is_notebook():
+        return create(KIND, alias, f"{wanted}, in a notebook, which has no file for ranks to run")
+    return chosen
 
 
 def _adapted(name: str, reason: str, accelerator: Accelerator, num_devices: int) -> Choice[Strategy]:

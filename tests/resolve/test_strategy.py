@@ -29,6 +29,24 @@ def test_auto_with_several_devices_takes_the_parallel_one(register, monkeypatch)
     assert decision(resolve(accelerator="cpu", devices=2), "strategy").reason == "auto: 2 devices on 1 node"
 
 
+def test_auto_in_a_notebook_takes_the_form_that_works_there(register, monkeypatch):
+    class NeedsAFile(ManyProcesses):
+        interactive_alias = "many_notebook"
+
+    class NeedsNone(ManyProcesses):
+        launcher_name = "fork"
+
+    register("strategy", "many", NeedsAFile)
+    register("strategy", "many_notebook", NeedsNone)
+    monkeypatch.setattr("core.resolve.strategy.DEFAULT_PARALLEL_STRATEGY", "many")
+    assert decision(resolve(accelerator="cpu", devices=2), "strategy").choice == "many"
+    monkeypatch.setattr("builtins.__IPYTHON__", True, raising=False)
+    chosen = decision(resolve(accelerator="cpu", devices=2), "strategy")
+    assert chosen.choice == "many_notebook"
+    assert chosen.reason == "auto: 2 devices on 1 node, in a notebook, which has no file for ranks to run"
+    assert decision(resolve(accelerator="cpu", devices=1), "strategy").choice == "single_device"
+
+
 def test_auto_with_several_devices_says_what_to_install(monkeypatch):
     alias = "not_installed"
     monkeypatch.setattr("core.resolve.strategy.DEFAULT_PARALLEL_STRATEGY", alias)

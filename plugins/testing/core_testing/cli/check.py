@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from core import KINDS, ConfigurationError
-from core.cli import KINDS_BY_OPTION, paragraph, say, say_json, styled, table, unknown_alias
+from core.cli import KINDS_BY_OPTION, paragraph, say, say_json, shown, styled, table, unknown_alias
 from core.registry import CORE, Registry, Status, listing, normalize_distribution, owner_of, plugin_manager, split_name
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def _as_options(ctx: click.Context, param: click.Parameter, text: str | None) ->
 @click.option("--num-processes", type=click.IntRange(min=1), metavar="N", help="In how many processes a strategy runs.")
 @click.option("--html", type=click.Path(path_type=Path, dir_okay=False), help="Write a report, a page in one file.")
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON object.")
-@click.option("-v", "--verbose", is_flag=True, help="Show the traceback of each failure.")
+@click.option("-v", "--verbose", is_flag=True, help="Show the table of suites without a failure too, and tracebacks.")
 @click.pass_context
 def check(
     ctx: click.Context,
@@ -147,6 +147,11 @@ def _nothing(name: str, kind: str | None) -> list[tuple[str, Spec]]:
 
 def _lines(suite: Suite, *, verbose: bool) -> Iterator[str]:
     count = suite.count()
+    numbers = ", ".join(f"{count[outcome]} {name}" for outcome, name in _OUTCOMES.items() if count[outcome])
+    took = f"{sum(test.duration_s for test in suite.tests):.0f} s of tests"
+    if not verbose and suite.is_good:
+        yield shown(styled("all well", fg="green"), f"  {suite.title}: {numbers}, {took}")
+        return
     yield styled(suite.title, bold=True)
     where = f"{suite.num_processes} processes" if suite.num_processes > 1 else "one process"
     yield from paragraph(f"{suite.source}, on {suite.ground}, {where}", indent="  ")
@@ -162,8 +167,7 @@ def _lines(suite: Suite, *, verbose: bool) -> Iterator[str]:
             text = test.details if verbose and test.details else test.reason
             yield from ([f"    {line}" for line in text.splitlines()] if verbose else paragraph(text, indent="    "))
     yield from _left_out(suite)
-    numbers = ", ".join(f"{count[outcome]} {name}" for outcome, name in _OUTCOMES.items() if count[outcome])
-    yield styled(f"{numbers}: {sum(test.duration_s for test in suite.tests):.0f} s of tests", bold=True)
+    yield styled(f"{numbers}: {took}", bold=True)
     yield ""
 
 

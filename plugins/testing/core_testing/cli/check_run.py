@@ -88,6 +88,12 @@ class Suite:
         return Counter(test.outcome for test in self.tests)
 
     @property
+    def is_good(self) -> bool:
+        """True if something was proven, and nothing failed, not even as it is known to."""
+        outcomes = {test.outcome for test in self.tests}
+        return "passed" in outcomes and outcomes <= {"passed", "skipped"}
+
+    @property
     def title(self) -> str:
         """The plugin's alias, kind, distribution and version."""
         return f"{self.alias}: {with_article(self.kind)} of {self.provider} {self.version}"

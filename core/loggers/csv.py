@@ -6,6 +6,7 @@ import contextlib
 import csv
 import fcntl
 import io
+import json
 import os
 import time
 from typing import TYPE_CHECKING, Any
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class CSVLogger(RunFolderLogger):
-    """Writes `metrics.csv`: a row a call, a column a metric, `step` first; and `hparams.json`.
+    """Writes `metrics.csv`: a row a call, a column a metric, `step` first; `hparams.json`, and of a Trainer `run.json`.
 
     A metric that comes later adds a column: the file is then written anew, whole or not at all. No file stays open
     between two writes.
@@ -49,6 +50,7 @@ class CSVLogger(RunFolderLogger):
         self._flush_every, self._flush_interval_s = flush_logs_every_n_steps, flush_interval_s
         self._saved_s = time.monotonic()
         self._rows: list[dict[str, Any]] = []
+        self._facts: Mapping[str, Any] | None = None
 
     @property
     def metrics_path(self) -> Path:
@@ -66,6 +68,10 @@ class CSVLogger(RunFolderLogger):
         if is_late or len(self._rows) >= self._flush_every:
             self.save()
 
+    def log_run(self, facts: Mapping[str, Any]) -> None:
+        """Take down what a Trainer knows of the run, for `run.json`: what was decided and why, versions, machine."""
+        self._facts = facts
+
     def save(self) -> None:
         """Write the rows that are in memory."""
         self._saved_s = time.monotonic()
@@ -75,6 +81,9 @@ class CSVLogger(RunFolderLogger):
         with _locked(path.parent):
             self._write(path)
         self._rows = []
+        if self._facts is not None:
+            (path.parent / "run.json").write_text(json.dumps(self._facts, indent=2) + "\n", encoding="utf-8")
+            self._facts = None
 
     def finalize(self, status: str) -> None:
         """The run is over."""

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import datetime
 import logging
+import platform
+from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
+from core import __version__
 from core.contract import Logger
 from core.trainer.module.hyperparameters import hparams_of
 
@@ -94,6 +98,22 @@ def log_hyperparameters(trainer: Trainer) -> None:
         return
     for logger in trainer.loggers:
         logger.log_hyperparams(hparams)
+
+
+def log_facts(trainer: Trainer) -> None:
+    """Rank 0 hands what was decided, and on what it runs, to the loggers that take it."""
+    takers = [logger for logger in trainer.loggers if hasattr(type(logger), "log_run")]
+    if not takers or not trainer.is_global_zero:
+        return
+    facts = {
+        "began": f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d %H:%M:%S} UTC",
+        "machine": platform.platform(),
+        "num_processes": trainer.world_size,
+        "versions": {"core": __version__, "torch": version("torch"), "Python": platform.python_version()},
+        "decisions": [decision._asdict() for decision in trainer.fabric.resolution.decisions],
+    }
+    for logger in takers:
+        logger.log_run(facts)  # type: ignore[attr-defined]
 
 
 def _hyperparameters_of(owner: Any) -> Mapping[str, Any]:

@@ -115,6 +115,7 @@ def _end(trainer: Trainer) -> None:
 def _fit(trainer: Trainer) -> None:
     if trainer.described_module is not trainer.module:
         run_logs.log_hyperparameters(trainer)
+        run_logs.log_facts(trainer)
         trainer.described_module = trainer.module
     _sanity_check(trainer)
     FitLoop(trainer).run()

@@ -1,0 +1,134 @@
+"""What a run has left in its folder: metrics, options, decisions, checkpoints. Everything in it may be damaged."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from core.contract.errors import CoreError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from core.checkpoint.manifest import Manifest
+
+Series = list[tuple[float, float]]
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointRecord:
+    """One checkpoint of the run.
+
+    Attributes:
+        path: within the run's folder.
+        size_bytes: of all its files.
+        files: size and digest by name; a checkpoint of one file has one, whose digest may be empty.
+        manifest: of a folder; None for a file.
+        damage: why it can't be read; empty if it can.
+    """
+
+    path: str
+    size_bytes: int
+    files: Mapping[str, tuple[int, str]]
+    manifest: Manifest | None = None
+    damage: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class RunRecord:
+    """The folder of a run.
+
+    Attributes:
+        folder: its path.
+        metrics: by name, steps and values; those that aren't finite too.
+        hparams: from `hparams.json`.
+        facts: from `run.json`: decisions, versions, machine and time.
+        checkpoints: by name.
+    """
+
+    folder: Path
+    metrics: Mapping[str, Series]
+    hparams: Mapping[str, Any]
+    facts: Mapping[str, Any]
+    checkpoints: list[CheckpointRecord]
+
+
+def read_run(folder: Path) -> RunRecord:
+    """Read what there is.
+
+    Raises:
+        CoreError: the folder isn't that of a run.
+    """
+    if not (folder / "metrics.csv").is_file():
+        runs = sorted(path.parent for path in folder.glob("**/metrics.csv"))
+        near = f" Runs in it: {', '.join(map(str, runs[-3:]))}." if runs else ""
+        raise CoreError(
+            f"{folder} is not the folder of a run: expected metrics.csv, as the CSVLogger writes it, which is the "
+            f"default.{near}"
+        )
+    return RunRecord(
+        folder=folder,
+        metrics=_read_metrics(folder / "metrics.csv"),
+        hparams=_read_object(folder / "hparams.json"),
+        facts=_read_object(folder / "run.json"),
+        checkpoints=_find_checkpoints(folder),
+    )
+
+
+def _read_metrics(path: Path) -> dict[str, Series]:
+    found: dict[str, Series] = {}
+    with path.open(encoding="utf-8", errors="replace", newline="") as file:
+        for number, row in enumerate(csv.DictReader(file)):
+            step = _number(row.get("step"))
+            for name, text in row.items():
+                value = _number(text)
+                if name and name != "step" and value is not None:
+                    found.setdefault(name, []).append((float(number) if step is None else step, value))
+    return {name: series for name, series in found.items() if any(math.isfinite(value) for _, value in series)}
+
+
+def _number(text: Any) -> float | None:
+    try:
+        return float(text)
+    except (TypeError, ValueError):
+        return None
+
+
+def _read_object(path: Path) -> dict[str, Any]:
+    with suppress(OSError, ValueError, RecursionError):
+        content = json.loads(path.read_text(encoding="utf-8"))
+        return content if isinstance(content, dict) else {}
+    return {}
+
+
+def _find_checkpoints(folder: Path) -> list[CheckpointRecord]:
+    from core.checkpoint import digest, formats, manifest
+
+    found = []
+    for path in sorted(folder.glob("**/*")):
+        name = str(path.relative_to(folder))
+        if (path / manifest.NAME).is_file():
+            found.append(_of_folder(name, path))
+        elif path.is_file() and path.name.endswith(formats.FILE_SUFFIXES):
+            with suppress(OSError, ValueError):
+                size = path.stat().st_size
+                beside = path.with_name(path.name + digest.SUFFIX)
+                kept = beside.read_bytes()[: digest.MAX_BYTES] if beside.is_file() else b""
+                found.append(CheckpointRecord(name, size, {path.name: (size, ", ".join(digest.from_text(kept)))}))
+    return found
+
+
+def _of_folder(name: str, path: Path) -> CheckpointRecord:
+    from core.checkpoint import manifest
+
+    try:
+        found = manifest.from_bytes((path / manifest.NAME).read_bytes(), str(path))
+    except (OSError, CoreError) as error:
+        return CheckpointRecord(name, 0, {}, damage=str(error))
+    files = {file: (entry.size_bytes, entry.digest) for file, entry in found.files.items()}
+    return CheckpointRecord(name, sum(size for size, _ in files.values()), files, found)

@@ -1,0 +1,120 @@
+"""`core report`: the page of a small run, and of what may stand in its folder."""
+
+import json
+import re
+from html.parser import HTMLParser
+
+import torch
+from click.testing import CliRunner
+
+from core import Module, Trainer
+from core.callbacks import DeviceStatsMonitor, ModelCheckpoint, ThroughputMonitor
+from core.cli.chart import line_chart, short_number
+from core.cli.commands import command
+
+HOSTILE = "<script>alert('\x1b[31m')</script>"
+
+
+class Net(Module):
+    def __init__(self, note):
+        super().__init__()
+        self.save_hyperparameters()
+        self.layer = torch.nn.Linear(2, 1)
+
+    def training_step(self, batch, batch_idx):
+        loss = self.layer(batch).square().mean()
+        self.log_dict({"train_loss": loss, HOSTILE: loss, "gaps": torch.nan if batch_idx == 1 else loss})
+        return loss
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+class Page(HTMLParser):
+    """What a browser would make of it: elements that were opened and not closed, addresses, and the text."""
+
+    def __init__(self, page):
+        super().__init__()
+        self.open, self.tags, self.addresses, self.text = [], [], [], ""
+        self.feed(page)
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        self.open += [tag] * (tag not in ("meta", "br"))
+        self.addresses += [value for name, value in attrs if name in ("src", "href")]
+
+    def handle_startendtag(self, tag, attrs):
+        self.tags.append(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.text += f"{data} "
+
+
+def report(*arguments):
+    return CliRunner().invoke(command, ["report", *map(str, arguments)], env={"COLUMNS": "80"})
+
+
+def test_the_page_of_a_run(tmp_path):
+    saving = ModelCheckpoint(filename="<b>{step}")
+    trainer = Trainer(
+        accelerator="cpu",
+        max_epochs=2,
+        log_every_n_steps=1,
+        default_root_dir=tmp_path,
+        callbacks=[ThroughputMonitor(), DeviceStatsMonitor(), saving],
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+    trainer.fit(Net(HOSTILE), torch.utils.data.DataLoader(torch.ones(8, 2), batch_size=2))
+    folder = tmp_path / "core_logs/version_0"
+    done = report(folder)
+    assert done.exit_code == 0, done.output
+    page = Page((folder / "report.html").read_text())
+    text = " ".join(page.text.split())
+    assert (page.open, page.addresses) == ([], []), "closed, and in need of nothing"
+    assert {"script", "b", "link", "img"}.intersection(page.tags) <= {"b"}
+    assert page.tags.count("b") == page.tags.count("figure") == page.tags.count("svg")
+    assert "<script>alert('\\x1b[31m')</script>" in text
+    assert text.startswith("core_logs/version_0")
+    (manifest,) = folder.glob("checkpoints/*/manifest.json")
+    digests = [entry["digest"] for entry in json.loads(manifest.read_text())["files"].values()]
+    assert all(digest in text for digest in digests)
+    for part in (
+        "strategy single_device auto: 1 device on 1 node core 0.1.0",
+        f"torch {torch.__version__}",
+        "checkpoints/<b>step=8.ckpt",
+        "strategy single_device core 0.1.0, precision 32-true core 0.1.0, 1 process,",
+        "throughput/samples_per_s",
+        "device/peak_resident_bytes last",
+        "8 values, 2 of them not finite",
+    ):
+        assert part in text, part
+
+    manifest.write_bytes(manifest.read_bytes()[:-40])
+    (folder / "run.json").write_text("[")
+    (folder / "hparams.json").unlink()
+    assert report(folder, "--output", tmp_path / "again.html").exit_code == 0
+    text = Page((tmp_path / "again.html").read_text()).text
+    assert "is damaged" in text
+    assert "doesn't say what was decided" in text
+    assert "Hyperparameters" not in text
+
+    done = report(tmp_path)
+    assert (done.exit_code, "expected metrics.csv" in done.output) == (1, True)
+    assert str(folder) in "".join(done.output.split("\n"))
+
+
+def test_a_chart_keeps_peaks_and_gaps():
+    series = [(float(step), 1e300 if step == 5000 else float(step % 3)) for step in range(10_000)]
+    series[7000] = (7000.0, float("inf"))
+    svg = line_chart("long", series, short_number)
+    drawn = "".join(re.findall(r'class="line" d="([^"]*)"', svg))
+    points = re.findall(r"[ML]([\d.]+) ([\d.]+)", drawn)
+    assert 200 < len(points) < 500
+    assert min(float(y) for _, y in points) == 10, "the peak is at the top"
+    assert svg.count('class="line"') == 2
+    assert "1e+300" in svg
+    assert "<circle" in line_chart("one", [(1.0, 2.0)], short_number)

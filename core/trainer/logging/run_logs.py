@@ -110,7 +110,10 @@ def log_facts(trainer: Trainer) -> None:
         "machine": platform.platform(),
         "num_processes": trainer.world_size,
         "versions": {"core": __version__, "torch": version("torch"), "Python": platform.python_version()},
-        "decisions": [decision._asdict() for decision in trainer.fabric.resolution.decisions],
+        "decisions": [
+            {"subject": each.subject, "choice": each.choice, "reason": each.reason, "provider": each.provider}
+            for each in trainer.fabric.resolution.decisions
+        ],
     }
     for logger in takers:
         logger.log_run(facts)  # type: ignore[attr-defined]

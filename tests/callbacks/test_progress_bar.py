@@ -293,13 +293,35 @@ def test_nobody_knows_how_long_an_endless_loader_takes():
 # in a notebook ------------------------------------------------------------------------------------------------------
 
 
+RANKS = """
+import torch
+from core import Module, Trainer
+class Net(Module):
+    def __init__(self, fails):
+        super().__init__()
+        self.layer, self.fails = torch.nn.Linear(2, 1), fails
+    def training_step(self, batch, batch_idx):
+        if self.fails:
+            raise KeyError("a bug")
+        return self.layer(batch).square().mean()
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+def fit(fails):
+    trainer = Trainer(accelerator="cpu", devices=2, max_epochs=1, logger=False, enable_checkpointing=False)
+    trainer.fit(Net(fails), torch.utils.data.DataLoader(torch.ones(16, 2), batch_size=2))
+    return trainer.fabric.resolution.decisions
+print(next(each.choice for each in fit(False) if each.subject == "strategy"))
+"""
+
+
 def test_in_a_notebook_the_bar_is_updated_and_lines_follow(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
     code = (
         f"import runpy, sys; sys.argv = ['', {str(tmp_path)!r}]; runpy.run_path({str(PROGRAM)!r}, run_name='__main__');"
     )
-    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(code)])
-    nbclient.NotebookClient(notebook, timeout=100).execute()
+    cells = [nbformat.v4.new_code_cell(part) for part in (code, RANKS, "fit(True)")]
+    notebook = nbformat.v4.new_notebook(cells=cells)
+    nbclient.NotebookClient(notebook, timeout=100, allow_errors=True).execute()
     outputs = notebook.cells[0].outputs
     printed = "".join(output.text for output in outputs if output.output_type == "stream")
     rows = [line.split() for line in printed.splitlines()]
@@ -308,3 +330,15 @@ def test_in_a_notebook_the_bar_is_updated_and_lines_follow(tmp_path, monkeypatch
     shown = "".join(output.data.get("text/plain", "") for output in outputs if output.output_type == "display_data")
     assert "━" not in shown, "the bar is gone at the end"
     assert "trainable parameters" in shown
+
+    of_ranks, of_error = (cell.outputs for cell in notebook.cells[1:])
+    assert {output.output_type for output in of_ranks} == {"stream"}, "a forked rank's displays would be dropped"
+    printed = "".join(output.text for output in of_ranks)
+    assert "trainable parameters" in printed
+    assert [line.split()[:2] for line in printed.splitlines()[-3:-1]] == [["epoch", "step"], ["0", "4"]]
+    assert printed.splitlines()[-1] == "ddp_notebook"
+    (error,) = (output for output in of_error if output.output_type == "error")
+    lines = "\n".join(error.traceback).splitlines()
+    assert len(lines) < 15
+    assert "Rank " in lines[-1]
+    assert "KeyError: 'a bug'" in lines[-1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import sys
 from typing import TYPE_CHECKING
@@ -11,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def find_console() -> Console | None:
-    """A console on standard output, if that is a terminal or a notebook; None where nothing can be redrawn.
+    """A console on standard output, if that is a terminal or a notebook's own process; None where none can be redrawn.
 
     rich is imported only then: a batch job doesn't pay for it.
     """
@@ -30,7 +31,8 @@ def can_redraw(console: Console) -> bool:
 
 def _may_redraw() -> bool:
     if "ipykernel" in sys.modules:
-        return True
+        # A forked rank's display messages are dropped by the kernel, with a warning each; what it prints arrives.
+        return multiprocessing.parent_process() is None
     if os.environ.get("FORCE_COLOR") or os.environ.get("TTY_COMPATIBLE") == "1":
         return True  # rich takes these for a terminal
     return sys.stdout is not None and sys.stdout.isatty()

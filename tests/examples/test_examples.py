@@ -137,3 +137,11 @@ def test_an_impossible_choice_is_refused_before_any_work():
     assert done.returncode == 1
     assert "SingleDeviceStrategy trains on 1 device" in done.stderr
     assert done.stdout == ""
+
+
+@pytest.mark.slow
+def test_hugging_face_learns_from_batches_of_its_tokenizer():
+    pytest.importorskip("transformers", reason="needs transformers, which the extra hugging-face brings")
+    output = run_example("hugging_face.py", *DDP)
+    (percent,) = re.findall(r"^Accuracy on 128 new sentences: ([\d.]+)%$", output, re.MULTILINE)
+    assert float(percent) > 90, "half of them by chance"

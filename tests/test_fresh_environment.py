@@ -112,7 +112,7 @@ def test_a_new_plugin_is_built_installed_listed_and_checked(environment, tmp_pat
 
     rows = [line.split() for line in run(environment, "core", "list-strategies").stdout.splitlines()]
     assert ["acme", "AcmeStrategy", "core-acme", "0.1.0", "ok"] in rows
-    checked = run(environment, "core", "check", "acme", timeout_s=900, check=False)
+    checked = run(environment, "core", "check", "acme", "--verbose", timeout_s=900, check=False)
     assert checked.returncode == 0, checked.stdout + checked.stderr
     assert "core_acme.conformance:TestAcme, on cpu, 2 processes" in checked.stdout
     table = {row[0]: row[1:] for row in map(str.split, checked.stdout.splitlines()) if row}

@@ -39,6 +39,7 @@ __all__ = [  # noqa: F405  (what the star above brings)
     "LAUNCHER_REGISTRY",
     "LOGGER_REGISTRY",
     "PRECISION_REGISTRY",
+    "PRELUDES_GROUP",
     "STRATEGY_REGISTRY",
     "Absent",
     "Accelerator",

@@ -15,8 +15,9 @@ if TYPE_CHECKING:
     from typing import BinaryIO
 
 SUFFIX = ".digest"
-"""Suffix of the file beside a one-file checkpoint. One line for each content that is right: `xxh3-128 <32 hexadecimal
-digits>`; two lines stand there only while a checkpoint is replaced. `xxhsum -H2 last.ckpt` prints the same digits."""
+"""Suffix of the hidden file beside a one-file checkpoint (`name_of`). One line for each content that is right:
+`xxh3-128 <32 hexadecimal digits>`; two lines stand there only while a checkpoint is replaced. `xxhsum -H2 last.ckpt`
+prints the same digits."""
 
 MAX_BYTES = 1 << 12
 """The largest size of such a file."""
@@ -26,6 +27,12 @@ BLOCK_BYTES = 4 << 20
 
 _LINE = re.compile(r"xxh3-128 ([0-9a-f]{32})")
 _CHUNK_BYTES = 1 << 20
+
+
+def name_of(path: str) -> str:
+    """The digest file of a one-file checkpoint: `folder/.last.ckpt.digest` of `folder/last.ckpt`, out of listings."""
+    folder, slash, name = path.rpartition("/")
+    return f"{folder}{slash}.{name}{SUFFIX}"
 
 
 def new_hash() -> Any:

@@ -7,7 +7,7 @@ import posixpath
 import warnings
 from typing import TYPE_CHECKING, Any
 
-from core.checkpoint import digest, formats, manifest
+from core.checkpoint import formats, manifest
 from core.checkpoint.folder import folder_of
 from core.contract.errors import CheckpointCorruptedError
 from core.contract.plain_file import NotAFileError
@@ -77,7 +77,7 @@ def _dated(folder: str, suffix: str | tuple[str, ...]) -> Iterator[tuple[float, 
     for entry in entries:
         base = entry["name"].rstrip("/").rpartition("/")[2]
         path = posixpath.join(folder, base)
-        if base.startswith(".") or base.endswith(digest.SUFFIX) or not base.endswith(suffix):
+        if base.startswith(".") or not base.endswith(suffix):
             continue
         if entry["type"] == "directory" or (entry.get("islink") and filesystem.isdir(entry["name"])):
             yield _saved_at(path), _modified_at(entry), path

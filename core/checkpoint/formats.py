@@ -50,7 +50,7 @@ def verify_checkpoint(path: PathLike) -> None:
     """
     folder = open_folder(path)
     if folder.is_file():
-        _load_file(path)
+        single_file.read(path, _parse, tells=True)
     else:
         with_folder(folder, lambda opened: opened.verify())
 

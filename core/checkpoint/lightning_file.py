@@ -1,4 +1,8 @@
-"""Checkpoints of PyTorch Lightning, in the form that a Trainer of core saves."""
+"""Checkpoints under Lightning's keys, in the form that a Trainer of core saves.
+
+Lightning has written them, or a CheckpointIO of core: those have a section `core` besides, with what Lightning's keys
+don't say, so that a run goes on exactly.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 from core._version import __version__
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
 _MARK = "pytorch-lightning_version"
+_OWN = "core"
 
 
 def is_lightning(state: Mapping[str, Any]) -> bool:
@@ -28,6 +33,8 @@ def translate(saved: Mapping[str, Any]) -> dict[str, Any]:
     A run goes on with the epoch that had begun: Lightning's order of the data within it isn't known. Optimizers are
     saved by the positions of their parameters, so they must be built over the same ones in the same order.
     """
+    if isinstance(own := saved.get(_OWN), dict) and "format" in own:
+        return _translate_own(saved, own)
     state: dict[str, Any] = {
         "format": {"version": 1, "core": __version__, "world_size": 1, "lightning": saved[_MARK]},
         "model": saved["state_dict"],
@@ -47,6 +54,25 @@ def translate(saved: Mapping[str, Any]) -> dict[str, Any]:
         "precision": saved.get("MixedPrecision") or {},
         "progress": _progress(saved),
     }
+
+
+def _translate_own(saved: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+    """The state of a Trainer of core, which has put the larger sections under Lightning's keys."""
+    state = {key: value for key, value in own.items() if key != "optimizer_names"}
+    state["model"] = saved["state_dict"]
+    if "hyper_parameters" in saved:
+        state["hyper_parameters"] = dict(saved["hyper_parameters"])
+    if "optimizer_states" in saved:
+        pairs = zip(saved["optimizer_states"], own["optimizer_names"], strict=True)
+        state["optimizers"] = [optimizer if names is None else _by_name(optimizer, names) for optimizer, names in pairs]
+        state["lr_schedulers"] = list(saved.get("lr_schedulers", []))
+    return state
+
+
+def _by_name(optimizer: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
+    groups = [{**group, "params": [names[index] for index in group["params"]]} for group in optimizer["param_groups"]]
+    by_name = {names[index]: entry for index, entry in optimizer["state"].items()}
+    return {**optimizer, "state": by_name, "param_groups": groups}
 
 
 _UNREAD = {

@@ -6,7 +6,6 @@ import contextlib
 import os
 from typing import TYPE_CHECKING
 
-from core.checkpoint import digest
 from core.contract.errors import CheckpointError, CheckpointNotFoundError
 from core.contract.printable import printable
 from core.contract.spelling import near_names
@@ -69,7 +68,7 @@ def not_found(path: str, names: list[str] | None) -> CheckpointNotFoundError:
     """
     if names is None:
         return CheckpointNotFoundError(f"There is no checkpoint {path!r}, nor its folder. Check the path.")
-    names = [name for name in names if not name.startswith(".") and not name.endswith(digest.SUFFIX)]
+    names = [name for name in names if not name.startswith(".")]
     near = near_names(os.path.basename(path.rstrip("/")), names) or sorted(names)[:5]
     beside = f"In that folder are: {', '.join(map(printable, near))}." if near else "That folder is empty."
     return CheckpointNotFoundError(f"There is no checkpoint {path!r}. {beside}")

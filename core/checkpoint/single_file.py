@@ -7,6 +7,7 @@ import warnings
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from core.checkpoint import digest, messages
+from core.checkpoint.digest import name_of
 from core.checkpoint.folder import folder_of
 from core.checkpoint.storage import Location, location_of
 from core.contract.errors import CheckpointCorruptedError, CheckpointError
@@ -40,8 +41,13 @@ def replace(path: PathLike, write: Callable[[digest.HashingWriter], None]) -> No
         raise messages.cannot_write(os.fspath(path), cause) from cause
 
 
-def read(path: PathLike, parse: Callable[[BinaryIO, str], dict[str, Any]]) -> dict[str, Any]:
+def read(path: PathLike, parse: Callable[[BinaryIO, str], dict[str, Any]], *, tells: bool = False) -> dict[str, Any]:
     """Return what `parse` makes of the file and its name, once its digest is known to be right.
+
+    Args:
+        path: a local path or a URL.
+        parse: understands the content. A file without a digest, as other programs write it, is parsed as it is.
+        tells: warn of a file without a digest.
 
     Raises:
         CheckpointNotFoundError: nothing is there.
@@ -49,7 +55,7 @@ def read(path: PathLike, parse: Callable[[BinaryIO, str], dict[str, Any]]) -> di
         CheckpointError: it can't be read.
     """
     try:
-        return _verified(location_of(path), os.fspath(path), parse)
+        return _verified(location_of(path), os.fspath(path), parse, tells)
     except CheckpointError:
         raise
     except NotAFileError as error:
@@ -60,16 +66,19 @@ def read(path: PathLike, parse: Callable[[BinaryIO, str], dict[str, Any]]) -> di
         raise messages.cannot_read(os.fspath(path), error) from error
 
 
-def _verified(location: Location, path: str, parse: Callable[[BinaryIO, str], dict[str, Any]]) -> dict[str, Any]:
+def _verified(
+    location: Location, path: str, parse: Callable[[BinaryIO, str], dict[str, Any]], tells: bool
+) -> dict[str, Any]:
     while True:
         content = location.read_digest()
         with location.open() as file:
             if content is None:
-                warnings.warn(
-                    f"{path!r} has no digest beside it ({path}{digest.SUFFIX}), so damage to it would not be seen. "
-                    "Save it again with core to get one.",
-                    stacklevel=2,
-                )
+                if tells:
+                    warnings.warn(
+                        f"{path!r} has no digest beside it ({name_of(path)}), so damage to it would not be seen. "
+                        "Save it again with core to get one.",
+                        stacklevel=2,
+                    )
                 return parse(file, path)
             if digest.of_file(file) in digest.from_text(content):
                 file.seek(0)
@@ -82,9 +91,9 @@ def _verified(location: Location, path: str, parse: Callable[[BinaryIO, str], di
 def _damaged(path: str, content: bytes) -> CheckpointCorruptedError:
     if not digest.from_text(content):
         return CheckpointCorruptedError(
-            f"{path}{digest.SUFFIX} is damaged: expected lines with a digest. Delete it to load {path!r} unverified."
+            f"{name_of(path)} is damaged: expected lines with a digest. Delete it to load {path!r} unverified."
         )
     return CheckpointCorruptedError(
-        f"{path!r} is damaged: its content does not have the digest in {path}{digest.SUFFIX}. Load an earlier "
+        f"{path!r} is damaged: its content does not have the digest in {name_of(path)}. Load an earlier "
         "checkpoint. If you replaced the file yourself, delete that digest."
     )

@@ -78,7 +78,7 @@ class LocalLocation(Location):
     def __init__(self, path: Path) -> None:
         self.path = path
         self.folder = path.parent
-        self.digest_path = path.with_name(path.name + digest.SUFFIX)
+        self.digest_path = Path(digest.name_of(str(path)))
 
     def open(self) -> BinaryIO:
         """The content."""
@@ -148,12 +148,14 @@ class LocalLocation(Location):
                     disk.unlink(path)
 
     def _is_left_over(self, path: Path) -> bool:
-        is_ours = path.name.startswith(f".{self.path.name}.") and is_partial(path.name)
+        name = self.path.name  # of it and of its digest
+        is_ours = path.name.startswith((f".{name}.", f"..{name}.")) and is_partial(path.name)
         return is_ours and locks.is_free(path)
 
 
 def _is_lonely_digest(path: Path) -> bool:
-    if not path.name.endswith(digest.SUFFIX) or os.path.lexists(path.with_name(path.name.removesuffix(digest.SUFFIX))):
+    owner = path.name[1:].removesuffix(digest.SUFFIX)
+    if not owner or digest.name_of(owner) != path.name or os.path.lexists(path.with_name(owner)):
         return False
     return path.is_file() and path.stat().st_size <= digest.MAX_BYTES and bool(digest.from_text(path.read_bytes()))
 
@@ -165,7 +167,7 @@ class RemoteLocation(Location):
         self.path = path
         self.filesystem = path.filesystem
         self.name = path.name
-        self.digest_name = path.name + digest.SUFFIX
+        self.digest_name = digest.name_of(path.name)
 
     def open(self) -> BinaryIO:
         """The content, in a temporary local copy: it is read twice, and not in order."""

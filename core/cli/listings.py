@@ -9,7 +9,7 @@ import click
 
 from core.cli.layout import paragraph, say, say_json, styled, table
 from core.contract.kinds import KINDS
-from core.registry import HOOKS, Row, Status, listing, plugin_manager
+from core.registry import Row, Status, listing, plugin_manager
 from core.registry.builtins import CORE
 from core.registry.install_hints import pip_install
 from core.registry.known_aliases import DEFAULT_PARALLEL_STRATEGY, KNOWN_ALIASES
@@ -88,8 +88,8 @@ Examples:
 def list_plugins(everything: bool, check: bool, as_json: bool, timeout_s: float) -> None:
     """List the installed packages that offer something to core, and what is wrong with any.
 
-    A package is named by its distribution, as pip knows it. Modules with event hooks are counted too; they run only
-    when a Trainer names them.
+    A package is named by its distribution, as pip knows it. Modules with event hooks and preludes are counted too;
+    they run only when a Trainer, or `core run`, names them.
     """
     rows = listing()
     usable = [row for row in rows if row.kind and row.status is Status.OK]
@@ -251,6 +251,6 @@ def _counts(offers: dict[str, int]) -> str:
 
 
 def _plural(kind: str, number: int) -> str:
-    if kind == HOOKS or number == 1:
-        return kind.removesuffix("s") if number == 1 else kind
-    return KINDS[kind].plural.replace("-", " ")
+    if number == 1:
+        return kind.removesuffix("s")
+    return KINDS[kind].plural.replace("-", " ") if kind in KINDS else f"{kind.removesuffix('s')}s"

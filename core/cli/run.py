@@ -7,6 +7,11 @@ import sys
 
 import click
 
+from core.registry import PRELUDES, Status, plugin_manager
+
+_NAMED = "core.cli.run.preludes"
+"""Where click's context keeps the preludes that flags have named."""
+
 _EXAMPLES = """\b
 Examples:
   core run --devices 2 train.py --lr 0.1
@@ -15,7 +20,38 @@ Examples:
 """
 
 
+class _RunCommand(click.Command):
+    """The command, with a flag for each prelude that an installed package offers. None is imported for it."""
+
+    def get_params(self, ctx: click.Context) -> list[click.Parameter]:
+        params = super().get_params(ctx)
+        taken = {name for param in params for name in param.opts}
+        offered = {
+            offer.spec.alias.replace("_", "-"): offer
+            for offer in plugin_manager().offers(PRELUDES)
+            if offer.status is Status.OK
+        }
+        flags: list[click.Parameter] = [
+            click.Option(
+                [f"--{alias}"],
+                is_flag=True,
+                expose_value=False,
+                callback=_note_prelude,
+                help=f"The same as --with {alias}: {offer.summary} ({offer}).",
+            )
+            for alias, offer in offered.items()
+            if f"--{alias}" not in taken
+        ]
+        return [*flags, *params]
+
+
+def _note_prelude(ctx: click.Context, param: click.Parameter, value: bool) -> None:
+    if value:
+        ctx.meta.setdefault(_NAMED, []).append(param.opts[0].removeprefix("--"))
+
+
 @click.command(
+    cls=_RunCommand,
     short_help="Run a script in several processes, by torchrun.",
     epilog=_EXAMPLES,
     context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
@@ -25,6 +61,13 @@ Examples:
 @click.option("--node-rank", type=click.IntRange(min=0), default=0, show_default=True, metavar="N")
 @click.option("--main-address", default="127.0.0.1", show_default=True, metavar="HOST", help="Of node 0.")
 @click.option("--main-port", type=click.IntRange(1, 65535), default=29400, show_default=True, metavar="PORT")
+@click.option(
+    "--with",
+    "preludes",
+    multiple=True,
+    metavar="NAME",
+    help="A prelude of an installed package; see core list-plugins.",
+)
 @click.option("-m", "is_module", is_flag=True, help="SCRIPT is the name of a module.")
 @click.argument("script")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
@@ -34,6 +77,7 @@ def run(
     node_rank: int,
     main_address: str,
     main_port: int,
+    preludes: tuple[str, ...],
     is_module: bool,
     script: str,
     arguments: tuple[str, ...],
@@ -42,6 +86,8 @@ def run(
 
     With several nodes, run it on each of them. The Trainer or Fabric in SCRIPT takes the processes that it finds; it
     needs no `devices=` then, or the same. torchrun itself has more options.
+
+    A prelude is a function of an installed package that is called in each process before SCRIPT.
     """
     if not (devices == "auto" or (devices.isdecimal() and int(devices))):
         raise click.BadParameter(f"{devices!r} is neither a number of processes nor auto.", param_hint="--devices")
@@ -52,4 +98,7 @@ def run(
         address = ["--master-addr", main_address, "--master-port", str(main_port)]
         nodes = ["--nnodes", str(num_nodes), "--node-rank", str(node_rank), *address]
     command = [sys.executable, "-m", "torch.distributed.run", *nodes, "--nproc-per-node", devices]
-    os.execv(sys.executable, [*command, *(["-m"] if is_module else []), script, *arguments])
+    called = [*(["-m"] if is_module else []), script, *arguments]
+    if names := ",".join(dict.fromkeys([*click.get_current_context().meta.get(_NAMED, []), *preludes])):
+        called = ["-m", "core.cli.with_preludes", names, *called]
+    os.execv(sys.executable, [*command, *called])

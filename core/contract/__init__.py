@@ -35,7 +35,7 @@ if TYPE_CHECKING:
         WorkerError,
     )
     from core.contract.hookspecs import EventHooks, empty_hook, hookimpl, is_empty_hook
-    from core.contract.kinds import HOOKS_GROUP, KINDS, Kind
+    from core.contract.kinds import HOOKS_GROUP, KINDS, PRELUDES_GROUP, Kind
     from core.contract.launcher import Launcher
     from core.contract.logger import Logger
     from core.contract.precision import ClippingAlgorithm, NumberFormats, Precision
@@ -51,6 +51,7 @@ if TYPE_CHECKING:
 __all__ = [
     "HOOKS_GROUP",
     "KINDS",
+    "PRELUDES_GROUP",
     "Absent",
     "Accelerator",
     "AliasConflictError",
@@ -135,7 +136,7 @@ __getattr__, __dir__ = door(
             "WorkerError",
         ),
         ".hookspecs": ("EventHooks", "empty_hook", "hookimpl", "is_empty_hook"),
-        ".kinds": ("HOOKS_GROUP", "KINDS", "Kind"),
+        ".kinds": ("HOOKS_GROUP", "KINDS", "PRELUDES_GROUP", "Kind"),
         ".launcher": ("Launcher",),
         ".logger": ("Logger",),
         ".precision": ("ClippingAlgorithm", "NumberFormats", "Precision"),

@@ -50,3 +50,7 @@ KINDS: MappingProxyType[str, Kind] = MappingProxyType({kind.name: kind for kind 
 
 HOOKS_GROUP = "core.hooks"
 """Entry-point group of modules with event hooks. They are listed, and loaded only when the user names them."""
+
+PRELUDES_GROUP = "core.preludes"
+"""Entry-point group of preludes: functions without arguments that `core run` calls in each process before the user's
+script, if the user names them."""

@@ -11,7 +11,7 @@ gives every spec its status, `choice` turns a name into one offer, `registry` is
 """
 
 from core.registry.builtins import CORE
-from core.registry.discovery import HOOKS, Discovery, Problem, Provider, discover
+from core.registry.discovery import BY_NAME_ONLY, HOOKS, PRELUDES, Discovery, Problem, Provider, discover
 from core.registry.event_hooks import load_hooks
 from core.registry.known_aliases import DEFAULT_PARALLEL_STRATEGY
 from core.registry.listing import Row, listing
@@ -20,6 +20,7 @@ from core.registry.manager import PluginManager, plugin_manager
 from core.registry.names import IN_PROCESS, normalize_distribution, split_name
 from core.registry.offers import Offer, Status, owner_of
 from core.registry.packages import require_package
+from core.registry.preludes import load_prelude
 from core.registry.registry import (
     ACCELERATOR_REGISTRY,
     CHECKPOINT_IO_REGISTRY,
@@ -36,6 +37,7 @@ from core.registry.registry import (
 
 __all__ = [
     "ACCELERATOR_REGISTRY",
+    "BY_NAME_ONLY",
     "CHECKPOINT_IO_REGISTRY",
     "CLUSTER_ENVIRONMENT_REGISTRY",
     "COMMAND_REGISTRY",
@@ -46,6 +48,7 @@ __all__ = [
     "LAUNCHER_REGISTRY",
     "LOGGER_REGISTRY",
     "PRECISION_REGISTRY",
+    "PRELUDES",
     "REGISTRIES",
     "STRATEGY_REGISTRY",
     "Discovery",
@@ -61,6 +64,7 @@ __all__ = [
     "discover",
     "listing",
     "load_hooks",
+    "load_prelude",
     "normalize_distribution",
     "owner_of",
     "plugin_manager",

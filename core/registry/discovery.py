@@ -12,7 +12,7 @@ import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from core.contract.kinds import HOOKS_GROUP, KINDS
+from core.contract.kinds import HOOKS_GROUP, KINDS, PRELUDES_GROUP
 from core.contract.plain_file import read_file
 from core.contract.printable import printable
 from core.contract.spec import Spec, normalize_alias
@@ -32,13 +32,17 @@ if TYPE_CHECKING:
 
 HOOKS = "event hooks"
 """Stands for the kind in the specs of modules with event hooks (group `core.hooks`)."""
+PRELUDES = "prelude"
+"""Stands for the kind in the specs of preludes (group `core.preludes`)."""
+BY_NAME_ONLY = (HOOKS, PRELUDES)
+"""What no registry has, since nothing of it is ever chosen but by a user who names it."""
 
 _MAX_BYTES = 1 << 20
 """The largest metadata file: those of real packages take kilobytes."""
 _MAX_BAD_LINES = 10
 """The most bad lines of a file that are told one by one."""
 
-_KIND_OF_GROUP = {**{kind.group: kind.name for kind in KINDS.values()}, HOOKS_GROUP: HOOKS}
+_KIND_OF_GROUP = {**{kind.group: kind.name for kind in KINDS.values()}, HOOKS_GROUP: HOOKS, PRELUDES_GROUP: PRELUDES}
 
 
 class Provider(NamedTuple):
@@ -48,7 +52,7 @@ class Provider(NamedTuple):
         name: normalized as PEP 503 says, such as `"core-acme"`.
         version: as its metadata says.
         specs: what it offers, in the order in which it says so.
-        hooks: its modules with event hooks, loaded only when a user names them.
+        by_name: its modules with event hooks and its preludes, loaded only when a user names them.
         requires: its `Requires-Dist` lines about core.
         location: the folder that holds its metadata.
         summary: its one-line description.
@@ -57,7 +61,7 @@ class Provider(NamedTuple):
     name: str
     version: str
     specs: tuple[Spec, ...] = ()
-    hooks: tuple[Spec, ...] = ()
+    by_name: tuple[Spec, ...] = ()
     requires: tuple[str, ...] = ()
     location: str = ""
     summary: str = ""
@@ -245,8 +249,8 @@ class _Scan:
         return Provider(
             copy.name,
             copy.version,
-            tuple(spec for spec in named if spec.kind != HOOKS),
-            tuple(spec for spec in named if spec.kind == HOOKS),
+            tuple(spec for spec in named if spec.kind not in BY_NAME_ONLY),
+            tuple(spec for spec in named if spec.kind in BY_NAME_ONLY),
             copy.requires,
             printable(copy.location),
             printable(copy.summary),

@@ -24,7 +24,7 @@ PACKAGES = MappingProxyType(
         "core-horovod": True,
         "core-hpu": True,
         "core-ipu": True,
-        "core-lightning": False,
+        "core-lightning": True,
         "core-mlflow": True,
         "core-ray": True,
         "core-tensorboard": True,
@@ -90,6 +90,8 @@ _ALIASES: dict[str, dict[str, tuple[str, ...]]] = {
         "core-wandb": ("wandb",),
     },
     "command": {"core-testing": ("check", "new_plugin")},
+    "checkpoint io": {"core-lightning": ("lightning",)},
+    "prelude": {"core-lightning": ("lightning",)},
 }
 
 _CLASSES: dict[str, dict[str, tuple[str, ...]]] = {

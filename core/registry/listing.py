@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from core.contract.kinds import KINDS
-from core.registry.discovery import HOOKS, Problem, Provider
+from core.registry.discovery import BY_NAME_ONLY, Problem, Provider
 from core.registry.manager import PluginManager, plugin_manager
 from core.registry.offers import Offer, Status
 
@@ -14,7 +14,8 @@ class Row(NamedTuple):
     """One alias, or one problem.
 
     Attributes:
-        kind: name of the kind; `"event hooks"` for the group `core.hooks`; empty for a problem.
+        kind: name of the kind; `"event hooks"` and `"prelude"` for the groups `core.hooks` and `core.preludes`;
+            empty for a problem.
         alias: empty for a problem.
         target: `"module:attribute"`; empty for a problem.
         provider: name of the distribution; a path where there is no name.
@@ -40,11 +41,11 @@ def listing(kind: str | None = None, *, manager: PluginManager | None = None) ->
     """All offers, then all problems. Nothing is imported.
 
     Args:
-        kind: a key of `core.contract.KINDS`, or `"event hooks"`; by default all kinds.
+        kind: a key of `core.contract.KINDS`, `"event hooks"` or `"prelude"`; by default all kinds.
         manager: knows them; by default the manager of this process.
     """
     manager = manager or plugin_manager()
-    kinds = [kind] if kind is not None else [*KINDS, HOOKS]
+    kinds = [kind] if kind is not None else [*KINDS, *BY_NAME_ONLY]
     offers = [offer for name in kinds for offer in manager.offers(name)]
     providers = manager.providers
     return [_offer_row(offer, providers.get(offer.spec.provider)) for offer in offers] + [

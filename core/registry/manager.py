@@ -15,7 +15,7 @@ from core.contract.hookspecs import PROJECT
 from core.contract.kinds import KINDS
 from core.contract.spec import Spec, normalize_alias
 from core.registry.builtins import BUILTINS, CORE
-from core.registry.discovery import HOOKS, Discovery, Problem, Provider, describe, discover
+from core.registry.discovery import BY_NAME_ONLY, Discovery, Problem, Provider, describe, discover
 from core.registry.names import IN_PROCESS, unfit_alias
 from core.registry.offers import Offer, classify
 from core.registry.provider_plugins import InProcessPlugin, ProviderPlugin
@@ -128,7 +128,7 @@ class PluginManager(pluggy.PluginManager):
         if name in self._name2plugin:
             return  # blocked by hand, or registered in code under the same name
         # Blocked whole: pluggy's own list of blocked plugins then shows it too.
-        if all(self._refusal(spec) for spec in (*provider.specs, *provider.hooks)):
+        if all(self._refusal(spec) for spec in (*provider.specs, *provider.by_name)):
             self.set_blocked(name)
             self._blocked_by_environment.add(name)
         else:
@@ -140,7 +140,7 @@ class PluginManager(pluggy.PluginManager):
         return self._selection.refusal(spec, installed=spec.provider not in (CORE, IN_PROCESS))
 
     def _warn_of_unmatched_names(self) -> None:
-        known = [spec for provider in self._written_down.values() for spec in (*provider.specs, *provider.hooks)]
+        known = [spec for provider in self._written_down.values() for spec in (*provider.specs, *provider.by_name)]
         known += [spec for spec, _ in self._in_process.registered.values()]
         for sentence in self._selection.unmatched(known):
             warnings.warn(sentence, stacklevel=2)
@@ -160,7 +160,7 @@ class PluginManager(pluggy.PluginManager):
         return self._offers[key]
 
     def _classify(self, kind: str, alias: str | None) -> tuple[Offer, ...]:
-        specs = list(self._hook_specs() if kind == HOOKS else self._collect(KINDS[kind]))
+        specs = list(self._named_specs(kind) if kind in BY_NAME_ONLY else self._collect(KINDS[kind]))
         judged = [(spec, self._refusal(spec)) for spec in specs]
         judged += [
             (spec, self._refusal(spec) or f"the plugin manager blocks {spec.provider}")
@@ -188,16 +188,16 @@ class PluginManager(pluggy.PluginManager):
             else:
                 yield from specs
 
-    def _hook_specs(self) -> Iterator[Spec]:
+    def _named_specs(self, kind: str) -> Iterator[Spec]:
         for name, provider in self._written_down.items():
             if not self.is_blocked(name):
-                yield from provider.hooks
+                yield from (spec for spec in provider.by_name if spec.kind == kind)
 
     def _out_of_reach(self, kind: str) -> Iterator[Spec]:
         """The offers that blocked providers would make: their hooks are gone, but the text is there."""
         for name, provider in self._written_down.items():
             if self.is_blocked(name):
-                yield from (spec for spec in (*provider.specs, *provider.hooks) if spec.kind == kind)
+                yield from (spec for spec in (*provider.specs, *provider.by_name) if spec.kind == kind)
         if self.is_blocked(IN_PROCESS):
             yield from self._in_process.specs(kind)
 

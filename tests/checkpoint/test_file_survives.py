@@ -50,7 +50,7 @@ def test_any_change_may_fail(path, before, error, monkeypatch):
         seen.add(step_of(path))
         save(path, 3)
         assert loaded_step(path) == 3
-        assert names(path.parent) == ["last.ckpt", "last.ckpt.digest"]
+        assert names(path.parent) == [".last.ckpt.digest", "last.ckpt"]
     assert seen == {old, 2}
     assert step_of(path) == 2, "what fails after that is no failed save"
 
@@ -70,7 +70,7 @@ def test_a_file_that_fails_to_close_when_it_is_in_its_place_is_no_failed_save(pa
         save(path, 2)
     assert closed
     assert loaded_step(path) == 2
-    assert names(path.parent) == ["last.ckpt", "last.ckpt.digest"]
+    assert names(path.parent) == [".last.ckpt.digest", "last.ckpt"]
 
 
 def test_a_digest_whose_file_is_gone_goes_with_the_next_save(path):
@@ -79,5 +79,5 @@ def test_a_digest_whose_file_is_gone_goes_with_the_next_save(path):
     path.with_name("old.ckpt").unlink()  # and the remover was killed
     path.with_name("somebody's.digest").write_text("a summary of the run")
     save(path, 2)
-    kept = ["kept.ckpt", "kept.ckpt.digest", "last.ckpt", "last.ckpt.digest", "somebody's.digest"]
+    kept = [".kept.ckpt.digest", ".last.ckpt.digest", "kept.ckpt", "last.ckpt", "somebody's.digest"]
     assert names(path.parent) == kept

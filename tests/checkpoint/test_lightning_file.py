@@ -11,8 +11,6 @@ import torch
 from core.checkpoint import load_checkpoint
 from core.contract import CheckpointCorruptedError
 
-pytestmark = pytest.mark.filterwarnings("ignore:.*has no digest beside it")
-
 
 class Runs:
     """Runs a program when it is unpickled."""

@@ -93,14 +93,14 @@ def test_a_writer_may_die_at_any_moment(tmp_path, before):
             break
         if path.exists():
             # Only a file that had no digest when the save began may still be without one.
-            unverified = before == "foreign file" and not (tmp_path / "last.ckpt.digest").exists()
+            unverified = before == "foreign file" and not (tmp_path / ".last.ckpt.digest").exists()
             seen.add("unverified" if unverified else loaded_step(path))
         else:
             assert before == "nothing"
             seen.add(None)
         save(path, 3)
         assert loaded_step(path) == 3
-        assert names(tmp_path) == ["last.ckpt", "last.ckpt.digest"], "what the dead writer left was not swept"
+        assert names(tmp_path) == [".last.ckpt.digest", "last.ckpt"], "what the dead writer left was not swept"
     assert number > 20
     assert 2 in seen
     assert seen >= ({None} if before == "nothing" else {1})
@@ -114,10 +114,10 @@ def prepare(path, before):
     elif before == "interrupted save":
         save(path, 0)
         save(path.with_name("next.ckpt"), 1)
-        old, new = (path.with_name(f"{name}.ckpt.digest").read_text() for name in ("last", "next"))
-        path.with_name("last.ckpt.digest").write_text(old + new)
+        old, new = (path.with_name(f".{name}.ckpt.digest").read_text() for name in ("last", "next"))
+        path.with_name(".last.ckpt.digest").write_text(old + new)
         path.with_name("next.ckpt").replace(path)
-        path.with_name("next.ckpt.digest").unlink()
+        path.with_name(".next.ckpt.digest").unlink()
 
 
 def test_a_remover_may_die_at_any_moment(tmp_path):
@@ -160,7 +160,7 @@ LocalLocation(Path({str(path)!r})).replace(write)
         slow.stdin.flush()
         assert slow.wait(60) == 0
     assert path.read_bytes() == b"slow"
-    assert names(tmp_path) == ["last.ckpt", "last.ckpt.digest"]
+    assert names(tmp_path) == [".last.ckpt.digest", "last.ckpt"]
     save(path, 2)
     assert loaded_step(path) == 2
 
@@ -190,14 +190,14 @@ def test_reading_while_others_replace_it_always_gives_a_whole_checkpoint(tmp_pat
             writer.join()
     assert len(steps) > 1
     loaded_step(path)
-    assert names(tmp_path) == ["last.ckpt", "last.ckpt.digest"]
+    assert names(tmp_path) == [".last.ckpt.digest", "last.ckpt"]
 
 
 def check_nothing_changed(path, expected):
     with pytest.raises(CheckpointError, match=rf"can't be written: {expected}\. What was there is untouched"):
         save(path, 2)
     assert loaded_step(path) == 1
-    assert names(path.parent) == ["last.ckpt", "last.ckpt.digest"]
+    assert names(path.parent) == [".last.ckpt.digest", "last.ckpt"]
 
 
 def test_a_write_that_fails_midway_leaves_the_previous_one(tmp_path):
@@ -232,7 +232,7 @@ def test_a_full_disk_leaves_the_previous_one(small_disk):
         save(path, 2)
     (small_disk / "ballast").unlink()
     assert loaded_step(path) == 1
-    assert names(small_disk) == ["last.ckpt", "last.ckpt.digest"]
+    assert names(small_disk) == [".last.ckpt.digest", "last.ckpt"]
 
 
 def test_a_folder_that_is_read_only_leaves_the_previous_one(tmp_path):

@@ -2,7 +2,6 @@ import io
 import os
 import random
 import shutil
-import warnings
 from collections import OrderedDict
 
 import numpy as np
@@ -12,7 +11,7 @@ import xxhash
 from torch import nn
 
 from checkpoint_collectives import Alone
-from core.checkpoint import TorchCheckpointIO
+from core.checkpoint import TorchCheckpointIO, verify_checkpoint
 from core.contract import CheckpointCorruptedError, CheckpointError, CheckpointNotFoundError
 
 ALONE = Alone()
@@ -155,7 +154,7 @@ def test_torch_reads_the_file_without_core(path):
 
 def test_the_digest_is_that_of_xxhsum(path):
     save(path, {"step": 3})
-    text = (path.parent / "last.ckpt.digest").read_text()
+    text = (path.parent / ".last.ckpt.digest").read_text()
     assert text == f"xxh3-128 {xxhash.xxh3_128(path.read_bytes()).hexdigest()}\n"
 
 
@@ -246,19 +245,19 @@ def test_a_truncated_file_is_found(path, size):
 
 def test_a_damaged_digest_is_named(path):
     save(path, {"x": 1})
-    (path.parent / "last.ckpt.digest").write_bytes(b"\xff\x00 rubbish")
+    (path.parent / ".last.ckpt.digest").write_bytes(b"\xff\x00 rubbish")
     with pytest.raises(CheckpointCorruptedError, match=r"last.ckpt.digest is damaged.*Delete it to load"):
         load(path)
 
 
-def test_a_file_from_elsewhere_is_loaded_with_a_warning_and_can_be_replaced(path):
+def test_a_file_from_elsewhere_is_loaded_and_can_be_replaced_and_verifying_tells_of_it(path):
     torch.save({"weight": torch.ones(2)}, path)
+    assert load(path)["weight"].tolist() == [1, 1]
     with pytest.warns(UserWarning, match=r"has no digest beside it.*damage to it would not be seen"):
-        assert load(path)["weight"].tolist() == [1, 1]
+        verify_checkpoint(path)
     save(path, {"weight": torch.zeros(2)})
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert load(path)["weight"].tolist() == [0, 0]
+    assert load(path)["weight"].tolist() == [0, 0]
+    verify_checkpoint(path)
 
 
 ran = []
@@ -271,13 +270,7 @@ class RunsCode:
 
 def test_code_in_a_file_does_not_run(path):
     torch.save({"x": RunsCode()}, path)
-    with (
-        pytest.warns(match="no digest"),
-        pytest.raises(
-            CheckpointCorruptedError,
-            match="GLOBAL getattr was not an allowed",
-        ),
-    ):
+    with pytest.raises(CheckpointCorruptedError, match="GLOBAL getattr was not an allowed"):
         load(path)
     assert not ran
 
@@ -285,19 +278,13 @@ def test_code_in_a_file_does_not_run(path):
 @pytest.mark.parametrize("content", [b"", b"rubbish", b"PK\x03\x04 rubbish"])
 def test_a_file_that_is_none(path, content):
     path.write_bytes(content)
-    with (
-        pytest.warns(match="no digest"),
-        pytest.raises(CheckpointCorruptedError, match="is not a checkpoint"),
-    ):
+    with pytest.raises(CheckpointCorruptedError, match="is not a checkpoint"):
         load(path)
 
 
 def test_a_file_that_holds_no_state(path):
     torch.save(torch.ones(2), path)
-    with (
-        pytest.warns(match="no digest"),
-        pytest.raises(CheckpointCorruptedError, match="holds a Tensor"),
-    ):
+    with pytest.raises(CheckpointCorruptedError, match="holds a Tensor"):
         load(path)
 
 
@@ -326,7 +313,7 @@ def test_a_folder_is_no_file(path):
         load(path)
     with pytest.raises(CheckpointError, match="can't be written"):
         save(path, {"x": 1})
-    assert names(path.parent) == ["last.ckpt", "last.ckpt.digest"]
+    assert names(path.parent) == [".last.ckpt.digest", "last.ckpt"]
 
 
 def test_exists_and_remove(checkpoint_io, path):
@@ -368,7 +355,7 @@ def test_a_remote_checkpoint_is_replaced_read_and_removed(checkpoint_io, url):
     for step in range(2):
         save(url, {"x": torch.full((3,), step), "a": np.ones(2)})
         assert load(url)["x"].tolist() == [step] * 3
-    assert sorted(filesystem.ls("/folder", detail=False)) == ["/folder/last.ckpt", "/folder/last.ckpt.digest"]
+    assert sorted(filesystem.ls("/folder", detail=False)) == ["/folder/.last.ckpt.digest", "/folder/last.ckpt"]
     content = bytearray(filesystem.cat_file("/folder/last.ckpt"))
     content[len(content) // 2] ^= 1
     filesystem.pipe_file("/folder/last.ckpt", bytes(content))
@@ -388,8 +375,7 @@ def test_a_remote_file_from_elsewhere(url):
     buffer = io.BytesIO()
     torch.save({"x": 1}, buffer)
     fsspec.filesystem("memory").pipe_file("/folder/last.ckpt", buffer.getvalue())
-    with pytest.warns(UserWarning, match="no digest"):
-        assert load(url) == {"x": 1}
+    assert load(url) == {"x": 1}
     save(url, {"x": 2})
     assert load(url) == {"x": 2}
 
@@ -440,7 +426,6 @@ def array_of(kind, content=b"A" * 8):
         torch.sparse_coo_tensor(torch.tensor([[0, 500]]), torch.ones(2), (3,), check_invariants=False),
     ],
 )
-@pytest.mark.filterwarnings("ignore:.* has no digest beside it")
 def test_no_value_makes_an_access_to_other_memory(path, value):
     torch.save({"x": value}, path)
     with pytest.raises(CheckpointCorruptedError, match=r"last\.ckpt' is not a checkpoint that can be loaded"):
@@ -453,7 +438,6 @@ def repeated(depth, state):
     return state
 
 
-@pytest.mark.filterwarnings("ignore:.* has no digest beside it")
 def test_a_state_that_nobody_could_walk_through_is_refused(path):
     torch.save({"x": repeated(50, 1)}, path)
     with pytest.raises(CheckpointCorruptedError, match="more values than there is room for in a file of this size"):
@@ -467,11 +451,11 @@ def test_a_state_that_nobody_could_walk_through_is_refused(path):
         load(path)
 
 
-@pytest.mark.parametrize("name", ["last.ckpt", "last.ckpt.digest", "weights.safetensors.digest"])
+@pytest.mark.parametrize("name", ["last.ckpt", ".last.ckpt.digest", ".weights.safetensors.digest"])
 def test_a_pipe_is_not_waited_for(path, name):
     save(path, {"x": 1})
     shutil.copy(path, path.with_name("weights.safetensors"))
     path.with_name(name).unlink(missing_ok=True)
     os.mkfifo(path.with_name(name))
     with pytest.raises(CheckpointCorruptedError, match=r"is a pipe, where a|is neither a folder nor a file"):
-        load(path.with_name(name.removesuffix(".digest")))
+        load(path.with_name(name.removeprefix(".").removesuffix(".digest")))

@@ -59,7 +59,7 @@ def test_a_provider_is_read_from_its_metadata(site):
         ("logger", "acme_fast", "core_acme:Fast"),
         ("strategy", "acme", "core_acme.strategy:Acme"),
     ]
-    assert [(spec.alias, spec.target) for spec in provider.hooks] == [("acme", "core_acme.hooks")]
+    assert [(spec.alias, spec.target) for spec in provider.by_name] == [("acme", "core_acme.hooks")]
 
 
 def test_a_distribution_that_offers_nothing_is_no_provider(site):

@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 from core.contract.kinds import KINDS
-from core.registry import HOOKS, Status, listing
+from core.registry import HOOKS, PRELUDES, Status, listing
 from fake_distributions import make_distribution
 
 ROOT = Path(__file__).parents[2]
@@ -56,9 +56,11 @@ def test_one_row_for_everything(site, tmp_path, manager, monkeypatch):
 
 
 def test_all_kinds(site, manager):
-    make_distribution(site, "core-acme", entry_points_text="[core.hooks]\nacme = core_acme\n")
+    make_distribution(
+        site, "core-acme", entry_points_text="[core.hooks]\nacme = core_acme\n[core.preludes]\nacme = core_acme:f\n"
+    )
     rows = listing(manager=manager())
-    assert {row.kind for row in rows} == {*KINDS, HOOKS}
+    assert {row.kind for row in rows} == {*KINDS, HOOKS, PRELUDES}
     assert {row.status for row in rows} == {Status.OK}
 
 

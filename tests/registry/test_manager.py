@@ -8,7 +8,7 @@ import pytest
 from core.contract.errors import BlockedPluginError, ConfigurationError, PluginLoadError
 from core.contract.hookspecs import hookimpl
 from core.contract.spec import Spec
-from core.registry import HOOKS, Registry, load_hooks
+from core.registry import HOOKS, PRELUDES, Registry, load_hooks, load_prelude
 from fake_distributions import make_distribution
 
 OWN = ["csv"]
@@ -237,6 +237,20 @@ def test_event_hooks_are_listed_and_loaded_only_when_named(site, manager):
     assert "core_acme_hooks" not in sys.modules
     assert load_hooks("acme", made) is sys.modules["core_acme_hooks"]
     assert load_hooks("core-acme:acme", made) is sys.modules["core_acme_hooks"]
+
+
+def test_preludes_are_listed_and_loaded_only_when_named(site, manager):
+    text = "[core.preludes]\nacme = core_acme_prelude:begin\nnone = core_acme_prelude:nothing\n"
+    source = "nothing = 1\ndef begin():\n    return 'begun'\n"
+    make_distribution(site, "core-acme", entry_points_text=text, modules={"core_acme_prelude": source})
+    made = manager()
+    offered = ["core-acme:acme", "core-acme:none"]
+    assert [each.spec.qualified_name for each in made.offers(PRELUDES) if each.spec.provider == "core-acme"] == offered
+    assert made.offers(HOOKS) == ()
+    assert "core_acme_prelude" not in sys.modules
+    assert load_prelude("acme", made)() == "begun"
+    with pytest.raises(PluginLoadError, match="expected a function without arguments; got 1"):
+        load_prelude("none", made)
 
 
 def test_blocked_event_hooks(site, manager, monkeypatch):

@@ -83,7 +83,6 @@ FOREIGN = {
 }
 
 
-@pytest.mark.filterwarnings("ignore:.* has no digest beside it")
 @pytest.mark.parametrize("name", FOREIGN)
 def test_files_of_others_are_called_what_they_are(tmp_path, name):
     content, expected = FOREIGN[name]
@@ -94,7 +93,6 @@ def test_files_of_others_are_called_what_they_are(tmp_path, name):
         assert not isinstance(failure.value, CheckpointCorruptedError)
 
 
-@pytest.mark.filterwarnings("ignore:.* has no digest beside it")
 @pytest.mark.parametrize("form", ["torch", "safetensors", "folder"])
 def test_the_cure_for_weights_of_others_loads_them_from_any_form(tmp_path, form):
     path = str(tmp_path / "other.pt")

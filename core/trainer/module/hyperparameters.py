@@ -49,7 +49,13 @@ class HasHyperparameters:
     def hparams(self, values: Any) -> None:
         self.__dict__["_hparams"] = Hyperparameters(_as_dict(values))
 
-    def save_hyperparameters(self, *names: Any, ignore: str | Iterable[str] = (), logger: bool = True) -> None:
+    def save_hyperparameters(
+        self,
+        *names: Any,
+        ignore: str | Iterable[str] | None = None,
+        frame: FrameType | None = None,
+        logger: bool = True,
+    ) -> None:
         """Keep the arguments of the calling `__init__` in `self.hparams` and checkpoints, and give them to the loggers.
 
         Arguments of the `__init__` of subclasses, which call this one, are kept as well. They are kept with the values
@@ -59,19 +65,20 @@ class HasHyperparameters:
             names: of the arguments to keep; or one dict, Namespace or dataclass instance of hyperparameters. By default
                 all arguments.
             ignore: names to leave out, such as modules that were passed in.
+            frame: of the `__init__`; None is the caller's.
             logger: give them to the loggers.
 
         Raises:
             ModuleError: not called in `__init__`, or a name that is no argument.
         """
         # The calling `__init__`, whose arguments are its local variables.
-        frame = sys._getframe(1)
+        frame = frame or sys._getframe(1)
         if len(names) == 1 and not isinstance(names[0], str):
             values = _as_dict(names[0])
             self.__dict__["_hparams_argument"] = _name_of(names[0], frame)
         else:
             values = _select(_collect(self, frame), names)
-        left_out = {ignore} if isinstance(ignore, str) else set(ignore)
+        left_out = {ignore} if isinstance(ignore, str) else set(ignore or ())
         values = {name: value for name, value in values.items() if name not in left_out}
         self.hparams.update(values)
         self.__dict__["_logs_hparams"] = logger

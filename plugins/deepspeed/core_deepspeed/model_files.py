@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -25,9 +24,7 @@ def read(files: Path) -> list[dict[str, Any]]:
     """
     from deepspeed.utils.zero_to_fp32 import get_model_state_files
 
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", ".* has no digest beside it", UserWarning)
-        return [load_checkpoint(path) for path in get_model_state_files(str(files))]
+    return [load_checkpoint(path) for path in get_model_state_files(str(files))]
 
 
 def module_of(ranks: Sequence[dict[str, Any]]) -> dict[str, Tensor | str]:

@@ -114,7 +114,7 @@ def test_from_the_command_line(source, tmp_path):
     assert done.exit_code == 0, done.output
     assert done.stdout == f"{target}: deepspeed_universal\n"
     assert [one.name for one in target.parent.iterdir()] == ["where"]
-    assert {one.name for one in target.iterdir()} == {"core", "core.pt", "core.pt.digest", "latest_universal"}
+    assert {one.name for one in target.iterdir()} == {"core", "core.pt", ".core.pt.digest", "latest_universal"}
     assert threading.enumerate() == [threading.main_thread()], "or nothing could be forked any more"
     UniversalCheckpointIO().remove_checkpoint(target, collectives=Alone())
     assert not target.exists()

@@ -316,9 +316,10 @@ class WritesInPlace(TorchCheckpointIO):
     def save_checkpoint(self, state, path, *, collectives):
         super().save_checkpoint(state, f"{path}.new", collectives=collectives)
         if collectives.rank == 0:
-            for suffix in ("", ".digest"):
-                new = _local(f"{path}.new{suffix}")
-                _write_slowly(_local(f"{path}{suffix}"), new.read_bytes())
+            for prefix, suffix in (("", ""), (".", ".digest")):
+                target = _local(path)
+                new = target.with_name(f"{prefix}{target.name}.new{suffix}")
+                _write_slowly(target.with_name(f"{prefix}{target.name}{suffix}"), new.read_bytes())
                 new.unlink()
         collectives.barrier()
 
@@ -377,7 +378,7 @@ class RemovesInPart(TorchCheckpointIO):
     """Deletes the digest, and leaves the file."""
 
     def remove_checkpoint(self, path, *, collectives):
-        Path(f"{path}.digest").unlink(missing_ok=True)
+        Path(path).with_name(f".{Path(path).name}.digest").unlink(missing_ok=True)
 
 
 @checkpoint_io("test_teardown_is_idempotent")

@@ -1,0 +1,33 @@
+"""Lightning's public names on `core`, for programs that import them, and checkpoints in Lightning's form.
+
+    import core_lightning
+
+    core_lightning.install()  # from here on, `import lightning` means core
+
+Nothing is put in the place of Lightning until `install` is called. A name is imported when it is first used.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from core_lightning._version import __version__
+from core_lightning.installing import install
+
+if TYPE_CHECKING:
+    from core_lightning.checkpoint_io import LightningCheckpointIO
+    from core_lightning.objects import PickledObjects
+
+__all__ = ["LightningCheckpointIO", "PickledObjects", "__version__", "install"]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "LightningCheckpointIO":
+        from core_lightning.checkpoint_io import LightningCheckpointIO
+
+        return LightningCheckpointIO
+    if name == "PickledObjects":
+        from core_lightning.objects import PickledObjects
+
+        return PickledObjects
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

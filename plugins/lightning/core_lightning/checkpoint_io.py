@@ -1,0 +1,83 @@
+"""Checkpoints in one file, in the form that Lightning's programs read."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from core.checkpoint import TorchCheckpointIO
+from core_lightning.names import VERSION
+from core_lightning.progress import loops_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from core import PathLike
+
+_OWN_KEYS = ("model", "optimizers", "lr_schedulers", "hyper_parameters")
+"""Sections of core's state that stand under Lightning's keys, and not a second time in the section `core`."""
+
+
+class LightningCheckpointIO(TorchCheckpointIO):
+    """One file under Lightning's keys: `torch.load(path, weights_only=True)["state_dict"]` are the weights.
+
+    `optimizer_states`, `lr_schedulers`, `hyper_parameters`, `epoch`, `global_step`, `loops` and
+    `pytorch-lightning_version` are there too, and what `on_save_checkpoint` of the module has added, so that Lightning
+    goes on from it. What only core knows, such as the position in the data, is in the section `core`: a run of core
+    goes on exactly. A state of Fabric's is written as it is.
+    """
+
+    def write_file(self, state: dict[str, Any], path: PathLike) -> None:
+        """Rank 0. Write the whole state and its digest.
+
+        Raises:
+            CheckpointError: it can't be written; what was at `path` is untouched.
+        """
+        super().write_file(to_lightning(state) if "format" in state and "model" in state else state, path)
+
+
+def to_lightning(state: Mapping[str, Any]) -> dict[str, Any]:
+    """The state of a Trainer of core under Lightning's keys."""
+    progress: Mapping[str, Any] = state.get("progress", {})
+    named = list(state.get("optimizers", ()))
+    names = [_names_of(each) for each in named]
+    saved: dict[str, Any] = {
+        "epoch": progress.get("epoch", 0),
+        "global_step": progress.get("global_step", 0),
+        "pytorch-lightning_version": VERSION,
+        "state_dict": state["model"],
+        "loops": loops_of(progress),
+        "core": {
+            **{key: value for key, value in state.items() if key not in _OWN_KEYS},
+            "optimizer_names": names,
+        },
+    }
+    if "hyper_parameters" in state:
+        saved["hparams_name"] = state.get("hyper_parameters_argument", "kwargs")
+        saved["hyper_parameters"] = state["hyper_parameters"]
+    if "optimizers" in state:
+        saved["callbacks"] = {}
+        saved["optimizer_states"] = [_by_position(each, own) for each, own in zip(named, names, strict=True)]
+        saved["lr_schedulers"] = list(state.get("lr_schedulers", ()))
+        if scaler := state.get("precision"):
+            saved["MixedPrecision"] = scaler
+    return {**state.get("module_section", {}), **saved}
+
+
+def _names_of(optimizer: Mapping[str, Any]) -> list[str] | None:
+    """Parameters, group after group; None for a state of another form, as an engine may have it."""
+    if "param_groups" not in optimizer or "state" not in optimizer:
+        return None
+    return [name for group in optimizer["param_groups"] for name in group["params"]]
+
+
+def _by_position(optimizer: Mapping[str, Any], names: list[str] | None) -> Any:
+    """The state as torch itself has it, with numbers in the place of names."""
+    if names is None:
+        return optimizer
+    position = {name: index for index, name in enumerate(names)}
+    groups = [{**group, "params": [position[name] for name in group["params"]]} for group in optimizer["param_groups"]]
+    return {
+        **optimizer,
+        "state": {position[name]: entry for name, entry in optimizer["state"].items()},
+        "param_groups": groups,
+    }

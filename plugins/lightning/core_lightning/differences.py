@@ -1,0 +1,22 @@
+"""One warning for each thing that is meant differently here."""
+
+from __future__ import annotations
+
+from core import rank_zero_warn
+
+PAGE = "docs/coming-from-lightning.md"
+"""The page that lists all differences, each with its reason."""
+
+_told: set[str] = set()
+
+
+def tell(what: str, *, stacklevel: int = 1) -> None:
+    """Rank 0. Warn of a difference, once in a process.
+
+    Args:
+        what: a sentence.
+        stacklevel: 1 for the line that calls this, 2 for its caller.
+    """
+    if what not in _told:
+        _told.add(what)
+        rank_zero_warn(f"{what} See {PAGE}.", stacklevel=stacklevel + 2)

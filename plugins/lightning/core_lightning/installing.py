@@ -1,0 +1,102 @@
+"""Puts Lightning's names into this process, as modules that are made from a table."""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from core import ConfigurationError
+from core_lightning import names
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+PAGE = "docs/lightning.md"
+"""The page about what is there."""
+
+_ROOTS = ("lightning", "lightning_fabric", "pytorch_lightning")
+_SHORT = {"pytorch_lightning": "lightning.pytorch", "lightning_fabric": "lightning.fabric"}
+"""Roots that are another name of a part of the first one."""
+
+
+def install() -> None:
+    """Let `lightning`, `pytorch_lightning` and `lightning_fabric` mean core in this process, from here on.
+
+    Call it before any import of them, at the top of a script. A second call does nothing. An installed Lightning
+    stays as it is, for other processes.
+
+    Raises:
+        ConfigurationError: Lightning itself has been imported already: a process has the one or the other.
+    """
+    if any(isinstance(finder, _Finder) for finder in sys.meta_path):
+        return
+    if imported := [name for name in _ROOTS if name in sys.modules]:
+        raise ConfigurationError(
+            f"Lightning's own {imported[0]!r} has been imported in this process already. Choose one of the two: call "
+            "core_lightning.install() before the first import of it, or leave the call out to use Lightning."
+        )
+    sys.meta_path.insert(0, _Finder())
+
+
+class _Finder(MetaPathFinder):
+    """Finds the modules of the table, and tells of others below these roots that they aren't there."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if fullname.partition(".")[0] not in _ROOTS:
+            return None
+        name = _full(fullname)
+        if name not in names.MODULES:
+            raise ModuleNotFoundError(
+                f"core-lightning has no module {fullname!r}; {PAGE} says which of Lightning's names it has.",
+                name=fullname,
+            )
+        return ModuleSpec(fullname, _Loader(), origin=names.__file__, is_package=True)
+
+
+class _Loader(Loader):
+    """Makes the modules: each looks a name up in the table when it is first asked for."""
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        name = _full(spec.name)
+        # One object under both names, so that a class is the same wherever it is imported from.
+        return import_module(name) if name != spec.name else _NamedModule(spec.name)
+
+    def exec_module(self, module: ModuleType) -> None:
+        module.__file__ = names.__file__
+
+
+class _NamedModule(ModuleType):
+    """A module of Lightning's, whose attributes are those of core or of this package."""
+
+    def __getattr__(self, name: str) -> Any:
+        full = f"{self.__name__}.{name}"
+        table = names.MODULES.get(_full(self.__name__), {})
+        if name == "__all__":
+            return sorted(table)
+        if (target := table.get(name)) is not None:
+            value = _look_up(target)
+        elif _full(full) in names.MODULES:
+            value = import_module(full)
+        else:
+            raise AttributeError(f"core-lightning has no {full!r}; {PAGE} says which of Lightning's names it has")
+        setattr(self, name, value)
+        return value
+
+    def __dir__(self) -> list[str]:
+        return sorted({*super().__dir__(), *names.MODULES.get(_full(self.__name__), {})})
+
+
+def _look_up(target: str) -> Any:
+    module, _, attribute = target.partition(":")
+    return getattr(import_module(module), attribute)
+
+
+def _full(name: str) -> str:
+    root, dot, rest = name.partition(".")
+    return f"{_SHORT.get(root, root)}{dot}{rest}"

@@ -1,0 +1,83 @@
+"""The module, with Lightning's names and arguments."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from core import Module
+from core_lightning import objects
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Self
+
+
+class LightningModule(Module):
+    """An `nn.Module` that knows how it is trained; see `core.Module`."""
+
+    CHECKPOINT_HYPER_PARAMS_KEY = "hyper_parameters"
+    CHECKPOINT_HYPER_PARAMS_NAME = "hparams_name"
+    CHECKPOINT_HYPER_PARAMS_TYPE = "hparams_type"
+
+    def log(  # type: ignore[override]  # Lightning's order
+        self,
+        name: str,
+        value: Any,
+        prog_bar: bool = False,
+        logger: bool | None = None,
+        on_step: bool | None = None,
+        on_epoch: bool | None = None,
+        reduce_fx: str | Callable[..., Any] = "mean",
+        enable_graph: bool = False,
+        sync_dist: bool | None = None,
+        sync_dist_group: Any = None,
+        add_dataloader_idx: bool = True,
+        batch_size: int | None = None,
+        metric_attribute: str | None = None,
+        rank_zero_only: bool = False,
+    ) -> None:
+        """Record a value under a name; see `core.Module.log`.
+
+        `enable_graph`, `sync_dist_group` and `metric_attribute` change nothing here.
+        """
+        super().log(
+            name,
+            value,
+            prog_bar,
+            logger is not False,
+            on_step,
+            on_epoch,
+            reduce_fx,
+            sync_dist,
+            batch_size,
+            add_dataloader_idx,
+            rank_zero_only,
+        )
+
+    @classmethod
+    def load_from_checkpoint(
+        cls,
+        checkpoint_path: Any,
+        map_location: Any = None,
+        hparams_file: Any = None,
+        strict: bool | None = None,
+        weights_only: bool | None = None,
+        trusted: bool = False,
+        **kwargs: Any,
+    ) -> Self:
+        """Make the module again, with its hyperparameters and weights; see `core.Module.load_from_checkpoint`.
+
+        Args:
+            checkpoint_path: what a Trainer has saved, of core or of Lightning.
+            map_location: the device for the module; None is the CPU.
+            hparams_file: hyperparameters in a file, in place of those of the checkpoint.
+            strict: whether the weights must fit exactly.
+            weights_only: taken for Lightning's sake; only `trusted` lets anything in the file be executed.
+            trusted: you know who wrote the file: objects in it, which `PickledObjects` or Lightning has put there, are
+                unpickled, which executes what it says.
+            kwargs: arguments of `__init__`, which count most.
+        """
+        arguments = {**(objects.unpickle(checkpoint_path) if trusted else {}), **kwargs}
+        return super().load_from_checkpoint(  # type: ignore[no-any-return]
+            checkpoint_path, map_location, strict, hparams_file=hparams_file, **arguments
+        )

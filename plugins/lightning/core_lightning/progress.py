@@ -1,0 +1,66 @@
+"""The counters of a run, as Lightning's loops keep them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+def loops_of(progress: Mapping[str, Any]) -> dict[str, Any]:
+    """The entry `loops` of a checkpoint.
+
+    Args:
+        progress: epochs that are done (`epoch`), batches of the one that runs (`batch`), optimizer steps
+            (`global_step`) and batches of all epochs (`total_batches`); nothing in a checkpoint of weights alone.
+    """
+    epoch, batch, steps, total = (progress.get(key, 0) for key in ("epoch", "batch", "global_step", "total_batches"))
+    within = batch > 0
+    # After the last batch of an epoch, Lightning keeps that epoch's count until the next one begins.
+    current = batch if within else total // epoch if epoch else 0
+    begun = epoch + within
+    epochs = {"ready": begun, "started": begun, "processed": epoch, "completed": epoch}
+    return {
+        "fit_loop": {
+            "state_dict": {},
+            "epoch_loop.state_dict": {"_batches_that_stepped": steps},
+            "epoch_loop.batch_progress": {
+                "total": _batches(total),
+                "current": _batches(current),
+                "is_last_batch": not within and epoch > 0,
+            },
+            "epoch_loop.scheduler_progress": {"total": _steps(0), "current": _steps(0)},
+            "epoch_loop.automatic_optimization.state_dict": {},
+            "epoch_loop.automatic_optimization.optim_progress": {
+                "optimizer": {
+                    "step": {"total": _steps(steps), "current": _steps(0)},
+                    "zero_grad": {"total": _zero_grads(steps), "current": _zero_grads(0)},
+                }
+            },
+            "epoch_loop.manual_optimization.state_dict": {},
+            "epoch_loop.manual_optimization.optim_step_progress": {"total": _steps(0), "current": _steps(0)},
+            "epoch_loop.val_loop.state_dict": {},
+            "epoch_loop.val_loop.batch_progress": _evaluated(),
+            "epoch_progress": {"total": dict(epochs), "current": epochs},
+        },
+        "validate_loop": {"state_dict": {}, "batch_progress": _evaluated()},
+        "test_loop": {"state_dict": {}, "batch_progress": _evaluated()},
+        "predict_loop": {"state_dict": {}, "batch_progress": {"total": _batches(0), "current": _batches(0)}},
+    }
+
+
+def _batches(count: int) -> dict[str, int]:
+    return {"ready": count, "started": count, "processed": count, "completed": count}
+
+
+def _steps(count: int) -> dict[str, int]:
+    return {"ready": count, "completed": count}
+
+
+def _zero_grads(count: int) -> dict[str, int]:
+    return {"ready": count, "started": count, "completed": count}
+
+
+def _evaluated() -> dict[str, Any]:
+    return {"total": _batches(0), "current": _batches(0), "is_last_batch": False}

@@ -1,0 +1,46 @@
+"""Seeds, with Lightning's arguments."""
+
+from __future__ import annotations
+
+import os
+import random
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from core import seed_everything as seed_all
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_VARIABLE = "PL_GLOBAL_SEED"
+
+
+def seed_everything(seed: int | None = None, workers: bool = False, verbose: bool = True) -> int:
+    """Seed Python's, NumPy's and torch's generators; see `core.seed_everything`.
+
+    Args:
+        seed: None is that of the variable `PL_GLOBAL_SEED`, or else 0.
+        workers: loaders' workers follow from the seed in any case.
+        verbose: taken for Lightning's sake; nothing is printed.
+
+    Returns:
+        The seed.
+    """
+    import numpy  # noqa: F401  (core seeds it where it is used; a program may import it later)
+
+    number = seed_all(int(os.environ.get(_VARIABLE, 0)) if seed is None else int(seed), workers)
+    os.environ[_VARIABLE] = str(number)
+    return number
+
+
+@contextmanager
+def isolate_rng(include_cuda: bool = True) -> Iterator[None]:
+    """A context after which the generators are as they were before."""
+    import numpy
+    import torch
+
+    states = random.getstate(), numpy.random.get_state()
+    with torch.random.fork_rng(enabled=True, devices=None if include_cuda else []):
+        yield
+    random.setstate(states[0])
+    numpy.random.set_state(states[1])

@@ -1,0 +1,180 @@
+"""The Trainer, with Lightning's arguments, their order and their meaning."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from typing import TYPE_CHECKING, Any
+
+from core import CheckpointIO
+from core import Trainer as CoreTrainer
+from core.registry import CHECKPOINT_IO_REGISTRY
+from core_lightning.asked_loaders import AskedLoaders
+from core_lightning.checkpoint_io import LightningCheckpointIO
+from core_lightning.differences import tell
+from core_lightning.loggers import CSVLogger
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from core import DataModule, PathLike
+
+_OPTIONAL = ("min_epochs", "min_steps", "use_distributed_sampler")
+"""Arguments that None leaves open."""
+
+
+class Trainer(CoreTrainer):
+    """Trains and evaluates a module; see `core.Trainer`.
+
+    Checkpoints are single files in Lightning's form, and logs go to `lightning_logs`, unless the arguments say
+    otherwise. `validate`, `test` and `predict` without a model use the best checkpoint of `fit`.
+    """
+
+    def __init__(
+        self,
+        *,
+        logger: Any = None,
+        plugins: Any = None,
+        default_root_dir: PathLike | None = None,
+        barebones: bool = False,
+        use_distributed_sampler: bool | None = None,
+        enable_autolog_hparams: bool = True,
+        model_registry: str | None = None,
+        **options: Any,
+    ) -> None:
+        """Check all arguments; nothing is started yet.
+
+        Args:
+            logger: None and True are rows of a CSV file, in `lightning_logs`.
+            plugins: with a CheckpointIO for another form of checkpoints: `"distributed"` is core's own.
+            default_root_dir: where checkpoints and logs go; None is the current folder.
+            barebones: nothing but the loop.
+            use_distributed_sampler: give each rank its share of the data. None is yes on several ranks; on one, loaders
+                stay untouched, and so shuffle as they do under Lightning; with True a run goes on inside an epoch.
+            enable_autolog_hparams: True is what always holds.
+            model_registry: there is none.
+            options: all others of `core.Trainer`.
+        """
+        tell("core trains in Lightning's place, and does some things differently on purpose.", stacklevel=2)
+        if model_registry is not None or not enable_autolog_hparams:
+            tell("model_registry and enable_autolog_hparams=False have no effect.", stacklevel=2)
+        if logger in (None, True) and not barebones:
+            logger = CSVLogger(default_root_dir or ".")
+        super().__init__(
+            logger=logger,
+            plugins=_with_checkpoint_io(plugins),
+            default_root_dir=default_root_dir,
+            barebones=barebones,
+            use_distributed_sampler=use_distributed_sampler is not False,
+            **{name: value for name, value in options.items() if value is not None or name not in _OPTIONAL},
+        )
+
+        if use_distributed_sampler is None and self.world_size == 1:
+            self.options = dataclasses.replace(self.options, use_distributed_sampler=False)
+            self.callbacks.insert(0, AskedLoaders())
+
+    # The order of arguments, and the checkpoint that is meant, are Lightning's.
+
+    def fit(
+        self,
+        model: nn.Module,
+        train_dataloaders: Any = None,
+        val_dataloaders: Any = None,
+        datamodule: DataModule | None = None,
+        ckpt_path: PathLike | None = None,
+        weights_only: bool | None = None,
+    ) -> None:
+        """Train, and validate in between; see `core.Trainer.fit`. Nothing in a checkpoint is executed in any case."""
+        super().fit(model, train_dataloaders, val_dataloaders, datamodule, ckpt_path)
+
+    def validate(  # type: ignore[override]  # Lightning's order
+        self,
+        model: nn.Module | None = None,
+        dataloaders: Any = None,
+        ckpt_path: PathLike | None = None,
+        verbose: bool = True,
+        datamodule: DataModule | None = None,
+        weights_only: bool | None = None,
+    ) -> list[dict[str, float]]:
+        """Run `validation_step`; see `core.Trainer.validate`. Without a model, with the best weights of `fit`."""
+        return super().validate(model, dataloaders, datamodule, self._best(model, ckpt_path), verbose)
+
+    def test(  # type: ignore[override]  # Lightning's order
+        self,
+        model: nn.Module | None = None,
+        dataloaders: Any = None,
+        ckpt_path: PathLike | None = None,
+        verbose: bool = True,
+        datamodule: DataModule | None = None,
+        weights_only: bool | None = None,
+    ) -> list[dict[str, float]]:
+        """Run `test_step`; see `core.Trainer.test`. Without a model, with the best weights of `fit`."""
+        return super().test(model, dataloaders, datamodule, self._best(model, ckpt_path), verbose)
+
+    def predict(
+        self,
+        model: nn.Module | None = None,
+        dataloaders: Any = None,
+        datamodule: DataModule | None = None,
+        return_predictions: bool | None = None,
+        ckpt_path: PathLike | None = None,
+        weights_only: bool | None = None,
+    ) -> list[Any] | None:
+        """Run `predict_step`; see `core.Trainer.predict`. Without a model, with the best weights of `fit`."""
+        return super().predict(model, dataloaders, datamodule, return_predictions, self._best(model, ckpt_path))
+
+    def save_checkpoint(self, path: PathLike, weights_only: bool | None = None, storage_options: Any = None) -> None:
+        """All ranks. Save everything from which a run can go on; see `core.Trainer.save_checkpoint`."""
+        super().save_checkpoint(path, bool(weights_only))
+
+    def _best(self, model: nn.Module | None, ckpt_path: PathLike | None) -> PathLike | None:
+        callback = self.checkpoint_callback
+        if model is None and ckpt_path is None and callback is not None and callback.best_model_path:
+            return "best"
+        return ckpt_path
+
+    # Attributes that modules and callbacks ask for.
+
+    @property
+    def accelerator(self) -> Any:
+        """The kind of device."""
+        return self.strategy.accelerator
+
+    @property
+    def precision_plugin(self) -> Any:
+        """The number formats."""
+        return self.strategy.precision_plugin
+
+    @property
+    def lr_scheduler_configs(self) -> list[Any]:
+        """The schedulers, each with when it is stepped."""
+        return list(self.strategy.lr_schedulers)
+
+    @property
+    def is_last_batch(self) -> bool:
+        """True in the last batch of a training epoch."""
+        return self.progress.batch + 1 >= self.num_training_batches
+
+
+def _with_checkpoint_io(plugins: Any) -> list[Any]:
+    """The plugins, with Lightning's form of checkpoints if they have none."""
+    given = list(plugins) if isinstance(plugins, list | tuple) else [] if plugins is None else [plugins]
+    named = (plugin in CHECKPOINT_IO_REGISTRY for plugin in given if isinstance(plugin, str))
+    if any(isinstance(plugin, CheckpointIO) for plugin in given) or any(named):
+        return given
+    return [*given, LightningCheckpointIO()]
+
+
+_OTHERS = inspect.signature(CoreTrainer.__init__).parameters
+Trainer.__init__.__signature__ = inspect.Signature(  # type: ignore[attr-defined]  # what programs list the options by
+    [
+        *(
+            item.replace(default=None if name in _OPTIONAL else item.default, annotation=item.empty)
+            for name, item in _OTHERS.items()
+        ),
+        *(
+            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default)
+            for name, default in (("enable_autolog_hparams", True), ("model_registry", None))
+        ),
+    ]
+)

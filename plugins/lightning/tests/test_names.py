@@ -1,0 +1,65 @@
+"""Lightning's names: what they lead to, and that nothing is in the way of Lightning itself."""
+
+import importlib.util
+import subprocess
+import sys
+import types
+
+import pytest
+
+import core
+import core_lightning
+from core_lightning import names
+
+
+def test_every_name_leads_somewhere(installed):
+    for module in names.MODULES:
+        imported = installed(module)
+        assert sorted(names.MODULES[module]) == imported.__all__
+        for name in imported.__all__:
+            if name not in ("DeepSpeedStrategy", "FSDPStrategy", "ModelParallelStrategy", "DDPStrategy"):
+                getattr(imported, name)  # those are of packages that may not be installed
+
+
+def test_the_three_roots_are_one_and_the_classes_are_cores(installed):
+    lightning, fabric = installed("lightning"), installed("lightning_fabric")
+    assert installed("pytorch_lightning.callbacks.early_stopping") is installed(
+        "lightning.pytorch.callbacks.early_stopping"
+    )
+    assert installed("pytorch_lightning").Trainer is lightning.Trainer is lightning.pytorch.Trainer
+    assert fabric.Fabric is core.Fabric
+    assert issubclass(lightning.LightningModule, core.Module)
+    assert lightning.pytorch.trainer.states.TrainerFn.FITTING == "fit"
+    assert lightning.__version__ == names.VERSION
+
+
+def test_what_is_not_there_says_where_to_look(installed):
+    with pytest.raises(ModuleNotFoundError, match=r"no module 'lightning.pytorch.cli'; docs/lightning.md says"):
+        installed("lightning.pytorch.cli")
+    with pytest.raises(AttributeError, match=r"no 'lightning.pytorch.callbacks.ModelPruning'; docs/lightning.md"):
+        _ = installed("lightning.pytorch.callbacks").ModelPruning
+
+
+def test_lightning_that_was_imported_before_is_left_alone(monkeypatch):
+    monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
+    monkeypatch.setitem(sys.modules, "pytorch_lightning", types.ModuleType("pytorch_lightning"))
+    with pytest.raises(core.ConfigurationError, match="Choose one of the two"):
+        core_lightning.install()
+
+
+def test_nothing_is_in_the_way_before_install_is_called():
+    """In a new interpreter: neither the package nor its import takes a name, and neither imports torch."""
+    check = (
+        "import sys, core_lightning, importlib.util as u; "
+        "print([n for n in ('lightning', 'pytorch_lightning', 'torch') if n in sys.modules], "
+        "len([f for f in sys.meta_path if 'core_lightning' in type(f).__module__]))"
+    )
+    done = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["[]", "0"]
+
+
+@pytest.mark.skipif(importlib.util.find_spec("tensorboard") is not None, reason="core-tensorboard is usable")
+def test_a_missing_logger_is_an_error_when_it_is_made(installed):
+    kind = installed("lightning.pytorch.loggers").TensorBoardLogger
+    with pytest.raises(core.ConfigurationError, match="core-tensorboard"):
+        kind("logs")

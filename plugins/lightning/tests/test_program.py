@@ -1,0 +1,132 @@
+"""A program for Lightning, unchanged, on core: its weights are Lightning's, and each reads the other's checkpoints."""
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+import core_lightning
+from core import ModuleError
+from core.checkpoint import load_checkpoint
+from core_testing import programs
+
+HERE = Path(__file__).parent
+RECORDED = HERE / "data" / "lightning_2.6.6.ckpt"
+"""What Lightning 2.6.6 has saved after two epochs of `program.py`, with torch 2.13.0 on a CPU."""
+AFTER_FOUR = [[-0.32455283403396606, -0.7549933791160583]]
+"""Lightning's weights after four epochs, of one run, or of two, the second from what core has saved."""
+SHUFFLED = [[-0.36182284355163574, -0.7486072182655334]]
+"""Likewise after two epochs of shuffled data."""
+
+pytestmark = pytest.mark.filterwarnings("ignore:core trains in Lightning's place")
+
+
+@pytest.fixture
+def recorded():
+    return torch.load(RECORDED, weights_only=True)
+
+
+def test_weights_and_checkpoint_are_lightnings(program, recorded, tmp_path):
+    trainer, _ = program.train(tmp_path, 2)
+    path = tmp_path / "last.ckpt"
+    trainer.save_checkpoint(path)
+    saved = torch.load(path, weights_only=True)
+    assert {key for key in recorded if key not in saved} == set()
+    for key in ("epoch", "global_step", "hyper_parameters", "hparams_name", "lr_schedulers"):
+        assert saved[key] == recorded[key], key
+    assert all(torch.equal(saved["state_dict"][name], value) for name, value in recorded["state_dict"].items())
+    (ours,), (theirs,) = saved["optimizer_states"], recorded["optimizer_states"]
+    assert ours["state"].keys() == theirs["state"].keys()
+    for index, entry in theirs["state"].items():
+        assert all(torch.equal(ours["state"][index][name], value) for name, value in entry.items())
+    assert saved["mine"] == 5
+    assert saved["loops"]["fit_loop"].keys() == recorded["loops"]["fit_loop"].keys()
+    epochs, batches = "epoch_progress", "epoch_loop.batch_progress"
+    assert saved["loops"]["fit_loop"][epochs] == recorded["loops"]["fit_loop"][epochs]
+    assert saved["loops"]["fit_loop"][batches] == recorded["loops"]["fit_loop"][batches]
+
+
+def test_core_goes_on_from_either(program, recorded, tmp_path):
+    """From Lightning's file, and from its own, of the same form: as an uninterrupted run of Lightning's."""
+    trainer, _ = program.train(tmp_path / "two", 2)
+    own = tmp_path / "own.ckpt"
+    trainer.save_checkpoint(own)
+    for path in (RECORDED, own):
+        trainer, net = program.train(tmp_path / path.stem, 4, ckpt_path=path)
+        assert net.layer.weight.tolist() == AFTER_FOUR
+        assert (trainer.current_epoch, trainer.global_step) == (4, 8)
+        loaded = program.Net.load_from_checkpoint(path)
+        assert torch.equal(loaded.layer.weight, recorded["state_dict"]["layer.weight"])
+        assert loaded.hparams == {"width": 2, "lr": 0.05}
+
+
+def test_a_shuffled_run_is_lightnings(program, tmp_path):
+    assert program.train(tmp_path, 2, shuffle=True)[1].layer.weight.tolist() == SHUFFLED
+
+
+def test_the_best_weights_are_tested_without_a_model(program, tmp_path):
+    trainer, net = program.train(tmp_path, 2)
+    best = load_checkpoint(trainer.checkpoint_callback.best_model_path)["model"]["layer.weight"]
+    data = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.ones(2, 2), torch.ones(2, 1)))
+    with torch.no_grad():
+        net.layer.weight.zero_()
+    (result,) = trainer.test(dataloaders=data)
+    assert result["weight"] == pytest.approx(float(best.sum()))
+
+
+@pytest.mark.filterwarnings("ignore:The hyperparameter 'loss' of Judged is a:UserWarning")
+def test_objects_are_unpickled_for_one_who_trusts_the_file(installed, tmp_path):
+    """Those that `PickledObjects` keeps: without the switch, nothing of them is executed."""
+    pl = installed("lightning.pytorch")
+    path = tmp_path / "last.ckpt"
+    trainer = pl.Trainer(
+        max_epochs=1, accelerator="cpu", logger=False, enable_progress_bar=False, enable_model_summary=False,
+        default_root_dir=tmp_path, callbacks=[core_lightning.PickledObjects()],
+    )  # fmt: skip
+    kind = judged(pl.LightningModule)
+    trainer.fit(kind(Loss(), 3), torch.utils.data.DataLoader(torch.ones(2, 1)))
+    trainer.save_checkpoint(path)
+    unpickled.clear()
+    assert torch.load(path, weights_only=True)["hyper_parameters"] == {"width": 3}
+    with pytest.raises(ModuleError, match="needs 'loss'"):
+        kind.load_from_checkpoint(path)
+    assert not unpickled
+    assert isinstance(kind.load_from_checkpoint(path, trusted=True).loss, Loss)
+    assert unpickled == ["loss"]
+
+
+unpickled = []
+
+
+def made():
+    unpickled.append("loss")
+    return Loss()
+
+
+class Loss:
+    def __reduce__(self):
+        return made, ()
+
+
+def judged(base):
+    class Judged(base):
+        def __init__(self, loss, width):
+            super().__init__()
+            self.save_hyperparameters()
+            self.loss, self.layer = loss, torch.nn.Linear(1, 1)
+
+        def training_step(self, batch):
+            return self.layer(batch).sum()
+
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parameters(), lr=0.1)
+
+    return Judged
+
+
+def test_the_prelude_runs_it_in_two_processes(tmp_path):
+    command = [*programs.CORE, "run", "--lightning", "--devices", "2", str(HERE / "program.py"), str(tmp_path), "1"]
+    done = programs.run(command, cwd=tmp_path, env=os.environ | {"OMP_NUM_THREADS": "1"}, timeout=100)
+    assert done.returncode == 0, done.stderr
+    assert torch.load(tmp_path / "last.ckpt", weights_only=True)["global_step"] == 1

@@ -21,9 +21,8 @@ class EmptyWeights(TorchFunctionMode):
     """Parameters keep whatever their memory holds: what draws their first values is left out.
 
     Buffers, and what fills with one value, are as ever: a checkpoint may leave buffers out. So is what is computed
-    elsewhere and copied, as orthogonal
-    matrices and, in some releases of torch, truncated normal distributions are. Random numbers that were
-    not drawn are drawn by what comes next.
+    elsewhere and copied, as orthogonal matrices are and, in some releases of torch, truncated normal distributions.
+    Random numbers that were not drawn are drawn by what comes next.
     """
 
     def __torch_function__(

@@ -17,11 +17,4 @@ def pip_install(distribution: str, option: str = "") -> str:
 
 def missing(distribution: str) -> str:
     """A sentence about a distribution that isn't installed."""
-    if PACKAGES.get(distribution, True):
-        return f"{distribution} is not installed: {pip_install(distribution)}."
-    return f"There is no package {distribution} yet."
-
-
-def missing_in_short(distribution: str) -> str:
-    """The same for a list."""
-    return f"`pip install {distribution}`, as README says" if PACKAGES.get(distribution, True) else "no package yet"
+    return f"{distribution} is not installed: {pip_install(distribution)}."

@@ -11,30 +11,30 @@ from types import MappingProxyType
 DEFAULT_PARALLEL_STRATEGY = "ddp"
 """Alias of the strategy for several devices, if the user names none."""
 
-PACKAGES = MappingProxyType(
+PACKAGES = frozenset(
     {
-        "core-bagua": True,
-        "core-colossalai": True,
-        "core-ddp": True,
-        "core-deepspeed": True,
-        "core-dp": True,
-        "core-fairscale": True,
-        "core-fsdp": True,
-        "core-hivemind": True,
-        "core-horovod": True,
-        "core-hpu": True,
-        "core-ipu": True,
-        "core-lightning": True,
-        "core-mlflow": True,
-        "core-ray": True,
-        "core-tensorboard": True,
-        "core-testing": True,
-        "core-torchao": True,
-        "core-wandb": True,
-        "core-xla": True,
+        "core-bagua",
+        "core-colossalai",
+        "core-ddp",
+        "core-deepspeed",
+        "core-dp",
+        "core-fairscale",
+        "core-fsdp",
+        "core-hivemind",
+        "core-horovod",
+        "core-hpu",
+        "core-ipu",
+        "core-lightning",
+        "core-mlflow",
+        "core-ray",
+        "core-tensorboard",
+        "core-testing",
+        "core-torchao",
+        "core-wandb",
+        "core-xla",
     }
 )
-"""Our distributions, each with whether `plugins/` holds it yet. A test compares the two."""
+"""Our distributions: those that `plugins/` holds."""
 
 _DDP = ("ddp", "ddp_spawn", "ddp_fork", "ddp_notebook")
 _DDP_SHARDED = ("ddp_sharded", "ddp_sharded_spawn")

@@ -14,7 +14,7 @@ from core.contract.errors import (
 from core.contract.kinds import KINDS
 from core.contract.spelling import near_names
 from core.registry.builtins import CORE, RESERVED_WORDS
-from core.registry.install_hints import missing, missing_in_short, pip_install
+from core.registry.install_hints import missing, pip_install
 from core.registry.known_aliases import KNOWN_ALIASES, PACKAGES
 from core.registry.names import split_name
 from core.registry.offers import Offer, Status, owner_of
@@ -131,11 +131,7 @@ def not_loaded(offer: Offer, detail: str, cause: BaseException | None = None) ->
 def missing_class(kind: str, name: str, distribution: str, manager: PluginManager) -> ImportError:
     """The error for the import from core of a well-known class whose distribution doesn't offer it here."""
     advice = " ".join(_install(distribution, manager))
-    return ImportError(f"The {kind} class {name} {_belongs_to(distribution)}. {advice}", name=name)
-
-
-def _belongs_to(distribution: str) -> str:
-    return f"comes with {distribution}" if PACKAGES[distribution] else f"is kept for {distribution}"
+    return ImportError(f"The {kind} class {name} comes with {distribution}. {advice}", name=name)
 
 
 def _reserved_word(kind: str, alias: str) -> str:
@@ -163,7 +159,7 @@ def _about_alias(kind: str, alias: str, manager: PluginManager) -> Iterable[str]
     if (kind, alias) in RESERVED_WORDS:
         yield f"The word {RESERVED_WORDS[kind, alias]}; it names no plugin."
     elif owner := KNOWN_ALIASES.get((kind, alias)):
-        yield f"It {_belongs_to(owner)}."
+        yield f"It comes with {owner}."
         yield from _install(owner, manager)
 
 
@@ -210,7 +206,7 @@ def _near(kind: str, alias: str, manager: PluginManager) -> list[str]:
 def _did_you_mean(kind: str, near: Sequence[str], manager: PluginManager) -> Iterable[str]:
     here = {offer.spec.alias for offer in manager.offers(kind)}
     forms = [
-        repr(alias) if alias in here else f"{alias!r} ({missing_in_short(KNOWN_ALIASES[kind, alias])})"
+        repr(alias) if alias in here else f"{alias!r} (`pip install {KNOWN_ALIASES[kind, alias]}`, as README says)"
         for alias in near
     ]
     if forms:

@@ -47,9 +47,9 @@ def test_a_plugins_class_can_be_imported_from_core():
 
 def test_a_well_known_class_says_what_to_install(monkeypatch):
     monkeypatch.setattr("core.registry.registry.KNOWN_CLASSES", {("strategy", "QuantizedStrategy"): "core-planned"})
-    for module in ("install_hints", "refusals"):
-        monkeypatch.setattr(f"core.registry.{module}.PACKAGES", {"core-planned": False})
-    with pytest.raises(ImportError, match=r"is kept for core-planned\. There is no package core-planned yet\."):
+    with pytest.raises(
+        ImportError, match=r"comes with core-planned\. core-planned is not installed: `pip install core-"
+    ):
         from core.strategies import QuantizedStrategy  # noqa: F401
 
 

@@ -122,8 +122,8 @@ def test_a_misspelt_alias(core_cli):
 
 
 def test_a_well_known_alias_that_is_not_installed(core_cli):
-    done = core_cli("describe", "core-torchao:int8", "--kind", "strategy")
-    assert "There is no package core-torchao yet." in done.stderr
+    done = core_cli("describe", "core-unheard:int8", "--kind", "strategy")
+    assert "No installed package 'core-unheard' offers anything to core." in done.stderr
 
 
 def test_a_plugin_that_cannot_be_imported(core_cli):

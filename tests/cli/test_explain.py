@@ -46,9 +46,9 @@ def test_an_impossible_combination(core_cli):
 
 
 def test_a_missing_package(core_cli):
-    done = core_cli("explain", "--strategy", "core-torchao:int8")
+    done = core_cli("explain", "--strategy", "core-unheard:int8")
     assert done.returncode == 1
-    assert "There is no package core-torchao yet." in done.stderr
+    assert "No installed package 'core-unheard' offers anything to core." in done.stderr
 
 
 def test_a_broken_third_party_accelerator_is_a_warning(core_cli):

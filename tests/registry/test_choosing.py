@@ -181,20 +181,11 @@ def test_a_well_known_alias_says_what_to_install(registry):
     )
 
 
-def test_a_well_known_alias_without_a_package_yet_says_so(registry, monkeypatch):
-    monkeypatch.setattr("core.registry.refusals.KNOWN_ALIASES", {("strategy", "quantized"): "core-planned"})
-    for module in ("install_hints", "refusals"):
-        monkeypatch.setattr(f"core.registry.{module}.PACKAGES", {"core-planned": False})
-    with pytest.raises(UnknownAliasError) as raised:
-        registry("strategy").get("quantized")
-    assert str(raised.value) == (
-        "Unknown strategy 'quantized'. It is kept for core-planned. There is no package core-planned yet. "
-        "Installed: single_device."
-    )
-    with pytest.raises(UnknownAliasError, match=r"Did you mean 'quantized' \(no package yet\)\?"):
-        registry("strategy").get("quantised")
-    with pytest.raises(UnknownAliasError, match=r"'core-planned:wandb'\. There is no package core-planned yet\.$"):
-        registry().get("core-planned:wandb")
+def test_a_well_known_package_says_what_to_install(registry):
+    with pytest.raises(
+        UnknownAliasError, match=r"'core-xla:wandb'\. core-xla is not installed: `pip install core-xla`"
+    ):
+        registry().get("core-xla:wandb")
 
 
 @pytest.mark.parametrize("command", ["check", "new-plugin"])
@@ -206,8 +197,8 @@ def test_a_command_of_the_kit_says_what_to_install(registry, command):
 
 def test_the_table_of_packages_knows_what_this_repository_builds():
     folders = {f"core-{path.parent.name}" for path in PLUGINS.glob("*/pyproject.toml")}
-    assert {name for name, is_built in PACKAGES.items() if is_built} == folders
-    assert {*KNOWN_ALIASES.values(), *KNOWN_CLASSES.values()} <= PACKAGES.keys()
+    assert folders == PACKAGES
+    assert {*KNOWN_ALIASES.values(), *KNOWN_CLASSES.values()} <= PACKAGES
 
 
 def test_a_misspelt_well_known_alias_says_what_to_install(registry):

@@ -127,7 +127,6 @@ def test_a_process_that_dies(core_cli, lines):
 def test_names_that_lead_nowhere(core_cli, lines):
     lines()
     assert "Did you mean 'lines'?" in check(core_cli, "line").stderr
-    assert "There is no package core-torchao yet." in check(core_cli, "core-torchao:int8", "--kind", "strategy").stderr
     assert "No test matches -k 'nonsense'" in check(core_cli, "lines", "-k", "nonsense").stderr
     assert "offers no strategy" in check(core_cli, "lines-plugin", "--kind", "strategy").stderr
     assert "there is no folder not/there" in check(core_cli, "lines", "--html", "not/there/report.html").stderr

@@ -46,6 +46,7 @@ _CALLBACK_FILES: dict[str, dict[str, str]] = {
     "progress.progress_bar": _from("core.callbacks", "ProgressBar"),
     "progress.rich_progress": _from("core.callbacks", "RichProgressBar"),
     "progress.tqdm_progress": _from(f"{_OWN}.callbacks", "TQDMProgressBar"),
+    "pruning": _from("core.callbacks", "ModelPruning"),
     "rich_model_summary": _from("core.callbacks", RichModelSummary="ModelSummary"),
     "stochastic_weight_avg": _from("core.callbacks", "StochasticWeightAveraging"),
     "throughput_monitor": _from("core.callbacks", "ThroughputMonitor"),

@@ -440,7 +440,10 @@ class Strategy(World):
                 part.teardown()
 
     def release(self) -> None:
-        """All ranks; idempotent. Forget modules, optimizers and schedulers, and stay in the group."""
+        """All ranks; idempotent. Forget modules, optimizers and schedulers, and stay in the group.
+
+        One that gathers what it gives back does so only if `self.session.ends_together`: else other ranks may not come.
+        """
         # One that was never given to a Fabric or a Trainer has none.
         if hasattr(self, "session"):
             self.session.forget()

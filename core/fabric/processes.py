@@ -97,9 +97,10 @@ class Processes(Ranks):
         if self._is_set_up:
             return
         self.join()
-        atexit.register(self.strategy.teardown)
+        session = self.strategy.session
+        atexit.register(session.tear_down_alone)
         # For a Fabric that is gone before the end; at the end, the teardown above does it.
-        weakref.finalize(self, _let_go, self.strategy).atexit = False
+        weakref.finalize(self, _let_go, session).atexit = False
 
     def _require_processes(self) -> None:
         environment, num_processes = self.strategy.cluster_environment, self.strategy.world_size
@@ -112,7 +113,7 @@ class Processes(Ranks):
 
     def teardown(self) -> None:
         """All ranks; idempotent. Leave the process group and forget modules and optimizers. Happens at exit too."""
-        atexit.unregister(self.strategy.teardown)
+        atexit.unregister(self.strategy.session.tear_down_alone)
         if self._is_set_up:
             self._is_set_up = False
             self.strategy.teardown()
@@ -201,7 +202,7 @@ class Processes(Ranks):
         return map_leaves(apply, data)
 
 
-def _let_go(strategy: Strategy) -> None:
+def _let_go(session: Session) -> None:
     """Release the strategy of a Fabric that is gone, and its models, instead of at the end of the interpreter."""
-    atexit.unregister(strategy.teardown)
-    strategy.release()
+    atexit.unregister(session.tear_down_alone)
+    session.release_alone()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any, final
 
 from core.contract.capability import Capability
@@ -59,6 +60,7 @@ class Session:
         self.fingerprint: Fingerprint = ()
         self.compiler: Callable[[Any], Any] | None = None
         self._filled_in: Mapping[str, Any] = {}
+        self._ends_alone = False
         strategy.session = self
         self.forget()
 
@@ -95,6 +97,7 @@ class Session:
         strategy.precision_plugin = precision_plugin
         strategy.checkpoint_io = checkpoint_io
         self.fingerprint = fingerprint
+        self._ends_alone = False
         self._filled_in = {name: part for name, part in self._parts().items() if name not in given}
         # Last: a precision looks at the strategy's devices.
         precision_plugin.connect(strategy)
@@ -221,6 +224,25 @@ class Session:
         """Forget modules, optimizers and schedulers. `Strategy.release` calls it."""
         self.handles: list[ModuleHandle] = []
         self.strategy.optimizers, self.strategy.lr_schedulers = [], []
+
+    @property
+    def ends_together(self) -> bool:
+        """Whether all ranks are at the end, so that `Strategy.release` may gather what it gives back to the user.
+
+        False after an exception, and where a Fabric was collected or the process ends: each rank does that at a moment
+        of its own.
+        """
+        return not self._ends_alone and sys.exc_info()[0] is None
+
+    def release_alone(self) -> None:
+        """One rank. Release the strategy, whose Fabric was collected."""
+        self._ends_alone = True
+        self.strategy.release()
+
+    def tear_down_alone(self) -> None:
+        """One rank. Tear the strategy down as the process ends."""
+        self._ends_alone = True
+        self.strategy.teardown()
 
     @property
     def _name(self) -> str:

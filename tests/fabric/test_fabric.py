@@ -79,6 +79,32 @@ def test_a_model_without_fabric_goes_on_and_is_let_go():
     assert gone() is None
 
 
+def test_a_strategy_knows_whether_other_ranks_end_with_it():
+    together = []
+
+    class Gathering(SingleDeviceStrategy):
+        def release(self):
+            together.append(self.session.ends_together)
+            super().release()
+
+    def end_by(*, how):
+        fabric = Fabric(strategy=Gathering(), accelerator="cpu")
+        fabric.setup(linear())
+        if how == "teardown":
+            fabric.teardown()
+        elif how == "error":
+            try:
+                raise KeyError
+            except KeyError:
+                fabric.teardown()
+
+    for how in ("teardown", "error", "collected"):
+        end_by(how=how)
+        await_that(lambda: gc.collect() >= 0 and len(together) >= 1)
+        assert {how: together[0]} == {how: how == "teardown"}
+        together.clear()
+
+
 def test_nothing_outlives_a_fabric_that_nobody_has_any_more(tmp_path):
     """Each keeps a copy of what it has saved in the background, and a thread, of which 100 held 191 MiB."""
     gone, num_threads = [], threading.active_count()

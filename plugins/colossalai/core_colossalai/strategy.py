@@ -5,7 +5,6 @@ Li et al., "Colossal-AI: A Unified Deep Learning System For Large-Scale Parallel
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -371,10 +370,10 @@ class ColossalAIStrategy(DDPStrategy):
     # end ------------------------------------------------------------------------------------------------------------
 
     def release(self) -> None:
-        """All ranks; idempotent. Forget what was set up; after an exception a module may stay in 16 bits' values."""
+        """All ranks; idempotent. Forget what was set up; if ranks end alone, a module may stay in 16 bits' values."""
         engine, self.engine = self.engine, None
         if engine is not None:
-            engine.close(is_whole=sys.exc_info()[0] is None)
+            engine.close(is_whole=self.session.ends_together)
         self.boosted = []
         self._cut.forget()
         self._buffers_differ = False

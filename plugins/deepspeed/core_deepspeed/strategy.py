@@ -7,7 +7,6 @@ Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Paramet
 from __future__ import annotations
 
 import gc
-import sys
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
@@ -461,10 +460,9 @@ class DeepSpeedStrategy(ParallelStrategy):
     # end ------------------------------------------------------------------------------------------------------------
 
     def release(self) -> None:
-        """All ranks; idempotent. Forget the engines; modules get whole parameters back, but after an exception."""
+        """All ranks; idempotent. Forget the engines; modules get whole parameters back, where ranks end together."""
         for engine in self.engines:
-            # Gathering is collective: after an exception the other ranks may not come.
-            values = {} if sys.exc_info()[0] else self._whole_parameters(engine)
+            values = self._whole_parameters(engine) if self.session.ends_together else {}
             engine.close(values)
         if self.engines and self.stage == 3:
             library.forget_modules()

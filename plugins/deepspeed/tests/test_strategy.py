@@ -297,6 +297,26 @@ def load_after_an_evaluation(rank):
     return outputs
 
 
+def drop_a_fabric(rank):
+    """Lets Fabric go on one rank, while the other still trains with its own."""
+    torch.manual_seed(0)
+    fabric, layer = rank.fabric(), nn.Linear(4, 4)
+    model, optimizer = fabric.setup(layer, torch.optim.SGD(layer.parameters(), lr=0.1))
+    weights = fabric.strategy.get_module_state_dict(layer, layout="full")
+    strategy = fabric.strategy
+    strategy.barrier()
+    if rank.number:
+        strategy.session.release_alone()  # what a Fabric that is collected calls
+    found = strategy.all_gather(torch.tensor(float(rank.number))).tolist()
+    strategy.barrier()
+    del model, optimizer, weights
+    return found
+
+
+def test_a_fabric_that_is_collected_on_one_rank_gathers_nothing():
+    assert on_two_ranks(drop_a_fabric, stage=3) == [[0.0, 1.0], [0.0, 1.0]]
+
+
 def test_weights_that_are_loaded_after_an_evaluation_are_used():
     for first, second, third in on_two_ranks(load_after_an_evaluation, stage=3):
         assert torch.equal(first, second)

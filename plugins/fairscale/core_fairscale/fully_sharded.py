@@ -5,8 +5,6 @@ https://fairscale.readthedocs.io/en/stable/api/nn/fsdp.html. New work uses `fsdp
 
 from __future__ import annotations
 
-import atexit
-import sys
 import warnings
 from contextlib import ExitStack
 from functools import partial
@@ -25,7 +23,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
     from torch.optim import Optimizer
 
-    from core import GradientClipping, Precision, SetupHost
+    from core import GradientClipping, Precision
     from core_fairscale.units import Units
 
 _START_METHODS = ("subprocess", "spawn", "fork", "forkserver")
@@ -103,7 +101,7 @@ class FullyShardedFairScaleStrategy(ParallelStrategy):
         self._units: list[Units] = []
         self._left_out = LeftOutParameters(self)
         self._reduce_group: Any = None
-        self._buffers_differ = self._gives_back = False
+        self._buffers_differ = False
 
     # composition ----------------------------------------------------------------------------------------------------
 
@@ -153,11 +151,6 @@ class FullyShardedFairScaleStrategy(ParallelStrategy):
                 "is what new work uses; its checkpoints and those of 'fsdp_fairscale' are the same."
             )
 
-    def setup(self, trainer: SetupHost) -> None:
-        """All ranks. Set up as every strategy does; the module is whole again when the Trainer has ended a stage."""
-        self._gives_back = True
-        super().setup(trainer)
-
     # module and optimizers ------------------------------------------------------------------------------------------
 
     def setup_module(self, module: nn.Module) -> nn.Module:
@@ -179,8 +172,6 @@ class FullyShardedFairScaleStrategy(ParallelStrategy):
         # Its calls of torch's that are deprecated: in forwards and backwards, where no context could be around them.
         warnings.filterwarnings("ignore", "TypedStorage is deprecated", UserWarning, module="fairscale")
         warnings.filterwarnings("ignore", "`torch.distributed._(all_gather|reduce_scatter)_base`", FutureWarning)
-        if not self._units:
-            atexit.register(self._abandon)
         if self._reduce_group is None:
             self._reduce_group = dist.new_group(timeout=self._timeout)
         groups = {"process_group": dist.group.WORLD, "process_group_reduce_scatter": self._reduce_group}
@@ -327,28 +318,16 @@ class FullyShardedFairScaleStrategy(ParallelStrategy):
     # end ------------------------------------------------------------------------------------------------------------
 
     def release(self) -> None:
-        """All ranks; idempotent. Give a Trainer's module its whole weights back; after an exception they stay cut.
-
-        So does what Fabric has set up, which is let go at another moment on each rank: nothing could be gathered then.
-        """
-        self._close(is_whole=self._gives_back and sys.exc_info()[0] is None)
-        self._gives_back = False
-        self._left_out.forget()
-        self._buffers_differ = False
-        super().release()
-
-    def _abandon(self) -> None:
-        # When the process ends, perhaps by an exception, other ranks may be elsewhere: nothing is gathered any more.
-        self._close(is_whole=False)
-
-    def _close(self, *, is_whole: bool) -> None:
-        atexit.unregister(self._abandon)
+        """All ranks; idempotent. Give modules their whole weights back, if ranks end together; else they stay cut."""
         units, self._units = self._units, []
         for each in units:
-            each.close(is_whole=is_whole)
+            each.close(is_whole=self.session.ends_together)
         if units:
             for optimizer in self.optimizers:
                 optimizer.state.clear()  # flat parts, which fit nothing any more
+        self._left_out.forget()
+        self._buffers_differ = False
+        super().release()
 
     def leave_group(self) -> None:
         """All ranks. Leave the groups that were made here."""

@@ -170,9 +170,9 @@ def test_check_as_text(core_cli):
     acme(core_cli, source=RAISING)
     done = core_cli("list-strategies", "--check")
     assert done.returncode == 1
-    assert re.search(r"^acme +AcmeStrategy +core-acme +1\.0 +fails +\d+\.\d\d s$", done.stdout, re.MULTILINE)
+    assert re.search(r"^acme\s+AcmeStrategy +core-acme +1\.0 +fails +\d+\.\d\d s$", done.stdout, re.MULTILINE)
     assert "OSError: libacme.so is missing" in " ".join(done.stdout.split())
-    assert re.search(r"^single_device .* ok +\d+\.\d\d s$", done.stdout, re.MULTILINE)
+    assert re.search(r"^single_device\s+SingleDeviceStrategy .* ok +\d+\.\d\d s$", done.stdout, re.MULTILINE)
 
 
 @pytest.mark.parametrize("columns", [30, 40, 60, 80, 120])

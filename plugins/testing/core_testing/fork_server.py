@@ -191,26 +191,32 @@ def _set_options(options: Sequence[str]) -> None:
 
 
 def status_of(error: BaseException) -> int:
-    """Report an exception that nobody has caught, and return the exit code, as the interpreter does."""
+    """Report an exception that nobody has caught, and return the exit code, as the interpreter does.
+
+    Negative is a signal, by which a process ends that Ctrl-C has interrupted.
+    """
     if not isinstance(error, SystemExit):
-        sys.excepthook(type(error), error, error.__traceback__)
-        return 1
+        try:
+            sys.excepthook(type(error), error, error.__traceback__)
+        except SystemExit as other:  # which such a hook may raise
+            return status_of(other)
+        return -signal.SIGINT if type(error) is KeyboardInterrupt else 1
     if error.code is None or isinstance(error.code, int):
         return (error.code or 0) & 0xFF
     print(error.code, file=sys.stderr)  # noqa: T201  # as `sys.exit("message")` does
     return 1
 
 
-def end(status: int, *, is_interrupted: bool) -> None:
+def end(status: int) -> None:
     """End this process as the interpreter does, but for what was imported."""
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
         if stream is not None and not stream.closed:
             stream.flush()
-    if is_interrupted:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
-        os.kill(os.getpid(), signal.SIGINT)
+    if status < 0:
+        signal.signal(-status, signal.SIG_DFL)
+        os.kill(os.getpid(), -status)
     os._exit(status)
 
 
@@ -237,9 +243,9 @@ if __name__ == "__main__":
         del sys.path[0]  # this folder's modules aren't meant to be imported
     import_all(sys.argv[2])
     code, namespace = become(*next_request(socket.socket(fileno=int(sys.argv[1]))))
-    status, is_interrupted = 0, False
+    status = 0
     try:
         exec(code, namespace)
     except BaseException as error:
-        status, is_interrupted = status_of(error), isinstance(error, KeyboardInterrupt)
-    end(status, is_interrupted=is_interrupted)
+        status = status_of(error)
+    end(status)

@@ -79,6 +79,27 @@ def test_each_script_begins_anew_and_ends_as_scripts_do(tmp_path):
     assert run_forked(tmp_path / "kill.py", KILL, [], timeout_s=60).returncode == -signal.SIGKILL
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "import atexit, threading, time; atexit.register(print, 'the end')\n"
+        "threading.Thread(target=lambda: (time.sleep(0.1), print('a thread'))).start(); print('the script', end='')",
+        "import sys; sys.exit('a message')",
+        "import sys; sys.exit(300)",
+        "import sys; sys.exit(None)",
+        "import sys; sys.excepthook = lambda *_: sys.exit(130); raise KeyError",
+        "raise KeyError",
+        "raise KeyboardInterrupt",
+        "class Interrupted(KeyboardInterrupt): pass\nraise Interrupted",
+        "import sys; print('x'); sys.stdout.close()",
+    ],
+)
+def test_a_forked_script_ends_as_in_a_new_interpreter(tmp_path, text):
+    ends = [run(tmp_path / "end.py", text, [], timeout_s=60) for run in (run_script, run_forked)]
+    new, forked = ((end.returncode, end.stdout, end.stderr.splitlines()[-1:]) for end in ends)
+    assert forked == new
+
+
 def test_a_forked_script_that_hangs_is_killed(tmp_path):
     run_forked(tmp_path / "state.py", STATE, [], timeout_s=60)  # the server has started
     with pytest.raises(subprocess.TimeoutExpired):

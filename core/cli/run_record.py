@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from core.contract.errors import CoreError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from core.checkpoint.manifest import Manifest
 
@@ -82,14 +82,21 @@ def read_run(folder: Path) -> RunRecord:
 
 def _read_metrics(path: Path) -> dict[str, Series]:
     found: dict[str, Series] = {}
-    with path.open(encoding="utf-8", errors="replace", newline="") as file:
-        for number, row in enumerate(csv.DictReader(file)):
-            step = _number(row.get("step"))
-            for name, text in row.items():
-                value = _number(text)
-                if name and name != "step" and value is not None:
-                    found.setdefault(name, []).append((float(number) if step is None else step, value))
+    for number, row in enumerate(_read_rows(path)):
+        step = _number(row.get("step"))
+        for name, text in row.items():
+            value = _number(text)
+            if name and name != "step" and value is not None:
+                found.setdefault(name, []).append((float(number) if step is None else step, value))
     return {name: series for name, series in found.items() if any(math.isfinite(value) for _, value in series)}
+
+
+def _read_rows(path: Path) -> Iterator[dict[str, Any]]:
+    with path.open(encoding="utf-8", errors="replace", newline="") as file:
+        try:
+            yield from csv.DictReader(file)
+        except csv.Error as error:
+            raise CoreError(f"{path} is damaged: {error}.") from error
 
 
 def _number(text: Any) -> float | None:
@@ -117,7 +124,7 @@ def _find_checkpoints(folder: Path) -> list[CheckpointRecord]:
         elif path.is_file() and path.name.endswith(formats.FILE_SUFFIXES):
             with suppress(OSError, ValueError):
                 size = path.stat().st_size
-                beside = path.with_name(path.name + digest.SUFFIX)
+                beside = Path(digest.name_of(path.as_posix()))
                 kept = beside.read_bytes()[: digest.MAX_BYTES] if beside.is_file() else b""
                 found.append(CheckpointRecord(name, size, {path.name: (size, ", ".join(digest.from_text(kept)))}))
     return found

@@ -7,7 +7,7 @@ from html.parser import HTMLParser
 import torch
 from click.testing import CliRunner
 
-from core import Module, Trainer
+from core import Fabric, Module, Trainer
 from core.callbacks import DeviceStatsMonitor, ModelCheckpoint, ThroughputMonitor
 from core.cli.chart import line_chart, short_number
 from core.cli.commands import command
@@ -96,11 +96,17 @@ def test_the_page_of_a_run(tmp_path):
     manifest.write_bytes(manifest.read_bytes()[:-40])
     (folder / "run.json").write_text("[")
     (folder / "hparams.json").unlink()
+    Fabric(accelerator="cpu", plugins="torch").save(folder / "one.ckpt", {"x": 1})
+    one_digest = (folder / ".one.ckpt.digest").read_text().split()[1]
     assert report(folder, "--output", tmp_path / "again.html").exit_code == 0
     text = Page((tmp_path / "again.html").read_text()).text
     assert "is damaged" in text
     assert "doesn't say what was decided" in text
     assert "Hyperparameters" not in text
+    assert one_digest in text
+
+    (folder / "metrics.csv").write_text("step,loss\n1," + "9" * (1 << 18))
+    assert "metrics.csv is damaged: field larger than" in report(folder).output.replace("\n", "")
 
     done = report(tmp_path)
     assert (done.exit_code, "expected metrics.csv" in done.output) == (1, True)

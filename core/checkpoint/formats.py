@@ -42,8 +42,12 @@ def describe(path: PathLike) -> dict[str, Any] | None:
     return None if folder.is_file() else with_folder(folder, lambda opened: opened.describe())
 
 
-def verify_checkpoint(path: PathLike) -> None:
+def verify_checkpoint(path: PathLike, progress: Callable[[int, int], None] | None = None) -> None:
     """This rank. Read every byte and compare its digest.
+
+    Args:
+        path: a local path or a URL.
+        progress: called with the bytes that have been verified and those of all, for a folder after each block.
 
     Raises:
         CheckpointError: as `load_checkpoint`.
@@ -52,7 +56,7 @@ def verify_checkpoint(path: PathLike) -> None:
     if folder.is_file():
         single_file.read(path, _parse, tells=True)
     else:
-        with_folder(folder, lambda opened: opened.verify())
+        with_folder(folder, lambda opened: opened.verify(progress))
 
 
 def remove(path: PathLike) -> None:

@@ -165,16 +165,23 @@ class OpenedCheckpoint:
                 read.put(read.file.view(read.start, read.stop))
         return state
 
-    def verify(self) -> None:
+    def verify(self, progress: Callable[[int, int], None] | None = None) -> None:
         """Read every byte.
+
+        Args:
+            progress: called after each block, with the bytes that have been read and those of all.
 
         Raises:
             CheckpointCorruptedError: one of them isn't what was written; its file is named.
         """
+        done, total = 0, sum(file.size_bytes for file in self.files.values())
         for file in self.files.values():
             for start in range(0, file.size_bytes, digest.BLOCK_BYTES):
-                # `view`, since a remote file is verified only as it is fetched.
-                file.view(start, min(start + digest.BLOCK_BYTES, file.size_bytes))
+                stop = min(start + digest.BLOCK_BYTES, file.size_bytes)
+                file.view(start, stop)  # and not `verify`: a remote file is verified only as it is fetched
+                done += stop - start
+                if progress is not None:
+                    progress(done, total)
         self.describe()
 
     def _decode(self, tensor: Callable[..., Any], targets: Any = None) -> Any:

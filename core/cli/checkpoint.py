@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from core.cli.layout import say, say_json, styled, table
+from core.cli.layout import say, say_json, size_text, styled, table
+from core.cli.working import working
 
 if TYPE_CHECKING:
     from core.checkpoint.summary import Summary, TensorRow
@@ -45,7 +46,7 @@ def inspect(path: str, tensors: bool, as_json: bool) -> None:
     for line in [*table(["What", "Value"], _facts(summary)), "", *table(*_sections(summary))]:
         say(line)
     if tensors:
-        rows = [[row.name, row.dtype, _bytes(row.size_bytes), _shape(row)] for row in summary.tensors]
+        rows = [[row.name, row.dtype, size_text(row.size_bytes), _shape(row)] for row in summary.tensors]
         for line in ["", *table(["Tensor", "Dtype", "Size", "Shape"], rows)]:
             say(line)
 
@@ -61,7 +62,8 @@ def verify(ctx: click.Context, paths: tuple[str, ...]) -> None:
     failed = False
     for path in paths:
         try:
-            verify_checkpoint(path)
+            with working(f"Verifying {path}") as report:
+                verify_checkpoint(path, report)
         except CheckpointError as error:
             failed = True
             say(styled("damaged", fg="red"), f"  {path}")
@@ -98,7 +100,8 @@ def _convert(source: str, target: str, form: str, reader: str | None = None) -> 
     from core.registry import CHECKPOINT_IO_REGISTRY
 
     create = CHECKPOINT_IO_REGISTRY.create
-    convert_checkpoint(source, target, create(form), reader=create(reader) if reader else None)
+    with working(f"Writing {target}"):
+        convert_checkpoint(source, target, create(form), reader=create(reader) if reader else None)
     say(f"{target}: {form}")
 
 
@@ -110,7 +113,7 @@ def _form_of(target: str) -> str:
 
 def _facts(summary: Summary) -> list[list[str]]:
     total = sum(row.size_bytes for row in summary.tensors)
-    facts = [["form", summary.form], ["tensors", f"{len(summary.tensors)}, {_bytes(total)}"]]
+    facts = [["form", summary.form], ["tensors", f"{len(summary.tensors)}, {size_text(total)}"]]
     found = summary.manifest
     if found is None:
         return facts
@@ -130,7 +133,7 @@ def _sections(summary: Summary) -> tuple[list[str], list[list[str]]]:
     for name in summary.sections:
         tensors = [row for row in summary.tensors if row.section == name]
         dtypes = ", ".join(f"{dtype} ({number:,})" for dtype, number in summary.dtypes(name).items())
-        rows.append([name, str(len(tensors)), _bytes(sum(row.size_bytes for row in tensors)), dtypes or "-"])
+        rows.append([name, str(len(tensors)), size_text(sum(row.size_bytes for row in tensors)), dtypes or "-"])
     return ["Section", "Tensors", "Size", "Elements by dtype"], rows
 
 
@@ -142,14 +145,6 @@ def _provided(part: Any) -> str:
 
 def _shape(row: TensorRow) -> str:
     return " x ".join(map(str, row.shape)) or "scalar"
-
-
-def _bytes(number: float) -> str:
-    for unit in ("B", "KiB", "MiB"):
-        if number < 1024:
-            return f"{number:.0f} {unit}" if unit == "B" else f"{number:.1f} {unit}"
-        number /= 1024
-    return f"{number:.1f} GiB"
 
 
 def _as_json(path: str, summary: Summary) -> dict[str, Any]:

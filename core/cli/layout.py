@@ -140,3 +140,12 @@ def _row(cells: Sequence[Shown], widths: Sequence[int]) -> Iterator[Shown]:
     for line in lines or [""]:
         yield Shown(f"{left}{line}".rstrip())
         left = " " * _length(left)
+
+
+def size_text(number: float) -> str:
+    """A number of bytes, such as `1.5 MiB`."""
+    for unit in ("B", "KiB", "MiB"):
+        if number < 1024:
+            return f"{number:.0f} {unit}" if unit == "B" else f"{number:.1f} {unit}"
+        number /= 1024
+    return f"{number:.1f} GiB"

@@ -9,6 +9,7 @@ from html import escape
 from typing import TYPE_CHECKING, Any
 
 from core.cli.chart import line_chart, short_number
+from core.cli.layout import size_text
 from core.contract.printable import printable
 
 if TYPE_CHECKING:
@@ -38,7 +39,6 @@ summary { cursor: pointer; }
 """
 
 _GROUPS = {"Throughput": ("throughput/",), "Memory and device": ("device/",)}
-_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
 def render(run: RunRecord) -> str:
@@ -91,7 +91,7 @@ def _metrics(metrics: Mapping[str, Series]) -> Iterator[str]:
 def _figure(name: str, series: Series) -> str:
     values = [value for _, value in series if math.isfinite(value)]
     missing = len(series) - len(values)
-    shown = _size if name.endswith("_bytes") else short_number
+    shown = size_text if name.endswith("_bytes") else short_number
     parts = [f"last {shown(series[-1][1])}", f"least {shown(min(values))}"]
     parts += [f"greatest {shown(max(values))}", f"{len(series)} values"]
     parts += [f"{missing} of them not finite"] if missing else []
@@ -119,11 +119,11 @@ def _row(checkpoint: CheckpointRecord) -> list[str]:
         parts += [f"{package} {version}" for package, version in found.versions.items()]
         writer = ", ".join(parts)
     rows = [
-        f"<code>{_text(file)}</code> {_size(size)} <code>{_text(digest or 'no digest')}</code>"
+        f"<code>{_text(file)}</code> {size_text(size)} <code>{_text(digest or 'no digest')}</code>"
         for file, (size, digest) in checkpoint.files.items()
     ]
     files = f"<details><summary>{len(rows)}</summary>{'<br>'.join(rows)}</details>" if len(rows) > 1 else "".join(rows)
-    return [name, saved, _size(checkpoint.size_bytes), _text(writer), files]
+    return [name, saved, size_text(checkpoint.size_bytes), _text(writer), files]
 
 
 def _writer(part: Any) -> str:
@@ -152,15 +152,6 @@ def _table(headers: Iterable[str], rows: Iterable[Iterable[str]]) -> Iterator[st
     for row in rows:
         yield f"<tr>{''.join(f'<td>{cell}</td>' for cell in row)}</tr>"
     yield "</table></div>"
-
-
-def _size(number: float) -> str:
-    if not math.isfinite(number):
-        return str(number)
-    unit = 0
-    while number >= 1024 and unit < len(_UNITS) - 1:
-        number, unit = number / 1024, unit + 1
-    return f"{number:.0f} B" if unit == 0 else f"{number:.1f} {_UNITS[unit]}"
 
 
 def _text(value: Any) -> str:

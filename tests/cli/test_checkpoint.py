@@ -1,12 +1,16 @@
+import io
 import json
 from collections import OrderedDict
 
 import pytest
 import torch
+from rich.console import Console
 
 from checkpoint_collectives import Alone
-from core.checkpoint import DistributedCheckpointIO, load_checkpoint
+from core.checkpoint import DistributedCheckpointIO, load_checkpoint, verify_checkpoint
 from core.cli.commands import command
+from core.cli.layout import size_text
+from core.cli.working import working
 from hostile import SPOOF, assert_tame
 
 
@@ -65,6 +69,20 @@ def test_verify(run, path):
     assert done.output.startswith(f"damaged  {path}\n")
     assert f"{data.name}' is damaged between byte 0 and" in done.output
     assert "There is no checkpoint" in done.output
+
+
+def test_long_work_is_shown_on_a_terminal_alone(path, capsys):
+    screen, seen = io.StringIO(), []
+    with working(f"Verifying {SPOOF}", Console(file=screen, force_terminal=True, width=200)) as report:
+        verify_checkpoint(path, lambda *position: (seen.append(position), report(*position)))
+    (total,) = {total for _, total in seen}
+    assert [done for done, _ in seen] == sorted({done for done, _ in seen})
+    assert seen[-1] == (total, total)
+    assert f"100% of {size_text(total)}" in screen.getvalue()
+    assert SPOOF not in screen.getvalue()
+    with working("Verifying"):
+        pass
+    assert capsys.readouterr() == ("", "")
 
 
 def test_consolidate_and_back(run, path, tmp_path):

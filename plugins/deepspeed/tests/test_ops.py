@@ -5,6 +5,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import time
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
@@ -15,6 +16,7 @@ from torch.utils import cpp_extension
 from core import ConfigurationError
 from core_deepspeed import ops
 from core_deepspeed.ops import locks
+from core_deepspeed.ops.telling import telling
 
 HOLDER = """
 import sys, time
@@ -208,6 +210,23 @@ class TestTools:
             "DeepSpeed compiles cpu_adam now, which takes minutes. `python -m core_deepspeed.ops build cpu_adam` does "
             "that ahead."
         )
+
+
+def test_compiling_tells_how_far_it_is(folder, capsys):
+    with telling("cpu_adam", interval_s=0.01):
+        await_text(capsys, "begins")
+        (folder / "build.ninja").write_text(
+            "build one.o: compile one.cpp\nbuild two.o: compile two.cpp\nbuild all: x\n"
+        )
+        (folder / "a.o").touch()
+        await_text(capsys, "1 of 2 files are compiled")
+
+
+def await_text(capsys, text):
+    deadline = time.monotonic() + 20
+    while text not in (seen := capsys.readouterr().err):
+        assert time.monotonic() < deadline, seen
+        time.sleep(0.01)
 
 
 def test_what_was_compiled_when_deepspeed_was_installed_needs_nothing(tmp_path, monkeypatch):

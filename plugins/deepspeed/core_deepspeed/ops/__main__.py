@@ -12,6 +12,7 @@ from core import CoreError
 from core_deepspeed import library
 from core_deepspeed.ops import NAMES, check, locks
 from core_deepspeed.ops.preflight import folder_of, is_compiled, shipped
+from core_deepspeed.ops.telling import telling
 
 _names = click.argument("names", nargs=-1, type=click.Choice(list(NAMES)), metavar="[NAMES]...")
 
@@ -46,7 +47,8 @@ def build(names: tuple[str, ...]) -> None:
     accelerator = import_module("deepspeed.accelerator").get_accelerator()
     for name in chosen:
         started = time.monotonic()
-        accelerator.create_op_builder(NAMES[name]).load()
+        with telling(name):
+            accelerator.create_op_builder(NAMES[name]).load()
         click.echo(f"{name:20} {time.monotonic() - started:.0f} s")
 
 

@@ -10,6 +10,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -25,6 +26,7 @@ from core.launch.worker import Membership, exit_on_signal
 
 if TYPE_CHECKING:
     import socket
+    from collections.abc import Iterator
     from typing import TypeAlias
 
     StartMethod: TypeAlias = Literal["spawn", "fork", "forkserver"]
@@ -137,7 +139,7 @@ class MultiprocessingLauncher(Launcher):
         num_sharing = 0 if self.start_method == "fork" else self.num_processes
         context: Any = torch.multiprocessing.get_context(self.start_method)
         channel, end = open_channel()
-        with end:
+        with end, _signals_blocked(self.start_method == "fork") as mask:
             process = context.Process(
                 target=_work,
                 args=(
@@ -147,6 +149,7 @@ class MultiprocessingLauncher(Launcher):
                     rank_variables(**world, num_local=self.num_processes),
                     num_sharing,
                     directory,
+                    mask,
                 ),
                 name=f"rank {world['global_rank']}",
             )
@@ -154,6 +157,23 @@ class MultiprocessingLauncher(Launcher):
             # SIGIO on this socket wakes the worker when the main process writes, or dies.
             signal_process(end, process.pid)
         return Worker(world["global_rank"], process.pid, lambda: _wait(process), channel)
+
+
+@contextmanager
+def _signals_blocked(is_asked: bool) -> Iterator[set[int] | None]:
+    """Block Ctrl-C and SIGTERM for a fork, which has the main process's handlers until it has its own.
+
+    What a handler raises in a function that runs after a fork is lost, and the worker would go on. Gives the mask that
+    the worker is to have then; None if nothing was asked for.
+    """
+    if not is_asked:
+        yield None
+        return
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+    try:
+        yield mask
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
 def _wait(process: Any) -> int:
@@ -168,6 +188,7 @@ def _work(
     variables: dict[str, str],
     num_sharing: int,
     directory: Path,
+    mask: set[int] | None,
 ) -> None:
     """A worker's whole life. `num_sharing`: processes among which the cores are shared, 0 for one core."""
     import torch
@@ -184,6 +205,8 @@ def _work(
         torch.set_num_threads(1)
         gc.freeze()  # each collection would go through all that the main process holds, and copy its pages
     try:
+        if mask is not None:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         call = payload if isinstance(payload, LaunchedCall) else LaunchedCall.read(payload)
         membership.tell(1, 0)
         outcome = call.run(**world)

@@ -206,6 +206,24 @@ def test_a_signal_between_the_start_of_the_workers_and_the_wait_for_them_ends_th
     assert done.code == code, done.errors
 
 
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_to_a_worker_that_is_being_forked_is_not_lost(program, number, code):
+    done = program(
+        """
+        from core.contract import WorkerError
+
+        if __name__ == "__main__":
+            os.register_at_fork(after_in_child=lambda: os.kill(os.getpid(), int(sys.argv[1])))
+            try:
+                connected(MultiprocessingLauncher("fork")).launch(time.sleep, 600)
+            except WorkerError as error:
+                say(error.exit_code)
+        """,
+        int(number),
+    ).finish(timeout_s=20)
+    assert done.output == f"{code}\n", done.errors
+
+
 @pytest.mark.parametrize("method", METHODS)
 def test_workers_die_with_the_main_process(program, own_temporary_directory, method):
     running = program(

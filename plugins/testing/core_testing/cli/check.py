@@ -150,7 +150,7 @@ def _lines(suite: Suite, *, verbose: bool) -> Iterator[str]:
     numbers = ", ".join(f"{count[outcome]} {name}" for outcome, name in _OUTCOMES.items() if count[outcome])
     took = f"{sum(test.duration_s for test in suite.tests):.0f} s of tests"
     if not verbose and suite.is_good:
-        yield shown(styled("all well", fg="green"), f"  {suite.title}: {numbers}, {took}")
+        yield shown(styled("all well", fg="green"), f"  {suite.title}, on {suite.ground}: {numbers}, {took}")
         return
     yield styled(suite.title, bold=True)
     where = f"{suite.num_processes} processes" if suite.num_processes > 1 else "one process"

@@ -34,3 +34,9 @@ def pytest_runtest_setup() -> None:
         _num_modules = len(sys.modules)
         gc.collect()
         gc.freeze()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int | None:
+    """One process more than there are cores, since tests wait for a sixth of their time; or what the variable says."""
+    return None if "PYTEST_XDIST_AUTO_NUM_WORKERS" in os.environ else (os.cpu_count() or 1) + 1

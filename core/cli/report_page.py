@@ -22,7 +22,6 @@ _STYLE = """
 body { margin: 2rem auto; max-width: 64rem; padding: 0 1rem; }
 table { border-collapse: collapse; margin: 1rem 0; }
 th, td { border-bottom: 1px solid #8884; padding: .25rem .75rem; text-align: left; vertical-align: top; }
-td.number { font-variant-numeric: tabular-nums; text-align: right; }
 .scroll { overflow-x: auto; }
 .charts { display: grid; gap: 1rem; grid-template-columns: repeat(auto-fill, minmax(min(27rem, 100%), 1fr)); }
 figure { border: 1px solid #8884; border-radius: .5rem; margin: 0; padding: .75rem; }

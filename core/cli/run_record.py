@@ -1,4 +1,4 @@
-"""What a run has left in its folder: metrics, options, decisions, checkpoints. Everything in it may be damaged."""
+"""The contents of a run's folder: metrics, options, decisions, checkpoints. Everything in it may be damaged."""
 
 from __future__ import annotations
 

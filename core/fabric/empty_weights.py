@@ -14,7 +14,7 @@ _FILLS = frozenset(
     getattr(Tensor, name)
     for name in ("uniform_", "normal_", "exponential_", "cauchy_", "log_normal_", "geometric_", "random_", "bernoulli_")
 ) | {Tensor.erfinv_}
-"""What draws first values, and the costly part of torch's truncated normal distribution."""
+"""The methods that draw first values, and the costly part of torch's truncated normal distribution."""
 
 
 class EmptyWeights(TorchFunctionMode):

@@ -35,7 +35,7 @@ HOOKS = "event hooks"
 PRELUDES = "prelude"
 """Stands for the kind in the specs of preludes (group `core.preludes`)."""
 BY_NAME_ONLY = (HOOKS, PRELUDES)
-"""What no registry has, since nothing of it is ever chosen but by a user who names it."""
+"""The kinds that no registry has, since nothing of them is ever chosen but by a user who names it."""
 
 _MAX_BYTES = 1 << 20
 """The largest metadata file: those of real packages take kilobytes."""

@@ -227,7 +227,7 @@ class Session:
 
     @property
     def ends_together(self) -> bool:
-        """Whether all ranks are at the end, so that `Strategy.release` may gather what it gives back to the user.
+        """True if all ranks are at the end, so that `Strategy.release` may gather what it gives back to the user.
 
         False after an exception, and where a Fabric was collected or the process ends: each rank does that at a moment
         of its own.

@@ -30,7 +30,7 @@ class ProgressBar(Callback):
 
     @property
     def is_disabled(self) -> bool:
-        """Whether nothing is shown."""
+        """True if nothing is shown."""
         return not self.is_enabled
 
     def disable(self) -> None:
@@ -48,9 +48,9 @@ class ProgressBar(Callback):
         return total
 
     def get_metrics(self, trainer: Trainer, module: nn.Module) -> dict[str, Any]:
-        """What was logged with `prog_bar=True`, that of training first; override it to show other numbers or texts.
+        """The values logged with `prog_bar=True`, those of training first; override it to show other numbers or texts.
 
-        Reading it waits for the device, so it is asked for only when something is drawn.
+        Reading them waits for the device, so they are asked for only when something is drawn.
         """
         training = trainer.logged.train.names()
         # False sorts before True.

@@ -31,7 +31,7 @@ _USAGE = "%(prog)s [--config FILE] [--print_config] [--SECTION.NAME VALUE ...]"
 """Instead of the names of all arguments, which would stand above each error."""
 
 _MADE = {"model", "train_dataloaders", "val_dataloaders", "dataloaders", "datamodule"}
-"""What stages take besides their options, by name."""
+"""Arguments that stages take besides their options, by name."""
 
 
 @dataclass(frozen=True)

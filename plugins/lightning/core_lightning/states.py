@@ -1,4 +1,4 @@
-"""What a Trainer does, as enums whose members equal the texts of `core.Trainer.state`."""
+"""The states of a Trainer, as enums whose members equal the texts of `core.Trainer.state`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How far compiling has come, while it takes minutes."""
+"""Lines on how far compiling has come, while it takes minutes."""
 
 from __future__ import annotations
 

@@ -69,6 +69,8 @@ class TrainingStep:
         clip_gradients: `(optimizer)`: replaces the strategy's, when the module overrides it.
         step_optimizer: `(optimizer, closure)`: replaces the strategy's, when the module overrides it.
         zero_grad: `(optimizer)`: replaces `optimizer.zero_grad()`, when the module overrides it.
+        weight: of this batch's loss, beside the division by the window; the loop sets it before each step of a window
+            whose batches have different numbers of samples. None where all weigh alike.
     """
 
     compute_loss: Callable[[Any, int], Tensor | None]
@@ -87,6 +89,7 @@ class TrainingStep:
     clip_gradients: Callable[[Optimizer], None] | None = None
     step_optimizer: Callable[[Optimizer, Callable[[], Any] | None], int] | None = None
     zero_grad: Callable[[Optimizer], None] | None = None
+    weight: float | None = None
 
     def release(self) -> None:
         """The stage is over: let go of the module, and of everything that calls it."""

@@ -2,6 +2,7 @@
 
 from core.data.batch_size import is_ambiguous, size_of
 from core.data.feed import Feed
+from core.data.global_batch import GlobalBatch, check_global_batch, divide_global_batch
 from core.data.loader import sampler_of, set_epoch, shard_loader, shuffles, without_shuffling
 from core.data.randomness import mix_seed
 from core.data.sampler import ShardedSampler
@@ -12,8 +13,11 @@ from core.data.transfer import make_transfer, to_device
 
 __all__ = [
     "Feed",
+    "GlobalBatch",
     "LoaderShares",
     "ShardedSampler",
+    "check_global_batch",
+    "divide_global_batch",
     "is_ambiguous",
     "make_transfer",
     "map_leaves",

@@ -38,6 +38,37 @@ def deal_samples(
     return _borrow(steps, size) if size > 1 else steps
 
 
+def deal_windows(
+    order: Iterable[Any],
+    batch_size: int,
+    *,
+    num_accumulated: int,
+    size: int,
+    position: int = 0,
+    drop_last: bool = False,
+) -> Iterator[list[Step]]:
+    """Accumulation windows of a global order of samples, each a list of steps, from the `position`-th sample on.
+
+    A window is as many samples of the order on any number of ranks, if `batch_size * num_accumulated * size` is the
+    same. The last one may be short: in as few steps as hold it, alike to one sample, in which a rank may have none.
+
+    Args:
+        order: samples, one after the other.
+        batch_size: the most samples of a rank in a step.
+        num_accumulated: steps of a whole window.
+        size: number of ranks.
+        position: samples to leave out.
+        drop_last: leave out a short last window.
+    """
+    samples = islice(order, position, None)
+    whole = batch_size * num_accumulated * size
+    while taken := list(islice(samples, whole)):
+        if drop_last and len(taken) < whole:
+            return
+        num_steps = -(-len(taken) // (batch_size * size))  # rounded up
+        yield [_split(part, size) for part in _split(taken, num_steps)]
+
+
 def deal_batches(
     order: Iterable[Iterable[Any]], *, size: int, position: int = 0, drop_last: bool = False
 ) -> Iterator[Step]:

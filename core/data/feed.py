@@ -11,6 +11,8 @@ from core.data.loader import sampler_of, set_epoch
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from core.data.sampler import WindowPart
+
 
 class Feed:
     """One rank's loader, read epoch after epoch. Counting costs a step nothing: it happens on demand.
@@ -80,6 +82,24 @@ class Feed:
         for _ in islice(batches, self.num_batches if state is None else 0):
             pass
         return batches
+
+    @property
+    def num_accumulated(self) -> int | None:
+        """Batches of the windows that the order is cut into; None where it is cut into batches one by one."""
+        return None if self._sampler is None else self._sampler.num_accumulated
+
+    @property
+    def is_between_windows(self) -> bool:
+        """True if the position is the end of a window that the order is cut into, from the epoch's beginning on."""
+        sampler = self._sampler
+        if sampler is None or sampler.num_accumulated is None or sampler.batch_size is None:
+            return False
+        return sampler.position % (sampler.batch_size * sampler.size * sampler.num_accumulated) == 0
+
+    def take_part(self) -> WindowPart:
+        """What the batch that the loop takes now is in its window; once for each batch."""
+        assert self._sampler is not None, "only an order that is cut into windows has parts"
+        return self._sampler.take_part()
 
     def count(self, num_batches: int) -> None:
         """Set the number of batches of this epoch that the loop was given so far."""

@@ -16,12 +16,14 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-from core.data.sampler import ShardedSampler, find_generator, sampler_chain
+from core.data.sampler import ShardedSampler
+from core.data.sampler_chain import find_generator, sampler_chain
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from core.contract.strategy import Stage
+    from core.data.global_batch import GlobalBatch
 
 
 _SHUFFLING = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
@@ -35,6 +37,7 @@ def shard_loader(
     seed: int,
     stage: Stage = "fit",
     broadcast: Callable[[Any], Any] | None = None,
+    global_batch: GlobalBatch | None = None,
 ) -> Any:
     """A loader of this rank's share; the user's own isn't changed.
 
@@ -48,6 +51,7 @@ def shard_loader(
         seed: of the shuffling, the same on all ranks.
         stage: in `"fit"` all ranks make the same number of steps; in the others no sample is counted twice.
         broadcast: hands rank 0's object to all ranks. With it, a generator of the user's starts from rank 0's state.
+        global_batch: cut the order by this division, in place of the loader's own batches.
 
     Returns:
         A copy with the same class, data set, workers and options, and a `ShardedSampler` (`sampler_of` finds it).
@@ -61,7 +65,10 @@ def shard_loader(
     index_sampler = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
     if any(hasattr(part, "num_replicas") for part in sampler_chain(index_sampler)):
         rank, size = 0, 1  # torch's DistributedSampler, or one like it: the user has sharded this loader
-    sampler = _make_sampler(loader, rank=rank, size=size, seed=seed, repeats=stage == "fit")
+    options: dict[str, Any] = {"rank": rank, "size": size, "seed": seed, "repeats": stage == "fit"}
+    if global_batch is not None and global_batch.cuts:
+        options |= {"batch_size": global_batch.batch_size, "num_accumulated": global_batch.num_accumulated}
+    sampler = _make_sampler(loader, **options)
     generator = find_generator(sampler.order)
     if generator is not None and size > 1 and broadcast is not None:
         generator.set_state(broadcast(generator.get_state()).cpu())
@@ -117,7 +124,8 @@ def _make_sampler(loader: DataLoader[Any], **options: Any) -> ShardedSampler:
     if batches is None:
         return ShardedSampler(loader.sampler, batch_size=1, yields_batches=False, **options)
     if type(batches) is BatchSampler:
-        return ShardedSampler(batches.sampler, batch_size=batches.batch_size, drop_last=batches.drop_last, **options)
+        given = {"batch_size": batches.batch_size, "drop_last": batches.drop_last}
+        return ShardedSampler(batches.sampler, **(given | options))
     return ShardedSampler(batches, batch_size=None, drop_last=getattr(batches, "drop_last", False), **options)
 
 
@@ -126,6 +134,8 @@ def _with_sampler(loader: DataLoader[Any], sampler: ShardedSampler) -> DataLoade
     clone = copy.copy(loader)
     attributes = vars(clone)
     attributes["_iterator"] = None  # persistent workers belong to the user's loader
+    if sampler.num_accumulated is not None:
+        attributes["batch_size"] = sampler.batch_size  # for those who ask, as engines do
     attributes["batch_sampler" if loader.batch_sampler is not None else "sampler"] = sampler
     shared = loader.generator is not None and loader.generator is find_generator(sampler.order)
     if shared or (loader.generator is None and loader.num_workers > 0 and sampler.size > 1):

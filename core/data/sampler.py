@@ -10,8 +10,9 @@ import torch
 from torch.utils.data import RandomSampler, Sampler, SequentialSampler, SubsetRandomSampler, WeightedRandomSampler
 
 from core.contract import CheckpointError
-from core.data.dealing import deal_batches, deal_samples
+from core.data.dealing import deal_batches, deal_samples, deal_windows
 from core.data.randomness import DrawingRng, mix_seed
+from core.data.sampler_chain import find_generator, sampler_chain
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -30,6 +31,20 @@ class SeededIndex(NamedTuple):
     seed: int
 
 
+class WindowPart(NamedTuple):
+    """One batch of an accumulation window that was cut out of the order as a whole.
+
+    Attributes:
+        num_samples: of this rank in the batch.
+        num_all: of all ranks in the whole window.
+        ends_window: True for the window's last batch.
+    """
+
+    num_samples: int
+    num_all: int
+    ends_window: bool
+
+
 class ShardedSampler(Sampler[Any]):
     """Yields this rank's batches of the user's order, epoch after epoch. Used on one device too. Not for subclassing.
 
@@ -46,6 +61,8 @@ class ShardedSampler(Sampler[Any]):
     Attributes:
         epoch: number of the epoch that is on, from 0.
         position: samples of this epoch that the user was given, over all ranks.
+        num_accumulated: batches of an accumulation window that is cut out of the order as a whole; None where batches
+            are cut one by one.
         worker_generator: seeds a loader's workers, differently in each epoch and on each rank.
         seeds_samples: give the loader a `SeededIndex` in place of each of the user's own indices.
     """
@@ -61,6 +78,7 @@ class ShardedSampler(Sampler[Any]):
         size: int = 1,
         seed: int = 0,
         repeats: bool = True,
+        num_accumulated: int | None = None,
         loader_generator: torch.Generator | None = None,
     ) -> None:
         """Shard an order of samples, or of batches.
@@ -75,11 +93,14 @@ class ShardedSampler(Sampler[Any]):
             seed: of the draws; the same on all ranks.
             repeats: where a last step can't have a sample for every rank, the others take one that another rank has
                 too, so that all make the same number of steps. False, for evaluation: they end one step earlier.
+            num_accumulated: cut accumulation windows of so many batches: the same samples on any number of ranks.
+                `drop_last` then leaves out a last window that is short. `take_part` tells of each batch.
             loader_generator: the loader's, from which it seeds workers, if it is the sampler's too.
         """
         self.order = order
         self.batch_size, self.drop_last, self.yields_batches = batch_size, drop_last, yields_batches
         self.rank, self.size, self.seed, self.repeats = rank, size, seed, repeats
+        self.num_accumulated = num_accumulated
         self.epoch = self.position = 0
         self.seeds_samples = False
         self.worker_generator = torch.Generator()
@@ -91,13 +112,14 @@ class ShardedSampler(Sampler[Any]):
         """The user's generator's, as the state that was loaded last has it."""
         self._on_the_way: deque[tuple[int, Any]] = deque()
         """Samples over all ranks, and our own, for each batch that the loader took and the user wasn't given yet."""
+        self._parts: deque[WindowPart] = deque()
 
     def __iter__(self) -> Iterator[Any]:
         # Not a generator: the loader draws its workers' seed right after this call.
         self._rewind_generator()
         self._generator_after = None
         self._seed_workers()
-        self._on_the_way = deque()
+        self._on_the_way, self._parts = deque(), deque()
         return self._batches(self._draw(self.epoch, self.position), self._on_the_way, self.epoch, self.position)
 
     def __len__(self) -> int:
@@ -107,6 +129,10 @@ class ShardedSampler(Sampler[Any]):
             TypeError: the user's sampler has no length.
         """
         num_units = len(self.order)  # type: ignore[arg-type]  # a sampler may have a length, and torch can't say so
+        if self.num_accumulated is not None and self.batch_size is not None:
+            num_at_once = self.batch_size * self.size
+            windows, rest = divmod(num_units, num_at_once * self.num_accumulated)
+            return windows * self.num_accumulated + (0 if self.drop_last else -(-rest // num_at_once))
         whole, rest = divmod(num_units, self.size * (self.batch_size or 1))
         if rest == 0 or self.drop_last:
             return whole
@@ -137,6 +163,10 @@ class ShardedSampler(Sampler[Any]):
         num_samples, indices = self._on_the_way.popleft()
         self.position += num_samples
         return indices
+
+    def take_part(self) -> WindowPart:
+        """What the batch is in its window that the loop takes from the loader now; once for each batch, in order."""
+        return self._parts.popleft()
 
     def num_batches_given(self, *, default: int) -> int:
         """Number of this rank's batches up to the position; `default` where batches are of any size."""
@@ -217,7 +247,27 @@ class ShardedSampler(Sampler[Any]):
     def _deal(self, position: int) -> Iterator[Step]:
         if self.batch_size is None:
             return deal_batches(self.order, size=self.size, position=position, drop_last=self.drop_last)
+        if self.num_accumulated is not None:
+            return self._note(
+                deal_windows(
+                    self.order,
+                    self.batch_size,
+                    num_accumulated=self.num_accumulated,
+                    size=self.size,
+                    position=position,
+                    drop_last=self.drop_last,
+                ),
+                self._parts,
+            )
         return deal_samples(self.order, self.batch_size, size=self.size, position=position, drop_last=self.drop_last)
+
+    def _note(self, windows: Iterator[list[Step]], parts: deque[WindowPart]) -> Iterator[Step]:
+        """The steps of windows, one after the other, and beside them what each is in its window."""
+        for window in windows:
+            num_all = sum(len(share) for step in window for share in step)
+            for number, step in enumerate(window, start=1):
+                parts.append(WindowPart(len(step[self.rank]), num_all, number == len(window)))
+                yield step
 
     def _batches(
         self, steps: Iterator[Step], on_the_way: deque[tuple[int, Any]], epoch: int, position: int
@@ -245,16 +295,3 @@ class ShardedSampler(Sampler[Any]):
         own = [index if isinstance(index, int) else 0 for index in share]
         seeds = (mix_seed(self.seed, epoch, first + number, index) for number, index in enumerate(own))
         return [SeededIndex(*pair) for pair in zip(share, seeds, strict=True)]
-
-
-def sampler_chain(sampler: Any) -> Iterator[Any]:
-    """A sampler, and those that it wraps, as a batch sampler does."""
-    while sampler is not None:
-        yield sampler
-        sampler = getattr(sampler, "sampler", None)
-
-
-def find_generator(order: Any) -> torch.Generator | None:
-    """The generator that the user gave to a sampler, or to one that it wraps."""
-    generators = (getattr(part, "generator", None) for part in sampler_chain(order))
-    return next((generator for generator in generators if isinstance(generator, torch.Generator)), None)

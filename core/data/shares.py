@@ -13,6 +13,7 @@ from core.data.randomness import mix_seed
 if TYPE_CHECKING:
     from core.contract import Strategy
     from core.contract.strategy import Stage
+    from core.data.global_batch import GlobalBatch
 
 
 class LoaderShares:
@@ -26,7 +27,7 @@ class LoaderShares:
         self._strategy = strategy
         self._counts: Counter[Stage] = Counter()
 
-    def take(self, loader: Any, stage: Stage) -> Any:
+    def take(self, loader: Any, stage: Stage, global_batch: GlobalBatch | None = None) -> Any:
         """All ranks, for the same loaders in the same order. The next loader's share; see `shard_loader`."""
         strategy, number = self._strategy, self._counts[stage]
         self._counts[stage] += 1
@@ -38,4 +39,5 @@ class LoaderShares:
             seed=mix_seed(seed, number) if number else seed,
             stage=stage,
             broadcast=strategy.broadcast,
+            global_batch=global_batch,
         )

@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 
 from core.contract import Capability, ConfigurationError, GradientClipping, ModuleError, UnsupportedError
 from core.contract.tracebacks import show_short_tracebacks
-from core.data import LoaderShares, make_transfer, to_device
+from core.data import LoaderShares, divide_global_batch, make_transfer, to_device
 from core.fabric import raw_state
 from core.fabric.compilation import make_compiler, split_compiled
 from core.fabric.empty_weights import EmptyWeights
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from core.contract.accelerator import Devices
     from core.contract.checkpoint_io import PathLike
     from core.contract.strategy import Stage
+    from core.data import GlobalBatch
     from core.resolve import Resolution
 
 
@@ -214,7 +215,12 @@ class Fabric(Processes):
         return FabricOptimizer(optimizer, self.strategy, on_step, before_step)
 
     def setup_dataloaders(
-        self, *loaders: Any, use_distributed_sampler: bool = True, move_to_device: bool = True, stage: Stage = "fit"
+        self,
+        *loaders: Any,
+        use_distributed_sampler: bool = True,
+        move_to_device: bool = True,
+        stage: Stage = "fit",
+        global_batch_size: int | None = None,
     ) -> Any:
         """All ranks. Give each rank its share of the data, in the order of your own samplers, on its device.
 
@@ -223,25 +229,47 @@ class Fabric(Processes):
             use_distributed_sampler: False leaves the samplers alone: each rank reads what its own loader yields.
             move_to_device: False leaves batches where they are.
             stage: with `"fit"` all ranks make the same number of steps; with the others no sample is counted twice.
+            global_batch_size: samples of all ranks together in one optimizer step, whatever their number: the loader's
+                `batch_size` is the most that a rank takes at once. Each loader then has `num_accumulated`, and tells of
+                the batch that it gave last `ends_window` and `loss_weight`.
 
         Returns:
             The loader, or a list of several.
 
         Raises:
-            ConfigurationError: a loader can't be iterated over, or was set up already.
+            ConfigurationError: a loader can't be iterated over, was set up already, or can't be divided so.
         """
         self._set_up()
-        set_up = [self._setup_loader(loader, use_distributed_sampler, move_to_device, stage) for loader in loaders]
+        set_up = [
+            self._setup_loader(loader, use_distributed_sampler, move_to_device, stage, global_batch_size)
+            for loader in loaders
+        ]
         return set_up[0] if len(set_up) == 1 else set_up
 
-    def _setup_loader(self, loader: Any, shard: bool, move: bool, stage: Stage) -> FabricDataLoader:
+    def _setup_loader(
+        self, loader: Any, shard: bool, move: bool, stage: Stage, num_samples: int | None
+    ) -> FabricDataLoader:
         if isinstance(loader, FabricDataLoader) or not hasattr(loader, "__iter__"):
             state = "was set up already" if isinstance(loader, FabricDataLoader) else "can't be iterated over"
             raise ConfigurationError(f"setup_dataloaders: {type(loader).__name__} {state}. Pass your own DataLoader.")
+        divided = self._divide(num_samples, loader, shard, stage) if num_samples is not None else None
         if shard:
-            loader = self._shares.take(loader, stage)
+            loader = self._shares.take(loader, stage, divided)
         transfer = make_transfer(self.device) if move else None
-        return FabricDataLoader(self.strategy.setup_dataloader(loader, stage), loader, transfer)
+        return FabricDataLoader(self.strategy.setup_dataloader(loader, stage), loader, transfer, divided)
+
+    def _divide(self, num_samples: Any, loader: Any, shard: bool, stage: Stage) -> GlobalBatch:
+        if isinstance(num_samples, bool) or not isinstance(num_samples, int) or num_samples < 1:
+            raise ConfigurationError(
+                f"setup_dataloaders(global_batch_size={num_samples!r}): expected a number of samples of at least 1."
+            )
+        if stage != "fit":
+            raise ConfigurationError(
+                f"setup_dataloaders(global_batch_size={num_samples}, stage={stage!r}): only training makes optimizer "
+                "steps. Leave it out for this loader."
+            )
+        num_shares, warns = self.strategy.data_parallel_size, self.is_global_zero
+        return divide_global_batch(num_samples, loader, num_shares=num_shares, shards=shard, warns=warns)
 
     def init_module(self, empty_init: bool = False) -> AbstractContextManager[Any]:
         """All ranks. A context in which a model is built on the rank's device, in the precision's format.

@@ -10,6 +10,8 @@ from core.data import sampler_of, set_epoch
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from core.data import GlobalBatch
+
 
 class FabricDataLoader:
     """The loader that `fabric.setup_dataloaders` returns.
@@ -19,18 +21,31 @@ class FabricDataLoader:
     With a state that was loaded, the next iteration goes on in the middle of its epoch. Attributes that it doesn't have
     itself are those of the loader.
 
+    With a `global_batch_size`, it tells of each batch that it gives what it is in its accumulation window.
+
     Attributes:
         loader: this rank's own.
+        num_accumulated: batches of a whole accumulation window.
+        ends_window: True if the batch that was given last ends its window: step the optimizer after it.
+        loss_weight: the factor for the loss of that batch, so that the gradients of a window add up to the mean over
+            its samples.
         epoch: number of the epoch that is on, or comes next; from 0.
     """
 
-    def __init__(self, loader: Any, source: Any, transfer: Callable[[Any], Any] | None) -> None:
+    def __init__(
+        self,
+        loader: Any,
+        source: Any,
+        transfer: Callable[[Any], Any] | None,
+        global_batch: GlobalBatch | None = None,
+    ) -> None:
         """Wrap a loader.
 
         Args:
             loader: yields batches.
             source: the loader that was sharded, from which the strategy may have made another kind.
             transfer: brings a batch to the device; None if that isn't needed.
+            global_batch: the division of the samples of a step; None if each batch is a step.
         """
         self.loader = loader
         self.epoch = 0
@@ -38,6 +53,9 @@ class FabricDataLoader:
         self._sampler = sampler_of(source)
         self._transfer = transfer
         self._has_begun = False
+        self._global_batch = global_batch
+        self.num_accumulated = 1 if global_batch is None else global_batch.num_accumulated
+        self.ends_window, self.loss_weight = True, 1.0
 
     def __iter__(self) -> Iterator[Any]:
         """Yield the batches of the next epoch."""
@@ -48,12 +66,28 @@ class FabricDataLoader:
         set_epoch(self._source, self.epoch)
         advance = self._sampler.advance if self._sampler is not None else None
         transfer = self._transfer
-        for batch in self.loader:
+        note_part = self._note_part if self._global_batch is not None else None
+        for number, batch in enumerate(self.loader, start=1):
+            if note_part is not None:
+                note_part(number)
             # Before the batch is handed out: a state that is saved while the user works on it counts it.
             if advance is not None:
                 advance()
             yield batch if transfer is None else transfer(batch)
         self.set_epoch(self.epoch + 1)
+
+    def _note_part(self, number: int) -> None:
+        """Tell of the batch of this number, from 1, in this iteration."""
+        divided = self._global_batch
+        assert divided is not None
+        if self._sampler is not None and self._sampler.num_accumulated is not None:
+            part = self._sampler.take_part()
+            self.ends_window = part.ends_window
+            self.loss_weight = part.num_samples * divided.num_shares / part.num_all
+        else:
+            is_last = hasattr(self.loader, "__len__") and number == len(self.loader)
+            self.ends_window = is_last or number % self.num_accumulated == 0
+            self.loss_weight = 1 / self.num_accumulated
 
     def __len__(self) -> int:
         """Batches of a whole epoch on this rank."""

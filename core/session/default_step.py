@@ -43,6 +43,8 @@ def _compute_gradients(strategy: Strategy, batch: Any, batch_idx: int, step: Tra
     if loss is None:
         return None
     share = loss / step.num_accumulated if step.num_accumulated > 1 else loss
+    if step.weight is not None:
+        share = share * step.weight
     if not share.requires_grad and not step.optimizers:
         return loss  # training without an optimizer, and without anything that backward could reach
     if step.before_backward is not None:

@@ -90,6 +90,7 @@ class Trainer(Ranks, RunViews, DataViews, Logged):
         enable_progress_bar: bool | None = None,
         enable_model_summary: bool | None = None,
         accumulate_grad_batches: int = 1,
+        global_batch_size: int | None = None,
         gradient_clip_val: float | None = None,
         gradient_clip_algorithm: ClippingAlgorithm | None = None,
         deterministic: bool | Literal["warn"] | None = None,
@@ -142,6 +143,8 @@ class Trainer(Ranks, RunViews, DataViews, Logged):
             enable_progress_bar: show a progress bar on rank 0.
             enable_model_summary: print a table of the model on rank 0 when fit begins.
             accumulate_grad_batches: batches whose gradients are averaged for one optimizer step.
+            global_batch_size: samples of all ranks together in one optimizer step, whatever their number: the loader's
+                `batch_size` is the most that a rank takes at once, and the accumulation window follows.
             gradient_clip_val: clip gradients to this norm, or absolute value.
             gradient_clip_algorithm: `"norm"` or `"value"`.
             deterministic: while a stage runs, use algorithms of torch that give the same in every run, which may be
@@ -490,7 +493,13 @@ class Trainer(Ranks, RunViews, DataViews, Logged):
         from core.trainer.settings.checks import check_schedulers
 
         optimizers, schedulers = parse_optimizers(self.strategy.configure_optimizers(self.module))
-        check_optimizers(self.module, optimizers, self.options, is_global_zero=self.is_global_zero)
+        check_optimizers(
+            self.module,
+            optimizers,
+            self.options,
+            window=self.accumulate_grad_batches,
+            is_global_zero=self.is_global_zero,
+        )
         check_schedulers(self.strategy, schedulers)
         return list(optimizers), list(schedulers)
 

@@ -53,6 +53,11 @@ class GradientAccumulationScheduler(Callback):
                 f"Trainer(accumulate_grad_batches={trainer.options.accumulate_grad_batches}) and a "
                 "GradientAccumulationScheduler contradict each other. Leave one of them out."
             )
+        if trainer.options.global_batch_size is not None:
+            raise ConfigurationError(
+                f"Trainer(global_batch_size={trainer.options.global_batch_size}) and a GradientAccumulationScheduler "
+                "contradict each other. Leave one of them out."
+            )
         if not getattr(module, "automatic_optimization", True):
             raise ConfigurationError(
                 "GradientAccumulationScheduler does nothing with automatic_optimization=False, where training_step "

@@ -83,6 +83,11 @@ class DataViews:
         is_compiled = Capability.COMPILED_STEP in self.strategy.capabilities
         return 1 if is_compiled else self.accumulate_grad_batches
 
+    def take_window(self) -> None:
+        """All ranks, once there are loaders. The accumulation window that `global_batch_size` asks for."""
+        if self.loaders is not None and self.loaders.global_batch is not None:
+            self.accumulate_grad_batches = self.loaders.global_batch.num_accumulated
+
     @property
     def estimated_stepping_batches(self) -> int | float:
         """All ranks, within `fit`. Optimizer steps that the run will make by its limits, from its first epoch on.

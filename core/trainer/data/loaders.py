@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from torch.utils.data import DataLoader, IterableDataset
 
 from core.contract import CheckpointError, ConfigurationError
-from core.data import Feed, LoaderShares, seed_samples, shuffles, without_shuffling
+from core.data import Feed, LoaderShares, divide_global_batch, seed_samples, shuffles, without_shuffling
 from core.trainer.data.collection import is_collection, leaves_of
 from core.trainer.data.combined import CombinedFeed, CombinedLoader
 from core.trainer.data.sources import PREDICTION, TEST, TRAIN, VALIDATION
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from core.contract import Strategy
+    from core.data import GlobalBatch
     from core.trainer.data.sources import Role, Source
     from core.trainer.settings.options import TrainerOptions
 
@@ -50,6 +51,7 @@ class Loaders:
         validation, test, predict: one for each loader.
         num_train_batches: batches of an epoch on this rank; infinite if unknown.
         knows_length: True if the training loader's own length can be relied upon.
+        global_batch: the division of `global_batch_size`, from `setup` on; None without it.
         epoch_end: batches of the running epoch, known at the latest when its last one is there.
     """
 
@@ -61,6 +63,7 @@ class Loaders:
         self._restored: dict[str, Any] | None = None
         self._asked_in_epoch = 0
         self._has_warned_of_empty = False
+        self.global_batch: GlobalBatch | None = None
         self.train: Any = None
         self.validation: list[StageLoader] = []
         self.test: list[StageLoader] = []
@@ -104,6 +107,7 @@ class Loaders:
             owner = type(source.owner).__name__
             raise ConfigurationError(f"{owner}.train_dataloader() returned None; expected a loader.")
         combined = CombinedLoader(loaders, "max_size_cycle") if is_collection(loaders) else loaders
+        self._divide(combined)
         if isinstance(combined, CombinedLoader):
             self._feed = CombinedFeed(combined, [self._make_feed(leaf, TRAIN) for _, leaf in combined.leaves])
         else:
@@ -115,6 +119,19 @@ class Loaders:
         # Compared on all ranks, since one with more batches would wait in its step for the others.
         self._check_train(self._gather(self.num_train_batches))
         check_interval(self._options, self)
+
+    def _divide(self, loader: Any) -> None:
+        wanted, strategy = self._options.global_batch_size, self._strategy
+        if wanted is None or strategy is None:
+            return
+        if isinstance(loader, CombinedLoader):
+            raise ConfigurationError(
+                f"global_batch_size={wanted} counts the samples of one training loader, and there are "
+                f"{len(loader.leaves)}. Leave it out, and say accumulate_grad_batches=..., or train on one loader."
+            )
+        shards = self._options.use_distributed_sampler
+        num_shares, warns = strategy.data_parallel_size, strategy.is_global_zero
+        self.global_batch = divide_global_batch(wanted, loader, num_shares=num_shares, shards=shards, warns=warns)
 
     def _check_train(self, counts: list[int | float]) -> None:
         if min(counts) == 0:
@@ -161,7 +178,7 @@ class Loaders:
         if shuffles(source):
             source = self._take_shuffling(source, role)
         if options.use_distributed_sampler:
-            source = self._shares.take(source, role.stage)
+            source = self._shares.take(source, role.stage, self.global_batch if role is TRAIN else None)
         if options.seed_samples and role is TRAIN:
             source = seed_samples(source)
         return Feed(strategy.setup_dataloader(source, role.stage), source)
@@ -259,6 +276,11 @@ class Loaders:
             f"The training loader ({type(self.train).__name__}) gave no batch in this epoch: it is empty, or an "
             "iterator that can be read once. Pass what can be iterated over in every epoch, such as a DataLoader."
         )
+
+    @property
+    def windowed_feed(self) -> Feed | None:
+        """The training data, if its order is cut into whole accumulation windows."""
+        return self._feed if isinstance(self._feed, Feed) and self._feed.num_accumulated is not None else None
 
     @property
     def has_position(self) -> bool:

@@ -19,6 +19,7 @@ from core.trainer.loops.nothing_learned import NothingLearned
 from core.trainer.loops.profiling import mark_steps, profile_parts
 from core.trainer.loops.scheduling import schedulers_by, step_schedulers
 from core.trainer.loops.validation_schedule import ValidationSchedule
+from core.trainer.loops.window_weights import weighed
 from core.trainer.module.module import require_method
 from core.trainer.module.module_steps import apply_overrides
 from core.trainer.module.optimization import evaluates_loss
@@ -161,6 +162,7 @@ class FitLoop:
         if progress.batch == 0:
             self._restore_random_state()
         trainer.loaders.begin_epoch(progress.epoch)
+        trainer.take_window()
         if progress.batch == 0:
             self._emit_epoch("on_train_epoch_start")
         self._take_changes()
@@ -236,7 +238,10 @@ class FitLoop:
         """Train the epoch's batches. True if the epoch came to its end."""
         trainer, progress, step = self.trainer, self.progress, self.step
         metrics = trainer.logged.train
+        run: Callable[[Any, int, TrainingStep], StepOutput]
         run = trainer.profiled("run_training_step", self.strategy.run_training_step)
+        if (feed := trainer.loaders.windowed_feed) is not None:
+            run = weighed(run, feed, self.strategy.data_parallel_size)
         fetch: Callable[..., Any] = trainer.profiled("fetch_batch", next)
         transfer = self.transfer
         batch_start, batch_end = self.batch_start, self.batch_end

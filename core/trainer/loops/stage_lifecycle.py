@@ -92,6 +92,10 @@ def _run(trainer: Trainer, crosses_processes: bool) -> Any:
 def _set_up(trainer: Trainer) -> None:
     """Let the strategy set everything up. An override may do its part only, and leave out `super().setup(trainer)`."""
     strategy = trainer.strategy
+    if trainer.trains and trainer.options.global_batch_size is not None:
+        # The window follows from the loader, and engines want to know it when they are set up.
+        trainer.setup_dataloaders()
+        trainer.take_window()
     strategy.setup(trainer)
     # The classes that are next in line, as `super()` would ask them, as long as nothing is set up.
     overridden = [owner for owner in type(strategy).__mro__ if "setup" in vars(owner)][1:]

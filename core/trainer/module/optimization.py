@@ -67,9 +67,16 @@ def parse_optimizers(configured: Any) -> tuple[list[Optimizer], list[Scheduler]]
 
 
 def check_optimizers(
-    module: nn.Module, optimizers: Sequence[Optimizer], options: TrainerOptions, *, is_global_zero: bool
+    module: nn.Module, optimizers: Sequence[Optimizer], options: TrainerOptions, *, window: int, is_global_zero: bool
 ) -> None:
     """All ranks. Refuse optimizers that automatic optimization can't step, and warn if there are none.
+
+    Args:
+        module: whose optimizers they are.
+        optimizers: as `configure_optimizers` returned them.
+        options: of the Trainer.
+        window: batches of an accumulation window.
+        is_global_zero: whether to warn.
 
     Raises:
         ModuleError: several, without `automatic_optimization = False`.
@@ -95,9 +102,9 @@ def check_optimizers(
             f"{name}.configure_optimizers returned no optimizer: training without one, no parameter will change.",
             stacklevel=2,
         )
-    if options.accumulate_grad_batches > 1 and optimizers and evaluates_loss(optimizers[0]):
+    if window > 1 and optimizers and evaluates_loss(optimizers[0]):
         raise ConfigurationError(
-            f"accumulate_grad_batches={options.accumulate_grad_batches}, and {type(optimizers[0]).__name__} evaluates "
+            f"accumulate_grad_batches={window}, and {type(optimizers[0]).__name__} evaluates "
             "the loss several times in a step, for one batch. Use larger batches, or another optimizer."
         )
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import warnings
 from typing import TYPE_CHECKING
 
-from core.contract import Capability, ConfigurationError, UnsupportedError
+from core.contract import Capability, ConfigurationError, UnsupportedError, World
+from core.data import check_global_batch
 from core.trainer.data.sources import VALIDATION
 from core.trainer.hooks.events import overrides
 from core.trainer.hooks.hook_checks import check_hooks
@@ -45,12 +46,33 @@ def check_arguments(options: TrainerOptions, strategy: Strategy) -> None:
             f"gradient_clip_algorithm='value': {type(strategy).__name__} can't clip gradients by value. Use 'norm'.",
             capability=Capability.CLIP_BY_VALUE,
         )
+    if options.global_batch_size is not None:
+        _check_global_batch(options.global_batch_size, strategy)
     device = strategy.root_device.type if strategy.parallel_devices else "cpu"
     if options.sync_batchnorm and Capability.COLLECTIVES in strategy.capabilities and device == "cpu":
         raise ConfigurationError(
             f"sync_batchnorm=True with {type(strategy).__name__} on the CPU: torch.nn.SyncBatchNorm computes on GPUs "
             "only. Leave it out here, or use layers that don't depend on the batch, such as GroupNorm."
         )
+
+
+def _check_global_batch(num_samples: int, strategy: Strategy) -> None:
+    name = type(strategy).__name__
+    if Capability.ELASTIC in strategy.capabilities:
+        raise UnsupportedError(
+            f"global_batch_size={num_samples}: {name} has no fixed number of processes, and counts the samples of a "
+            "step over all of them by an option of its own. Leave it out.",
+            capability=Capability.ELASTIC,
+        )
+    if Capability.COMPILED_STEP in strategy.capabilities:
+        raise UnsupportedError(
+            f"global_batch_size={num_samples}: {name} compiles steps of whole windows, all of one size. Leave it out, "
+            "and say batch_size and accumulate_grad_batches.",
+            capability=Capability.COMPILED_STEP,
+        )
+    # Where ranks have shares in common, their number isn't known yet.
+    if type(strategy).data_parallel_size is World.data_parallel_size:
+        check_global_batch(num_samples, strategy.num_processes_per_node * strategy.num_nodes)
 
 
 def check_stage(trainer: Trainer, sources: Sequence[Source]) -> None:
@@ -114,6 +136,11 @@ def _check_manual(module: nn.Module, options: TrainerOptions, strategy: Strategy
         raise ConfigurationError(
             f"accumulate_grad_batches={options.accumulate_grad_batches}, and {name} has automatic_optimization=False: "
             "it steps its optimizers itself. Accumulate in training_step, by stepping in every n-th batch."
+        )
+    if options.global_batch_size is not None:
+        raise ConfigurationError(
+            f"global_batch_size={options.global_batch_size}, and {name} has automatic_optimization=False: it steps its "
+            "optimizers itself, so that nobody else knows how many samples make a step. Leave it out."
         )
     if options.clipping is not None:
         raise ConfigurationError(

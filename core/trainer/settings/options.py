@@ -45,6 +45,7 @@ class TrainerOptions:
     num_sanity_val_steps: int
     log_every_n_steps: int
     accumulate_grad_batches: int
+    global_batch_size: int | None
     clipping: GradientClipping | None
     deterministic: bool | Literal["warn"] | None
     benchmark: bool | None
@@ -82,12 +83,23 @@ class TrainerOptions:
             _check_int(name, getattr(self, name), least=0)
         _check_int("max_steps", self.max_steps, least=-1)
         _check_int("num_sanity_val_steps", self.num_sanity_val_steps, least=-1)
+        self._check_global_batch()
         if self.max_epochs is not None:
             _check_int("max_epochs", self.max_epochs, least=-1)
         limits = ("limit_train_batches", "limit_val_batches", "limit_test_batches", "limit_predict_batches")
         for name in (*limits, "overfit_batches", "val_check_interval"):
             check_amount(name, getattr(self, name))
         self._check_validation()
+
+    def _check_global_batch(self) -> None:
+        if self.global_batch_size is None:
+            return
+        _check_int("global_batch_size", self.global_batch_size, least=1)
+        if self.accumulate_grad_batches != 1:
+            raise ConfigurationError(
+                f"global_batch_size={self.global_batch_size} and accumulate_grad_batches={self.accumulate_grad_batches}"
+                " both say how many samples make a step. Leave one of them out: the window follows from the first."
+            )
 
     def _check_validation(self) -> None:
         interval, every = self.val_check_interval, self.check_val_every_n_epoch

@@ -148,8 +148,11 @@ def _restore_position(trainer: Trainer, saved: dict[str, Any]) -> None:
     progress = trainer.progress
     batch = trainer.loaders.load_state_dict(saved["loaders"], progress.batch)
     is_limited = trainer.options.limit_train_batches is not None
-    has_other_ranks = saved["format"]["world_size"] != trainer.strategy.world_size
-    progress.go_on_at(batch, is_recut=has_other_ranks and batch > 0 and not is_limited)
+    if (feed := trainer.loaders.windowed_feed) is not None:
+        is_recut = not feed.is_between_windows  # else what is left is as many windows on any number of ranks
+    else:
+        is_recut = saved["format"]["world_size"] != trainer.strategy.world_size
+    progress.go_on_at(batch, is_recut=is_recut and batch > 0 and not is_limited)
 
 
 def _parts(trainer: Trainer) -> dict[str, Any]:

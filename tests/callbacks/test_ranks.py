@@ -2,6 +2,7 @@
 
 import ast
 import os
+import pickle
 import sys
 import warnings
 from datetime import timedelta
@@ -25,8 +26,8 @@ def told(tmp_path, monkeypatch):
 def test_they_rank_checkpoints_and_stop_as_rank_0_says(tmp_path, told):
     checkpoint = ModelCheckpoint(tmp_path / "c", "{epoch}-{x:.1f}", monitor="x", save_last="link")
     stopping = EarlyStopping("val_loss", patience=2)
-    # Spawned, so that callbacks are pickled on their way there and back.
-    trainer = make_trainer(tmp_path, checkpoint, stopping, strategy="ddp_spawn", max_epochs=5)
+    checkpoint, stopping = pickle.loads(pickle.dumps((checkpoint, stopping)))  # as on the way to spawned ranks
+    trainer = make_trainer(tmp_path, checkpoint, stopping, max_epochs=5)
     trainer.fit(Torn(), loader(16), loader())
     assert told() == [(4, 16), (4, 16)]
     names = sorted(name for name in os.listdir(tmp_path / "c") if not name.endswith(".digest"))

@@ -12,6 +12,7 @@ from core.cluster.local import free_loopback_port
 from core.strategies import ParallelStrategy
 
 
+@pytest.mark.slow  # the next one says the same of a group that was started twice
 def test_torchrun_starts_the_script(run, script, torchrun):
     lines = run(*torchrun, "--standalone", "--nproc-per-node", 2, script, 2, 1)
     assert lines == [f"TorchElasticEnvironment rank {rank} of 2 node 0 local {rank} restart 0 sum 3" for rank in (0, 1)]

@@ -9,7 +9,7 @@ from portability.matrix import ALL, configurations, run_matrix
 SOME = [
     each.name
     for each in configurations(num_processes=2)
-    if each.name in {"single_device-1", "ddp-2", "fsdp-2", "fsdp+tp-2", "ddp-bf16-2"}
+    if each.name in {"single_device-1", "ddp-2", "fsdp+tp-2", "ddp-bf16-2"}
 ]
 EVERY = [each.name for each in configurations(num_processes=4)]
 

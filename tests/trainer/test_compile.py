@@ -153,6 +153,7 @@ def test_in_two_processes(compiled, expected):
         torch.testing.assert_close(parameter, wanted)
 
 
+@pytest.mark.slow
 def test_spawned_workers_compile_too():
     module = torch.compile(SpawnedNet(), backend="eager")
     trainer = Trainer(**{**QUIET, "max_epochs": 1}, strategy="ddp_spawn", devices=1)

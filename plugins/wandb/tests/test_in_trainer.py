@@ -1,12 +1,12 @@
 """Weights & Biases through a Trainer, offline."""
 
 import os
-import subprocess
 import sys
 
 import pytest
 
 import logged_net
+from core_testing import programs
 
 pytest.importorskip("wandb", reason="pip install wandb")
 
@@ -26,12 +26,5 @@ summary = {{name: run.summary[name] for name in ("batch_idx", "val", "trainer/gl
 print(summary, run.config["lr"], run.offline)
 """
     settings = {"WANDB_MODE": "offline", "WANDB_SILENT": "true", "WANDB_ERROR_REPORTING": "false"}
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        cwd=tmp_path,
-        env={**os.environ, **settings},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    done = programs.run([sys.executable, "-c", program], cwd=tmp_path, env={**os.environ, **settings}, timeout=120)
     assert done.stdout.strip() == "{'batch_idx': 3, 'val': 2, 'trainer/global_step': 4} 0.1 True", done.stderr

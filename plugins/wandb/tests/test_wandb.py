@@ -4,17 +4,18 @@ import importlib.util
 import json
 import os
 import struct
-import subprocess
 import sys
 
 import pytest
 
 from core.contract import ConfigurationError
+from core_testing import programs
 from core_wandb import WandbLogger
 
 pytest.importorskip("wandb", reason="pip install wandb")
 wandb_internal_pb2 = pytest.importorskip("wandb.proto.wandb_internal_pb2")
 
+PRELOAD = "wandb,wandb.sdk.launch,core.loggers"  # a run imports the second when it begins
 BLOCK, HEADER = 32768, 7
 
 
@@ -24,15 +25,10 @@ def run(tmp_path):
 
     def run_program(program, expected_code=0):
         settings = {"WANDB_MODE": "offline", "WANDB_SILENT": "true", "WANDB_ERROR_REPORTING": "false"}
+        settings["WANDB_X_SAVE_REQUIREMENTS"] = "false"  # or each reads the metadata of all installed packages
         program = f"from core.loggers import WandbLogger\n{program}"
-        done = subprocess.run(
-            [sys.executable, "-c", program],
-            cwd=tmp_path,
-            env={**os.environ, **settings},
-            capture_output=True,
-            text=True,
-            timeout=120,
-        )
+        command = [sys.executable, "-c", program]
+        done = programs.run(command, cwd=tmp_path, env={**os.environ, **settings}, timeout=120, preload=PRELOAD)
         assert done.returncode == expected_code, done.stderr
         return done.stdout.split()
 

@@ -10,7 +10,7 @@ import click
 from core.registry import PRELUDES, Status, plugin_manager
 
 _NAMED = "core.cli.run.preludes"
-"""Where click's context keeps the preludes that flags have named."""
+"""The key in click's context under which the preludes stand that flags have named."""
 
 _EXAMPLES = """\b
 Examples:

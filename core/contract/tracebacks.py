@@ -3,7 +3,7 @@
 Only what is shown is shorter. The exception keeps its whole traceback, for debuggers, for `logging.exception`, and for
 all else that asks the traceback module. `CORE_TRACEBACK=full` in the environment shows the whole one here too.
 
-- In a script: `show_short_tracebacks` puts a `sys.excepthook` where nobody else has put one.
+- In a script: `show_short_tracebacks` puts a `sys.excepthook` where there is no other yet.
 - In a notebook: IPython asks a `CoreError` for its `_render_traceback_`; of other errors it gets fewer frames to show.
 - In pytest: modules of core get pytest's own mark, `__tracebackhide__`, with which it asks `hides_frames`. There is no
   plugin for pytest: those are imported in every run of it, and their whole distribution is rewritten for its asserts.
@@ -46,7 +46,7 @@ class ShortText(Exception):
 
 
 def show_short_tracebacks() -> None:
-    """Let uncaught errors of this program be shown short. Nothing is done where somebody else has set a hook."""
+    """Let uncaught errors of this program be shown short. A hook that another program has set stays."""
     if sys.excepthook is sys.__excepthook__:
         sys.excepthook = _show
     shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None

@@ -97,7 +97,7 @@ class Feed:
         return sampler.position % (sampler.batch_size * sampler.size * sampler.num_accumulated) == 0
 
     def take_part(self) -> WindowPart:
-        """What the batch that the loop takes now is in its window; once for each batch."""
+        """The part of its window that the batch is which the loop takes now. Called once for each batch."""
         assert self._sampler is not None, "only an order that is cut into windows has parts"
         return self._sampler.take_part()
 

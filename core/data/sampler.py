@@ -165,7 +165,7 @@ class ShardedSampler(Sampler[Any]):
         return indices
 
     def take_part(self) -> WindowPart:
-        """What the batch is in its window that the loop takes from the loader now; once for each batch, in order."""
+        """The part of its window that the batch is which the loop takes now. Called once for each batch, in order."""
         return self._parts.popleft()
 
     def num_batches_given(self, *, default: int) -> int:

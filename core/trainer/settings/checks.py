@@ -140,7 +140,7 @@ def _check_manual(module: nn.Module, options: TrainerOptions, strategy: Strategy
     if options.global_batch_size is not None:
         raise ConfigurationError(
             f"global_batch_size={options.global_batch_size}, and {name} has automatic_optimization=False: it steps its "
-            "optimizers itself, so that nobody else knows how many samples make a step. Leave it out."
+            "optimizers itself, and only it knows how many samples make a step. Leave it out."
         )
     if options.clipping is not None:
         raise ConfigurationError(

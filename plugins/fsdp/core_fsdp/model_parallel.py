@@ -50,7 +50,7 @@ class ModelParallelStrategy(FSDPStrategy):
         tensor_parallel_size: Size = "auto",
         **options: Any,
     ) -> None:
-        """How layers are cut, sizes of the two axes, and options of `FSDPStrategy`.
+        """Set how layers are cut, the sizes of the two axes, and options of `FSDPStrategy`.
 
         Args:
             given: an accelerator, a list of devices and other parts, without their names.

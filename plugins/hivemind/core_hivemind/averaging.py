@@ -283,7 +283,7 @@ class SwarmOptimizer(hivemind.Optimizer):  # type: ignore[misc]
             super()._maybe_schedule_state_averaging()
 
     def _begin_averaging_gradients(self, grad_scaler: Any) -> bool:
-        """Where no round begins, step with all that was summed here. hivemind may use the last batch alone then."""
+        """Begin a round, or step with all that was summed here. Without a round, hivemind may use only the last batch."""
         self._is_loaded, self.group_size = False, 1
         began = super()._begin_averaging_gradients(grad_scaler)
         if not began and not self._is_loaded:

@@ -1,4 +1,4 @@
-"""What hivemind leaves in a process and beside it, and how it ends."""
+"""Threads, processes and files that hivemind leaves behind, and their end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Beginning and ending Horovod, again and again within one script, whoever has made the processes."""
+"""Beginning and ending Horovod, again and again within one script, whatever has made the processes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _begins = itertools.count()
 class Meeting:
     """Horovod, from its beginning to its end, and the server at which its ranks meet.
 
-    Where nobody has made that server, rank 0 has it until the end. All ranks make one, in the same order.
+    Where that server is missing, rank 0 has it until the end. All ranks make one, in the same order.
 
     Args:
         environment: tells the ranks.

@@ -1,4 +1,4 @@
-"""What a user's step logs while it is traced: values become outputs of the program, and are logged after each call."""
+"""The values that a user's step logs while it is traced: outputs of the program, logged after each call."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ class IPUStrategy(Strategy):
     A call of the training program is forward, backward and update for `device_iterations` accumulation windows on all
     replicas. What the core hands over as one batch is all that such a call takes: `device_iterations` x replicas x
     accumulated batches of the user's loader, whose `batch_size` is what one replica computes at once. Weights live on
-    the device while it trains, and are copied to the host when somebody needs them; see `synchronize_model`.
+    the device while it trains, and are copied to the host when the host needs them; see `synchronize_model`.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""What was changed on the host between two calls of a training program, which has the weights on the device."""
+"""Changes on the host between two calls of a training program, which has the weights on the device."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ class Ending(NamedTuple):
 
 
 class News(NamedTuple):
-    """What the main process tells a rank that works.
+    """A message of the main process to a rank that works.
 
     Attributes:
         signal: to be answered as if it had come here.

@@ -191,7 +191,7 @@ def _set_options(options: Sequence[str]) -> None:
 
 
 def status_of(error: BaseException) -> int:
-    """Report an exception that nobody has caught, and return the exit code, as the interpreter does.
+    """Report an uncaught exception, and return the exit code, as the interpreter does.
 
     Negative is a signal, by which a process ends that Ctrl-C has interrupted.
     """

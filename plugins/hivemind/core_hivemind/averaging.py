@@ -283,7 +283,7 @@ class SwarmOptimizer(hivemind.Optimizer):  # type: ignore[misc]
             super()._maybe_schedule_state_averaging()
 
     def _begin_averaging_gradients(self, grad_scaler: Any) -> bool:
-        """Begin a round, or step with all that was summed here. Without a round, hivemind may use only the last batch."""
+        """Begin a round, or step with all that was summed here; without a round, hivemind may use only the last one."""
         self._is_loaded, self.group_size = False, 1
         began = super()._begin_averaging_gradients(grad_scaler)
         if not began and not self._is_loaded:

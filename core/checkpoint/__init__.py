@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from core.checkpoint.distributed_io import DistributedCheckpointIO
     from core.checkpoint.finding import newest_valid
     from core.checkpoint.formats import load_checkpoint, verify_checkpoint
+    from core.checkpoint.left_over import sweep_folder
     from core.checkpoint.plain_state import to_plain
     from core.checkpoint.random_state import collect_random_state, restore_random_state
     from core.checkpoint.safetensors_io import SafetensorsCheckpointIO
@@ -28,6 +29,7 @@ __all__ = [
     "load_checkpoint",
     "newest_valid",
     "restore_random_state",
+    "sweep_folder",
     "to_plain",
     "verify_checkpoint",
 ]
@@ -42,6 +44,7 @@ __getattr__, __dir__ = door(
             "load_checkpoint",
             "verify_checkpoint",
         ),
+        ".left_over": ("sweep_folder",),
         ".plain_state": ("to_plain",),
         ".random_state": (
             "collect_random_state",

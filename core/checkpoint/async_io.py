@@ -82,6 +82,17 @@ class AsyncCheckpointIO(CheckpointIO):
         background = self._background
         self._submit(path, False, lambda: self.checkpoint_io.remove_checkpoint(path, collectives=background))
 
+    def retire_checkpoint(self, path: PathLike, successor: PathLike, *, collectives: Collectives) -> None:
+        """Delete the checkpoint at `path` when all that was asked for before is done, and `successor` verified.
+
+        Raises:
+            CheckpointError: as `remove_checkpoint`.
+        """
+        if self._background is None:
+            self._background = collectives.in_background()
+        background = self._background
+        self._submit(path, False, lambda: self.checkpoint_io.retire_checkpoint(path, successor, collectives=background))
+
     def load_checkpoint(
         self, path: PathLike, *, collectives: Collectives, state: dict[str, Any] | None = None
     ) -> dict[str, Any]:

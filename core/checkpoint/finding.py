@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import posixpath
 import warnings
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from core.checkpoint import formats, manifest
 from core.checkpoint.folder import folder_of
+from core.checkpoint.remote_path import modified_at
 from core.contract.errors import CheckpointCorruptedError
 from core.contract.plain_file import NotAFileError
 
@@ -16,9 +17,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from core.contract.checkpoint_io import CheckpointIO, PathLike
-
-_MODIFIED = ("mtime", "LastModified", "last_modified", "created")
-"""The names that file systems have for the time of the last change."""
 
 
 def newest_valid(
@@ -80,21 +78,18 @@ def _dated(folder: str, suffix: str | tuple[str, ...]) -> Iterator[tuple[float, 
         if base.startswith(".") or not base.endswith(suffix):
             continue
         if entry["type"] == "directory" or (entry.get("islink") and filesystem.isdir(entry["name"])):
-            yield _saved_at(path), _modified_at(entry), path
+            yield _saved_at(path), modified_at(entry), path
         elif suffix or base.endswith(formats.FILE_SUFFIXES):
-            yield _modified_at(entry), 0.0, path
+            yield modified_at(entry), 0.0, path
 
 
 def _saved_at(path: str) -> float:
     folder = folder_of(path)
     try:
-        return manifest.from_bytes(folder.read_manifest(), folder.name_of(manifest.NAME)).saved_at_ns / 1e9
+        found = manifest.from_bytes(folder.read_manifest(), folder.name_of(manifest.NAME))
+        manifest.note_time(found.saved_at_ns)
+        return found.saved_at_ns / 1e9
     except FileNotFoundError:
         return 0.0  # some other folder, or a save that didn't end
     except (CheckpointCorruptedError, NotAFileError):
         return float("inf")
-
-
-def _modified_at(entry: dict[str, Any]) -> float:
-    modified = next(filter(None, (entry.get(key) for key in _MODIFIED)), 0.0)
-    return float(modified.timestamp()) if hasattr(modified, "timestamp") else float(modified)

@@ -13,13 +13,18 @@ if TYPE_CHECKING:
 
 
 @contextlib.contextmanager
-def held(path: Path, *, shared: bool = False) -> Iterator[None]:
-    """Hold the lock on a folder, and wait for it if need be. It is gone with the process, however that ends."""
-    descriptor = os.open(path, os.O_RDONLY)
+def held(path: Path, *, shared: bool = False) -> Iterator[bool]:
+    """Hold the lock on a folder, and wait for it if need be. It is gone with the process, however that ends.
+
+    Yields:
+        Whether the file system can lock folders.
+    """
+    descriptor, is_locked = os.open(path, os.O_RDONLY), False
     try:
         with contextlib.suppress(OSError):
             fcntl.flock(descriptor, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
-        yield
+            is_locked = True
+        yield is_locked
     finally:
         with contextlib.suppress(OSError):  # what was done under the lock is done
             os.close(descriptor)

@@ -30,6 +30,24 @@ OWN_FILE = re.compile(r"[0-9a-f]{8}-\d{5,}\.(data|json)")
 """Names of the files of a folder, beside its manifest: those of one save have their first part in common."""
 
 
+_LATEST_NS = 1 << 62
+"""In the year 2116: what claims to be later is no time to go on from."""
+_seen_ns = 0
+
+
+def note_time(saved_at_ns: int) -> None:
+    """Let what this process saves from now on be later than a checkpoint that it has seen."""
+    global _seen_ns
+    if saved_at_ns < _LATEST_NS:
+        _seen_ns = max(_seen_ns, saved_at_ns)
+
+
+def next_time_ns() -> int:
+    """Nanoseconds since 1970, later than what this process has saved or seen: a clock may jump back."""
+    note_time(max(time.time_ns(), _seen_ns + 1))
+    return _seen_ns
+
+
 @dataclass(frozen=True, slots=True)
 class FileEntry:
     """A file of the folder.
@@ -51,14 +69,14 @@ class Manifest:
         files: by name.
         world_size: number of processes that wrote them.
         writer: alias, provider and version of strategy and precision.
-        saved_at_ns: nanoseconds since 1970.
+        saved_at_ns: nanoseconds since 1970; see `next_time_ns`.
         versions: of core and torch.
     """
 
     files: dict[str, FileEntry]
     world_size: int
     writer: dict[str, Any]
-    saved_at_ns: int = field(default_factory=time.time_ns)
+    saved_at_ns: int = field(default_factory=next_time_ns)
     versions: dict[str, str] = field(default_factory=lambda: {"core": __version__, "torch": torch.__version__})
 
     def to_bytes(self) -> bytes:

@@ -72,6 +72,7 @@ class OpenedCheckpoint:
         """
         self.folder = folder
         self.manifest = manifest.from_bytes(raw_manifest, folder.name_of(manifest.NAME))
+        manifest.note_time(self.manifest.saved_at_ns)
         self.chunks: dict[str, list[SavedChunk]] = {}
         self.files: dict[str, File] = {}
         self.tree: Any = None

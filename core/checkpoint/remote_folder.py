@@ -11,8 +11,9 @@ import secrets
 from typing import TYPE_CHECKING, BinaryIO
 
 from core.checkpoint import manifest
-from core.checkpoint.remote_path import has_happened
+from core.checkpoint.remote_path import has_happened, modified_at
 from core.checkpoint.verified_file import RemoteFile
+from core.contract.errors import CheckpointError
 from core.contract.plain_file import NotAFileError
 
 if TYPE_CHECKING:
@@ -21,8 +22,12 @@ if TYPE_CHECKING:
     from core.checkpoint.remote_path import RemotePath
 
 
+STALE_S = 24 * 3600.0
+"""Seconds by the store's own clock after which a file that no manifest names is taken for a dead writer's."""
+
+
 class RemoteFolder:
-    """One checkpoint folder. A dead writer's remains stay until the next save: it can't be told from a live one."""
+    """One checkpoint folder. A dead writer can't be told from a live one, so its remains stay for a day."""
 
     def __init__(self, path: RemotePath) -> None:
         self.path = path
@@ -55,14 +60,54 @@ class RemoteFolder:
             yield file
 
     def commit(self, token: str, content: bytes, files: Iterable[str]) -> None:
-        """Rank 0, when all files are there. Write the manifest, and delete what it doesn't name."""
+        """Rank 0, when all files are there. Write the manifest, and delete what the one before it named.
+
+        Raises:
+            CheckpointError: another program has deleted some of them.
+        """
+        kept = set(files)
+        if missing := sorted(kept.difference(self._names())):
+            raise CheckpointError(f"its file {missing[0]!r} is gone: another program deletes in {self.url}.")
+        replaced = self._named()
         try:
             self.filesystem.pipe_file(self._path(manifest.NAME), content)
         except Exception as error:  # an answer that was lost doesn't tell whether it is written
             if not has_happened(lambda: self._holds(content), error):
                 raise
         with contextlib.suppress(Exception):  # the next save does it
-            self._delete_all_but(set(files))
+            for name in self._unneeded(kept, replaced):
+                self._delete(name)
+
+    def _named(self) -> set[str]:
+        """The files that the manifest names."""
+        try:
+            return set(manifest.from_bytes(self.read_manifest(), self.name_of(manifest.NAME)).files)
+        except Exception:  # nothing that can be read, and so nothing that may be deleted for it
+            return set()
+
+    def _unneeded(self, kept: set[str], replaced: set[str]) -> list[str]:
+        """What the last manifest named, and what is a day older than this one. A live writer may need all else."""
+        entries = {name: modified for name, _, modified in self.entries()}
+        now = entries.get(manifest.NAME, 0.0)
+        return [
+            name
+            for name, modified in entries.items()
+            if manifest.OWN_FILE.fullmatch(name)
+            and name not in kept
+            and (name in replaced or 0 < modified < now - STALE_S)
+        ]
+
+    def entries(self) -> list[tuple[str, int, float]]:
+        """Name, bytes and time of the last change of each file, by the store's clock."""
+        self.filesystem.invalidate_cache()
+        try:
+            found = self.filesystem.ls(self.folder, detail=True)
+        except FileNotFoundError:
+            return []
+        return [
+            (entry["name"].rstrip("/").rpartition("/")[2], int(entry.get("size") or 0), modified_at(entry))
+            for entry in found
+        ]
 
     def _holds(self, content: bytes) -> bool:
         self.filesystem.invalidate_cache()  # fsspec remembers listings, also of what has changed since

@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 
     from core.contract.checkpoint_io import PathLike
 
+_MODIFIED = ("mtime", "LastModified", "last_modified", "created")
+"""The names that file systems have for the time of the last change."""
+
 
 @dataclass(frozen=True, slots=True)
 class RemotePath:
@@ -73,3 +76,9 @@ def has_happened(is_there: Callable[[], bool], error: Exception) -> bool:
         return False
     except Exception:
         raise messages.UnsettledError("may be in its place, and can't be read back") from error
+
+
+def modified_at(entry: dict[str, Any]) -> float:
+    """Seconds since 1970 at which a file was changed last, of its details by fsspec; 0 if they don't say."""
+    modified = next(filter(None, (entry.get(key) for key in _MODIFIED)), 0.0)
+    return float(modified.timestamp()) if hasattr(modified, "timestamp") else float(modified)

@@ -144,7 +144,7 @@ class LocalLocation(Location):
         """Delete what writers that died have left, and digests whose file a remover that died has deleted."""
         for path in self.folder.iterdir():
             with contextlib.suppress(OSError):
-                if self._is_left_over(path) or _is_lonely_digest(path):
+                if self._is_left_over(path) or is_lonely_digest(path):
                     disk.unlink(path)
 
     def _is_left_over(self, path: Path) -> bool:
@@ -153,7 +153,8 @@ class LocalLocation(Location):
         return is_ours and locks.is_free(path)
 
 
-def _is_lonely_digest(path: Path) -> bool:
+def is_lonely_digest(path: Path) -> bool:
+    """Tell whether it is a digest whose file is gone. While the folder is locked, no writer is between the two."""
     owner = path.name[1:].removesuffix(digest.SUFFIX)
     if not owner or digest.name_of(owner) != path.name or os.path.lexists(path.with_name(owner)):
         return False

@@ -1,34 +1,147 @@
-"""`core checkpoint`: look at checkpoints, verify and convert them."""
+"""`core checkpoint`: list checkpoints, look at them, verify and convert them, and clean up."""
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import datetime
+import time
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from core.cli.layout import say, say_json, size_text, styled, table
 from core.cli.working import working
+from core.contract.errors import CheckpointError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from core.checkpoint.left_over import LeftOver
+    from core.checkpoint.listing import Listed
     from core.checkpoint.summary import Summary, TensorRow
 
 _EXAMPLES = """\b
 Examples:
+  core checkpoint ls checkpoints
   core checkpoint inspect last.ckpt
   core checkpoint inspect last.ckpt --tensors
   core checkpoint verify checkpoints/*.ckpt
   core checkpoint convert last.ckpt model.safetensors
   core checkpoint consolidate last.ckpt last.pt
+  core checkpoint gc checkpoints --keep 3
 """
 
 
-@click.group(short_help="Look at checkpoints, verify and convert them.", epilog=_EXAMPLES)
+@click.group(short_help="List, verify, convert and clean up checkpoints.", epilog=_EXAMPLES)
 def checkpoint() -> None:
-    """Look at checkpoints, verify and convert them. PATH is a folder or a file, local or a URL.
+    """List checkpoints, look at them, verify and convert them, and clean up. A PATH is a folder, a file or a URL.
 
     Checkpoints of PyTorch Lightning can be read too. Nothing that is read is executed.
     """
+
+
+@checkpoint.command("ls", short_help="List the checkpoints in a folder, with step, age and size.")
+@click.argument("folders", nargs=-1, metavar="[FOLDER]...")
+@click.option("--verify", is_flag=True, help="Compare every byte with its digest, too.")
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON array.")
+def list_(folders: tuple[str, ...], verify: bool, as_json: bool) -> None:
+    """List the checkpoints in FOLDERs, by default the current one, the newest first.
+
+    One is "complete" if all of its files are there with their sizes, and with --verify "verified" if every byte has its
+    digest; "damaged" says why. The age is that of the save, whatever has been copied since.
+    """
+    found = [listed for folder in folders or (".",) for listed in _listed(folder, verify)]
+    if as_json:
+        say_json([dataclasses.asdict(listed) for listed in found])
+        return
+    if not found:
+        say("No checkpoints are there.")
+        return
+    rows = [
+        [
+            listed.path,
+            "-" if listed.step is None else f"{listed.step:,}",
+            _age(listed.saved_at_s),
+            size_text(listed.size_bytes),
+            listed.state,
+        ]
+        for listed in found
+    ]
+    for line in table(["Checkpoint", "Step", "Age", "Size", "State"], rows, [listed.detail for listed in found]):
+        say(line)
+
+
+@checkpoint.command(short_help="Delete what killed runs have left, and old checkpoints.")
+@click.argument("folders", nargs=-1, required=True, metavar="FOLDER...")
+@click.option("--keep", type=click.IntRange(min=1), help="Of the checkpoints, keep the so many newest that verify.")
+@click.option("--delete", is_flag=True, help="Delete. Without it, only say what would go.")
+@click.option("--stopped", is_flag=True, help="Nothing saves there now: ask neither locks nor ages.")
+@click.pass_context
+def gc(ctx: click.Context, folders: tuple[str, ...], keep: int | None, delete: bool, stopped: bool) -> None:
+    """Say what killed runs have left in FOLDERs of checkpoints; delete it with --delete.
+
+    What a run that is alive needs stays: on a local file system locks tell, on an object store what nobody has changed
+    for a day is left over. With --keep, older checkpoints go, and damaged ones: as many as are to stay are read and
+    verified first, and what a link leads to stays. Where none verifies, no checkpoint goes.
+    """
+    total, failed = 0, False
+    for folder in folders:
+        with _explained(folder):
+            for found in _doomed(folder, keep, stopped):
+                total += found.size_bytes
+                say("delete" if delete else "would delete", f"  {found.path}  {size_text(found.size_bytes)}")
+                say(f"    {found.why}")
+                try:
+                    if delete:
+                        found.delete()
+                except (OSError, CheckpointError) as error:
+                    failed = True
+                    say(styled("failed", fg="red"), f"  {error}")
+    if delete:
+        say(f"{size_text(total)} deleted." if not failed else "Not all of it could be deleted.")
+    else:
+        say(f"{size_text(total)} would go. --delete deletes it." if total else "Nothing is left over.")
+    ctx.exit(int(failed))
+
+
+def _doomed(folder: str, keep: int | None, stopped: bool) -> Iterator[LeftOver]:
+    """What is to go, one by one: while a left-over is handed out, its folder is locked."""
+    from core.checkpoint.left_over import left_overs
+    from core.checkpoint.retention import obsolete
+
+    yield from left_overs(folder, stopped=stopped)
+    if keep:
+        with working(f"Verifying what stays in {folder}"):
+            checkpoints = obsolete(folder, keep)
+        yield from checkpoints
+
+
+@contextlib.contextmanager
+def _explained(folder: str) -> Iterator[None]:
+    try:
+        yield
+    except (FileNotFoundError, NotADirectoryError):
+        raise click.ClickException(f"There is no folder {folder!r}. Expected a folder of checkpoints.") from None
+
+
+def _listed(folder: str, verify: bool) -> list[Listed]:
+    from core.checkpoint.listing import list_checkpoints
+
+    with _explained(folder), working(f"Verifying {folder}" if verify else f"Looking through {folder}") as report:
+        return list_checkpoints(folder, verify=verify, progress=report)
+
+
+def _age(saved_at_s: float) -> str:
+    if not saved_at_s:
+        return "?"
+    age_s = time.time() - saved_at_s
+    if age_s < -60:
+        return "ahead of this clock"
+    for unit, seconds in (("d", 86400), ("h", 3600), ("min", 60)):
+        if age_s >= 2 * seconds:
+            return f"{age_s / seconds:.0f} {unit}"
+    return f"{max(age_s, 0):.0f} s"
 
 
 @checkpoint.command(short_help="Tell what is in a checkpoint, and who wrote it.")
@@ -57,7 +170,6 @@ def inspect(path: str, tensors: bool, as_json: bool) -> None:
 def verify(ctx: click.Context, paths: tuple[str, ...]) -> None:
     """Read every byte of checkpoints and compare it with its digest. The exit code is 1 if one is damaged."""
     from core.checkpoint import verify_checkpoint
-    from core.contract.errors import CheckpointError
 
     failed = False
     for path in paths:

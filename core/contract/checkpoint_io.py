@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import abc
 import os
+import warnings
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeAlias
+
+from core.contract.errors import CheckpointError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -127,6 +130,26 @@ class CheckpointIO(abc.ABC):
     @abc.abstractmethod
     def remove_checkpoint(self, path: PathLike, *, collectives: Collectives) -> None:
         """Delete the checkpoint at `path`, whole. Nothing happens if it is not there."""
+
+    def retire_checkpoint(self, path: PathLike, successor: PathLike, *, collectives: Collectives) -> None:
+        """All ranks. Delete the checkpoint at `path`, once that at `successor`, which stays, has been verified.
+
+        One that is damaged takes nothing with it: a warning says so, and what is at `path` stays.
+        """
+        damage = None
+        if collectives.rank == 0:
+            try:
+                self.verify_checkpoint(successor)
+            except CheckpointError as error:
+                damage = str(error)
+        if (damage := collectives.broadcast_object(damage)) is None:
+            self.remove_checkpoint(path, collectives=collectives)
+        elif collectives.rank == 0:
+            warnings.warn(
+                f"{os.fspath(path)!r} is kept, though it was to be replaced: {damage} When a later one is whole, "
+                "`core checkpoint gc FOLDER --keep 1` deletes what it replaces.",
+                stacklevel=2,
+            )
 
     def exists(self, path: PathLike) -> bool:
         """Rank 0. Tell whether a complete checkpoint is at `path`, without reading it all."""

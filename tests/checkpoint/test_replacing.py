@@ -53,20 +53,9 @@ def dies_before_call(number, work):
     """
     process = os.fork()
     if process == 0:
-        left = number
-
-        def count(frame, event, function):
-            nonlocal left
-            if event != "c_call" or function.__name__ not in CHANGES:
-                return
-            if function.__module__ == "posix" or "core/checkpoint" in frame.f_code.co_filename:
-                left -= 1
-                if left == 0:
-                    os.kill(os.getpid(), signal.SIGKILL)
-
         status = 1
         try:
-            sys.setprofile(count)
+            kill_before_call(number)
             work()
             status = 0
         finally:
@@ -74,6 +63,22 @@ def dies_before_call(number, work):
     _, outcome = os.waitpid(process, 0)
     assert os.WIFSIGNALED(outcome) or os.WEXITSTATUS(outcome) == 0
     return os.WIFSIGNALED(outcome)
+
+
+def kill_before_call(number):
+    """Let this process kill itself before its n-th change of a file from now on."""
+    left = number
+
+    def count(frame, event, function):
+        nonlocal left
+        if event != "c_call" or function.__name__ not in CHANGES:
+            return
+        if function.__module__ == "posix" or "core/checkpoint" in frame.f_code.co_filename:
+            left -= 1
+            if left == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    sys.setprofile(count)
 
 
 def empty(folder):

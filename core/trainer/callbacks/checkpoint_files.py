@@ -70,6 +70,20 @@ def remove_checkpoint(trainer: Trainer, path: str) -> None:
     strategy.checkpoint_io.remove_checkpoint(path, collectives=trainer.session.collectives)
 
 
+def retire_checkpoint(trainer: Trainer, path: str, successor: str) -> None:
+    """All ranks. Delete a checkpoint, once what replaces it has been verified."""
+    strategy = trainer.strategy
+    strategy.checkpoint_io.retire_checkpoint(path, successor, collectives=trainer.session.collectives)
+
+
+def clean_up(trainer: Trainer, folder: str) -> None:
+    """Rank 0 alone. Delete what a run that was killed has left in a local folder."""
+    if trainer.is_global_zero and os.path.isdir(folder):
+        from core.checkpoint import sweep_folder
+
+        sweep_folder(folder)
+
+
 def can_link(trainer: Trainer, target: str) -> bool:
     """All ranks. True if a link to `target` would lead somewhere: it is no URL, and not still to be written."""
     if "://" in target or "::" in target:

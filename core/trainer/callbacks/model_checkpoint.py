@@ -18,7 +18,13 @@ from core.contract import ConfigurationError
 from core.trainer.callbacks.arguments import check_int, check_mode
 from core.trainer.callbacks.best_models import BestModels
 from core.trainer.callbacks.callback import Callback
-from core.trainer.callbacks.checkpoint_files import can_link, find_free_path, link_checkpoint, remove_checkpoint
+from core.trainer.callbacks.checkpoint_files import (
+    can_link,
+    clean_up,
+    find_free_path,
+    link_checkpoint,
+    retire_checkpoint,
+)
 from core.trainer.callbacks.checkpoint_name import format_name
 from core.trainer.callbacks.common_decisions import (
     PacedQuestion,
@@ -44,7 +50,7 @@ class ModelCheckpoint(Callback):
     """Saves checkpoints and keeps the best, or the newest, of them.
 
     By default one at the end of every epoch, of which the newest is kept. What training ends with is saved in any case,
-    once. An old checkpoint is removed when the new one is safely there, never before.
+    once. An old checkpoint is removed when the new one is safely there, and was read back and verified; never before.
 
     Attributes:
         best_model_path: the best checkpoint; without `monitor` the newest. Empty if there is none.
@@ -134,7 +140,7 @@ class ModelCheckpoint(Callback):
         self._best_so_far: tuple[str, float] | None = None
         self._named_path: str | None = None
         self._last_score: float | None = None
-        self._obsolete: list[str] = []
+        self._obsolete: list[tuple[str, str]] = []
         self._first_step = self._judged_step = self._step_seen = 0
         self._has_validated = False
         self._saved_s = 0.0
@@ -232,9 +238,10 @@ class ModelCheckpoint(Callback):
     # when -----------------------------------------------------------------------------------------------------------
 
     def setup(self, trainer: Trainer, module: nn.Module, stage: str) -> None:
-        """All ranks. Agree on the folder."""
+        """All ranks. Agree on the folder, and delete what a run that was killed has left there."""
         if stage == "fit":
             self.dirpath = self._given_dirpath or posixpath.join(trainer.log_dir, "checkpoints")
+            clean_up(trainer, self.dirpath)
 
     def on_train_start(self, trainer: Trainer, module: nn.Module) -> None:
         """Note where training begins: nothing is saved before its first step."""
@@ -368,15 +375,15 @@ class ModelCheckpoint(Callback):
     def _drop(self, trainer: Trainer, new: str, old: str | None) -> None:
         # What the user has named as the run's beginning stays: a job that is run again begins there again.
         if old and old != new and str(trainer.ckpt_path) != old:
-            self._obsolete.append(old)
+            self._obsolete.append((old, new))
         if self.save_last != "link":  # which may lead to the old one, until it is moved
             self._remove_obsolete(trainer)
 
     def _remove_obsolete(self, trainer: Trainer) -> None:
         """Remove what was replaced; not yet if the new one is only written at the accumulation window's end."""
         if not trainer.pending_saves:
-            for path in self._obsolete:
-                remove_checkpoint(trainer, path)
+            for path, successor in self._obsolete:
+                retire_checkpoint(trainer, path, successor)
             self._obsolete = []
 
     # where ----------------------------------------------------------------------------------------------------------

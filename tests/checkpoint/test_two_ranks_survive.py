@@ -1,0 +1,278 @@
+"""What fails, or dies, on either of two ranks at any call leaves the previous checkpoint or the new one."""
+
+import contextlib
+import errno
+import os
+import shutil
+import sys
+import threading
+from itertools import count
+from multiprocessing import Pipe
+from queue import Queue
+
+import pytest
+import torch
+from fsspec.implementations.memory import MemoryFileSystem
+
+from checkpoint.test_folder_survives import Meanwhile, Piped, loaded_step, names, save, state
+from checkpoint.test_replacing import kill_before_call
+from core.checkpoint import DistributedCheckpointIO, disk
+from core.contract import CheckpointError, Chunk, ShardedLeaf
+
+VALUES = 2_000
+HALF = VALUES // 2
+
+
+class Threads:
+    """Two ranks in one process, each a thread."""
+
+    size = 2
+    writer = {}
+
+    def __init__(self, rank, queues):
+        self.rank, self._mine, self._others = rank, queues[rank], queues[1 - rank]
+
+    def broadcast_object(self, obj, src=0):
+        if self.rank != src:
+            return self._mine.get(timeout=60)
+        self._others.put(obj)
+        return obj
+
+    def gather_objects(self, obj, dst=0):
+        if self.rank == dst:
+            return [obj, self._mine.get(timeout=60)]
+        self._others.put(obj)
+        return None
+
+
+def half_of(step, rank):
+    """The state of one of two ranks: of each tensor, its half of the rows."""
+    whole = state(step)
+    for name in ("x", "y"):
+        part = whole[name][rank * HALF : (rank + 1) * HALF]
+        whole[name] = ShardedLeaf((VALUES,), torch.float32, (Chunk((rank * HALF,), (HALF,), part),))
+    return whole
+
+
+def save_half(path, step, collectives):
+    DistributedCheckpointIO().save_checkpoint(half_of(step, collectives.rank), path, collectives=collectives)
+
+
+def save_together(path, step, enter=contextlib.nullcontext):
+    """Save from two threads, each within `enter(rank)`; what each was told, empty if nothing failed."""
+    queues, told = (Queue(), Queue()), ["did not end", "did not end"]
+
+    def run(rank):
+        try:
+            with enter(rank):
+                save_half(path, step, Threads(rank, queues))
+            told[rank] = ""
+        except CheckpointError as error:
+            told[rank] = str(error)
+
+    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    return told
+
+
+class Faults:
+    """Lets calls of one rank fail: the n-th one, and those after it, if the fault lasts."""
+
+    def __init__(self, victim, number, *, lasts):
+        self._victim, self._left, self._lasts = victim, number, lasts
+        self._rank = threading.local()
+        self.has_struck = False
+
+    @contextlib.contextmanager
+    def as_rank(self, rank):
+        self._rank.number = rank
+        yield
+
+    def is_due(self):
+        if getattr(self._rank, "number", None) != self._victim:
+            return False
+        self._left -= 1
+        due = self._left == 0 or (self._lasts and self._left < 0)
+        self.has_struck |= due
+        return due
+
+
+def patch_disk(faults, patches):
+    def failing(real):
+        def call(*arguments, **options):
+            if faults.is_due():
+                raise OSError(errno.EIO, "Input/output error")
+            return real(*arguments, **options)
+
+        return call
+
+    for name in ("create", "sync", "sync_folder", "make_folder", "rename", "unlink", "remove_folder"):
+        patches.setattr(disk, name, failing(getattr(disk, name)))
+
+
+def patch_store(faults, patches, is_lost):
+    """Calls of an object store fail: before they have done anything, or when they have, and the answer is lost."""
+
+    def failing(real):
+        def call(*arguments, **options):
+            due = faults.is_due()
+            if due and not is_lost:
+                raise OSError("the store is busy")
+            result = real(*arguments, **options)
+            if due:
+                raise OSError("the answer was lost")
+            return result
+
+        return call
+
+    for name in ("pipe_file", "rm_file", "cat_file", "ls", "_open", "makedirs", "isfile", "exists"):
+        patches.setattr(MemoryFileSystem, name, failing(getattr(MemoryFileSystem, name)))
+
+
+def check_told(told, step, has_struck):
+    """What both ranks say is what is there."""
+    assert bool(told[0]) == bool(told[1]), told
+    assert not told[0] or has_struck
+    if not told[0]:
+        assert step == 2
+    elif "may be in its place" not in told[0]:
+        assert step == (2 if "is in its place" in told[0] else 1), told
+
+
+def check_all_faults(make_faults, prepare, path, least):
+    """Try the calls one after the other, until one is past the last."""
+    failed = 0
+    for number in count(1):
+        prepare()
+        with pytest.MonkeyPatch.context() as patches:
+            faults = make_faults(number, patches)
+            told = save_together(path, 2, faults.as_rank)
+        check_told(told, loaded_step(path), faults.has_struck)
+        failed += bool(told[0])
+        if not faults.has_struck:
+            break
+        assert save_together(path, 3) == ["", ""]
+        assert loaded_step(path) == 3
+        yield
+    assert number > least
+    assert failed > 1
+
+
+@pytest.mark.parametrize("lasts", [True, False])
+@pytest.mark.parametrize(("victim", "least"), [(0, 15), (1, 4)])
+def test_any_change_of_the_disk_may_fail_on_either_rank(tmp_path, victim, least, lasts):
+    path = tmp_path / "run" / "last.ckpt"
+
+    def prepare():
+        shutil.rmtree(path.parent, ignore_errors=True)
+        save(path, 1)
+
+    def make_faults(number, patches):
+        faults = Faults(victim, number, lasts=lasts)
+        patch_disk(faults, patches)
+        return faults
+
+    for _ in check_all_faults(make_faults, prepare, path, least):
+        assert names(path.parent) == ["last.ckpt"]
+        assert len(names(path)) == 5
+
+
+class Url(str):
+    """A URL with what the checks ask of a path."""
+
+    __slots__ = ()
+
+    @property
+    def name(self):
+        return self.rpartition("/")[2]
+
+
+@pytest.mark.parametrize("is_lost", [False, True])
+@pytest.mark.parametrize("lasts", [True, False])
+@pytest.mark.parametrize(("victim", "least"), [(0, 8), (1, 2)])
+def test_any_call_of_a_store_may_fail_on_either_rank(victim, least, lasts, is_lost, monkeypatch):
+    monkeypatch.setattr(MemoryFileSystem, "store", {})
+    monkeypatch.setattr(MemoryFileSystem, "pseudo_dirs", [""])
+    path = Url("memory://run/last.ckpt")
+
+    def prepare():
+        MemoryFileSystem.store.clear()
+        save(path, 1)
+
+    def make_faults(number, patches):
+        faults = Faults(victim, number, lasts=lasts)
+        patch_store(faults, patches, is_lost)
+        return faults
+
+    for _ in check_all_faults(make_faults, prepare, path, least):
+        pass
+
+
+def test_either_rank_may_die_before_any_call(tmp_path):
+    """The other one notices: its connection ends."""
+    path = tmp_path / "last.ckpt"
+    for victim, least in ((0, 15), (1, 8)):
+        for number in count(1):
+            shutil.rmtree(path, ignore_errors=True)
+            save(path, 1)
+            if not _dies(path, victim, number):
+                break
+            assert loaded_step(path) in (1, 2)
+            save(path, 3)
+            assert loaded_step(path) == 3
+            assert names(tmp_path) == ["last.ckpt"], "what the dead rank left was not swept"
+            assert len(names(path)) == 3
+        assert number > least
+        assert loaded_step(path) == 2
+
+
+def _dies(path, victim, number):
+    """Save from two processes, of which one kills itself before its n-th change of a file; whether it got that far."""
+    pipes, processes = [Pipe()], []
+    for rank in range(2):
+        process = os.fork()
+        if process == 0:
+            status = 1
+            try:
+                pipes[0][1 - rank].close()
+                if rank == victim:
+                    kill_before_call(number)
+                with contextlib.suppress(CheckpointError, EOFError, OSError):
+                    save_half(path, 2, Piped(rank, pipes))
+                status = 0
+            finally:
+                sys.setprofile(None)
+                os._exit(status)
+        processes.append(process)
+    for end in pipes[0]:
+        end.close()
+    outcomes = [os.waitpid(process, 0)[1] for process in processes]
+    assert outcomes[1 - victim] == 0
+    assert os.WIFSIGNALED(outcomes[victim]) or outcomes[victim] == 0
+    return os.WIFSIGNALED(outcomes[victim])
+
+
+def test_two_runs_save_to_one_place_behind_a_url(monkeypatch):
+    """Neither deletes what the other is about to name, whichever is first."""
+    monkeypatch.setattr(MemoryFileSystem, "store", {})
+    monkeypatch.setattr(MemoryFileSystem, "pseudo_dirs", [""])
+    path = Url("memory://run/last.ckpt")
+    save(path, 1)
+    # One has written its files, and is about to name them, when the other begins and ends.
+    pauses = Meanwhile(lambda: pauses.num_pauses == 3 and save(path, 3))
+    DistributedCheckpointIO().save_checkpoint(state(2), path, collectives=pauses)
+    assert pauses.num_pauses > 3
+    assert loaded_step(path) == 2
+    # One whose files are deleted while it writes doesn't replace what is there by a checkpoint without them.
+
+    def delete():
+        for name in [name for name in MemoryFileSystem.store if name.endswith(".data")][1:]:
+            del MemoryFileSystem.store[name]
+
+    save(path, 1)
+    with pytest.raises(CheckpointError, match=r"is gone: another program deletes in memory://run/last.ckpt\. What was"):
+        DistributedCheckpointIO().save_checkpoint(state(2), path, collectives=Meanwhile(delete))
+    assert loaded_step(path) == 1

@@ -8,7 +8,7 @@ import warnings
 from importlib.util import find_spec
 
 from core import Capability
-from core_testing import StrategyConformance
+from core_testing import CheckpointIOConformance, StrategyConformance
 
 if (_found := find_spec("colossalai")) and _found.origin:  # a folder of that name has none
     # Once here, and not in each of the ranks that are forked from this process: transformers is behind it.
@@ -45,3 +45,12 @@ class TestColossalAI(StrategyConformance):
         "test_training_equals_one_device[unused_weights]": "torch's DDP waits for gradients that don't come, "
         "without find_unused_parameters=True",
     }
+
+
+class TestNative(CheckpointIOConformance):
+    """Colossal-AI's own layout, which core reads and only the Booster writes."""
+
+    alias = "colossalai_native"
+    known_failures = dict.fromkeys(
+        CheckpointIOConformance.tests_that_save, "Colossal-AI's Booster writes it, and a state can't be saved in it"
+    )

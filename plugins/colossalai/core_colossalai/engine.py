@@ -104,8 +104,8 @@ class Engine:
 
 
 _OWN_FORM = (
-    "What this plugin cuts can be saved and loaded by Colossal-AI itself only: strategy.engine.booster.save_model("
-    "strategy.engine.wrapped, path, shard=True) and its like. Pass enable_checkpointing=False to the Trainer."
+    "What this plugin cuts can be saved and loaded by Colossal-AI itself only: use "
+    "ColossalAIStrategy(..., colossalai_checkpoint='native'), or pass enable_checkpointing=False to the Trainer."
 )
 
 

@@ -5,6 +5,7 @@ Li et al., "Colossal-AI: A Unified Deep Learning System For Large-Scale Parallel
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -12,7 +13,7 @@ import torch.distributed as dist
 
 from core import Capability, ConfigurationError, UnsupportedError
 from core.strategies import FrozenParameters, LeftOutParameters
-from core_colossalai import library, precision, refusals
+from core_colossalai import library, native, native_files, precision, refusals
 from core_colossalai.engine import Engine, ForwardEngine
 from core_colossalai.options import PluginName, split, with_every_option
 from core_colossalai.zero import ZeroEngine
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
     from torch.optim import Optimizer
 
-    from core import GradientClipping, Precision, SetupHost
+    from core import CheckpointIO, GradientClipping, Precision, SetupHost
 
 _STAYS_FROZEN = (
     "Colossal-AI gives parts of a parameter to the ranks when it is set up, and this one has none. Unfreeze it before, "
@@ -41,7 +42,14 @@ class ColossalAIStrategy(DDPStrategy):
     """
 
     @with_every_option
-    def __init__(self, plugin: PluginName = "torch_ddp", *, start_method: str = "subprocess", **options: Any) -> None:
+    def __init__(
+        self,
+        plugin: PluginName = "torch_ddp",
+        *,
+        start_method: str = "subprocess",
+        colossalai_checkpoint: Literal["canonical", "native"] = "canonical",
+        **options: Any,
+    ) -> None:
         """Options of Colossal-AI's plugin, by its own names, and of every parallel strategy.
 
         Args:
@@ -50,6 +58,9 @@ class ColossalAIStrategy(DDPStrategy):
                 `"hybrid_parallel"` shares the work of a layer between ranks, for models that Shardformer knows.
             start_method: way to start processes if no cluster has: `"subprocess"` runs the script again, `"spawn"`,
                 `"fork"` and `"forkserver"` call the function in new processes.
+            colossalai_checkpoint: `"canonical"` checkpoints load under any strategy and number of processes; `"native"`
+                ones have Colossal-AI's own layout, which its Booster writes. There ZeRO, and all that computes in 16
+                bits, keeps no masters: a run goes on from rounded weights.
             options: of `core_colossalai.Options`, and of `ParallelStrategy`: `process_group_backend`, `timeout`,
                 `parallel_devices`, `cluster_environment`, `checkpoint_io`, `precision_plugin`, `accelerator`.
 
@@ -57,12 +68,17 @@ class ColossalAIStrategy(DDPStrategy):
             ConfigurationError: an unknown option, one of another plugin, or a value that it can't have.
         """
         self.options, parts = split(plugin, options, start_method)
+        if colossalai_checkpoint not in ("canonical", "native"):
+            raise ConfigurationError(
+                f"colossalai_checkpoint={colossalai_checkpoint!r}: expected 'canonical' or 'native'."
+            )
         if self.options.precision is not None:
             if "precision_plugin" in parts:
                 raise ConfigurationError("precision=... and precision_plugin=... are two formats. Leave one out.")
             parts["precision_plugin"] = precision.choose(precision.NAMES[self.options.precision]) or _float32()
         super().__init__(start_method=start_method, find_unused_parameters=self.options.find_unused_parameters, **parts)
         self.plugin: PluginName = plugin
+        self.colossalai_checkpoint = colossalai_checkpoint
         self.engine: Engine | None = None
         self.boosted: list[tuple[Any, list[Any]]] = []
         self._to_boost: list[Optimizer] = []
@@ -80,6 +96,8 @@ class ColossalAIStrategy(DDPStrategy):
     def capabilities(self) -> Capability:
         """Those of `ddp`, and set-up of everything at once; what is cut has one module and one optimizer."""
         own = super().capabilities | Capability.JOINT_SETUP
+        if self._is_native and isinstance(self.precision_plugin, precision.BoostedPrecision):
+            own &= ~Capability.BIT_EXACT_RESUME
         if self.replicates:
             return own & ~Capability.BIT_EXACT_RESUME if self.options.fp8_communication else own
         return own & ~(
@@ -125,6 +143,11 @@ class ColossalAIStrategy(DDPStrategy):
         refusals.refuse_eight_bits(self.options, device_type)
         refusals.refuse_sizes(self.plugin, self.options, self.world_size)
         refusals.refuse_precision(self.plugin, self.options, self.precision_plugin.name)
+        if self._is_native and not isinstance(self.checkpoint_io, native.EngineCheckpointIO):
+            raise ConfigurationError(
+                "colossalai_checkpoint='native' lets Colossal-AI's Booster write the checkpoints, and "
+                f"{type(self.checkpoint_io).__name__} was given to write them. Leave one of the two out."
+            )
         library.plugin_class(self.plugin)
 
     def check_device(self, device_type: str) -> None:
@@ -134,6 +157,10 @@ class ColossalAIStrategy(DDPStrategy):
             ConfigurationError: it needs GPUs.
         """
         refusals.refuse_device(self.plugin, device_type)
+
+    def own_booster(self) -> Any:
+        """All ranks, in the process group. The Booster that has set up what is cut, or one with the same plugin."""
+        return self._make_booster() if self.engine is None else self.engine.booster
 
     def _make_booster(self, **more: Any) -> Any:
         return library.booster(self.plugin, {**self.options.given(), **more}, self.root_device.type)
@@ -300,19 +327,49 @@ class ColossalAIStrategy(DDPStrategy):
 
     # state ----------------------------------------------------------------------------------------------------------
 
+    @property
+    def _is_native(self) -> bool:
+        return self.colossalai_checkpoint == "native"
+
+    @property
+    def saves_whole(self) -> bool:
+        """True if Colossal-AI's own files hold whole tensors, which the core can read: all but Gemini and hybrid."""
+        return self.replicates or self.plugin == "low_level_zero"
+
+    def configure_checkpoint_io(self) -> CheckpointIO | None:
+        """The core's, or with `colossalai_checkpoint="native"` Colossal-AI's own layout."""
+        return native.EngineCheckpointIO(self) if self._is_native else None
+
     def get_module_state_dict(
         self, module: nn.Module, *, layout: Literal["full", "sharded"] | None = None
     ) -> dict[str, Any]:
-        """All ranks. The module's state by the user's names, of what is in 16 bits the masters."""
+        """All ranks. The module's state by the user's names, of what is in 16 bits the masters.
+
+        In Colossal-AI's own layout a mark stands for it.
+        """
         named = super().get_module_state_dict(module, layout=layout)
+        if self._is_native and layout is None and (self.replicates or self._engine_of(module) is not None):
+            return self._module_mark(module, list(named))
         if (engine := self._engine_of(module)) is not None:
             values = engine.module_values()
             for name, original in self._originals(module, named).items():
                 named[name] = values.get(original, named[name])
         return named
 
+    def _module_mark(self, module: nn.Module, names: list[str]) -> dict[str, Any]:
+        handle = self.session.handle_of(module)
+        index = next(index for index, one in enumerate(self.session.handles) if one is handle)
+        # Gemini walks through the router itself, and the others through what stands in for the user's module.
+        prefix = "module." if self.plugin == "gemini" else ""
+        own = (prefix + name for name in handle.module.state_dict())
+        name = native_files.numbered(native_files.MODEL, index)
+        return native_files.module_mark(name, dict(zip(own, names, strict=True)))
+
     def load_module_state_dict(self, module: nn.Module, state: Mapping[str, Any], *, strict: bool = True) -> None:
         """All ranks. Put back what `get_module_state_dict` gave, in place."""
+        if native_files.is_mark(state) and self.engine is not None:
+            native.load_model(self.engine, state, strict=strict)
+            return
         super().load_module_state_dict(module, state, strict=strict)
         if (engine := self._engine_of(module)) is not None:
             originals = self._originals(module, super().get_module_state_dict(module))
@@ -327,7 +384,9 @@ class ColossalAIStrategy(DDPStrategy):
         return {name: value for name, value in zip(named, own.values(), strict=True) if isinstance(value, torch.Tensor)}
 
     def get_optimizer_state_dict(self, optimizer: Optimizer) -> dict[str, Any]:
-        """All ranks. The optimizer's state by parameter names, with whole tensors."""
+        """All ranks. The optimizer's state by parameter names, with whole tensors; or a mark, as for a module."""
+        if self._is_native:
+            return self._optimizer_mark(optimizer)
         engine = self._zero_engine()
         if engine is None:
             return super().get_optimizer_state_dict(optimizer)
@@ -338,8 +397,25 @@ class ColossalAIStrategy(DDPStrategy):
         entries = engine.whole_entries(state["state"])
         return {**state, "state": {names[index]: entry for index, entry in entries.items()}, "param_groups": groups}
 
+    def _optimizer_mark(self, optimizer: Optimizer) -> dict[str, Any]:
+        index = next(index for index, one in enumerate(self.optimizers) if one is optimizer)
+        own = [group["params"] for group in optimizer.param_groups]
+        given = own if self.engine is None else self.engine.given_groups
+        names = dict(zip(map(id, chain(*given)), self.parameter_names(optimizer), strict=True))
+        groups = [
+            {**group, "params": [names[id(one)] for one in parameters]}
+            for group, parameters in zip(optimizer.param_groups, given, strict=True)
+        ]
+        # ZeRO counts what it steps, and nothing else.
+        counted = self.engine.trained if isinstance(self.engine, ZeroEngine) else set(chain(*given))
+        in_order = [names[id(one)] for one in chain(*given) if one in counted]
+        return native_files.optimizer_mark(native_files.numbered(native_files.OPTIMIZER, index), in_order, groups)
+
     def load_optimizer_state_dict(self, optimizer: Optimizer, state: Mapping[str, Any]) -> None:
         """All ranks. Put a whole state back; each rank takes its parts."""
+        if native_files.is_mark(state) and self.engine is not None:
+            native.load_optimizer(self.engine, state)
+            return
         engine = self._zero_engine()
         if engine is None:
             super().load_optimizer_state_dict(optimizer, state)

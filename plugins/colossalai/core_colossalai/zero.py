@@ -46,16 +46,21 @@ class ZeroEngine(Engine):
         self._buffers = [(part, name, one.dtype) for part in module.modules() for name, one in _buffers_of(part)]
         before: dict[Tensor, Tensor] = {one: one.detach().clone() for one in module.parameters() if self._is_mixed}
         super().__init__(booster, module, optimizer)
-        trained = self._trained
+        trained = self.trained
         self._names: dict[Tensor, str] = {one: name for name, one in module.named_parameters() if one in trained}
         self._frozen = {one: value for one, value in before.items() if one not in trained}
         self._set_masters(before)
         self._max_norm = self.boosted._clip_grad_norm
+        vars(self.wrapped)["unwrap"] = self._unwrap  # Colossal-AI saves what this gives, by the user's names
 
     @property
-    def _trained(self) -> set[Tensor]:
+    def trained(self) -> set[Tensor]:
+        """Parameters of the optimizer that ZeRO steps: those that weren't frozen when it was set up."""
         held = self.boosted.working_to_master_param
         return {one for group in self.given_groups for one in group if id(one) in held}
+
+    def _unwrap(self, unwrap_peft: bool = True) -> nn.Module:
+        return self.module
 
     def backward(self, loss: Tensor, **kwargs: Any) -> None:
         """All ranks. Compute gradients, of which each rank keeps the averages of its parts."""
@@ -165,6 +170,7 @@ class ZeroEngine(Engine):
     def close(self, *, is_whole: bool) -> None:
         """All ranks, unless `is_whole` is False, after an exception. Give module and optimizer back to the user."""
         super().close(is_whole=is_whole)
+        vars(self.wrapped).pop("unwrap", None)
         values = self.module_values() if is_whole else {}
         for handle in self.boosted.grad_handles:
             handle.remove()

@@ -60,6 +60,15 @@ def test_clipping_is_for_one_step(found):
     assert clipped < 2e-3 < 1 < unclipped
 
 
+def test_its_own_layout_keeps_all_but_masters(found):
+    """In float32 to the bit, with frozen weights and without any state of the optimizer, too; in 16 bits rounded."""
+    adamw, rounded, sgd = found["native"]
+    assert adamw == sgd == [[0.0, 0.0], [0.0, 0.0]]
+    for weights, state in rounded:
+        assert 0 < weights < 1e-2
+        assert state == 0
+
+
 def test_a_layer_that_one_rank_leaves_out_is_named(tmp_path):
     done = run(tmp_path, "left_out")
     assert done.returncode != 0

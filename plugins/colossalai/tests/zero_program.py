@@ -9,6 +9,7 @@ from accelerator_double import Zero1OnADouble
 from torch import nn
 
 from core import Fabric
+from core_colossalai import NativeCheckpointIO
 
 
 def started(**options):
@@ -73,6 +74,60 @@ def float16():
     return [losses[0], losses[-1], state["scale"], precision.state_dict()["scale"]]
 
 
+def native(folder):
+    """What differs after a checkpoint in Colossal-AI's own layout was read, by the strategy and as whole tensors."""
+    differences = []
+    for precision, kind in (("fp32", torch.optim.AdamW), ("bf16", torch.optim.AdamW), ("fp32", torch.optim.SGD)):
+        path = f"{folder}/{precision}-{kind.__name__}"
+        fabric, module, model, optimizer = stepped(precision, kind)
+        fabric.save(path, {"model": model, "optimizer": optimizer})
+        held = states(fabric, module, optimizer)
+        fabric.teardown()
+        fabric, module, model, optimizer = stepped(precision, kind, seed=4)
+        fabric.load(path, {"model": model, "optimizer": optimizer})
+        found = states(fabric, module, optimizer)
+        fabric.teardown()
+        whole = NativeCheckpointIO().load_checkpoint(path, collectives=None)
+        read = [whole["model"], whole["optimizer"]["state"]]
+        differences.append([apart(held, found), apart(held, read)])
+    return differences
+
+
+def stepped(precision, kind, seed=3):
+    fabric = started(precision=precision, colossalai_checkpoint="native")
+    torch.manual_seed(seed)
+    module = nn.Sequential(nn.Linear(5, 7), nn.Linear(7, 3).requires_grad_(False), nn.Linear(3, 3))
+    model, optimizer = fabric.setup(module, kind(module.parameters(), lr=0.1))
+    for _ in range(2):
+        optimizer.zero_grad()
+        fabric.backward(model(torch.ones(2, 5)).float().square().mean())
+        optimizer.step()
+    return fabric, module, model, optimizer
+
+
+def states(fabric, module, optimizer):
+    strategy = fabric.strategy
+    strategy.colossalai_checkpoint = "canonical"
+    weights = {name: value.clone() for name, value in strategy.get_module_state_dict(module).items()}
+    entries = strategy.get_optimizer_state_dict(optimizer.optimizer)["state"]
+    strategy.colossalai_checkpoint = "native"
+    return [weights, entries]
+
+
+def apart(one, other):
+    """The largest difference of weights, and of an optimizer's state."""
+    (weights, entries), (other_weights, other_entries) = one, other
+    assert weights.keys() == other_weights.keys()
+    assert entries.keys() == other_entries.keys()
+    pairs = [(value, other_weights[name]) for name, value in weights.items()]
+    kept = [(value, other_entries[name][key]) for name, entry in entries.items() for key, value in entry.items()]
+    kept = [(value, other) for value, other in kept if value is not None]
+    return [
+        max([(value - other.to(value.dtype)).abs().max().item() for value, other in each] or [0.0])
+        for each in (pairs, kept)
+    ]
+
+
 def left_out():
     """One rank's loss leaves out a layer, which ends the program."""
     fabric = started(timeout=timedelta(seconds=30))
@@ -95,7 +150,8 @@ def main():
     if sys.argv[1:] == ["left_out"]:
         left_out()
         return
-    print(json.dumps({"masters": masters(), "clipped": clipped_twice(), "float16": float16()}), flush=True)
+    found = {"masters": masters(), "clipped": clipped_twice(), "float16": float16(), "native": native("native")}
+    print(json.dumps(found), flush=True)
 
 
 if __name__ == "__main__":

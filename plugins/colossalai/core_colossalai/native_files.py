@@ -1,0 +1,175 @@
+"""The folders that Colossal-AI's Booster writes: names in them, what the core adds, and how it reads them."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from core import CheckpointCorruptedError, CheckpointError, CheckpointIO, CheckpointNotFoundError
+from core.checkpoint import load_checkpoint
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from torch import Tensor
+
+    from core import Collectives, PathLike
+
+MODEL, OPTIMIZER = "modeling", "optimizer"
+"""Where the Booster's files lie, by the names of Colossal-AI's own examples."""
+
+REST = "core.pt"
+"""The file that holds the rest of a state: all that isn't in the Booster's files. It is written last."""
+
+GROUPS = "param_groups"
+_INDEX = "pytorch_model.bin.index.json"
+_INSIDE = "in Colossal-AI's files"
+
+
+def numbered(name: str, index: int) -> str:
+    """The name of the first module's or optimizer's files, or of a later one's."""
+    return f"{name}_{index}" if index else name
+
+
+def module_mark(name: str, names: Mapping[str, str]) -> dict[str, Any]:
+    """Stands in a state for a module in the Booster's files, with its canonical names by those of the files."""
+    return {_INSIDE: name, "names": dict(names)}
+
+
+def optimizer_mark(name: str, names: list[str], groups: list[dict[str, Any]]) -> dict[str, Any]:
+    """Stands in a state for an optimizer in the Booster's files, with names of parameters by their positions there."""
+    return {_INSIDE: name, "names": names, GROUPS: groups}
+
+
+def name_of(mark: Mapping[str, Any]) -> str:
+    """The name of the files that a mark stands for.
+
+    Raises:
+        CheckpointCorruptedError: it leads elsewhere.
+    """
+    name = mark[_INSIDE]
+    if not isinstance(name, str) or not _is_name(name):
+        raise CheckpointCorruptedError(f"{REST!r} names {name!r}, where the name of a file beside it was expected.")
+    return name
+
+
+def is_mark(state: Any) -> bool:
+    """True for a part of a state that says only that it is in the Booster's files."""
+    return isinstance(state, dict) and _INSIDE in state
+
+
+def marks_in(state: Any) -> Iterator[dict[str, Any]]:
+    """All marks in a state."""
+    if is_mark(state):
+        yield state
+    elif isinstance(state, dict | list | tuple):
+        for item in state.values() if isinstance(state, dict) else state:
+            yield from marks_in(item)
+
+
+def with_marks(state: Any, fill: Callable[[dict[str, Any]], Any]) -> Any:
+    """A state with what `fill` gives in the place of each mark."""
+    if is_mark(state):
+        return fill(state)
+    if isinstance(state, dict):
+        return {key: with_marks(item, fill) for key, item in state.items()}
+    return [with_marks(item, fill) for item in state] if isinstance(state, list) else state
+
+
+def _is_name(text: str) -> bool:
+    return text not in ("", ".", "..") and not {"/", "\\", "\0"} & set(text)
+
+
+class NativeCheckpointIO(CheckpointIO):
+    """Folders that the Booster has written; read without Colossal-AI, as whole states. Nothing in them is executed.
+
+    Files of `torch_ddp` and `low_level_zero` hold whole tensors. Only `core.pt` has a digest.
+    """
+
+    def save_checkpoint(self, state: dict[str, Any] | None, path: PathLike, *, collectives: Collectives) -> None:
+        """Refused: see `ColossalAIStrategy(colossalai_checkpoint="native")`.
+
+        Raises:
+            CheckpointError: always.
+        """
+        raise CheckpointError(
+            "Colossal-AI's own layout is written by its Booster: use "
+            "ColossalAIStrategy(colossalai_checkpoint='native')."
+        )
+
+    def load_checkpoint(
+        self, path: PathLike, *, collectives: Collectives, state: dict[str, Any] | None = None
+    ) -> dict[str, Any]:
+        """The whole state in the canonical form, on all ranks; weights are on mapped memory of the files.
+
+        Raises:
+            CheckpointNotFoundError: nothing is there.
+            CheckpointCorruptedError: a file is missing or damaged.
+        """
+        whole: dict[str, Any] = with_marks(self.rest(path), lambda mark: _whole(Path(path), mark))
+        return whole
+
+    def rest(self, path: PathLike) -> dict[str, Any]:
+        """What isn't in the Booster's files, with marks in the place of what is.
+
+        Raises:
+            CheckpointNotFoundError: nothing is there.
+            CheckpointCorruptedError: the file is damaged.
+        """
+        if not self.exists(path):
+            raise CheckpointNotFoundError(
+                f"No checkpoint of Colossal-AI's is at {str(path)!r}: expected a folder with the file {REST!r}."
+            )
+        return load_checkpoint(Path(path) / REST)
+
+    def remove_checkpoint(self, path: PathLike, *, collectives: Collectives) -> None:
+        """Delete the folder at `path`. Nothing happens if it is not there.
+
+        Raises:
+            CheckpointError: something else is there.
+        """
+        if collectives.rank == 0 and Path(path).exists():
+            if not self.exists(path):
+                raise CheckpointError(f"{str(path)!r} is not a checkpoint of Colossal-AI's. It is left alone.")
+            shutil.rmtree(path)
+        collectives.barrier()
+
+    def exists(self, path: PathLike) -> bool:
+        """True if a whole checkpoint is at `path`."""
+        return (Path(path) / REST).is_file()
+
+
+def _whole(folder: Path, mark: Mapping[str, Any]) -> dict[str, Any]:
+    """The state that a mark stands for."""
+    place, names = folder / name_of(mark), mark["names"]
+    if GROUPS not in mark:
+        return {names.get(name, name): value for name, value in _weights(place).items()}
+    saved = _torchs(place)
+    try:
+        state = {names[index]: entry for index, entry in saved["state"].items()}
+    except (KeyError, IndexError, TypeError, AttributeError) as error:
+        raise CheckpointCorruptedError(f"{str(place)!r} is not the optimizer that {REST!r} names: {error!r}") from error
+    return {**{key: value for key, value in mark.items() if key not in (_INSIDE, "names")}, "state": state}
+
+
+def _weights(folder: Path) -> dict[str, Tensor]:
+    index = folder / _INDEX
+    try:
+        places: dict[str, str] = json.loads(index.read_text())["weight_map"]
+        files = {file: _torchs(folder / file) for file in dict.fromkeys(places.values()) if _is_name(file)}
+        return {name: files[file][name] for name, file in places.items()}
+    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
+        raise CheckpointCorruptedError(f"{str(index)!r} is missing or damaged: {error!r}") from error
+
+
+def _torchs(file: Path) -> Any:
+    import torch
+
+    if not file.is_file():
+        raise CheckpointCorruptedError(f"{str(file)!r} is missing or damaged: no file is there.")
+    try:
+        return torch.load(file, map_location="cpu", mmap=True, weights_only=True)
+    except Exception as error:  # whatever torch raises on what isn't its file
+        raise CheckpointCorruptedError(f"{str(file)!r} is missing or damaged: {error}") from error

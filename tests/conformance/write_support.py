@@ -85,7 +85,7 @@ NEEDS_HARDWARE = [
 ]
 
 # Tests that show that a device is there; the others pass without one too.
-DEVICE_TESTS = ("test_computes", "test_trains", "test_training_equals_one_device")
+DEVICE_TESTS = ("test_computes", "test_computes_in_its_format", "test_trains", "test_training_equals_one_device")
 
 HEAD = """\
 # What has been proven

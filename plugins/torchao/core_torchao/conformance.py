@@ -1,11 +1,10 @@
-"""The conformance suites of core-torchao. Imported by `core check` and the tests only: it needs pytest.
-
-The kit's layers have 4 inputs, fewer than the 32 that share a scale in int4.
-"""
+"""The conformance suites of core-torchao. Imported by `core check` and the tests only: it needs pytest."""
 
 from core_testing import PrecisionConformance
 
 _CLIPPED = "torchao passes no gradient to a weight that rounding clips, which of 4 inputs is one in most outputs"
+_GROUPS = "32 inputs of a layer share a scale in int4, and the kit's layers, of 4 or 6 inputs, are refused"
+_REFUSED = {"test_converts_modules_in_place": _GROUPS, "test_computes_in_its_format": _GROUPS}
 
 
 class TestInt8WeightOnly(PrecisionConformance):
@@ -31,3 +30,17 @@ class TestInt8WeightOnlyQAT(PrecisionConformance):
 
     alias = "int8-weight-only-qat"
     known_failures = {"test_gradients_have_their_true_size": _CLIPPED, "test_trains": _CLIPPED}
+
+
+class TestInt4WeightOnly(PrecisionConformance):
+    """Evaluates with weights in 4 bits."""
+
+    alias = "int4-weight-only"
+    known_failures = _REFUSED
+
+
+class TestInt4WeightOnlyQAT(PrecisionConformance):
+    """Trains with weights rounded to 4 bits."""
+
+    alias = "int4-weight-only-qat"
+    known_failures = {**_REFUSED, "test_gradients_have_their_true_size": _GROUPS, "test_trains": _GROUPS}

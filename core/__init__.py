@@ -9,10 +9,12 @@ The public names are imported when they are first used, so that `import core` co
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 from core._version import __version__
 from core.door import door
+from core.shown_warnings import show_warnings_once
 
 if TYPE_CHECKING:
     from core.callbacks import Callback
@@ -142,3 +144,9 @@ _OTHERS = {
 _CONTRACT = set(__all__).difference(*_OTHERS.values(), ["__version__"])
 
 __getattr__, __dir__ = door(__name__, {**_OTHERS, ".contract": _CONTRACT})
+
+show_warnings_once()
+if "CORE_TALK" in os.environ:  # this may be a rank that runs the script again: its warnings go to the main process
+    from core.launch.talk import begin_inherited
+
+    begin_inherited()

@@ -10,7 +10,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -21,7 +21,9 @@ from core.launch.channel import Channel, open_channel, signal_process
 from core.launch.group import Worker, WorkerGroup
 from core.launch.script import describe_interactive, refuse_interactive, refuse_nested, refuse_unguarded
 from core.launch.signal_forwarder import SignalForwarder
+from core.launch.talk import Hearing, Talk
 from core.launch.thread_share import share_cores
+from core.launch.timeouts import GRACE_S
 from core.launch.worker import Membership, exit_on_signal
 
 if TYPE_CHECKING:
@@ -89,21 +91,25 @@ class MultiprocessingLauncher(Launcher):
 
     def _run(self, call: LaunchedCall, directory: Path) -> Any:
         payload = self._write(call, directory) if self.pickles else call
-        with SignalForwarder() as signals:
+        with SignalForwarder() as signals, closing(Hearing(is_rank=False)) as hearing:
             group: WorkerGroup | None = None
+            waiting: threading.Thread | None = None
             try:
                 with signals.held():
-                    workers = self._start_all(payload, directory, call.environment.node_rank())
+                    workers = self._start_all(payload, directory, call.environment.node_rank(), hearing)
                     group = WorkerGroup(workers, lambda failure: None)
                     signals.to(group)
                 # Each worker runs the one function to its end; one that ends before has failed, whatever its exit code.
                 group.need(1)
-                group.wait()
+                waiting = _end_with(group, hearing)
+                hearing.hear()  # in this thread, where a notebook expects its cell's output
             finally:
                 if group is not None:
                     group.stop("The main process was interrupted, and its workers end too.", 0)
                     # The next launch may fork, and a fork must not copy running threads.
                     group.join()
+                if waiting is not None:
+                    waiting.join(GRACE_S)
             signals.raise_for()
         if group.failure is not None:
             raise group.failure from group.failure.__cause__
@@ -115,10 +121,14 @@ class MultiprocessingLauncher(Launcher):
         call.write(path, who=f"The start method {self.start_method!r}", cure=cure)
         return path
 
-    def _start_all(self, payload: Path | LaunchedCall, directory: Path, node_rank: int) -> list[Worker]:
+    def _start_all(
+        self, payload: Path | LaunchedCall, directory: Path, node_rank: int, hearing: Hearing
+    ) -> list[Worker]:
         started: list[Worker] = []
         try:
-            started.extend(self._start(payload, directory, node_rank, index) for index in range(self.num_processes))
+            started.extend(
+                self._start(payload, directory, node_rank, index, hearing) for index in range(self.num_processes)
+            )
         except BaseException:
             # Hanging up ends those that run.
             for worker in started:
@@ -126,7 +136,9 @@ class MultiprocessingLauncher(Launcher):
             raise
         return started
 
-    def _start(self, payload: Path | LaunchedCall, directory: Path, node_rank: int, local_rank: int) -> Worker:
+    def _start(
+        self, payload: Path | LaunchedCall, directory: Path, node_rank: int, local_rank: int, hearing: Hearing
+    ) -> Worker:
         import torch.multiprocessing
 
         world = {
@@ -139,14 +151,17 @@ class MultiprocessingLauncher(Launcher):
         num_sharing = 0 if self.start_method == "fork" else self.num_processes
         context: Any = torch.multiprocessing.get_context(self.start_method)
         channel, end = open_channel()
-        with end, _signals_blocked(self.start_method == "fork") as mask:
+        variables = rank_variables(**world, num_local=self.num_processes)
+        talk = hearing.variable(world["global_rank"])
+        with end, _signals_blocked(self.start_method == "fork") as mask, _set(talk):
             process = context.Process(
                 target=_work,
                 args=(
                     end,
+                    hearing.theirs,
                     payload,
                     world,
-                    rank_variables(**world, num_local=self.num_processes),
+                    variables,
                     num_sharing,
                     directory,
                     mask,
@@ -157,6 +172,17 @@ class MultiprocessingLauncher(Launcher):
             # SIGIO on this socket wakes the worker when the main process writes, or dies.
             signal_process(end, process.pid)
         return Worker(world["global_rank"], process.pid, lambda: _wait(process), channel)
+
+
+@contextmanager
+def _set(variables: dict[str, str]) -> Iterator[None]:
+    """Set variables for a new interpreter."""
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name in variables:
+            del os.environ[name]
 
 
 @contextmanager
@@ -176,6 +202,18 @@ def _signals_blocked(is_asked: bool) -> Iterator[set[int] | None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
+def _end_with(group: WorkerGroup, hearing: Hearing) -> threading.Thread:
+    """A thread that ends the hearing as soon as all workers have ended."""
+
+    def wait() -> None:
+        group.wait()
+        hearing.end()
+
+    waiting = threading.Thread(target=wait, name="wait for ranks", daemon=True)
+    waiting.start()
+    return waiting
+
+
 def _wait(process: Any) -> int:
     process.join()
     return int(process.exitcode or 0)
@@ -183,6 +221,7 @@ def _wait(process: Any) -> int:
 
 def _work(
     end: socket.socket,
+    talk: socket.socket,
     payload: Path | LaunchedCall,
     world: dict[str, int],
     variables: dict[str, str],
@@ -199,6 +238,7 @@ def _work(
     signal.signal(signal.SIGINT, exit_on_signal)
     membership = Membership(Channel(end))
     membership.begin()
+    Talk(talk, world["global_rank"], is_heard=True).begin()
     if num_sharing:
         share_cores(num_sharing)
     else:

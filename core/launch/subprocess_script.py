@@ -16,6 +16,7 @@ from core.launch.group import Worker
 from core.launch.main_process import MainProcess
 from core.launch.rank import is_inherited, set_rank
 from core.launch.script import refuse_interactive, refuse_nested, script_command
+from core.launch.talk import Hearing
 from core.launch.thread_share import share_cores
 from core.launch.worker import Membership, in_main_thread
 
@@ -170,8 +171,9 @@ class _Process:
             _World(world_size, first_rank + index, index, node_rank, num_processes) for index in range(num_processes)
         ]
         if num_processes > 1:
-            workers = _start_all(worlds[1:], launcher.environment)
-            self.main = MainProcess(workers, first_rank, launcher.environment.main_port)
+            hearing = Hearing(is_rank=True)
+            workers = _start_all(worlds[1:], launcher.environment, hearing)
+            self.main = MainProcess(workers, first_rank, launcher.environment.main_port, hearing)
         return worlds[0]
 
 
@@ -185,12 +187,12 @@ def _inherited_channel() -> socket.socket | None:
     return socket.socket(fileno=number)
 
 
-def _start_all(worlds: list[_World], environment: ClusterEnvironment) -> list[Worker]:
+def _start_all(worlds: list[_World], environment: ClusterEnvironment, hearing: Hearing) -> list[Worker]:
     command = script_command()
     shared = {"MASTER_ADDR": environment.main_address, "MASTER_PORT": str(environment.main_port)}
     started: list[Worker] = []
     try:
-        started.extend(_start(command, world, shared) for world in worlds)
+        started.extend(_start(command, world, shared, hearing) for world in worlds)
     except OSError as error:
         # Hanging up ends those that run.
         for worker in started:
@@ -199,10 +201,12 @@ def _start_all(worlds: list[_World], environment: ClusterEnvironment) -> list[Wo
     return started
 
 
-def _start(command: list[str], world: _World, shared: dict[str, str]) -> Worker:
+def _start(command: list[str], world: _World, shared: dict[str, str], hearing: Hearing) -> Worker:
     channel, end = open_channel()
     with end:
-        variables = world.variables | {
+        variables = {
+            **world.variables,
+            **hearing.variable(world.global_rank),
             "CORE_WORLD_SIZE": str(world.world_size),
             "CORE_GLOBAL_RANK": str(world.global_rank),
             "CORE_LOCAL_RANK": str(world.local_rank),
@@ -210,7 +214,9 @@ def _start(command: list[str], world: _World, shared: dict[str, str]) -> Worker:
             # With the inode: a number alone may be another file in a process that inherited only the variable.
             "CORE_CHANNEL": f"{end.fileno()}:{os.fstat(end.fileno()).st_ino}",
         }
-        process = subprocess.Popen(command, env=os.environ | shared | variables, pass_fds=[end.fileno()])
+        process = subprocess.Popen(
+            command, env=os.environ | shared | variables, pass_fds=[end.fileno(), hearing.theirs.fileno()]
+        )
         signal_process(end, process.pid)
     return Worker(world.global_rank, process.pid, process.wait, channel)
 

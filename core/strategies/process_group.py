@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore  # torch.distributed's own, with types
 
 from core.contract import ConfigurationError
+from core.shown_warnings import share_warnings
 from core.strategies.fingerprint import exchange
 from core.strategies.meeting import Meeting, say_at_exit
 
@@ -76,6 +77,8 @@ def join(
         dist.barrier()
     atexit.unregister(_settle)  # once, however many groups a script makes
     atexit.register(_settle)
+    if world_size > 1:
+        share_warnings(rank, lambda text: shared.add(text, 1) == 1)
     sys.excepthook = hook  # torch puts "[rank0]:" before every line of a traceback, once for every group of a script
     return True
 

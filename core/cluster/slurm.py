@@ -91,6 +91,10 @@ class SLURMEnvironment(ClusterEnvironment):
         """`SLURM_RESTART_COUNT`: how often the job was requeued."""
         return read_int("SLURM_RESTART_COUNT", hint=_HINT) if "SLURM_RESTART_COUNT" in os.environ else 0
 
+    def num_nodes(self) -> int | None:
+        """`SLURM_STEP_NUM_NODES`, or that of the job."""
+        return _num_nodes()
+
     def validate(self, num_devices: int, num_nodes: int) -> None:
         """Tasks and nodes of the step must be what the arguments ask for.
 

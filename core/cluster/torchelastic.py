@@ -22,6 +22,7 @@ class TorchElasticEnvironment(TorchVariables):
     Variables:
         RANK, WORLD_SIZE, LOCAL_RANK: ranks, and number of processes.
         LOCAL_WORLD_SIZE, or LOCAL_SIZE: processes on this node. Optional; all of them if neither is set.
+        GROUP_WORLD_SIZE: number of nodes. Optional; follows from WORLD_SIZE and the size of a node.
         GROUP_RANK, or CROSS_RANK: number of this node. Optional; follows from RANK and the size of a node.
         MASTER_ADDR, MASTER_PORT: where the ranks meet.
         TORCHELASTIC_RUN_ID: set by torchrun; name of the job.
@@ -47,6 +48,12 @@ class TorchElasticEnvironment(TorchVariables):
         if os.environ.get("GROUP_RANK") or os.environ.get("CROSS_RANK"):
             return read_int("GROUP_RANK", "CROSS_RANK", hint=_HINT)
         return self.global_rank() // self._local_world_size()
+
+    def num_nodes(self) -> int | None:
+        """`GROUP_WORLD_SIZE`, or what follows from the size of a node."""
+        if os.environ.get("GROUP_WORLD_SIZE"):
+            return read_int("GROUP_WORLD_SIZE", hint=_HINT, minimum=1)
+        return max(1, self.world_size() // self._local_world_size())
 
     def _local_world_size(self) -> int:
         return read_int("LOCAL_WORLD_SIZE", "LOCAL_SIZE", "WORLD_SIZE", hint=_HINT, minimum=1)

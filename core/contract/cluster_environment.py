@@ -61,9 +61,13 @@ class ClusterEnvironment(abc.ABC):
     def node_rank(self) -> int:
         """Number of this node, from 0."""
 
+    def num_nodes(self) -> int | None:
+        """Number of nodes, for `num_nodes="auto"`; None if this environment doesn't tell."""
+        return None
+
     @property
     def restart_count(self) -> int:
-        """Number of restarts of the whole group. It is part of the store's prefix, so that no rank reads stale keys."""
+        """Number of restarts, as this node counts them."""
         return 0
 
     @property

@@ -6,7 +6,7 @@ import os
 import weakref
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -60,7 +60,7 @@ class Fabric(Processes):
         accelerator: str | Accelerator = "auto",
         strategy: str | Strategy = "auto",
         devices: Devices = "auto",
-        num_nodes: int = 1,
+        num_nodes: int | Literal["auto"] = 1,
         precision: str | int | Precision | None = None,
         plugins: Any | Sequence[Any] | None = None,
         callbacks: Any | Sequence[Any] | None = None,
@@ -74,7 +74,7 @@ class Fabric(Processes):
             strategy: any registered name (`core list-strategies`), an instance, or `"auto"`.
             devices: on each node how many (`2`), which (`[1, 3]`, `"1,3"`), all (`-1`), or `"auto"`: every GPU, one
                 process on a CPU.
-            num_nodes: number of machines.
+            num_nodes: number of machines; `"auto"` takes those that a scheduler or torchrun has started on.
             precision: `"bf16-mixed"`, `16`, any registered name, an instance; None is float32.
             plugins: instances or names of Precision, CheckpointIO, ClusterEnvironment and Launcher.
             callbacks: objects whose methods `fabric.call` calls by name.

@@ -8,7 +8,7 @@ no device is touched.
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from core._version import __version__
 from core.contract import Strategy
@@ -44,7 +44,7 @@ def resolve(
     strategy: str | Strategy = "auto",
     accelerator: str | Accelerator = "auto",
     devices: Devices = "auto",
-    num_nodes: int = 1,
+    num_nodes: int | Literal["auto"] = 1,
     precision: str | int | Precision | None = None,
     plugins: Sequence[Any] | None = (),
 ) -> Resolution:
@@ -56,7 +56,7 @@ def resolve(
         accelerator: a registered name, `"gpu"`, an instance, or `"auto"`: the best of those that are here.
         devices: on each node how many (`2`, `"2"`), which (`[1, 3]`, `"1,3"`), all (`-1`), or `"auto"`: what a
             scheduler has started, or else `Accelerator.default_num_devices`.
-        num_nodes: number of machines.
+        num_nodes: number of machines; `"auto"` is what the cluster environment tells, or 1.
         precision: a registered name (`"bf16-mixed"`), a number (`16`), an instance, or None for float32.
         plugins: instances or names of Precision, CheckpointIO, ClusterEnvironment and Launcher; one of each.
 
@@ -67,13 +67,13 @@ def resolve(
     """
     check_strategy_argument(strategy)
     check_devices(devices)
-    check_num_nodes(num_nodes)
     own = sort_plugins(plugins)
     # Of an instance that another Trainer had: what the user gave, without what was filled in there.
     given = Session.of(strategy).given_parts() if isinstance(strategy, Strategy) else {}
 
     device_kind = choose_accelerator(accelerator, given)
     environment = choose_cluster_environment(own, given)
+    asked_nodes, num_nodes = num_nodes, check_num_nodes(num_nodes, environment.part)
     # Where a scheduler has started the processes, `devices="auto"` is one device for each of them.
     parallel_devices, which_devices = choose_devices(devices, device_kind.part, environment.part, num_nodes, given)
     chosen = choose_strategy(
@@ -107,7 +107,7 @@ def resolve(
         interactive_alias=chosen.part.interactive_alias,
     )
     _check(chosen.part, num_nodes)
-    nodes = Decision("nodes", str(num_nodes), f"num_nodes={num_nodes}")
+    nodes = Decision("nodes", str(num_nodes), f"num_nodes={asked_nodes}")
     parts = [part.decision for part in (environment, chosen, formats, checkpoint_io, launcher)]
     resolution = Resolution(session, (device_kind.decision, which_devices, nodes, *parts))
     if environment.part.global_rank() == 0:

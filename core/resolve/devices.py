@@ -11,6 +11,8 @@ from core.contract import ConfigurationError, DeviceError
 if TYPE_CHECKING:
     from typing import TypeAlias
 
+    from core.contract import ClusterEnvironment
+
     CheckedDevices: TypeAlias = int | list[int] | Literal["auto"]
 
 _EXPECTED = "a number of devices (2), -1 for all, their indices ([1, 3] or '1,3'), or 'auto'"
@@ -32,16 +34,19 @@ def check_devices(devices: Any) -> CheckedDevices:
     return _check_number(_number(devices), devices)
 
 
-def check_num_nodes(num_nodes: Any) -> int:
-    """Return the number of nodes if it is one.
+def check_num_nodes(num_nodes: Any, environment: ClusterEnvironment) -> int:
+    """The number of nodes; of `"auto"` what the environment tells, or 1.
 
     Raises:
         ConfigurationError: it isn't.
     """
+    if isinstance(num_nodes, str) and num_nodes.strip().casefold() == "auto":
+        return environment.num_nodes() or 1
     number = _integer(num_nodes)
     if number is None or number < 1:
         raise ConfigurationError(
-            f"num_nodes={num_nodes!r}: expected a whole number of machines from 1. Leave it out for one machine."
+            f"num_nodes={num_nodes!r}: expected a whole number of machines from 1, or 'auto' for those that "
+            "a scheduler or torchrun has started on. Leave it out for one machine."
         )
     return number
 

@@ -14,6 +14,7 @@ from torch._C._distributed_c10d import PrefixStore, Store, TCPStore  # torch.dis
 
 from core.contract import ConfigurationError
 from core.shown_warnings import share_warnings
+from core.strategies import rounds
 from core.strategies.fingerprint import exchange
 from core.strategies.meeting import Meeting, say_at_exit
 
@@ -107,6 +108,9 @@ def _shared_store(environment: ClusterEnvironment, rank: int, world_size: int, t
         store = TCPStore(
             environment.main_address, environment.main_port, is_master=hosts, timeout=timeout, wait_for_workers=False
         )
-        _stores[key] = PrefixStore(f"core/{environment.restart_count}", store)
+        # What others have started they may start again, one node more often than another.
+        starts_again = environment.creates_processes
+        name = rounds.meet(store, rank, world_size, timeout) if starts_again else "0"
+        _stores[key] = PrefixStore(f"core/{name}", store)
         say_at_exit(_stores[key], rank)
     return _stores[key]

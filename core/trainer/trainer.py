@@ -66,7 +66,7 @@ class Trainer(Ranks, RunViews, DataViews, Logged):
         accelerator: Accelerator | str = "auto",
         strategy: Strategy | str = "auto",
         devices: Devices = "auto",
-        num_nodes: int = 1,
+        num_nodes: int | Literal["auto"] = 1,
         precision: str | int | None = None,
         logger: bool | Logger | str | Iterable[Logger | str] | None = None,
         callbacks: Callback | str | Sequence[Callback | str] | None = None,
@@ -113,7 +113,7 @@ class Trainer(Ranks, RunViews, DataViews, Logged):
             accelerator: `"cpu"`, `"gpu"`, `"cuda"`, `"mps"`, any registered one, an instance, or `"auto"`.
             strategy: an alias (see `core list-strategies`), an instance with options, or `"auto"`.
             devices: a number, `-1` for all, indices (`[1, 3]`, `"1,3"`), or `"auto"`: every GPU, one process on a CPU.
-            num_nodes: machines that take part.
+            num_nodes: machines that take part; `"auto"` for those that a scheduler or torchrun has started on.
             precision: `"32-true"`, `"bf16-mixed"`, `"16-mixed"`, `"64-true"`, ...; None is `"32-true"`.
             logger: aliases (`"tensorboard"`, see `core list-loggers`) or instances, one or several; False for none.
                 None and True write a CSV file, in `core_logs` in `default_root_dir`.

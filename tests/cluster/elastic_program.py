@@ -1,0 +1,74 @@
+"""A training that goes on wherever torchrun starts it again, on as many ranks as there are.
+
+python elastic_program.py FOLDER
+
+Each rank tells in FOLDER/steps-PID where it begins and what it has done; at the end rank 0 leaves the weights.
+A step takes as many seconds as FOLDER/pace says.
+"""
+
+import os
+import sys
+import time
+from pathlib import Path
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from core import Callback, Module, Trainer
+from core.callbacks import ModelCheckpoint
+
+FOLDER = Path(sys.argv[1])
+NUM_SAMPLES = 90
+
+
+class Net(Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1)).double()
+
+    def training_step(self, batch):
+        return nn.functional.mse_loss(self.layers(batch[0]), batch[1])
+
+    def configure_optimizers(self):
+        return torch.optim.AdamW(self.parameters(), lr=0.02)
+
+
+class Teller(Callback):
+    def tell(self, trainer, what):
+        with (FOLDER / f"steps-{os.getpid()}").open("a") as file:
+            file.write(f"{what} {trainer.global_step} of {trainer.world_size}\n")
+
+    def on_train_start(self, trainer, module):
+        self.tell(trainer, "begins")
+
+    def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx):
+        if not trainer.count_unfinished():
+            self.tell(trainer, "does")
+            time.sleep(float((FOLDER / "pace").read_text()))
+
+
+def main():
+    torch.manual_seed(1)
+    inputs = torch.randn(NUM_SAMPLES, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(5))
+    trainer = Trainer(
+        accelerator="cpu",
+        strategy="ddp",
+        num_nodes="auto",
+        global_batch_size=12,
+        max_epochs=4,
+        logger=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        callbacks=[Teller(), ModelCheckpoint(FOLDER / "saved", every_n_train_steps=2)],
+        default_root_dir=FOLDER,
+    )
+    module = Net()
+    trainer.fit(module, DataLoader(TensorDataset(inputs, inputs.sum(1, True)), 4, shuffle=True), ckpt_path="last")
+    if trainer.is_global_zero:
+        torch.save((trainer.global_step, module.state_dict()), FOLDER / "weights")
+
+
+if __name__ == "__main__":
+    main()

@@ -22,7 +22,7 @@ class DistributedCheckpointIO(AnyFormCheckpointIO):
     written last, makes the folder a checkpoint: it exists whole or not at all, also when a process or the machine dies.
 
     Nothing that is read is executed: the state is JSON and plain bytes. Every byte has a digest, which is compared
-    before the byte is used; a damaged file is named. Tensors that are not read into others are on memory that is mapped
+    before the byte counts; a damaged file is named. Tensors that are not read into others are on memory that is mapped
     from the file, privately: writing to them changes no other copy. Such a mapping doesn't outlive a file that another
     machine deletes on a network file system; copy what you keep.
 
@@ -30,6 +30,17 @@ class DistributedCheckpointIO(AnyFormCheckpointIO):
     """
 
     layout = "sharded"
+    verifies_first = False  # for subclasses with an `__init__` of their own
+
+    def __init__(self, *, verifies_first: bool = False) -> None:
+        """Make it.
+
+        Args:
+            verifies_first: read everything twice where it is loaded into something that exists: first to verify it, so
+                that a damaged checkpoint leaves what it was to be loaded into as it was, on all ranks. By default it is
+                read once, and verified meanwhile.
+        """
+        self.verifies_first = verifies_first
 
     def save_checkpoint(self, state: dict[str, Any] | None, path: PathLike, *, collectives: Collectives) -> None:
         """Write `state` to `path`, replacing what is there.
@@ -72,11 +83,15 @@ class DistributedCheckpointIO(AnyFormCheckpointIO):
         Raises:
             CheckpointNotFoundError: nothing is there. Like the others raised on all ranks, if on any.
             CheckpointCorruptedError: damaged, incomplete, or not a checkpoint; the file is named.
-            CheckpointError: it can't be read, or a tensor to fill has another shape.
+            CheckpointError: it can't be read, or a tensor to fill has another shape. If its `overwritten` is true, the
+                tensors to fill are overwritten in part on some rank; otherwise they are as they were on all.
         """
-        from core.checkpoint import formats
+        from core.checkpoint import formats, messages
 
-        return together(collectives, lambda: formats.load_checkpoint(path, state))
+        # Agreed on before a byte is written: what only one rank can't load leaves the others as they were.
+        load = together(collectives, lambda: formats.prepare_load(path, state, verifies_first=self.verifies_first))
+        with messages.overwriting(load.has_targets):
+            return together(collectives, load.fill)
 
     def describe_checkpoint(self, path: PathLike, *, collectives: Collectives) -> dict[str, Any] | None:
         """All ranks. What was saved at `path`, with a `TensorDescription` in the place of each tensor.

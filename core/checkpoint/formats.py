@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
 
 from core.checkpoint import manifest, messages, safetensors_file, single_file, torch_file
 from core.checkpoint.folder import folder_of
-from core.checkpoint.opened import OpenedCheckpoint
+from core.checkpoint.opened import OpenedCheckpoint, Plan
 from core.checkpoint.storage import location_of
 from core.contract.errors import CheckpointCorruptedError, CheckpointError
 from core.contract.plain_file import NotAFileError
@@ -30,10 +31,54 @@ def load_checkpoint(path: PathLike, targets: Any = None) -> dict[str, Any]:
     Raises:
         CheckpointNotFoundError: nothing is there.
         CheckpointCorruptedError: damaged, incomplete, or not a checkpoint; the file is named.
-        CheckpointError: it can't be read.
+        CheckpointError: it can't be read. `overwritten` tells whether targets hold something of it by then.
+    """
+    load = prepare_load(path, targets)
+    with messages.overwriting(load.has_targets):
+        return load.fill()
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """A load that has begun, and hasn't touched anything yet.
+
+    Attributes:
+        has_targets: whether `fill` fills tensors that the caller has given.
+        fill: gives the state.
+    """
+
+    has_targets: bool
+    fill: Callable[[], dict[str, Any]]
+
+
+def prepare_load(path: PathLike, targets: Any = None, *, verifies_first: bool = False) -> Load:
+    """This rank. Find out whether a checkpoint can be loaded into `targets`, which are left alone.
+
+    Args:
+        path: of a folder or a file.
+        targets: as for `load_checkpoint`.
+        verifies_first: read and verify what is needed already now, besides when it is loaded.
+
+    Raises:
+        CheckpointError: as `load_checkpoint`.
     """
     folder = open_folder(path)
-    return _load_file(path) if folder.is_file() else with_folder(folder, lambda opened: opened.load(targets))
+    if folder.is_file():
+        state = _load_file(path)
+        return Load(False, lambda: state)
+
+    def prepare(opened: OpenedCheckpoint) -> tuple[OpenedCheckpoint, Plan]:
+        plan = opened.plan(targets)
+        if verifies_first:
+            plan.verify()
+        return opened, plan
+
+    first, plan = with_folder(folder, prepare)
+
+    def fill(opened: OpenedCheckpoint) -> Any:
+        return (plan if opened is first else opened.plan(targets)).fill()
+
+    return Load(plan.has_targets, lambda: with_folder(folder, fill, first=first))
 
 
 def describe(path: PathLike) -> dict[str, Any] | None:
@@ -84,8 +129,13 @@ def open_folder(path: PathLike) -> Folder:
         raise messages.cannot_read(os.fspath(path), error) from error
 
 
-def with_folder(folder: Folder, work: Callable[[OpenedCheckpoint], T]) -> T:
+def with_folder(folder: Folder, work: Callable[[OpenedCheckpoint], T], *, first: OpenedCheckpoint | None = None) -> T:
     """Open a checkpoint folder and do something with it, again if another process replaces it meanwhile.
+
+    Args:
+        folder: of the checkpoint.
+        work: is called with it, perhaps several times.
+        first: the folder, if it has been opened already.
 
     Raises:
         CheckpointNotFoundError: nothing is there.
@@ -93,10 +143,11 @@ def with_folder(folder: Folder, work: Callable[[OpenedCheckpoint], T]) -> T:
         CheckpointError: it can't be read.
     """
     while True:
-        raw_manifest = _read_manifest(folder)
+        raw_manifest = first.raw_manifest if first is not None else _read_manifest(folder)
         try:
-            return work(OpenedCheckpoint(folder, raw_manifest))
+            return work(first if first is not None else OpenedCheckpoint(folder, raw_manifest))
         except Exception as error:
+            first = None
             # The files of an old manifest go when a new one is in place, so anything may fail then: read the new one.
             if _read_manifest(folder) != raw_manifest:
                 continue

@@ -27,7 +27,7 @@ def pieces(tensor: torch.Tensor) -> Iterator[Any]:
         return
     if (tensor.device.type == "cpu" and tensor.is_contiguous()) or tensor.nbytes <= _PIECE_BYTES:
         held = tensor.cpu().contiguous()
-        yield _bytes_of(held)
+        yield bytes_of(held)
         return
     # By rows, so that pieces are contiguous; a row that is itself too large is cut by its own rows.
     row_bytes = tensor.nbytes // tensor.shape[0]
@@ -37,11 +37,11 @@ def pieces(tensor: torch.Tensor) -> Iterator[Any]:
         return
     for part in tensor.split(_PIECE_BYTES // row_bytes):
         held = part.cpu().contiguous()
-        yield _bytes_of(held)
+        yield bytes_of(held)
 
 
-def _bytes_of(tensor: torch.Tensor) -> Any:
-    """A view that is good as long as the tensor lives."""
+def bytes_of(tensor: torch.Tensor) -> Any:
+    """The bytes of a contiguous tensor on the CPU: a view that is good as long as the tensor lives."""
     # Not through NumPy, which knows neither bfloat16 nor the 8-bit floats.
     return memoryview((ctypes.c_char * tensor.nbytes).from_address(tensor.data_ptr())).cast("B")
 
@@ -58,6 +58,6 @@ def strides_of(sizes: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(math.prod(sizes[dim + 1 :]) for dim in range(len(sizes)))
 
 
-def box_of(buffer: Any, dtype: torch.dtype, sizes: tuple[int, ...], lengths: tuple[int, ...]) -> torch.Tensor:
-    """A box of a contiguous tensor of shape `sizes`, on memory that begins with the box's first element."""
-    return torch.frombuffer(buffer, dtype=dtype).as_strided(lengths, strides_of(sizes))
+def box_of(content: torch.Tensor, dtype: torch.dtype, sizes: tuple[int, ...], lengths: tuple[int, ...]) -> torch.Tensor:
+    """A box of a contiguous tensor of shape `sizes`, on bytes that begin with the box's first element."""
+    return content.view(dtype).as_strided(lengths, strides_of(sizes))

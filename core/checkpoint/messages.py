@@ -27,6 +27,21 @@ def in_place() -> Iterator[None]:
         raise UnsettledError("is in its place, but may not survive a crash of the machine") from error
 
 
+@contextlib.contextmanager
+def overwriting(has_targets: bool) -> Iterator[None]:
+    """A context for reading into tensors of the caller: an error says that they can't be used any more."""
+    try:
+        yield
+    except CheckpointError as error:
+        if has_targets and not error.overwritten:
+            error.overwritten = True
+            error.args = (
+                f"{error} What it was loaded into is overwritten in part: load another checkpoint into it, or make it "
+                "anew, before you use it.",
+            )
+        raise
+
+
 def describe(error: BaseException) -> str:
     """The cause in a few words."""
     if isinstance(error, CheckpointError):

@@ -5,54 +5,79 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from core.checkpoint import digest, manifest
-from core.checkpoint.memory import ALIGNMENT_BYTES, box_of, box_span
+from core.checkpoint.box_reads import BoxRead, SavedChunk, reads_of
+from core.checkpoint.memory import ALIGNMENT_BYTES
 from core.checkpoint.shards import chunks_to_fill, shape_of
 from core.checkpoint.tiling import tile
-from core.checkpoint.tree import Decoder, KeyPath, is_sharded, leaf_name, readable, shape_from
+from core.checkpoint.tree import AT_ONCE, Decoder, KeyPath, is_sharded, leaf_name, readable, shape_from
 from core.contract.errors import CheckpointCorruptedError, CheckpointError
-from core.contract.sharded_leaf import Chunk, TensorDescription
+from core.contract.sharded_leaf import TensorDescription
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable
 
     from core.checkpoint.folder import Folder
-    from core.checkpoint.verified_file import MappedFile, RemoteFile
-
-    File: TypeAlias = MappedFile | RemoteFile
+    from core.checkpoint.verified_file import File
 
 _MAX_COPIES = 64
 """The most copies in memory of the bytes of the files: leaves that share memory share it in the files."""
 
-
-@dataclass(frozen=True, slots=True)
-class SavedChunk:
-    """A box of a tensor, and where its bytes are."""
-
-    offsets: tuple[int, ...]
-    sizes: tuple[int, ...]
-    file: File
-    position: int
+_SMALL_BYTES = 1 << 16
+"""The most bytes of a tensor, such as a count of steps, that is read with what lies around it."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Read:
-    """Bytes of a file that are to become a box of a tensor."""
+class Plan:
+    """A load that is ready: what was asked for fits what was saved.
 
-    file: File
-    start: int
-    stop: int
-    put: Callable[[memoryview], None]
+    Attributes:
+        state: what the load gives, whose tensors are filled by `fill`.
+        reads: what has to be read for it.
+        has_targets: whether tensors that the caller has given are among what is filled.
+    """
+
+    state: Any
+    reads: list[BoxRead]
+    has_targets: bool
+
+    def verify(self) -> None:
+        """Read all that `fill` will need, and keep nothing.
+
+        Raises:
+            CheckpointCorruptedError: a file is damaged.
+        """
+        for read in self.reads:
+            read.saved.file.verify(read.start, read.stop)
+
+    def fill(self) -> Any:
+        """The state, once all that is to be read is in its place.
+
+        Raises:
+            CheckpointCorruptedError: a file is damaged. What was filled by then is no state.
+        """
+        by_file: dict[int, list[BoxRead]] = {}
+        for read in self.reads:
+            by_file.setdefault(id(read.saved.file), []).append(read)
+        with torch.no_grad():
+            # Autograd has to see that a tensor has changed, and doesn't see what the system writes to its memory.
+            torch.autograd.graph.increment_version(
+                [read.target for read in self.reads if not read.target.is_inference()]
+            )
+            for reads in by_file.values():
+                reads[0].saved.file.fill(reads)
+        return self.state
 
 
 class OpenedCheckpoint:
     """The indexes of one checkpoint folder, read and verified, and its other files ready to be read.
 
     Attributes:
+        raw_manifest: its content when it was opened.
         manifest: of the folder.
         tree: the state, as `core.checkpoint.tree` writes it.
         chunks: of each leaf that isn't empty, by name.
@@ -71,6 +96,7 @@ class OpenedCheckpoint:
             CheckpointCorruptedError: a file is damaged; it is named.
         """
         self.folder = folder
+        self.raw_manifest = raw_manifest
         self.manifest = manifest.from_bytes(raw_manifest, folder.name_of(manifest.NAME))
         manifest.note_time(self.manifest.saved_at_ns)
         self.chunks: dict[str, list[SavedChunk]] = {}
@@ -139,32 +165,28 @@ class OpenedCheckpoint:
 
         return self._decode(take)
 
-    def load(self, targets: Any = None) -> Any:
-        """The state. Tensors without a target are on mapped memory of their own, or read.
+    def plan(self, targets: Any = None) -> Plan:
+        """What has to be read for a load. Tensors without a target are on mapped memory of their own, or read.
 
         Raises:
-            CheckpointCorruptedError: a file is damaged, or lacks a part of a tensor. No target is touched then, but on
-                a file system that isn't local.
+            CheckpointCorruptedError: a file lacks a part of a tensor, or what is mapped of it is damaged.
             CheckpointError: a target has another shape.
         """
-        reads: list[_Read] = []
+        reads: list[BoxRead] = []
+        filled: list[Any] = []
 
         def take(key_path: KeyPath, dtype: torch.dtype, shape: tuple[int, ...], target: Any) -> Any:
             saved = self._chunks_of(leaf_name(key_path), dtype.itemsize, shape)
             if isinstance(target, torch.Tensor) or is_sharded(target):
                 self._check_shape(key_path, shape, target)
-                reads.extend(_reads(saved, dtype, shape, chunks_to_fill(target)))
+                filled.append(target)
+                reads.extend(reads_of(saved, dtype, shape, chunks_to_fill(target)))
                 return target
-            return self._whole(saved, dtype, shape, reads)
+            # Beside what is filled, small ones are read with it: of a mapping their whole block would be read again.
+            is_small = targets is not None and target is not AT_ONCE
+            return self._whole(saved, dtype, shape, reads, is_small=is_small)
 
-        # First planned, then verified, then written: damage is found while all targets are as they were.
-        state = self._decode(take, targets)
-        for read in reads:
-            read.file.verify(read.start, read.stop)
-        with torch.no_grad():
-            for read in reads:
-                read.put(read.file.view(read.start, read.stop))
-        return state
+        return Plan(self._decode(take, targets), _distinct(reads), bool(filled))
 
     def verify(self, progress: Callable[[int, int], None] | None = None) -> None:
         """Read every byte.
@@ -179,7 +201,7 @@ class OpenedCheckpoint:
         for file in self.files.values():
             for start in range(0, file.size_bytes, digest.BLOCK_BYTES):
                 stop = min(start + digest.BLOCK_BYTES, file.size_bytes)
-                file.view(start, stop)  # and not `verify`: a remote file is verified only as it is fetched
+                file.verify(start, stop)
                 done += stop - start
                 if progress is not None:
                     progress(done, total)
@@ -206,19 +228,38 @@ class OpenedCheckpoint:
         return chunk.file.view(chunk.position, chunk.position + num_bytes)
 
     def _whole(
-        self, saved: list[SavedChunk], dtype: torch.dtype, shape: tuple[int, ...], reads: list[_Read]
+        self,
+        saved: list[SavedChunk],
+        dtype: torch.dtype,
+        shape: tuple[int, ...],
+        reads: list[BoxRead],
+        *,
+        is_small: bool,
     ) -> torch.Tensor:
         # One box lies in the file as the tensor does in memory, and is used where it is mapped.
         if len(saved) == 1:
+            num_bytes = math.prod(shape) * dtype.itemsize
+            if is_small and num_bytes <= _SMALL_BYTES:
+                return self._small(saved[0], num_bytes, reads).view(dtype).view(shape)
             start = saved[0].position
-            view = saved[0].file.view(start, start + math.prod(shape) * dtype.itemsize)
+            view = saved[0].file.view(start, start + num_bytes)
             return torch.frombuffer(view, dtype=dtype).view(shape)
         key = (dtype, shape, frozenset(saved))
         # Several boxes are put together in new memory. Empty tensors have no boxes, and so no key of their own.
         if not saved or key not in self._wholes:  # leaves that shared memory when they were saved share it again
             self._count_copy(math.prod(shape) * dtype.itemsize)
             self._wholes[key] = whole = _empty(dtype, shape)
-            reads.extend(_reads(saved, dtype, shape, chunks_to_fill(whole)))
+            reads.extend(reads_of(saved, dtype, shape, chunks_to_fill(whole)))
+        return self._wholes[key]
+
+    def _small(self, saved: SavedChunk, num_bytes: int, reads: list[BoxRead]) -> torch.Tensor:
+        """The bytes of a small tensor, which are to be read; the same ones for leaves that shared memory."""
+        key = (saved.file.path, saved.position, num_bytes)
+        if key not in self._wholes:
+            self._count_copy(num_bytes)
+            self._wholes[key] = content = _empty(torch.uint8, (num_bytes,))
+            whole = SavedChunk((0,), (num_bytes,), saved.file, saved.position)
+            reads.append(BoxRead(whole, torch.uint8, (0,), content))
         return self._wholes[key]
 
     def _count_copy(self, num_bytes: int) -> None:
@@ -280,45 +321,12 @@ def _empty(dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
         raise MemoryError(f"a tensor of type {dtype} and shape {shape} can't be made: {error}") from None
 
 
-def _reads(
-    saved: list[SavedChunk], dtype: torch.dtype, shape: tuple[int, ...], wanted: Sequence[Chunk]
-) -> Iterator[_Read]:
-    # The usual case needs no intersections, nor the import of torch's resharding.
-    if wanted and len(saved) == 1 and wanted[0].sizes == shape:
-        yield _read_of(saved[0], dtype, (0,) * len(shape), shape, wanted[0].tensor)
-    elif wanted and saved:
-        yield from _overlaps(dtype, shape, saved, wanted)
+def _distinct(reads: list[BoxRead]) -> list[BoxRead]:
+    """The same reads without repetitions: what is tied here and was tied then is read once."""
 
+    def place(read: BoxRead) -> tuple[Any, ...]:
+        target = read.target
+        return (id(read.saved.file), read.start, read.stop, target.data_ptr(), target.shape, target.stride())
 
-def _overlaps(
-    dtype: torch.dtype, shape: tuple[int, ...], saved: list[SavedChunk], wanted: Sequence[Chunk]
-) -> Iterator[_Read]:
-    """The parts of each saved box that belong to each wanted one, by torch's own resharding."""
-    from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, TensorProperties, TensorStorageMetadata
-    from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
-
-    def boxes(chunks: Sequence[SavedChunk] | Sequence[Chunk]) -> list[ChunkStorageMetadata]:
-        return [ChunkStorageMetadata(torch.Size(chunk.offsets), torch.Size(chunk.sizes)) for chunk in chunks]
-
-    described = TensorStorageMetadata(TensorProperties(dtype=dtype), torch.Size(shape), boxes(saved))
-    for item in create_read_items_for_chunk_list("", described, boxes(wanted)):
-        assert item.storage_index.index is not None
-        assert item.dest_index.index is not None
-        target = wanted[item.dest_index.index].tensor
-        for dim, (offset, length) in enumerate(zip(item.dest_offsets, item.lengths, strict=True)):
-            target = target.narrow(dim, offset, length)
-        chunk = saved[item.storage_index.index]
-        yield _read_of(chunk, dtype, tuple(item.storage_offsets), tuple(item.lengths), target)
-
-
-def _read_of(
-    chunk: SavedChunk, dtype: torch.dtype, offsets: tuple[int, ...], lengths: tuple[int, ...], target: torch.Tensor
-) -> _Read:
-    # One range from the box's first element to its last. What lies between its rows is verified too, not copied.
-    first, last = box_span(chunk.sizes, offsets, lengths)
-
-    def put(view: memoryview) -> None:
-        target.copy_(box_of(view, dtype, chunk.sizes, lengths))
-
-    start = chunk.position + first * dtype.itemsize
-    return _Read(chunk.file, start, chunk.position + last * dtype.itemsize, put)
+    # Only where there is memory: other tensors may all have the address 0.
+    return list({place(read) if read.memory is not None else id(read): read for read in reads}.values())

@@ -38,6 +38,9 @@ KeyPath: TypeAlias = tuple[Any, ...]
 MAX_DEPTH = 128
 """The most containers in each other: both directions can walk through so many wherever they are called."""
 
+AT_ONCE: Any = object()
+"""The target of a tensor that is needed while the state is being built."""
+
 _DENSE = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 _AS_IS = (type(None), bool, str)
 # Names of the two index tensors, in the order in which torch's constructor takes them.
@@ -315,7 +318,7 @@ class Decoder:
         names = ("indices", "values") if layout == "sparse_coo" else (*_COMPRESSED[torch_layout(layout)], "values")
         if tuple(encoded) != names:
             raise ValueError(f"{layout} of {sorted(encoded)}")
-        parts = {name: self.decode(part, (*key_path, name)) for name, part in encoded.items()}
+        parts = {name: self.decode(part, (*key_path, name), AT_ONCE) for name, part in encoded.items()}
         if all(isinstance(part, TensorDescription) for part in parts.values()):
             return parts  # the state is only being described
         # Without the check, wrong indices are accesses to any memory.

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-from core.checkpoint import digest
+import torch
+
+from core.checkpoint import digest, streaming
 from core.contract.errors import CheckpointCorruptedError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from core.checkpoint.box_reads import BoxRead
+
+_WINDOW_BYTES = 2 * digest.BLOCK_BYTES
+"""Bytes that are fetched at a time for what is copied at once."""
 
 
 class MappedFile:
@@ -41,6 +48,25 @@ class MappedFile:
         self.verify(start, stop)
         return self._content[start:stop]
 
+    def fill(self, reads: list[BoxRead]) -> None:
+        """Read boxes into their places, and verify them meanwhile: what was filled when it raises is no state.
+
+        Raises:
+            CheckpointCorruptedError: a block is damaged.
+            OSError: it can't be read.
+        """
+        try:
+            left = streaming.stream(self.path, self.size_bytes, reads, self._check)
+        except EOFError:
+            raise wrong_size(self.path, self.size_bytes) from None
+        for read in left:
+            read.put(torch.frombuffer(self.view(read.start, read.stop), dtype=torch.uint8))
+
+    def _check(self, index: int, found: str) -> None:
+        if found != self._blocks[index]:
+            begin = index * digest.BLOCK_BYTES
+            raise damaged(self.path, begin, min(begin + digest.BLOCK_BYTES, self.size_bytes))
+
 
 class RemoteFile:
     """A file that is fetched in parts."""
@@ -52,7 +78,13 @@ class RemoteFile:
         self._blocks = blocks
 
     def verify(self, start: int, stop: int) -> None:
-        """Do nothing: what is fetched is verified then."""
+        """Fetch the bytes from `start` to `stop`, and drop them.
+
+        Raises:
+            CheckpointCorruptedError: a block is damaged.
+        """
+        for begin in range(start, stop, _WINDOW_BYTES):
+            self.view(begin, min(begin + _WINDOW_BYTES, stop))
 
     def view(self, start: int, stop: int) -> memoryview:
         """Fetch the bytes, with the rest of their blocks, and verify them.
@@ -72,6 +104,25 @@ class RemoteFile:
             check_block(self.path, content[begin : begin + digest.BLOCK_BYTES], self._blocks, index)
         return content[start - origin : stop - origin]
 
+    def fill(self, reads: list[BoxRead]) -> None:
+        """Fetch boxes into their places, each block verified before it is copied.
+
+        Raises:
+            CheckpointCorruptedError: a block is damaged.
+        """
+        for read in reads:
+            start, stop, memory = read.start, read.stop, read.memory
+            if memory is None:
+                read.put(torch.frombuffer(self.view(start, stop), dtype=torch.uint8))
+                continue
+            while start < stop:
+                end = min(start - start % _WINDOW_BYTES + _WINDOW_BYTES, stop)
+                memory[start - read.start : end - read.start] = self.view(start, end)
+                start = end
+
+
+File: TypeAlias = MappedFile | RemoteFile
+
 
 def check_block(path: str, content: Any, blocks: list[str], index: int) -> None:
     """Compare one block with its digest.
@@ -81,10 +132,15 @@ def check_block(path: str, content: Any, blocks: list[str], index: int) -> None:
     """
     if digest.of_bytes(content) != blocks[index]:
         begin = index * digest.BLOCK_BYTES
-        raise CheckpointCorruptedError(
-            f"{path!r} is damaged between byte {begin} and {begin + len(content)}: the digest of that block differs. "
-            "Load an earlier checkpoint."
-        )
+        raise damaged(path, begin, begin + len(content))
+
+
+def damaged(path: str, begin: int, end: int) -> CheckpointCorruptedError:
+    """The bytes of a block don't have its digest."""
+    return CheckpointCorruptedError(
+        f"{path!r} is damaged between byte {begin} and {end}: the digest of that block differs. "
+        "Load an earlier checkpoint."
+    )
 
 
 def wrong_size(path: str, expected: int) -> CheckpointCorruptedError:

@@ -93,6 +93,7 @@ class CheckpointIO(abc.ABC):
         Raises:
             CheckpointNotFoundError: nothing is there.
             CheckpointCorruptedError: damaged, incomplete, or not a checkpoint; the file is named.
+            CheckpointError: of any class, with `overwritten` set to true if tensors of `state` may have been filled.
         """
 
     def convert_checkpoint(

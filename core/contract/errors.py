@@ -175,7 +175,13 @@ class NonFiniteLossError(CoreError, ArithmeticError):
 
 
 class CheckpointError(CoreError):
-    """A checkpoint can't be written or read."""
+    """A checkpoint can't be written or read.
+
+    Attributes:
+        overwritten: whether what it was to be loaded into is overwritten in part, and must not be used any more.
+    """
+
+    overwritten = False
 
 
 class CheckpointNotFoundError(CheckpointError, FileNotFoundError):

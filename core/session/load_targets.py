@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from core.contract.sharded_leaf import ShardedLeaf, TensorDescription
-from core.session import state_objects
+from core.session import optimizer_state, state_objects
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -46,7 +46,7 @@ def module_targets(described: Any, own: Mapping[str, Any]) -> dict[str, Any] | N
 
 
 def optimizer_targets(strategy: Strategy, described: Mapping[str, Any], optimizer: Any) -> dict[str, Any] | None:
-    """A tensor for each saved one of a parameter's shape, which lies as the parameter does.
+    """A tensor for each saved one of a parameter's shape: the optimizer's own, or one that lies as the parameter does.
 
     So a sharded parameter's moments are read in shards, without a step of the optimizer to make them first.
     """
@@ -54,22 +54,42 @@ def optimizer_targets(strategy: Strategy, described: Mapping[str, Any], optimize
     if not isinstance(entries, dict):
         return None
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    by_name = dict(zip(strategy.parameter_names(optimizer), parameters, strict=True))
+    names = strategy.parameter_names(optimizer)
+    by_name = dict(zip(names, parameters, strict=True))
+    # What doesn't fit will be refused when it is restored, and the optimizer's own tensors are as they were then.
+    fits = optimizer_state.fits(described, names, [len(group["params"]) for group in optimizer.param_groups])
+    own = getattr(optimizer, "state", {}) if fits else {}
     return {
         "state": {
-            name: {key: _like(by_name[name], part) for key, part in entry.items()}
+            name: {key: _target(by_name[name], _own(own, by_name[name], key), part) for key, part in entry.items()}
             for name, entry in entries.items()
             if name in by_name and isinstance(entry, dict)
         }
     }
 
 
-def _like(parameter: Any, described: Any) -> Any:
+def _own(state: Mapping[Any, Any], parameter: Any, key: str) -> Any:
+    entry = state.get(parameter)
+    return entry.get(key) if isinstance(entry, dict) else None
+
+
+def _target(parameter: Any, own: Any, described: Any) -> Any:
     # A step counter has no dims, and a factored moment (Adafactor's) has others: both are read whole.
     if not isinstance(described, TensorDescription) or described.shape != _shape(parameter) or not described.shape:
         return None
-    # A copy for its layout, such as a DTensor's; every element is read over.
-    return parameter.detach().to(described.dtype, copy=True)
+    import torch  # there are tensors, so it has been imported
+
+    parameter = parameter.detach()
+    if type(own) is type(parameter) and _kind(own) == (described.shape, described.dtype, parameter.device):
+        return own
+    # Made for its layout, such as a DTensor's; every element is read over.
+    if type(parameter) is torch.Tensor or hasattr(type(parameter), "__create_chunk_list__"):
+        return torch.empty_like(parameter, dtype=described.dtype)
+    return parameter.to(described.dtype, copy=True)
+
+
+def _kind(tensor: Any) -> tuple[Any, ...]:
+    return (tuple(tensor.shape), tensor.dtype, tensor.device)
 
 
 def _shape(value: Any) -> tuple[int, ...] | None:

@@ -91,3 +91,43 @@ def _parts(module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
         ]
         # A stack gives out the last first.
         waiting.extend(reversed(children))
+
+
+def without_self_copies(module: nn.Module, state: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The same state, with the module's own tensors where it has them already: torch copies nothing onto itself then.
+
+    Args:
+        module: that the state is loaded into.
+        state: under the names that `module.load_state_dict` expects.
+    """
+    own = {
+        **dict(module.named_parameters(remove_duplicate=False)),
+        **dict(module.named_buffers(remove_duplicate=False)),
+    }
+    same = {name: own[name] for name, value in state.items() if name in own and is_same(own[name], value)}
+    if not same:
+        return state
+    replaced = OrderedDict({**state, **same})
+    if hasattr(state, "_metadata"):  # the versions of the module's parts
+        replaced._metadata = state._metadata  # type: ignore[attr-defined]
+    return replaced
+
+
+def is_same(own: Any, value: Any) -> bool:
+    """Tell whether two tensors, or this rank's parts of them, are the same memory, seen in the same way."""
+    if not hasattr(own, "data_ptr") or not hasattr(value, "data_ptr"):
+        return False
+    own, value = own.detach(), value.detach()
+    if type(own) is not type(value) or own.shape != value.shape:
+        return False
+    if hasattr(own, "to_local"):
+        if own.placements != value.placements:
+            return False
+        own, value = own.to_local(), value.to_local()
+    return _view(own) == _view(value)
+
+
+def _view(tensor: Any) -> tuple[Any, ...]:
+    # An address of 0 may be that of any tensor, such as one on the meta device: each is a view of its own.
+    address = tensor.data_ptr() or id(tensor)
+    return (address, tensor.shape, tensor.stride(), tensor.dtype, tensor.device, tensor.is_conj(), tensor.is_neg())

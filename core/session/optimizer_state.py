@@ -67,6 +67,15 @@ def to_positional(state: Mapping[str, Any], names: Sequence[str], group_sizes: S
     }
 
 
+def fits(state: Mapping[str, Any], names: Sequence[str], group_sizes: Sequence[int]) -> bool:
+    """Tell whether `to_positional` takes a state by names, or its description."""
+    try:
+        to_positional(state, names, group_sizes)
+    except (CheckpointError, KeyError, TypeError):
+        return False
+    return True
+
+
 def _check_groups(saved: Sequence[Mapping[str, Any]], names: Sequence[str], group_sizes: Sequence[int]) -> None:
     """Check the groups: torch goes by positions, so a parameter in another group would get another one's state.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import TYPE_CHECKING, Any, final
 
@@ -10,6 +11,7 @@ from core.contract.errors import CheckpointError, ConfigurationError, Unsupporte
 from core.contract.strategy import Strategy
 from core.session import (
     default_step,
+    half_loaded,
     load_targets,
     module_tree,
     optimizer_state,
@@ -284,8 +286,10 @@ class Session:
                 dicts of those, or plain values.
 
         Raises:
-            CheckpointError: it can't be written; what was at `path` is untouched.
+            CheckpointError: it can't be written; what was at `path` is untouched. Or a load has failed that had
+                overwritten a part of `state`.
         """
+        half_loaded.refuse(self, dict(state), "saved")
         strategy, collectives = self.strategy, self.collectives
         checkpoint_io = strategy.checkpoint_io
         # On ranks that write nothing, too: to take a sharded module apart is a collective.
@@ -354,7 +358,8 @@ class Session:
         Raises:
             CheckpointNotFoundError: nothing is at `path`.
             CheckpointCorruptedError: it is damaged or foreign.
-            CheckpointError: another class of optimizer has saved. Nothing was restored then.
+            CheckpointError: another class of optimizer has saved. Nothing was restored then. If `overwritten` is true
+                in an error, what `state` names is overwritten in part: it is refused until it is loaded again.
         """
         checkpoint_io, collectives = self.strategy.checkpoint_io, self.collectives
         targets = described = None
@@ -366,7 +371,12 @@ class Session:
             state_objects.check_optimizers(self, dict(state), described)
             own = load_targets.targets_of(self, described, dict(state))
             targets = own and own | rank_state.targets(self, described, dict(state))
-        saved = checkpoint_io.load_checkpoint(path, collectives=collectives, state=targets)
+        try:
+            saved = checkpoint_io.load_checkpoint(path, collectives=collectives, state=targets)
+        except BaseException as error:  # also Ctrl-C, between two tensors
+            if targets and (not isinstance(error, CheckpointError) or error.overwritten):
+                half_loaded.mark(self, dict(state or {}), os.fspath(path))
+            raise
         if described is None:
             if check is not None:
                 check(saved)
@@ -386,7 +396,20 @@ class Session:
             if key not in state or not state_objects.restore(self, state[key], value, strict)
         }
         rank_state.restore(self, rest, dict(state))
+        if strict:
+            half_loaded.forget(self, {key: value for key, value in state.items() if key in saved})
         return rest
+
+    def refuse_half_loaded(self, wish: str) -> None:
+        """All ranks. Refuse to go on with modules and optimizers into which a load has failed.
+
+        Args:
+            wish: says with what, as in `"trained"`.
+
+        Raises:
+            CheckpointError: there are some.
+        """
+        half_loaded.refuse(self, [*(handle.module for handle in self.handles), *self.strategy.optimizers], wish)
 
     # one module's or optimizer's state, as a strategy that changes nothing gives it -----------------------------------
 
@@ -402,8 +425,9 @@ class Session:
             CheckpointError: it doesn't fit; names and shapes that differ are listed.
         """
         own = self.handle_of(module).module
+        canonical = module_tree.from_canonical(own, state)
         try:
-            own.load_state_dict(module_tree.from_canonical(own, state), strict=strict)
+            own.load_state_dict(module_tree.without_self_copies(own, canonical), strict=strict)
         except RuntimeError as error:
             report = describe_mismatch(module_tree.to_canonical(own.state_dict()), state) or str(error)
             raise CheckpointError(f"The checkpoint does not fit {type(own).__name__}.\n{report}") from error

@@ -517,6 +517,7 @@ class Trainer(Ranks, RunViews, DataViews, Logged):
             from core.trainer.state import snapshot
 
             snapshot.load(self, self.ckpt_path)
+        self.session.refuse_half_loaded("trained" if self.trains else "evaluated")
 
     # what the loops ask ---------------------------------------------------------------------------------------------
 

@@ -1,4 +1,5 @@
 import json
+import pickle
 import random
 import warnings
 from collections import Counter, OrderedDict
@@ -302,10 +303,16 @@ def test_a_damaged_block_is_found_where_it_is_read(path):
         file.seek(4 * BLOCK_BYTES + 5)
         file.write(b"!")
     expected = rf"{data.name}' is damaged between byte {4 * BLOCK_BYTES} and {5 * BLOCK_BYTES}: the digest"
-    target = torch.ones(size, dtype=torch.uint8)
-    with pytest.raises(CheckpointCorruptedError, match=expected):
-        load(path, {"first": target, "second": torch.ones(size, dtype=torch.uint8)})
-    assert target.min() == 1, "nothing is filled from a damaged checkpoint"
+    targets = {name: torch.ones(size, dtype=torch.uint8) for name in ("first", "second")}
+    with pytest.raises(CheckpointCorruptedError, match=expected) as caught:
+        DistributedCheckpointIO(verifies_first=True).load_checkpoint(path, collectives=ALONE, state=targets)
+    assert not caught.value.overwritten
+    assert targets["first"].min() == targets["second"].min() == 1, "nothing is filled from a damaged checkpoint"
+    with pytest.raises(CheckpointCorruptedError, match=f"{expected}.*overwritten in part: load another") as caught:
+        load(path, targets)
+    assert caught.value.overwritten
+    assert pickle.loads(pickle.dumps(caught.value)).overwritten
+    assert targets["first"].max() == 0, "read once, and verified meanwhile"
     # A rank that needs a part has no need of the rest.
     row = ShardedLeaf((size,), torch.uint8, (Chunk((0,), (10,), torch.ones(10, dtype=torch.uint8)),))
     load(path, {"first": row, "second": row})

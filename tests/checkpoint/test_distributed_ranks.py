@@ -104,6 +104,14 @@ def lack_a_part(rank, collectives, path):
     with pytest.raises(CheckpointCorruptedError, match=r"00001.data' is damaged") as caught:
         checkpoint_io.load_checkpoint(path, collectives=collectives, state={"w": target})
     assert str(caught.value).startswith("On rank 1: ") == (rank == 0)
+    # The other rank's part is whole, and of a state that nobody has.
+    assert caught.value.overwritten
+    target.to_local().zero_()
+    checkpoint_io.verifies_first = True
+    with pytest.raises(CheckpointCorruptedError, match=r"00001.data' is damaged") as caught:
+        checkpoint_io.load_checkpoint(path, collectives=collectives, state={"w": target})
+    assert not caught.value.overwritten
+    assert not target.to_local().any(), "damage on one rank leaves all as they were"
 
 
 def save_in_the_background(rank, collectives, path):

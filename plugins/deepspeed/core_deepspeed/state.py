@@ -99,7 +99,7 @@ class EngineState:
         check_shape(self.engine.module, name, saved, target)
         if isinstance(target, ShardedLeaf):
             fill(target, saved)
-        else:
+        elif target.data_ptr() != saved.data_ptr():  # else a checkpoint was read into it
             with torch.no_grad():
                 target.copy_(saved)
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from core import TensorDescription
 from core_deepspeed.engine import ZeroEngine
 from core_deepspeed.state import check_shape
 
@@ -108,7 +109,8 @@ class WholeState:
         """
         target = self.parameter(parameter)
         check_shape(self._engine.module, name, saved, target)
-        target.copy_(saved)
+        if target.data_ptr() != saved.data_ptr():  # else a checkpoint was read into it
+            target.copy_(saved)
 
     def refresh(self) -> None:
         """All ranks. Copy the masters to the parameters of the computation, after parameters were loaded."""
@@ -121,8 +123,15 @@ class WholeState:
         return {name: dict(state[held]) for name, held in self._held(names).items() if held in state}
 
     def optimizer_targets(self, described: Mapping[str, Any], names: Mapping[int, str]) -> dict[str, dict[str, Any]]:
-        """None: what was saved is read whole."""
-        return {}
+        """The optimizer's own tensors, where they are as the saved ones; others are read whole."""
+        state = self._optimizer.state
+        return {
+            name: {
+                key: value for key, value in state.get(held, {}).items() if _is_like(value, described[name].get(key))
+            }
+            for name, held in self._held(names).items()
+            if isinstance(described.get(name), dict)
+        }
 
     def load_optimizer(self, saved: Mapping[str, Any], names: Mapping[int, str]) -> None:
         """Put entries back, as torch does: on the device and in the format of what they belong to."""
@@ -141,3 +150,10 @@ class WholeState:
     def _optimizer(self) -> Optimizer:
         assert self._engine.optimizer is not None, "without one there is no engine"
         return self._engine.optimizer
+
+
+def _is_like(value: Any, described: Any) -> bool:
+    """Tell whether a tensor of more than one number has the shape and dtype of a saved one."""
+    if not isinstance(value, torch.Tensor) or not isinstance(described, TensorDescription) or not value.dim():
+        return False
+    return (tuple(value.shape), value.dtype) == (described.shape, described.dtype)

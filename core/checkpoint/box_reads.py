@@ -1,0 +1,129 @@
+"""Boxes of tensors that are to be read from the files of a checkpoint, each into its place."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from core.checkpoint.memory import box_of, box_span, bytes_of, strides_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from core.checkpoint.verified_file import File
+    from core.contract.sharded_leaf import Chunk
+
+_PLAIN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
+
+
+@dataclass(frozen=True, slots=True)
+class SavedChunk:
+    """A box of a tensor, and where its bytes are."""
+
+    offsets: tuple[int, ...]
+    sizes: tuple[int, ...]
+    file: File
+    position: int
+
+
+@dataclass(frozen=True, slots=True)
+class BoxRead:
+    """A box within a saved one, and its place in memory.
+
+    Attributes:
+        saved: the box that the file has.
+        dtype: as it was saved.
+        offsets: of the box in `saved`.
+        target: of the box's shape; the elements are copied to it.
+    """
+
+    saved: SavedChunk
+    dtype: torch.dtype
+    offsets: tuple[int, ...]
+    target: torch.Tensor
+
+    @property
+    def start(self) -> int:
+        """The first byte in the file."""
+        return self.saved.position + self._span[0] * self.dtype.itemsize
+
+    @property
+    def stop(self) -> int:
+        """The byte after the last one. What lies between the box's rows is read and verified too, not copied."""
+        return self.saved.position + self._span[1] * self.dtype.itemsize
+
+    @property
+    def _span(self) -> tuple[int, int]:
+        return box_span(self.saved.sizes, self.offsets, tuple(self.target.shape))
+
+    @property
+    def memory(self) -> memoryview | None:
+        """The target's own bytes, if those of the file can go there as they are."""
+        target, (first, last) = self.target, self._span
+        # A conjugated or negated view is a flag on bytes that mean something else; a subclass may have no bytes.
+        fits = (
+            type(target) in _PLAIN
+            and target.device.type == "cpu"
+            and target.dtype == self.dtype
+            and target.is_contiguous()
+            and last - first == target.numel()
+            and not (target.is_conj() or target.is_neg())
+        )
+        return bytes_of(target) if fits else None
+
+    def put(self, content: torch.Tensor, *, in_background: bool = False) -> None:
+        """Copy the elements to their place.
+
+        Args:
+            content: the bytes from `start` to `stop`, as a tensor.
+            in_background: a device may go on copying after this has returned.
+        """
+        box = box_of(content, self.dtype, self.saved.sizes, tuple(self.target.shape))
+        self.target.copy_(box, non_blocking=in_background)
+
+    def parts(self, max_bytes: int) -> Iterator[BoxRead]:
+        """Reads of parts of the box, of at most `max_bytes` from the first to the last one of each."""
+        lengths = tuple(self.target.shape)
+        dim = next((dim for dim, length in enumerate(lengths) if length > 1), None)
+        if self.stop - self.start <= max_bytes or dim is None:
+            yield self
+            return
+        row_bytes = strides_of(self.saved.sizes)[dim] * self.dtype.itemsize
+        step = max(1, max_bytes // row_bytes)
+        for begin in range(0, lengths[dim], step):
+            offsets = (*self.offsets[:dim], self.offsets[dim] + begin, *self.offsets[dim + 1 :])
+            rows = self.target.narrow(dim, begin, min(step, lengths[dim] - begin))
+            yield from replace(self, offsets=offsets, target=rows).parts(max_bytes)
+
+
+def reads_of(
+    saved: list[SavedChunk], dtype: torch.dtype, shape: tuple[int, ...], wanted: Sequence[Chunk]
+) -> Iterator[BoxRead]:
+    """The reads that fill the wanted boxes of a tensor from the saved ones, which tile it."""
+    # The usual case needs no intersections, nor the import of torch's resharding.
+    if wanted and len(saved) == 1 and wanted[0].sizes == shape:
+        yield BoxRead(saved[0], dtype, (0,) * len(shape), wanted[0].tensor)
+    elif wanted and saved:
+        yield from _overlaps(dtype, shape, saved, wanted)
+
+
+def _overlaps(
+    dtype: torch.dtype, shape: tuple[int, ...], saved: list[SavedChunk], wanted: Sequence[Chunk]
+) -> Iterator[BoxRead]:
+    """The parts of each saved box that belong to each wanted one, by torch's own resharding."""
+    from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, TensorProperties, TensorStorageMetadata
+    from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
+
+    def boxes(chunks: Sequence[Any]) -> list[ChunkStorageMetadata]:
+        return [ChunkStorageMetadata(torch.Size(chunk.offsets), torch.Size(chunk.sizes)) for chunk in chunks]
+
+    described = TensorStorageMetadata(TensorProperties(dtype=dtype), torch.Size(shape), boxes(saved))
+    for item in create_read_items_for_chunk_list("", described, boxes(wanted)):
+        assert item.storage_index.index is not None
+        assert item.dest_index.index is not None
+        target = wanted[item.dest_index.index].tensor
+        for dim, (offset, length) in enumerate(zip(item.dest_offsets, item.lengths, strict=True)):
+            target = target.narrow(dim, offset, length)
+        yield BoxRead(saved[item.storage_index.index], dtype, tuple(item.storage_offsets), target)

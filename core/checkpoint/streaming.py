@@ -1,0 +1,185 @@
+"""Boxes of tensors read from a local file: once, front to back, hashed while the processor still has the bytes.
+
+Where a box lies in memory as it does in the file, the system copies it there, and nothing else does. Other boxes, such
+as those of a device, go through a small buffer. What is read between them, because their blocks can't be verified
+without it, is dropped.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import torch
+
+from core.checkpoint import digest
+from core.checkpoint.memory import bytes_of
+from core.contract import plain_file
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from core.checkpoint.box_reads import BoxRead
+
+_PIECE_BYTES = 1 << 20
+"""Bytes that are read, and then hashed, at a time: they are still in the processor's cache."""
+_BOUNCE_BYTES = 4 << 20
+_MAX_VIEWS = 512
+"""The most places in memory that one call of the system fills; Linux takes twice as many."""
+
+
+def stream(path: str, size_bytes: int, reads: list[BoxRead], check_block: Callable[[int, str], None]) -> list[BoxRead]:
+    """Read into memory.
+
+    Args:
+        path: of the file.
+        size_bytes: that it has.
+        reads: of this file, in any order.
+        check_block: called with the number of a block and its digest.
+
+    Returns:
+        The reads that were left out, since they overlap others: tensors that share bytes in the file, but not here.
+
+    Raises:
+        OSError: it can't be read.
+        EOFError: it is of another size.
+    """
+    chosen, left = _apart(reads)
+    if chosen:
+        with plain_file.open_file(path) as file:
+            if os.fstat(file.fileno()).st_size != size_bytes:
+                raise EOFError
+            running = _Stream(file.fileno(), size_bytes, check_block)
+            try:
+                running.run(chosen)
+            finally:
+                running.bounce.finish()
+    return left
+
+
+def _apart(reads: Iterable[BoxRead]) -> tuple[list[BoxRead], list[BoxRead]]:
+    chosen: list[BoxRead] = []
+    left: list[BoxRead] = []
+    position = 0
+    for start, stop, _, read in sorted((read.start, read.stop, number, read) for number, read in enumerate(reads)):
+        if start >= position:
+            chosen.append(read)
+            position = stop
+        else:
+            left.append(read)
+    return chosen, left
+
+
+class _Stream:
+    """One pass over the blocks of a file that are needed."""
+
+    def __init__(self, descriptor: int, size_bytes: int, check_block: Callable[[int, str], None]) -> None:
+        self._descriptor = descriptor
+        self._size_bytes = size_bytes
+        self._check_block = check_block
+        self._hash = digest.new_hash()
+        self._dropped = memoryview(bytearray(_PIECE_BYTES))
+        # Asked for, and not read yet: their bytes end at the position.
+        self._views: list[memoryview] = []
+        self._num_held = 0
+        self._position = 0
+        self.bounce = _Bounce()
+
+    def run(self, reads: list[BoxRead]) -> None:
+        """Read what lies apart, in order."""
+        for read in reads:
+            if (memory := read.memory) is not None:
+                self._go_to(read.start)
+                self._take(memory)
+                continue
+            for part in read.parts(_BOUNCE_BYTES):
+                self._go_to(part.start)
+                buffer = self.bounce.take(part.stop - part.start, part.target.device)
+                self._take(bytes_of(buffer))
+                self._read()
+                self.bounce.put(part, buffer)
+        self._drop(self._end_of_block)
+
+    @property
+    def _end_of_block(self) -> int:
+        return min(-(-self._position // digest.BLOCK_BYTES) * digest.BLOCK_BYTES, self._size_bytes)
+
+    def _go_to(self, start: int) -> None:
+        block = start - start % digest.BLOCK_BYTES
+        if block > self._position:
+            self._drop(self._end_of_block)
+            self._position = block
+        self._drop(start)
+
+    def _drop(self, stop: int) -> None:
+        while self._position < stop:
+            # Each part of one call has memory of its own there: it is hashed after the call.
+            size = min(stop - self._position, _PIECE_BYTES - self._num_held)
+            self._take(self._dropped[self._num_held : self._num_held + size])
+
+    def _take(self, memory: memoryview) -> None:
+        while memory:
+            view = memory[
+                : min(_PIECE_BYTES - self._num_held, digest.BLOCK_BYTES - self._position % digest.BLOCK_BYTES)
+            ]
+            self._views.append(view)
+            self._num_held += len(view)
+            self._position += len(view)
+            memory = memory[len(view) :]
+            is_end = self._position % digest.BLOCK_BYTES == 0 or self._position >= self._size_bytes
+            if is_end or self._num_held == _PIECE_BYTES or len(self._views) == _MAX_VIEWS:
+                self._read()
+            if is_end:
+                self._check_block((self._position - 1) // digest.BLOCK_BYTES, self._hash.hexdigest())
+                self._hash.reset()
+
+    def _read(self) -> None:
+        position, views = self._position - self._num_held, self._views
+        self._views, self._num_held = [], 0
+        left = list(views)
+        while left:
+            size = os.preadv(self._descriptor, left, position)
+            if not size:
+                raise EOFError
+            position += size
+            while left and size >= len(left[0]):
+                size -= len(left.pop(0))
+            if size:
+                left[0] = left[0][size:]
+        for view in views:
+            self._hash.update(view)
+
+
+class _Bounce:
+    """Buffers for what can't be read to its place. For CUDA two in pinned memory: the device copies by itself."""
+
+    def __init__(self) -> None:
+        self._buffers: dict[bool, list[torch.Tensor]] = {}
+        self._events: dict[int, torch.cuda.Event] = {}
+
+    def take(self, num_bytes: int, device: torch.device) -> torch.Tensor:
+        """A buffer of bytes that nothing uses any more."""
+        is_pinned = device.type == "cuda"
+        buffers = self._buffers.setdefault(is_pinned, [])
+        if len(buffers) < (2 if is_pinned else 1):
+            buffers.append(torch.empty(_BOUNCE_BYTES, dtype=torch.uint8, pin_memory=is_pinned))
+        else:
+            buffers.append(buffers.pop(0))
+        buffer = buffers[-1]
+        if (event := self._events.pop(buffer.data_ptr(), None)) is not None:
+            event.synchronize()
+        return buffer[:num_bytes]
+
+    def put(self, read: BoxRead, buffer: torch.Tensor) -> None:
+        """Copy what was read to its place; on a CUDA device that goes on while the next is read."""
+        in_background = read.target.device.type == "cuda"
+        read.put(buffer, in_background=in_background)
+        if in_background:
+            with torch.cuda.device(read.target.device):
+                self._events[buffer.data_ptr()] = event = torch.cuda.Event()
+                event.record()
+
+    def finish(self) -> None:
+        """Wait until all is in its place."""
+        for event in self._events.values():
+            event.synchronize()

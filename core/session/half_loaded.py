@@ -1,0 +1,68 @@
+"""Modules and optimizers into which a load has failed: they hold something of two states, and nobody may go on so."""
+
+from __future__ import annotations
+
+import weakref
+from typing import TYPE_CHECKING, Any
+
+from core.contract.errors import CheckpointError
+from core.session import state_objects
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from core.session.session import Session
+
+_MARKS: weakref.WeakKeyDictionary[Any, tuple[str, list[tuple[weakref.ref[Any], int]]]] = weakref.WeakKeyDictionary()
+"""By module or optimizer: the checkpoint, and each tensor with the number of changes that it had seen by then."""
+
+
+def mark(session: Session, state: Any, path: str) -> None:
+    """This rank. Remember what a failed load of the checkpoint `path` may have overwritten."""
+    for owner in _owners(session, state):
+        _MARKS[owner] = (path, [(weakref.ref(tensor), tensor._version) for tensor in _tensors_of(owner)])
+
+
+def forget(session: Session, target: Any) -> None:
+    """This rank. A module or optimizer was loaded whole."""
+    for owner in _owners(session, target):
+        _MARKS.pop(owner, None)
+
+
+def refuse(session: Session, state: Any, wish: str) -> None:
+    """This rank. Refuse to use modules and optimizers that are half loaded.
+
+    Args:
+        session: that knows them.
+        state: with them at any place.
+        wish: says for what, as in `"saved"`.
+
+    Raises:
+        CheckpointError: one is.
+    """
+    for owner in _owners(session, state) if _MARKS else ():
+        path, tensors = _MARKS.get(owner, ("", []))
+        # Tensors that are gone, or were changed since, have been made good by other means, such as `load_state_dict`.
+        if any((tensor := ref()) is not None and tensor._version == version for ref, version in tensors):
+            raise CheckpointError(
+                f"{type(owner).__name__} can't be {wish}: the load of {path!r} failed when it had overwritten it in "
+                "part. Load another checkpoint into it, or make it anew."
+            )
+
+
+def _owners(session: Session, value: Any) -> Iterator[Any]:
+    if state_objects.is_module(session, value):
+        yield session.handle_of(value).module
+    elif state_objects.is_optimizer(session, value):
+        yield value
+    elif isinstance(value, dict | list | tuple):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from _owners(session, item)
+
+
+def _tensors_of(owner: Any) -> Iterator[Any]:
+    if hasattr(owner, "parameters"):
+        tensors = [*owner.parameters(), *owner.buffers()]
+    else:
+        tensors = [value for entry in owner.state.values() if isinstance(entry, dict) for value in entry.values()]
+    yield from (value for value in tensors if hasattr(value, "_version") and not value.is_inference())

@@ -1,0 +1,250 @@
+"""What is loaded into tensors that exist: read once, hashed meanwhile, and without memory of its own."""
+
+import os
+
+import pytest
+import torch
+
+from callbacks.tiny import Tiny, loader, make_trainer
+from checkpoint_collectives import Alone
+from core import Fabric
+from core.checkpoint import DistributedCheckpointIO, digest, streaming
+from core.contract import CheckpointCorruptedError, CheckpointError, Chunk, ShardedLeaf
+
+IO, ALONE = DistributedCheckpointIO(), Alone()
+BLOCK = digest.BLOCK_BYTES
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "last.ckpt"
+
+
+def load(path, targets):
+    return IO.load_checkpoint(path, collectives=ALONE, state=targets)
+
+
+def elsewhere(tensor):
+    """The tensor is another rank's."""
+    return ShardedLeaf(tuple(tensor.shape), tensor.dtype)
+
+
+def damage(path, position):
+    (data,) = path.glob("*.data")
+    with data.open("r+b") as file:
+        file.seek(position)
+        byte = file.read(1)
+        file.seek(position)
+        file.write(bytes([byte[0] ^ 1]))
+
+
+class Counted:
+    """`os.preadv`, which counts bytes, and may give fewer than were asked for."""
+
+    def __init__(self, monkeypatch, most=None):
+        self.calls, self.most, self.real = [], most, os.preadv
+        monkeypatch.setattr(os, "preadv", self)
+
+    def __call__(self, descriptor, views, position):
+        if self.most is not None:
+            views = [views[0][: self.most]]
+        size = self.real(descriptor, views, position)
+        self.calls.append((position, size))
+        return size
+
+
+@pytest.mark.parametrize("most", [None, 77_777])
+def test_bytes_lie_as_they_were_saved_whatever_the_place(path, monkeypatch, most):
+    """Places of every kind, from one file that is read once, front to back; also where the system reads in part."""
+    torch.manual_seed(1)
+    rows, cols = 3000, 1000  # of 12 MB, three blocks
+    saved = {
+        "same": torch.randn(rows, cols),
+        "turned": torch.randn(rows, cols),
+        "cast": torch.randn(rows, cols),
+        "part": torch.randn(rows, cols),
+        "columns": torch.randn(rows, cols),
+        "long": torch.randn(2 * rows * cols),
+        "small": torch.randn(()),
+        "list": [torch.arange(5), torch.tensor(7)],
+        "conjugate": torch.randn(10, dtype=torch.complex64),
+        "bits": torch.tensor([True, False, True]),
+        "half": torch.randn(9, dtype=torch.bfloat16),
+    }
+    IO.save_checkpoint(saved, path, collectives=ALONE)
+    part, columns = torch.zeros(700, cols), torch.zeros(rows, 300)
+    targets = {
+        "same": torch.zeros(rows, cols),
+        "turned": torch.zeros(cols, rows).t(),
+        "cast": torch.zeros(rows, cols, dtype=torch.float64),
+        "part": ShardedLeaf((rows, cols), torch.float32, (Chunk((1500, 0), (700, cols), part),)),
+        "columns": ShardedLeaf((rows, cols), torch.float32, (Chunk((0, 600), (rows, 300), columns),)),
+        "long": torch.zeros(4 * rows * cols)[::2],
+        "conjugate": torch.zeros(10, dtype=torch.complex64).conj(),
+        "bits": torch.zeros(3, dtype=torch.bool),
+    }
+    counted = Counted(monkeypatch, most)
+    loaded = load(path, targets)
+    ends = [position + size for position, size in counted.calls]
+    assert all(begin >= end for end, (begin, _) in zip(ends, counted.calls[1:], strict=False)), "each byte once"
+    assert torch.equal(part, saved["part"][1500:2200])
+    assert torch.equal(columns, saved["columns"][:, 600:900])
+    for name in ("same", "turned", "cast", "long", "conjugate", "bits"):
+        assert loaded[name] is targets[name]
+        assert torch.equal(targets[name], saved[name].to(targets[name].dtype)), name
+    assert (loaded["small"], loaded["list"][1]) == (saved["small"], 7)
+    assert loaded["list"][0].tolist() == [0, 1, 2, 3, 4]
+    assert torch.equal(loaded["half"], saved["half"])
+    # Blocks of which nothing is wanted are passed over: of 5 tensors of 12 MB, one is wanted in part.
+    counted.calls.clear()
+    nowhere = {name: elsewhere(value) for name, value in saved.items() if name != "list"}
+    load(path, {**nowhere, "list": [elsewhere(value) for value in saved["list"]], "part": targets["part"]})
+    assert sum(size for _, size in counted.calls) <= 4 * BLOCK
+
+
+def test_what_shares_bytes_in_the_file_may_lie_apart_here_and_what_is_tied_here_is_read_once(path, monkeypatch):
+    weight = torch.randn(BLOCK // 4 + 100)
+    IO.save_checkpoint({"a": weight, "b": weight, "step": torch.tensor(3)}, path, collectives=ALONE)
+    apart = {"a": torch.zeros_like(weight), "b": torch.zeros_like(weight)}
+    assert load(path, apart)["step"] == 3
+    assert torch.equal(apart["a"], weight)
+    assert torch.equal(apart["b"], weight)
+    tied = torch.zeros_like(weight)
+    counted = Counted(monkeypatch)
+    load(path, {"a": tied, "b": tied.detach()})
+    assert torch.equal(tied, weight)
+    assert sum(size for _, size in counted.calls) < 1.1 * weight.nbytes
+
+
+def test_autograd_sees_that_a_tensor_was_filled(path):
+    weight = torch.randn(10)
+    IO.save_checkpoint({"w": weight}, path, collectives=ALONE)
+    target = torch.zeros(10, requires_grad=True)
+    loss = target.square().sum()
+    load(path, {"w": target})
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+    with torch.inference_mode():
+        inference = torch.zeros(10)
+    load(path, {"w": inference})
+    assert torch.equal(inference, weight)
+
+
+def trained(fabric, width, optimizer_class=torch.optim.Adam):
+    module = torch.nn.Sequential(torch.nn.Linear(width, width), torch.nn.Linear(width, width))
+    model, optimizer = fabric.setup(module, optimizer_class(module.parameters()))
+    fabric.backward(model(torch.randn(2, width)).square().mean())
+    optimizer.step()
+    optimizer.zero_grad()
+    return {"model": model, "optimizer": optimizer}
+
+
+def memories(state):
+    module, optimizer = state["model"].module, state["optimizer"].optimizer
+    moments = [entry[key] for entry in optimizer.state.values() for key in ("exp_avg", "exp_avg_sq")]
+    return [tensor.data_ptr() for tensor in (*module.parameters(), *moments)], [*module.parameters(), *moments]
+
+
+def resident(field):
+    with open("/proc/self/status") as file:
+        return next(int(line.split()[1]) << 10 for line in file if line.startswith(field))
+
+
+def test_a_running_model_and_its_optimizer_are_filled_where_they_are(path):
+    fabric = Fabric(accelerator="cpu")
+    state = trained(fabric, 1600)  # 61 MB, of which 41 are moments
+    fabric.save(path, state)
+    before, tensors = memories(state)
+    expected = [tensor.detach().clone() for tensor in tensors]
+    for tensor in tensors:
+        tensor.data.zero_()
+    fabric.load(path, state)  # what is imported and allocated for the first time
+    with open("/proc/self/clear_refs", "w") as file:
+        file.write("5")
+    held = resident("VmRSS:")
+    fabric.load(path, state)
+    assert resident("VmHWM:") - held < 12 << 20, "neither copies nor a mapping of the file"
+    after, tensors = memories(state)
+    assert after == before
+    assert all(map(torch.equal, tensors, expected))
+    steps = [entry["step"] for entry in state["optimizer"].optimizer.state.values()]
+    assert steps == [1, 1, 1, 1]
+    # An optimizer that hasn't stepped yet gets memory for it.
+    module = torch.nn.Sequential(torch.nn.Linear(1600, 1600), torch.nn.Linear(1600, 1600))
+    model, optimizer = fabric.setup(module, torch.optim.Adam(module.parameters()))
+    fabric.load(path, {"model": model, "optimizer": optimizer})
+    assert all(map(torch.equal, memories({"model": model, "optimizer": optimizer})[1], expected))
+
+
+def test_moments_stay_where_the_groups_do_not_fit(path):
+    fabric = Fabric(accelerator="cpu")
+    state = trained(fabric, 20)
+    fabric.save(path, state)
+    module = torch.nn.Sequential(torch.nn.Linear(20, 20), torch.nn.Linear(20, 20))
+    parameters = list(module.parameters())
+    optimizer = torch.optim.Adam([{"params": parameters[:2]}, {"params": parameters[2:]}])
+    model, optimizer = fabric.setup(module, optimizer)
+    fabric.backward(model(torch.ones(1, 20)).sum())
+    optimizer.step()
+    moments = [entry["exp_avg"].clone() for entry in optimizer.optimizer.state.values()]
+    with pytest.raises(CheckpointError, match="is in group 1, and was in group 0"):
+        fabric.load(path, {"model": model, "optimizer": optimizer})
+    assert all(
+        torch.equal(entry["exp_avg"], before)
+        for entry, before in zip(optimizer.optimizer.state.values(), moments, strict=True)
+    )
+
+
+def test_what_a_failed_load_has_overwritten_is_not_saved_until_it_is_made_good(path):
+    fabric = Fabric(accelerator="cpu")
+    state = trained(fabric, 1100)
+    other = path.with_name("other.ckpt")
+    fabric.save(path, state)
+    fabric.save(other, state)
+    damage(path, BLOCK + 5)  # among the weights
+    for interrupt in (False, True):
+        if interrupt:
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(streaming._Stream, "run", raise_interrupt)
+                with pytest.raises(KeyboardInterrupt):
+                    fabric.load(other, state)
+        else:
+            with pytest.raises(CheckpointCorruptedError, match="is overwritten in part") as caught:
+                fabric.load(path, state)
+            assert caught.value.overwritten
+        with pytest.raises(CheckpointError, match=r"Sequential can't be saved: the load of .*ckpt' .*make it anew"):
+            fabric.save(path.with_name("next.ckpt"), state)
+        fabric.load(other, state)
+        fabric.save(path.with_name("next.ckpt"), state)
+    # By other means than core's, too.
+    weights = {name: value.clone() for name, value in state["model"].module.state_dict().items()}
+    with pytest.raises(CheckpointCorruptedError):
+        fabric.load(path, {"model": state["model"]})
+    with pytest.raises(CheckpointError, match="can't be saved"):
+        fabric.save(path.with_name("next.ckpt"), {"model": state["model"]})
+    state["model"].module.load_state_dict(weights)
+    fabric.save(path.with_name("next.ckpt"), {"model": state["model"]})
+
+
+def raise_interrupt(stream, reads):
+    raise KeyboardInterrupt
+
+
+def test_a_trainer_does_not_go_on_with_a_module_that_is_half_loaded(tmp_path):
+    make_trainer(tmp_path, max_epochs=1).fit(Tiny(), loader(), loader())
+    trainer = make_trainer(tmp_path, max_epochs=1)
+    trainer.fit(Tiny(), loader(), loader())
+    good, bad = tmp_path / "good.ckpt", tmp_path / "bad.ckpt"
+    for path in (good, bad):
+        trainer.save_checkpoint(path)
+    damage(bad, 5)
+    module, trainer = Tiny(), make_trainer(tmp_path, max_epochs=2)
+    with pytest.raises(CheckpointCorruptedError, match=r"bad.ckpt/.* is overwritten in part"):
+        trainer.fit(module, loader(), loader(), ckpt_path=bad)
+    with pytest.raises(CheckpointError, match=r"Tiny can't be trained: the load of .*bad\.ckpt' failed"):
+        trainer.fit(module, loader(), loader())
+    with pytest.raises(CheckpointError, match="Tiny can't be evaluated"):
+        make_trainer(tmp_path).validate(module, loader())
+    trainer = make_trainer(tmp_path, max_epochs=2)
+    trainer.fit(module, loader(), loader(), ckpt_path=good)
+    assert trainer.current_epoch == 2

@@ -1,7 +1,9 @@
+import contextlib
 import os
 import sys
 import threading
 import warnings
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -76,6 +78,49 @@ def test_what_was_saved_is_what_there_was_when_it_was_asked_for(tmp_path, inner)
         loaded["x"].fill_(7)
         assert loaded["tied"][0] == 7, "what shared memory goes on sharing it"
     checkpoint_io.teardown()
+
+
+def test_a_state_is_copied_once_into_memory_that_is_kept_and_written_by_one_thread(tmp_path):
+    seen = []
+
+    class Spy(DistributedCheckpointIO):
+        def save_checkpoint(self, state, path, *, collectives):
+            addresses = [tensor.data_ptr() for tensor in state["tensors"]]
+            seen.append((addresses, threading.current_thread().name, threading.active_count()))
+            super().save_checkpoint(state, path, collectives=collectives)
+
+    checkpoint_io = AsyncCheckpointIO(Spy())
+    tensors = [torch.full((2_000_000,), 1.0), torch.full((2_000_000,), 2.0, dtype=torch.bfloat16), torch.ones(3)]
+    before = threading.active_count()
+    for step in range(3):
+        with counted_copies() as counts:
+            checkpoint_io.save_checkpoint({"tensors": tensors}, tmp_path / f"{step}.ckpt", collectives=ALONE)
+        assert counts == {"copy_": 3}
+        checkpoint_io._wait()
+    assert [addresses for addresses, _, _ in seen] == [seen[0][0]] * 3
+    assert not set(seen[0][0]) & {tensor.data_ptr() for tensor in tensors}
+    assert {(name, number) for _, name, number in seen} == {("checkpoint_0", before + 1)}
+    loaded = load_checkpoint(tmp_path / "2.ckpt")["tensors"]
+    assert all(map(torch.equal, loaded, tensors))
+    checkpoint_io.teardown()
+
+
+@contextlib.contextmanager
+def counted_copies():
+    """Numbers of torch's operations that write elements, by name."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    counts = Counter()
+
+    class Mode(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            name = function.overloadpacket.__name__
+            if name in ("copy_", "clone", "_to_copy", "contiguous"):
+                counts[name] += 1
+            return function(*args, **(kwargs or {}))
+
+    with Mode():
+        yield counts
 
 
 def test_saves_and_removals_keep_their_order(gated, tmp_path):

@@ -112,6 +112,15 @@ def lack_a_part(rank, collectives, path):
         checkpoint_io.load_checkpoint(path, collectives=collectives, state={"w": target})
     assert not caught.value.overwritten
     assert not target.to_local().any(), "damage on one rank leaves all as they were"
+    # What can't be loaded on one rank is so by default, too, as long as it has no need of the bytes to know.
+    checkpoint_io.verifies_first = False
+    whole = f"{path}.whole"
+    checkpoint_io.save_checkpoint({"w": placed(Shard(0))}, whole, collectives=collectives)
+    unfit = torch.zeros(1, 2, 3) if rank == 1 else target
+    with pytest.raises(CheckpointError, match="has shape") as caught:
+        checkpoint_io.load_checkpoint(whole, collectives=collectives, state={"w": unfit})
+    assert not caught.value.overwritten
+    assert not target.to_local().any()
 
 
 def save_in_the_background(rank, collectives, path):

@@ -77,14 +77,12 @@ def _target(parameter: Any, own: Any, described: Any) -> Any:
     # A step counter has no dims, and a factored moment (Adafactor's) has others: both are read whole.
     if not isinstance(described, TensorDescription) or described.shape != _shape(parameter) or not described.shape:
         return None
-    import torch  # there are tensors, so it has been imported
-
     parameter = parameter.detach()
     if type(own) is type(parameter) and _kind(own) == (described.shape, described.dtype, parameter.device):
         return own
     # Made for its layout, such as a DTensor's; every element is read over.
-    if type(parameter) is torch.Tensor or hasattr(type(parameter), "__create_chunk_list__"):
-        return torch.empty_like(parameter, dtype=described.dtype)
+    if type(parameter).__module__ == "torch" or hasattr(type(parameter), "__create_chunk_list__"):
+        return parameter.new_empty_strided(parameter.shape, parameter.stride(), dtype=described.dtype)
     return parameter.to(described.dtype, copy=True)
 
 

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from core.launch.report import Report, worker_error
     from core.launch.signal_forwarder import SignalForwarder
     from core.launch.subprocess_script import SubprocessScriptLauncher
+    from core.launch.talk import is_heard, on_told, tell_main
     from core.launch.timeouts import ECHO_S, GRACE_S
     from core.launch.worker import exit_on_signal
 
@@ -32,10 +33,13 @@ __all__ = [
     "exit_on_signal",
     "fork",
     "forkserver",
+    "is_heard",
     "known_rank",
+    "on_told",
     "rank_variables",
     "read_result",
     "spawn",
+    "tell_main",
     "worker_error",
     "write_result",
 ]
@@ -56,6 +60,7 @@ __getattr__, __dir__ = door(
         ".report": ("Report", "worker_error"),
         ".signal_forwarder": ("SignalForwarder",),
         ".subprocess_script": ("SubprocessScriptLauncher",),
+        ".talk": ("is_heard", "on_told", "tell_main"),
         ".timeouts": ("ECHO_S", "GRACE_S"),
         ".worker": ("exit_on_signal",),
     },

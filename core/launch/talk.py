@@ -29,7 +29,7 @@ _listeners: dict[str, Callable[[Any], None]] = {}
 _own: list[Talk] = []
 
 
-def on_talk(subject: str, function: Callable[[Any], None]) -> None:
+def on_told(subject: str, function: Callable[[Any], None]) -> None:
     """Main process. Call a function with what rank 0 says about a subject, in the thread that waits for the ranks.
 
     Args:
@@ -39,17 +39,18 @@ def on_talk(subject: str, function: Callable[[Any], None]) -> None:
     _listeners[subject] = function
 
 
-def talk(subject: str, value: Any) -> bool:
+def tell_main(subject: str, value: Any, *, wait_s: float = 0.0) -> bool:
     """A rank. Tell the main process something that it may miss; returns whether there was somebody to tell.
 
     Args:
-        subject: as `on_talk` knows it.
+        subject: as `on_told` knows it.
         value: plain: what JSON can hold, up to 32 KiB.
+        wait_s: seconds to wait where the main process is behind with listening; then the message is lost.
     """
-    return bool(_own) and _own[0].send(subject, value)
+    return is_heard() and _own[0].send(subject, value, wait_s)
 
 
-def can_talk() -> bool:
+def is_heard() -> bool:
     """Tell whether this process is a rank whose main process only waits for it, and draws what it says."""
     return bool(_own) and _own[0].is_heard
 

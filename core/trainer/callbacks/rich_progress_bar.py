@@ -6,10 +6,12 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from core.contract import ConfigurationError
+from core.launch import is_heard
 from core.trainer.callbacks.epoch_table import EpochTable
 from core.trainer.callbacks.progress_bar import ProgressBar
 from core.trainer.callbacks.progress_view import LineView, View, Work, format_metrics
-from core.trainer.callbacks.terminal import can_redraw, find_console
+from core.trainer.callbacks.terminal import can_redraw, find_console, is_fork_of_notebook
+from core.trainer.callbacks.view_of_rank import ViewForRank, ViewOfRank
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -55,6 +57,7 @@ class RichProgressBar(ProgressBar):
         self.refresh_interval_s, self.line_interval_s, self.leave = refresh_interval_s, line_interval_s, leave
         self._console = console
         self._forget()
+        ViewForRank(self._make_view).listen()
 
     def _forget(self) -> None:
         self._view: View | None = None
@@ -78,7 +81,8 @@ class RichProgressBar(ProgressBar):
         """Find out where to draw, on rank 0 alone."""
         self._forget()
         if trainer.is_global_zero and self.is_enabled:
-            self._view = self._make_view()
+            is_mute = self._console is None and is_fork_of_notebook() and is_heard()
+            self._view = ViewOfRank(self.refresh_interval_s) if is_mute else self._make_view()
 
     def on_train_epoch_start(self, trainer: Trainer, module: nn.Module) -> None:
         """Show the epoch."""

@@ -29,10 +29,14 @@ def can_redraw(console: Console) -> bool:
     return console.is_jupyter or (console.is_terminal and not console.is_dumb_terminal)
 
 
+def is_fork_of_notebook() -> bool:
+    """True in a forked rank of a notebook: the kernel drops its display messages; what it prints arrives."""
+    return "ipykernel" in sys.modules and multiprocessing.parent_process() is not None
+
+
 def _may_redraw() -> bool:
     if "ipykernel" in sys.modules:
-        # A forked rank's display messages are dropped by the kernel, with a warning each; what it prints arrives.
-        return multiprocessing.parent_process() is None
+        return not is_fork_of_notebook()
     if os.environ.get("FORCE_COLOR") or os.environ.get("TTY_COMPATIBLE") == "1":
         return True  # rich takes these for a terminal
     return sys.stdout is not None and sys.stdout.isatty()

@@ -1,0 +1,109 @@
+"""The display of a rank that can't draw itself: it tells the main process, which draws, as in a notebook's forks."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from core.launch import on_told, tell_main
+from core.trainer.callbacks.progress_view import Work
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from core.trainer.callbacks.progress_view import View
+
+_SUBJECT = "progress"
+_WAIT_S = 1.0
+"""Seconds to wait until a message that must not be lost is on its way."""
+
+
+class ViewOfRank:
+    """The rank's side: a View whose calls are made again in the main process.
+
+    Args:
+        interval_s: seconds between two updates.
+    """
+
+    def __init__(self, interval_s: float) -> None:
+        self.interval_s = interval_s
+        self._tell("open")
+
+    def begin(self, work: Work) -> None:
+        """Show it from now on."""
+        total = None if work.total == float("inf") else work.total
+        self._tell("begin", name=work.name, total=total, done=work.done)
+
+    def update(self, work: Work) -> None:
+        """Show its position. One that finds the line full is left out."""
+        tell_main(_SUBJECT, {"call": "update", "done": work.done, "metrics": _plain(work.metrics)})
+
+    def end(self, work: Work) -> None:
+        """Show it no longer."""
+        self._tell("end")
+
+    def write(self, line: str, *, is_header: bool = False) -> None:
+        """A line that stays."""
+        if not self._tell("write", line=line, is_header=is_header):
+            print(line, flush=True)  # noqa: T201  # this is the output
+
+    def close(self) -> None:
+        """Leave the screen in order."""
+        self._tell("close")
+
+    def _tell(self, call: str, **values: Any) -> bool:
+        return tell_main(_SUBJECT, {"call": call, **values}, wait_s=_WAIT_S)
+
+
+class ViewForRank:
+    """The main process's side: draws what rank 0 tells.
+
+    Args:
+        make_view: makes what draws.
+    """
+
+    def __init__(self, make_view: Callable[[], View]) -> None:
+        self._make_view = make_view
+        self._view: View | None = None
+        self._works: list[Work] = []
+
+    def listen(self) -> None:
+        """Draw from now on; nothing happens before there are ranks."""
+        on_told(_SUBJECT, self.take)
+
+    def take(self, message: Mapping[str, Any]) -> None:
+        """Do what the rank's view was asked to do."""
+        values = {name: value for name, value in message.items() if name != "call"}
+        getattr(self, f"_{message['call']}")(**values)
+
+    def _open(self) -> None:
+        self._close()
+        self._view = self._make_view()
+
+    def _begin(self, name: str, total: float | None, done: int) -> None:
+        assert self._view is not None
+        self._works.append(Work(name, float("inf") if total is None else total, done))
+        self._view.begin(self._works[-1])
+
+    def _update(self, done: int, metrics: Mapping[str, Any]) -> None:
+        assert self._view is not None
+        self._works[-1].advance(done, metrics)
+        self._view.update(self._works[-1])
+
+    def _end(self) -> None:
+        assert self._view is not None
+        self._view.end(self._works.pop())
+        if self._works:
+            self._works[-1].mark()
+
+    def _write(self, line: str, is_header: bool) -> None:
+        assert self._view is not None
+        self._view.write(line, is_header=is_header)
+
+    def _close(self) -> None:
+        if self._view is not None:
+            self._view.close()
+        self._view, self._works = None, []
+
+
+def _plain(metrics: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value if isinstance(value, str) else float(value) for name, value in metrics.items()}

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     )
     from core.session import ModuleHandle, Session
     from core.trainer import CombinedLoader, DataModule, Module, Trainer, Tuner, cli_for
+    from core.watch import Watch
 
 __all__ = [  # noqa: F405  (what the star above brings)
     "ACCELERATOR_REGISTRY",
@@ -67,6 +68,7 @@ __all__ = [  # noqa: F405  (what the star above brings)
     "FingerprintError",
     "Found",
     "GradientClipping",
+    "HangError",
     "IncompatiblePluginError",
     "KeepsRankState",
     "Kind",
@@ -96,6 +98,8 @@ __all__ = [  # noqa: F405  (what the star above brings)
     "Tuner",
     "UnknownAliasError",
     "UnsupportedError",
+    "Watch",
+    "Whereabouts",
     "WorkerError",
     "World",
     "__version__",
@@ -140,6 +144,7 @@ _OTHERS = {
         "Tuner",
         "cli_for",
     ),
+    ".watch": ("Watch",),
 }
 _CONTRACT = set(__all__).difference(*_OTHERS.values(), ["__version__"])
 

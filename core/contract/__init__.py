@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         CoreError,
         DeviceError,
         FingerprintError,
+        HangError,
         IncompatiblePluginError,
         LaunchError,
         ModuleError,
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
     from core.contract.spelling import did_you_mean, near_names
     from core.contract.step import GradientClipping, StepOutput, TrainingStep
     from core.contract.strategy import Stage, Strategy
+    from core.contract.whereabouts import Whereabouts
     from core.contract.world import ReduceOp, World
 
 __all__ = [
@@ -74,6 +76,7 @@ __all__ = [
     "FingerprintError",
     "Found",
     "GradientClipping",
+    "HangError",
     "IncompatiblePluginError",
     "KeepsRankState",
     "Kind",
@@ -98,6 +101,7 @@ __all__ = [
     "TrainingStep",
     "UnknownAliasError",
     "UnsupportedError",
+    "Whereabouts",
     "WorkerError",
     "World",
     "did_you_mean",
@@ -125,6 +129,7 @@ __getattr__, __dir__ = door(
             "CoreError",
             "DeviceError",
             "FingerprintError",
+            "HangError",
             "IncompatiblePluginError",
             "LaunchError",
             "ModuleError",
@@ -145,6 +150,7 @@ __getattr__, __dir__ = door(
         ".spec": ("Spec", "normalize_alias"),
         ".step": ("GradientClipping", "StepOutput", "TrainingStep"),
         ".strategy": ("Stage", "Strategy"),
+        ".whereabouts": ("Whereabouts",),
         ".world": ("ReduceOp", "World"),
         ".spelling": ("did_you_mean", "near_names"),
         ".setup_host": ("SetupHost",),

@@ -14,6 +14,7 @@ CoreError
 ├── PluginLoadError                      a requested plugin can't be imported, or isn't what it says
 ├── LaunchError                          processes can't be made here
 ├── WorkerError                          a worker died; carries rank, exit code and its traceback
+│   └── HangError                        no rank came forward for long; carries what each one did
 ├── FingerprintError                     ranks run different plugins
 ├── NonFiniteLossError (ArithmeticError)  a loss is NaN or infinite, and the user wanted that to end the run
 └── CheckpointError                      a checkpoint can't be written or read
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 
     from core.contract.capability import Capability
     from core.contract.spec import Spec
+    from core.contract.whereabouts import Whereabouts
 
 
 class CoreError(Exception):
@@ -154,6 +156,23 @@ class WorkerError(CoreError):
     ) -> None:
         super().__init__(message)
         self.rank, self.exit_code, self.worker_traceback = rank, exit_code, worker_traceback
+
+
+class HangError(WorkerError):
+    """No rank has come forward for longer than the watch allows. All ranks end with the same one.
+
+    Attributes:
+        rank: the first of the ranks that don't come.
+        absent: the ranks that don't come.
+        ranks: what each rank does, in their order.
+        report: path of the file with all stacks, on the machine of the rank that has written it; empty if it couldn't.
+    """
+
+    def __init__(
+        self, message: str, *, absent: Sequence[int], ranks: Sequence[Whereabouts] = (), report: str = ""
+    ) -> None:
+        super().__init__(message, rank=min(absent, default=0))
+        self.absent, self.ranks, self.report = tuple(absent), tuple(ranks), report
 
 
 class FingerprintError(CoreError):

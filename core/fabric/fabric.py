@@ -24,6 +24,7 @@ from core.fabric.processes import Processes
 from core.fabric.state import holds_objects, take_values, unwrap, unwrap_module
 from core.registry import LOGGER_REGISTRY
 from core.resolve import resolve
+from core.watch import phase
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from core.contract.strategy import Stage
     from core.data import GlobalBatch
     from core.resolve import Resolution
+    from core.watch import Watch
 
 
 class Fabric(Processes):
@@ -66,6 +68,7 @@ class Fabric(Processes):
         callbacks: Any | Sequence[Any] | None = None,
         loggers: str | Logger | Sequence[str | Logger] | None = None,
         compile: bool | Mapping[str, Any] = False,
+        watch: bool | Watch | None = None,
     ) -> None:
         """Decide what is left open. No device is touched, and no process is made.
 
@@ -82,6 +85,8 @@ class Fabric(Processes):
             compile: whether modules that are set up run through `torch.compile`, or a dict of its options. A module
                 that you have compiled before, by `torch.compile(module)`, is compiled in the same way again, inside of
                 the strategy's wrapper.
+            watch: look whether ranks hang, and end the run with a `HangError` that says which one, where and how: a
+                `Watch` with limits of your own, False for none. None is True.
 
         Raises:
             ConfigurationError: what was asked, why it can't be, and the nearest that can.
@@ -95,7 +100,7 @@ class Fabric(Processes):
             precision=precision,
             plugins=_as_list(plugins),
         )
-        super().__init__(self.resolution.session)
+        super().__init__(self.resolution.session, watch)
         self.callbacks: list[Any] = _as_list(callbacks)
         self.loggers: list[Logger] = [
             LOGGER_REGISTRY.create(logger) if isinstance(logger, str) else logger for logger in _as_list(loggers)
@@ -400,8 +405,9 @@ class Fabric(Processes):
         _check_state("save", path, state)
         filters = {name: _filtered(self, name, state.get(name), keeps) for name, keeps in (filter or {}).items()}
         self._set_up()
-        self.strategy.synchronize_model()
-        self.session.save_checkpoint(path, unwrap({**state, **filters}))
+        with phase("checkpoint"):
+            self.strategy.synchronize_model()
+            self.session.save_checkpoint(path, unwrap({**state, **filters}))
 
     def load(
         self,
@@ -438,7 +444,8 @@ class Fabric(Processes):
         self._set_up()
         # `unwrap` copies the dicts in which it replaces a wrapper, and loading fills the copies.
         targets = unwrap(state)
-        rest = self.session.load_checkpoint(path, targets, strict=strict)
+        with phase("checkpoint"):
+            rest = self.session.load_checkpoint(path, targets, strict=strict)
         # Objects were restored in place. What is left are plain values: those that `state` names go into it, the others
         # are returned.
         values = [name for name in state if name in rest and not holds_objects(state[name])]

@@ -15,6 +15,7 @@ from core.data import map_leaves
 from core.fabric.ranks import Ranks
 from core.fabric.seed import checked_seed, seed_everything
 from core.fabric.state import unwrap
+from core.watch import begin, end, explain
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from core.contract import Strategy
     from core.contract.world import ReduceOp
     from core.session import Session
+    from core.watch import Watch
 
 
 class Processes(Ranks):
@@ -29,8 +31,9 @@ class Processes(Ranks):
 
     strategy: Strategy
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: Session, watch: bool | Watch | None = None) -> None:
         self.session = session
+        self.watch = watch
         self.strategy = session.strategy
         self._is_set_up = False
 
@@ -78,6 +81,10 @@ class Processes(Ranks):
             self._set_up()
             assert function is not None
             return unwrap(function(self, *args, **kwargs))
+        except Exception as error:
+            if (first := explain(error)) is error:
+                raise
+            raise first from None
         finally:
             self.teardown()
 
@@ -91,6 +98,8 @@ class Processes(Ranks):
             self._require_processes()
             self.strategy.setup_environment()
             self._is_set_up = True
+            if self.strategy.world_size > 1:
+                begin(self.strategy, self.watch)
 
     def _set_up(self) -> None:
         """All ranks; idempotent. Join the group, and leave it at exit."""
@@ -116,7 +125,11 @@ class Processes(Ranks):
         atexit.unregister(self.strategy.session.tear_down_alone)
         if self._is_set_up:
             self._is_set_up = False
-            self.strategy.teardown()
+            try:
+                self.strategy.teardown()
+            finally:
+                if self.strategy.world_size > 1:
+                    end()
 
     # talking to the others ------------------------------------------------------------------------------------------
 

@@ -12,7 +12,7 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from core.contract import WorkerError
+from core.contract import HangError, WorkerError
 from core.contract.tracebacks import format_short
 from core.launch.connections import hang_up
 from core.launch.forked_copies import ForkedCopies
@@ -81,6 +81,8 @@ class MainProcess:
     def explain(self, error: BaseException) -> BaseException:
         """The failure that came first: `error` itself, or the worker's behind it."""
         self._is_told.set()
+        if isinstance(error, HangError):
+            return error  # all ranks end with the same one
         # sys.exit(0) within a launch: no failure yet. `close` finds out if the workers leave in the same way.
         if isinstance(error, SystemExit) and not error.code:
             self._has_left = True

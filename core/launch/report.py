@@ -8,13 +8,14 @@ import traceback
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from core.contract import WorkerError
+from core.contract import HangError, Whereabouts, WorkerError
 from core.contract.tracebacks import ShortText, format_short
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
 _MAX_CHARACTERS = 16_000
+_MAX_RANKS = 64
 _LOST_CONNECTION = re.compile(
     r"gloo|nccl|connection (closed|reset|refused)|broken pipe|socket (closed|timeout)|timed out waiting", re.IGNORECASE
 )
@@ -52,19 +53,22 @@ class Report:
         traceback: as Python prints it, its end if it is very long.
         short_traceback: without the frames of core.
         is_echo: it lost the connection to a rank that had failed before, or was told so.
+        hang: the parts of a `HangError`, which all ranks end with; None for another error.
     """
 
     summary: str
     traceback: str
     short_traceback: str
     is_echo: bool
+    hang: dict[str, Any] | None = None
 
     @classmethod
     def of(cls, error: BaseException) -> Report:
         """The report of a worker that ends by `error`."""
         text = "".join(traceback.format_exception(error))
         short = format_short(error)
-        return cls(summarize(error), text[-_MAX_CHARACTERS:], short[-_MAX_CHARACTERS:], is_echo(error))
+        hang = _parts_of(error) if isinstance(error, HangError) else None
+        return cls(summarize(error), text[-_MAX_CHARACTERS:], short[-_MAX_CHARACTERS:], is_echo(error), hang)
 
     @classmethod
     def from_message(cls, message: Mapping[str, Any]) -> Report:
@@ -83,6 +87,8 @@ def summarize(error: BaseException) -> str:
 
 def is_echo(error: BaseException) -> bool:
     """Tell whether the error says no more than that another rank is gone."""
+    if isinstance(error, HangError):
+        return False
     if isinstance(error, WorkerError | ConnectionError):
         return True
     if isinstance(error, RuntimeError) and _LOST_CONNECTION.search(str(error)):
@@ -125,6 +131,8 @@ def worker_error(rank: int, exit_code: int, report: Report | None, *, where: str
         where: it ran, for the message, such as `"on node 10.0.0.2"`.
     """
     name = f"Rank {rank} {where}".strip()
+    if report is not None and report.hang is not None:
+        return _hang_of(report.hang)
     if report is None:
         return WorkerError(f"{name} {describe_exit(exit_code)}.", rank=rank, exit_code=exit_code)
     error = WorkerError(
@@ -132,3 +140,19 @@ def worker_error(rank: int, exit_code: int, report: Report | None, *, where: str
     )
     error.__cause__ = WorkerTraceback(report.traceback, report.short_traceback)
     return error
+
+
+def _parts_of(error: HangError) -> dict[str, Any]:
+    ranks = [asdict(each) for each in error.ranks[:_MAX_RANKS]]
+    return {
+        "message": str(error)[:_MAX_CHARACTERS],
+        "absent": error.absent[:_MAX_RANKS],
+        "ranks": ranks,
+        "report": error.report,
+    }
+
+
+def _hang_of(parts: Mapping[str, Any]) -> HangError:
+    """The verdict on all ranks, as the worker has it."""
+    ranks = [Whereabouts(**each) for each in parts["ranks"]]
+    return HangError(parts["message"], absent=parts["absent"], ranks=ranks, report=parts["report"])

@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from core.trainer.profilers import Profiler
     from core.trainer.signals.stop_agreement import StopAgreement
     from core.trainer.state.finished_fit import FinishedFit
+    from core.watch import Watch
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -106,6 +107,7 @@ class Trainer(Ranks, RunViews, DataViews, Logged):
         plugins: Any = None,
         profiler: Profiler | Literal["simple", "advanced", "pytorch"] | None = None,
         default_root_dir: PathLike | None = None,
+        watch: bool | Watch | None = None,
     ) -> None:
         """Check all arguments; nothing is started yet.
 
@@ -166,6 +168,8 @@ class Trainer(Ranks, RunViews, DataViews, Logged):
             plugins: instances or aliases of a Precision, CheckpointIO, ClusterEnvironment or Launcher.
             profiler: measures where the time goes: `"simple"`, `"advanced"`, `"pytorch"`, or an instance.
             default_root_dir: where checkpoints and logs go; None is the current folder.
+            watch: look whether ranks hang, and end the run with a `HangError` that says which one, where and how: a
+                `Watch` with limits of your own, False for none. None is True.
 
         Raises:
             ConfigurationError: arguments that can't be met, with what can.
@@ -204,6 +208,7 @@ class Trainer(Ranks, RunViews, DataViews, Logged):
             plugins=plugins,
             loggers=make_loggers(logger, root),
             compile=compile,
+            watch=watch,
         )
         check_arguments(self.options, self.strategy)
         self.default_root_dir = os.fspath(root) if root is not None else os.getcwd()
@@ -515,8 +520,10 @@ class Trainer(Ranks, RunViews, DataViews, Logged):
             self.progress.restart_epoch()
         if self.ckpt_path is not None:
             from core.trainer.state import snapshot
+            from core.watch import phase
 
-            snapshot.load(self, self.ckpt_path)
+            with phase("checkpoint"):
+                snapshot.load(self, self.ckpt_path)
         self.session.refuse_half_loaded("trained" if self.trains else "evaluated")
 
     # what the loops ask ---------------------------------------------------------------------------------------------
@@ -540,8 +547,9 @@ class Trainer(Ranks, RunViews, DataViews, Logged):
 
     def _write_checkpoint(self, path: PathLike, weights_only: bool) -> None:
         from core.trainer.state import snapshot
+        from core.watch import phase
 
-        with self.profile("save_checkpoint"):
+        with phase("checkpoint"), self.profile("save_checkpoint"):
             snapshot.save(self, path, weights_only=weights_only)
 
     # the stages -----------------------------------------------------------------------------------------------------

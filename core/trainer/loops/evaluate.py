@@ -12,6 +12,7 @@ from core.contract import Capability
 from core.trainer.hooks.argument_counts import call_with
 from core.trainer.loops.profiling import mark_steps, profiled_batches
 from core.trainer.module.module import require_method
+from core.watch import phase, pulse
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -30,7 +31,7 @@ def evaluate(
         For each loader what was logged for it, by name, reduced over batches and ranks.
     """
     events, metrics = trainer.events, trainer.logged.evaluation[stage]
-    with evaluation_mode(trainer, metrics):
+    with phase(stage, has_steps=True), evaluation_mode(trainer, metrics):
         with without_gradients(trainer):
             metrics.open(on_epoch_default=True)
             events.emit(f"on_{stage}_start")
@@ -100,6 +101,7 @@ def run_loaders(
         transfer, batch_idx = trainer.make_transfer(dataloader_idx), -1
         metrics.dataloader_idx = dataloader_idx if len(loaders) > 1 else None
         for batch_idx, batch in enumerate(profiled_batches(trainer.profiler, loader.batches())):
+            pulse.count += 1
             if transfer is not None:
                 batch = transfer(batch)
             metrics.batch = batch

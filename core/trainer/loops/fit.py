@@ -25,6 +25,7 @@ from core.trainer.module.module_steps import apply_overrides
 from core.trainer.module.optimization import evaluates_loss
 from core.trainer.settings.checks import check_max_steps
 from core.trainer.signals.stop_agreement import StopAgreement
+from core.watch import pulse
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -256,7 +257,9 @@ class FitLoop:
         self._validate_belatedly()
         batch_idx = progress.batch
         stops.begin(batch_idx)
+        pulse.phase = "step"
         while batch_idx < num_batches:
+            pulse.count += 1
             # A signal doesn't wait for data that never comes.
             signals.is_fetching = True
             batch = fetch(batches, _END)
@@ -300,6 +303,7 @@ class FitLoop:
             if may_stop and step.ends_window and self._stops_after(batch_idx) and batch_idx < num_batches:
                 return False
         # The epoch's batches are done.
+        pulse.phase = "end of epoch"
         metrics.batch = None
         if batch_idx == 0:
             trainer.loaders.refuse_empty_loader()

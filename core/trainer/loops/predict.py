@@ -11,6 +11,7 @@ from core.contract import ModuleError
 from core.data import to_device
 from core.trainer.logging.metrics import Metrics
 from core.trainer.loops.evaluate import evaluation_mode, run_loaders, without_gradients
+from core.watch import phase
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -25,7 +26,7 @@ _MISSING = object()
 def predict(trainer: Trainer, loaders: Sequence[StageLoader], *, returns: bool) -> list[Any] | None:
     """All ranks. Run `predict_step` over all loaders, without gradients; see `Trainer.predict`."""
     events = trainer.events
-    with evaluation_mode(trainer, _NoMetrics(on_epoch_default=True)):
+    with phase("prediction", has_steps=True), evaluation_mode(trainer, _NoMetrics(on_epoch_default=True)):
         with without_gradients(trainer):
             events.emit("on_predict_start")
             events.emit("on_predict_epoch_start")

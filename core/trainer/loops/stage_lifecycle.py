@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from core.checkpoint import collect_random_state, restore_random_state
+from core.contract import HangError
 from core.trainer.callbacks.progress_bar import ProgressBar
 from core.trainer.data.prepare import prepare_data
 from core.trainer.hooks.events import Events
@@ -20,6 +21,7 @@ from core.trainer.signals import requeue
 from core.trainer.signals.interruption import SignalGuard
 from core.trainer.state.checkpoint_path import find_checkpoint
 from core.trainer.state.finished_fit import FinishedFit
+from core.watch import explain
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -74,7 +76,7 @@ def _run(trainer: Trainer, crosses_processes: bool) -> Any:
         return result
     except BaseException as raised:
         _return_to_step(trainer)
-        error = trainer.signals.explain(raised)
+        error = explain(trainer.signals.explain(raised))
         try:
             requeue.requeue_after(trainer, error)
             if (hears := getattr(strategy, "on_exception", None)) is not None:
@@ -84,7 +86,7 @@ def _run(trainer: Trainer, crosses_processes: bool) -> Any:
             run_logs.finalize_after(trainer.loggers, error)
         if error is raised:
             raise
-        raise error from raised
+        raise error from (None if isinstance(error, HangError) else raised)
     finally:
         _end(trainer)
 

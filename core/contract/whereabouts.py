@@ -1,0 +1,32 @@
+"""What one rank did when a run hung."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Whereabouts:
+    """What one rank did when a run hung, as `HangError` carries it.
+
+    Attributes:
+        rank: global rank.
+        state: `"waits"` in a collective; `"asleep"`; `"computes"`; `"works"` in other threads or child processes, or
+            reads and writes; `"stopped"` by a signal; `"gone"`; `"left"` the run; `"silent"`: no answer, and nobody on
+            its host who could look; `"debugged"`.
+        phase: `"set-up"`, `"step"`, `"validation"`, `"checkpoint"`, `"end of epoch"`, ...
+        line: the user's, as in `"train.py:12 in training_step"`; empty if it isn't known.
+        since_s: seconds since the rank came forward.
+        collective: that it waits in, such as `"gloo:all_reduce [[10]]"`; empty if torch has recorded none.
+        host: its machine.
+        pid: its process.
+    """
+
+    rank: int
+    state: str
+    phase: str = ""
+    line: str = ""
+    since_s: float = 0.0
+    collective: str = ""
+    host: str = ""
+    pid: int = 0

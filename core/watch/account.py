@@ -1,0 +1,69 @@
+"""What one rank says of itself while the ranks confer."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+
+from core.contract.whereabouts import Whereabouts
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """What a rank says of itself, or one of its host says of it.
+
+    Attributes:
+        rank: global rank.
+        state: see `core.contract.whereabouts`.
+        phase: of its pulse.
+        line: the user's own.
+        since_s: seconds since it came forward.
+        patience_s: how long it may stand still, in what it does.
+        least_s: how long it may stand still where it is certain that nothing will move.
+        collective: that it waits in.
+        is_usual: see `core.watch.looking.Collective`.
+        count: of its pulse.
+        host: its machine.
+        pid: its process.
+        stack: as Python prints it.
+        number: of what this rank has said so far.
+        began: when its process began, as the kernel counts.
+        stacks: path of what faulthandler has written for it, for processes of its machine.
+    """
+
+    rank: int
+    state: str
+    phase: str = ""
+    line: str = ""
+    since_s: float = 0.0
+    patience_s: float = 0.0
+    least_s: float = 0.0
+    collective: str = ""
+    is_usual: bool = False
+    count: int = 0
+    host: str = ""
+    pid: int = 0
+    stack: str = ""
+    number: int = 0
+    began: str = ""
+    stacks: str = ""
+
+    @property
+    def is_overdue(self) -> bool:
+        """True if it has stood still for too long."""
+        return self.since_s > self.patience_s
+
+    def to_text(self) -> str:
+        """A form for the board."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_text(cls, text: str) -> Account:
+        """Read what `to_text` wrote."""
+        return cls(**json.loads(text))
+
+    def whereabouts(self) -> Whereabouts:
+        """The part that the error carries."""
+        return Whereabouts(
+            self.rank, self.state, self.phase, self.line, self.since_s, self.collective, self.host, self.pid
+        )

@@ -1,0 +1,121 @@
+"""How a rank ends by a verdict: by an exception where Python can raise one, else by force."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+from core.contract import HangError
+from core.contract.tracebacks import format_short
+from core.launch.connections import hang_up
+from core.watch.looking import began_at, process_state
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import CodeType, FrameType, TracebackType
+
+SIGNAL = signal.SIGURG
+"""It does nothing by default, so that one that comes to a forked copy, or too early, is harmless."""
+_HEAR_S = 1.5
+
+
+class Ending:
+    """Raises the verdict in the watched thread. One a watch; made in that thread.
+
+    Attributes:
+        error: the verdict, once there is one.
+        is_over: an uncaught error is being shown: nothing is raised any more.
+    """
+
+    def __init__(self, store_port: int, ask: Callable[[], None]) -> None:
+        """Take over the signal and the hook of uncaught errors. `ask` looks whether there is a verdict already."""
+        self.error: HangError | None = None
+        self._ask = ask
+        self.is_over = False
+        self._is_raised = threading.Event()
+        self._store_port = store_port
+        self._thread = threading.get_ident()
+        self._is_main = threading.current_thread() is threading.main_thread()
+        self._hook = self._on_uncaught  # a bound method is another object each time
+        self._previous_hook, sys.excepthook = sys.excepthook, self._hook
+        self._previous = signal.signal(SIGNAL, self._on_signal) if self._is_main else None
+
+    def end(self, error: HangError, grace_s: float) -> None:
+        """Called by the watching thread. Returns if the process ends by itself, or has nothing left to end."""
+        self.error, began_s = error, time.monotonic()
+        if self._is_main:
+            signal.pthread_kill(self._thread, SIGNAL)
+        else:
+            raised = ctypes.py_object(_class_of(error))
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self._thread), raised)
+        # Later than all ranks have heard of it: whoever loses a connection before would say so, and not this.
+        if not self._is_raised.wait(_HEAR_S + 1.0):
+            hang_up(self._store_port)
+        time.sleep(max(0.0, grace_s - (time.monotonic() - began_s)))
+
+    def explain(self, error: BaseException) -> BaseException:
+        """The verdict, if there is one: what an error of the transport comes from, when the connections were cut."""
+        if isinstance(error, KeyboardInterrupt | SystemExit | HangError):
+            return error
+        if self.error is None and isinstance(error, RuntimeError | ConnectionError):
+            self._ask()  # another rank may have cut the connections before this one has heard why
+        if self.error is None:
+            return error
+        self._is_raised.set()
+        # Where the rank waited. What the transport says is no more than that the connections were cut.
+        self.error.__suppress_context__ = True
+        return self.error.with_traceback(error.__traceback__)
+
+    def close(self) -> None:
+        """Give back what was taken over."""
+        if sys.excepthook is self._hook:
+            sys.excepthook = self._previous_hook
+        if self._is_main and threading.current_thread() is threading.main_thread():
+            signal.signal(SIGNAL, self._previous or signal.SIG_DFL)
+
+    def _on_signal(self, number: int, frame: Any) -> None:
+        # Not into an `except` or `finally` block that runs: it would replace the error that is handled there.
+        is_late = self.is_over or sys.exception() is not None or _is_in(frame, Ending._on_uncaught.__code__)
+        if self.error is None or is_late or self._is_raised.is_set():
+            return
+        self._is_raised.set()
+        raise self.error
+
+    def _on_uncaught(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        explained, self.is_over = self.explain(error), True
+        self._previous_hook(type(explained), explained, explained.__traceback__ or trace)
+
+
+def _is_in(frame: FrameType | None, code: CodeType) -> bool:
+    while frame is not None and frame.f_code is not code:
+        frame = frame.f_back
+    return frame is not None
+
+
+def _class_of(error: HangError) -> type[BaseException]:
+    """A class whose instance is the error: Python raises classes only in another thread."""
+    return type("HangError", (type(error),), {"__new__": lambda cls: error, "__init__": lambda self: None})
+
+
+def leave_at_once(error: HangError) -> None:
+    """End this process with code 1, as no exception could end it."""
+    sys.stderr.write(format_short(error))
+    sys.stderr.flush()
+    os._exit(1)
+
+
+def end_by_force(pid: int, began: str) -> None:
+    """End another process of this machine, if it is still the one that began then."""
+    if process_state(pid) not in ("Z", "") and began_at(pid) == began:
+        os.kill(pid, signal.SIGKILL)
+
+
+def let_go_on(pid: int, began: str) -> None:
+    """Let a stopped process of this machine go on, so that it can end by itself."""
+    if process_state(pid) in ("T", "t") and began_at(pid) == began:
+        os.kill(pid, signal.SIGCONT)

@@ -1,0 +1,87 @@
+"""How long the watch waits, and what it does then."""
+
+from __future__ import annotations
+
+import math
+import os
+import sys
+from dataclasses import dataclass, replace
+from datetime import timedelta
+
+from core.contract import ConfigurationError
+
+VARIABLE = "CORE_WATCH"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Watch:
+    """The options of the watch over the ranks, for `Fabric(watch=...)` and `Trainer(watch=...)`.
+
+    A rank may stand still for `limit`, or for ten times the longest interval that this phase has had before. It has ten
+    times as long in a phase that is new to it (the first steps compile, the first validation builds its workers), and
+    another ten times as long while it computes, reads or writes: no watch can tell a long sum from an endless one.
+
+    Attributes:
+        limit: how long no rank may come forward.
+        grace: how long a rank may take to end by itself once there is a verdict; it is ended by force then.
+        ends_run: False only reports.
+        folder: for the file with all stacks; None is the temporary folder.
+    """
+
+    limit: timedelta = timedelta(seconds=30)
+    grace: timedelta = timedelta(seconds=10)
+    ends_run: bool = True
+    folder: str | os.PathLike[str] | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("limit", "grace"):
+            if not isinstance(getattr(self, name), timedelta) or getattr(self, name) <= timedelta():
+                raise ConfigurationError(
+                    f"Watch({name}={getattr(self, name)!r}): expected a timedelta above 0, as in "
+                    f"Watch({name}=timedelta(seconds=60)). watch=False turns the watch off."
+                )
+
+
+def chosen(given: bool | Watch | None) -> Watch | None:
+    """The options that count: the user's, with what the environment variable says; None for no watch.
+
+    Raises:
+        ConfigurationError: neither an argument nor a value of the variable that there is.
+    """
+    if not isinstance(given, bool | Watch | None):
+        raise ConfigurationError(f"watch={given!r}: expected True, False, or core.Watch(...).")
+    if given is False or is_debugged():
+        return None
+    options = given if isinstance(given, Watch) else Watch()
+    wish = os.environ.get(VARIABLE, "").strip().lower()
+    if wish in ("off", "0", "false"):
+        return None
+    if wish == "report":
+        return replace(options, ends_run=False)
+    if wish not in ("", "on", "1", "true"):
+        return replace(options, limit=timedelta(seconds=_seconds(wish)))
+    return options
+
+
+def is_debugged() -> bool:
+    """True under a debugger, where to stand still is what is wanted."""
+    return sys.gettrace() is not None or "debugpy" in sys.modules or "pydevd" in sys.modules or _tracer() != 0
+
+
+def _tracer() -> int:
+    """The process that traces this one, as gdb and strace do; 0 for none, or where it can't be known."""
+    try:
+        with open("/proc/self/status", encoding="ascii", errors="replace") as status:
+            return next((int(line.split()[1]) for line in status if line.startswith("TracerPid:")), 0)
+    except OSError:
+        return 0
+
+
+def _seconds(wish: str) -> float:
+    try:
+        seconds = float(wish)
+    except ValueError:
+        seconds = math.nan
+    if not 1 < seconds < math.inf:
+        raise ConfigurationError(f"{VARIABLE}={wish!r}: expected off, report, or a number of seconds above 1.")
+    return seconds

@@ -1,0 +1,119 @@
+"""The watch over real ranks: what it says of a hang, how the run ends, and what it leaves alone."""
+
+import os
+import re
+import sys
+import textwrap
+from pathlib import Path
+
+import psutil
+import pytest
+
+from core_testing import programs
+
+HANGING = Path(__file__).with_name("hanging.py")
+
+
+def hang(how, tmp_path, launcher="script", strategy="ddp", limit_s=1.5):
+    """Run the program to its end: its code, what it wrote, and the file with all stacks."""
+    arguments = [HANGING, how, strategy, launcher, limit_s, tmp_path]
+    command = [*programs.TORCHRUN, "--nproc-per-node=2", "--standalone"] if launcher == "torchrun" else [sys.executable]
+    done = programs.run([*command, *map(str, arguments)], timeout=120, env=os.environ | {"OMP_NUM_THREADS": "1"})
+    reports = [path.read_text() for path in tmp_path.glob("core-hang-*.txt")]
+    assert not [each for each in psutil.process_iter(["cmdline"]) if str(tmp_path) in (each.info["cmdline"] or [])]
+    return done, reports
+
+
+def line_of(text):
+    lines = HANGING.read_text().splitlines()
+    return next(number for number, line in enumerate(lines, 1) if text in line)
+
+
+@pytest.mark.parametrize(
+    ("how", "launcher", "says", "line"),
+    [
+        ("asleep", "script", "Rank 1 is asleep", "time.sleep(600)"),
+        ("stopped-0", "spawn", "Rank 0 is stopped by a signal", "SIGSTOP)"),
+        pytest.param("extra", "torchrun", "rank 1 waits for the others", "fabric.barrier()", marks=pytest.mark.slow),
+        pytest.param("spinning", "script", "Rank 1 computes", "while True:", marks=pytest.mark.slow),
+    ],
+)
+def test_a_hang_ends_the_run_with_a_verdict(tmp_path, how, launcher, says, line):
+    done, reports = hang(how, tmp_path, launcher)
+    assert done.returncode == 1, done.stderr
+    assert "core.HangError: The ranks have not come forward for" in done.stderr
+    place = re.search(rf"{says} at [^ ]*hanging.py:(\d+) in hang", done.stderr)
+    assert place, done.stderr
+    assert int(place[1]) - line_of(line) in (0, 1)  # the endless loop is on one of its two lines
+    (report,) = reports
+    assert all(f"rank {rank} on " in report for rank in (0, 1))
+    assert "hanging.py" in report.partition("rank 1 on ")[2]
+
+
+GOES_ON = """
+import sys, time
+from datetime import timedelta
+
+import torch
+
+from core import Fabric, Watch
+from core.watch import phase
+
+
+def slow(seconds):
+    ends_s = time.monotonic() + seconds
+    while time.monotonic() < ends_s:
+        pass
+
+
+class SlowState:
+    def state_dict(self):
+        time.sleep(2.5 * (fabric.global_rank == 0))
+        return {}
+
+
+def steps(number):
+    for _ in range(number):
+        model(torch.ones(2, 4)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        time.sleep(0.02)
+
+
+watch = Watch(limit=timedelta(seconds=1), ends_run=False, folder=sys.argv[1])
+fabric = Fabric(accelerator="cpu", devices=2, strategy="ddp", watch=watch)
+fabric.launch()
+model = torch.nn.Linear(4, 2)
+model, optimizer = fabric.setup(model, torch.optim.SGD(model.parameters(), lr=0.1))
+if fabric.global_rank == 1:
+    time.sleep(2.5)  # a first step that takes long
+steps(60)
+fabric.save(sys.argv[1] + "/slow", {"slow": SlowState()})
+if fabric.global_rank == 0:
+    with phase("validation", has_steps=True):
+        slow(2.5)
+steps(60)
+print("nothing so far", flush=True) if fabric.is_global_zero else None
+if fabric.global_rank == 1:
+    time.sleep(5)  # asleep
+steps(20)
+print("went on", flush=True) if fabric.is_global_zero else None
+"""
+
+
+def test_slow_ranks_are_not_accused_and_a_report_lets_the_run_go_on(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(textwrap.dedent(GOES_ON))
+    done = programs.run(
+        [sys.executable, str(script), str(tmp_path)],
+        timeout=120,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        merge_errors=True,
+    )
+    assert done.returncode == 0, done.stdout
+    before, _, after = done.stdout.partition("nothing so far")
+    assert "have not come forward" not in before
+    asleep = next(number for number, line in enumerate(GOES_ON.splitlines(), 1) if "# asleep" in line)
+    assert f"Rank 1 is asleep at {script}:{asleep} in <module>, phase step" in after
+    assert "went on" in after
+    assert len([*tmp_path.glob("core-hang-*.txt")]) == 1

@@ -60,15 +60,9 @@ from core import Fabric, Watch
 from core.watch import phase
 
 
-def slow(seconds):
-    ends_s = time.monotonic() + seconds
-    while time.monotonic() < ends_s:
-        pass
-
-
 class SlowState:
     def state_dict(self):
-        time.sleep(2.5 * (fabric.global_rank == 0))
+        time.sleep(4 * (fabric.global_rank == 0))
         return {}
 
 
@@ -80,22 +74,22 @@ def steps(number):
         time.sleep(0.02)
 
 
-watch = Watch(limit=timedelta(seconds=1), ends_run=False, folder=sys.argv[1])
+watch = Watch(limit=timedelta(seconds=2), ends_run=False, folder=sys.argv[1])
 fabric = Fabric(accelerator="cpu", devices=2, strategy="ddp", watch=watch)
 fabric.launch()
 model = torch.nn.Linear(4, 2)
 model, optimizer = fabric.setup(model, torch.optim.SGD(model.parameters(), lr=0.1))
 if fabric.global_rank == 1:
-    time.sleep(2.5)  # a first step that takes long
+    time.sleep(4)  # a first step that takes long
 steps(60)
 fabric.save(sys.argv[1] + "/slow", {"slow": SlowState()})
 if fabric.global_rank == 0:
     with phase("validation", has_steps=True):
-        slow(2.5)
+        time.sleep(4)
 steps(60)
 print("nothing so far", flush=True) if fabric.is_global_zero else None
 if fabric.global_rank == 1:
-    time.sleep(5)  # asleep
+    time.sleep(8)  # asleep
 steps(20)
 print("went on", flush=True) if fabric.is_global_zero else None
 """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import socket
 from collections import defaultdict
@@ -24,6 +25,9 @@ class Store(Protocol):
     def get(self, key: str, /) -> bytes:
         """Read a value; wait until another rank has written it."""
 
+    def add(self, key: str, amount: int, /) -> int:
+        """Add to a counter, which begins at 0; returns what it is then."""
+
 
 def compare(fingerprints: Sequence[Fingerprint], hosts: Sequence[str] = ()) -> None:
     """Check that all are equal.
@@ -43,11 +47,13 @@ def compare(fingerprints: Sequence[Fingerprint], hosts: Sequence[str] = ()) -> N
 
 
 def exchange(store: Store, rank: int, world_size: int, mine: Fingerprint, *, prefix: str = "core/fingerprint") -> None:
-    """Compare over a store, all ranks. Rank 0 reads what the others wrote and tells them the outcome.
+    """Compare over a store, all ranks. Each counts itself among its like; the last to come tells all the outcome.
+
+    So no rank reads what every other one has written, unless there is a difference to tell.
 
     Args:
-        store: a `torch.distributed.Store`, or what has its `set` and `get`. A key is used once, so each call needs a
-            store or a prefix of its own.
+        store: a `torch.distributed.Store`, or what has its `set`, `get` and `add`. A key is used once, so each call
+            needs a store or a prefix of its own.
         rank: of this process.
         world_size: number of processes.
         mine: (kind, alias, provider, version) of every choice made here.
@@ -56,26 +62,33 @@ def exchange(store: Store, rank: int, world_size: int, mine: Fingerprint, *, pre
     Raises:
         FingerprintError: on all ranks, if one differs.
     """
-    store.set(f"{prefix}/{rank}", json.dumps([socket.gethostname(), mine]))
-    if rank == 0:
-        store.set(f"{prefix}/verdict", _verdict([_read(store, f"{prefix}/{other}") for other in range(world_size)]))
+    rows = json.dumps(mine)
+    kind = hashlib.blake2b(rows.encode(), digest_size=8).hexdigest()
+    store.set(f"{prefix}/{rank}", json.dumps([socket.gethostname(), kind]))
+    if store.add(f"{prefix}/of/{kind}", 1) == 1:  # the first of its kind says what that is
+        store.set(f"{prefix}/rows/{kind}", rows)
+    # To add nothing is to read a counter.
+    if store.add(f"{prefix}/come", 1) == world_size:
+        are_alike = store.add(f"{prefix}/of/{kind}", 0) == world_size
+        store.set(f"{prefix}/verdict", "" if are_alike else _verdict(store, prefix, world_size))
     if verdict := store.get(f"{prefix}/verdict").decode():
         raise FingerprintError(verdict)
 
 
-def _read(store: Store, key: str) -> tuple[str, Fingerprint]:
-    host, rows = json.loads(store.get(key))
-    # JSON has made lists of the tuples, which can't be compared or hashed with this rank's.
-    return host, tuple((kind, alias, provider, version) for kind, alias, provider, version in rows)
-
-
-def _verdict(answers: Sequence[tuple[str, Fingerprint]]) -> str:
+def _verdict(store: Store, prefix: str, world_size: int) -> str:
+    answers = [json.loads(store.get(f"{prefix}/{rank}")) for rank in range(world_size)]
+    rows = {kind: _rows(store.get(f"{prefix}/rows/{kind}")) for kind in {kind for _, kind in answers}}
     try:
-        compare([rows for _, rows in answers], [host for host, _ in answers])
-    # Caught on rank 0: the others wait for a verdict, and all raise the same.
+        compare([rows[kind] for _, kind in answers], [host for host, _ in answers])
+    # Caught here: the others wait for a verdict, and all raise the same.
     except FingerprintError as difference:
         return str(difference)
     return ""
+
+
+def _rows(content: bytes) -> Fingerprint:
+    # JSON has made lists of the tuples, which can't be compared or hashed.
+    return tuple((kind, alias, provider, version) for kind, alias, provider, version in json.loads(content))
 
 
 def _message(ranks: dict[Fingerprint, list[int]], hosts: Sequence[str]) -> str:

@@ -14,6 +14,7 @@ from core.contract import WorkerError
 from core.strategies.polling import pause
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from datetime import timedelta
 
 _ANY_LEFT = "core/left"
@@ -36,6 +37,10 @@ class Meeting:
         self.store.set(key, value)
         self.store.set(_came(self._rank), "")
 
+    def add(self, key: str, amount: int) -> int:
+        """Add to a counter, which begins at 0; returns what it is then."""
+        return self.store.add(key, amount)
+
     def get(self, key: str) -> bytes:
         """Read a value; wait until another rank has written it.
 
@@ -51,8 +56,8 @@ class Meeting:
         return self.store.get(key)
 
     def _look_for_absent(self, *, is_late: bool) -> None:
-        absent = [rank for rank in range(self._world_size) if not self.store.check([_came(rank)])]
-        # Rank 0 has the last word, and may leave before it.
+        absent = _without(lambda ranks: self.store.check([_came(rank) for rank in ranks]), range(self._world_size))
+        # Rank 0 keeps the store, and may leave when it has come.
         if left := [rank for rank in sorted({0, *absent}) if self._shared.check([_left(rank)])]:
             raise WorkerError(
                 f"{_ranks(left)} ended the program without coming to where rank {self._rank} waits: the start of a "
@@ -83,6 +88,16 @@ def say_at_exit(store: Store, rank: int) -> None:
                 store.set(_ANY_LEFT, "")
 
     atexit.register(leave)
+
+
+def _without(have_all: Callable[[range], bool], ranks: range) -> list[int]:
+    """The ranks that make `have_all` false: a few questions for each of them, and one where there are none."""
+    if not ranks or have_all(ranks):
+        return []
+    if len(ranks) == 1:
+        return list(ranks)
+    middle = len(ranks) // 2
+    return _without(have_all, ranks[:middle]) + _without(have_all, ranks[middle:])
 
 
 def _came(rank: int) -> str:

@@ -15,23 +15,31 @@ class Store:
     """What torch's stores do: `get` waits for a key."""
 
     def __init__(self):
-        self.values = {}
+        self.values, self.counters, self.num_calls = {}, {}, 0
         self.written = threading.Condition()
 
     def set(self, key, value):
         with self.written:
             assert key not in self.values
+            self.num_calls += 1
             self.values[key] = value.encode()
             self.written.notify_all()
+
+    def add(self, key, amount):
+        with self.written:
+            self.num_calls += 1
+            self.counters[key] = self.counters.get(key, 0) + amount
+            return self.counters[key]
 
     def get(self, key):
         with self.written:
             assert self.written.wait_for(lambda: key in self.values, timeout=10)
+            self.num_calls += 1
             return self.values[key]
 
 
-def on_all_ranks(fingerprints):
-    store, outcomes = Store(), [None] * len(fingerprints)
+def on_all_ranks(fingerprints, store=None):
+    store, outcomes = store or Store(), [None] * len(fingerprints)
 
     def run(rank):
         try:
@@ -50,6 +58,13 @@ def on_all_ranks(fingerprints):
 def test_equal_ones_pass():
     compare([MINE] * 4)
     assert on_all_ranks([MINE] * 3) == [None] * 3
+
+
+def test_ranks_that_are_alike_ask_a_few_questions_each_however_many_they_are():
+    for num_ranks in (2, 40):
+        store = Store()
+        on_all_ranks([MINE] * num_ranks, store)
+        assert store.num_calls == 4 * num_ranks + 3
 
 
 def test_a_table_says_who_differs():

@@ -89,7 +89,10 @@ class DistributedCheckpointIO(AnyFormCheckpointIO):
         from core.checkpoint import formats, messages
 
         # Agreed on before a byte is written: what only one rank can't load leaves the others as they were.
-        load = together(collectives, lambda: formats.prepare_load(path, state, verifies_first=self.verifies_first))
+        share = (collectives.rank, collectives.size)
+        load = together(
+            collectives, lambda: formats.prepare_load(path, state, share, verifies_first=self.verifies_first)
+        )
         with messages.overwriting(load.has_targets):
             return together(collectives, load.fill)
 

@@ -25,15 +25,20 @@ FILE_SUFFIXES = (".ckpt", ".pt", ".pth", safetensors_file.SUFFIX)
 """Names of files in a folder that are taken for checkpoints end so."""
 
 
-def load_checkpoint(path: PathLike, targets: Any = None) -> dict[str, Any]:
+def load_checkpoint(path: PathLike, targets: Any = None, share: tuple[int, int] = (0, 1)) -> dict[str, Any]:
     """This rank. The state of a folder or a file; `targets` are filled from a folder.
+
+    Args:
+        path: a local path or a URL.
+        targets: tensors at their places in nested dicts and lists.
+        share: number of this process, and of all that load together: where its parts are likely to be.
 
     Raises:
         CheckpointNotFoundError: nothing is there.
         CheckpointCorruptedError: damaged, incomplete, or not a checkpoint; the file is named.
         CheckpointError: it can't be read. `overwritten` tells whether targets hold something of it by then.
     """
-    load = prepare_load(path, targets)
+    load = prepare_load(path, targets, share)
     with messages.overwriting(load.has_targets):
         return load.fill()
 
@@ -51,12 +56,15 @@ class Load:
     fill: Callable[[], dict[str, Any]]
 
 
-def prepare_load(path: PathLike, targets: Any = None, *, verifies_first: bool = False) -> Load:
+def prepare_load(
+    path: PathLike, targets: Any = None, share: tuple[int, int] = (0, 1), *, verifies_first: bool = False
+) -> Load:
     """This rank. Find out whether a checkpoint can be loaded into `targets`, which are left alone.
 
     Args:
         path: of a folder or a file.
         targets: as for `load_checkpoint`.
+        share: likewise.
         verifies_first: read and verify what is needed already now, besides when it is loaded.
 
     Raises:
@@ -73,12 +81,12 @@ def prepare_load(path: PathLike, targets: Any = None, *, verifies_first: bool = 
             plan.verify()
         return opened, plan
 
-    first, plan = with_folder(folder, prepare)
+    first, plan = with_folder(folder, prepare, share)
 
     def fill(opened: OpenedCheckpoint) -> Any:
         return (plan if opened is first else opened.plan(targets)).fill()
 
-    return Load(plan.has_targets, lambda: with_folder(folder, fill, first=first))
+    return Load(plan.has_targets, lambda: with_folder(folder, fill, share, first=first))
 
 
 def describe(path: PathLike) -> dict[str, Any] | None:
@@ -129,12 +137,19 @@ def open_folder(path: PathLike) -> Folder:
         raise messages.cannot_read(os.fspath(path), error) from error
 
 
-def with_folder(folder: Folder, work: Callable[[OpenedCheckpoint], T], *, first: OpenedCheckpoint | None = None) -> T:
+def with_folder(
+    folder: Folder,
+    work: Callable[[OpenedCheckpoint], T],
+    share: tuple[int, int] = (0, 1),
+    *,
+    first: OpenedCheckpoint | None = None,
+) -> T:
     """Open a checkpoint folder and do something with it, again if another process replaces it meanwhile.
 
     Args:
         folder: of the checkpoint.
         work: is called with it, perhaps several times.
+        share: of this process; see `OpenedCheckpoint`.
         first: the folder, if it has been opened already.
 
     Raises:
@@ -145,7 +160,7 @@ def with_folder(folder: Folder, work: Callable[[OpenedCheckpoint], T], *, first:
     while True:
         raw_manifest = first.raw_manifest if first is not None else _read_manifest(folder)
         try:
-            return work(first if first is not None else OpenedCheckpoint(folder, raw_manifest))
+            return work(first if first is not None else OpenedCheckpoint(folder, raw_manifest, share))
         except Exception as error:
             first = None
             # The files of an old manifest go when a new one is in place, so anything may fail then: read the new one.

@@ -13,13 +13,13 @@ from core.checkpoint import digest, manifest
 from core.checkpoint.box_reads import BoxRead, SavedChunk, reads_of
 from core.checkpoint.memory import ALIGNMENT_BYTES
 from core.checkpoint.shards import chunks_to_fill, shape_of
-from core.checkpoint.tiling import tile
+from core.checkpoint.tiling import tile, tile_box
 from core.checkpoint.tree import AT_ONCE, Decoder, KeyPath, is_sharded, leaf_name, readable, shape_from
 from core.contract.errors import CheckpointCorruptedError, CheckpointError
-from core.contract.sharded_leaf import TensorDescription
+from core.contract.sharded_leaf import Chunk, TensorDescription
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from core.checkpoint.folder import Folder
     from core.checkpoint.verified_file import File
@@ -74,22 +74,27 @@ class Plan:
 
 
 class OpenedCheckpoint:
-    """The indexes of one checkpoint folder, read and verified, and its other files ready to be read.
+    """One checkpoint folder. Its indexes are read and verified as they are needed, the likeliest first.
+
+    There is an index for each rank that has written, and what one rank needs is in few of them: a load costs a rank
+    as much as it loads, on however many the checkpoint was written.
 
     Attributes:
         raw_manifest: its content when it was opened.
         manifest: of the folder.
         tree: the state, as `core.checkpoint.tree` writes it.
-        chunks: of each leaf that isn't empty, by name.
-        files: with the bytes of tensors, by name.
+        chunks: of the leaves that aren't empty, by name, as far as indexes were read.
+        files: with the bytes of tensors, by name; likewise.
     """
 
-    def __init__(self, folder: Folder, raw_manifest: bytes) -> None:
-        """Read the indexes.
+    def __init__(self, folder: Folder, raw_manifest: bytes, share: tuple[int, int] = (0, 1)) -> None:
+        """Read the index of rank 0, which has the tree.
 
         Args:
             folder: of the checkpoint.
             raw_manifest: what it has as its manifest now.
+            share: number of this process, and of all that load together. Its parts are likely where they would be if
+                as many had written.
 
         Raises:
             FileNotFoundError: a file that the manifest names is missing.
@@ -104,8 +109,17 @@ class OpenedCheckpoint:
         self.tree: Any = None
         self._num_copied = 0
         self._wholes: dict[Any, torch.Tensor] = {}
-        for name in self.manifest.indexes:
+        place = (share[0] + 0.5) / share[1] * self.manifest.world_size - 0.5
+        self._unread = sorted(self.manifest.indexes[1:], key=lambda name: -abs(_rank_of(name) - place))
+        for name in self.manifest.indexes[:1]:
             self._take_index(name)
+
+    def _take_indexes(self, number: int | None = None) -> bool:
+        """Read so many more indexes, or all; tells whether there was one."""
+        left = len(self._unread)
+        for _ in range(left if number is None else min(number, left)):
+            self._take_index(self._unread.pop())
+        return left > 0
 
     def _take_index(self, name: str) -> None:
         content = self._read_verified(name)
@@ -152,15 +166,19 @@ class OpenedCheckpoint:
 
     # reading --------------------------------------------------------------------------------------------------------
 
-    def describe(self) -> Any:
-        """The state, with a `TensorDescription` in the place of each tensor, whose bytes are there.
+    def describe(self, *, looks: bool = False) -> Any:
+        """The state, with a `TensorDescription` in the place of each tensor.
+
+        Args:
+            looks: for the parts of each tensor, too, which are in the indexes of all ranks. `load` does in any case.
 
         Raises:
             CheckpointCorruptedError: a file lacks a part of a tensor.
         """
 
         def take(key_path: KeyPath, dtype: torch.dtype, shape: tuple[int, ...], _: Any) -> TensorDescription:
-            self._chunks_of(leaf_name(key_path), dtype.itemsize, shape)
+            if looks:
+                self._chunks_of(leaf_name(key_path), dtype.itemsize, shape)
             return TensorDescription(shape, dtype)
 
         return self._decode(take)
@@ -176,14 +194,16 @@ class OpenedCheckpoint:
         filled: list[Any] = []
 
         def take(key_path: KeyPath, dtype: torch.dtype, shape: tuple[int, ...], target: Any) -> Any:
-            saved = self._chunks_of(leaf_name(key_path), dtype.itemsize, shape)
+            name = leaf_name(key_path)
             if isinstance(target, torch.Tensor) or is_sharded(target):
                 self._check_shape(key_path, shape, target)
                 filled.append(target)
-                reads.extend(reads_of(saved, dtype, shape, chunks_to_fill(target)))
+                wanted = chunks_to_fill(target)
+                reads.extend(reads_of(self._chunks_of(name, dtype.itemsize, shape, wanted), dtype, shape, wanted))
                 return target
             # Beside what is filled, small ones are read with it: of a mapping their whole block would be read again.
             is_small = targets is not None and target is not AT_ONCE
+            saved = self._chunks_of(name, dtype.itemsize, shape)
             return self._whole(saved, dtype, shape, reads, is_small=is_small)
 
         return Plan(self._decode(take, targets), _distinct(reads), bool(filled))
@@ -197,6 +217,7 @@ class OpenedCheckpoint:
         Raises:
             CheckpointCorruptedError: one of them isn't what was written; its file is named.
         """
+        self._take_indexes()
         done, total = 0, sum(file.size_bytes for file in self.files.values())
         for file in self.files.values():
             for start in range(0, file.size_bytes, digest.BLOCK_BYTES):
@@ -205,7 +226,7 @@ class OpenedCheckpoint:
                 done += stop - start
                 if progress is not None:
                     progress(done, total)
-        self.describe()
+        self.describe(looks=True)
 
     def _decode(self, tensor: Callable[..., Any], targets: Any = None) -> Any:
         self._num_copied, self._wholes = 0, {}
@@ -264,26 +285,38 @@ class OpenedCheckpoint:
 
     def _count_copy(self, num_bytes: int) -> None:
         self._num_copied += num_bytes
-        there = sum(file.size_bytes for file in self.files.values())
+        there = sum(entry.size_bytes for name, entry in self.manifest.files.items() if name.endswith(".data"))
         if self._num_copied > _MAX_COPIES * there:
             raise CheckpointCorruptedError(
                 f"{str(self.folder)!r} claims more than {_MAX_COPIES} times the {there:,} bytes that are in its files."
             )
 
-    def _chunks_of(self, name: str, itemsize: int, shape: tuple[int, ...]) -> list[SavedChunk]:
-        """The boxes of a tensor, which tile it, and whose bytes are in the files."""
+    def _chunks_of(
+        self, name: str, itemsize: int, shape: tuple[int, ...], wanted: Sequence[Chunk] | None = None
+    ) -> list[SavedChunk]:
+        """The boxes of a tensor, which tile it, or what is wanted of it, and whose bytes are in the files."""
+        num_more = 1
+        while not self._are_there(name, shape, wanted):
+            # Twice as many each time, so that looking whether it is enough costs little where all are needed.
+            if not self._take_indexes(num_more):
+                raise CheckpointCorruptedError(
+                    f"{str(self.folder)!r} is incomplete: the parts of {readable(tuple(json.loads(name)))!r} in its "
+                    f"files don't cover its shape {shape}, each element once. Load an earlier checkpoint."
+                )
+            num_more *= 2
         chunks = self.chunks.get(name, [])
-        if not tile(shape, [(chunk.offsets, chunk.sizes) for chunk in chunks]):
-            raise CheckpointCorruptedError(
-                f"{str(self.folder)!r} is incomplete: the parts of {readable(tuple(json.loads(name)))!r} in its files "
-                f"don't cover its shape {shape}, each element once. Load an earlier checkpoint."
-            )
         for chunk in chunks:
             if chunk.position + math.prod(chunk.sizes) * itemsize > chunk.file.size_bytes:
                 raise CheckpointCorruptedError(
                     f"{chunk.file.path!r} is too short for {readable(tuple(json.loads(name)))!r}, of shape {shape}."
                 )
         return chunks
+
+    def _are_there(self, name: str, shape: tuple[int, ...], wanted: Sequence[Chunk] | None) -> bool:
+        boxes = [(chunk.offsets, chunk.sizes) for chunk in self.chunks.get(name, [])]
+        if wanted is None or any(chunk.sizes == shape for chunk in wanted):
+            return tile(shape, boxes)
+        return all(tile_box((chunk.offsets, chunk.sizes), boxes) for chunk in wanted)
 
     def _check_shape(self, key_path: KeyPath, shape: tuple[int, ...], target: Any) -> None:
         if shape_of(target) != shape:
@@ -294,6 +327,11 @@ class OpenedCheckpoint:
 
 class _UnfitTargetError(CheckpointError):
     """A tensor to fill is of another shape."""
+
+
+def _rank_of(index: str) -> int:
+    """The rank that has written an index, as its name says."""
+    return int(index.partition("-")[2].removesuffix(".json"))
 
 
 def _refuse_constant(name: str) -> None:

@@ -78,7 +78,7 @@ def summarize(path: PathLike) -> Summary:
     if folder.is_file():
         found, state = None, formats.load_checkpoint(path)
     else:
-        found, state = formats.with_folder(folder, lambda opened: (opened.manifest, opened.describe()))
+        found, state = formats.with_folder(folder, lambda opened: (opened.manifest, opened.describe(looks=True)))
     rows = tuple(
         TensorRow(readable(key_path), str(key_path[0]), tuple(leaf.shape), str(leaf.dtype).removeprefix("torch."))
         for key_path, leaf in leaves_of(state)

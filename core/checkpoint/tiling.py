@@ -61,3 +61,28 @@ def tile(shape: Sequence[int], boxes: Sequence[Box]) -> bool:
         return False
     point = Point()
     return point.value("", boxes) == point.value("", [whole])
+
+
+def tile_box(wanted: Box, boxes: Iterable[Box]) -> bool:
+    """Tell whether the parts of boxes within one that is wanted tile it; what lies elsewhere doesn't count."""
+    offsets, sizes = wanted
+    if not math.prod(sizes):
+        return True
+    parts = []
+    for box in boxes:
+        if len(box[0]) != len(offsets) or len(box[1]) != len(offsets):
+            return False
+        if (part := _common(wanted, box)) is not None:
+            parts.append(part)
+    if len(parts) == 1:
+        return parts[0] == (tuple(offsets), tuple(sizes))
+    point = Point()
+    return point.value("", parts) == point.value("", [wanted])
+
+
+def _common(one: Box, other: Box) -> Box | None:
+    """What two boxes have in common; None if nothing."""
+    starts = tuple(map(max, one[0], other[0]))
+    stops = [min(a + b, c + d) for a, b, c, d in zip(*one, *other, strict=True)]
+    sizes = tuple(stop - start for start, stop in zip(starts, stops, strict=True))
+    return (starts, sizes) if all(size > 0 for size in sizes) else None

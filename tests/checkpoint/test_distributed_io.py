@@ -10,8 +10,20 @@ import torch
 from torch import nn
 
 from checkpoint_collectives import Alone
-from core.checkpoint import DistributedCheckpointIO, TorchCheckpointIO, load_checkpoint, newest_valid, verify_checkpoint
+from core.checkpoint import (
+    DistributedCheckpointIO,
+    TorchCheckpointIO,
+    formats,
+    load_checkpoint,
+    newest_valid,
+    verify_checkpoint,
+)
 from core.checkpoint.digest import BLOCK_BYTES
+from core.checkpoint.local_folder import LocalFolder
+from core.checkpoint.manifest import Manifest
+from core.checkpoint.opened import OpenedCheckpoint
+from core.checkpoint.part_writer import PartWriter
+from core.checkpoint.tiling import tile_box
 from core.contract import (
     CheckpointCorruptedError,
     CheckpointError,
@@ -438,3 +450,94 @@ def test_the_newest_of_several_folders_is_found_by_storage_and_suffix(tmp_path):
             return False
 
     assert newest_valid(*folders, storage=Empty()) is None
+
+
+# What a rank reads of a checkpoint that many have written.
+
+
+NUM_WRITERS = 24
+
+
+@pytest.fixture
+def written_by_many(path, monkeypatch):
+    """A checkpoint whose rows and columns were written by 24 ranks, and the indexes that are read of it."""
+    whole = torch.arange(NUM_WRITERS * 6.0).reshape(NUM_WRITERS, 6)
+    files = {}
+    path.mkdir()
+
+    class InPlace(LocalFolder):
+        def create(self, token, name):
+            return (self.path / name).open("xb")
+
+    for rank in range(NUM_WRITERS):
+        row = ShardedLeaf((NUM_WRITERS, 6), torch.float32, (Chunk((rank, 0), (1, 6), whole[rank : rank + 1]),))
+        files |= PartWriter({"w": row, "plain": torch.ones(2), "step": 7}, rank).write(InPlace(path), "0123abcd")
+    (path / "manifest.json").write_bytes(Manifest(files, NUM_WRITERS, {}).to_bytes())
+    read, take = [], OpenedCheckpoint._take_index
+    monkeypatch.setattr(
+        OpenedCheckpoint, "_take_index", lambda self, name: (read.append(int(name[9:14])), take(self, name))
+    )
+    return whole, read
+
+
+def rows(whole, first, number):
+    chunk = Chunk((first, 0), (number, 6), torch.zeros(number, 6))
+    return ShardedLeaf(tuple(whole.shape), torch.float32, (chunk,)), whole[first : first + number]
+
+
+@pytest.mark.parametrize(
+    ("share", "first", "number", "indexes"),
+    [
+        ((5, NUM_WRITERS), 5, 1, {0, 5}),
+        ((1, 12), 2, 2, {0, 2, 3}),
+        ((2, 3), 16, 8, {0, *range(16, 24)}),
+        ((0, NUM_WRITERS), 23, 1, set(range(NUM_WRITERS))),
+    ],
+)
+def test_a_rank_reads_the_indexes_of_what_it_needs(path, written_by_many, share, first, number, indexes):
+    whole, read = written_by_many
+    target, expected = rows(whole, first, number)
+    loaded = formats.load_checkpoint(path, {"w": target}, share)
+    assert torch.equal(target.chunks[0].tensor, expected)
+    assert (loaded["step"], loaded["plain"].tolist()) == (7, [1, 1])
+    # As many as it needs, and at most as many again: it reads one, then two, then four.
+    assert indexes <= set(read)
+    assert len(read) == len(set(read)) < 2 * len(indexes)
+
+
+def test_what_is_missing_is_looked_for_everywhere_and_a_part_is_enough(path, written_by_many):
+    whole, read = written_by_many
+    assert formats.describe(path)["w"].shape == (NUM_WRITERS, 6)
+    assert read == [0]
+    assert torch.equal(load_checkpoint(path)["w"], whole)
+    for file in path.glob("*-00003.json"):
+        file.write_bytes(b"")
+    formats.load_checkpoint(path, {"w": rows(whole, 20, 1)[0]}, (20, NUM_WRITERS))
+    for place in ((3, NUM_WRITERS), (0, 1)):
+        with pytest.raises(CheckpointCorruptedError, match=r"00003\.json' is damaged"):
+            formats.load_checkpoint(path, {"w": rows(whole, 3, 1)[0]}, place)
+    with pytest.raises(CheckpointCorruptedError, match=r"00003\.json' is damaged"):
+        verify_checkpoint(path)
+
+
+def test_boxes_are_looked_at_within_what_is_wanted():
+    chance = random.Random(0)
+    outcomes = Counter()
+    for _ in range(400):
+        boxes = [
+            ((row, column), (chance.randint(1, 2), chance.randint(1, 2)))
+            for row in range(0, 4, 2)
+            for column in range(0, 4, 2)
+            for _ in range(chance.choice([1, 1, 1, 1, 0, 2]))
+        ]
+        wanted = (chance.randint(0, 2), chance.randint(0, 2)), (chance.randint(1, 2), chance.randint(1, 2))
+        covered = torch.zeros(6, 6)
+        for (row, column), (height, width) in boxes:
+            covered[row : row + height, column : column + width] += 1
+        (row, column), (height, width) = wanted
+        expected = bool((covered[row : row + height, column : column + width] == 1).all())
+        assert tile_box(wanted, boxes) == expected
+        outcomes[expected] += 1
+    assert min(outcomes.values()) > 50
+    assert not tile_box(((0,), (2,)), [((0, 0), (2, 2))])
+    assert tile_box(((0,), (0,)), [])

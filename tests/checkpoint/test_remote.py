@@ -120,3 +120,23 @@ def test_on_a_server_that_speaks_s3(tmp_path):
         done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=250)
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == [check.__name__ for check in CHECKS]
+
+
+@pytest.mark.slow
+def test_any_answer_of_a_server_that_speaks_s3_may_fail():
+    pytest.importorskip("s3fs")
+    pytest.importorskip("moto")
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    program = PROGRAM.with_name("s3_faults.py")
+    done = subprocess.run(
+        [sys.executable, str(program)], env=environment, capture_output=True, text=True, timeout=400, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    told = dict(line.split(": ") for line in done.stdout.splitlines())
+    assert len(told) == 7
+    # One answer that fails is asked for again; a store that stays away fails a save, until the manifest is there.
+    for kind in ("throttled", "too late an answer", "half an upload"):
+        assert told[kind].startswith("0 saves failed, ")
+    for kind in ("throttled from then on", "lost answer from then on", "uploads in parts"):
+        assert int(told[kind].split()[0]) >= 5
+    assert int(told["read while two write"].split()[0]) > 2

@@ -1,0 +1,180 @@
+"""Two ranks save to a real server that speaks S3, whose every answer fails in turn.
+
+As a program: `s3_faults.py`. It prints a line for each kind of fault. Libraries of object stores leave threads behind,
+which the process of the tests can't have when it forks.
+"""
+
+import contextlib
+import logging
+import os
+import socket
+import sys
+import threading
+import time
+
+import fsspec
+import s3fs
+from moto.moto_server.werkzeug_app import create_backend_app
+from moto.server import DomainDispatcherApplication, MotoRequestHandler
+from werkzeug.serving import make_server
+
+from checkpoint.test_folder_survives import loaded_step, save, state
+from checkpoint.test_two_ranks_survive import Url, check_told, save_together
+from checkpoint_collectives import Alone
+from core.checkpoint import DistributedCheckpointIO
+from core.contract import CheckpointError
+
+READ_TIMEOUT_S = 0.5
+SLOW_DOWN = (
+    b"<?xml version='1.0'?><Error><Code>SlowDown</Code><Message>Please reduce your request rate.</Message></Error>"
+)
+
+
+class Faulty:
+    """The server's program, which treats its n-th request as it is told to."""
+
+    def __init__(self):
+        self._app = DomainDispatcherApplication(create_backend_app)
+        self._lock = threading.Lock()
+        self.arm("", 0)
+
+    def arm(self, kind, number, *, lasts=False):
+        self.kind, self._left, self._lasts, self.has_struck = kind, number, lasts, False
+
+    def _is_due(self):
+        with self._lock:
+            self._left -= 1
+            due = self._left == 0 or (self._lasts and self._left < 0)
+            self.has_struck |= due
+            return due and bool(self.kind)
+
+    def __call__(self, environ, start_response):
+        if not self._is_due():
+            return self._app(environ, start_response)
+        if self.kind == "throttled":
+            environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
+            start_response("503 Slow Down", [("Content-Type", "application/xml")])
+            return [SLOW_DOWN]
+        if self.kind == "half an upload":  # of which the server has nothing
+            environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0) // 2)
+        else:
+            answer = list(self._app(environ, start_response))
+            if self.kind == "too late an answer":
+                time.sleep(READ_TIMEOUT_S + 0.3)
+                return answer
+        with contextlib.suppress(OSError):
+            environ["werkzeug.socket"].shutdown(socket.SHUT_RDWR)
+        raise ConnectionResetError  # which the server expects of a client, and takes quietly
+
+
+@contextlib.contextmanager
+def served():
+    faulty = Faulty()
+    server = make_server("127.0.0.1", 0, faulty, threaded=True, request_handler=MotoRequestHandler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    fsspec.config.conf["s3"] = {
+        "endpoint_url": f"http://127.0.0.1:{server.server_address[1]}",
+        "key": "anybody",
+        "secret": "anything",
+        "default_block_size": 5 << 20,
+        "config_kwargs": {"read_timeout": READ_TIMEOUT_S, "connect_timeout": 5, "retries": {"max_attempts": 0}},
+    }
+    os.environ["AWS_DEFAULT_REGION"] = "us-east-1"
+    s3fs.S3FileSystem.retries = 2
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)
+    fsspec.filesystem("s3").mkdir("bucket")
+    try:
+        yield faulty
+    finally:
+        server.shutdown()
+
+
+def each_answer(faulty, kind, *, lasts=False):
+    """Save, while one answer after the other fails, until there are no more of them; how many saves failed, and how
+    many did not."""
+    path, outcomes = Url(f"s3://bucket/{kind.replace(' ', '-')}{lasts}/last.ckpt"), [0, 0]
+    number = 0
+    while True:
+        number += 1
+        assert save_together(path, 1) == ["", ""], "what failed is in the way of the next save"
+        faulty.arm(kind, number, lasts=lasts)
+        told = save_together(path, 2)
+        has_struck = faulty.has_struck
+        faulty.arm("", 0)
+        if not has_struck:
+            assert (told, loaded_step(path)) == (["", ""], 2)
+            return outcomes
+        check_told(told, loaded_step(path), has_struck)
+        outcomes[not told[0]] += 1
+
+
+def uploads_in_parts(faulty):
+    """One process; a file is more than one part, and each part is cut off in turn."""
+    path, failed, number = Url("s3://bucket/parts/last.ckpt"), 0, 0
+    storage = DistributedCheckpointIO()
+    storage.save_checkpoint(state(1, 1_400_000), path, collectives=Alone())
+    while True:
+        number += 1
+        faulty.arm("half an upload", number, lasts=True)
+        step = 2
+        try:
+            storage.save_checkpoint(state(2, 1_400_000), path, collectives=Alone())
+        except CheckpointError:
+            failed, step = failed + 1, 1
+        has_struck = faulty.has_struck
+        faulty.arm("", 0)
+        found = loaded_step(path)
+        assert found == step or (found == 2 and step == 1 and number > 8), (number, found, step)
+        if not has_struck:
+            return failed
+        if found == 2:
+            storage.save_checkpoint(state(1, 1_400_000), path, collectives=Alone())
+
+
+def read_while_another_writes():
+    """What a reader gets is whole, whatever a writer is doing; how many different ones it got."""
+    path, stop, failures = Url("s3://bucket/read/last.ckpt"), threading.Event(), []
+    save(path, 0)
+
+    def keep_saving(first):
+        with contextlib.suppress(CheckpointError):
+            for step in range(first, 1000, 2):
+                if stop.is_set():
+                    return
+                save(path, step)
+            return
+        failures.append(first)
+
+    writers = [threading.Thread(target=keep_saving, args=(first,)) for first in (1, 2)]
+    for writer in writers:
+        writer.start()
+    try:
+        end_s, seen = time.monotonic() + 20, set()
+        while len(seen) < 6 and time.monotonic() < end_s:
+            seen.add(loaded_step(path))
+    finally:
+        stop.set()
+        for writer in writers:
+            writer.join()
+    assert not failures
+    return len(seen)
+
+
+def main():
+    with served() as faulty:
+        for kind, lasts in (
+            ("throttled", False),
+            ("throttled", True),
+            ("too late an answer", False),
+            ("half an upload", False),
+            ("lost answer", True),
+        ):
+            failed, succeeded = each_answer(faulty, kind, lasts=lasts)
+            print(f"{kind}{' from then on' if lasts else ''}: {failed} saves failed, {succeeded} did not", flush=True)
+        print(f"uploads in parts: {uploads_in_parts(faulty)} saves failed", flush=True)
+        print(f"read while two write: {read_while_another_writes()} checkpoints", flush=True)
+
+
+if __name__ == "__main__":
+    sys.setswitchinterval(0.001)
+    main()

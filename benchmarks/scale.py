@@ -196,7 +196,7 @@ def load(path: Path, num_ranks: int, num_leaves: int, num_readers: int, what: st
     leaf = ShardedLeaf((num_ranks, COLUMNS), torch.float32, (part,))
     targets = {"model": {f"layer.{number}.weight": leaf for number in range(num_leaves)}}
     began_s = time.thread_time()
-    OpenedCheckpoint(folder, folder.read_manifest(), (rank, num_readers)).load(targets)
+    OpenedCheckpoint(folder, folder.read_manifest(), (rank, num_readers)).plan(targets).fill()
     folder.row.seconds = time.thread_time() - began_s
     assert part.tensor.min() == 1
     return folder.row
@@ -268,11 +268,12 @@ def main() -> None:
     parser.add_argument("--leaves", type=int, default=100)
     parser.add_argument("--torch", action="store_true")
     options = parser.parse_args()
-    print("| | ranks | messages or files | bytes | CPU s |\n| --- | --- | --- | --- | --- |")
-    found = {ranks: measure(ranks, options.leaves, with_torch=options.torch) for ranks in options.ranks}
-    for rows in zip(*found.values(), strict=True):
-        for ranks, row in zip(found, rows, strict=True):
-            print(f"| {row.what} | {ranks:,} | {row.messages:,} | {row.size_bytes:,} | {row.seconds:.4f} |")
+    found = [measure(ranks, options.leaves, with_torch=options.torch) for ranks in options.ranks]
+    print("| messages or files; bytes; CPU s |", " | ".join(f"{ranks:,}" for ranks in options.ranks), "|")
+    print("| ---" * (1 + len(found)), "|")
+    for rows in zip(*found, strict=True):
+        cells = [f"{row.messages:,}; {row.size_bytes:,}; {row.seconds:.4f}" for row in rows]
+        print(f"| {rows[0].what} |", " | ".join(cells), "|")
 
 
 if __name__ == "__main__":

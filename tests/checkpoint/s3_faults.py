@@ -64,7 +64,8 @@ class Faulty:
                 return answer
         with contextlib.suppress(OSError):
             environ["werkzeug.socket"].shutdown(socket.SHUT_RDWR)
-        raise ConnectionResetError  # which the server expects of a client, and takes quietly
+        start_response("500 Cut Off", [("Connection", "close")])  # which nobody hears
+        return [b""]
 
 
 @contextlib.contextmanager

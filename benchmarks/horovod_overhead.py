@@ -1,105 +1,28 @@
-"""The cost of a step over a loop that calls Horovod by hand: microseconds of each rank's CPU, and of the clock.
+"""The cost of a step of core-horovod over a loop that calls Horovod by hand.
 
     horovodrun --gloo -np 2 python benchmarks/horovod_overhead.py
 
-Two ranks and a layer of a few weights: the smallest step there is. Contenders in turns, medians over the rounds, slopes
-between a short and a long run.
+As `two_ranks.py` says.
 """
 
-import argparse
-import statistics
-import tempfile
-import time
-from collections.abc import Callable
-
 import horovod.torch as hvd
-import torch
-from rich.console import Console
-from rich.table import Table
-from step_overhead import OFF, Batches, Net
+from two_ranks import Batches, Contest, Group, Net, Run, Stopwatch, compare
 
-from core import Fabric, Trainer
+from core.strategies import HorovodStrategy
 
 
-def by_hand(num_steps: int) -> tuple[float, float]:
+def by_hand(num_steps: int) -> Run:
     module = Net()
     hvd.broadcast_parameters(module.state_dict(), root_rank=0)
     optimizer = hvd.DistributedOptimizer(module.configure_optimizers(), named_parameters=module.named_parameters())
-    began = clocks()
-    for index, batch in enumerate(Batches(num_steps)):
-        optimizer.zero_grad()
-        module.training_step(batch, index).backward()
-        optimizer.step()
-    return since(began)
-
-
-def in_fabric(num_steps: int) -> tuple[float, float]:
-    fabric, module = Fabric(strategy="horovod", accelerator="cpu", devices=hvd.size()), Net()
-    model, optimizer = fabric.setup(module, module.configure_optimizers())
-    began = clocks()
+    watch = Stopwatch()
     for batch in Batches(num_steps):
-        optimizer.zero_grad()
-        fabric.backward(model.layer(batch).sum())
+        module(batch).backward()
         optimizer.step()
-    passed = since(began)
-    fabric.teardown()
-    return passed
-
-
-class Clocked(Net):
-    def on_train_start(self) -> None:
-        self.began = clocks()
-
-    def on_train_end(self) -> None:
-        self.passed = since(self.began)
-
-
-def in_trainer(num_steps: int) -> tuple[float, float]:
-    module = Clocked()
-    with tempfile.TemporaryDirectory() as root:
-        options = OFF | {
-            "accelerator": "cpu",
-            "use_distributed_sampler": False,
-            "devices": hvd.size(),
-            "default_root_dir": root,
-        }
-        Trainer(strategy="horovod", max_epochs=1, **options).fit(module, Batches(num_steps))
-    return module.passed
-
-
-def clocks() -> tuple[float, float]:
-    return time.process_time(), time.perf_counter()
-
-
-def since(began: tuple[float, float]) -> tuple[float, float]:
-    return tuple(now - then for now, then in zip(clocks(), began, strict=True))
-
-
-def per_step(run: Callable[[int], tuple[float, float]], num_steps: int) -> tuple[float, float]:
-    few = num_steps // 10
-    long, short = run(num_steps), run(few)
-    return tuple(1e6 * (one - other) / (num_steps - few) for one, other in zip(long, short, strict=True))
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--steps", type=int, default=500)
-    parser.add_argument("--rounds", type=int, default=5)
-    arguments = parser.parse_args()
-    torch.set_num_threads(1)
-    hvd.init()
-    runs = {"by hand": by_hand, "Fabric": in_fabric, "Trainer": in_trainer}
-    found = {name: [] for name in runs}
-    for _ in range(arguments.rounds):
-        for name, run in runs.items():
-            hvd.barrier()
-            found[name].append(per_step(run, arguments.steps))
-    if hvd.rank() == 0:
-        table = Table("contender", "µs CPU", "µs clock")
-        for name, rows in found.items():
-            table.add_row(name, *(f"{statistics.median(column):.0f}" for column in zip(*rows, strict=True)))
-        Console().print(table)
+        optimizer.zero_grad()
+    return watch.stop(module)
 
 
 if __name__ == "__main__":
-    main()
+    group = Group(hvd.init, hvd.rank, hvd.barrier, hvd.shutdown)
+    compare({"horovod": Contest(by_hand, HorovodStrategy, group)}, __doc__.splitlines()[0])

@@ -1,8 +1,8 @@
 """The cost of a step in two ranks: contenders in turns, each a loop that trains so many steps. Of no use by itself.
 
-Processes are those of torchrun, in one group that all contenders share. Before anything is measured, all must end with
-the same weights. Figures are medians over the rounds, of slopes between a short and a long run; a ratio is that of two
-runs of the same round.
+Processes are those of torchrun, in one group that all contenders share, unless a benchmark says what else joins them.
+Before anything is measured, all must end with the same weights. Figures are medians over the rounds, of slopes between
+a short and a long run; a ratio is that of two runs of the same round.
 """
 
 import argparse
@@ -12,6 +12,8 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -23,7 +25,22 @@ from core import Fabric, Module, Trainer
 from core.strategies import Strategy
 
 NUM_FEATURES, BATCH_SIZE = 32, 4
-WHERE = {"accelerator": "cpu", "devices": 2}
+WHERE = {"accelerator": "cpu"}  # and on all ranks that were started
+
+
+@dataclass(frozen=True)
+class Group:
+    """What joins the processes: torch.distributed, or what the contenders use in its place."""
+
+    begin: Callable[[], Any]
+    rank: Callable[[], int]
+    barrier: Callable[[], Any]
+    end: Callable[[], Any]
+
+
+TORCHS = Group(partial(dist.init_process_group, "gloo"), dist.get_rank, dist.barrier, dist.destroy_process_group)
+ALONE = Group(*(lambda: 0,) * 4)
+"""One process, which needs none."""
 
 
 class Net(Module):
@@ -48,7 +65,8 @@ class Batches:
     """A batch of this rank's own, again and again."""
 
     def __init__(self, num_batches: int) -> None:
-        own = torch.Generator().manual_seed(1 + int(os.environ["RANK"]))
+        rank = next((int(os.environ[name]) for name in ("RANK", "HOROVOD_RANK") if name in os.environ), 0)
+        own = torch.Generator().manual_seed(1 + rank)
         self.batch, self.num_batches = torch.randn(BATCH_SIZE, NUM_FEATURES, generator=own), num_batches
 
     def __len__(self) -> int:
@@ -118,10 +136,12 @@ def in_trainer(make_strategy: Callable[[], Strategy]) -> Callable[[int], Run]:
 
 @dataclass(frozen=True)
 class Contest:
-    """A loop by hand, and the strategy that does the same."""
+    """A loop by hand, and the strategy that does the same, to a tolerance of the weights after 50 steps."""
 
     by_hand: Callable[[int], Run]
     make_strategy: Callable[[], Strategy]
+    group: Group = TORCHS
+    tolerance: float = 1e-6
 
     @property
     def runs(self) -> dict[str, Callable[[int], Run]]:
@@ -132,10 +152,10 @@ class Contest:
         }
 
 
-def per_step(run: Callable[[int], Run], num_steps: int) -> tuple[float, float]:
+def per_step(run: Callable[[int], Run], num_steps: int, barrier: Callable[[], Any]) -> tuple[float, float]:
     """Microseconds of CPU and of the clock."""
     few = num_steps // 10
-    dist.barrier()
+    barrier()
     long, short = run(num_steps), run(few)
     scale = 1e6 / (num_steps - few)
     return scale * (long.cpu_s - short.cpu_s), scale * (long.clock_s - short.clock_s)
@@ -144,11 +164,11 @@ def per_step(run: Callable[[int], Run], num_steps: int) -> tuple[float, float]:
 def measure(contest: Contest, num_steps: int, num_rounds: int) -> dict[str, list[tuple[float, float]]]:
     expected = contest.by_hand(50).weights
     for run in contest.runs.values():
-        torch.testing.assert_close(run(50).weights, expected, rtol=1e-6, atol=1e-6)
+        torch.testing.assert_close(run(50).weights, expected, rtol=1e-6, atol=contest.tolerance)
     found: dict[str, list[tuple[float, float]]] = {name: [] for name in contest.runs}
     for _ in range(num_rounds):
         for name, run in contest.runs.items():
-            found[name].append(per_step(run, num_steps))
+            found[name].append(per_step(run, num_steps, contest.group.barrier))
     return found
 
 
@@ -161,18 +181,19 @@ def add_rows(table: Table, contest: str, found: dict[str, list[tuple[float, floa
 
 
 def compare(contests: dict[str, Contest], description: str) -> None:
-    """All ranks. Measure each, and print a table on rank 0."""
+    """All ranks. Measure each, in the group of the first, and print a table on rank 0."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--rounds", type=int, default=7)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    dist.init_process_group("gloo")
+    group = next(iter(contests.values())).group
+    group.begin()
     table = Table("", "contender", "µs CPU", "µs clock", "CPU, ratio", "clock, ratio")
     before = os.getloadavg()[0]
     for name, contest in contests.items():
         add_rows(table, name, measure(contest, arguments.steps, arguments.rounds))
-    if dist.get_rank() == 0:
+    if group.rank() == 0:
         Console().print(table)
         print(f"Load of the machine, which counts this too: {before:.1f} before, {os.getloadavg()[0]:.1f} after.")
-    dist.destroy_process_group()
+    group.end()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import os
 import weakref
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -109,7 +110,7 @@ class Processes(Ranks):
         session = self.strategy.session
         atexit.register(session.tear_down_alone)
         # For a Fabric that is gone before the end; at the end, the teardown above does it.
-        weakref.finalize(self, _let_go, session).atexit = False
+        weakref.finalize(self, _let_go, session, os.getpid()).atexit = False
 
     def _require_processes(self) -> None:
         environment, num_processes = self.strategy.cluster_environment, self.strategy.world_size
@@ -215,7 +216,9 @@ class Processes(Ranks):
         return map_leaves(apply, data)
 
 
-def _let_go(session: Session) -> None:
+def _let_go(session: Session, pid: int) -> None:
     """Release the strategy of a Fabric that is gone, and its models, instead of at the end of the interpreter."""
+    if os.getpid() != pid:  # the copy of a process that was forked, where a library may have done that
+        return
     atexit.unregister(session.tear_down_alone)
     session.release_alone()

@@ -1,4 +1,5 @@
 import gc
+import os
 import random
 import threading
 import time
@@ -103,6 +104,27 @@ def test_a_strategy_knows_whether_other_ranks_end_with_it():
         await_that(lambda: gc.collect() >= 0 and len(together) >= 1)
         assert {how: together[0]} == {how: how == "teardown"}
         together.clear()
+
+
+def test_a_forked_copy_lets_a_fabric_go_without_a_word():
+    """What a library has forked collects what it has got, and releases nothing that is another process's."""
+    released = []
+
+    class Noting(SingleDeviceStrategy):
+        def release(self):
+            released.append(os.getpid())
+            super().release()
+
+    fabric = Fabric(strategy=Noting(), accelerator="cpu")
+    fabric.setup(linear())
+    if (child := os.fork()) == 0:
+        del fabric
+        gc.collect()
+        os._exit(len(released))
+    assert os.waitpid(child, 0)[1] == 0
+    del fabric
+    await_that(lambda: gc.collect() >= 0 and released)
+    assert released[0] == os.getpid()
 
 
 def test_nothing_outlives_a_fabric_that_nobody_has_any_more(tmp_path):

@@ -19,7 +19,7 @@ from torch import nn
 from torch.distributed.tensor import Replicate
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-from core import STRATEGY_REGISTRY, Fabric
+from core import STRATEGY_REGISTRY, Capability, Fabric
 from core.checkpoint import load_checkpoint
 
 NUM_STEPS = 10
@@ -76,7 +76,11 @@ ALL = [
     *(Configuration("ddp", size, "ddp-bf16", "bf16-mixed", FORK) for size in (1, 2, 4)),
 ]
 # By name only: they aren't in the page's table.
-OTHERS = [Configuration(strategy, 2, options=FORK) for strategy in ("ddp_sharded", "bagua", "colossalai")]
+OTHERS = [
+    *(Configuration(strategy, 2, options=FORK) for strategy in ("ddp_sharded", "bagua", "colossalai", "horovod")),
+    # One peer: those of a swarm share no global batch.
+    Configuration("hivemind", options={"target_batch_size": GLOBAL_BATCH, "batch_size": GLOBAL_BATCH}),
+]
 
 
 def configurations(num_processes, among=ALL):
@@ -154,17 +158,20 @@ def write(configuration, folder):
 
 
 def read_all(configuration, paths, restore):
-    """Launch once. Go on from each checkpoint: losses by path."""
+    """Launch once, or once for each where a run has one module. Go on from each checkpoint: losses by path."""
 
-    def body(fabric):
+    def body(fabric, own):
         losses = {}
-        for path in paths:
+        for path in own:
             state = make_run(fabric, seed=1)
             restore(fabric, path, state)
             losses[path] = train(fabric, state, configuration.clipping)
         return losses
 
-    return configuration.fabric().launch(body)
+    several = Capability.SEVERAL_MODULES in configuration.fabric().strategy.capabilities
+    runs = [list(paths)] if several else [[path] for path in paths]
+    found = [configuration.fabric().launch(body, own) for own in runs]
+    return {path: losses for each in found for path, losses in each.items()}
 
 
 def restore(fabric, path, state):

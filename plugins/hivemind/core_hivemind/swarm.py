@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import threading
+import weakref
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +17,7 @@ from core_hivemind.errors import PeersError
 from core_hivemind.options import COMPRESSIONS
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from torch import Tensor, nn
     from torch.optim import Optimizer
@@ -63,6 +65,7 @@ class Swarm:
             trained = {one for group in optimizer.param_groups for one in group["params"]}
             self._frozen = [one for one in module.parameters() if one not in trained]
             self.addresses = [str(one) for one in self.dht.get_visible_maddrs()]
+            _before_threads_are_awaited(self.leave)
         except BaseException:
             self.leave()
             raise
@@ -213,6 +216,20 @@ class Swarm:
         if optimizer is not None:
             optimizer.end()
         processes.end_future_thread()
+
+
+def _before_threads_are_awaited(leave: Callable[[], None]) -> None:
+    """Call it when the interpreter ends, where nobody has before, and it still lives.
+
+    Functions of `atexit` come after Python has waited for threads, hivemind's too, which would wait for ever.
+    """
+    method = weakref.WeakMethod(leave)
+
+    def call() -> None:
+        if (living := method()) is not None:
+            living()
+
+    threading._register_atexit(call)  # type: ignore[attr-defined]  # concurrent.futures uses it, and nothing else does
 
 
 def digest(tensors: Sequence[Tensor]) -> str:

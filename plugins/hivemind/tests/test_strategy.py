@@ -1,6 +1,8 @@
 """One peer: what is refused before work, and how it differs from a loop on torch alone, which is nowhere."""
 
 import multiprocessing
+import subprocess
+import sys
 from functools import partial
 
 import pytest
@@ -137,3 +139,21 @@ def test_a_process_that_leaves_without_a_word_ends():
     child.kill()
     assert not hangs
     assert child.exitcode == 0
+
+
+def test_a_script_that_tears_nothing_down_ends():
+    """Its Fabric lives as long as the interpreter, which waits for hivemind's threads."""
+    program = """if True:
+        import torch
+        from core import Fabric
+        from core.strategies import HivemindStrategy
+        fabric = Fabric(strategy=HivemindStrategy(target_batch_size=2, batch_size=2), accelerator="cpu")
+        layer = torch.nn.Linear(2, 1)
+        model, optimizer = fabric.setup(layer, torch.optim.SGD(layer.parameters(), lr=0.1))
+        for _ in range(3):
+            fabric.backward(model(torch.ones(2, 2)).sum())
+            optimizer.step()
+    """
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert "Traceback" not in done.stderr

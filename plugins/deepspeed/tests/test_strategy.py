@@ -558,3 +558,32 @@ def test_the_stage_of_a_config():
     assert DeepSpeedStrategy(config=config).stage == DeepSpeedStrategy(3, config=config).stage == 3
     with pytest.raises(ConfigurationError, match="stage = 3, and stage=2"):
         STRATEGY_REGISTRY.create("deepspeed_stage_2", config=config)
+
+
+def load_in_place(rank, path):
+    """Whether the optimizer's tensors are the same ones after a load, and hold what was saved."""
+    fabric = rank.fabric()
+    module = make_model()
+    model, optimizer = fabric.setup(module, torch.optim.Adam(module.parameters()))
+    fabric.backward(loss_of(model, make_batch(0, rank.number)), model=model)
+    optimizer.step()
+    optimizer.zero_grad()
+    fabric.save(path, {"model": model, "optimizer": optimizer})
+    (engine,) = fabric.strategy.engines
+    state = getattr(engine.zero, "optimizer", engine.zero).state  # at stage 0 nothing is around the user's optimizer
+    moments = [entry[key] for entry in state.values() for key in ("exp_avg", "exp_avg_sq")]
+    expected = [moment.clone() for moment in moments]
+    for moment in moments:
+        moment.zero_()
+    fabric.load(path, {"model": model, "optimizer": optimizer})
+    state = getattr(engine.zero, "optimizer", engine.zero).state
+    after = [entry[key] for entry in state.values() for key in ("exp_avg", "exp_avg_sq")]
+    found = all(one is other for one, other in zip(moments, after, strict=True)), len(moments)
+    assert all(map(torch.equal, after, expected))
+    fabric.teardown()
+    return found
+
+
+@pytest.mark.parametrize(("stage", "number"), [(0, 8), (1, 2), (3, 2)])
+def test_moments_are_filled_where_they_are(stage, number, tmp_path):
+    assert on_two_ranks(load_in_place, tmp_path / "last.ckpt", stage=stage) == [(True, number)] * 2

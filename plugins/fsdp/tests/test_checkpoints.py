@@ -154,3 +154,40 @@ def test_what_a_tensor_group_has_in_common_is_written_once_and_by_turns(tmp_path
     loaded = load_checkpoint(path)
     assert loaded["one"].tolist() == loaded["other"].tolist() == [0, 1, 2]
     assert len(list(path.glob("*.data"))) == 2
+
+
+def test_shards_and_their_moments_are_filled_where_they_are(tmp_path):
+    """From what two ranks have saved, and from what one process has."""
+    halves, whole = tmp_path / "halves.ckpt", tmp_path / "whole.ckpt"
+
+    def trained(fabric):
+        torch.manual_seed(0)
+        model = torch.nn.Linear(300, 400)
+        model, optimizer = fabric.setup(model, torch.optim.Adam(model.parameters()))
+        fabric.backward(model(torch.ones(2, 300)).square().mean())
+        optimizer.step()
+        optimizer.zero_grad()
+        return {"model": model, "optimizer": optimizer}
+
+    def load(fabric):
+        state = trained(fabric)
+        fabric.save(halves, state)
+        parameters = list(state["model"].parameters())
+        moments = [
+            entry[key] for entry in state["optimizer"].optimizer.state.values() for key in ("exp_avg", "exp_avg_sq")
+        ]
+        locals_of = [tensor.detach().to_local() for tensor in (*parameters, *moments)]
+        expected = [local.clone() for local in locals_of]
+        for path in (halves, whole):
+            for local in locals_of:
+                local.zero_()
+            fabric.load(path, state)
+            assert all(map(torch.equal, locals_of, expected))
+        after = [
+            entry[key] for entry in state["optimizer"].optimizer.state.values() for key in ("exp_avg", "exp_avg_sq")
+        ]
+        assert all(one is other for one, other in zip(moments, after, strict=True))
+
+    alone = Fabric(accelerator="cpu")
+    alone.save(whole, trained(alone))
+    Fabric(strategy=FSDPStrategy(start_method="fork"), devices=2, accelerator="cpu").launch(load)

@@ -290,9 +290,12 @@ def sharded_rank(fabric, folder, mib, rounds):
     state = {"model": model, "optimizer": optimizer}
     fabric.save(folder / "sharded", state)
     rank = fabric.global_rank
+    moments = (entry[key] for entry in optimizer.optimizer.state.values() for key in entry if key != "step")
+    tensors = [one.detach().to_local() for one in (*model.parameters(), *moments)]
     files = [name for name in data_files(folder / "sharded") if name.name.endswith(f"{rank:05}.data")]
     cases = {
         "read + xxh3 of its part, a buffer of 1 MiB": lambda: read_through(files, MIB),
+        "read + xxh3 of its part, into as much memory": lambda: read_into(files, tensors),
         "Fabric.load of what two ranks saved": lambda: fabric.load(folder / "sharded", state),
         "Fabric.load of what one process saved": lambda: fabric.load(folder / "running", state),
     }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -37,38 +37,28 @@ class BoxRead:
         dtype: as it was saved.
         offsets: of the box in `saved`.
         target: of the box's shape; the elements are copied to it.
+        start: its first byte in the file.
+        stop: the byte after its last one. What lies between the box's rows is read and verified too, not copied.
     """
 
     saved: SavedChunk
     dtype: torch.dtype
     offsets: tuple[int, ...]
     target: torch.Tensor
-
-    @property
-    def start(self) -> int:
-        """The first byte in the file."""
-        return self.saved.position + self._span[0] * self.dtype.itemsize
-
-    @property
-    def stop(self) -> int:
-        """The byte after the last one. What lies between the box's rows is read and verified too, not copied."""
-        return self.saved.position + self._span[1] * self.dtype.itemsize
-
-    @property
-    def _span(self) -> tuple[int, int]:
-        return box_span(self.saved.sizes, self.offsets, tuple(self.target.shape))
+    start: int
+    stop: int
 
     @property
     def memory(self) -> memoryview | None:
         """The target's own bytes, if those of the file can go there as they are."""
-        target, (first, last) = self.target, self._span
+        target = self.target
         # A conjugated or negated view is a flag on bytes that mean something else; a subclass may have no bytes.
         fits = (
             type(target) in _PLAIN
             and target.device.type == "cpu"
             and target.dtype == self.dtype
             and target.is_contiguous()
-            and last - first == target.numel()
+            and self.stop - self.start == target.nbytes
             and not (target.is_conj() or target.is_neg())
         )
         return bytes_of(target) if fits else None
@@ -95,17 +85,28 @@ class BoxRead:
         for begin in range(0, lengths[dim], step):
             offsets = (*self.offsets[:dim], self.offsets[dim] + begin, *self.offsets[dim + 1 :])
             rows = self.target.narrow(dim, begin, min(step, lengths[dim] - begin))
-            yield from replace(self, offsets=offsets, target=rows).parts(max_bytes)
+            yield from box_read(self.saved, self.dtype, offsets, rows).parts(max_bytes)
+
+
+def box_read(saved: SavedChunk, dtype: torch.dtype, offsets: tuple[int, ...], target: torch.Tensor) -> BoxRead:
+    """The read that fills `target` from the box of its shape that begins at `offsets` of the saved one."""
+    first, last = box_span(saved.sizes, offsets, tuple(target.shape))
+    start, stop = saved.position + first * dtype.itemsize, saved.position + last * dtype.itemsize
+    return BoxRead(saved, dtype, offsets, target, start, stop)
 
 
 def reads_of(
     saved: list[SavedChunk], dtype: torch.dtype, shape: tuple[int, ...], wanted: Sequence[Chunk]
 ) -> Iterator[BoxRead]:
     """The reads that fill the wanted boxes of a tensor from the saved ones, which tile it."""
-    # The usual case needs no intersections, nor the import of torch's resharding.
-    if wanted and len(saved) == 1 and wanted[0].sizes == shape:
-        yield BoxRead(saved[0], dtype, (0,) * len(shape), wanted[0].tensor)
-    elif wanted and saved:
+    # The usual case, the same boxes as were saved, needs no intersections, nor the import of torch's resharding.
+    by_box = {(chunk.offsets, chunk.sizes): chunk for chunk in saved}
+    same = [by_box.get((tuple(chunk.offsets), tuple(chunk.sizes))) for chunk in wanted]
+    if all(same):
+        for found, chunk in zip(same, wanted, strict=True):
+            if found is not None and chunk.tensor.numel():
+                yield box_read(found, dtype, (0,) * len(shape), chunk.tensor)
+    elif saved:
         yield from _overlaps(dtype, shape, saved, wanted)
 
 
@@ -126,4 +127,4 @@ def _overlaps(
         target = wanted[item.dest_index.index].tensor
         for dim, (offset, length) in enumerate(zip(item.dest_offsets, item.lengths, strict=True)):
             target = target.narrow(dim, offset, length)
-        yield BoxRead(saved[item.storage_index.index], dtype, tuple(item.storage_offsets), target)
+        yield box_read(saved[item.storage_index.index], dtype, tuple(item.storage_offsets), target)

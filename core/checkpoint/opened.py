@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from core.checkpoint import digest, manifest
-from core.checkpoint.box_reads import BoxRead, SavedChunk, reads_of
+from core.checkpoint.box_reads import BoxRead, SavedChunk, box_read, reads_of
 from core.checkpoint.memory import ALIGNMENT_BYTES
 from core.checkpoint.shards import chunks_to_fill, shape_of
-from core.checkpoint.tiling import tile, tile_box
+from core.checkpoint.tiling import Point, tile, tile_box
 from core.checkpoint.tree import AT_ONCE, Decoder, KeyPath, is_sharded, leaf_name, readable, shape_from
 from core.contract.errors import CheckpointCorruptedError, CheckpointError
 from core.contract.sharded_leaf import Chunk, TensorDescription
@@ -108,6 +108,7 @@ class OpenedCheckpoint:
         self.files: dict[str, File] = {}
         self.tree: Any = None
         self._num_copied = 0
+        self._point = Point()
         self._wholes: dict[Any, torch.Tensor] = {}
         place = (share[0] + 0.5) / share[1] * self.manifest.world_size - 0.5
         self._unread = sorted(self.manifest.indexes[1:], key=lambda name: -abs(_rank_of(name) - place))
@@ -280,7 +281,7 @@ class OpenedCheckpoint:
             self._count_copy(num_bytes)
             self._wholes[key] = content = _empty(torch.uint8, (num_bytes,))
             whole = SavedChunk((0,), (num_bytes,), saved.file, saved.position)
-            reads.append(BoxRead(whole, torch.uint8, (0,), content))
+            reads.append(box_read(whole, torch.uint8, (0,), content))
         return self._wholes[key]
 
     def _count_copy(self, num_bytes: int) -> None:
@@ -315,7 +316,7 @@ class OpenedCheckpoint:
     def _are_there(self, name: str, shape: tuple[int, ...], wanted: Sequence[Chunk] | None) -> bool:
         boxes = [(chunk.offsets, chunk.sizes) for chunk in self.chunks.get(name, [])]
         if wanted is None or any(chunk.sizes == shape for chunk in wanted):
-            return tile(shape, boxes)
+            return tile(shape, boxes, self._point)
         return all(tile_box((chunk.offsets, chunk.sizes), boxes) for chunk in wanted)
 
     def _check_shape(self, key_path: KeyPath, shape: tuple[int, ...], target: Any) -> None:

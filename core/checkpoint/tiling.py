@@ -50,8 +50,14 @@ class Point:
         return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8, key=self._key).digest(), "big")
 
 
-def tile(shape: Sequence[int], boxes: Sequence[Box]) -> bool:
-    """Tell whether boxes, of which none is empty, tile a tensor of this shape."""
+def tile(shape: Sequence[int], boxes: Sequence[Box], point: Point | None = None) -> bool:
+    """Tell whether boxes, of which none is empty, tile a tensor of this shape.
+
+    Args:
+        shape: of the tensor.
+        boxes: in it.
+        point: a secret one that remembers its coordinates, if many tensors are looked at.
+    """
     if not math.prod(shape):
         return not boxes
     whole = ((0,) * len(shape), tuple(shape))
@@ -59,7 +65,7 @@ def tile(shape: Sequence[int], boxes: Sequence[Box]) -> bool:
         return boxes[0] == whole
     if any(len(offsets) != len(shape) or len(sizes) != len(shape) for offsets, sizes in boxes):
         return False
-    point = Point()
+    point = point or Point()
     return point.value("", boxes) == point.value("", [whole])
 
 

@@ -41,6 +41,8 @@ MAX_DEPTH = 128
 AT_ONCE: Any = object()
 """The target of a tensor that is needed while the state is being built."""
 
+_TO_JSON = json.JSONEncoder(separators=(",", ":")).encode
+
 _DENSE = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 _AS_IS = (type(None), bool, str)
 # Names of the two index tensors, in the order in which torch's constructor takes them.
@@ -55,7 +57,7 @@ _COMPRESSED = {
 def leaf_name(key_path: KeyPath) -> str:
     """The key path of a leaf as text, by which files name it."""
     # Encoded as values are, so that the keys 1 and "1" make two names.
-    return json.dumps([Encoder().encode(part, key_path, "key") for part in key_path], separators=(",", ":"))
+    return _TO_JSON([Encoder().encode(part, key_path, "key") for part in key_path])
 
 
 def readable(key_path: KeyPath) -> str:

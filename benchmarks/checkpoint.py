@@ -314,7 +314,7 @@ def run_sharded(folder, mib, rounds):
     Fabric(strategy=strategy, devices=2, accelerator="cpu").launch(sharded_rank, folder, mib, rounds)
 
 
-def run_async(state, folder, rounds):
+def run_async(state, folder, rounds, mib):
     """The time for which a call keeps training waiting, beside a copy of as many bytes, and what it does meanwhile."""
     ours = AsyncCheckpointIO()
     sources = [tensor for part in (state["model"], *state["optimizer"]["state"].values()) for tensor in part.values()]
@@ -346,6 +346,7 @@ def run_async(state, folder, rounds):
     rows = {name: [] for name in cases}
     for _ in range(rounds + 1):
         for name, save in cases.items():
+            warm(folder, mib)
             with Measured() as figures:
                 start, cpu = time.perf_counter(), time.thread_time()
                 finish = save()
@@ -385,7 +386,7 @@ def main():
         if "load" in arguments.only:
             run(load_cases(state, folder), arguments.rounds)
         if "async" in arguments.only:
-            run_async(state, folder, arguments.rounds)
+            run_async(state, folder, arguments.rounds, arguments.mib)
     finally:
         if dist.is_initialized():
             dist.destroy_process_group()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import mmap
 from typing import Any
 
 import torch
@@ -12,9 +10,6 @@ from core.checkpoint.plain_state import Converter
 from core.checkpoint.shards import chunks_to_write, shape_of
 from core.checkpoint.tree import is_sharded
 from core.contract.sharded_leaf import Chunk, ShardedLeaf
-
-_LARGE_BYTES = 4 << 20
-"""From here on, a tensor's copy gets memory of its own from the system, in large pages: a small one is faster made."""
 
 
 class StagingMemory:
@@ -62,12 +57,12 @@ class _Snapshot(Converter):
         return super().tensor(tensor, path)
 
     def dense(self, tensor: torch.Tensor, path: str) -> torch.Tensor:
+        is_pinned = tensor.device.type == "cuda"
         # Popped, so that no memory is given out twice.
         buffer = self._buffers.pop(path, None)
         if buffer is None or buffer.shape != tensor.shape or buffer.dtype != tensor.dtype:
-            buffer = _memory_for(tensor)
+            buffer = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=is_pinned)
         self.used[path] = buffer
-        is_pinned = tensor.device.type == "cuda"
         if is_pinned:
             self.devices.add(tensor.device)
         return buffer.copy_(tensor, non_blocking=is_pinned)
@@ -84,15 +79,3 @@ class _Snapshot(Converter):
             for chunk in chunks_to_write(path, value, self._rank)
         )
         return ShardedLeaf(shape_of(value), value.dtype, tuple(chunks))
-
-
-def _memory_for(tensor: torch.Tensor) -> torch.Tensor:
-    """Memory on the CPU for the elements of a tensor, in large pages where there are some."""
-    if tensor.device.type == "cuda":
-        return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
-    if tensor.nbytes < _LARGE_BYTES or not hasattr(mmap, "MADV_HUGEPAGE"):
-        return torch.empty(tensor.shape, dtype=tensor.dtype)
-    memory = mmap.mmap(-1, tensor.nbytes, flags=mmap.MAP_PRIVATE)
-    with contextlib.suppress(OSError):  # a kernel without them
-        memory.madvise(mmap.MADV_HUGEPAGE)
-    return torch.frombuffer(memory, dtype=torch.uint8).view(tensor.dtype).view(tensor.shape)

@@ -10,11 +10,12 @@ if TYPE_CHECKING:
     from core.trainer.command_line.cli_for import cli_for
     from core.trainer.data.combined import CombinedLoader
     from core.trainer.data.datamodule import DataModule
+    from core.trainer.module.hyperparameters import HasHyperparameters
     from core.trainer.module.module import Module
     from core.trainer.trainer import Trainer
     from core.trainer.tuning.tuner import Tuner
 
-__all__ = ["CombinedLoader", "DataModule", "Module", "Trainer", "Tuner", "cli_for"]
+__all__ = ["CombinedLoader", "DataModule", "HasHyperparameters", "Module", "Trainer", "Tuner", "cli_for"]
 
 __getattr__, __dir__ = door(
     __name__,
@@ -22,6 +23,7 @@ __getattr__, __dir__ = door(
         ".command_line.cli_for": ("cli_for",),
         ".data.combined": ("CombinedLoader",),
         ".data.datamodule": ("DataModule",),
+        ".module.hyperparameters": ("HasHyperparameters",),
         ".module.module": ("Module",),
         ".trainer": ("Trainer",),
         ".tuning.tuner": ("Tuner",),

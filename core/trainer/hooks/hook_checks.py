@@ -105,7 +105,7 @@ def _check_methods(module: nn.Module) -> None:
 def _near_misses(kind: type) -> tuple[tuple[str, str], ...]:
     """(name, hook that was meant) of a class's own methods."""
     base = next((base for base in (Callback, DataModule) if issubclass(kind, base)), Module)
-    hooks = _hooks_of(base)
+    hooks = _hooks_of(base) | frozenset(getattr(kind, "other_hooks", ()))  # those that a base of another package calls
     return tuple((name, meant) for name in _own_methods(kind, hooks) if (meant := _meant(name, hooks)))
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Literal
 
+from core.callbacks import BasePredictionWriter as CoreBasePredictionWriter
 from core.callbacks import EarlyStopping as CoreEarlyStopping
 from core.callbacks import ModelCheckpoint as CoreModelCheckpoint
 from core.callbacks import RichProgressBar
@@ -81,6 +83,33 @@ class EarlyStopping(CoreEarlyStopping):
             check_on_train_epoch_end=check_on_train_epoch_end,
             verbose=verbose,
         )
+
+
+class WriteInterval(StrEnum):
+    """When predictions are written."""
+
+    BATCH = "batch"
+    EPOCH = "epoch"
+    BATCH_AND_EPOCH = "batch_and_epoch"
+
+    @property
+    def on_batch(self) -> bool:
+        """True if they are written after each batch."""
+        return self is not self.EPOCH
+
+    @property
+    def on_epoch(self) -> bool:
+        """True if they are written at the end."""
+        return self is not self.BATCH
+
+
+class BasePredictionWriter(CoreBasePredictionWriter):
+    """See `core.callbacks.BasePredictionWriter`."""
+
+    @property
+    def interval(self) -> WriteInterval:
+        """When predictions are written."""
+        return WriteInterval(self.write_interval)
 
 
 class TQDMProgressBar(RichProgressBar):

@@ -60,7 +60,12 @@ def to_lightning(state: Mapping[str, Any]) -> dict[str, Any]:
         saved["lr_schedulers"] = list(state.get("lr_schedulers", ()))
         if scaler := state.get("precision"):
             saved["MixedPrecision"] = scaler
-    return {**state.get("module_section", {}), **saved}
+    section = state.get("module_section", {})
+    if "hyper_parameters" in section:
+        saved["hyper_parameters"] = {**saved.get("hyper_parameters", {}), **section["hyper_parameters"]}
+    if "state_dict" in section:  # the module's hook has put another one there
+        saved["state_dict"] = section["state_dict"]
+    return {**section, **saved}
 
 
 def _names_of(optimizer: Mapping[str, Any]) -> list[str] | None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from core import ConfigurationError
 from core_lightning import names
+from core_lightning.trust import TRUSTS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -23,15 +24,21 @@ _SHORT = {"pytorch_lightning": "lightning.pytorch", "lightning_fabric": "lightni
 """Roots that are another name of a part of the first one."""
 
 
-def install() -> None:
+def install(*, trusted: bool = False) -> None:
     """Let `lightning`, `pytorch_lightning` and `lightning_fabric` mean core in this process, from here on.
 
     Call it before any import of them, at the top of a script. A second call does nothing. An installed Lightning
     stays as it is, for other processes.
 
+    Args:
+        trusted: you know who has written the checkpoints that this program reads, itself perhaps: objects are kept in
+            them, as under Lightning, and unpickled when they are read, which executes what they say.
+
     Raises:
         ConfigurationError: Lightning itself has been imported already: a process has the one or the other.
     """
+    if trusted:
+        TRUSTS.append(True)
     if any(isinstance(finder, _Finder) for finder in sys.meta_path):
         return
     if imported := [name for name in _ROOTS if name in sys.modules]:

@@ -6,18 +6,27 @@ from typing import TYPE_CHECKING, Any
 
 from core import Module
 from core_lightning import objects
+from core_lightning.trust import TRUSTS
+from core_lightning.whole_checkpoint import give_whole
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Self
 
+_MODES = ("eval", "train")
+
 
 class LightningModule(Module):
     """An `nn.Module` that knows how it is trained; see `core.Module`."""
 
+    other_hooks = tuple(f"on_{stage}_model_{mode}" for stage in ("validation", "test", "predict") for mode in _MODES)
     CHECKPOINT_HYPER_PARAMS_KEY = "hyper_parameters"
     CHECKPOINT_HYPER_PARAMS_NAME = "hparams_name"
     CHECKPOINT_HYPER_PARAMS_TYPE = "hparams_type"
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        give_whole(cls, LightningModule)
 
     def log(  # type: ignore[override]  # Lightning's order
         self,
@@ -62,7 +71,7 @@ class LightningModule(Module):
         hparams_file: Any = None,
         strict: bool | None = None,
         weights_only: bool | None = None,
-        trusted: bool = False,
+        trusted: bool | None = None,
         **kwargs: Any,
     ) -> Self:
         """Make the module again, with its hyperparameters and weights; see `core.Module.load_from_checkpoint`.
@@ -74,10 +83,12 @@ class LightningModule(Module):
             strict: whether the weights must fit exactly.
             weights_only: taken for Lightning's sake; only `trusted` lets anything in the file be executed.
             trusted: you know who wrote the file: objects in it, which `PickledObjects` or Lightning has put there, are
-                unpickled, which executes what it says.
+                unpickled, which executes what it says. None is what `install` was told, or else no.
             kwargs: arguments of `__init__`, which count most.
         """
-        arguments = {**(objects.unpickle(checkpoint_path) if trusted else {}), **kwargs}
-        return super().load_from_checkpoint(  # type: ignore[no-any-return]
-            checkpoint_path, map_location, strict, hparams_file=hparams_file, **arguments
-        )
+        is_trusted = bool(TRUSTS) if trusted is None else trusted
+        hparams, of_hook = objects.unpickle(checkpoint_path) if is_trusted else ({}, {})
+        with objects.found_by(cls, of_hook):
+            return super().load_from_checkpoint(  # type: ignore[no-any-return]
+                checkpoint_path, map_location, strict, hparams_file=hparams_file, **{**hparams, **kwargs}
+            )

@@ -38,7 +38,7 @@ _CALLBACK_FILES: dict[str, dict[str, str]] = {
     "model_checkpoint": _from(f"{_OWN}.callbacks", "ModelCheckpoint"),
     "model_summary": _from("core.callbacks", "ModelSummary"),
     "on_exception_checkpoint": _from("core.callbacks", "OnExceptionCheckpoint"),
-    "prediction_writer": _from("core.callbacks", "BasePredictionWriter"),
+    "prediction_writer": _from(f"{_OWN}.callbacks", "BasePredictionWriter", "WriteInterval"),
     "progress": {
         **_from("core.callbacks", "ProgressBar", "RichProgressBar"),
         **_from(f"{_OWN}.callbacks", "TQDMProgressBar"),
@@ -130,6 +130,7 @@ _PYTORCH = {
     "": {**_MAIN, **_VERSION},
     "core": {**_MODULE, **_DATA_MODULE},
     "core.datamodule": _DATA_MODULE,
+    "core.mixins": _from("core.trainer", HyperparametersMixin="HasHyperparameters"),
     "core.module": _MODULE,
     "core.optimizer": _from("core.fabric", LightningOptimizer="FabricOptimizer"),
     "trainer": {**_TRAINER, **_SEED},

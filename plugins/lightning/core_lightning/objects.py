@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -11,19 +12,30 @@ from core import Callback, CheckpointError
 from core.checkpoint import load_checkpoint, to_plain
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from torch import nn
 
     from core import PathLike, Trainer
 
 _KEY = "PickledObjects"
+_PICKLES = ("pickle", "pickle_of_hook")
+_ATTRIBUTE = "_objects_for_checkpoints"
 
 
 class PickledObjects(Callback):
     """Keeps the module's hyperparameters that aren't plain, such as a loss or an encoder, pickled in each checkpoint.
 
-    Without it they are left out, with a warning. To read a checkpoint executes none of them:
-    `LightningModule.load_from_checkpoint(path, trusted=True)` does, for a file whose writer you know.
+    So it does with what the module's `on_save_checkpoint` adds. Without it they are left out, with a warning. To read a
+    checkpoint executes none of them: `LightningModule.load_from_checkpoint(path, trusted=True)` does, for a file whose
+    writer you know, and `fit` with a `ckpt_path` where this callback is trusting.
+
+    Args:
+        trusted: you know who has written the checkpoints that this program goes on from.
     """
+
+    def __init__(self, *, trusted: bool = False) -> None:
+        self.trusted = trusted
 
     @property
     def state_key(self) -> str:
@@ -33,31 +45,62 @@ class PickledObjects(Callback):
     def on_save_checkpoint(self, trainer: Trainer, module: nn.Module, checkpoint: dict[str, Any]) -> None:
         """Add them, as bytes."""
         hparams: dict[str, Any] = getattr(module, "hparams", {})
-        kept = {name: value for name, value in hparams.items() if not _is_plain(value)}
+        kept = {name: value for name, value in hparams.items() if not is_plain(value)}
         if kept:
             checkpoint["pickle"] = pickle.dumps(kept)
+        if objects := objects_of(module):
+            checkpoint["pickle_of_hook"] = pickle.dumps(objects)
+
+    def before_restore(self, trainer: Trainer, module: nn.Module, checkpoint: dict[str, Any]) -> None:
+        """Unpickle what the module's `on_load_checkpoint` expects, if that is trusted."""
+        if self.trusted and "pickle_of_hook" in checkpoint:
+            give_objects(module, pickle.loads(checkpoint["pickle_of_hook"]))
 
 
-def unpickle(path: PathLike) -> dict[str, Any]:
-    """The hyperparameters that `PickledObjects` has kept, or Lightning as objects. Executes what the file says.
+def objects_of(module: Any) -> dict[str, Any]:
+    """What the module's hook has added that isn't plain: sections, and hyperparameters under their own key."""
+    found: dict[str, Any] = getattr(module, _ATTRIBUTE, {})
+    return found
+
+
+def give_objects(module: Any, objects: dict[str, Any]) -> None:
+    """Let `on_load_checkpoint` of the module find them."""
+    module.__dict__[_ATTRIBUTE] = objects
+
+
+@contextmanager
+def found_by(cls: type[Any], objects: dict[str, Any]) -> Iterator[None]:
+    """Let modules of a class find them that are made meanwhile, which have none of their own."""
+    setattr(cls, _ATTRIBUTE, objects)
+    try:
+        yield
+    finally:
+        delattr(cls, _ATTRIBUTE)
+
+
+def unpickle(path: PathLike) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Hyperparameters that `PickledObjects` has kept, or Lightning as objects; and what the module's hook has added.
+
+    Executes what the file says.
 
     Raises:
         CheckpointError: they can't be unpickled.
     """
     state = load_checkpoint(path)
-    content = state.get("callbacks", {}).get(_KEY, {}).get("section", {}).get("pickle")
+    section = state.get("callbacks", {}).get(_KEY, {}).get("section", {})
     try:
-        if content is not None:
-            return dict(pickle.loads(content))
         if "lightning" not in state.get("format", {}):
-            return {}
+            hparams, of_hook = (pickle.loads(section[key]) if key in section else {} for key in _PICKLES)
+            return {**hparams, **of_hook.get("hyper_parameters", {})}, of_hook
         saved = torch.load(path, map_location="cpu", weights_only=False)
     except Exception as error:
         raise CheckpointError(f"The objects in {str(path)!r} can't be unpickled: {error!r}.") from error
-    return {name: value for name, value in saved.get("hyper_parameters", {}).items() if not _is_plain(value)}
+    hparams = {name: value for name, value in saved.get("hyper_parameters", {}).items() if not is_plain(value)}
+    return hparams, {name: value for name, value in saved.items() if name != "hyper_parameters" and not is_plain(value)}
 
 
-def _is_plain(value: Any) -> bool:
+def is_plain(value: Any) -> bool:
+    """Tell whether a checkpoint can hold it."""
     try:
         to_plain({"value": value})
     except CheckpointError:

@@ -13,6 +13,9 @@ from core_lightning.asked_loaders import AskedLoaders
 from core_lightning.checkpoint_io import LightningCheckpointIO
 from core_lightning.differences import tell
 from core_lightning.loggers import CSVLogger
+from core_lightning.model_modes import ModelModes
+from core_lightning.objects import PickledObjects
+from core_lightning.trust import TRUSTS
 
 if TYPE_CHECKING:
     from torch import nn
@@ -72,6 +75,9 @@ class Trainer(CoreTrainer):
         if use_distributed_sampler is None and self.world_size == 1:
             self.options = dataclasses.replace(self.options, use_distributed_sampler=False)
             self.callbacks.insert(0, AskedLoaders())
+        self.callbacks.insert(0, ModelModes())
+        if TRUSTS and not any(isinstance(callback, PickledObjects) for callback in self.callbacks):
+            self.callbacks.append(PickledObjects(trusted=True))
 
     # The order of arguments, and the checkpoint that is meant, are Lightning's.
 

@@ -1,16 +1,15 @@
 """Thirty hangs and twenty runs that are merely slow: whether the watch over ranks names the right rank and place.
 
-    python benchmarks/hangs.py [--limit 3] [--only TEXT]
+    python benchmarks/hangs.py [--limit 3] [--only TEXT] [--kind hangs|healthy]
 
 Each run is tests/watch/hanging.py with two ranks. A hang counts as found if the error of the run names the rank and the
-line that stands still; `after` is the time between the end of its limit and the verdict, `ended` the time from the
-verdict to the end of the last process. A rank that computes has ten times the limit.
+line that stands still. `stood still` is what the verdict says, `of its limit` what was allowed, and `ended in` the time
+from the verdict to the end of the program. A rank that computes has ten times the limit.
 """
 
 import argparse
 import os
 import re
-import subprocess
 import sys
 import tempfile
 import time
@@ -21,9 +20,11 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from core_testing import programs
+
 HANGING = Path(__file__).parents[1] / "tests" / "watch" / "hanging.py"
 STRATEGIES = ("ddp", "fsdp", "deepspeed")
-TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+TORCHRUN = [*programs.TORCHRUN, "--standalone", "--nproc-per-node=2"]
 HANGS = {
     "asleep": (1, "is asleep", "time.sleep(600)"),
     "spinning": (1, "computes", "while True:"),
@@ -68,14 +69,12 @@ def line_of(text: str) -> int:
 def start(run: Run, limit_s: float) -> tuple[int, str, float, float]:
     """The code, what was written, seconds from start to the verdict, and from there to the end."""
     command = TORCHRUN if run.launcher == "torchrun" else [sys.executable]
-    with tempfile.TemporaryDirectory() as folder, open(Path(folder, "output"), "w+", encoding="utf-8") as output:
+    with tempfile.TemporaryDirectory() as folder:
         began_s = time.monotonic()
-        process = subprocess.Popen(
+        process = programs.start(
             [*command, str(HANGING), run.how, run.strategy, run.launcher, str(limit_s), folder],
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            env=os.environ | {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
-            start_new_session=True,
+            env=os.environ | {"OMP_NUM_THREADS": "1"},
+            merge_errors=True,
         )
         verdict_s = None
         while process.poll() is None and time.monotonic() - began_s < 240:
@@ -84,10 +83,9 @@ def start(run: Run, limit_s: float) -> tuple[int, str, float, float]:
                 verdict_s = time.monotonic()
         ended_s = time.monotonic()
         if process.poll() is None:
-            os.killpg(process.pid, 9)
+            process.kill()
         code = process.wait()
-        output.seek(0)
-        text = output.read()
+        text = process.output()
     verdict_s = verdict_s or ended_s
     return code, text, verdict_s - began_s, ended_s - verdict_s
 

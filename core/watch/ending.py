@@ -8,6 +8,7 @@ import signal
 import sys
 import threading
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from core.contract import HangError
@@ -56,6 +57,7 @@ class Ending:
         # Later than all ranks have heard of it: whoever loses a connection before would say so, and not this.
         if not self._is_raised.wait(_HEAR_S + 1.0):
             hang_up(self._store_port)
+            threading.Thread(target=_abort_group, name="abort group", daemon=True).start()  # it may wait, too
         time.sleep(max(0.0, grace_s - (time.monotonic() - began_s)))
 
     def explain(self, error: BaseException) -> BaseException:
@@ -89,6 +91,15 @@ class Ending:
     def _on_uncaught(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         explained, self.is_over = self.explain(error), True
         self._previous_hook(type(explained), explained, explained.__traceback__ or trace)
+
+
+def _abort_group() -> None:
+    """Abort what runs on a device, where the backend can. Gloo, which can't, has lost its connections."""
+    import torch.distributed as dist
+
+    with suppress(Exception):  # the group may be left meanwhile
+        if dist.group.WORLD is not None and "gloo" not in dist.get_backend():
+            dist.group.WORLD.abort()
 
 
 def _is_in(frame: FrameType | None, code: CodeType) -> bool:

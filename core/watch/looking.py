@@ -198,16 +198,26 @@ def collective() -> Collective:
     """What torch has recorded last, if it isn't over."""
     import torch._C._distributed_c10d as c10d
 
-    dump = getattr(c10d, "_dump_fr_trace", None) or getattr(c10d, "_dump_nccl_trace", None)
-    if dump is None:
-        return Collective()
-    entries: list[dict[str, Any]] = pickle.loads(dump()).get("entries", [])  # torch's own, from this process
-    if not entries or entries[-1].get("retired", True):
-        return Collective()
-    keys = [_key(entry) for entry in entries]
-    steps = list(pairwise(keys))
-    name = f"{entries[-1]['profiling_name']} {entries[-1].get('input_sizes', '')}"
-    return Collective(name, bool(steps) and steps[-1] in steps[:-1])
+    # The recorder of NCCL is one of its own, in builds that have it.
+    for name in ("_dump_nccl_trace", "_dump_fr_trace"):
+        if (dump := getattr(c10d, name, None)) is None:
+            continue
+        entries: list[dict[str, Any]] = pickle.loads(dump()).get("entries", [])  # torch's own, from this process
+        if entries and not entries[-1].get("retired", True):
+            keys = [_key(entry) for entry in entries]
+            steps = list(pairwise(keys))
+            shown = f"{entries[-1]['profiling_name']} {entries[-1].get('input_sizes', '')}"
+            return Collective(shown, bool(steps) and steps[-1] in steps[:-1])
+    return Collective()
+
+
+def waits_on_device() -> bool:
+    """True if collectives run beside the thread that has begun them, which then waits wherever it needs a value."""
+    import torch.distributed as dist
+
+    with suppress(Exception):  # the group may be left meanwhile
+        return "gloo" not in dist.get_backend()
+    return False
 
 
 def _key(entry: dict[str, Any]) -> tuple[str, ...]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import os
-import threading
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -64,8 +63,3 @@ def explain(error: BaseException) -> BaseException:
     with suppress(IndexError):
         return _watching[0].ending.explain(error)
     return error
-
-
-def is_watched() -> bool:
-    """True if this thread's process is watched; for tests."""
-    return bool(_watching) and threading.active_count() > 1

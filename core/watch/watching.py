@@ -24,7 +24,16 @@ from core.watch.account import Account
 from core.watch.board import CALL, VERDICT, Board, FolderBoard, StoreBoard
 from core.watch.ending import SIGNAL, Ending, end_by_force, leave_at_once, let_go_on
 from core.watch.errand import Errands
-from core.watch.looking import Collective, Eye, Sight, began_at, collective, num_collectives, process_state
+from core.watch.looking import (
+    Collective,
+    Eye,
+    Sight,
+    began_at,
+    collective,
+    num_collectives,
+    process_state,
+    waits_on_device,
+)
 from core.watch.patience import Patience
 from core.watch.progress import pulse
 from core.watch.verdict import Verdict, find, table
@@ -153,12 +162,13 @@ class Watching:
     def _account_now(self, sight: Sight, since_s: float) -> Account:
         state = "debugged" if sys.gettrace() is not None else sight.state
         recorded = Collective()
-        if state == "waits":
+        if state == "waits" or (since_s > _WAKE_S and waits_on_device()):
             # Reading torch's record takes a while, and it doesn't change while the rank stands still.
             if self._collective[:2] != (pulse.count, sight.line):
                 with suppress(Exception):  # what torch records is for debugging, and differs between releases
                     self._collective = (pulse.count, sight.line, collective())
             recorded = self._collective[2]
+            state = "waits" if recorded.name and state != "debugged" else state
         at_work = state in ("computes", "works") or (state == "waits" and sight.is_moving)
         return Account(
             self._rank,

@@ -205,7 +205,7 @@ def on_ranks(num_ranks, function, *args):
     for process in processes:
         process.join()
     for rank in range(num_ranks):
-        assert not isinstance(answers[rank], str), answers[rank]
+        assert not isinstance(answers[rank], str), "\n".join(map(str, answers.values()))
     return [answers[rank] for rank in range(num_ranks)]
 
 

@@ -1,8 +1,10 @@
 """torchrun's agents come and go, each in the place of a node; the run stays the same run."""
 
 import os
+import shutil
 import signal
 import sys
+import tempfile
 import time
 from datetime import timedelta
 from pathlib import Path
@@ -15,7 +17,7 @@ from core.strategies.rounds import meet
 from core_testing import programs
 
 PROGRAM = Path(__file__).with_name("elastic_program.py")
-LIMIT_S = 90
+LIMIT_S = 150
 
 
 class Nodes:
@@ -28,7 +30,7 @@ class Nodes:
         self.store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         self.agents = []
 
-    def start(self):
+    def start(self, **variables):
         command = [
             *(sys.executable, "-m", "torch.distributed.run", "--nnodes", "1:4", "--nproc-per-node", "1"),
             *("--max-restarts", "5", "--rdzv-backend", "c10d", "--rdzv-id", "elastic", "--monitor-interval", "0.2"),
@@ -37,7 +39,7 @@ class Nodes:
             *(PROGRAM, self.folder),
         ]
         # With the shared store of torch 2.13 an agent that joins later waits in vain for its address.
-        environment = os.environ | {"OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+        environment = os.environ | {"OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"} | variables
         self.agents.append(programs.start(command, env=environment, merge_errors=True))
 
     def set_pace(self, step_s):
@@ -55,7 +57,9 @@ class Nodes:
             there = [line for line in done if line[0] == "does" and int(line[3]) == world_size]
             if (newest := max((int(line[1]) for line in there), default=0)) >= num_steps:
                 return newest
-            assert time.monotonic() < deadline, "\n".join(self.lines())
+            if time.monotonic() > deadline:
+                self.end()
+                raise AssertionError("\n".join([*self.lines(), *(agent.communicate()[0] for agent in self.agents)]))
             ended = [agent for agent in self.agents if agent.poll() not in (None, -signal.SIGKILL)]
             assert not ended, ended[0].communicate()[0]
             time.sleep(0.05)
@@ -127,6 +131,38 @@ def test_ranks_come_and_go_and_the_run_stays_the_same(nodes):
     # Alone, and then as two again, it went on from what was saved.
     assert any(line.endswith("of 1") and int(line.split()[1]) >= 2 for line in begun)
     assert any(line.endswith("of 2") and int(line.split()[1]) >= 6 for line in begun)
+
+
+@pytest.mark.slow
+def test_a_lost_node_costs_one_step(nodes):
+    """The run keeps nothing on disk: it goes on from the memory of the node that is left, and ends the same."""
+    undisturbed = nodes("undisturbed", 0)
+    undisturbed.start()
+    undisturbed.agents[0].communicate(timeout=LIMIT_S)
+    steps, expected = torch.load(undisturbed.folder / "weights")
+
+    disturbed, memories = nodes("disturbed", 0.2), []
+    for _ in range(2):
+        memories.append(Path(tempfile.mkdtemp(dir="/dev/shm")))
+        disturbed.start(CORE_MEMORY_FOLDER=str(memories[-1]))
+    try:
+        disturbed.await_steps(5, world_size=2)
+        disturbed.kill(1)
+        shutil.rmtree(memories[1])  # with the node its memory is lost
+        lost_after = max(int(line.split()[1]) for line in disturbed.lines() if line.startswith("does"))
+        disturbed.set_pace(0)
+        output, _ = disturbed.agents[0].communicate(timeout=LIMIT_S)
+        assert disturbed.agents[0].returncode == 0, output
+        assert list(memories[0].iterdir()) == []
+    finally:
+        for memory in memories:
+            shutil.rmtree(memory, ignore_errors=True)
+    [begins_at] = [int(line.split()[1]) for line in disturbed.lines() if line.startswith("begins") and line[-1] == "1"]
+    assert lost_after - 1 <= begins_at <= lost_after + 1
+    done, weights = torch.load(disturbed.folder / "weights")
+    assert done == steps
+    for name, weight in weights.items():
+        assert (weight - expected[name]).abs().max() < 1e-10
 
 
 def test_a_round_is_named_for_its_own_ranks_only():

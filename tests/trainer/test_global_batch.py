@@ -5,36 +5,11 @@ import torch
 from torch import nn
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, SequentialSampler, TensorDataset
 
-from core import Callback, ConfigurationError, Fabric, Module, Trainer
+from core import Callback, ConfigurationError, Fabric, Trainer
 from core.callbacks import GradientAccumulationScheduler
 from core.contract import UnsupportedError
+from global_batches import QUIET, Net, close, data
 from resuming import on_ranks
-from small_nets import QUIET
-
-NUM_SAMPLES = 45  # in windows of 12: three whole ones, and nine samples
-QUIET = {**QUIET, "limit_val_batches": 0}
-
-
-def data():
-    generator = torch.Generator().manual_seed(5)
-    inputs = torch.randn(NUM_SAMPLES, 3, dtype=torch.float64, generator=generator)
-    return TensorDataset(inputs, inputs.sum(1, keepdim=True), torch.arange(NUM_SAMPLES))
-
-
-class Net(Module):
-    def __init__(self):
-        super().__init__()
-        torch.manual_seed(0)
-        self.layer = nn.Linear(3, 1, dtype=torch.float64)
-        self.seen = []
-
-    def training_step(self, batch, batch_idx):
-        self.seen.append((self.global_step, len(batch[0])))
-        return nn.functional.mse_loss(self.layer(batch[0]), batch[1])
-
-    def configure_optimizers(self):
-        optimizer = torch.optim.AdamW(self.parameters(), lr=0.05)
-        return [optimizer], [{"scheduler": torch.optim.lr_scheduler.StepLR(optimizer, 3), "interval": "step"}]
 
 
 class SaveAfter(Callback):
@@ -58,10 +33,6 @@ def train(num_ranks, *, batch_size=3, drop_last=False, save=None, stop_at=-1, **
     trainer.fit(module, DataLoader(data(), batch_size=batch_size, shuffle=True, drop_last=drop_last), **fit)
     weights = torch.cat([part.detach().flatten() for part in module.parameters()]).tolist()
     return weights, trainer.global_step, module.seen
-
-
-def close(weights):
-    return pytest.approx(weights, rel=0, abs=1e-12)
 
 
 def test_the_steps_are_the_same_on_any_number_of_ranks(tmp_path):

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from core.trainer.callbacks.lambda_callback import LambdaCallback
     from core.trainer.callbacks.learning_rate_finder import LearningRateFinder
     from core.trainer.callbacks.learning_rate_monitor import LearningRateMonitor
+    from core.trainer.callbacks.memory_checkpoint import MemoryCheckpoint
     from core.trainer.callbacks.model_checkpoint import ModelCheckpoint
     from core.trainer.callbacks.model_pruning import ModelPruning
     from core.trainer.callbacks.model_summary import ModelSummary
@@ -43,6 +44,7 @@ __all__ = [
     "LambdaCallback",
     "LearningRateFinder",
     "LearningRateMonitor",
+    "MemoryCheckpoint",
     "ModelCheckpoint",
     "ModelPruning",
     "ModelSummary",
@@ -70,6 +72,7 @@ __getattr__, __dir__ = door(
         ".lambda_callback": ("LambdaCallback",),
         ".learning_rate_finder": ("LearningRateFinder",),
         ".learning_rate_monitor": ("LearningRateMonitor",),
+        ".memory_checkpoint": ("MemoryCheckpoint",),
         ".model_checkpoint": ("ModelCheckpoint",),
         ".model_pruning": ("ModelPruning",),
         ".model_summary": ("ModelSummary",),

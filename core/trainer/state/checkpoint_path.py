@@ -43,6 +43,8 @@ def find_checkpoint(trainer: Trainer, wanted: PathLike | None) -> PathLike | Non
     found = trainer.strategy.broadcast(found)
     if isinstance(found, Exception):
         raise found
+    if wanted == "last" and (keeper := next((each for each in trainer.callbacks if hasattr(each, "newest")), None)):
+        found = keeper.newest(trainer, found) or found
     if trainer.is_global_zero:
         text = f"goes on from {found}" if found else "finds no checkpoint, and training begins anew"
         logging.getLogger("core").info("ckpt_path=%r %s", wanted, text)

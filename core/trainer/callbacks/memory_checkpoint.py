@@ -1,0 +1,199 @@
+"""A checkpoint of the newest step in the memory of every node, which outlives the processes and costs no disk."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import tempfile
+import zlib
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from core.checkpoint import CheckpointIO, TorchCheckpointIO, to_plain, verify_checkpoint
+from core.contract import Capability, CheckpointError, ConfigurationError, UnsupportedError
+from core.trainer.callbacks.arguments import check_int
+from core.trainer.callbacks.callback import Callback
+from core.trainer.state import snapshot
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from core.contract import Collectives, PathLike
+    from core.trainer.trainer import Trainer
+
+_SHARED_MEMORY = "/dev/shm"  # the memory file system of Linux; folders in it are the user's alone
+_SHARED_BY_ALL = ("model", "optimizers")
+"""The sections of a checkpoint that replicas have alike; the others are rank 0's."""
+
+
+class MemoryCheckpoint(Callback):
+    """Keeps the state after the newest step in the memory of each node, in files that outlive the processes.
+
+    `fit(ckpt_path="last")` goes on from it if any node that is left has it, and it is newer than what a ModelCheckpoint
+    has saved; nodes without it get it from that one. So a node that is lost costs the step that was running and the one
+    that was being kept, at most. It is no checkpoint for other purposes: it ends with the run, or with the machines.
+
+    For strategies whose ranks have all parameters alike, such as `ddp`: each node keeps its own copy, and only what
+    rank 0 alone knows crosses the network.
+    """
+
+    runs_last = True
+
+    def __init__(self, every_n_train_steps: int = 1, folder: PathLike | None = None) -> None:
+        """Say how often, and where.
+
+        Args:
+            every_n_train_steps: optimizer steps from one to the next.
+            folder: a local folder in memory; None is that of the variable `CORE_MEMORY_FOLDER`, or `/dev/shm`, or the
+                temporary folder where there is none.
+        """
+        check_int("MemoryCheckpoint", "every_n_train_steps", every_n_train_steps, least=1, meaning="a number of steps")
+        self.every_n_train_steps = every_n_train_steps
+        self._folder = folder
+        self._step_seen = 0
+
+    def check_fit(self, trainer: Trainer, module: nn.Module) -> None:
+        """Refuse strategies whose ranks don't have all of the state.
+
+        Raises:
+            UnsupportedError: parameters are in shards, or differ.
+        """
+        strategy = trainer.strategy
+        if strategy.num_processes_per_node * strategy.num_nodes > 1 and (
+            Capability.REPLICATED_PARAMETERS not in strategy.capabilities
+        ):
+            raise UnsupportedError(
+                f"MemoryCheckpoint keeps a whole copy on each node, and the ranks of {type(strategy).__name__} don't "
+                "have the same parameters. Use ddp, or a ModelCheckpoint.",
+                capability=Capability.REPLICATED_PARAMETERS,
+            )
+
+    def on_train_start(self, trainer: Trainer, module: nn.Module) -> None:
+        """Forget what an earlier run has left, if this one begins anew."""
+        self._step_seen = trainer.global_step
+        if trainer.ckpt_path is None:
+            self._forget(trainer)
+
+    def on_train_batch_end(self, trainer: Trainer, module: nn.Module, outputs: Any, batch: Any, batch_idx: int) -> None:
+        """Keep the state after an optimizer step."""
+        step, before = trainer.global_step, self._step_seen
+        if step // self.every_n_train_steps == before // self.every_n_train_steps or trainer.count_unfinished():
+            return
+        self._step_seen = step
+        self._keep(trainer, step)
+
+    def on_fit_end(self, trainer: Trainer, module: nn.Module) -> None:
+        """Forget it: training has come to its end."""
+        self._forget(trainer)
+
+    def newest(self, trainer: Trainer, other: str | None) -> str | None:
+        """All ranks. The path on this node of what the nodes that are left have kept last; None if `other` is newer.
+
+        Args:
+            trainer: that looks for something to go on from.
+            other: rank 0's newest checkpoint of another kind.
+        """
+        strategy = trainer.strategy
+        own = self._newest_own(trainer)
+        offers = strategy.broadcast(strategy.gather_objects(own and (_step_of(own), own.stat().st_mtime)))
+        newest = max(filter(None, offers), default=None)
+        if newest is None or strategy.broadcast(_changed_at(other)) > newest[1]:
+            return None
+        content = None
+        source = offers.index(newest)
+        if any(offer is None or offer[0] != newest[0] for offer in offers):
+            content = strategy.broadcast(own.read_bytes() if own and strategy.global_rank == source else None, source)
+        path = self._path(trainer, newest[0])
+        if content is not None and strategy.local_rank == 0 and (own is None or own != path):
+            _replace(path, content)
+        strategy.barrier("MemoryCheckpoint")
+        return str(path)
+
+    def _keep(self, trainer: Trainer, step: int) -> None:
+        """All ranks. Write the new one, then remove the old one."""
+        strategy = trainer.strategy
+        path, storage = self._path(trainer, step), strategy.checkpoint_io
+        strategy.checkpoint_io = _OnEachNode(writes=strategy.local_rank == 0)
+        try:
+            with trainer.profile("save_in_memory"):
+                snapshot.save(trainer, path)
+        finally:
+            strategy.checkpoint_io = storage
+        if strategy.local_rank == 0:
+            for old in path.parent.glob("step-*.ckpt"):
+                if old != path:
+                    old.unlink()
+                    (old.parent / f".{old.name}.digest").unlink(missing_ok=True)
+
+    def _newest_own(self, trainer: Trainer) -> Path | None:
+        kept = sorted(self._path(trainer, 0).parent.glob("step-*.ckpt"), key=_step_of, reverse=True)
+        return next(filter(_is_whole, kept), None)
+
+    def _forget(self, trainer: Trainer) -> None:
+        if trainer.strategy.local_rank == 0:
+            shutil.rmtree(self._path(trainer, 0).parent, ignore_errors=True)
+
+    def _path(self, trainer: Trainer, step: int) -> Path:
+        environment = trainer.strategy.cluster_environment
+        job = (environment.job_id() if environment is not None else None) or "run"
+        place = zlib.crc32(os.path.abspath(trainer.default_root_dir).encode())
+        name = f"core-{os.getuid()}-{re.sub(r'[^A-Za-z0-9_.-]', '_', job)}-{place:08x}"
+        return self._memory() / name / f"step-{step:012}.ckpt"
+
+    def _memory(self) -> Path:
+        given = self._folder or os.environ.get("CORE_MEMORY_FOLDER")
+        if given is None:
+            return Path(_SHARED_MEMORY if os.path.isdir(_SHARED_MEMORY) else tempfile.gettempdir())
+        if not os.path.isdir(given):
+            raise ConfigurationError(f"MemoryCheckpoint: there is no folder {os.fspath(given)!r} to keep the state in.")
+        return Path(given)
+
+
+class _OnEachNode(CheckpointIO):
+    """Writes one file on each node: the parameters and optimizers that it has itself, and all else of rank 0."""
+
+    layout = "full"
+    saves_from_all_ranks = True
+
+    def __init__(self, *, writes: bool) -> None:
+        self._writes = writes
+
+    def save_checkpoint(self, state: dict[str, Any] | None, path: PathLike, *, collectives: Collectives) -> None:
+        assert state is not None, "each rank has a state"
+        rest = {name: part for name, part in state.items() if name not in _SHARED_BY_ALL}
+        rest = collectives.broadcast_object(to_plain(rest) if collectives.rank == 0 else None)
+        if self._writes:
+            Path(path).parent.mkdir(mode=0o700, exist_ok=True)
+            own = {name: state[name] for name in _SHARED_BY_ALL if name in state}
+            TorchCheckpointIO().write_file({**own, **rest}, path)
+
+    def load_checkpoint(self, path: Any, *, collectives: Any, state: Any = None) -> dict[str, Any]:
+        raise NotImplementedError("what was kept is loaded as any other checkpoint")
+
+    def remove_checkpoint(self, path: Any, *, collectives: Any) -> None:
+        raise NotImplementedError("the callback removes it")
+
+
+def _step_of(path: Path) -> int:
+    return int(path.stem.partition("-")[2])
+
+
+def _is_whole(path: Path) -> bool:
+    try:
+        verify_checkpoint(path)
+    except CheckpointError:
+        return False
+    return True
+
+
+def _changed_at(path: str | None) -> float:
+    """The time of a checkpoint's last change; none is oldest, and what isn't local is older than memory."""
+    return os.path.getmtime(path) if path is not None and os.path.exists(path) else 0.0
+
+
+def _replace(path: Path, content: bytes) -> None:
+    path.parent.mkdir(mode=0o700, exist_ok=True)
+    partial = path.with_suffix(".partial")
+    partial.write_bytes(content)
+    partial.rename(path)

@@ -24,7 +24,7 @@ from checkpoint_collectives import Alone
 from core.checkpoint import DistributedCheckpointIO
 from core.contract import CheckpointError
 
-READ_TIMEOUT_S = 0.5
+READ_TIMEOUT_S = 1.0
 SLOW_DOWN = (
     b"<?xml version='1.0'?><Error><Code>SlowDown</Code><Message>Please reduce your request rate.</Message></Error>"
 )

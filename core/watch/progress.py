@@ -33,6 +33,7 @@ class Pulse:
 
 
 pulse = Pulse()
+"""That of this process."""
 
 
 @contextmanager

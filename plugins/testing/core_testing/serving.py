@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
+from core.watch import end as end_watch
 from core_testing import surroundings
 from core_testing.footprint import Footprint
 from core_testing.limit import end_after, end_never
@@ -111,6 +112,7 @@ class _Server:
         gc.collect()
         if dist.is_available() and dist.is_initialized():
             time.sleep(_SETTLE_S)
+            end_watch()
             dist.destroy_process_group()
             gc.collect()
         left = surroundings.restore(self._wanted)

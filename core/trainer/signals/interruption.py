@@ -23,7 +23,7 @@ from core.launch import ECHO_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
-    from types import TracebackType
+    from types import CodeType, FrameType, TracebackType
 
     from core.trainer.loops.progress import Progress
 
@@ -84,26 +84,37 @@ class SignalGuard:
         self.is_fetching = False
         self._progress, self._warnings = progress, tuple(warnings)
         self._wake: Callable[[], None] | None = None
-        self._is_near_step = self._is_over = self._raises_next = False
+        self._is_near_step = self._is_over = self._raises_next = self._came_late = False
         self._came_s = 0.0
         self._pid, self._main_thread = os.getpid(), threading.main_thread().ident
         self._previous: dict[int, Any] = {}
 
     def __enter__(self) -> SignalGuard:
-        if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM, *self._warnings):
-                if _is_free(signal.getsignal(number)):
-                    self._previous[number] = signal.signal(number, self._on_signal)
-        return self
+        try:
+            if threading.current_thread() is threading.main_thread():
+                for number in (signal.SIGINT, signal.SIGTERM, *self._warnings):
+                    handler = signal.getsignal(number)
+                    if _is_free(handler):
+                        self._previous[number] = handler  # first: the signal may come with its handler
+                        signal.signal(number, self._on_signal)
+            return self
+        except BaseException:  # a signal that came already, and `__exit__` is not called after it
+            self._put_back()
+            raise
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._is_over = True
-        while self._previous:
-            signal.signal(*self._previous.popitem())
-        if error is None and self.signal is not None:
+        self._put_back()
+        if self.signal is not None and (error is None or self._came_late):
             raise interruption(self.signal)  # it came too late to stop anything, and the code must still tell of it
+
+    def _put_back(self) -> None:
+        """Give signals their handlers back. One that comes meanwhile is noted, and raises nothing."""
+        self._is_over = True
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
+        self._previous.clear()
 
     @contextmanager
     def training(self, wake: Callable[[], None]) -> Iterator[None]:
@@ -158,10 +169,15 @@ class SignalGuard:
             _answer_in_copy(number)
         elif self.signal is None:
             self.signal, self._came_s = number, time.monotonic()
-            self._answer(number)
+            if self._is_over or _is_within(frame, SignalGuard.__exit__.__code__):
+                self._came_late = True
+            else:
+                self._answer(number)
         # A second Ctrl-C means now. One that comes at once is the first one again: a terminal sends it to every
         # process, and a launcher hands it on.
-        elif self._raises_next or (number == signal.SIGINT and time.monotonic() - self._came_s > ECHO_S):
+        elif not self._is_over and (
+            self._raises_next or (number == signal.SIGINT and time.monotonic() - self._came_s > ECHO_S)
+        ):
             self._raises_next = False
             raise interruption(self.signal)
 
@@ -200,6 +216,15 @@ def workers_interruption(calls_in_place: bool) -> Iterator[None]:
         if error.worker_traceback is not None or number not in (signal.SIGINT, signal.SIGTERM):
             raise
         raise interruption(number) from error
+
+
+def _is_within(frame: FrameType | None, code: CodeType) -> bool:
+    """True in a call of this code from its first instruction on, before any line of it has run."""
+    while frame is not None:
+        if frame.f_code is code:
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _is_free(handler: Any) -> bool:

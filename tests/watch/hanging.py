@@ -14,7 +14,7 @@ import torch
 
 from core import Fabric, Watch
 
-NUM_STEPS, STEP = 60, 30
+NUM_STEPS, STEP, PAUSE_S = 60, 30, 0.08  # the watch has seen several steps, a look a second, before one hangs
 
 
 def hang(how, fabric, model):
@@ -77,7 +77,7 @@ def train(fabric):
         optimizer.zero_grad()
         if step % 10 == 0:
             fabric.all_reduce(torch.ones(3))
-        time.sleep(0.02)
+        time.sleep(PAUSE_S)
     if fabric.is_global_zero:
         print("done", flush=True)
 

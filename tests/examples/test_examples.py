@@ -69,6 +69,7 @@ def test_digits_under_torchrun():
     assert accuracy(output) > 80
 
 
+@pytest.mark.slow
 def test_char_gpt_learns_in_two_processes_and_writes():
     output = run_example("char_gpt.py", *TWO_PROCESSES, "--strategy", "ddp", "--steps", "60")
     first, last = validation_losses(output)
@@ -85,9 +86,10 @@ def test_char_gpt_through_a_function_that_is_spawned():
     assert len(validation_losses(output)) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("where", "num_epochs"),
-    [(ONE_PROCESS, 15), pytest.param(DDP, 30, marks=pytest.mark.slow)],  # two processes make half the steps
+    [(ONE_PROCESS, 15), (DDP, 30)],  # two processes make half the steps
     ids=["single_device", "ddp"],
 )
 def test_a_gan_comes_closer_to_the_digits(where, num_epochs):

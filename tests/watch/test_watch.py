@@ -33,7 +33,7 @@ def line_of(text):
     ("how", "launcher", "says", "line"),
     [
         ("asleep", "script", "Rank 1 is asleep", "time.sleep(600)"),
-        ("stopped-0", "spawn", "Rank 0 is stopped by a signal", "SIGSTOP)"),
+        pytest.param("stopped-0", "spawn", "Rank 0 is stopped by a signal", "SIGSTOP)", marks=pytest.mark.slow),
         pytest.param("extra", "torchrun", "rank 1 waits for the others", "fabric.barrier()", marks=pytest.mark.slow),
         pytest.param("spinning", "script", "Rank 1 computes", "while True:", marks=pytest.mark.slow),
     ],

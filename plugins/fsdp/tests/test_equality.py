@@ -35,8 +35,8 @@ IN_ONE_UNIT = {"foreach", "meta"}
 ONLY_ON_TWO = {"clipped_by_value", "foreach", "fabric_accumulated"}
 # What else four processes prove, two have proven in the same way.
 BY_HAND_ON_FOUR = {"sgd_fp32", "frozen", "fused", "fabric", "meta"}
-ALWAYS_ON_FOUR = {("hybrid", "accumulated"), ("data_tensor", "tied")}
-# These share all but one call with "full", which these cases go through.
+ALWAYS_ON_FOUR = {("data_tensor", "tied")}
+# These share nearly all calls with "full"; the others are in these cases.
 ALWAYS_LIKE_FULL = {"accumulated", "tied", "clipped"}
 
 
@@ -50,7 +50,7 @@ def pairs():
 
 def marks_of(way, num_processes, case):
     is_quick = num_processes == 2 and way != "hybrid_on_2"
-    if (way, case) in ALWAYS_ON_FOUR or (is_quick and (way not in ("grad_op", "no_shard") or case in ALWAYS_LIKE_FULL)):
+    if (way, case) in ALWAYS_ON_FOUR or (is_quick and (way in ("full", "one_unit") or case in ALWAYS_LIKE_FULL)):
         return ()
     return pytest.mark.exhaustive if num_processes == 4 and case in BY_HAND_ON_FOUR else pytest.mark.slow
 

@@ -30,7 +30,8 @@ def pytest_on_simulated(folder, *arguments, lazy=True):
     return programs.run(command, cwd=folder, env=simulated.variables(lazy=lazy), timeout=280)
 
 
-@pytest.mark.parametrize("lazy", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["lazy", "eager"])
+@pytest.mark.slow
+@pytest.mark.parametrize("lazy", [True, False], ids=["lazy", "eager"])
 def test_trains_on_simulated_devices(tmp_path, lazy):
     """Equal to one CPU over 20 steps, checkpoints to and from others, graphs, autocast, memory, collectives."""
     done = pytest_on_simulated(tmp_path, simulated.HERE / "simulated_suite.py", lazy=lazy)

@@ -125,6 +125,7 @@ def judged(base):
     return Judged
 
 
+@pytest.mark.slow
 def test_the_prelude_runs_it_in_two_processes(tmp_path):
     command = [*programs.CORE, "run", "--lightning", "--devices", "2", str(HERE / "program.py"), str(tmp_path), "1"]
     done = programs.run(command, cwd=tmp_path, env=os.environ | {"OMP_NUM_THREADS": "1"}, timeout=100)

@@ -35,11 +35,13 @@ def obsolete(folder: PathLike, keep: int) -> list[LeftOver]:
 
 
 def _verifies(listed: Listed) -> bool:
+    if not listed.is_whole:
+        return False
     try:
         formats.verify_checkpoint(listed.path)
     except CheckpointError:
         return False
-    return listed.is_whole
+    return True
 
 
 def _doomed(listed: Listed, why: str) -> LeftOver:

@@ -66,12 +66,16 @@ class Meeting:
                 rank=left[0],
             )
         if is_late:
-            raise WorkerError(
-                f"{_ranks(absent or [0])} did not come within {self._timeout} to where rank {self._rank} waits: the "
-                "start of a process group. All ranks must make the same calls: look for a rank that has ended, hangs, "
-                "or takes another way.",
-                rank=min(absent, default=0),
-            )
+            raise came_late(absent or [0], self._rank, self._timeout)
+
+
+def came_late(absent: list[int], rank: int, timeout: timedelta) -> WorkerError:
+    """The error of a rank that has waited for others for too long."""
+    return WorkerError(
+        f"{_ranks(absent)} did not come within {timeout} to where rank {rank} waits: the start of a process group. All "
+        "ranks must make the same calls: look for a rank that has ended, hangs, or takes another way.",
+        rank=min(absent),
+    )
 
 
 def say_at_exit(store: Store, rank: int) -> None:

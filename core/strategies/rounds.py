@@ -11,7 +11,7 @@ import secrets
 import time
 from typing import TYPE_CHECKING
 
-from core.contract import WorkerError
+from core.strategies.meeting import came_late
 from core.strategies.polling import pause
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def _ask(store: Store, rank: int, timeout: timedelta) -> str:
     while not store.check([answer]):
         waited_s = time.monotonic() - began_s
         if waited_s > timeout.total_seconds():
-            raise _late([0], rank, timeout)
+            raise came_late([0], rank, timeout)
         pause(waited_s)
     name = store.get(answer).decode()
     store.set(_came(name, rank), "")
@@ -59,7 +59,7 @@ def _invite(store: Store, world_size: int, timeout: timedelta) -> str:
         awaited = {rank for rank in awaited if not store.check([_came(name, rank)])}
         waited_s = time.monotonic() - began_s
         if awaited and waited_s > timeout.total_seconds():
-            raise _late(sorted(awaited), 0, timeout)
+            raise came_late(sorted(awaited), 0, timeout)
         if awaited:
             pause(waited_s)
     return name
@@ -67,12 +67,3 @@ def _invite(store: Store, world_size: int, timeout: timedelta) -> str:
 
 def _came(name: str, rank: int) -> str:
     return f"core/round/{name}/{rank}"
-
-
-def _late(absent: list[int], rank: int, timeout: timedelta) -> WorkerError:
-    named = f"Rank{'s' * (len(absent) > 1)} {', '.join(map(str, absent))}"
-    return WorkerError(
-        f"{named} did not come within {timeout} to where rank {rank} waits: the start of a process group. All ranks "
-        "must make the same calls: look for a rank that has ended, hangs, or takes another way.",
-        rank=absent[0],
-    )

@@ -1,4 +1,4 @@
-"""What the watched thread of this process does, and what can be seen of another process of the same machine."""
+"""Looks at the watched thread of this process, and at what can be seen of another process of the same machine."""
 
 from __future__ import annotations
 
@@ -24,6 +24,8 @@ _MOVING = 0.02
 """Share of a core above which threads of gloo's are at work."""
 _STORED_BYTES = 64 * 1024
 """Bytes a second, read from or written to storage, above which a process works."""
+_STATE, _CPU_TICKS, _BEGAN = 0, (11, 12), 19
+"""Places in the kernel's `stat` of a process, counted from the field after the program's name."""
 _TICKS = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
 
 
@@ -34,13 +36,11 @@ class Sight:
     Attributes:
         state: see `core.contract.whereabouts`.
         line: the user's own, from the innermost frame that is neither core's nor a library's.
-        stack: as Python prints it.
         is_moving: other threads of the process have done something, as gloo's do while data arrives.
     """
 
     state: str
     line: str
-    stack: str
     is_moving: bool
 
 
@@ -54,7 +54,7 @@ class Eye:
         self._last = self._spent()
 
     def look(self) -> Sight:
-        """What the thread has done since the last look."""
+        """Look at what the thread has done since the last time."""
         before, self._last = self._last, self._spent()
         passed_s, own_s, all_s, stored = (now - then for now, then in zip(self._last, before, strict=True))
         passed_s = max(passed_s, 1e-3)
@@ -75,8 +75,12 @@ class Eye:
         else:
             state = "asleep"
         line = _line(frames[user]) if user < len(frames) else ""
-        stack = "".join(traceback.format_stack(frame)) if frame is not None else ""
-        return Sight(state, line, stack, (all_s - own_s) / passed_s > _MOVING)
+        return Sight(state, line, (all_s - own_s) / passed_s > _MOVING)
+
+    def stack(self) -> str:
+        """The thread's stack now, as Python prints it. That takes longer than a look."""
+        frame = sys._current_frames().get(self._thread)
+        return "".join(traceback.format_stack(frame)) if frame is not None else ""
 
     def _spent(self) -> tuple[float, float, float, float]:
         """Time, this thread's CPU time, that of the process and its children, and bytes of storage."""
@@ -127,29 +131,28 @@ def _is_bounded(inner: list[FrameType]) -> bool:
 
 def _thread_state(native: int) -> str:
     """The kernel's letter: R runs, S sleeps, D waits for a disk, T is stopped, Z is gone; empty if unknown."""
-    return _state_in(f"/proc/self/task/{native}/stat")
+    return _stat(f"/proc/self/task/{native}/stat")[_STATE]
 
 
 def process_state(pid: int) -> str:
     """The kernel's letter for a process of this machine; `Z` if it is gone, empty where it can't be known."""
     if not os.path.isdir("/proc/self"):
         return ""
-    return _state_in(f"/proc/{pid}/stat") or "Z"
-
-
-def _state_in(path: str) -> str:
-    try:
-        return Path(path).read_text(errors="replace").rpartition(")")[2].split()[0]
-    except (OSError, IndexError):
-        return ""
+    return _stat(f"/proc/{pid}/stat")[_STATE] or "Z"
 
 
 def began_at(pid: int) -> str:
-    """When the process began, in the kernel's ticks: another process of the same number has another time."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[19]
-    except (OSError, IndexError):
-        return ""
+    """The time at which a process began, in the kernel's ticks: another process of the same number has another time."""
+    return _stat(f"/proc/{pid}/stat")[_BEGAN]
+
+
+def _stat(path: str) -> list[str]:
+    """Fields of a `stat` file after the program's name, in which anything may stand; all empty if it can't be read."""
+    with suppress(OSError):
+        fields = Path(path).read_text(errors="replace").rpartition(")")[2].split()
+        if len(fields) > _BEGAN:
+            return fields
+    return [""] * (_BEGAN + 1)
 
 
 def _children_s() -> float:
@@ -158,9 +161,8 @@ def _children_s() -> float:
     with suppress(OSError):
         for task in os.listdir("/proc/self/task"):
             for child in Path(f"/proc/self/task/{task}/children").read_text().split():
-                with suppress(OSError, IndexError, ValueError):
-                    fields = Path(f"/proc/{child}/stat").read_text(errors="replace").rpartition(")")[2].split()
-                    total += (int(fields[11]) + int(fields[12])) / _TICKS
+                fields = _stat(f"/proc/{child}/stat")
+                total += sum(int(fields[number] or 0) for number in _CPU_TICKS) / _TICKS
     return total
 
 
@@ -195,7 +197,7 @@ class Collective:
 
 
 def collective() -> Collective:
-    """What torch has recorded last, if it isn't over."""
+    """The collective that torch has recorded last, if it isn't over."""
     import torch._C._distributed_c10d as c10d
 
     # The recorder of NCCL is one of its own, in builds that have it.

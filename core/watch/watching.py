@@ -183,7 +183,7 @@ class Watching:
             pulse.count,
             self._host,
             self.pid,
-            sight.stack,
+            self._eye.stack(),
             began=self._began,
             stacks=self._path(),
         )

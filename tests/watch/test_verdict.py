@@ -124,12 +124,12 @@ def test_the_state_and_line_of_a_thread_are_seen():
     ready.wait()
     eye = Eye(*numbers)
     time.sleep(0.1)
-    sight = eye.look()
+    sight, stack = eye.look(), eye.stack()
     goes_on.set()
     thread.join()
     assert sight.state in ("asleep", "works")  # pytest's own threads may be at work
     assert sight.line == f"{__file__}:{sleep.__code__.co_firstlineno + 3} in sleep"
-    assert "goes_on.wait()" in sight.stack
+    assert "goes_on.wait()" in stack
     assert process_state(os.getpid()) == "R"
     assert process_state(2**22 + 1) == "Z"
     assert began_at(os.getpid()) != began_at(1)

@@ -1,4 +1,4 @@
-"""What one process does at set-up, save and load for 64, 1,024 and 4,096 ranks: messages, bytes and seconds.
+"""The work of one process at set-up, save and load for 64, 1,024 and 4,096 ranks: messages, bytes and seconds.
 
     python benchmarks/scale.py [RANKS ...] [--leaves 100] [--torch]
 
@@ -40,7 +40,7 @@ FINGERPRINT = tuple((kind, "alias", "core-provider", "1.2.3") for kind in KINDS)
 
 @dataclasses.dataclass
 class Row:
-    """What this rank did.
+    """The work that this rank did.
 
     Attributes:
         what: the part of a run.

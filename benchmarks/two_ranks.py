@@ -30,7 +30,7 @@ WHERE = {"accelerator": "cpu"}  # and on all ranks that were started
 
 @dataclass(frozen=True)
 class Group:
-    """What joins the processes: torch.distributed, or what the contenders use in its place."""
+    """The group that joins the processes: torch.distributed, or what the contenders use in its place."""
 
     begin: Callable[[], Any]
     rank: Callable[[], int]

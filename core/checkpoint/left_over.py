@@ -1,4 +1,4 @@
-"""What writers that were killed have left in a folder of checkpoints."""
+"""Files that writers which were killed have left in a folder of checkpoints."""
 
 from __future__ import annotations
 
@@ -61,9 +61,9 @@ def sweep_folder(folder: PathLike) -> None:
 
 
 def left_overs(folder: PathLike, *, stopped: bool = False) -> Iterator[LeftOver]:
-    """One process. What killed writers have left in a folder, local or a URL; a local one is locked meanwhile.
+    """One process. Files that killed writers have left in a folder, local or a URL; a local one is locked meanwhile.
 
-    On an object store it is what no manifest names and nobody has changed for a day, by the store's clock.
+    On an object store it is what no manifest names and no one has changed for a day, by the store's clock.
 
     Args:
         folder: of checkpoints.

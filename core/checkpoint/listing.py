@@ -109,7 +109,7 @@ def _listed(path: str, verify: bool, progress: Callable[[int, int], None] | None
 
 
 def _facts(folder: Folder, opened: Any) -> tuple[float, int | None]:
-    """When it was saved, and the step; its files have been found."""
+    """The time at which it was saved, and the step, once all of its files have been found."""
     sizes = _sizes(folder)
     for name, entry in opened.manifest.files.items():
         if name not in sizes:

@@ -185,7 +185,7 @@ class OpenedCheckpoint:
         return self._decode(take)
 
     def plan(self, targets: Any = None) -> Plan:
-        """What has to be read for a load. Tensors without a target are on mapped memory of their own, or read.
+        """The reads that a load needs. Tensors without a target are on mapped memory of their own, or read.
 
         Raises:
             CheckpointCorruptedError: a file lacks a part of a tensor, or what is mapped of it is damaged.

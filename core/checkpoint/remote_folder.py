@@ -86,7 +86,7 @@ class RemoteFolder:
             return set()
 
     def _unneeded(self, kept: set[str], replaced: set[str]) -> list[str]:
-        """What the last manifest named, and what is a day older than this one. A live writer may need all else."""
+        """Files that the last manifest named, and those a day older than this one. A live writer may need all else."""
         entries = {name: modified for name, _, modified in self.entries()}
         now = entries.get(manifest.NAME, 0.0)
         return [

@@ -87,7 +87,7 @@ def tile_box(wanted: Box, boxes: Iterable[Box]) -> bool:
 
 
 def _common(one: Box, other: Box) -> Box | None:
-    """What two boxes have in common; None if nothing."""
+    """The part that two boxes have in common; None if nothing."""
     starts = tuple(map(max, one[0], other[0]))
     stops = [min(a + b, c + d) for a, b, c, d in zip(*one, *other, strict=True)]
     sizes = tuple(stop - start for start, stop in zip(starts, stops, strict=True))

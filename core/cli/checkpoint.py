@@ -106,7 +106,7 @@ def gc(ctx: click.Context, folders: tuple[str, ...], keep: int | None, delete: b
 
 
 def _doomed(folder: str, keep: int | None, stopped: bool) -> Iterator[LeftOver]:
-    """What is to go, one by one: while a left-over is handed out, its folder is locked."""
+    """The files that are to go, one by one: while a left-over is handed out, its folder is locked."""
     from core.checkpoint.left_over import left_overs
     from core.checkpoint.retention import obsolete
 

@@ -1,4 +1,4 @@
-"""What one rank did when a run hung."""
+"""The place and state of one rank when a run hung."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Whereabouts:
-    """What one rank did when a run hung, as `HangError` carries it.
+    """The place and state of one rank when a run hung, as `HangError` carries it.
 
     Attributes:
         rank: global rank.

@@ -1,4 +1,4 @@
-"""What ranks tell the main process while all is well: their warnings, and what it shows for them.
+"""Messages of ranks to the main process while all is well: their warnings, and what it shows for them.
 
 Datagrams on a pair of sockets, apart from the line on which ends and failures are told: whoever writes here may lose a
 message, and nothing waits for it. All ranks of a node write to one end.

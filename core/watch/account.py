@@ -1,4 +1,4 @@
-"""What one rank says of itself while the ranks confer."""
+"""The account that a rank gives of itself while the ranks confer."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from core.contract.whereabouts import Whereabouts
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """What a rank says of itself, or one of its host says of it.
+    """The account that a rank gives of itself, or one of its host says of it.
 
     Attributes:
         rank: global rank.

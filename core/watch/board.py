@@ -1,4 +1,4 @@
-"""Where ranks confer: a store of torch's, or a folder of their machine when the store doesn't answer."""
+"""Boards on which ranks confer: a store of torch's, or a folder of their machine when the store doesn't answer."""
 
 from __future__ import annotations
 

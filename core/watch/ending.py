@@ -1,4 +1,4 @@
-"""How a rank ends by a verdict: by an exception where Python can raise one, else by force."""
+"""The end of a rank by a verdict: by an exception where Python can raise one, else by force."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How long the watch waits, and what it does then."""
+"""Options of the watch: how long it waits, and what it does then."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How long a rank may stand still: learned from its own steps."""
+"""The time for which a rank may stand still: learned from its own steps."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Patience:
         return now_s - self._moved_s
 
     def allowed_s(self, *, is_at_work: bool) -> float:
-        """How long the rank may stand still in its phase."""
+        """Seconds for which the rank may stand still in its phase."""
         phase = self._seen[1]
         longest_s = max(self._longest_s.get(phase, 0.0), self._pulse.longest_s.get(phase, 0.0))
         is_new = phase not in self._pulse.longest_s and self._num_marks.get(phase, 0) < _NUM_KNOWN
@@ -69,5 +69,5 @@ class Patience:
         return allowed_s * (_TIMES_AT_WORK if is_at_work else 1.0)
 
     def least_s(self, *, is_moving: bool) -> float:
-        """How long it may stand still where it can't come forward by itself: data may be on its way."""
+        """Seconds for which it may stand still where it can't come forward by itself: data may be on its way."""
         return self._limit_s * (_TIMES_AT_WORK if is_moving else 1 / _PART_SURE)

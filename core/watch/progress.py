@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class Pulse:
-    """How far this rank has come. One a process: `pulse`.
+    """A count of how far this rank has come. One a process: `pulse`.
 
     A step pays one store: `pulse.count += 1`. All else happens once a phase.
 

@@ -59,7 +59,7 @@ def end() -> None:
 
 
 def explain(error: BaseException) -> BaseException:
-    """What an error that ends the run comes from: the verdict, if there is one, else the error itself."""
+    """The cause of an error that ends the run: the verdict, if there is one, else the error itself."""
     with suppress(IndexError):
         return _watching[0].ending.explain(error)
     return error

@@ -1,4 +1,4 @@
-"""From what all ranks say to who doesn't come."""
+"""The verdict on what all ranks say of themselves."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _MOST_SHOWN = 64
 
 @dataclass(frozen=True)
 class Verdict:
-    """Who doesn't come, and what they do instead.
+    """The ranks that don't come, and what they do instead.
 
     Attributes:
         absent: the ranks that don't come.

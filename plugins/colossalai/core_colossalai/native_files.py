@@ -112,7 +112,7 @@ class NativeCheckpointIO(CheckpointIO):
         return whole
 
     def rest(self, path: PathLike) -> dict[str, Any]:
-        """What isn't in the Booster's files, with marks in the place of what is.
+        """The part that isn't in the Booster's files, with marks in the place of what is.
 
         Raises:
             CheckpointNotFoundError: nothing is there.

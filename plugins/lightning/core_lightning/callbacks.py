@@ -86,7 +86,7 @@ class EarlyStopping(CoreEarlyStopping):
 
 
 class WriteInterval(StrEnum):
-    """When predictions are written."""
+    """The moment at which predictions are written."""
 
     BATCH = "batch"
     EPOCH = "epoch"
@@ -108,7 +108,7 @@ class BasePredictionWriter(CoreBasePredictionWriter):
 
     @property
     def interval(self) -> WriteInterval:
-        """When predictions are written."""
+        """The moment at which predictions are written."""
         return WriteInterval(self.write_interval)
 
 

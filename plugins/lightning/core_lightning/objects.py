@@ -58,7 +58,7 @@ class PickledObjects(Callback):
 
 
 def objects_of(module: Any) -> dict[str, Any]:
-    """What the module's hook has added that isn't plain: sections, and hyperparameters under their own key."""
+    """The objects, not plain, that the module's hook has added: sections, and hyperparameters under their own key."""
     found: dict[str, Any] = getattr(module, _ATTRIBUTE, {})
     return found
 

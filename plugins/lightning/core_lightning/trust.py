@@ -1,4 +1,4 @@
-"""Whether this program's checkpoints were written by people whom its user knows."""
+"""A switch that says that this program's checkpoints were written by people whom its user knows."""
 
 from __future__ import annotations
 

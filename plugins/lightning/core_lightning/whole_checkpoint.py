@@ -16,7 +16,7 @@ _HPARAMS = "hyper_parameters"
 
 
 class WholeCheckpoint(dict[str, Any]):
-    """What Lightning has under its keys, as far as a module's hooks ask for it: not the optimizers' states."""
+    """The parts that Lightning has under its keys, as far as module hooks ask for them: not the optimizers' states."""
 
     @classmethod
     def of(cls, module: Any, **more: Any) -> WholeCheckpoint:
@@ -84,7 +84,7 @@ def _differs(before: Any, after: Any) -> bool:
 
 
 def _plain_part(module: Any, changed: dict[str, Any]) -> dict[str, Any]:
-    """What a checkpoint can hold; the rest stays with the module for `PickledObjects`, or is left out."""
+    """The part that a checkpoint can hold; the rest stays with the module for `PickledObjects`, or is left out."""
     hparams = changed.pop(_HPARAMS, {})
     plain = {key: value for key, value in changed.items() if is_plain(value)}
     plain_hparams = {key: value for key, value in hparams.items() if is_plain(value)}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import multiprocessing
 from typing import TYPE_CHECKING, Any
 
 import hivemind
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 _START_TIMEOUT_S = 60
 _ANSWER_TIMEOUT_S = 3
+_FORK = multiprocessing.get_context("fork")
 
 
 class Node(hivemind.DHT):  # type: ignore[misc]  # hivemind is untyped
@@ -47,7 +49,13 @@ class Node(hivemind.DHT):  # type: ignore[misc]  # hivemind is untyped
 
 
 class _Child:
-    """An averager's process. It ends with its parent, leaves no socket, and the parent's Ctrl-C as it is."""
+    """An averager's process. It ends with its parent, leaves no socket, and the parent's Ctrl-C as it is.
+
+    It is forked, as the node is, whatever the program has told multiprocessing: it can't be pickled.
+    """
+
+    _start_method = "fork"
+    _Popen = staticmethod(_FORK.Process._Popen)
 
     def run_in_background(self, await_ready: bool = True, timeout: float | None = None) -> None:
         """Start the child. hivemind would have this process ignore Ctrl-C from here on."""

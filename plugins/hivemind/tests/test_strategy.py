@@ -107,6 +107,15 @@ def test_a_loop_by_hand_takes_the_loaders_batch_size():
     assert changed == [False, True]
 
 
+def test_a_program_whose_processes_are_spawned_is_a_peer_too():
+    """Where multiprocessing spawns, hivemind's averagers fail: they can't be pickled."""
+    multiprocessing.set_start_method("spawn", force=True)
+    try:
+        assert fit(make()).global_step == 3
+    finally:
+        multiprocessing.set_start_method(None, force=True)
+
+
 class KillsAnAnswer(Net):
     """A child ends in the middle of an answer, as one that is killed may, and keeps the lock of answers."""
 

@@ -34,6 +34,18 @@ def gradients(rank, options, num_backwards=1):
     return found
 
 
+def of_two_modules(rank):
+    """Gradients of two modules, alike but for their names, after one backward through both."""
+    fabric = rank.fabric()
+    modules = [net(), net()]
+    models = [fabric.setup(own, torch.optim.SGD(own.parameters(), lr=0.1))[0] for own in modules]
+    batch = data()[fabric.global_rank :: fabric.world_size]
+    fabric.backward(sum(factor * model(batch).square().mean() for factor, model in enumerate(models, 1)))
+    found = [own.weight.grad.clone() for own in modules]
+    fabric.teardown()
+    return found
+
+
 def step_before_all_passes(rank):
     """Weights after a step that comes before the third backward, which would have exchanged gradients."""
     fabric, module, model, optimizer = _set_up(rank, backward_passes_per_step=3)

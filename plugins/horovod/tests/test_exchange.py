@@ -36,6 +36,12 @@ def test_a_gradient_is_that_of_all_ranks(options, factor, tolerance):
     assert_all(TWO.run(ranks.gradients, options), factor * expected(), tolerance)
 
 
+def test_two_modules_share_a_backward():
+    """Each gradient has a name of its own, by which Horovod finds it on the other rank."""
+    for first, second in TWO.run(ranks.of_two_modules):
+        assert_all([first, second / 2], expected())
+
+
 def test_halves_travel_in_half_precision():
     found = TWO.run(ranks.gradients, {"compression": "fp16"})[0]
     assert torch.equal(found, found.half().double())

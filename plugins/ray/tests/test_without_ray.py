@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from importlib.util import find_spec
+from types import SimpleNamespace
 
 import pytest
 
@@ -10,7 +11,10 @@ pytest.importorskip("core_ray", reason="core-ray isn't installed here: `tox run 
 
 from core import ConfigurationError, PluginLoadError, Trainer
 from core.cluster import LocalEnvironment
-from core_ray import RayEnvironment, RayLauncher, library
+from core.launch import Report
+from core_ray import LostWorkerError, RayEnvironment, RayLauncher, library
+from core_ray.ranks import Ranks
+from core_ray.worker import Ending, Place
 
 QUIET = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "enable_checkpointing": False}
 TRAIN = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "NODE_RANK": "0"}
@@ -86,3 +90,31 @@ def test_an_environment_knows_no_port_before_there_is_a_rank():
     assert (environment.world_size(), environment.global_rank(), environment.main_address) == (1, 0, "127.0.0.1")
     with pytest.raises(ConfigurationError, match="in Ray's workers only"):
         _ = environment.main_port
+
+
+def test_nodes_are_on_machines_of_their_own_unless_it_is_said():
+    """Ray's SPREAD may put two of them on one."""
+    assert RayLauncher().placement_strategy == "STRICT_SPREAD"
+
+
+class Gone(Exception):
+    """Ray's error of an actor whose process is gone."""
+
+
+def test_the_cause_is_named_though_its_echo_comes_first(monkeypatch):
+    """Answers of Ray's actors come in either order, which a cluster can't be told."""
+    echo = Ending(1, report=Report.of(RuntimeError("[gloo] Connection closed by peer")))
+
+    def get(answer):
+        if answer == "of rank 1":
+            raise Gone("The actor died unexpectedly")
+        return echo
+
+    errors = SimpleNamespace(RayError=Gone, RayTaskError=KeyError)
+    fake = SimpleNamespace(wait=lambda answers, **_: (answers[:1], answers[1:]), get=get, exceptions=errors)
+    monkeypatch.setattr(library, "load", lambda module="ray": fake)
+    ranks = Ranks(num_processes=1)
+    ranks._places, ranks._addresses = [Place("a", 10, (), 1), Place("b", 11, (), 2)], {"a": "10.0.0.1", "b": "10.0.0.2"}
+    failure = ranks._watch({"of rank 0": 0, "of rank 1": 1})
+    assert (type(failure), failure.rank) == (LostWorkerError, 1)
+    assert "Rank 1 (node 1, 10.0.0.2, pid 11) was lost" in str(failure)

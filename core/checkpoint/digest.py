@@ -6,6 +6,7 @@ It finds damage, not malice: write access to a checkpoint is write access to its
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import xxhash
@@ -22,7 +23,7 @@ prints the same digits."""
 MAX_BYTES = 1 << 12
 """The largest size of such a file."""
 
-BLOCK_BYTES = 4 << 20
+BLOCK_BYTES = 1 << 20
 """Files of a folder have a digest for each block of so many bytes, so that parts of them can be read and verified."""
 
 _LINE = re.compile(r"xxh3-128 ([0-9a-f]{32})")
@@ -68,6 +69,23 @@ def from_text(content: bytes) -> list[str]:
     """The digests in a digest file; none if it isn't one."""
     lines = [_LINE.fullmatch(line) for line in content.decode("ascii", "replace").splitlines()]
     return [match[1] for match in lines if match] if all(lines) else []
+
+
+@dataclass(frozen=True, slots=True)
+class Blocks:
+    """The digests of the blocks of a file.
+
+    Attributes:
+        digests: in the order of the blocks.
+        block_bytes: of each of them but the last, which may be shorter.
+    """
+
+    digests: list[str]
+    block_bytes: int
+
+    def describes(self, size_bytes: int) -> bool:
+        """Tell whether there are as many as a file of this size has blocks."""
+        return len(self.digests) == -(-size_bytes // self.block_bytes)  # rounded up
 
 
 class HashingWriter:

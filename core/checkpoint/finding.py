@@ -28,7 +28,8 @@ def newest_valid(
     """One rank. The newest checkpoint in the folders that verifies; a warning names each newer one that doesn't.
 
     A checkpoint that is a folder is as old as its manifest says, which copying doesn't change; any other is as old as
-    its last change.
+    its last change, which a save sets: later than that of all that its process has found or loaded, also if the clock
+    was set back.
 
     Args:
         folders: local paths or URLs; those that don't exist hold nothing.
@@ -66,6 +67,7 @@ def _dated(folder: str, suffix: str | tuple[str, ...]) -> Iterator[tuple[float, 
     What can't be dated comes first: its damage is told.
     """
     import fsspec
+    from fsspec.implementations.local import LocalFileSystem
 
     filesystem, name = fsspec.url_to_fs(folder)
     try:
@@ -80,6 +82,8 @@ def _dated(folder: str, suffix: str | tuple[str, ...]) -> Iterator[tuple[float, 
         if entry["type"] == "directory" or (entry.get("islink") and filesystem.isdir(entry["name"])):
             yield _saved_at(path), modified_at(entry), path
         elif suffix or base.endswith(formats.FILE_SUFFIXES):
+            if isinstance(filesystem, LocalFileSystem):  # a store's clock is its own
+                manifest.note_time(int(modified_at(entry) * 1e9))
             yield modified_at(entry), 0.0, path
 
 

@@ -95,21 +95,25 @@ def describe(path: PathLike) -> dict[str, Any] | None:
     return None if folder.is_file() else with_folder(folder, lambda opened: opened.describe())
 
 
-def verify_checkpoint(path: PathLike, progress: Callable[[int, int], None] | None = None) -> None:
+def verify_checkpoint(
+    path: PathLike, progress: Callable[[int, int], None] | None = None, share: tuple[int, int] | None = None
+) -> None:
     """This rank. Read every byte and compare its digest.
 
     Args:
         path: a local path or a URL.
-        progress: called with the bytes that have been verified and those of all, for a folder after each block.
+        progress: called with the bytes that have been verified and those of all, for a folder again and again.
+        share: number of this process, and of all that verify together, each the files of other ranks that have written;
+            a file is the first one's.
 
     Raises:
         CheckpointError: as `load_checkpoint`.
     """
     folder = open_folder(path)
-    if folder.is_file():
+    if not folder.is_file():
+        with_folder(folder, lambda opened: opened.verify(progress, share), share or (0, 1))
+    elif not share or share[0] == 0:
         single_file.read(path, _parse, tells=True)
-    else:
-        with_folder(folder, lambda opened: opened.verify(progress))
 
 
 def remove(path: PathLike) -> None:

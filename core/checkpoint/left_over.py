@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
+import warnings
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from core.checkpoint import disk, locks, manifest
+from core.checkpoint import disk, locks, manifest, messages, uploads
 from core.checkpoint.local_folder import LocalFolder
 from core.checkpoint.partial import is_partial
 from core.checkpoint.remote_folder import STALE_S, RemoteFolder
@@ -46,14 +48,19 @@ class LeftOver:
 def sweep_folder(folder: PathLike) -> None:
     """One process. Delete what writers that were killed have left in a folder; nothing that a living one needs.
 
-    Which is which, locks tell: on a file system without them, and on an object store, all stays. What can't be
-    deleted stays, too: `core checkpoint gc` says why.
+    Which is which, locks tell: on a file system without them all stays. On an object store uploads in parts go of which
+    no part has come for a day, if the store can list them, and files stay. What can't be deleted stays, too:
+    `core checkpoint gc` says why.
 
     Args:
-        folder: of checkpoints; a local path.
+        folder: of checkpoints, local or a URL.
     """
     path = path_of(folder)
-    if isinstance(path, Path):
+    if isinstance(path, RemotePath):
+        with contextlib.suppress(Exception):  # of any store's making
+            for upload in uploads.unfinished(path, STALE_S):
+                upload.abort()
+    elif path.is_dir():
         with contextlib.suppress(OSError), locks.held(path) as is_locked:
             for found in _local(path) if is_locked else ():
                 with contextlib.suppress(OSError):
@@ -63,7 +70,8 @@ def sweep_folder(folder: PathLike) -> None:
 def left_overs(folder: PathLike, *, stopped: bool = False) -> Iterator[LeftOver]:
     """One process. Files that killed writers have left in a folder, local or a URL; a local one is locked meanwhile.
 
-    On an object store it is what no manifest names and no one has changed for a day, by the store's clock.
+    On an object store it is what no manifest names and no one has changed for a day, by the store's clock, and uploads
+    in parts that nobody has gone on with for as long.
 
     Args:
         folder: of checkpoints.
@@ -142,6 +150,15 @@ def _remote(path: RemotePath, stopped: bool) -> Iterator[LeftOver]:
         for name in unnamed:
             delete = partial(folder.path.delete, f"{folder.folder}/{name}")
             yield LeftOver(folder.name_of(name), sizes[name], why, delete)
+    yield from _uploads(path, -math.inf if stopped else STALE_S)
+
+
+def _uploads(path: RemotePath, idle_s: float) -> Iterator[LeftOver]:
+    try:
+        for found in uploads.unfinished(path, idle_s):
+            yield LeftOver(found.url, found.size_bytes, "parts of an upload that did not end", found.abort)
+    except Exception as error:  # of any store's making
+        warnings.warn(f"Unfinished uploads to {path.url!r} can't be listed: {messages.describe(error)}.", stacklevel=2)
 
 
 def _within(path: RemotePath, entry: dict[str, object]) -> RemotePath:

@@ -25,6 +25,8 @@ from core.contract.errors import CheckpointError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
+    from core.checkpoint.digest import Blocks
+
 
 class LocalFolder:
     """One checkpoint folder that the operating system reaches."""
@@ -190,7 +192,7 @@ class LocalFolder:
         """
         return plain_file.read_file(self.path / name, max_bytes)
 
-    def open(self, name: str, size_bytes: int, blocks: list[str]) -> MappedFile:
+    def open(self, name: str, size_bytes: int, blocks: Blocks) -> MappedFile:
         """A large file, whose blocks are verified before their bytes are used."""
         path = self.path / name
         with plain_file.open_file(path) as file:

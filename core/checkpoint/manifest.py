@@ -18,13 +18,16 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 NAME = "manifest.json"
-FORMAT = 1
+FORMAT = 2
+"""1 had blocks of 4 MiB, and said nothing of them."""
 MAX_BYTES = 64 << 20
 """The largest size of a manifest, which names two files of each rank."""
 MAX_INDEX_BYTES = 1 << 30
 """The largest size of an index, which holds all of the state but tensors and arrays. More isn't written or read:
 as objects it takes many times the memory."""
 _TITLE = "core checkpoint"
+_FIRST_BLOCK_BYTES = 4 << 20
+_LEAST_BLOCK_BYTES = 1 << 12
 
 OWN_FILE = re.compile(r"[0-9a-f]{8}-\d{5,}\.(data|json)")
 """Names of the files of a folder, beside its manifest: those of one save have their first part in common."""
@@ -32,6 +35,8 @@ OWN_FILE = re.compile(r"[0-9a-f]{8}-\d{5,}\.(data|json)")
 
 _LATEST_NS = 1 << 62
 """In the year 2116: what claims to be later is no time to go on from."""
+_STEP_NS = 1_000_000
+"""Times of two saves differ by so much at least: as seconds in a float, and on a file system, they still do."""
 _seen_ns = 0
 
 
@@ -44,7 +49,7 @@ def note_time(saved_at_ns: int) -> None:
 
 def next_time_ns() -> int:
     """Nanoseconds since 1970, later than what this process has saved or seen: a clock may jump back."""
-    note_time(max(time.time_ns(), _seen_ns + 1))
+    note_time(max(time.time_ns(), _seen_ns + _STEP_NS))
     return _seen_ns
 
 
@@ -71,6 +76,7 @@ class Manifest:
         writer: alias, provider and version of strategy and precision.
         saved_at_ns: nanoseconds since 1970; see `next_time_ns`.
         versions: of core and torch.
+        block_bytes: of the blocks that have digests.
     """
 
     files: dict[str, FileEntry]
@@ -78,6 +84,7 @@ class Manifest:
     writer: dict[str, Any]
     saved_at_ns: int = field(default_factory=next_time_ns)
     versions: dict[str, str] = field(default_factory=lambda: {"core": __version__, "torch": torch.__version__})
+    block_bytes: int = field(default_factory=lambda: digest.BLOCK_BYTES)
 
     def to_bytes(self) -> bytes:
         """Content of the file, which ends with its own checksum."""
@@ -136,6 +143,7 @@ def _parse(content: Mapping[str, Any], path: str) -> Manifest:
                 writer=content["writer"],
                 saved_at_ns=content["saved_at_ns"],
                 versions=content["versions"],
+                block_bytes=_FIRST_BLOCK_BYTES if content["format"] == 1 else content["block_bytes"],
             )
         )
     except (KeyError, TypeError, AttributeError, ValueError) as error:
@@ -158,6 +166,8 @@ def _checked(found: Manifest) -> Manifest:
         raise ValueError(f"a world size of {found.world_size!r}")
     if type(found.saved_at_ns) is not int or not 0 <= found.saved_at_ns < 2**63:
         raise ValueError(f"saved at {found.saved_at_ns!r}")
+    if type(found.block_bytes) is not int or not _LEAST_BLOCK_BYTES <= found.block_bytes <= MAX_INDEX_BYTES:
+        raise ValueError(f"blocks of {found.block_bytes!r} bytes")
     if type(found.writer) is not dict or type(found.versions) is not dict:
         raise TypeError("a writer, or versions, that aren't described")
     return found

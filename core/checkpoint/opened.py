@@ -27,6 +27,10 @@ if TYPE_CHECKING:
 _MAX_COPIES = 64
 """The most copies in memory of the bytes of the files: leaves that share memory share it in the files."""
 
+_VERIFIED_BYTES = 4 << 20
+"""Bytes after which one who waits for a verification is told how far it has come. A multiple of any block that core
+has written."""
+
 _SMALL_BYTES = 1 << 16
 """The most bytes of a tensor, such as a count of steps, that is read with what lies around it."""
 
@@ -140,11 +144,11 @@ class OpenedCheckpoint:
             self.chunks.setdefault(leaf, []).extend(_chunk_from(*chunk, file=file) for chunk in chunks)
 
     def _open(self, name: str, blocks: list[str]) -> File:
-        entry = self.manifest.files[name]
-        # The manifest's digest is made of those of the blocks, which the index lists; `-(-a // b)` rounds up.
-        if digest.of_blocks(blocks) != entry.digest or len(blocks) != -(-entry.size_bytes // digest.BLOCK_BYTES):
+        entry, described = self.manifest.files[name], digest.Blocks(blocks, self.manifest.block_bytes)
+        # The manifest's digest is made of those of the blocks, which the index lists.
+        if digest.of_blocks(blocks) != entry.digest or not described.describes(entry.size_bytes):
             raise CheckpointCorruptedError(f"{self.folder.name_of(name)!r} does not belong to its index.")
-        self.files[name] = file = self.folder.open(name, entry.size_bytes, blocks)
+        self.files[name] = file = self.folder.open(name, entry.size_bytes, described)
         return file
 
     def _read_verified(self, name: str) -> bytes:
@@ -155,8 +159,8 @@ class OpenedCheckpoint:
             )
         content = self.folder.read(name, entry.size_bytes)
         blocks = [
-            digest.of_bytes(content[start : start + digest.BLOCK_BYTES])
-            for start in range(0, len(content), digest.BLOCK_BYTES)
+            digest.of_bytes(content[start : start + self.manifest.block_bytes])
+            for start in range(0, len(content), self.manifest.block_bytes)
         ]
         if len(content) != entry.size_bytes or digest.of_blocks(blocks) != entry.digest:
             raise CheckpointCorruptedError(
@@ -193,13 +197,14 @@ class OpenedCheckpoint:
         """
         reads: list[BoxRead] = []
         filled: list[Any] = []
+        known: dict[Any, Any] = {}
 
         def take(key_path: KeyPath, dtype: torch.dtype, shape: tuple[int, ...], target: Any) -> Any:
             name = leaf_name(key_path)
             if isinstance(target, torch.Tensor) or is_sharded(target):
                 self._check_shape(key_path, shape, target)
                 filled.append(target)
-                wanted = chunks_to_fill(target)
+                wanted = chunks_to_fill(target, known)
                 reads.extend(reads_of(self._chunks_of(name, dtype.itemsize, shape, wanted), dtype, shape, wanted))
                 return target
             # Beside what is filled, small ones are read with it: of a mapping their whole block would be read again.
@@ -209,25 +214,36 @@ class OpenedCheckpoint:
 
         return Plan(self._decode(take, targets), _distinct(reads), bool(filled))
 
-    def verify(self, progress: Callable[[int, int], None] | None = None) -> None:
-        """Read every byte.
+    def verify(self, progress: Callable[[int, int], None] | None = None, share: tuple[int, int] | None = None) -> None:
+        """Read every byte, or those of every so many of the ranks that have written.
 
         Args:
-            progress: called after each block, with the bytes that have been read and those of all.
+            progress: called again and again, with the bytes that have been read and those of all.
+            share: number of this process, and of all that verify together; None for one that verifies all by itself,
+                and also looks whether the parts of each tensor are there.
 
         Raises:
             CheckpointCorruptedError: one of them isn't what was written; its file is named.
         """
-        self._take_indexes()
-        done, total = 0, sum(file.size_bytes for file in self.files.values())
-        for file in self.files.values():
-            for start in range(0, file.size_bytes, digest.BLOCK_BYTES):
-                stop = min(start + digest.BLOCK_BYTES, file.size_bytes)
+        first, step = share or (0, 1)
+        indexes = self.manifest.indexes[first::step]
+        taken = set(indexes).intersection(self._unread)
+        self._unread = [name for name in self._unread if name not in taken]
+        for name in sorted(taken):
+            self._take_index(name)
+        # Not what else was read to find out what is where.
+        names = [name.replace(".json", ".data") for name in indexes]
+        files = [self.files[name] for name in names if name in self.files]
+        done, total = 0, sum(file.size_bytes for file in files)
+        for file in files:
+            for start in range(0, file.size_bytes, _VERIFIED_BYTES):
+                stop = min(start + _VERIFIED_BYTES, file.size_bytes)
                 file.verify(start, stop)
                 done += stop - start
                 if progress is not None:
                     progress(done, total)
-        self.describe(looks=True)
+        if share is None:
+            self.describe(looks=True)
 
     def _decode(self, tensor: Callable[..., Any], targets: Any = None) -> Any:
         self._num_copied, self._wholes = 0, {}

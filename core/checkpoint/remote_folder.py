@@ -19,6 +19,7 @@ from core.contract.plain_file import NotAFileError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
+    from core.checkpoint.digest import Blocks
     from core.checkpoint.remote_path import RemotePath
 
 
@@ -153,7 +154,7 @@ class RemoteFolder:
             raise NotAFileError(f"{self.name_of(name)!r} has more than {max_bytes:,} bytes")
         return content
 
-    def open(self, name: str, size_bytes: int, blocks: list[str]) -> RemoteFile:
+    def open(self, name: str, size_bytes: int, blocks: Blocks) -> RemoteFile:
         """A large file, whose blocks are verified when they are fetched."""
         path = self._path(name)
         return RemoteFile(

@@ -28,16 +28,26 @@ def chunks_to_write(name: str, leaf: Any, rank: int) -> Sequence[Chunk]:
     return chunks_to_fill(leaf) if _is_first_replica(name, leaf) else []
 
 
-def chunks_to_fill(leaf: Any) -> Sequence[Chunk]:
-    """All that this rank has of a leaf."""
+def chunks_to_fill(leaf: Any, known: dict[Any, Any] | None = None) -> Sequence[Chunk]:
+    """All that this rank has of a leaf.
+
+    Args:
+        leaf: a tensor, a DTensor, or a `ShardedLeaf`.
+        known: of DTensors that were seen before, by how they are laid out; added to. To work out a box takes long.
+    """
     if isinstance(leaf, ShardedLeaf):
         return leaf.chunks
     if not hasattr(type(leaf), "__create_chunk_list__"):
         return [_whole(leaf)]
-    local = leaf.to_local().detach()
+    with torch.no_grad():  # autograd would make a node for it
+        local = leaf.to_local().detach()
     if not local.numel():
         return []
-    (box,) = leaf.__create_chunk_list__()  # what torch's own checkpoints ask: it knows of uneven and strided shards
+    known = known if known is not None else {}
+    layout = (leaf.shape, leaf.placements, id(leaf.device_mesh), local.shape)
+    if layout not in known:
+        (known[layout],) = leaf.__create_chunk_list__()  # what torch's own checkpoints ask, of strided shards too
+    box = known[layout]
     return [Chunk(tuple(box.offsets), tuple(box.sizes), local)]
 
 

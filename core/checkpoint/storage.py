@@ -16,7 +16,7 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
-from core.checkpoint import digest, disk, locks, messages
+from core.checkpoint import digest, disk, locks, manifest, messages
 from core.checkpoint.partial import is_partial, partial_path
 from core.checkpoint.remote_path import has_happened, path_of
 from core.contract import plain_file
@@ -81,8 +81,10 @@ class LocalLocation(Location):
         self.digest_path = Path(digest.name_of(str(path)))
 
     def open(self) -> BinaryIO:
-        """The content."""
-        return plain_file.open_file(self.path)
+        """The content. What is saved from now on is newer."""
+        file = plain_file.open_file(self.path)
+        manifest.note_time(os.fstat(file.fileno()).st_mtime_ns)
+        return file
 
     def replace(self, write: Callable[[BinaryIO], str]) -> None:
         """Replace the content: temporary file beside it, flush, rename."""
@@ -92,6 +94,8 @@ class LocalLocation(Location):
                 self._sweep()
                 file, temporary = stack.enter_context(self._temporary(self.path))
             new = write(file)
+            # A clock may jump back, and of two files the one that was saved later is to be the newer one all the same.
+            disk.set_time(file, manifest.next_time_ns())
             disk.sync(file)
             # The writing above is not under the lock: it takes long, and others may save to the same folder.
             with locks.held(self.folder):

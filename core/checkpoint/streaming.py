@@ -28,13 +28,16 @@ _MAX_VIEWS = 512
 """The most places in memory that one call of the system fills; Linux takes twice as many."""
 
 
-def stream(path: str, size_bytes: int, reads: list[BoxRead], check_block: Callable[[int, str], None]) -> list[BoxRead]:
+def stream(
+    path: str, size_bytes: int, reads: list[BoxRead], block_bytes: int, check_block: Callable[[int, str], None]
+) -> list[BoxRead]:
     """Read into memory.
 
     Args:
         path: of the file.
         size_bytes: that it has.
         reads: of this file, in any order.
+        block_bytes: of a block.
         check_block: called with the number of a block and its digest.
 
     Returns:
@@ -49,7 +52,7 @@ def stream(path: str, size_bytes: int, reads: list[BoxRead], check_block: Callab
         with plain_file.open_file(path) as file:
             if os.fstat(file.fileno()).st_size != size_bytes:
                 raise EOFError
-            running = _Stream(file.fileno(), size_bytes, check_block)
+            running = _Stream(file.fileno(), size_bytes, block_bytes, check_block)
             try:
                 running.run(chosen)
             finally:
@@ -73,9 +76,12 @@ def _apart(reads: Iterable[BoxRead]) -> tuple[list[BoxRead], list[BoxRead]]:
 class _Stream:
     """One pass over the blocks of a file that are needed."""
 
-    def __init__(self, descriptor: int, size_bytes: int, check_block: Callable[[int, str], None]) -> None:
+    def __init__(
+        self, descriptor: int, size_bytes: int, block_bytes: int, check_block: Callable[[int, str], None]
+    ) -> None:
         self._descriptor = descriptor
         self._size_bytes = size_bytes
+        self._block_bytes = block_bytes
         self._check_block = check_block
         self._hash = digest.new_hash()
         self._dropped = memoryview(bytearray(_PIECE_BYTES))
@@ -102,10 +108,10 @@ class _Stream:
 
     @property
     def _end_of_block(self) -> int:
-        return min(-(-self._position // digest.BLOCK_BYTES) * digest.BLOCK_BYTES, self._size_bytes)
+        return min(-(-self._position // self._block_bytes) * self._block_bytes, self._size_bytes)
 
     def _go_to(self, start: int) -> None:
-        block = start - start % digest.BLOCK_BYTES
+        block = start - start % self._block_bytes
         if block > self._position:
             self._drop(self._end_of_block)
             self._position = block
@@ -118,29 +124,33 @@ class _Stream:
             self._take(self._dropped[self._num_held : self._num_held + size])
 
     def _take(self, memory: memoryview) -> None:
-        while memory:
-            view = memory[
-                : min(_PIECE_BYTES - self._num_held, digest.BLOCK_BYTES - self._position % digest.BLOCK_BYTES)
-            ]
+        taken, size, block_bytes = 0, len(memory), self._block_bytes
+        while taken < size:
+            left = min(_PIECE_BYTES - self._num_held, block_bytes - self._position % block_bytes)
+            view = memory[taken : taken + left]
             self._views.append(view)
-            self._num_held += len(view)
-            self._position += len(view)
-            memory = memory[len(view) :]
-            is_end = self._position % digest.BLOCK_BYTES == 0 or self._position >= self._size_bytes
+            num_bytes = len(view)
+            taken += num_bytes
+            self._num_held += num_bytes
+            self._position += num_bytes
+            is_end = not self._position % block_bytes or self._position >= self._size_bytes
             if is_end or self._num_held == _PIECE_BYTES or len(self._views) == _MAX_VIEWS:
                 self._read()
             if is_end:
-                self._check_block((self._position - 1) // digest.BLOCK_BYTES, self._hash.hexdigest())
+                self._check_block((self._position - 1) // block_bytes, self._hash.hexdigest())
                 self._hash.reset()
 
     def _read(self) -> None:
         position, views = self._position - self._num_held, self._views
         self._views, self._num_held = [], 0
-        left = list(views)
-        while left:
+        left, num_left = list(views), self._position - position
+        while num_left:
             size = os.preadv(self._descriptor, left, position)
             if not size:
                 raise EOFError
+            num_left -= size
+            if not num_left:
+                break
             position += size
             while left and size >= len(left[0]):
                 size -= len(left.pop(0))

@@ -13,20 +13,21 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from core.checkpoint.box_reads import BoxRead
+    from core.checkpoint.digest import Blocks
 
-_WINDOW_BYTES = 2 * digest.BLOCK_BYTES
+_WINDOW_BYTES = 8 << 20
 """Bytes that are fetched at a time for what is copied at once."""
 
 
 class MappedFile:
     """A file in memory, mapped or read."""
 
-    def __init__(self, path: str, content: memoryview, size_bytes: int, blocks: list[str]) -> None:
+    def __init__(self, path: str, content: memoryview, size_bytes: int, blocks: Blocks) -> None:
         self.path = path
         self._content = content
         self.size_bytes = size_bytes
         self._blocks = blocks
-        self._verified = bytearray(len(blocks))
+        self._verified = bytearray(len(blocks.digests))
 
     def verify(self, start: int, stop: int) -> None:
         """Verify the blocks that the bytes from `start` to `stop` belong to, once.
@@ -37,10 +38,11 @@ class MappedFile:
         if len(self._content) != self.size_bytes:
             raise wrong_size(self.path, self.size_bytes)
         # From the block of the first byte to that of the last.
-        for index in range(start // digest.BLOCK_BYTES, -(-stop // digest.BLOCK_BYTES)):
+        size = self._blocks.block_bytes
+        for index in range(start // size, -(-stop // size)):
             if not self._verified[index]:
-                first = index * digest.BLOCK_BYTES
-                check_block(self.path, self._content[first : first + digest.BLOCK_BYTES], self._blocks, index)
+                content = self._content[index * size : (index + 1) * size]
+                check_block(self.path, content, self._blocks, index)
                 self._verified[index] = 1
 
     def view(self, start: int, stop: int) -> memoryview:
@@ -56,22 +58,22 @@ class MappedFile:
             OSError: it can't be read.
         """
         try:
-            left = streaming.stream(self.path, self.size_bytes, reads, self._check)
+            left = streaming.stream(self.path, self.size_bytes, reads, self._blocks.block_bytes, self._check)
         except EOFError:
             raise wrong_size(self.path, self.size_bytes) from None
         for read in left:
             read.put(torch.frombuffer(self.view(read.start, read.stop), dtype=torch.uint8))
 
     def _check(self, index: int, found: str) -> None:
-        if found != self._blocks[index]:
-            begin = index * digest.BLOCK_BYTES
-            raise damaged(self.path, begin, min(begin + digest.BLOCK_BYTES, self.size_bytes))
+        if found != self._blocks.digests[index]:
+            begin = index * self._blocks.block_bytes
+            raise damaged(self.path, begin, min(begin + self._blocks.block_bytes, self.size_bytes))
 
 
 class RemoteFile:
     """A file that is fetched in parts."""
 
-    def __init__(self, path: str, fetch: Callable[[int, int], bytes], size_bytes: int, blocks: list[str]) -> None:
+    def __init__(self, path: str, fetch: Callable[[int, int], bytes], size_bytes: int, blocks: Blocks) -> None:
         self.path = path
         self._fetch = fetch
         self.size_bytes = size_bytes
@@ -92,16 +94,17 @@ class RemoteFile:
         Raises:
             CheckpointCorruptedError: a block is damaged.
         """
-        first = start // digest.BLOCK_BYTES
-        origin = first * digest.BLOCK_BYTES
-        end = min(-(-stop // digest.BLOCK_BYTES) * digest.BLOCK_BYTES, self.size_bytes)
+        size = self._blocks.block_bytes
+        first = start // size
+        origin = first * size
+        end = min(-(-stop // size) * size, self.size_bytes)
         # A copy that may be written to: tensors are put on this memory.
         content = memoryview(bytearray(self._fetch(origin, end)))
         if len(content) != end - origin:
             raise wrong_size(self.path, self.size_bytes)
-        for index in range(first, -(-end // digest.BLOCK_BYTES)):
-            begin = index * digest.BLOCK_BYTES - origin
-            check_block(self.path, content[begin : begin + digest.BLOCK_BYTES], self._blocks, index)
+        for index in range(first, -(-end // size)):
+            begin = index * size - origin
+            check_block(self.path, content[begin : begin + size], self._blocks, index)
         return content[start - origin : stop - origin]
 
     def fill(self, reads: list[BoxRead]) -> None:
@@ -124,14 +127,14 @@ class RemoteFile:
 File: TypeAlias = MappedFile | RemoteFile
 
 
-def check_block(path: str, content: Any, blocks: list[str], index: int) -> None:
+def check_block(path: str, content: Any, blocks: Blocks, index: int) -> None:
     """Compare one block with its digest.
 
     Raises:
         CheckpointCorruptedError: with the file, and where in it the damage is.
     """
-    if digest.of_bytes(content) != blocks[index]:
-        begin = index * digest.BLOCK_BYTES
+    if digest.of_bytes(content) != blocks.digests[index]:
+        begin = index * blocks.block_bytes
         raise damaged(path, begin, begin + len(content))
 
 

@@ -137,13 +137,7 @@ class CheckpointIO(abc.ABC):
 
         One that is damaged takes nothing with it: a warning says so, and what is at `path` stays.
         """
-        damage = None
-        if collectives.rank == 0:
-            try:
-                self.verify_checkpoint(successor)
-            except CheckpointError as error:
-                damage = str(error)
-        if (damage := collectives.broadcast_object(damage)) is None:
+        if (damage := self._damage_of(successor, collectives)) is None:
             self.remove_checkpoint(path, collectives=collectives)
         elif collectives.rank == 0:
             warnings.warn(
@@ -151,6 +145,19 @@ class CheckpointIO(abc.ABC):
                 "`core checkpoint gc FOLDER --keep 1` deletes what it replaces.",
                 stacklevel=2,
             )
+
+    def _damage_of(self, path: PathLike, collectives: Collectives) -> str | None:
+        """All ranks. The damage of the checkpoint at `path`, in words; None if there is none. The same on all ranks.
+
+        By default rank 0 verifies it. Override it where ranks can do so together.
+        """
+        damage = None
+        if collectives.rank == 0:
+            try:
+                self.verify_checkpoint(path)
+            except CheckpointError as error:
+                damage = str(error)
+        return collectives.broadcast_object(damage)  # type: ignore[no-any-return]
 
     def exists(self, path: PathLike) -> bool:
         """Rank 0. Tell whether a complete checkpoint is at `path`, without reading it all."""

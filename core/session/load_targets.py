@@ -77,9 +77,12 @@ def _target(parameter: Any, own: Any, described: Any) -> Any:
     # A step counter has no dims, and a factored moment (Adafactor's) has others: both are read whole.
     if not isinstance(described, TensorDescription) or described.shape != _shape(parameter) or not described.shape:
         return None
-    parameter = parameter.detach()
-    if type(own) is type(parameter) and _kind(own) == (described.shape, described.dtype, parameter.device):
+    import torch
+
+    is_alike = type(own) is type(parameter) or (type(own), type(parameter)) == (torch.Tensor, torch.nn.Parameter)
+    if is_alike and _kind(own) == (described.shape, described.dtype, parameter.device):
         return own
+    parameter = parameter.detach()
     # Made for its layout, such as a DTensor's; every element is read over.
     if type(parameter).__module__ == "torch" or hasattr(type(parameter), "__create_chunk_list__"):
         return parameter.new_empty_strided(parameter.shape, parameter.stride(), dtype=described.dtype)

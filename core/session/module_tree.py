@@ -104,7 +104,10 @@ def without_self_copies(module: nn.Module, state: Mapping[str, Any]) -> Mapping[
         **dict(module.named_parameters(remove_duplicate=False)),
         **dict(module.named_buffers(remove_duplicate=False)),
     }
-    same = {name: own[name] for name, value in state.items() if name in own and is_same(own[name], value)}
+    import torch
+
+    with torch.no_grad():  # autograd would make a node for each shard
+        same = {name: own[name] for name, value in state.items() if name in own and is_same(own[name], value)}
     if not same:
         return state
     replaced = OrderedDict({**state, **same})
@@ -117,14 +120,15 @@ def is_same(own: Any, value: Any) -> bool:
     """Tell whether two tensors, or this rank's parts of them, are the same memory, seen in the same way."""
     if not hasattr(own, "data_ptr") or not hasattr(value, "data_ptr"):
         return False
-    own, value = own.detach(), value.detach()
-    if type(own) is not type(value) or own.shape != value.shape:
-        return False
+    if own is value:
+        return True
     if hasattr(own, "to_local"):
-        if own.placements != value.placements:
+        is_alike = type(own) is type(value) and own.shape == value.shape and own.placements == value.placements
+        if not is_alike or own.device_mesh != value.device_mesh:
             return False
         own, value = own.to_local(), value.to_local()
-    return _view(own) == _view(value)
+    own, value = own.detach(), value.detach()
+    return type(own) is type(value) and own.shape == value.shape and _view(own) == _view(value)
 
 
 def _view(tensor: Any) -> tuple[Any, ...]:

@@ -5,6 +5,7 @@ which the process of the tests can't have when it forks.
 """
 
 import contextlib
+import email.utils
 import logging
 import os
 import socket
@@ -21,7 +22,8 @@ from werkzeug.serving import make_server
 from checkpoint.test_folder_survives import loaded_step, save, state
 from checkpoint.test_two_ranks_survive import Url, check_told, save_together
 from checkpoint_collectives import Alone
-from core.checkpoint import DistributedCheckpointIO
+from core.checkpoint import DistributedCheckpointIO, sweep_folder
+from core.checkpoint.left_over import left_overs
 from core.contract import CheckpointError
 
 READ_TIMEOUT_S = 1.0
@@ -36,6 +38,7 @@ class Faulty:
     def __init__(self):
         self._app = DomainDispatcherApplication(create_backend_app)
         self._lock = threading.Lock()
+        self.ahead_s = 0
         self.arm("", 0)
 
     def arm(self, kind, number, *, lasts=False):
@@ -50,7 +53,12 @@ class Faulty:
 
     def __call__(self, environ, start_response):
         if not self._is_due():
-            return self._app(environ, start_response)
+
+            def dated(status, headers, *rest):
+                date = email.utils.formatdate(time.time() + self.ahead_s, usegmt=True)
+                return start_response(status, [*headers, ("Date", date)], *rest)
+
+            return self._app(environ, dated)
         if self.kind == "throttled":
             environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
             start_response("503 Slow Down", [("Content-Type", "application/xml")])
@@ -161,6 +169,43 @@ def read_while_another_writes():
     return len(seen)
 
 
+def uploads_of_killed_runs(faulty):
+    """Uploads in parts whose writers are gone: a day later, by the store's clock, they go. How many there were."""
+    store, folder = fsspec.filesystem("s3"), "s3://bucket/killed"
+    save(f"{folder}/last.ckpt", 1)
+
+    def left():
+        return sorted(entry["Key"] for entry in store.list_multipart_uploads("bucket"))
+
+    def leave(name):
+        file = store.open(f"{folder}/{name}", "wb")
+        file.write(bytes(11 << 20))
+        assert file.parts, "nothing has come to the store"
+        file.closed = True
+
+    assert left() == [], "a save that has failed leaves none"
+    ours = ["last.ckpt/01234567-00000.data", "next.ckpt/01234567-00001.data", "whole.pt.01234567.partial"]
+    others = ["last.ckpt/notes.txt", "next.ckpt/more/01234567-00001.data"]
+    for name in (*ours, *others):
+        leave(name)
+    assert list(left_overs(folder)) == [], "they may be alive"
+    sweep_folder(folder)
+    assert len(left()) == 5
+    found = {each.path: each.size_bytes for each in left_overs(folder, stopped=True)}
+    assert found == {f"{folder}/{name}": 11 << 20 for name in ours}
+    faulty.ahead_s = 25 * 3600
+    for each in left_overs(folder):
+        each.delete()
+    assert left() == [f"killed/{name}" for name in others]
+    for name in ours:
+        leave(name)
+    sweep_folder(folder)
+    assert left() == [f"killed/{name}" for name in others]
+    faulty.ahead_s = 0
+    assert loaded_step(f"{folder}/last.ckpt") == 1
+    return len(found)
+
+
 def main():
     with served() as faulty:
         for kind, lasts in (
@@ -173,6 +218,7 @@ def main():
             failed, succeeded = each_answer(faulty, kind, lasts=lasts)
             print(f"{kind}{' from then on' if lasts else ''}: {failed} saves failed, {succeeded} did not", flush=True)
         print(f"uploads in parts: {uploads_in_parts(faulty)} saves failed", flush=True)
+        print(f"left by killed runs: {uploads_of_killed_runs(faulty)} uploads", flush=True)
         print(f"read while two write: {read_while_another_writes()} checkpoints", flush=True)
 
 

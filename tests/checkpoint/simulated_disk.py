@@ -66,7 +66,7 @@ class Recorder:
         self.changes = []  # (time, names and their folders that it changes, what to do)
         self.folder_syncs = []
         real = {}
-        for name in ("create", "sync", "sync_folder", "make_folder", "rename", "unlink", "remove_folder"):
+        for name in ("create", "set_time", "sync", "sync_folder", "make_folder", "rename", "unlink", "remove_folder"):
             real[name] = getattr(disk, name)
             monkeypatch.setattr(disk, name, getattr(self, name))
         self.real = real
@@ -79,6 +79,9 @@ class Recorder:
         file, node = self.real["create"](path), File()
         self._note(path, lambda names, name: names.__setitem__(name, node))
         return RecordedFile(file, node, self)
+
+    def set_time(self, file, time_ns):
+        self.real["set_time"](file.file, time_ns)
 
     def sync(self, file):
         self.real["sync"](file.file)

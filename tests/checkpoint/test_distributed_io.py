@@ -13,6 +13,7 @@ from checkpoint_collectives import Alone
 from core.checkpoint import (
     DistributedCheckpointIO,
     TorchCheckpointIO,
+    digest,
     formats,
     load_checkpoint,
     newest_valid,
@@ -360,9 +361,30 @@ def test_a_newer_format_says_which_release_reads_it(path):
     save(path, {"x": 1})
     content = json.loads((path / "manifest.json").read_bytes())
     content.pop("checksum")
-    content |= {"format": 2, "versions": {"core": "3.1.0"}}
+    content |= {"format": 3, "versions": {"core": "3.1.0"}}
     (path / "manifest.json").write_bytes(manifest._sealed(content))
-    with pytest.raises(CheckpointCorruptedError, match=r"format 2, written by core '3.1.0'.*reads up to 1\. Install"):
+    with pytest.raises(CheckpointCorruptedError, match=r"format 3, written by core '3.1.0'.*reads up to 2\. Install"):
+        load(path)
+
+
+def test_the_first_format_is_read(path, monkeypatch):
+    """Its blocks had 4 MiB, and nothing said so."""
+    from core.checkpoint import manifest
+
+    saved = torch.arange(5 * BLOCK_BYTES // 8)
+    with monkeypatch.context() as patches:
+        patches.setattr(digest, "BLOCK_BYTES", 4 << 20)
+        save(path, {"x": saved})
+    content = json.loads((path / "manifest.json").read_bytes())
+    assert content.pop("block_bytes") == 4 << 20
+    content.pop("checksum")
+    (path / "manifest.json").write_bytes(manifest._sealed(content | {"format": 1}))
+    target = torch.zeros_like(saved)
+    load(path, {"x": target})
+    assert torch.equal(target, saved)
+    assert torch.equal(load(path)["x"], saved)
+    (path / "manifest.json").write_bytes(manifest._sealed(content | {"block_bytes": 0}))
+    with pytest.raises(CheckpointCorruptedError, match="blocks of 0 bytes"):
         load(path)
 
 

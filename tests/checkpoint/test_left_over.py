@@ -113,16 +113,20 @@ def test_retention_keeps_the_last_that_verifies(tmp_path, kind):
         assert newest_valid(tmp_path) == str(tmp_path / "epoch=0.ckpt")
 
 
-def test_the_newest_is_found_although_the_clock_has_jumped_back(tmp_path, monkeypatch):
-    save(tmp_path / "first.ckpt", 1)
+@pytest.mark.parametrize("kind", [DistributedCheckpointIO, TorchCheckpointIO])
+def test_the_newest_is_found_although_the_clock_has_jumped_back(tmp_path, monkeypatch, kind):
+    save(tmp_path / "c.ckpt", 1, kind)
     monkeypatch.setattr(manifest_module.time, "time_ns", lambda: 1)
-    save(tmp_path / "second.ckpt", 2)
-    assert newest_valid(tmp_path) == str(tmp_path / "second.ckpt")
-    # In a process that hasn't saved it, but goes on from it.
+    save(tmp_path / "b.ckpt", 2, kind)
+    assert newest_valid(tmp_path) == str(tmp_path / "b.ckpt")
+    # In a process that hasn't saved it, but goes on from it: found, or named by the user.
     monkeypatch.setattr(manifest_module, "_seen_ns", 0)
-    load_checkpoint(newest_valid(tmp_path))
-    save(tmp_path / "third.ckpt", 3)
-    assert newest_valid(tmp_path) == str(tmp_path / "third.ckpt")
+    newest_valid(tmp_path)
+    save(tmp_path / "a.ckpt", 3, kind)
+    monkeypatch.setattr(manifest_module, "_seen_ns", 0)
+    load_checkpoint(tmp_path / "a.ckpt")
+    save(tmp_path / "0.ckpt", 4, kind)
+    assert newest_valid(tmp_path) == str(tmp_path / "0.ckpt")
 
 
 # core checkpoint ls and gc --------------------------------------------------------------------------------------------

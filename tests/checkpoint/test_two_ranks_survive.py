@@ -16,8 +16,9 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 from checkpoint.test_folder_survives import Meanwhile, Piped, loaded_step, names, save, state
 from checkpoint.test_replacing import kill_before_call
-from core.checkpoint import DistributedCheckpointIO, disk
-from core.contract import CheckpointError, Chunk, ShardedLeaf
+from core.checkpoint import DistributedCheckpointIO, disk, formats
+from core.checkpoint.verified_file import MappedFile
+from core.contract import CheckpointError, CheckpointNotFoundError, Chunk, ShardedLeaf
 
 VALUES = 2_000
 HALF = VALUES // 2
@@ -58,24 +59,29 @@ def save_half(path, step, collectives):
     DistributedCheckpointIO().save_checkpoint(half_of(step, collectives.rank), path, collectives=collectives)
 
 
-def save_together(path, step, enter=contextlib.nullcontext):
-    """Save from two threads, each within `enter(rank)`; what each was told, empty if nothing failed."""
+def on_two_ranks(work, enter=contextlib.nullcontext):
+    """Call `work(collectives)` from two threads, each within `enter(rank)`; what each was told, if anything."""
     queues, told = (Queue(), Queue()), ["did not end", "did not end"]
 
     def run(rank):
         try:
             with enter(rank):
-                save_half(path, step, Threads(rank, queues))
+                work(Threads(rank, queues))
             told[rank] = ""
         except CheckpointError as error:
             told[rank] = str(error)
 
-    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(2)]
+    threads = [threading.Thread(target=run, args=(rank,), name=f"rank {rank}") for rank in range(2)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(60)
     return told
+
+
+def save_together(path, step, enter=contextlib.nullcontext):
+    """Save from two ranks; what each was told."""
+    return on_two_ranks(lambda collectives: save_half(path, step, collectives), enter)
 
 
 class Faults:
@@ -276,3 +282,46 @@ def test_two_runs_save_to_one_place_behind_a_url(monkeypatch):
     with pytest.raises(CheckpointError, match=r"is gone: another program deletes in memory://run/last.ckpt\. What was"):
         DistributedCheckpointIO().save_checkpoint(state(2), path, collectives=Meanwhile(delete))
     assert loaded_step(path) == 1
+
+
+def test_each_rank_reads_back_what_it_wrote_before_what_is_replaced_goes(tmp_path, monkeypatch):
+    storage, seen, real = DistributedCheckpointIO(), [], MappedFile.verify
+
+    def verify(file, start, stop):
+        seen.append((threading.current_thread().name, file.path[-10:]))
+        real(file, start, stop)
+
+    monkeypatch.setattr(MappedFile, "verify", verify)
+    old, new, newer = (tmp_path / name for name in ("1.ckpt", "2.ckpt", "3.ckpt"))
+
+    def retire(path, successor):
+        told = on_two_ranks(lambda collectives: storage.retire_checkpoint(path, successor, collectives=collectives))
+        assert told == ["", ""]
+
+    for step, path in enumerate((old, new, newer)):
+        assert save_together(path, step) == ["", ""]
+    retire(old, new)
+    assert sorted(seen) == [("rank 0", "00000.data"), ("rank 1", "00001.data")]
+    assert names(tmp_path) == ["2.ckpt", "3.ckpt"]
+    # What another machine's file system doesn't show yet is no damage: rank 0 reads all.
+    with monkeypatch.context() as patches:
+        patches.setattr(formats, "verify_checkpoint", hidden_from_rank_1(formats.verify_checkpoint))
+        assert save_together(old, 4) == ["", ""]
+        seen.clear()
+        retire(old, new)
+    assert sorted(seen) == [("rank 0", "00000.data"), ("rank 0", "00000.data"), ("rank 0", "00001.data")]
+    assert not old.exists()
+    (data,) = newer.glob("*-00001.data")
+    data.write_bytes(bytes(data.stat().st_size))
+    with pytest.warns(UserWarning, match=r"2.ckpt' is kept, .*: On rank 1: .*3.ckpt/.*-00001.data' is damaged"):
+        retire(new, newer)
+    assert names(tmp_path) == ["2.ckpt", "3.ckpt"]
+
+
+def hidden_from_rank_1(real):
+    def verify(path, progress=None, share=None):
+        if share == (1, 2):
+            raise CheckpointNotFoundError(f"There is no checkpoint {path}.")
+        real(path, progress, share)
+
+    return verify

@@ -77,8 +77,8 @@ def retire_checkpoint(trainer: Trainer, path: str, successor: str) -> None:
 
 
 def clean_up(trainer: Trainer, folder: str) -> None:
-    """Rank 0 alone. Delete what a run that was killed has left in a local folder."""
-    if trainer.is_global_zero and os.path.isdir(folder):
+    """Rank 0 alone. Delete what a run that was killed has left in a folder."""
+    if trainer.is_global_zero and ("://" in folder or "::" in folder or os.path.isdir(folder)):
         from core.checkpoint import sweep_folder
 
         sweep_folder(folder)

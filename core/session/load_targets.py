@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from core.session.session import Session
 
 
+_PLAIN = (("torch", "Tensor"), ("torch.nn.parameter", "Parameter"))
+
+
 def targets_of(session: Session, described: Any, value: Any) -> Any:
     """All ranks. Tensors to fill for what `value` stands for; None where the saved value is to be read whole.
 
@@ -77,9 +80,8 @@ def _target(parameter: Any, own: Any, described: Any) -> Any:
     # A step counter has no dims, and a factored moment (Adafactor's) has others: both are read whole.
     if not isinstance(described, TensorDescription) or described.shape != _shape(parameter) or not described.shape:
         return None
-    import torch
-
-    is_alike = type(own) is type(parameter) or (type(own), type(parameter)) == (torch.Tensor, torch.nn.Parameter)
+    # Not by what `detach` gives: of a DTensor that takes long.
+    is_alike = type(own) is type(parameter) or (_is_plain(own) and _is_plain(parameter))
     if is_alike and _kind(own) == (described.shape, described.dtype, parameter.device):
         return own
     parameter = parameter.detach()
@@ -87,6 +89,11 @@ def _target(parameter: Any, own: Any, described: Any) -> Any:
     if type(parameter).__module__ == "torch" or hasattr(type(parameter), "__create_chunk_list__"):
         return parameter.new_empty_strided(parameter.shape, parameter.stride(), dtype=described.dtype)
     return parameter.to(described.dtype, copy=True)
+
+
+def _is_plain(tensor: Any) -> bool:
+    """Tell whether it is a tensor of torch's own, or a parameter."""
+    return (type(tensor).__module__, type(tensor).__name__) in _PLAIN
 
 
 def _kind(tensor: Any) -> tuple[Any, ...]:

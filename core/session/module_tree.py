@@ -104,10 +104,7 @@ def without_self_copies(module: nn.Module, state: Mapping[str, Any]) -> Mapping[
         **dict(module.named_parameters(remove_duplicate=False)),
         **dict(module.named_buffers(remove_duplicate=False)),
     }
-    import torch
-
-    with torch.no_grad():  # autograd would make a node for each shard
-        same = {name: own[name] for name, value in state.items() if name in own and is_same(own[name], value)}
+    same = {name: own[name] for name, value in state.items() if name in own and is_same(own[name], value)}
     if not same:
         return state
     replaced = OrderedDict({**state, **same})

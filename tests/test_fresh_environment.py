@@ -78,6 +78,7 @@ def install(environment, *prefixes):
     pip(environment, "install", "--no-index", "--no-deps", *wheels)
 
 
+@pytest.mark.slow
 def test_a_backend_comes_and_goes_with_its_package(environment):
     install(environment, "core-", "core_ddp-")
     listed = run(environment, "core", "list-strategies").stdout

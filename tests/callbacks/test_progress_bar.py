@@ -324,6 +324,7 @@ class Watching(nbclient.NotebookClient):
         return super().process_message(message, cell, cell_index)
 
 
+@pytest.mark.slow
 def test_in_a_notebook_the_bar_is_updated_and_lines_follow(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
     code = (

@@ -18,6 +18,7 @@ def test_torchrun_starts_the_script(run, script, torchrun):
     assert lines == [f"TorchElasticEnvironment rank {rank} of 2 node 0 local {rank} restart 0 sum 3" for rank in (0, 1)]
 
 
+@pytest.mark.slow
 def test_a_restarted_group_finds_itself(run, script, torchrun):
     """The agent's store outlives the group that died, and so do the addresses in it."""
     lines = run(*torchrun, "--standalone", "--nproc-per-node", 2, "--max-restarts", 1, script, 2, 1, "--die-once")
@@ -36,6 +37,7 @@ fabric.launch()
 """
 
 
+@pytest.mark.slow
 def test_a_rank_that_has_left_is_named_by_those_who_would_wait_for_it(tmp_path, torchrun):
     (tmp_path / "script.py").write_text(LEAVES)
     command = [*torchrun, "--standalone", "--nproc-per-node", "2", str(tmp_path / "script.py")]

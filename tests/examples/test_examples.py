@@ -37,6 +37,7 @@ def validation_losses(output):
     return [float(loss) for loss in re.findall(r"validation loss (\d+\.\d+)", output)]
 
 
+@pytest.mark.slow
 def test_the_demo_reads_as_many_digits_as_the_readme_says():
     """Rounding differs between processors, and after ten epochs a few of the 360 digits do; one is 0.28 %."""
     tox, readme = ((ROOT / name).read_text(encoding="utf-8") for name in ("tox.ini", "README.md"))

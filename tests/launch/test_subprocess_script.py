@@ -447,7 +447,14 @@ LEAVES = """
         """
 
 
-@pytest.mark.parametrize(("rank", "leave"), [(1, "sys.exit(0)"), (1, "os._exit(0)"), (0, "sys.exit()")])
+@pytest.mark.parametrize(
+    ("rank", "leave"),
+    [
+        (1, "os._exit(0)"),
+        pytest.param(1, "sys.exit(0)", marks=pytest.mark.slow),
+        pytest.param(0, "sys.exit()", marks=pytest.mark.slow),
+    ],
+)
 def test_a_rank_that_leaves_in_the_middle_is_a_failure(program, rank, leave):
     done = program(LEAVES.format(rank=rank, leave=leave)).finish(timeout_s=30)
     assert done.code == 1

@@ -2,9 +2,12 @@
 
 import collections
 
+import pytest
+
 from preempting import try_many
 
 
+@pytest.mark.slow  # the quick tests of signals stand in test_interruption_signals.py
 def test_no_signal_is_lost():
     """A thousand of them: python tests/preempting.py 1000."""
     _, outcomes = try_many(14, seed=7)

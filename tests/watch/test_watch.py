@@ -95,6 +95,7 @@ print("went on", flush=True) if fabric.is_global_zero else None
 """
 
 
+@pytest.mark.slow  # they are slow
 def test_slow_ranks_are_not_accused_and_a_report_lets_the_run_go_on(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(textwrap.dedent(GOES_ON))

@@ -60,16 +60,24 @@ def reference(case):
     return train(CASES[case])
 
 
-@pytest.fixture(scope="module")
-def ranks(request):
-    """Of one way, for all its cases."""
-    make, num_processes, num_shares = WAYS[request.param]
-    yield Backend(make, "cpu", num_processes, num_shares, timeout_s=120, kept_for=request.param)
+@functools.lru_cache(maxsize=1)
+def ranks_of(way):
+    """Kept for all cases of the way, which come one after the other. As a fixture they would end after each."""
+    end_kept_ranks()
+    make, num_processes, num_shares = WAYS[way]
+    return Backend(make, "cpu", num_processes, num_shares, timeout_s=120, kept_for=way)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def no_ranks_left():
+    yield
+    ranks_of.cache_clear()
     end_kept_ranks()
 
 
-@pytest.mark.parametrize(("ranks", "case"), list(pairs()), indirect=["ranks"])
-def test_losses_and_weights_equal_one_device(ranks, case):
+@pytest.mark.parametrize(("way", "case"), list(pairs()))
+def test_losses_and_weights_equal_one_device(way, case):
+    ranks = ranks_of(way)
     losses, weights = ranks.run(train_on, case, ranks.num_shares)[0]
     expected_losses, expected_weights = reference(case)
     tolerance = TOLERANCE[CASES[case].dtype]

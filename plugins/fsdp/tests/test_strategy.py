@@ -484,7 +484,14 @@ class LeavesOutOnRankOne(SkippedByRankOne):
         return (outputs if leaves_out else self.blocks[1](outputs)).sum()
 
 
-@pytest.mark.parametrize("units", [None, {Block}, {nn.Linear}], ids=["one unit", "blocks", "layers"])
+@pytest.mark.parametrize(
+    "units",
+    [
+        pytest.param(None, id="one unit", marks=pytest.mark.slow),
+        pytest.param({Block}, id="blocks"),
+        pytest.param({nn.Linear}, id="layers", marks=pytest.mark.slow),
+    ],
+)
 def test_parameters_that_one_rank_alone_leaves_out_are_named(units):
     options = {"auto_wrap_policy": units, "start_method": "fork", "timeout": timedelta(seconds=60)}
     message = (

@@ -1,11 +1,7 @@
 """MLflow through a Trainer."""
 
-import pytest
-
 from core import Trainer
 from logged_net import ON_CPU, Net, loader
-
-mlflow = pytest.importorskip("mlflow", reason="pip install mlflow-skinny")
 
 
 def test_mlflow_gets_metrics_options_and_status(tmp_path, monkeypatch):
@@ -15,7 +11,7 @@ def test_mlflow_gets_metrics_options_and_status(tmp_path, monkeypatch):
     module = Net()
     module.hparams = {"lr": 0.1, "model": {"width": 8}}
     trainer.fit(module, loader(), loader())
-    client = mlflow.MlflowClient()
+    client = trainer.logger.experiment
     run = client.get_run(trainer.logger.version)
     assert (run.info.status, run.data.params) == ("FINISHED", {"lr": "0.1", "model/width": "8"})
     assert run.data.metrics == {"batch_idx": 3.0, "epoch": 0.0, "val": 2.0}

@@ -13,8 +13,6 @@ import torch
 from core.contract import ConfigurationError
 from core_mlflow import MLFlowLogger
 
-pytest.importorskip("mlflow", reason="pip install mlflow-skinny")
-
 
 @pytest.fixture
 def store(tmp_path, monkeypatch):

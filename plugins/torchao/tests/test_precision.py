@@ -1,19 +1,25 @@
 """Linear layers with quantized weights: their numbers, the module's own weights, and refusals."""
 
 import copy
+import importlib
 import pickle
 
 import pytest
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
-from torchao.quantization import Int8WeightOnlyConfig, quantize_
 
 from core import ConfigurationError, Fabric, Module, Trainer
 from core_torchao import QATPrecision, TorchAOPrecision, int4_weight_only, int8_weight_only
 
 BOUNDS = {"int8-weight-only": 0.02, "int8-dynamic": 0.03, "float8-weight-only": 0.06, "int4-weight-only": 0.15}
 """Of the error of the outputs, relative to their norm."""
+
+
+@pytest.fixture
+def quantization():
+    """Imported in the process that runs these tests, and in no other that collects them."""
+    return importlib.import_module("torchao.quantization")
 
 
 class Net(Module):
@@ -57,16 +63,16 @@ def test_outputs_are_as_near_as_stated(tmp_path, precision, bound):
     assert torch.equal(predict(tmp_path, module), exact), "afterwards the module is as it was"
 
 
-def test_numbers_are_those_of_torchao(tmp_path):
+def test_numbers_are_those_of_torchao(tmp_path, quantization):
     """Also of weights that a checkpoint brings after the module was converted, and of those that change later."""
     saved = make(tmp_path, max_epochs=1)
     saved.fit(Net(seed=3), loader())
     path = saved.checkpoint_callbacks[0].best_model_path
     by_hand = copy.deepcopy(saved.module)
-    quantize_(by_hand, Int8WeightOnlyConfig())
+    quantization.quantize_(by_hand, quantization.Int8WeightOnlyConfig())
     inputs = next(iter(loader()))[0]
     module = Net()
-    given = TorchAOPrecision(Int8WeightOnlyConfig(), filter_fn=lambda layer, name: name != "layers.2")
+    given = TorchAOPrecision(quantization.Int8WeightOnlyConfig(), filter_fn=lambda layer, name: name != "layers.2")
     with torch.no_grad():
         assert torch.equal(predict(tmp_path, module, "int8-weight-only", path), by_hand.layers(inputs))
         fabric = Fabric(accelerator="cpu", devices=1, precision="int8-weight-only")
@@ -93,7 +99,7 @@ def test_training_for_it(tmp_path):
     torch.testing.assert_close(rounded, quantized, rtol=1e-4, atol=1e-5)
 
 
-def test_what_cannot_be_is_refused_before_work(tmp_path):
+def test_what_cannot_be_is_refused_before_work(tmp_path, quantization):
     with pytest.raises(ConfigurationError, match="'int8-weight-only' evaluates and predicts, and can't train"):
         make(tmp_path, "int8-weight-only").fit(Net(), loader())
     layer = nn.Linear(32, 4)
@@ -107,7 +113,7 @@ def test_what_cannot_be_is_refused_before_work(tmp_path):
     with pytest.raises(ConfigurationError, match="expected a configuration of torchao's"):
         TorchAOPrecision("int8")
     with pytest.raises(ConfigurationError, match="can't quantize the layer"):
-        QATPrecision(Int8WeightOnlyConfig()).convert_module(layer)
+        QATPrecision(quantization.Int8WeightOnlyConfig()).convert_module(layer)
     with pytest.raises(ConfigurationError, match=r"quantizes weights that are whole, and FSDPStrategy"):
         Trainer(accelerator="cpu", devices=1, strategy="fsdp", precision="int8-weight-only")
 

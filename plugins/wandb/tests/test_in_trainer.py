@@ -3,12 +3,8 @@
 import os
 import sys
 
-import pytest
-
 import logged_net
 from core_testing import programs
-
-pytest.importorskip("wandb", reason="pip install wandb")
 
 
 def test_wandb_is_chosen_by_alias(tmp_path):

@@ -1,5 +1,6 @@
 """With the real library, offline. Each test runs a program: the library keeps a process beside the one that uses it."""
 
+import importlib
 import importlib.util
 import json
 import os
@@ -11,9 +12,6 @@ import pytest
 from core.contract import ConfigurationError
 from core_testing import programs
 from core_wandb import WandbLogger
-
-pytest.importorskip("wandb", reason="pip install wandb")
-wandb_internal_pb2 = pytest.importorskip("wandb.proto.wandb_internal_pb2")
 
 PRELOAD = "wandb,wandb.sdk.launch,core.loggers"  # a run imports the second when it begins
 BLOCK, HEADER = 32768, 7
@@ -37,6 +35,7 @@ def run(tmp_path):
 
 def records(path):
     """The records of an offline run: W&B's file is a log in LevelDB's format, of protobuf messages."""
+    message = importlib.import_module("wandb.proto.wandb_internal_pb2")
     content, position, pending = path.read_bytes(), HEADER, b""
     while position + HEADER <= len(content):
         if BLOCK - position % BLOCK < HEADER:
@@ -46,7 +45,7 @@ def records(path):
         pending += content[position + HEADER : position + HEADER + length]
         position += HEADER + length
         if kind in (1, 4):
-            yield wandb_internal_pb2.Record.FromString(pending)
+            yield message.Record.FromString(pending)
             pending = b""
 
 

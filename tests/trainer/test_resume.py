@@ -81,7 +81,7 @@ def test_every_step_with_loader_workers(tmp_path, name):
     assert not differences(WITH_WORKERS[name], str(tmp_path))
 
 
-TAKES_LONG = ("accumulation and validation", "two workers that augment", "a plateau of validation")
+TAKES_LONG = ("accumulation and validation", "two workers that augment", "a plateau of validation", "clipping")
 
 
 @pytest.mark.parametrize(

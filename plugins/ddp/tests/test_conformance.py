@@ -6,4 +6,8 @@ from core_ddp import conformance
 
 for _slow in ("TestUnusedParameters", "TestPostLocalSGD", "TestPowerSGD", "TestHalfGradients"):
     pytest.mark.slow(getattr(conformance, _slow))
+for _name, _suite in vars(conformance).items():
+    # How a rank is started and what is done about unused parameters are independent of each other.
+    if "_find_unused_parameters" in _name and _name != "Test_ddp_find_unused_parameters_true":
+        pytest.mark.slow(_suite)
 globals().update({name: suite for name, suite in vars(conformance).items() if name.startswith("Test")})

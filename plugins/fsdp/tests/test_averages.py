@@ -67,7 +67,11 @@ def test_the_average_of_epochs_is_that_of_one_device():
 
 @pytest.mark.parametrize(
     ("storage", "writer", "reader"),
-    [("distributed", "fsdp", "tensor"), ("torch", "data_tensor", "single_device"), ("torch", "fsdp", "fsdp")],
+    [
+        ("distributed", "fsdp", "tensor"),
+        pytest.param("torch", "data_tensor", "single_device", marks=pytest.mark.slow),
+        pytest.param("torch", "fsdp", "fsdp", marks=pytest.mark.slow),
+    ],
 )
 def test_the_average_goes_on_under_another_strategy(tmp_path, storage, writer, reader):
     saver = ModelCheckpoint(tmp_path, "{epoch}", save_top_k=-1)

@@ -86,7 +86,15 @@ PAIRS = [("distributed", writer, reader) for writer in WAYS for reader in WAYS]
 PAIRS += [("torch", "fsdp", reader) for reader in WAYS] + [("torch", writer, "fsdp") for writer in ("ddp", "tensor")]
 
 
-@pytest.mark.parametrize(("storage", "writer", "reader"), PAIRS)
+def is_slow(storage, writer, reader):
+    """True of what shares nearly all calls with another pair."""
+    return "grad_op" in (writer, reader) or (storage == "torch" and reader != "single_device")
+
+
+@pytest.mark.parametrize(
+    ("storage", "writer", "reader"),
+    [pytest.param(*pair, marks=[pytest.mark.slow] if is_slow(*pair) else []) for pair in PAIRS],
+)
 def test_a_run_goes_on_under_another_strategy(saved, storage, writer, reader):
     path, first_losses = saved(writer, storage)
     losses, weights = fit(reader, -1, path, storage)

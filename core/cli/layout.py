@@ -19,9 +19,11 @@ import click
 from core.contract.printable import printable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
 _GAP = "  "
+_NARROW_GAP = " "
+"""Between columns where a table fits with it, and not with the wider one."""
 _INDENT = "    "
 _NARROWEST_TEXT = 24
 _NARROWEST_NAME = 12
@@ -86,16 +88,18 @@ def table(
     width = width or terminal_width()
     notes = notes or [""] * len(rows)
     cells = [[shown(cell) for cell in row] for row in rows]
-    widths = _column_widths([headers, *cells], width)
+    lengths = [max(map(_length, column)) for column in zip(headers, *cells, strict=True)]
+    gap = _gap_for(lengths, width)
+    widths = _column_widths(lengths, width, len(gap))
     if widths is None:
         for row, note in zip(cells, notes, strict=True):
             yield row[0]
             yield from paragraph(Shown(_GAP.join(filter(None, row[1:]))), width, indent=_INDENT)
             yield from paragraph(note, width, indent=_INDENT)
         return
-    yield from _row([styled(header, bold=True) for header in headers], widths)
+    yield from _row([styled(header, bold=True) for header in headers], widths, gap)
     for row, note in zip(cells, notes, strict=True):
-        yield from _row(row, widths)
+        yield from _row(row, widths, gap)
         yield from paragraph(note, width, indent=_INDENT)
 
 
@@ -115,12 +119,18 @@ def _length(cell: str) -> int:
     return len(click.unstyle(cell))
 
 
-def _column_widths(rows: Iterable[Sequence[str]], width: int) -> list[int] | None:
-    """Width of each column, or None if they don't fit beside each other."""
+def _gap_for(lengths: Sequence[int], width: int) -> str:
+    """The narrow gap where it makes the columns fit, given the lengths of their longest cells; else the usual one."""
+    wide, narrow = (sum(lengths) + len(gap) * (len(lengths) - 1) for gap in (_GAP, _NARROW_GAP))
+    return _NARROW_GAP if narrow <= width < wide else _GAP
+
+
+def _column_widths(lengths: Sequence[int], width: int, gap: int) -> list[int] | None:
+    """Width of each column, given that of its longest cell; None if they don't fit beside each other."""
     # Names stay whole beside a last column that is wrapped. Where that would be too narrow, the first column gives way,
     # and its long names take lines of their own.
-    *names, text = [max(map(_length, column)) for column in zip(*rows, strict=True)]
-    gaps = len(_GAP) * len(names)
+    *names, text = lengths
+    gaps = gap * len(names)
     room = width - gaps - sum(names)
     if room >= min(text, _NARROWEST_TEXT):
         return [*names, min(text, room)]
@@ -129,14 +139,14 @@ def _column_widths(rows: Iterable[Sequence[str]], width: int) -> list[int] | Non
     return [first, *names[1:], text] if first >= _NARROWEST_NAME else None
 
 
-def _row(cells: Sequence[Shown], widths: Sequence[int]) -> Iterator[Shown]:
+def _row(cells: Sequence[Shown], widths: Sequence[int], gap: str) -> Iterator[Shown]:
     *names, text = cells
     if _length(names[0]) > widths[0]:
         yield names[0]
         names[0] = Shown()
     lines: Sequence[str] = [text] if _length(text) <= widths[-1] else paragraph(text, widths[-1])
     padded = [name + " " * (width - _length(name)) for name, width in zip(names, widths, strict=False)]
-    left = _GAP.join(padded) + _GAP
+    left = gap.join(padded) + gap
     for line in lines or [""]:
         yield Shown(f"{left}{line}".rstrip())
         left = " " * _length(left)

@@ -82,7 +82,7 @@ def run(
     script: str,
     arguments: tuple[str, ...],
 ) -> None:
-    """Run SCRIPT once a device, by `torchrun`, which becomes this process.
+    """Run SCRIPT once a device, by `torchrun`, in this process. Of how it ends torchrun tells one line.
 
     With several nodes, run it on each of them. The Trainer or Fabric in SCRIPT takes the processes that it finds; it
     needs no `devices=` then, or the same. torchrun itself has more options.
@@ -97,7 +97,7 @@ def run(
     if num_nodes > 1:
         address = ["--master-addr", main_address, "--master-port", str(main_port)]
         nodes = ["--nnodes", str(num_nodes), "--node-rank", str(node_rank), *address]
-    command = [sys.executable, "-m", "torch.distributed.run", *nodes, "--nproc-per-node", devices]
+    command = [sys.executable, "-m", "core.cli.torchrun", *nodes, "--nproc-per-node", devices]
     called = [*(["-m"] if is_module else []), script, *arguments]
     if names := ",".join(dict.fromkeys([*click.get_current_context().meta.get(_NAMED, []), *preludes])):
         called = ["-m", "core.cli.with_preludes", names, *called]

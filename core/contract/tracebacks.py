@@ -3,7 +3,8 @@
 Only what is shown is shorter. The exception keeps its whole traceback, for debuggers, for `logging.exception`, and for
 all else that asks the traceback module. `CORE_TRACEBACK=full` in the environment shows the whole one here too.
 
-- In a script: `show_short_tracebacks` puts a `sys.excepthook` where there is no other yet.
+- In a script: `show_short_tracebacks` puts a `sys.excepthook` where there is no other yet. What several ranks that
+  torchrun has started have alike is shown once (`core.contract.told_once`).
 - In a notebook: IPython asks a `CoreError` for its `_render_traceback_`; of other errors it gets fewer frames to show.
 - In pytest: modules of core get pytest's own mark, `__tracebackhide__`, with which it asks `hides_frames`. There is no
   plugin for pytest: those are imported in every run of it, and their whole distribution is rewritten for its asserts.
@@ -31,6 +32,8 @@ _CAUSES = {
     True: "\nThe above exception was the direct cause of the following exception:\n\n",
     False: "\nDuring handling of the above exception, another exception occurred:\n\n",
 }
+_CAUSE_S = 2.0
+"""Seconds that a rank which has lost another one waits for that one's own error, to show it alone."""
 _CALLS_OF_MODULES = ("_wrapped_call_impl", "_call_impl")
 _STDLIB = os.path.dirname(os.__file__) + os.sep
 
@@ -79,12 +82,24 @@ def _show(kind: type[BaseException], error: BaseException, trace: TracebackType 
     if isinstance(error, Exception) and not wants_full():
         try:
             if any("core" in _origins(link) for link in _chain(error)):
-                sys.stderr.write(format_short(error))
-                sys.stderr.flush()
+                _show_among_ranks(error)
                 return
         except Exception:  # of the formatting: then Python shows the error itself
             pass
     sys.__excepthook__(kind, error, trace)
+
+
+def _show_among_ranks(error: Exception) -> None:
+    """Show an error short; where torchrun has started this rank, what another rank tells too is told once."""
+    from core.contract.echo import is_echo
+    from core.contract.told_once import is_told_of_another, leave_for_torchrun, show_once
+
+    message = _format_message(error)
+    if is_echo(error) and is_told_of_another(_CAUSE_S):
+        show_once(f"Rank {os.environ.get('RANK', '?')} then stopped with {message}")
+        return
+    show_once(format_short(error))
+    leave_for_torchrun(message.rstrip())
 
 
 def _show_in_ipython(shell: Any, kind: type[Exception], error: Exception, trace: Any, tb_offset: Any = None) -> None:
@@ -160,9 +175,9 @@ def _hidden(error: BaseException, frames: list[FrameType]) -> list[bool]:
     """Tell of each frame whether it is left out."""
     origins = [_origin(frame) for frame in frames]
     end = len(frames)
-    if not _is_core_error(error) and not (
-        frames and frames[-1].f_code.co_name == "reraise"
-    ):  # torch, of a worker's error
+    reraises = frames and frames[-1].f_code.co_name == "reraise"  # torch, of a worker's error
+    is_told = _is_core_error(error) or _is_of_another(error)  # its message is all that there is to know
+    if not (is_told or reraises):
         # What core's own code has raised, or what it has called without a user's method in between, may be its mistake.
         last_user, last_core = _last(origins, "user"), _last(origins, "core")
         if last_core > last_user:
@@ -171,7 +186,7 @@ def _hidden(error: BaseException, frames: list[FrameType]) -> list[bool]:
     hidden = []
     for index, origin in enumerate(origins):
         before = max((other for other in others if other < index), default=None)
-        carries = before is not None and origins[before] == "core" and others[-1] > index
+        carries = before is not None and origins[before] == "core" and (is_told or others[-1] > index)
         calls = index + 1 < len(frames) and _calls_module(frames[index])
         leaves_out = origin in ("core", "shell") or (origin == "library" and (carries or calls))
         hidden.append(leaves_out and index < end)
@@ -222,6 +237,12 @@ def _is_core_error(error: BaseException) -> bool:
     from core.contract.errors import CoreError
 
     return isinstance(error, CoreError)
+
+
+def _is_of_another(error: BaseException) -> bool:
+    from core.contract.echo import is_echo
+
+    return is_echo(error)
 
 
 def _inner(error: BaseException) -> BaseException | None:

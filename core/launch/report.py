@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import re
 import signal
 import traceback
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from core.contract import HangError, Whereabouts, WorkerError
+from core.contract.echo import is_echo
 from core.contract.tracebacks import ShortText, format_short
 
 if TYPE_CHECKING:
@@ -16,10 +16,6 @@ if TYPE_CHECKING:
 
 _MAX_CHARACTERS = 16_000
 _MAX_RANKS = 64
-_LOST_CONNECTION = re.compile(
-    r"gloo|nccl|connection (closed|reset|refused)|broken pipe|socket (closed|timeout)|timed out waiting", re.IGNORECASE
-)
-
 
 _HINTS: dict[int, str] = {
     signal.SIGKILL: " (the kernel does that when memory runs out)",
@@ -83,18 +79,6 @@ class Report:
 def summarize(error: BaseException) -> str:
     """`"ValueError: no such file"`, cut if it is very long."""
     return "".join(traceback.format_exception_only(error)).strip()[-_MAX_CHARACTERS // 8 :]
-
-
-def is_echo(error: BaseException) -> bool:
-    """Tell whether the error says no more than that another rank is gone."""
-    if isinstance(error, HangError):
-        return False
-    if isinstance(error, WorkerError | ConnectionError):
-        return True
-    if isinstance(error, RuntimeError) and _LOST_CONNECTION.search(str(error)):
-        return True  # torch's DistError and its subclasses are RuntimeErrors
-    # The user's own error that was raised from a lost connection is an echo, too.
-    return error.__cause__ is not None and is_echo(error.__cause__)
 
 
 def describe_exit(exit_code: int) -> str:

@@ -12,6 +12,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from core.contract import HangError
+from core.contract.told_once import show_once
 from core.contract.tracebacks import format_short
 from core.launch.connections import hang_up
 from core.watch.looking import began_at, process_state
@@ -115,8 +116,7 @@ def _class_of(error: HangError) -> type[BaseException]:
 
 def leave_at_once(error: HangError) -> None:
     """End this process with code 1, as no exception could end it."""
-    sys.stderr.write(format_short(error))
-    sys.stderr.flush()
+    show_once(format_short(error))
     os._exit(1)
 
 

@@ -1,4 +1,5 @@
 import os
+import re
 
 import pytest
 
@@ -28,9 +29,11 @@ def test_a_script_runs_once_a_device_with_its_own_arguments(tmp_path):
     assert done.stdout.splitlines()[-1] == "2 3.0 --devices 7 -m"
 
 
-def test_the_exit_code_is_torchruns(tmp_path):
+def test_a_failed_rank_is_named_in_a_line(tmp_path):
     (tmp_path / "fails.py").write_text("raise SystemExit(3)")
-    assert core_run(tmp_path, "--devices", "1", "fails.py").returncode == 1
+    done = core_run(tmp_path, "--devices", "1", "fails.py")
+    assert done.returncode == 1
+    assert re.fullmatch(r"core run: Rank 0 \(pid \d+\) exited with code 3.*\n", done.stderr)
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ import argparse
 import json
 import logging
 import pickle
+import signal
 import warnings
 
 import pytest
@@ -173,6 +174,19 @@ def test_the_state_after_an_error():
     trainer = make()
     with pytest.raises(KeyError):
         trainer.fit(Fails(), data())
+    assert trainer.state == ("fit", None, "interrupted")
+
+
+@pytest.mark.parametrize(("number", "ends_by"), [(signal.SIGTERM, SystemExit), (signal.SIGINT, KeyboardInterrupt)])
+def test_the_attributes_after_a_signal(number, ends_by):
+    class Signalled(Net):
+        def on_train_batch_end(self, outputs, batch, batch_idx):
+            signal.raise_signal(number)
+
+    trainer = make()
+    with pytest.raises(ends_by):
+        trainer.fit(Signalled(), data())
+    assert (trainer.interrupted, trainer.received_sigterm) == (True, number == signal.SIGTERM)
     assert trainer.state == ("fit", None, "interrupted")
 
 

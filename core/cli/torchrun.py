@@ -9,6 +9,7 @@ import logging
 import os
 import sys
 
+from core.cli.layout import say
 from core.launch.report import describe_exit
 
 _REPEATING = (
@@ -42,7 +43,7 @@ def main(arguments: list[str]) -> int:
     except ChildFailedError as error:
         rank, failure = error.get_first_failure()
         ended = f"Rank {rank} (pid {failure.pid}) {describe_exit(failure.exitcode)}"
-        print(f"core run: {ended}, and the run with it.", file=sys.stderr)
+        say(f"core run: {ended}, and the run with it.", err=True)
         return 1
     except SignalException as error:
         return 128 + error.sigval

@@ -1,8 +1,15 @@
-"""Collectives for tests: one process, and real processes over gloo."""
+"""Collectives for tests: one process, threads, and real processes over gloo."""
 
+import collections
+import queue
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 from typing import ClassVar
 
 import torch.distributed
+
+from core import CheckpointError
 
 
 class Alone:
@@ -50,3 +57,57 @@ class Gloo:
 
     def in_background(self):
         return Gloo(torch.distributed.new_group(backend="gloo"))
+
+
+class InThreads:
+    """Ranks that are threads of this process; each sees what the others have left."""
+
+    writer: ClassVar = {"strategy": {"alias": "fsdp", "provider": "core-fsdp", "version": "0"}}
+
+    def __init__(self, rank, shared):
+        self.rank, self.size, self.shared = rank, shared.barrier.parties, shared
+
+    def barrier(self):
+        self.shared.barrier.wait(20)
+
+    def _all(self, obj):
+        self.shared.told[self.rank] = obj
+        self.barrier()
+        told = list(self.shared.told)
+        self.barrier()
+        return told
+
+    def broadcast_object(self, obj, src=0):
+        return self._all(obj)[src]
+
+    def gather_objects(self, obj, dst=0):
+        told = self._all(obj)
+        return told if self.rank == dst else None
+
+    def exchange(self, sends, receives):
+        for rank, buffer in sends:
+            self.shared.sent[self.rank, rank].put(bytes(buffer))
+        for rank, buffer in receives:
+            buffer[:] = self.shared.sent[rank, self.rank].get(timeout=20)
+
+    def agree(self, vote):
+        return all(self._all(vote))
+
+    def in_background(self):
+        return self
+
+
+def in_threads(num_ranks, function):
+    """`function(collectives)` on as many ranks; what it returns, or the CheckpointError that it raises, on each."""
+    shared = SimpleNamespace(
+        barrier=threading.Barrier(num_ranks), told=[None] * num_ranks, sent=collections.defaultdict(queue.Queue)
+    )
+
+    def run(rank):
+        try:
+            return function(InThreads(rank, shared))
+        except CheckpointError as error:
+            return error
+
+    with ThreadPoolExecutor(num_ranks) as pool:
+        return list(pool.map(run, range(num_ranks)))

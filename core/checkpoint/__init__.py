@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from core.checkpoint.finding import newest_valid
     from core.checkpoint.formats import load_checkpoint, verify_checkpoint
     from core.checkpoint.left_over import sweep_folder
+    from core.checkpoint.neighbour_io import NeighbourCheckpointIO
     from core.checkpoint.plain_state import to_plain
     from core.checkpoint.random_state import collect_random_state, restore_random_state
     from core.checkpoint.safetensors_io import SafetensorsCheckpointIO
@@ -22,6 +23,7 @@ __all__ = [
     "CheckpointIO",
     "Collectives",
     "DistributedCheckpointIO",
+    "NeighbourCheckpointIO",
     "SafetensorsCheckpointIO",
     "TorchCheckpointIO",
     "collect_random_state",
@@ -45,6 +47,7 @@ __getattr__, __dir__ = door(
             "verify_checkpoint",
         ),
         ".left_over": ("sweep_folder",),
+        ".neighbour_io": ("NeighbourCheckpointIO",),
         ".plain_state": ("to_plain",),
         ".random_state": (
             "collect_random_state",

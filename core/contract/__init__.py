@@ -12,7 +12,7 @@ from core.door import door
 if TYPE_CHECKING:
     from core.contract.accelerator import Absent, Accelerator, Broken, Devices, Found
     from core.contract.capability import Capability
-    from core.contract.checkpoint_io import CheckpointIO, Collectives, PathLike
+    from core.contract.checkpoint_io import CheckpointIO, Collectives, DirectCollectives, PathLike
     from core.contract.cluster_environment import ClusterEnvironment
     from core.contract.errors import (
         AliasConflictError,
@@ -72,6 +72,7 @@ __all__ = [
     "CoreError",
     "DeviceError",
     "Devices",
+    "DirectCollectives",
     "EventHooks",
     "FingerprintError",
     "Found",
@@ -117,7 +118,7 @@ __getattr__, __dir__ = door(
     {
         ".accelerator": ("Absent", "Accelerator", "Broken", "Devices", "Found"),
         ".capability": ("Capability",),
-        ".checkpoint_io": ("CheckpointIO", "Collectives", "PathLike"),
+        ".checkpoint_io": ("CheckpointIO", "Collectives", "DirectCollectives", "PathLike"),
         ".cluster_environment": ("ClusterEnvironment",),
         ".errors": (
             "AliasConflictError",

@@ -5,12 +5,12 @@ from __future__ import annotations
 import abc
 import os
 import warnings
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeAlias, runtime_checkable
 
 from core.contract.errors import CheckpointError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
 PathLike: TypeAlias = str | os.PathLike[str]
 """The path of a checkpoint: of a file or folder, or with the prefix of an object store, as in `s3://`."""
@@ -46,6 +46,23 @@ class Collectives(Protocol):
         Raises:
             UnsupportedError: these ranks can't talk while the main thread does.
         """
+
+
+@runtime_checkable
+class DirectCollectives(Collectives, Protocol):
+    """Collectives whose ranks reach each other one by one, too: those of a process group for a background thread."""
+
+    def exchange(self, sends: Sequence[tuple[int, Any]], receives: Sequence[tuple[int, Any]]) -> None:
+        """Send bytes to ranks, and receive some from ranks, all at once. Only ranks with something to do take part.
+
+        Args:
+            sends: number of a rank, and a writable buffer that it gets.
+            receives: number of a rank, and a writable buffer of the size of what it sends. What one rank sends to
+                another one arrives in that order.
+        """
+
+    def agree(self, vote: bool) -> bool:
+        """All ranks. True if all say so; no rank hears more than the outcome."""
 
 
 class CheckpointIO(abc.ABC):

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import torch
 import torch.distributed as dist
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from core.contract import Collectives
+
+_PIECE_BYTES = 1 << 28
+"""The most bytes of one message: the sizes that gloo's transports take have had limits."""
 
 
 def gather_objects(obj: Any, dst: int, group: dist.ProcessGroup | None = None) -> list[Any] | None:
@@ -47,6 +51,25 @@ class GroupCollectives:
     def gather_objects(self, obj: Any, dst: int = 0) -> list[Any] | None:
         """On rank `dst` everyone's `obj` in the order of ranks; None elsewhere."""
         return gather_objects(obj, dst, self._group)
+
+    def exchange(self, sends: Sequence[tuple[int, Any]], receives: Sequence[tuple[int, Any]]) -> None:
+        """Send bytes to ranks, and receive some from ranks, all at once; see `DirectCollectives.exchange`."""
+        # Receives first: what comes then has a place.
+        works = [*self._messages(dist.irecv, receives), *self._messages(dist.isend, sends)]
+        for work in works:
+            work.wait()
+
+    def _messages(self, send: Callable[..., Any], buffers: Sequence[tuple[int, Any]]) -> Iterator[Any]:
+        for rank, buffer in buffers:
+            if len(buffer):
+                for piece in torch.frombuffer(buffer, dtype=torch.uint8).split(_PIECE_BYTES):
+                    yield send(piece, rank, group=self._group)
+
+    def agree(self, vote: bool) -> bool:
+        """All ranks. True if all say so."""
+        votes = torch.tensor(int(vote))
+        dist.all_reduce(votes, dist.ReduceOp.MIN, self._group)
+        return bool(votes.item())
 
     def in_background(self) -> Collectives:
         """Return these: they are for a background thread already."""

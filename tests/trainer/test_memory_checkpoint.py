@@ -4,6 +4,7 @@ import os
 
 import pytest
 import torch
+from torch import nn
 from torch.utils.data import DataLoader
 
 from core import Callback, Trainer
@@ -26,7 +27,23 @@ class Crash(Callback):
             raise RuntimeError("gone")
 
 
-def train(folder, num_ranks=1, *, crash=None, memory=None, others=(), **options):
+class Deep(Net):
+    """More rows than ranks, in two layers, of which one has no rows for the last of three ranks."""
+
+    def __init__(self, dtype):
+        super().__init__()
+        self.layer = nn.Sequential(nn.Linear(3, 7), nn.Tanh(), nn.Linear(7, 2), nn.Linear(2, 1)).to(dtype)
+        self.format = dtype
+
+    def training_step(self, batch, batch_idx):
+        return super().training_step([part.to(self.format) for part in batch], batch_idx)
+
+    def on_train_end(self):
+        parameters = [part.full_tensor() if hasattr(part, "full_tensor") else part for part in self.parameters()]
+        self.whole = torch.cat([part.detach().flatten() for part in parameters]).tolist()
+
+
+def train(folder, num_ranks=1, *, crash=None, memory=None, others=(), strategy="ddp", **options):
     """Two epochs, from the memory if there is something; where each rank is a node, `memory` has a folder for each."""
     torch.manual_seed(1)
     if memory is not None:
@@ -37,14 +54,16 @@ def train(folder, num_ranks=1, *, crash=None, memory=None, others=(), **options)
         callbacks=[*others, Begins(began), MemoryCheckpoint(), *([Crash(crash)] if crash else [])],
         devices=1,
         num_nodes=num_ranks,
-        **({"strategy": "ddp"} if num_ranks > 1 else {}),
+        **({"strategy": strategy} if num_ranks > 1 else {}),
     )
-    module = Net()
+    module = Net() if strategy == "ddp" else Deep(torch.float32 if strategy == "deepspeed" else torch.float64)
     try:
         trainer.fit(module, DataLoader(data(), 3, shuffle=True), ckpt_path="last")
     except RuntimeError:  # where another rank was gone first, a lost connection
         if crash is None or not began:
             raise
+    if strategy != "ddp":
+        return getattr(module, "whole", None), began[0]
     weights = torch.cat([part.detach().flatten() for part in module.parameters()]).tolist()
     return weights, began[0]
 
@@ -67,10 +86,16 @@ def on_nodes(num_nodes, *args, **options):
     return on_ranks(num_nodes, one)
 
 
-def test_a_lost_node_costs_no_step_that_was_kept(tmp_path):
+def folders(tmp_path):
+    """The memories of nodes."""
     memory = [tmp_path / name for name in ("first", "second", "third", "fourth")]
     for folder in memory:
         folder.mkdir()
+    return memory
+
+
+def test_a_lost_node_costs_no_step_that_was_kept(tmp_path):
+    memory = folders(tmp_path)
     whole = on_ranks(1, lambda: train(tmp_path / "whole", memory=memory))[0][0]
     root = tmp_path / "run"
     on_nodes(2, root, crash=3, memory=memory)
@@ -83,6 +108,36 @@ def test_a_lost_node_costs_no_step_that_was_kept(tmp_path):
     weights, began = on_ranks(1, lambda: train(root, memory=[memory[1]]))[0]
     assert (weights, began) == (close(whole), 5)
     assert list(memory[1].iterdir()) == []  # nothing is left of a run that has ended
+
+
+@pytest.mark.slow
+def test_shards_of_a_lost_node_are_on_the_next_one(tmp_path):
+    memory, options = folders(tmp_path), {"strategy": "fsdp", "enable_checkpointing": False}
+    whole = on_ranks(1, lambda: train(tmp_path / "whole", memory=memory, **options))[0][0]
+    root = tmp_path / "run"
+    on_nodes(2, root, crash=3, memory=memory, **options)
+    assert all(len(list(folder.rglob("*.note"))) == 2 for folder in memory[:2])
+    # The first node is lost. Of three that take its place one has the shards of both, and each takes what it needs.
+    on_nodes(3, root, crash=5, memory=[memory[2], memory[1], memory[3]], **options)
+    for folder in memory[1:]:
+        [kept] = folder.glob("*/*")
+        assert (kept.name, len(list(kept.glob(".*.note")))) == ("step-000000000005.ckpt", 2)
+    # The next one is lost, and of what is left one copy of a shard has been damaged. It is on both.
+    damaged = next(path for path in memory[3].rglob("*.data") if path.name[9:14] == "00001")
+    damaged.write_bytes(damaged.read_bytes()[:-1] + b"x")
+    (weights, began), _ = on_nodes(2, root, memory=[memory[1], memory[3]], **options)
+    assert (weights, began) == (pytest.approx(whole, rel=0, abs=1e-10), 5)
+    assert [list(folder.iterdir()) for folder in (memory[1], memory[3])] == [[], []]
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # DeepSpeed uses parts of torch that are to go
+def test_shards_of_deepspeed_are_kept_too(tmp_path):
+    memory, options = folders(tmp_path), {"strategy": "deepspeed", "enable_checkpointing": False}
+    whole = on_ranks(1, lambda: train(tmp_path / "whole", memory=memory, **options))[0][0]
+    on_nodes(2, tmp_path / "run", crash=3, memory=memory, **options)
+    (weights, began), _ = on_nodes(2, tmp_path / "run", memory=memory[1:], **options)
+    assert (weights, began) == (pytest.approx(whole, rel=0, abs=1e-5), 3)  # in float32
 
 
 def test_a_newer_checkpoint_on_disk_comes_first(tmp_path):

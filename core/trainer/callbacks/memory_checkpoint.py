@@ -10,8 +10,9 @@ import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from core.checkpoint import CheckpointIO, TorchCheckpointIO, to_plain, verify_checkpoint
+from core.checkpoint import CheckpointIO, NeighbourCheckpointIO, TorchCheckpointIO, to_plain, verify_checkpoint
 from core.contract import Capability, CheckpointError, ConfigurationError, UnsupportedError
+from core.strategies import ParallelStrategy
 from core.trainer.callbacks.arguments import check_int
 from core.trainer.callbacks.callback import Callback
 from core.trainer.state import snapshot
@@ -34,11 +35,13 @@ class MemoryCheckpoint(Callback):
     has saved; nodes without it get it from that one. So a node that is lost costs the step that was running and the one
     that was being kept, at most. It is no checkpoint for other purposes: it ends with the run, or with the machines.
 
-    For strategies whose ranks have all parameters alike, such as `ddp`: each node keeps its own copy, and only what
-    rank 0 alone knows crosses the network.
+    Where ranks have all parameters alike, as under `ddp`, each node keeps its own copy, and only what rank 0 alone
+    knows crosses the network. Where each has a shard, as under `fsdp`, each keeps its own, and gives it to the next
+    node, so that two nodes that are lost at once may be too many.
     """
 
     runs_last = True
+    _shards: NeighbourCheckpointIO | None = None
 
     def __init__(self, every_n_train_steps: int = 1, folder: PathLike | None = None) -> None:
         """Say how often, and where.
@@ -54,20 +57,33 @@ class MemoryCheckpoint(Callback):
         self._step_seen = 0
 
     def check_fit(self, trainer: Trainer, module: nn.Module) -> None:
-        """Refuse strategies whose ranks don't have all of the state.
+        """Refuse strategies whose ranks differ, and can't say in what, or can't tell each other.
 
         Raises:
-            UnsupportedError: parameters are in shards, or differ.
+            UnsupportedError: it is one of those.
         """
         strategy = trainer.strategy
-        if strategy.num_processes_per_node * strategy.num_nodes > 1 and (
-            Capability.REPLICATED_PARAMETERS not in strategy.capabilities
-        ):
+        name, capabilities = type(strategy).__name__, strategy.capabilities
+        is_alone = strategy.num_processes_per_node * strategy.num_nodes == 1
+        if is_alone or Capability.REPLICATED_PARAMETERS in capabilities:
+            return
+        if Capability.SHARDED_STATE not in capabilities or not isinstance(strategy, ParallelStrategy):
             raise UnsupportedError(
-                f"MemoryCheckpoint keeps a whole copy on each node, and the ranks of {type(strategy).__name__} don't "
-                "have the same parameters. Use ddp, or a ModelCheckpoint.",
+                "MemoryCheckpoint keeps a whole copy on each node, or the shards of ranks in a group of torch's. "
+                f"The ranks of {name} don't have the same parameters, nor such shards. Use ddp, fsdp, or a "
+                "ModelCheckpoint.",
                 capability=Capability.REPLICATED_PARAMETERS,
             )
+        if strategy.checkpoint_io.saves_from_all_ranks:
+            raise UnsupportedError(
+                f"MemoryCheckpoint takes shards from {name}, whose engine writes its own files here "
+                f"({type(strategy.checkpoint_io).__name__}). Leave that layout out, or use a ModelCheckpoint.",
+                capability=Capability.SHARDED_STATE,
+            )
+
+    def teardown(self, trainer: Trainer, module: nn.Module, stage: str) -> None:
+        """Let go of the group of ranks, which ends."""
+        self._shards = None
 
     def on_train_start(self, trainer: Trainer, module: nn.Module) -> None:
         """Forget what an earlier run has left, if this one begins anew."""
@@ -95,6 +111,11 @@ class MemoryCheckpoint(Callback):
             other: rank 0's newest checkpoint of another kind.
         """
         strategy = trainer.strategy
+        if (shards := self._shards_of(trainer)) is not None:
+            folder = self._path(trainer, 0).parent
+            found = shards.newest(folder, collectives=trainer.session.collectives)
+            is_newer = found is not None and strategy.broadcast(_changed_at(other)) * 1e9 <= found[1]
+            return str(folder / found[0]) if found is not None and is_newer else None
         own = self._newest_own(trainer)
         offers = strategy.broadcast(strategy.gather_objects(own and (_step_of(own), own.stat().st_mtime)))
         newest = max(filter(None, offers), default=None)
@@ -110,21 +131,32 @@ class MemoryCheckpoint(Callback):
         strategy.barrier("MemoryCheckpoint")
         return str(path)
 
+    def storage_of(self, path: PathLike) -> CheckpointIO | None:
+        """The CheckpointIO that reads what `newest` has found; None if any does."""
+        return self._shards if self._shards is not None and self._shards.exists(path) else None
+
+    def _shards_of(self, trainer: Trainer) -> NeighbourCheckpointIO | None:
+        """The storage of shards; None where all ranks have the same."""
+        strategy = trainer.strategy
+        has_shards = Capability.SHARDED_STATE in strategy.capabilities
+        if self._shards is None and has_shards and Capability.REPLICATED_PARAMETERS not in strategy.capabilities:
+            self._shards = NeighbourCheckpointIO(strategy.node_rank)
+        return self._shards
+
     def _keep(self, trainer: Trainer, step: int) -> None:
         """All ranks. Write the new one, then remove the old one."""
         strategy = trainer.strategy
         path, storage = self._path(trainer, step), strategy.checkpoint_io
-        strategy.checkpoint_io = _OnEachNode(writes=strategy.local_rank == 0)
+        strategy.checkpoint_io = self._shards_of(trainer) or _OnEachNode(writes=strategy.local_rank == 0)
         try:
             with trainer.profile("save_in_memory"):
                 snapshot.save(trainer, path)
         finally:
             strategy.checkpoint_io = storage
         if strategy.local_rank == 0:
-            for old in path.parent.glob("step-*.ckpt"):
-                if old != path:
-                    old.unlink()
-                    (old.parent / f".{old.name}.digest").unlink(missing_ok=True)
+            for old in path.parent.iterdir():
+                if path.name not in old.name:  # it is part of the name of its digest
+                    shutil.rmtree(old) if old.is_dir() else old.unlink()
 
     def _newest_own(self, trainer: Trainer) -> Path | None:
         kept = sorted(self._path(trainer, 0).parent.glob("step-*.ckpt"), key=_step_of, reverse=True)

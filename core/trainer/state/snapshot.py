@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, Any
 
 from core import __version__
@@ -14,6 +15,8 @@ from core.trainer.state import foreign_state
 from core.trainer.state.finished_fit import Position, share_of
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from core.contract import PathLike
     from core.trainer.trainer import Trainer
 
@@ -70,11 +73,12 @@ def load(trainer: Trainer, path: PathLike) -> None:
             prepared.append(True)
             _prepare_callbacks(trainer, content)
 
-    saved = trainer.session.read_checkpoint(
-        path,
-        _parts(trainer) if trainer.trains else {"model": trainer.module},
-        check=check,
-    )
+    with _storage_of(trainer, path):
+        saved = trainer.session.read_checkpoint(
+            path,
+            _parts(trainer) if trainer.trains else {"model": trainer.module},
+            check=check,
+        )
     if overrides(trainer.module, "on_load_checkpoint"):
         trainer.module.on_load_checkpoint(saved["module_section"])
     # The weights may be of another module; everything else has to be there.
@@ -99,6 +103,19 @@ def load(trainer: Trainer, path: PathLike) -> None:
         parts = [metrics[number] for number in sorted(metrics)]
         running_metrics.restore(trainer, parts, share=share, num_shares=num_shares)
     trainer.restored_random_state = _random_state_of(ranks, strategy.global_rank, share)
+
+
+@contextlib.contextmanager
+def _storage_of(trainer: Trainer, path: PathLike) -> Iterator[None]:
+    """A context in which the strategy reads by the storage of a callback that knows this path, if there is one."""
+    strategy = trainer.strategy
+    usual = strategy.checkpoint_io
+    own = (callback.storage_of(path) for callback in trainer.callbacks if hasattr(callback, "storage_of"))
+    strategy.checkpoint_io = next(filter(None, own), usual)
+    try:
+        yield
+    finally:
+        strategy.checkpoint_io = usual
 
 
 def _prepare_callbacks(trainer: Trainer, saved: dict[str, Any]) -> None:

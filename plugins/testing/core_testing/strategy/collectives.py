@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from core import Capability
+from core.contract import DirectCollectives, UnsupportedError
 from core_testing.marks import needs
 from core_testing.strategy.base import StrategySuite
 
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from core import Fabric
+    from core import Collectives, Fabric
     from core_testing.ranks import Rank
 
 _SHAPES = ((), (1,), (3,), (7, 1, 5), (0,), (3, 0))
@@ -248,6 +249,22 @@ def _check_storage_collectives(fabric: Fabric) -> None:
     gathered = collectives.gather_objects(collectives.rank)
     assert gathered == (list(range(collectives.size)) if collectives.rank == 0 else None)
     collectives.barrier()
+    _check_exchange(collectives)
+
+
+def _check_exchange(collectives: Collectives) -> None:
+    """Ranks reach each other one by one, where storage in the background can do that."""
+    try:
+        background = collectives.in_background()
+    except UnsupportedError:
+        return
+    if isinstance(background, DirectCollectives):
+        rank, size = background.rank, background.size
+        received = bytearray(3)
+        background.exchange([((rank + 1) % size, bytearray([rank] * 3))], [((rank - 1) % size, received)])
+        assert received == bytearray([(rank - 1) % size] * 3)
+        assert background.agree(True) is True
+        assert background.agree(rank == 0) is (size == 1)
 
 
 def _check_identity(fabric: Fabric) -> None:

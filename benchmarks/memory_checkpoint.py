@@ -111,7 +111,7 @@ def main() -> None:
                 found[strategy, model].append((without, kept))
     if dist.get_rank() == 0:
         print("| strategy | weights | step: CPU, clock (ms) | with it: CPU, clock | ratio of CPU, of clock |")
-        print("| ---" * 5, "|")
+        print("|" + " --- |" * 5)
         for (strategy, model), rows in found.items():
             cells = [_medians([row[which] for row in rows], ".1f") for which in (0, 1)]
             ratios = [[kept[part] / without[part] for part in (0, 1)] for without, kept in rows]

@@ -114,7 +114,7 @@ class NeighbourCheckpointIO(CheckpointIO):
         """
         plan = self._with_files(path, collectives, lambda opened: _planned(opened, state))
         with messages.overwriting(plan.has_targets):
-            return together(collectives, plan.fill)  # type: ignore[no-any-return]  # a state
+            return together(collectives, plan.fill)
 
     def describe_checkpoint(self, path: PathLike, *, collectives: Collectives) -> dict[str, Any] | None:
         """All ranks. What `newest` has found, with a `TensorDescription` in the place of each tensor."""

@@ -1,8 +1,9 @@
 """The rounds in which ranks meet at a store that may outlive them, as an elastic agent's does.
 
 Nothing that a rank is told by torchrun is the same on all ranks of its round and on no other: each agent counts its own
-restarts, and one that has come later counts from 0. So rank 0 names the round, and answers whoever comes by that name.
-Ranks of earlier rounds, which are gone, have left their questions behind; they are answered too, and nobody reads it.
+restarts, and one that has come later counts from 0. So each rank takes a number, and rank 0 names the round and says up
+to which number its answer is good. Ranks of earlier rounds, which are gone, have had smaller numbers; what their rank 0
+has said is good for those only. Rank 0 asks and says as much for any number of ranks.
 """
 
 from __future__ import annotations
@@ -19,6 +20,9 @@ if TYPE_CHECKING:
 
     from torch._C._distributed_c10d import Store  # torch.distributed's own, with types
 
+_ANSWER = "core/answer"
+"""The last question that is answered, and the name."""
+
 
 def meet(store: Store, rank: int, world_size: int, timeout: timedelta) -> str:
     """All ranks of a round, once in each process. A name of the round that no other one at this store has.
@@ -32,37 +36,49 @@ def meet(store: Store, rank: int, world_size: int, timeout: timedelta) -> str:
 
 
 def _ask(store: Store, rank: int, timeout: timedelta) -> str:
-    token, began_s = secrets.token_hex(8), time.monotonic()
-    number = store.add("core/asked", 1)
-    store.set(f"core/asks/{number}", token)
-    answer = f"core/answered/{token}"
-    while not store.check([answer]):
+    number, began_s = ask(store), time.monotonic()
+    while (name := answer(store, number)) is None:
         waited_s = time.monotonic() - began_s
         if waited_s > timeout.total_seconds():
             raise came_late([0], rank, timeout)
         pause(waited_s)
-    name = store.get(answer).decode()
-    store.set(_came(name, rank), "")
+    come(store, name, rank)
     return name
+
+
+def ask(store: Store) -> int:
+    """A rank that isn't the first. The number of its question."""
+    return store.add("core/asked", 1)
+
+
+def answer(store: Store, number: int) -> str | None:
+    """The name of the round of a question; None if rank 0 hasn't seen it yet."""
+    if not store.check([_ANSWER]):
+        return None
+    last, _, name = store.get(_ANSWER).decode().partition(" ")
+    return name if number <= int(last) else None
+
+
+def come(store: Store, name: str, rank: int) -> None:
+    """A rank that has an answer. Tell rank 0."""
+    store.set(_came(name, rank), "")  # before it is counted: rank 0 looks for it only if some are missing
+    store.add(f"core/round/{name}", 1)
 
 
 def _invite(store: Store, world_size: int, timeout: timedelta) -> str:
     name, began_s, num_asked = secrets.token_hex(8), time.monotonic(), 0
-    awaited, unanswered = set(range(1, world_size)), set[int]()
-    while awaited:
+    while True:
         before, num_asked = num_asked, store.add("core/asked", 0)  # to add nothing is to read the counter
-        unanswered |= set(range(before + 1, num_asked + 1))
-        # A rank that has died may have counted and not asked.
-        for number in [number for number in unanswered if store.check([f"core/asks/{number}"])]:
-            store.set(f"core/answered/{store.get(f'core/asks/{number}').decode()}", name)
-            unanswered.remove(number)
-        awaited = {rank for rank in awaited if not store.check([_came(name, rank)])}
+        if num_asked > before:
+            store.set(_ANSWER, f"{num_asked} {name}")
+        if store.add(f"core/round/{name}", 0) == world_size - 1:
+            return name
         waited_s = time.monotonic() - began_s
-        if awaited and waited_s > timeout.total_seconds():
-            raise came_late(sorted(awaited), 0, timeout)
-        if awaited:
-            pause(waited_s)
-    return name
+        if waited_s > timeout.total_seconds():
+            if awaited := [rank for rank in range(1, world_size) if not store.check([_came(name, rank)])]:
+                raise came_late(awaited, 0, timeout)
+            return name
+        pause(waited_s)
 
 
 def _came(name: str, rank: int) -> str:

@@ -88,6 +88,7 @@ class CSVLogger(RunFolderLogger):
     def finalize(self, status: str) -> None:
         """The run is over."""
         self.save()
+        super().finalize(status)
 
     def _write(self, path: Path) -> None:
         present = _read_columns(path)

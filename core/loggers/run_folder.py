@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from argparse import Namespace
 from pathlib import Path
@@ -35,8 +36,8 @@ class RunFolderLogger(Logger):
     ) -> None:
         self._save_dir = Path(save_dir).expanduser()
         self._name = name
-        self._version = version
-        self._made = False
+        self._version = self._given_version = version
+        self._has_made = False
 
     @property
     def name(self) -> str:
@@ -74,17 +75,29 @@ class RunFolderLogger(Logger):
         experiment = self._save_dir / self._name
         try:
             if self._version is None:
-                self._version = _claim_next(experiment)
+                self._version, self._has_made = _claim_next(experiment), True
             folder = experiment / (self._version if isinstance(self._version, str) else f"{_PREFIX}{self._version}")
-            if not self._made:
+            if not folder.is_dir():
                 folder.mkdir(parents=True, exist_ok=True)
+                self._has_made = True
         except OSError as error:
             raise ConfigurationError(
                 f"{type(self).__name__} can't make a folder in {str(experiment)!r}: {error.strerror}. "
                 "Expected a save_dir that this process may write to."
             ) from error
-        self._made = True
         return folder
+
+    def finalize(self, status: str) -> None:
+        """Remove the folder if the run has failed before anything was written. A later call makes it again."""
+        if status == "success" or not self._has_made:
+            return
+        folder = self.folder()
+        with contextlib.suppress(OSError):  # something is in it
+            folder.rmdir()
+            # The number is free for others from here on.
+            self._version, self._has_made = self._given_version, False
+            if self._name:
+                folder.parent.rmdir()
 
     def state_dict(self) -> dict[str, Any]:
         """Number or name of this run, None if it has none yet."""
@@ -92,7 +105,7 @@ class RunFolderLogger(Logger):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue that run."""
-        self._version = state["version"]
+        self._version = self._given_version = state["version"]
 
     def log_hyperparams(self, params: Mapping[str, Any] | Namespace) -> None:
         """Write the options of the run to `hparams.json`; what JSON doesn't know is written as its `str`."""
@@ -118,13 +131,12 @@ def to_scalar(name: str, value: Any) -> float:
 
 
 def _claim_next(experiment: Path) -> int:
-    experiment.mkdir(parents=True, exist_ok=True)
     taken = [path.name.removeprefix(_PREFIX) for path in experiment.glob(f"{_PREFIX}*")]
     # The highest and not the first gap, so that runs are in order. Another process may claim it first: then the next.
     number = max((int(text) for text in taken if text.isdecimal()), default=-1) + 1
     while True:
         try:
-            (experiment / f"{_PREFIX}{number}").mkdir()
+            (experiment / f"{_PREFIX}{number}").mkdir(parents=True)
         except FileExistsError:
             number += 1
         else:

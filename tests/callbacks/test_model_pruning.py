@@ -1,5 +1,7 @@
 """Weights that are pruned: which, on all ranks, and from any checkpoint on."""
 
+from functools import partial
+
 import pytest
 import torch
 from torch import nn
@@ -7,7 +9,7 @@ from torch.nn.utils import prune
 
 from callbacks.tiny import loader, make_trainer
 from core import Callback, ConfigurationError, Module
-from core.callbacks import ModelPruning
+from core.callbacks import EMA, ModelPruning, StochasticWeightAveraging
 
 
 class Net(Module):
@@ -99,6 +101,37 @@ def test_what_is_left_goes_back(tmp_path):
     assert not torch.equal(drawn.second.weight, module.second.weight)
     apart = fit(tmp_path, ModelPruning("l1_unstructured", amount=0.5, apply_pruning=lambda epoch: epoch > 5))
     assert equal(apart, fit(tmp_path))
+
+
+@pytest.mark.parametrize("pruning_comes_first", [False, True])
+@pytest.mark.parametrize("average", [EMA, partial(StochasticWeightAveraging, 0.05, 1)], ids=["ema", "swa"])
+def test_averages_of_pruned_weights_are_zero(tmp_path, average, pruning_comes_first):
+    pruning = ModelPruning("l1_unstructured", amount=10, use_lottery_ticket_hypothesis=False)
+    order = (pruning, average()) if pruning_comes_first else (average(), pruning)
+    averaged = fit(tmp_path, *order)
+    assert sum(zeros(averaged)) == 30
+    assert not equal(averaged, fit(tmp_path, pruning)), "it is an average"
+
+
+def test_pruning_when_a_validation_run_ends_is_not_of_the_average_it_had(tmp_path):
+    """What is left goes back to the first weights, whichever of the two callbacks hears of the end first."""
+
+    class Validated(Net):
+        def validation_step(self, batch, batch_idx):
+            pass
+
+        def on_train_end(self):
+            self.trained = [parameter.detach().clone() for parameter in self.parameters()]
+
+    begun, trained = Net(), []
+    pruning = ModelPruning("l1_unstructured", amount=10, prune_on_train_epoch_end=False)
+    for order in ((EMA(0.9), pruning), (pruning, EMA(0.9))):
+        trainer = make_trainer(tmp_path, *order, max_epochs=1, enable_checkpointing=False)
+        trainer.fit(module := Validated(), loader(), loader())
+        trained.append(module.trained)
+    assert all(map(torch.equal, *trained))
+    for parameter, first in zip(trained[0], begun.parameters(), strict=True):
+        assert torch.equal(parameter, first.where(parameter != 0, torch.zeros(())))
 
 
 def test_all_ranks_have_the_same_masks(tmp_path, capfd):

@@ -156,6 +156,21 @@ def test_loggers_are_told_how_the_run_ended(error, status):
     assert mine.told == [("finalize", status)]
 
 
+@pytest.mark.parametrize("version", [None, 3])
+def test_a_run_that_fails_before_it_writes_leaves_no_folder(tmp_path, version):
+    logger = CSVLogger(tmp_path / "logs", version=version)
+    trouble = Trouble(RuntimeError("mine"))
+    trainer = Trainer(**{**ON_CPU, "enable_checkpointing": True}, max_epochs=1, logger=logger, callbacks=trouble)
+    with pytest.raises(RuntimeError, match="mine"):
+        trainer.fit(Net(), loader())
+    assert list(tmp_path.rglob("version_*")) == []
+    trainer.callbacks.remove(trouble)
+    trainer.fit(Net(), loader())
+    folder = tmp_path / "logs" / "core_logs" / f"version_{version or 0}"
+    assert trainer.log_dir == str(folder)
+    assert [path.name for path in folder.iterdir()] == ["checkpoints"], "4 steps are too few for a row"
+
+
 def test_rows_that_were_in_memory_survive_an_exception(tmp_path):
     trainer = Trainer(
         **ON_CPU, max_epochs=1, log_every_n_steps=1, default_root_dir=tmp_path, callbacks=Late(RuntimeError("mine"))

@@ -6,6 +6,7 @@ import logging
 import pickle
 import signal
 import warnings
+from collections import OrderedDict
 
 import pytest
 import torch
@@ -375,21 +376,26 @@ def test_hyperparameters_of_a_config_library_are_plain(tmp_path):
     omegaconf = pytest.importorskip("omegaconf", reason="the extra `dev` brings it")
 
     class Configured(Net):
-        def __init__(self, cfg, sizes=()):
+        def __init__(self, cfg, sizes=(), plain=None):
             super().__init__()
             self.save_hyperparameters()
 
     cfg = omegaconf.OmegaConf.create({"model": {"width": 8, "twice": "${model.width}"}, "lrs": [0.1, 0.2]})
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        net = Configured(cfg, cfg.lrs)
+        net = Configured(cfg, cfg.lrs, plain={"depth": OrderedDict(width=1)})
         assert net.hparams.cfg is cfg
         trainer = make()
         trainer.fit(net, data())
         trainer.save_checkpoint(tmp_path / "x.ckpt")
     loaded = Configured.load_from_checkpoint(tmp_path / "x.ckpt")
-    assert loaded.hparams == {"cfg": {"model": {"width": 8, "twice": 8}, "lrs": [0.1, 0.2]}, "sizes": [0.1, 0.2]}
+    assert loaded.hparams == {
+        "cfg": {"model": {"width": 8, "twice": 8}, "lrs": [0.1, 0.2]},
+        "sizes": [0.1, 0.2],
+        "plain": {"depth": {"width": 1}},
+    }
     assert loaded.hparams.cfg.model.width == 8
+    assert type(loaded.hparams.plain) is type(loaded.hparams.plain["depth"]) is dict, "as Lightning gives it back"
     with pytest.warns(UserWarning, match="'cfg' of Configured is a omegaconf"):
         Configured(omegaconf.OmegaConf.create({"path": "???"}))
 

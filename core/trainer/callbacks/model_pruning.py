@@ -11,6 +11,7 @@ from torch.nn.utils import prune
 
 from core.contract import Capability, ConfigurationError, UnsupportedError, did_you_mean
 from core.trainer.callbacks.callback import Callback
+from core.trainer.callbacks.weight_averaging import WeightAveraging
 
 if TYPE_CHECKING:
     from core.trainer.trainer import Trainer
@@ -26,7 +27,7 @@ class ModelPruning(Callback):
 
     Masks are computed by `torch.nn.utils.prune` on rank 0, and each adds to the last, as torch's do. Parameters keep
     their names and are plain ones: a checkpoint has zeros in the weights, and the masks beside them, by which a run
-    goes on bit-equal. Gradients of pruned weights are zero too.
+    goes on bit-equal. Gradients of pruned weights are zero too, and so are their averages by `EMA` and the like.
 
     With `use_lottery_ticket_hypothesis`, weights that are left go back to where training began:
     The Lottery Ticket Hypothesis, https://arxiv.org/abs/1803.03635
@@ -118,8 +119,8 @@ class ModelPruning(Callback):
                 parameter.grad.mul_(self._mask(name, parameter))
 
     def on_train_batch_end(self, trainer: Trainer, module: nn.Module, outputs: Any, batch: Any, batch_idx: int) -> None:
-        """Set pruned weights to zero again."""
-        self._apply(module)
+        """Set pruned weights to zero again, and their averages."""
+        self._apply(trainer, module)
 
     def on_train_epoch_end(self, trainer: Trainer, module: nn.Module) -> None:
         """Prune, if it is time."""
@@ -136,12 +137,14 @@ class ModelPruning(Callback):
         amount = self.amount(epoch) if callable(self.amount) else self.amount
         if not _answer(self.apply_pruning, epoch) or not amount:
             return
+        for average in _averages(trainer):
+            average.give_back()
         own = self._own(module)
         computed = self._compute(own, amount) if trainer.is_global_zero else None
         self._masks = trainer.strategy.broadcast(computed)
         if _answer(self.use_lottery_ticket_hypothesis, epoch):
             self._rewind(trainer, module, own)
-        self._apply(module)
+        self._apply(trainer, module)
         self._tell(trainer)
 
     def _compute(self, own: dict[str, nn.Parameter], amount: int | float) -> dict[str, Tensor]:
@@ -173,11 +176,14 @@ class ModelPruning(Callback):
             for name, parameter in own.items():
                 parameter.copy_(first[name])
 
-    def _apply(self, module: nn.Module) -> None:
-        if self._masks:
-            with torch.no_grad():
-                for name, parameter in self._own(module).items():
-                    parameter.mul_(self._mask(name, parameter))
+    def _apply(self, trainer: Trainer, module: nn.Module) -> None:
+        if not self._masks:
+            return
+        with torch.no_grad():
+            for name, parameter in self._own(module).items():
+                parameter.mul_(self._mask(name, parameter))
+        for average in _averages(trainer):
+            average.apply_masks(self._masks)
 
     def _mask(self, name: str, parameter: Tensor) -> Tensor:
         mask = self._masks[name]
@@ -208,6 +214,10 @@ class ModelPruning(Callback):
         if self.verbose > 1:
             for name, (zeros, total) in pruned.items():
                 trainer.print(f"pruned of {name}: {zeros}/{total} ({zeros / total:.2%})")
+
+
+def _averages(trainer: Trainer) -> list[WeightAveraging]:
+    return [callback for callback in trainer.callbacks if isinstance(callback, WeightAveraging)]
 
 
 def _check(function: Any, everywhere: bool, dim: int | None, norm: float | None) -> None:

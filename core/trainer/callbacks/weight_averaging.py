@@ -11,7 +11,7 @@ from core.trainer.callbacks.callback import Callback
 from core.trainer.callbacks.weight_parts import WeightParts, find_parts, own_part
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from torch import nn
     from torch.optim.swa_utils import AveragedModel
@@ -66,6 +66,23 @@ class WeightAveraging(Callback):
         assert self._source is not None
         self._average.update_parameters(self._source)
 
+    def give_back(self) -> None:
+        """All ranks. Let the module have its own weights again, if a validation run has the average."""
+        if self._is_exchanged:
+            self._exchange()
+
+    def apply_masks(self, masks: Mapping[str, torch.Tensor]) -> None:
+        """Multiply the average by masks, each under its parameter's name; of weights that aren't in shards.
+
+        For callbacks that hold weights at zero: the average would remember what they were before.
+        """
+        if self._average is None or self._source is None:
+            return
+        with torch.inference_mode(False), torch.no_grad():
+            for name, tensor in zip(self._source.leaves, _tensors_of(self._average.module), strict=True):
+                if name in masks:
+                    tensor.mul_(masks[name].to(tensor))
+
     # life -----------------------------------------------------------------------------------------------------------
 
     def check_fit(self, trainer: Trainer, module: nn.Module) -> None:
@@ -97,11 +114,11 @@ class WeightAveraging(Callback):
 
     def on_exception(self, trainer: Trainer, module: nn.Module, exception: BaseException) -> None:
         """Give the module its own weights back, before they are saved."""
-        self._return(is_agreed=False)
+        self._return()
 
     def teardown(self, trainer: Trainer, module: nn.Module, stage: str) -> None:
         """Forget the average: the module has it, or a checkpoint."""
-        self._return(is_agreed=False)
+        self._return()
         self._average = self._source = None
 
     # checkpoints ----------------------------------------------------------------------------------------------------
@@ -153,7 +170,7 @@ class WeightAveraging(Callback):
 
     def on_validation_end(self, trainer: Trainer, module: nn.Module) -> None:
         """Take it back."""
-        self._return()
+        self.give_back()
 
     def on_test_start(self, trainer: Trainer, module: nn.Module) -> None:
         """Lend the module the average."""
@@ -161,7 +178,7 @@ class WeightAveraging(Callback):
 
     def on_test_end(self, trainer: Trainer, module: nn.Module) -> None:
         """Take it back."""
-        self._return()
+        self.give_back()
 
     def on_predict_start(self, trainer: Trainer, module: nn.Module) -> None:
         """Lend the module the average."""
@@ -169,16 +186,17 @@ class WeightAveraging(Callback):
 
     def on_predict_end(self, trainer: Trainer, module: nn.Module) -> None:
         """Take it back."""
-        self._return()
+        self.give_back()
 
     def _lend(self, trainer: Trainer) -> None:
         wanted = self._evaluates_in_fit if trainer.stage == "fit" else self._evaluates
         if wanted and self.num_averaged and not self._is_exchanged:
             self._exchange()
 
-    def _return(self, *, is_agreed: bool = True) -> None:
+    def _return(self) -> None:
+        """This rank alone."""
         if self._is_exchanged:
-            self._exchange(is_agreed=is_agreed)
+            self._exchange(is_agreed=False)
 
     # the tensors ----------------------------------------------------------------------------------------------------
 

@@ -106,7 +106,12 @@ def to_checkpoint(owner: Any) -> dict[str, Any]:
     left_out = unplain(hparams)
     values = {name: _plain(value) for name, value in hparams.items() if name not in left_out}
     argument = getattr(owner, "__dict__", {}).get("_hparams_argument")
-    return {"hyper_parameters": values, **({"hyper_parameters_argument": argument} if argument else {})}
+    reachable = [name for name in values if _holds_config(hparams[name])]
+    return {
+        "hyper_parameters": values,
+        **({"hyper_parameters_argument": argument} if argument else {}),
+        **({"hyper_parameters_with_attributes": reachable} if reachable else {}),
+    }
 
 
 def rebuild(cls: type[Any], saved: Mapping[str, Any], overrides: Mapping[str, Any]) -> Any:
@@ -128,7 +133,11 @@ def rebuild(cls: type[Any], saved: Mapping[str, Any], overrides: Mapping[str, An
             f"load_from_checkpoint got {unknown[0]!r}, which {cls.__name__}.__init__ does not take.{hint} "
             f"It takes {', '.join(parameters) or 'nothing'}."
         )
-    hparams = {name: _reachable(value) for name, value in saved.get("hyper_parameters", {}).items()}
+    reachable = saved.get("hyper_parameters_with_attributes", ())
+    hparams = {
+        name: _reachable(value) if name in reachable else value
+        for name, value in saved.get("hyper_parameters", {}).items()
+    }
     if argument := saved.get("hyper_parameters_argument"):
         hparams = {argument: Hyperparameters(hparams)}
     arguments = {**hparams, **overrides}
@@ -157,6 +166,16 @@ def _plain(value: Any) -> Any:
     if isinstance(value, Sequence) and not isinstance(value, str | bytes | bytearray | tuple):
         return [_plain(item) for item in value]
     return value
+
+
+def _holds_config(value: Any) -> bool:
+    """Tell whether it is, or has in it, a mapping of a config library: those have their items as attributes."""
+    if isinstance(value, Mapping):
+        is_config = type(value).__module__ not in ("builtins", "collections")
+        return is_config or any(map(_holds_config, value.values()))
+    if isinstance(value, Sequence) and not isinstance(value, str | bytes | bytearray):
+        return any(map(_holds_config, value))
+    return False
 
 
 def _reachable(value: Any) -> Any:

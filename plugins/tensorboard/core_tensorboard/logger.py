@@ -80,6 +80,7 @@ class TensorBoardLogger(RunFolderLogger):
         if self._writer is not None:
             self._writer.close()
             self._writer = None
+        super().finalize(status)
 
     def __getstate__(self) -> dict[str, Any]:
         # A writer holds a thread and a file; the copy opens a file of its own.

@@ -24,7 +24,7 @@ class Nested(Tiny):
 
 
 class WithExample(Nested):
-    example_input_array = torch.zeros(5, 2)
+    example_input_array = property(lambda self: torch.zeros(5, 2).uniform_())
 
 
 def summary_of(tmp_path, capsys, module, **options):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,7 +15,7 @@ from core.trainer.callbacks.layer_summary import Summary, count_here, summarize
 from core.trainer.callbacks.terminal import find_console
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from torch import nn
 
@@ -71,23 +71,29 @@ def _numel(leaf: Any) -> int:
 
 def _make_example(trainer: Trainer, module: nn.Module) -> Callable[[], Any] | None:
     """Runs the module's example, on the device and in the precision of the run; None if there is none."""
-    example = getattr(module, "example_input_array", None)
+    strategy = trainer.strategy
+    with _same_random_state(strategy):  # it may be a property that draws
+        example = getattr(module, "example_input_array", None)
     if example is None:
         return None
-    strategy = trainer.strategy
-    accelerator, device = strategy.accelerator, strategy.root_device
     transfer = trainer.make_transfer() or (lambda batch: batch)
 
     def run() -> None:
-        # Training must not depend on whether a summary was printed.
-        random_states = torch.get_rng_state(), accelerator.get_rng_state(device)
-        with strategy.forward_context() or nullcontext():
+        with _same_random_state(strategy), strategy.forward_context() or nullcontext():
             _call(module, transfer(example))
-        torch.set_rng_state(random_states[0])
-        if random_states[1] is not None:
-            accelerator.set_rng_state(random_states[1], device)
 
     return run
+
+
+@contextmanager
+def _same_random_state(strategy: Any) -> Iterator[None]:
+    """Training must not depend on whether a summary was printed."""
+    accelerator, device = strategy.accelerator, strategy.root_device
+    random_states = torch.get_rng_state(), accelerator.get_rng_state(device)
+    yield
+    torch.set_rng_state(random_states[0])
+    if random_states[1] is not None:
+        accelerator.set_rng_state(random_states[1], device)
 
 
 def _call(module: nn.Module, example: Any) -> None:

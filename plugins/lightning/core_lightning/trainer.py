@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 from core import CheckpointIO
 from core import Trainer as CoreTrainer
 from core.registry import CHECKPOINT_IO_REGISTRY
-from core_lightning.asked_loaders import AskedLoaders
 from core_lightning.checkpoint_io import LightningCheckpointIO
 from core_lightning.differences import tell
 from core_lightning.loggers import CSVLogger
 from core_lightning.model_modes import ModelModes
 from core_lightning.objects import PickledObjects
+from core_lightning.same_draws import SameDraws
 from core_lightning.trust import TRUSTS
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ class Trainer(CoreTrainer):
 
         if use_distributed_sampler is None and self.world_size == 1:
             self.options = dataclasses.replace(self.options, use_distributed_sampler=False)
-            self.callbacks.insert(0, AskedLoaders())
+            self.callbacks.insert(0, SameDraws())
         self.callbacks.insert(0, ModelModes())
         if TRUSTS and not any(isinstance(callback, PickledObjects) for callback in self.callbacks):
             self.callbacks.append(PickledObjects(trusted=True))

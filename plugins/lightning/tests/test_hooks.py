@@ -111,3 +111,59 @@ def test_the_interval_of_a_prediction_writer_is_lightnings(installed):
         "epoch": (False, True),
         "batch_and_epoch": (True, True),
     }
+
+
+class Drawing:
+    """A loader that isn't torch's, and draws when it is asked for an iterator."""
+
+    def __iter__(self):
+        torch.rand(())
+        return iter([torch.ones(1, 2)])
+
+    def __len__(self):
+        return 1
+
+
+@pytest.mark.parametrize(
+    ("sanity_steps", "recorded"), [(0, [6, 8, 10, 12, 15, 18, 21]), (1, [5, 5, 7, 9, 11, 14, 17, 20])]
+)
+def test_what_draws_when_it_is_asked_is_asked_as_often_as_by_lightning(installed, tmp_path, sanity_steps, recorded):
+    """By each step, as many numbers were drawn as under Lightning 2.6.6, where these were counted."""
+    pl = installed("lightning.pytorch")
+    drawn = []
+
+    class Net(pl.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.layer = torch.nn.Linear(2, 1)
+
+        @property
+        def example_input_array(self):
+            torch.rand(())
+            return torch.ones(1, 2)
+
+        def forward(self, batch):
+            return self.layer(batch)
+
+        def training_step(self, batch):
+            drawn.append(torch.rand(()).item())
+            return self.layer(batch).sum()
+
+        def validation_step(self, batch):
+            drawn.append(torch.rand(()).item())
+
+        test_step = predict_step = validation_step
+
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parameters(), lr=0.1)
+
+    net = Net()
+    quiet = dict.fromkeys(("logger", "enable_progress_bar", "enable_checkpointing"), False)
+    trainer = pl.Trainer(max_epochs=2, accelerator="cpu", num_sanity_val_steps=sanity_steps, **quiet)
+    torch.manual_seed(1)
+    stream = [torch.rand(()).item() for _ in range(40)]
+    torch.manual_seed(1)
+    trainer.fit(net, Drawing(), Drawing())
+    for stage in (trainer.validate, trainer.test, trainer.predict):
+        stage(net, Drawing())
+    assert [stream.index(value) for value in drawn] == recorded

@@ -1,0 +1,66 @@
+"""Draws from the random state as Lightning's Trainer does before the first epoch."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from torch.utils.data import DataLoader
+
+from core import Callback
+from core.callbacks import ModelSummary
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from core import Trainer
+
+_TIMES = 3
+"""So often Lightning's summary asks a module for its example."""
+
+
+class SameDraws(Callback):
+    """Asks what Lightning asks, as often, so that what draws when it is asked leaves the same random state.
+
+    The summary asks for `example_input_array`, which may be a property. Loaders of other classes than torch's are asked
+    for an iterator once, to check them: one that draws its order then would shuffle differently otherwise.
+    """
+
+    def setup(self, trainer: Trainer, module: nn.Module, stage: str) -> None:
+        """Begin a stage, which checks its loaders anew."""
+        self._has_checked = False
+
+    def on_fit_start(self, trainer: Trainer, module: nn.Module) -> None:
+        """Ask for the example: core's own summary leaves the random state as it was."""
+        if any(isinstance(callback, ModelSummary) and callback.max_depth for callback in trainer.callbacks):
+            for _ in range(_TIMES):
+                getattr(module, "example_input_array", None)
+
+    def on_train_start(self, trainer: Trainer, module: nn.Module) -> None:
+        """Ask the training loaders, and those for validation if no sanity check has."""
+        _ask(trainer.train_dataloader)
+        self._ask_for_validation(trainer)
+
+    def on_validation_start(self, trainer: Trainer, module: nn.Module) -> None:
+        """Ask the loaders, the first time."""
+        self._ask_for_validation(trainer)
+
+    def on_test_start(self, trainer: Trainer, module: nn.Module) -> None:
+        """Ask the loaders."""
+        _ask(trainer.test_dataloaders)
+
+    def on_predict_start(self, trainer: Trainer, module: nn.Module) -> None:
+        """Ask the loaders."""
+        _ask(trainer.predict_dataloaders)
+
+    def _ask_for_validation(self, trainer: Trainer) -> None:
+        if not self._has_checked:
+            _ask(trainer.val_dataloaders)
+        self._has_checked = True
+
+
+def _ask(loaders: Any) -> None:
+    if isinstance(loaders, dict):
+        loaders = list(loaders.values())
+    for loader in loaders if isinstance(loaders, list | tuple) else [loaders]:
+        if loader is not None and not isinstance(loader, DataLoader):
+            iter(loader)

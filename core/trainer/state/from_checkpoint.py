@@ -65,7 +65,11 @@ def load_datamodule(
 
 
 def _with_file(saved: Mapping[str, Any], hparams_file: PathLike | None) -> Mapping[str, Any]:
-    return saved if hparams_file is None else {**saved, "hyper_parameters": read_hparams(hparams_file)}
+    if hparams_file is None:
+        return saved
+    hparams = read_hparams(hparams_file)
+    # As a config library reads a file, all of its mappings have their items as attributes.
+    return {**saved, "hyper_parameters": hparams, "hyper_parameters_with_attributes": list(hparams)}
 
 
 def _as_device(map_location: Any) -> torch.device | None:

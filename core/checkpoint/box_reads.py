@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
 from core.checkpoint.memory import box_of, box_span, bytes_of, strides_of
+from core.checkpoint.tiling import common
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -99,32 +100,27 @@ def reads_of(
     saved: list[SavedChunk], dtype: torch.dtype, shape: tuple[int, ...], wanted: Sequence[Chunk]
 ) -> Iterator[BoxRead]:
     """The reads that fill the wanted boxes of a tensor from the saved ones, which tile it."""
-    # The usual case, the same boxes as were saved, needs no intersections, nor the import of torch's resharding.
+    # The usual case, the same boxes as were saved, needs no intersections.
     by_box = {(chunk.offsets, chunk.sizes): chunk for chunk in saved}
-    same = [by_box.get((tuple(chunk.offsets), tuple(chunk.sizes))) for chunk in wanted]
-    if all(same):
-        for found, chunk in zip(same, wanted, strict=True):
-            if found is not None and chunk.tensor.numel():
-                yield box_read(found, dtype, (0,) * len(shape), chunk.tensor)
-    elif saved:
-        yield from _overlaps(dtype, shape, saved, wanted)
+    for chunk in wanted:
+        box = (tuple(chunk.offsets), tuple(chunk.sizes))
+        if not chunk.tensor.numel():
+            continue
+        if (same := by_box.get(box)) is not None:
+            yield box_read(same, dtype, (0,) * len(shape), chunk.tensor)
+            continue
+        for found in saved:
+            if (part := common(box, (found.offsets, found.sizes))) is not None:
+                yield _part_read(found, dtype, chunk, *part)
 
 
-def _overlaps(
-    dtype: torch.dtype, shape: tuple[int, ...], saved: list[SavedChunk], wanted: Sequence[Chunk]
-) -> Iterator[BoxRead]:
-    """The parts of each saved box that belong to each wanted one, by torch's own resharding."""
-    from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, TensorProperties, TensorStorageMetadata
-    from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
-
-    def boxes(chunks: Sequence[Any]) -> list[ChunkStorageMetadata]:
-        return [ChunkStorageMetadata(torch.Size(chunk.offsets), torch.Size(chunk.sizes)) for chunk in chunks]
-
-    described = TensorStorageMetadata(TensorProperties(dtype=dtype), torch.Size(shape), boxes(saved))
-    for item in create_read_items_for_chunk_list("", described, boxes(wanted)):
-        assert item.storage_index.index is not None
-        assert item.dest_index.index is not None
-        target = wanted[item.dest_index.index].tensor
-        for dim, (offset, length) in enumerate(zip(item.dest_offsets, item.lengths, strict=True)):
-            target = target.narrow(dim, offset, length)
-        yield box_read(saved[item.storage_index.index], dtype, tuple(item.storage_offsets), target)
+def _part_read(
+    found: SavedChunk, dtype: torch.dtype, chunk: Chunk, starts: tuple[int, ...], sizes: tuple[int, ...]
+) -> BoxRead:
+    """The read of the part that a saved box and a wanted one have in common."""
+    target = chunk.tensor
+    for dim, (start, offset, size) in enumerate(zip(starts, chunk.offsets, sizes, strict=True)):
+        if size != target.shape[dim]:
+            target = target.narrow(dim, start - offset, size)
+    within = tuple(start - offset for start, offset in zip(starts, found.offsets, strict=True))
+    return box_read(found, dtype, within, target)

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from core.checkpoint.copying import can_copy, copy_all
 from core.checkpoint.plain_state import Converter
 from core.checkpoint.shards import chunks_to_write, shape_of
 from core.checkpoint.tree import is_sharded
@@ -35,6 +36,7 @@ class StagingMemory:
         """
         walk = _Snapshot(self._buffers, rank, sharded)
         copied = walk.convert_state(state)
+        copy_all(walk.copies)
         for device in walk.devices:
             torch.cuda.current_stream(device).synchronize()
         # Buffers that this state didn't need are freed.
@@ -50,6 +52,7 @@ class _Snapshot(Converter):
         self._sharded = sharded
         self.used: dict[str, torch.Tensor] = {}
         self.devices: set[torch.device] = set()  # that are still copying
+        self.copies: list[tuple[torch.Tensor, torch.Tensor]] = []  # that are still to be made
 
     def tensor(self, tensor: torch.Tensor, path: str) -> Any:
         if self._sharded and self._rank:  # plain tensors are those of rank 0
@@ -63,6 +66,9 @@ class _Snapshot(Converter):
         if buffer is None or buffer.shape != tensor.shape or buffer.dtype != tensor.dtype:
             buffer = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=is_pinned)
         self.used[path] = buffer
+        if can_copy(tensor):
+            self.copies.append((buffer, tensor))
+            return buffer
         if is_pinned:
             self.devices.add(tensor.device)
         return buffer.copy_(tensor, non_blocking=is_pinned)

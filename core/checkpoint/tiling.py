@@ -78,7 +78,7 @@ def tile_box(wanted: Box, boxes: Iterable[Box]) -> bool:
     for box in boxes:
         if len(box[0]) != len(offsets) or len(box[1]) != len(offsets):
             return False
-        if (part := _common(wanted, box)) is not None:
+        if (part := common(wanted, box)) is not None:
             parts.append(part)
     if len(parts) == 1:
         return parts[0] == (tuple(offsets), tuple(sizes))
@@ -86,7 +86,7 @@ def tile_box(wanted: Box, boxes: Iterable[Box]) -> bool:
     return point.value("", parts) == point.value("", [wanted])
 
 
-def _common(one: Box, other: Box) -> Box | None:
+def common(one: Box, other: Box) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
     """The part that two boxes have in common; None if nothing."""
     starts = tuple(map(max, one[0], other[0]))
     stops = [min(a + b, c + d) for a, b, c, d in zip(*one, *other, strict=True)]

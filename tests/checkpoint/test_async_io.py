@@ -1,4 +1,5 @@
 import contextlib
+import ctypes
 import os
 import sys
 import threading
@@ -10,7 +11,7 @@ import pytest
 import torch
 
 from checkpoint_collectives import Alone
-from core.checkpoint import AsyncCheckpointIO, DistributedCheckpointIO, TorchCheckpointIO, load_checkpoint
+from core.checkpoint import AsyncCheckpointIO, DistributedCheckpointIO, TorchCheckpointIO, copying, load_checkpoint
 from core.contract import CheckpointError, UnsupportedError
 from core_testing import programs
 
@@ -80,8 +81,18 @@ def test_what_was_saved_is_what_there_was_when_it_was_asked_for(tmp_path, inner)
     checkpoint_io.teardown()
 
 
-def test_a_state_is_copied_once_into_memory_that_is_kept_and_written_by_one_thread(tmp_path):
-    seen = []
+@pytest.mark.parametrize("num_threads", [1, 3])
+def test_a_state_is_copied_once_into_memory_that_is_kept_and_written_by_one_thread(tmp_path, monkeypatch, num_threads):
+    """By torch if it is small, and else by threads in pieces."""
+    seen, copied, real = [], [], ctypes.memmove
+    monkeypatch.setattr(torch, "get_num_threads", lambda: num_threads)
+    monkeypatch.setattr(copying, "_BYTES_A_THREAD", 1 << 20)
+
+    def memmove(target, source, num_bytes):
+        copied.append((num_bytes, threading.current_thread()))
+        real(target, source, num_bytes)
+
+    monkeypatch.setattr(ctypes, "memmove", memmove)
 
     class Spy(DistributedCheckpointIO):
         def save_checkpoint(self, state, path, *, collectives):
@@ -90,17 +101,21 @@ def test_a_state_is_copied_once_into_memory_that_is_kept_and_written_by_one_thre
             super().save_checkpoint(state, path, collectives=collectives)
 
     checkpoint_io = AsyncCheckpointIO(Spy())
-    tensors = [torch.full((2_000_000,), 1.0), torch.full((2_000_000,), 2.0, dtype=torch.bfloat16), torch.ones(3)]
+    tensors = [torch.arange(2_000_000.0), torch.full((2_000_000,), 2.0, dtype=torch.bfloat16), torch.ones(3)]
     before = threading.active_count()
     for step in range(3):
+        copied.clear()
         with counted_copies() as counts:
             checkpoint_io.save_checkpoint({"tensors": tensors}, tmp_path / f"{step}.ckpt", collectives=ALONE)
-        assert counts == {"copy_": 3}
+        assert counts == {"copy_": 1}
+        assert sum(num_bytes for num_bytes, _ in copied) == 12_000_000
+        assert len({thread for _, thread in copied}) <= num_threads
         checkpoint_io._wait()
     assert [addresses for addresses, _, _ in seen] == [seen[0][0]] * 3
     assert not set(seen[0][0]) & {tensor.data_ptr() for tensor in tensors}
     assert {(name, number) for _, name, number in seen} == {("checkpoint_0", before + 1)}
     loaded = load_checkpoint(tmp_path / "2.ckpt")["tensors"]
+    assert torch.get_num_threads() == num_threads
     assert all(map(torch.equal, loaded, tensors))
     checkpoint_io.teardown()
 

@@ -204,7 +204,7 @@ class NodeFolder(LocalFolder):
         super().__init__(path)
         self._names = names
 
-    def open(self, name: str, size_bytes: int, blocks: list[str]) -> MappedFile:
+    def open(self, name: str, size_bytes: int, blocks: digest.Blocks) -> MappedFile:
         """A file with the bytes of tensors, here or elsewhere."""
         if name in self._names:
             return super().open(name, size_bytes, blocks)

@@ -16,6 +16,7 @@ import dataclasses
 import pickle
 import tempfile
 import time
+from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,7 @@ from core.checkpoint.local_folder import LocalFolder
 from core.checkpoint.opened import OpenedCheckpoint
 from core.checkpoint.part_writer import PartWriter
 from core.contract import Chunk, ShardedLeaf
+from core.strategies import gather_tree, rounds
 from core.strategies.fingerprint import exchange
 
 COLUMNS = 8
@@ -79,6 +81,11 @@ class CountedStore:
         self._count(key, amount)
         return self._store.add(key, amount)
 
+    def check(self, keys: list[str]) -> bool:
+        """Tell whether all are there."""
+        self._count(*keys)
+        return self._store.check(keys)
+
     def get(self, key: str) -> bytes:
         """Read what is there."""
         self._count(key)
@@ -108,6 +115,41 @@ def join(num_ranks: int) -> list[Row]:
         end_s - last_s,
     )
     return [own, dataclasses.replace(store.row, what="set-up: the store, all ranks", seconds=end_s - began_s)]
+
+
+class Comers:
+    """The store of rank 0 at a meeting, at which the others do their part between two of its questions, uncounted."""
+
+    def __init__(self, store: CountedStore, num_ranks: int) -> None:
+        self._store, self._numbers = store, range(0)
+        self._num_ranks, self._has_come = num_ranks, False
+
+    def add(self, key: str, amount: int) -> int:
+        """Ask for a counter, once all others have asked, or come."""
+        before = dataclasses.replace(self._store.row)
+        if not self._numbers:
+            numbers = [rounds.ask(self._store) for _ in range(1, self._num_ranks)]  # type: ignore[arg-type]  # as a store
+            self._numbers = range(numbers[0], numbers[-1] + 1)
+        elif not self._has_come and key != "core/asked":
+            for rank, number in enumerate(self._numbers, 1):
+                name = rounds.answer(self._store, number)  # type: ignore[arg-type]  # likewise
+                assert name is not None, "rank 0 has answered"
+                rounds.come(self._store, name, rank)  # type: ignore[arg-type]  # likewise
+            self._has_come = True
+        self._store.row = before
+        return self._store.add(key, amount)
+
+    def set(self, key: str, value: str) -> None:
+        """Write."""
+        self._store.set(key, value)
+
+
+def meet(num_ranks: int) -> Row:
+    """Meet under torchrun or a scheduler: what rank 0 asks and says."""
+    server = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(minutes=5))
+    store = CountedStore(server)
+    rounds.meet(Comers(store, num_ranks), 0, num_ranks, timedelta(minutes=5))  # type: ignore[arg-type]  # as a store
+    return dataclasses.replace(store.row, what="set-up: the meeting, rank 0")
 
 
 def state_of(rank: int, num_ranks: int, num_leaves: int) -> dict[str, Any]:
@@ -146,19 +188,40 @@ class RankZero:
         return obj
 
     def gather_objects(self, obj: Any, dst: int = 0) -> list[Any]:
-        """`obj`, and what the others send, unpickled here."""
+        """`obj`, and what the others send, unpickled here. More than 64 send it by branches."""
+        if self.size <= gather_tree.FAN:
+            return self._heard(obj, [self._answer(rank, obj) for rank in range(1, self.size)])
+        gathered = gather_tree.gather(obj, 0, self.size, self._gather_from)
+        assert gathered is not None, "this is rank 0"
+        return gathered
+
+    def _gather_from(self, own: Any, ranks: Sequence[int]) -> list[Any]:
+        """What the other ranks of a branch send, or the first ones of branches."""
         began_s = time.thread_time()
-        sent = [pickle.dumps(self._answer(rank, obj)) for rank in range(1, self.size)]
+        first = own if ranks[1] == 1 else own[0]
+        answers = [
+            self._answer(rank, first)
+            if ranks[1] == 1
+            else [self._answer(each, first) for each in range(rank, min(rank + ranks[1], self.size))]
+            for rank in ranks[1:]
+        ]
+        self.others_s += time.thread_time() - began_s
+        return self._heard(own, answers)
+
+    def _heard(self, own: Any, answers: list[Any]) -> list[Any]:
+        began_s = time.thread_time()
+        sent = list(map(pickle.dumps, answers))
         self.others_s += time.thread_time() - began_s
         for message in sent:
             self._count(message)
-        return [obj, *map(pickle.loads, sent)]
+        return [own, *map(pickle.loads, sent)]
 
     def _answer(self, rank: int, obj: Any) -> Any:
         if obj[1] is None:
             return obj
         part = PartWriter(state_of(rank, self.size, self._num_leaves), rank)
-        return None, (part.write(self._folder, self._token), part.num_written, part.written)
+        entries = part.write(self._folder, self._token)
+        return None, (joint_writing._packed(entries), part.num_written, part.written)
 
     def _count(self, message: bytes) -> None:
         self.row.messages += 1
@@ -248,7 +311,7 @@ def measure(num_ranks: int, num_leaves: int, *, with_torch: bool) -> list[Row]:
         state = placed_state(num_ranks, num_leaves)
         with tempfile.TemporaryDirectory(dir=memory) as place:
             folder = LocalFolder(Path(place) / "last.ckpt")
-            rows = [*join(num_ranks), *save(folder, num_ranks, state, "save: commit, rank 0")]
+            rows = [meet(num_ranks), *join(num_ranks), *save(folder, num_ranks, state, "save: commit, rank 0")]
             rows += save(folder, num_ranks, state, "save: commit that replaces, rank 0")
             for readers, what in (
                 (num_ranks, "load: on as many ranks"),
@@ -270,7 +333,7 @@ def main() -> None:
     options = parser.parse_args()
     found = [measure(ranks, options.leaves, with_torch=options.torch) for ranks in options.ranks]
     print("| messages or files; bytes; CPU s |", " | ".join(f"{ranks:,}" for ranks in options.ranks), "|")
-    print("| ---" * (1 + len(found)), "|")
+    print("|" + " --- |" * (1 + len(found)))
     for rows in zip(*found, strict=True):
         cells = [f"{row.messages:,}; {row.size_bytes:,}; {row.seconds:.4f}" for row in rows]
         print(f"| {rows[0].what} |", " | ".join(cells), "|")

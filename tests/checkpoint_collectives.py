@@ -1,6 +1,6 @@
 """Collectives for tests: one process, threads, and real processes over gloo."""
 
-import collections
+import itertools
 import queue
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -99,9 +99,8 @@ class InThreads:
 
 def in_threads(num_ranks, function):
     """`function(collectives)` on as many ranks; what it returns, or the CheckpointError that it raises, on each."""
-    shared = SimpleNamespace(
-        barrier=threading.Barrier(num_ranks), told=[None] * num_ranks, sent=collections.defaultdict(queue.Queue)
-    )
+    sent = {pair: queue.Queue() for pair in itertools.product(range(num_ranks), repeat=2)}
+    shared = SimpleNamespace(barrier=threading.Barrier(num_ranks), told=[None] * num_ranks, sent=sent)
 
     def run(rank):
         try:

@@ -7,14 +7,17 @@ from typing import TYPE_CHECKING, Any
 
 from core.checkpoint import messages
 from core.checkpoint.agreement import gather_results, on_rank_zero, together
-from core.checkpoint.manifest import Manifest
+from core.checkpoint.manifest import FileEntry, Manifest
 from core.checkpoint.part_writer import PartWriter
 from core.contract.errors import CheckpointError
 
 if TYPE_CHECKING:
     from core.checkpoint.folder import Folder
-    from core.checkpoint.manifest import FileEntry
     from core.contract.checkpoint_io import Collectives
+
+    Written = tuple[list[tuple[str, int, bytes]], int, int]
+    """What rank 0 hears of a part, in few bytes: of each file the end of its name, its size and digest; elements and
+    boxes that were written."""
 
 
 def write(folder: Folder, state: dict[str, Any], collectives: Collectives) -> None:
@@ -35,9 +38,10 @@ def write(folder: Folder, state: dict[str, Any], collectives: Collectives) -> No
         token = on_rank_zero(collectives, lambda: _explained(folder, lambda: stack.enter_context(folder.begin())))
         committed = False
 
-        def write() -> tuple[dict[str, FileEntry], int, int]:
+        def write() -> Written:
             _explained(folder, lambda: stack.enter_context(folder.stage(token)))
-            return _explained(folder, lambda: part.write(folder, token)), part.num_written, part.written
+            entries = _explained(folder, lambda: part.write(folder, token))
+            return _packed(entries), part.num_written, part.written
 
         try:
             # Once this returns, the files of all ranks are complete: the moment for the manifest.
@@ -55,7 +59,7 @@ def _commit(
     folder: Folder,
     token: str,
     part: PartWriter,
-    written: list[tuple[dict[str, FileEntry], int, int]],
+    written: list[Written],
     collectives: Collectives,
 ) -> None:
     """Rank 0. Check that nothing is missing, and make it a checkpoint."""
@@ -67,9 +71,17 @@ def _commit(
         )
     if sum(boxes for _, _, boxes in written) != part.to_write(token):
         raise CheckpointError(f"The chunks of the ranks overlap, and leave holes elsewhere. {expected}")
-    files = {name: entry for entries, _, _ in written for name, entry in entries.items()}
+    files = {
+        f"{token}-{rank:05}.{end}": FileEntry(size, content.hex())
+        for rank, (entries, _, _) in enumerate(written)
+        for end, size, content in entries
+    }
     content = Manifest(files, collectives.size, dict(collectives.writer)).to_bytes()
     folder.commit(token, content, files)
+
+
+def _packed(entries: dict[str, FileEntry]) -> list[tuple[str, int, bytes]]:
+    return [(name.rpartition(".")[2], entry.size_bytes, bytes.fromhex(entry.digest)) for name, entry in entries.items()]
 
 
 def _explained(folder: Folder, work: Any) -> Any:

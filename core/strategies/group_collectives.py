@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
+from core.strategies import gather_tree
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
@@ -18,6 +20,9 @@ _PIECE_BYTES = 1 << 28
 
 def gather_objects(obj: Any, dst: int, group: dist.ProcessGroup | None = None) -> list[Any] | None:
     """All ranks of a group. On rank `dst` everyone's `obj` in the order of ranks; None elsewhere."""
+    whole = group if group is not None else dist.group.WORLD
+    if whole is not None and dst == 0 and gather_tree.serves(whole):
+        return gather_tree.gather_in_group(obj, whole)
     gathered: list[Any] | None = [None] * dist.get_world_size(group) if dist.get_rank(group) == dst else None
     dist.gather_object(obj, gathered, dst=dst, group=group)
     return gathered

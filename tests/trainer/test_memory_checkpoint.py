@@ -1,5 +1,6 @@
 """The newest step in the memory of every node, and going on from it when processes are gone."""
 
+import importlib
 import os
 
 import pytest
@@ -112,6 +113,7 @@ def test_a_lost_node_costs_no_step_that_was_kept(tmp_path):
 
 @pytest.mark.slow
 def test_shards_of_a_lost_node_are_on_the_next_one(tmp_path):
+    importlib.import_module("core_fsdp.strategy")  # once, and not in each of the ranks that are forked
     memory, options = folders(tmp_path), {"strategy": "fsdp", "enable_checkpointing": False}
     whole = on_ranks(1, lambda: train(tmp_path / "whole", memory=memory, **options))[0][0]
     root = tmp_path / "run"

@@ -39,6 +39,10 @@ class CheckpointRecord:
     damage: str = ""
 
 
+_WRITTEN = ("metrics.csv", "run.json")
+"""What the CSVLogger leaves of a run: one of them at least."""
+
+
 @dataclass(frozen=True, slots=True)
 class RunRecord:
     """The folder of a run.
@@ -64,12 +68,12 @@ def read_run(folder: Path) -> RunRecord:
     Raises:
         CoreError: the folder isn't that of a run.
     """
-    if not (folder / "metrics.csv").is_file():
-        runs = sorted(path.parent for path in folder.glob("**/metrics.csv"))
+    if not any((folder / name).is_file() for name in _WRITTEN):
+        runs = sorted({path.parent for name in _WRITTEN for path in folder.glob(f"**/{name}")})
         near = f" Runs in it: {', '.join(map(str, runs[-3:]))}." if runs else ""
         raise CoreError(
-            f"{folder} is not the folder of a run: expected metrics.csv, as the CSVLogger writes it, which is the "
-            f"default.{near}"
+            f"{folder} is not the folder of a run: expected metrics.csv or run.json, as the CSVLogger writes them, "
+            f"which is the default.{near}"
         )
     return RunRecord(
         folder=folder,
@@ -92,6 +96,8 @@ def _read_metrics(path: Path) -> dict[str, Series]:
 
 
 def _read_rows(path: Path) -> Iterator[dict[str, Any]]:
+    if not path.is_file():  # a run of fewer steps than are logged at once
+        return
     with path.open(encoding="utf-8", errors="replace", newline="") as file:
         try:
             yield from csv.DictReader(file)

@@ -81,14 +81,19 @@ class CSVLogger(RunFolderLogger):
         with _locked(path.parent):
             self._write(path)
         self._rows = []
-        if self._facts is not None:
-            (path.parent / "run.json").write_text(json.dumps(self._facts, indent=2) + "\n", encoding="utf-8")
-            self._facts = None
+        self._save_facts()
 
     def finalize(self, status: str) -> None:
-        """The run is over."""
+        """The run is over. One that has logged nothing leaves `run.json` where it has a folder, for its checkpoints."""
         self.save()
         super().finalize(status)
+        if self._has_made:
+            self._save_facts()
+
+    def _save_facts(self) -> None:
+        if self._facts is not None:
+            (self.folder() / "run.json").write_text(json.dumps(self._facts, indent=2) + "\n", encoding="utf-8")
+            self._facts = None
 
     def _write(self, path: Path) -> None:
         present = _read_columns(path)

@@ -217,7 +217,7 @@ def _available(kind: str, manager: PluginManager) -> str:
     aliases = [offer.spec.alias for offer in manager.offers(kind) if offer.status is Status.OK]
     if len(aliases) > _MOST_LISTED:
         return f"`core list-{KINDS[kind].plural}` shows the {len(aliases)} that are installed."
-    return f"Installed: {', '.join(aliases)}." if aliases else f"No {kind} is installed."
+    return f"Installed: {', '.join(aliases)}." if aliases else "None is installed."
 
 
 def _named(provider: str, manager: PluginManager) -> str:

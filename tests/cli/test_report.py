@@ -11,6 +11,7 @@ from core import Fabric, Module, Trainer
 from core.callbacks import DeviceStatsMonitor, ModelCheckpoint, ThroughputMonitor
 from core.cli.chart import line_chart, short_number
 from core.cli.commands import command
+from core.loggers import CSVLogger
 
 HOSTILE = "<script>alert('\x1b[31m')</script>"
 
@@ -111,6 +112,17 @@ def test_the_page_of_a_run(tmp_path):
     done = report(tmp_path)
     assert (done.exit_code, "expected metrics.csv" in done.output) == (1, True)
     assert str(folder) in "".join(done.output.split("\n"))
+
+
+def test_a_run_that_has_logged_nothing_has_a_page_too(tmp_path):
+    logger = CSVLogger(tmp_path)
+    logger.log_run({"versions": {"torch": "2"}})
+    logger.finalize("success")
+    assert list(tmp_path.iterdir()) == [], "no folder is made for it"
+    folder = logger.folder()
+    logger.finalize("success")
+    assert report(folder).exit_code == 0
+    assert "None was logged" in (folder / "report.html").read_text()
 
 
 def test_a_chart_keeps_peaks_and_gaps():

@@ -179,7 +179,7 @@ def test_the_state_after_an_error():
 
 
 @pytest.mark.parametrize(("number", "ends_by"), [(signal.SIGTERM, SystemExit), (signal.SIGINT, KeyboardInterrupt)])
-def test_the_attributes_after_a_signal(number, ends_by):
+def test_the_attributes_after_a_signal(number, ends_by, capsys):
     class Signalled(Net):
         def on_train_batch_end(self, outputs, batch, batch_idx):
             signal.raise_signal(number)
@@ -187,6 +187,8 @@ def test_the_attributes_after_a_signal(number, ends_by):
     trainer = make()
     with pytest.raises(ends_by):
         trainer.fit(Signalled(), data())
+    name = signal.Signals(number).name
+    assert capsys.readouterr().err == f"{name} has stopped training after step 1; nothing of it is saved.\n"
     assert (trainer.interrupted, trainer.received_sigterm) == (True, number == signal.SIGTERM)
     assert trainer.state == ("fit", None, "interrupted")
 

@@ -19,6 +19,7 @@ from core.trainer.settings import quick_runs
 from core.trainer.settings.torch_modes import torch_modes
 from core.trainer.signals import requeue
 from core.trainer.signals.interruption import SignalGuard
+from core.trainer.signals.told_end import tell_end
 from core.trainer.state.checkpoint_path import find_checkpoint
 from core.trainer.state.finished_fit import FinishedFit
 from core.watch import explain
@@ -82,6 +83,7 @@ def _run(trainer: Trainer, crosses_processes: bool) -> Any:
             if (hears := getattr(strategy, "on_exception", None)) is not None:
                 hears(error)
             trainer.events.emit("on_exception", error)
+            tell_end(trainer)
         finally:
             run_logs.finalize_after(trainer.loggers, error)
         if error is raised:

@@ -25,6 +25,8 @@ __all__ = ["check"]
 _COLORS = {"proven": "green", "failed": "red", "not declared": "bright_black", "not tested": "yellow"}
 _OUTCOMES = {"passed": "passed", "failed": "failed", "skipped": "skipped", "xfailed": "known to fail"}
 
+_GOOD = "all well"
+
 _EXAMPLES = """\b
 Examples:
   core check ddp
@@ -150,7 +152,9 @@ def _lines(suite: Suite, *, verbose: bool) -> Iterator[str]:
     numbers = ", ".join(f"{count[outcome]} {name}" for outcome, name in _OUTCOMES.items() if count[outcome])
     took = f"{sum(test.duration_s for test in suite.tests):.0f} s of tests"
     if not verbose and suite.is_good:
-        yield shown(styled("all well", fg="green"), f"  {suite.title}, on {suite.ground}: {numbers}, {took}")
+        first, *rest = paragraph(f"{_GOOD}  {suite.title}, on {suite.ground}: {numbers}, {took}")
+        yield shown(styled(_GOOD, fg="green"), first.removeprefix(_GOOD))
+        yield from paragraph(" ".join(rest), indent=" " * len(f"{_GOOD}  "))
         return
     yield styled(suite.title, bold=True)
     where = f"{suite.num_processes} processes" if suite.num_processes > 1 else "one process"

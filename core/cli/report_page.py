@@ -30,8 +30,8 @@ figcaption small { color: #888; }
 svg { display: block; height: auto; width: 100%; }
 svg text { fill: currentColor; font-size: 11px; }
 .axis { fill: none; stroke: #8888; }
-.line { fill: none; stroke: #0969da; stroke-linejoin: round; stroke-width: 1.8; }
-circle { fill: #0969da; }
+.line { fill: none; stroke: #2f81f7; stroke-linejoin: round; stroke-width: 1.8; }
+circle { fill: #2f81f7; }
 code { overflow-wrap: anywhere; }
 .damaged { color: #cf222e; }
 summary { cursor: pointer; }

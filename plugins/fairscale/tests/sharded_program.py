@@ -59,7 +59,7 @@ def trained(strategy, zero, clip=False, evaluates=False):
     scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
     for step, batch in enumerate(batches(fabric.global_rank)):
         zero(model, optimizer, step)
-        model.train(not evaluates or step < 4)
+        fabric.strategy.model.train(not evaluates or step < 4)  # the wrapper, and so all in it
         fabric.backward(model(batch).square().mean())
         if clip:
             fabric.clip_gradients(model, optimizer, max_norm=0.05)

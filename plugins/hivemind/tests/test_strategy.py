@@ -1,8 +1,10 @@
 """One peer: what is refused before work, and how it differs from a loop on torch alone, which is nowhere."""
 
 import multiprocessing
+import signal
 import subprocess
 import sys
+import time
 from functools import partial
 
 import pytest
@@ -76,14 +78,34 @@ def test_a_peer_that_cannot_be_reached_is_an_error():
 
 
 def test_gradients_are_averaged_over_samples():
-    """Batches of 16, 16 and 8 samples make one step of 40, and equal a batch of 40 on one device."""
+    """Batches of 16, 16 and 8 samples make a step of 40, and equal one of 40 on one device; frozen weights stay."""
     alone, whole = Net(), Net()
+    alone.layer.bias.requires_grad_(False)
+    whole.layer.bias.requires_grad_(False)
     assert fit(make(target_batch_size=40), alone).global_step == 1
     optimizer = whole.configure_optimizers()
     (batch,) = loader(batch_size=40)
     whole.training_step(batch, 0).backward()
     optimizer.step()
     torch.testing.assert_close(alone.layer.weight, whole.layer.weight, rtol=1e-12, atol=0)
+    assert torch.equal(alone.layer.bias, whole.layer.bias)
+
+
+def test_a_peer_that_is_alone_counts():
+    """However long it pauses: hivemind takes a step by an estimate of the samples that were seen meanwhile."""
+    often = {"min_refresh_period": 0.1, "default_refresh_period": 0.1}
+    fabric, net = Fabric(strategy=make(target_batch_size=32, tracker_options=often), accelerator="cpu"), Net()
+    model, optimizer = fabric.setup(net, net.configure_optimizers())
+    weights, changed = net.layer.weight.clone(), []
+    for index, (inputs,) in enumerate(fabric.setup_dataloaders(loader(12 * 16))):
+        time.sleep(2 if index == 8 else 0.05)
+        fabric.backward(model.training_step([inputs], 0))
+        optimizer.step()
+        optimizer.zero_grad()
+        changed.append(not torch.equal(weights, net.layer.weight))
+        weights = net.layer.weight.clone()
+    fabric.teardown()
+    assert changed == [False, True] * 6
 
 
 def test_gradients_stay_in_their_buffers():
@@ -94,6 +116,8 @@ def test_gradients_stay_in_their_buffers():
 
 
 def test_a_loop_by_hand_takes_the_loaders_batch_size():
+    """And Ctrl-C, which hivemind would have the process ignore from here on."""
+    handler = signal.getsignal(signal.SIGINT)
     fabric, net = Fabric(strategy=make(target_batch_size=32), accelerator="cpu"), Net()
     model, optimizer = fabric.setup(net, net.configure_optimizers())
     batches = fabric.setup_dataloaders(loader(32))
@@ -103,6 +127,7 @@ def test_a_loop_by_hand_takes_the_loaders_batch_size():
         optimizer.step()
         optimizer.zero_grad()
         changed.append(not torch.equal(before, net.layer.weight))
+    assert signal.getsignal(signal.SIGINT) is handler
     fabric.teardown()
     assert changed == [False, True]
 

@@ -423,13 +423,6 @@ HIVEMIND = [
         "test_strategy.py::test_a_run_begins_after_a_child_was_killed_in_an_answer",
     ),
     _hivemind(
-        "p2pd and averagers outlive a peer that is killed",
-        "processes.py",
-        "ctypes.CDLL(None).prctl(_TELL_WHEN_PARENT_ENDS, signal.SIGTERM)",
-        "pass",
-        "test_peers.py::test_nothing_is_left",
-    ),
-    _hivemind(
         "a script that tears nothing down waits for hivemind's threads for ever",
         "swarm.py",
         "            _before_threads_are_awaited(self.leave)\n",
@@ -480,13 +473,6 @@ RAY = [
         "            del os.environ[name]",
         "            pass",
         "test_conformance.py::TestRay::test_leaves_no_process_and_no_variable",
-    ),
-    _ray(
-        "actors stay, and keep the room of the cluster",
-        "ranks.py",
-        "            ray.kill(actor)",
-        "            pass",
-        "test_cluster.py::test_the_first_failure_is_named_with_its_node",
     ),
     _ray(
         "inside Ray Train processes would be made once more",

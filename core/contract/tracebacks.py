@@ -114,6 +114,10 @@ def _shortened(error: Exception, trace: TracebackType) -> TracebackType:
     while (link := links[-1].tb_next) is not None:
         links.append(link)
     hidden = _hidden(error, [link.tb_frame for link in links])
+    origins = [_origin(link.tb_frame) for link in links]
+    if (last_user := _last(origins, "user")) > _last(origins, "core"):
+        # IPython writes five lines around each frame's: the user's own line is enough, and the message says the rest.
+        hidden[last_user + 1 :] = [True] * (len(hidden) - last_user - 1)
     short = None
     for link, is_hidden in zip(reversed(links), reversed(hidden), strict=True):
         if not is_hidden or _origin(link.tb_frame) == "shell":

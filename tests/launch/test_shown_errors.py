@@ -211,6 +211,8 @@ for cell in {cells!r}:
         [sys.executable, "program.py"], cwd=tmp_path, env=os.environ | {"IPYTHONDIR": str(tmp_path)}, timeout=100
     )
     text = done.stdout + done.stderr
+    lengths = [len(cell.splitlines()) for cell in re.split("^depth.*\n", done.stdout, flags=re.MULTILINE)]
+    assert max(lengths) <= MAX_LINES, text
     assert "core.UnknownAliasError: Unknown strategy 'dpp'" in text, text
     assert "mat1 and mat2 shapes cannot be multiplied" in text
     assert os.path.join("core", "trainer", "") not in text, text

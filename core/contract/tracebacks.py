@@ -164,7 +164,8 @@ def _format_frames(error: BaseException) -> str:
     for index, (frame, summary) in enumerate(zip(frames, summaries, strict=False)):
         if not hidden[index]:
             # Where what is called is left out, the marks below the call are too: they would mark all of it.
-            parts[-1].append(_without_marks(summary) if hidden[index + 1] else summary)
+            is_plain = hidden[index + 1] or _origin(frame) == "library"
+            parts[-1].append(_without_marks(summary) if is_plain else summary)
         elif len(parts) == 1 and _origin(frame) == "core":
             parts.append([])  # the remark comes once, where the first of them was
     texts = ["".join(traceback.StackSummary.from_list(part).format()) for part in parts]

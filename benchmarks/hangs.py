@@ -1,10 +1,11 @@
 """Thirty hangs and twenty runs that are merely slow: whether the watch over ranks names the right rank and place.
 
-    python benchmarks/hangs.py [--limit 3] [--only TEXT] [--kind hangs|healthy]
+    python benchmarks/hangs.py [--limit 3] [--only TEXT] [--kind hangs|healthy] [--at-once 1]
 
-Each run is tests/watch/hanging.py with two ranks. A hang counts as found if the error of the run names the rank and the
-line that stands still. `stood still` is what the verdict says, `of its limit` what was allowed, and `ended in` the time
-from the verdict to the end of the program. A rank that computes has ten times the limit.
+Each run is tests/watch/hanging.py with two ranks, which wait most of the time: several runs may go side by side. A hang
+counts as found if the error of the run names the rank and the line that stands still. `stood still` is what the verdict
+says, `of its limit` what was allowed, and `ended in` the time from the verdict to the end of the program. A rank that
+computes has ten times the limit.
 """
 
 import argparse
@@ -12,7 +13,9 @@ import os
 import re
 import sys
 import tempfile
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
@@ -33,6 +36,8 @@ HANGS = {
     "fewer": (1, "waits for the others", "all steps are done"),
 }
 SLOW = ("computes", "collects", "saves", "validates")
+_starts = threading.Lock()
+"""Held while a program is started: its server hears one at a time."""
 
 
 @dataclass
@@ -66,28 +71,55 @@ def line_of(text: str) -> int:
     return next(number for number, line in enumerate(lines, 1) if text in line)
 
 
-def start(run: Run, limit_s: float) -> tuple[int, str, float, float]:
-    """The code, what was written, seconds from start to the verdict, and from there to the end."""
+@dataclass
+class Outcome:
+    """What came of a run.
+
+    Attributes:
+        code: of its program.
+        text: that it wrote.
+        stood_s: seconds that the ranks have stood still for, as the verdict says; None without a verdict.
+        ended_s: seconds from the verdict to the end of the program.
+    """
+
+    code: int
+    text: str
+    stood_s: int | None
+    ended_s: float
+
+
+def outcome_of(run: Run, limit_s: float) -> Outcome:
+    """Run it to its end."""
     command = TORCHRUN if run.launcher == "torchrun" else [sys.executable]
+    most_s = 300 + 25 * limit_s
     with tempfile.TemporaryDirectory() as folder:
         began_s = time.monotonic()
-        process = programs.start(
-            [*command, str(HANGING), run.how, run.strategy, run.launcher, str(limit_s), folder],
-            env=os.environ | {"OMP_NUM_THREADS": "1"},
-            merge_errors=True,
-        )
+        with _starts:
+            process = programs.start(
+                [*command, str(HANGING), run.how, run.strategy, run.launcher, str(limit_s), folder],
+                env=os.environ | {"OMP_NUM_THREADS": "1"},
+                merge_errors=True,
+            )
         verdict_s = None
-        while process.poll() is None and time.monotonic() - began_s < 240:
+        while process.poll() is None and time.monotonic() - began_s < most_s:
             time.sleep(0.1)
             if verdict_s is None and any(Path(folder).glob("core-hang-*")):
                 verdict_s = time.monotonic()
         ended_s = time.monotonic()
         if process.poll() is None:
             process.kill()
-        code = process.wait()
-        text = process.output()
-    verdict_s = verdict_s or ended_s
-    return code, text, verdict_s - began_s, ended_s - verdict_s
+        code, text = process.wait(), process.output()
+    waited = re.search(r"come forward for (\d+) s", text)
+    return Outcome(code, text, int(waited[1]) if waited else None, ended_s - (verdict_s or ended_s))
+
+
+def is_right(kind: str, run: Run, outcome: Outcome) -> bool:
+    """True if the verdict names the right rank and line, or nobody was accused."""
+    if kind == "healthy":
+        return outcome.code == 0 and outcome.stood_s is None
+    rank, words, line = HANGS[run.how]
+    found = re.search(rf"[Rr]ank {rank} {words} at \S*hanging.py:(\d+) in ", outcome.text)
+    return outcome.code != 0 and found is not None and int(found[1]) - line_of(line) in (0, 1)
 
 
 def main() -> None:
@@ -95,29 +127,31 @@ def main() -> None:
     parser.add_argument("--limit", type=float, default=3.0)
     parser.add_argument("--only", default="", help="runs whose words contain this")
     parser.add_argument("--kind", choices=("all", "hangs", "healthy"), default="all")
+    parser.add_argument("--at-once", type=int, default=1, help="runs side by side")
     arguments = parser.parse_args()
+    chosen = [
+        (kind, run)
+        for kind, runs in (("hangs", hangs()), ("healthy", healthy()))
+        for run in runs
+        if arguments.kind in ("all", kind) and arguments.only in f"{run.how} {run.strategy} {run.launcher}"
+    ]
     table = Table("run", "strategy", "launcher", "code", "stood still", "of its limit", "ended in", "right")
     numbers = {"hangs": [0, 0], "healthy": [0, 0]}
-    for kind, runs in (("hangs", hangs()), ("healthy", healthy())):
-        for run in runs if arguments.kind in ("all", kind) else ():
-            if arguments.only not in f"{run.how} {run.strategy} {run.launcher}":
-                continue
-            code, text, _, ended_s = start(run, arguments.limit)
-            waited = re.search(r"come forward for (\d+) s", text)
-            if kind == "hangs":
-                rank, words, line = HANGS[run.how]
-                found = re.search(rf"[Rr]ank {rank} {words} at \S*hanging.py:(\d+) in ", text)
-                right = code != 0 and found is not None and int(found[1]) - line_of(line) in (0, 1)
-            else:
-                right = code == 0 and waited is None
+    with ThreadPoolExecutor(arguments.at_once) as pool:
+        outcomes = pool.map(lambda each: outcome_of(each[1], arguments.limit), chosen)
+        for (kind, run), outcome in zip(chosen, outcomes, strict=True):
+            right = is_right(kind, run, outcome)
             numbers[kind][0] += right
             numbers[kind][1] += 1
-            limit = arguments.limit * (10 if run.how == "spinning" else 1)
-            cells = (f"{waited[1]} s", f"{limit:g} s", f"{ended_s:.1f} s") if waited else ("", f"{limit:g} s", "")
-            table.add_row(run.how, run.strategy, run.launcher, str(code), *cells, "yes" if right else "NO")
-            print(run, code, *cells, right, flush=True)
+            limit = f"{arguments.limit * (10 if run.how == 'spinning' else 1):g} s"
+            stood = ("", limit, "")
+            if outcome.stood_s is not None:
+                stood = (f"{outcome.stood_s} s", limit, f"{outcome.ended_s:.1f} s")
+            cells = (run.how, run.strategy, run.launcher, str(outcome.code), *stood, "yes" if right else "NO")
+            table.add_row(*cells)
+            print(*cells, flush=True)
             if not right:
-                print(text[-3000:], flush=True)
+                print(outcome.text[-4000:], flush=True)
     Console(width=110).print(table)
     for kind, (right, number) in numbers.items():
         print(f"{kind}: {right} of {number} right")

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 if TYPE_CHECKING:
     from torch import Tensor
+    from torch._C._distributed_c10d import Store  # torch.distributed's own, with types
 
 ReduceOp: TypeAlias = Literal["mean", "sum", "min", "max", "product"]
 """The operation by which the values of all ranks become one."""
@@ -16,6 +17,12 @@ class World:
 
     Ranks and world size count processes; `data_parallel_size` and `data_parallel_rank` count shares of the data.
     """
+
+    watch_store: Store | None = None
+    """A store of torch's that all ranks reach, from `setup_environment` on, for the watch over ranks. None takes that
+    of torch's process group; a strategy without such a group makes one, a `TCPStore` for example, or isn't watched."""
+    waits_in: tuple[str, ...] = ()
+    """Modules whose functions wait for other ranks, and their packages: torch.distributed is known."""
 
     # ranks, right from `setup_environment` on -----------------------------------------------------------------------
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 import atexit
 import contextlib
 import os
-import time
 from typing import TYPE_CHECKING
 
 from torch._C._distributed_c10d import PrefixStore, Store  # torch.distributed's own, with types
 
 from core.contract import WorkerError
-from core.strategies.polling import pause
+from core.strategies.late import Wait, came_late, listed
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -47,35 +46,28 @@ class Meeting:
         Raises:
             WorkerError: a rank has left instead of coming, or hasn't come in time; it is named.
         """
-        began_s, limit_s = time.monotonic(), self._timeout.total_seconds()
+        wait = Wait(self._rank, self._timeout)
         while not self.store.check([key]):
-            waited_s = time.monotonic() - began_s
-            if waited_s > limit_s or self._shared.check([_ANY_LEFT]):
-                self._look_for_absent(is_late=waited_s > limit_s)
-            pause(waited_s)
+            if (is_late := wait.is_over) or self._shared.check([_ANY_LEFT]):
+                self._look_for_absent(is_late=is_late)
+            wait.pause(self._absent)
         return self.store.get(key)
 
+    def _absent(self) -> list[int]:
+        return _without(lambda ranks: self.store.check([_came(rank) for rank in ranks]), range(self._world_size))
+
     def _look_for_absent(self, *, is_late: bool) -> None:
-        absent = _without(lambda ranks: self.store.check([_came(rank) for rank in ranks]), range(self._world_size))
+        absent = self._absent()
         # Rank 0 keeps the store, and may leave when it has come.
         if left := [rank for rank in sorted({0, *absent}) if self._shared.check([_left(rank)])]:
             raise WorkerError(
-                f"{_ranks(left)} ended the program without coming to where rank {self._rank} waits: the start of a "
+                f"{listed(left)} ended the program without coming to where rank {self._rank} waits: the start of a "
                 "process group. All ranks must make the same calls: look for a sys.exit or a return that only some of "
                 "them come to.",
                 rank=left[0],
             )
         if is_late:
             raise came_late(absent or [0], self._rank, self._timeout)
-
-
-def came_late(absent: list[int], rank: int, timeout: timedelta) -> WorkerError:
-    """The error of a rank that has waited for others for too long."""
-    return WorkerError(
-        f"{_ranks(absent)} did not come within {timeout} to where rank {rank} waits: the start of a process group. All "
-        "ranks must make the same calls: look for a rank that has ended, hangs, or takes another way.",
-        rank=min(absent),
-    )
 
 
 def say_at_exit(store: Store, rank: int) -> None:
@@ -110,7 +102,3 @@ def _came(rank: int) -> str:
 
 def _left(rank: int) -> str:
     return f"{_ANY_LEFT}/{rank}"
-
-
-def _ranks(ranks: list[int]) -> str:
-    return f"Rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"

@@ -16,6 +16,7 @@ from core.contract import ConfigurationError
 from core.shown_warnings import share_warnings
 from core.strategies import rounds
 from core.strategies.fingerprint import exchange
+from core.strategies.late import await_server
 from core.strategies.meeting import Meeting, say_at_exit
 
 if TYPE_CHECKING:
@@ -104,6 +105,8 @@ def _shared_store(environment: ClusterEnvironment, rank: int, world_size: int, t
     key = (environment.main_address, environment.main_port, world_size)
     if key not in _stores:
         hosts = rank == 0 and not environment.store_is_hosted
+        if not hosts:
+            await_server(environment.main_address, environment.main_port, rank, timeout)
         # The server doesn't wait for the ranks: the meeting does, and names those that don't come.
         store = TCPStore(
             environment.main_address, environment.main_port, is_master=hosts, timeout=timeout, wait_for_workers=False

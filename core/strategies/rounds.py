@@ -9,11 +9,9 @@ has said is good for those only. Rank 0 asks and says as much for any number of 
 from __future__ import annotations
 
 import secrets
-import time
 from typing import TYPE_CHECKING
 
-from core.strategies.meeting import came_late
-from core.strategies.polling import pause
+from core.strategies.late import Wait, came_late
 
 if TYPE_CHECKING:
     from datetime import timedelta
@@ -36,12 +34,11 @@ def meet(store: Store, rank: int, world_size: int, timeout: timedelta) -> str:
 
 
 def _ask(store: Store, rank: int, timeout: timedelta) -> str:
-    number, began_s = ask(store), time.monotonic()
+    number, wait = ask(store), Wait(rank, timeout)
     while (name := answer(store, number)) is None:
-        waited_s = time.monotonic() - began_s
-        if waited_s > timeout.total_seconds():
+        if wait.is_over:
             raise came_late([0], rank, timeout)
-        pause(waited_s)
+        wait.pause(lambda: [0])
     come(store, name, rank)
     return name
 
@@ -66,19 +63,22 @@ def come(store: Store, name: str, rank: int) -> None:
 
 
 def _invite(store: Store, world_size: int, timeout: timedelta) -> str:
-    name, began_s, num_asked = secrets.token_hex(8), time.monotonic(), 0
+    name, wait, num_asked = secrets.token_hex(8), Wait(0, timeout), 0
+
+    def absent() -> list[int]:
+        return [rank for rank in range(1, world_size) if not store.check([_came(name, rank)])]
+
     while True:
         before, num_asked = num_asked, store.add("core/asked", 0)  # to add nothing is to read the counter
         if num_asked > before:
             store.set(_ANSWER, f"{num_asked} {name}")
         if store.add(f"core/round/{name}", 0) == world_size - 1:
             return name
-        waited_s = time.monotonic() - began_s
-        if waited_s > timeout.total_seconds():
-            if awaited := [rank for rank in range(1, world_size) if not store.check([_came(name, rank)])]:
+        if wait.is_over:
+            if awaited := absent():
                 raise came_late(awaited, 0, timeout)
             return name
-        pause(waited_s)
+        wait.pause(absent)
 
 
 def _came(name: str, rank: int) -> str:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from types import FrameType
 
 _BUSY = 0.2
@@ -47,9 +48,10 @@ class Sight:
 class Eye:
     """Looks at one thread of this process, again and again."""
 
-    def __init__(self, thread: int, native_thread: int) -> None:
-        """Look at the thread with these two numbers, Python's and the kernel's."""
+    def __init__(self, thread: int, native_thread: int, waits_in: Sequence[str] = ()) -> None:
+        """Look at the thread with these two numbers, Python's and the kernel's; see `World.waits_in`."""
         self._thread, self._native = thread, native_thread
+        self._waits_in = ("torch.distributed", *waits_in)
         self._clock = time.pthread_getcpuclockid(thread)
         self._last = self._spent()
 
@@ -60,7 +62,7 @@ class Eye:
         passed_s = max(passed_s, 1e-3)
         frame = sys._current_frames().get(self._thread)
         frames = [] if frame is None else _frames(frame)
-        user = next((number for number, each in enumerate(frames) if is_users(each)), len(frames))
+        user = next((number for number, each in enumerate(frames) if self._is_users(each)), len(frames))
         inner = [each.f_code.co_filename for each in frames[:user]]
         if any(name.endswith(("/pdb.py", "/bdb.py")) for name in inner):
             state = "debugged"
@@ -68,7 +70,7 @@ class Eye:
             state = "computes"
         elif _is_bounded(frames[:user]):
             state = "works"
-        elif _is_collective(frames[:user]):
+        elif self._is_collective(frames[:user]):
             state = "waits"
         elif all_s / passed_s > _BUSY or stored / passed_s > _STORED_BYTES or _thread_state(self._native) == "D":
             state = "works"
@@ -81,6 +83,16 @@ class Eye:
         """The thread's stack now, as Python prints it. That takes longer than a look."""
         frame = sys._current_frames().get(self._thread)
         return "".join(traceback.format_stack(frame)) if frame is not None else ""
+
+    def _is_users(self, frame: FrameType) -> bool:
+        return is_users(frame) and not str(frame.f_globals.get("__name__")).startswith(self._waits_in)
+
+    def _is_collective(self, inner: list[FrameType]) -> bool:
+        """True if the thread waits for other ranks: in known modules, or in backward, where that happens in C."""
+        if not inner:
+            return False
+        is_backward = inner[0].f_code.co_name == "_engine_run_backward"
+        return is_backward or any(str(each.f_globals.get("__name__")).startswith(self._waits_in) for each in inner)
 
     def _spent(self) -> tuple[float, float, float, float]:
         """Time, this thread's CPU time, that of the process and its children, and bytes of storage."""
@@ -114,14 +126,6 @@ def is_users(frame: FrameType) -> bool:
 
 def _line(frame: FrameType) -> str:
     return f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}"
-
-
-def _is_collective(inner: list[FrameType]) -> bool:
-    """True if the thread waits for other ranks: in torch's collectives, or in backward, where they are in C."""
-    if not inner:
-        return False
-    is_backward = inner[0].f_code.co_name == "_engine_run_backward"
-    return is_backward or any(str(each.f_globals.get("__name__")).startswith("torch.distributed") for each in inner)
 
 
 def _is_bounded(inner: list[FrameType]) -> bool:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import atexit
 import os
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Store  # torch.distributed's own, with types
+
     from core.contract import Strategy
     from core.watch.options import Watch
     from core.watch.watching import Watching
@@ -16,12 +18,12 @@ _watching: list[Watching] = []
 
 
 def begin(strategy: Strategy, given: bool | Watch | None = None) -> None:
-    """All ranks, once the strategy has joined torch's process group. Watch this rank, and the others with them.
+    """All ranks, once the strategy has set up the environment. Watch this rank, and the others with them.
 
-    Nothing begins with one process, without torch's process group, or where there is a watch already.
+    Nothing begins with one process, without a store that all ranks reach, or where there is a watch already.
 
     Args:
-        strategy: tells ranks and the address of the store.
+        strategy: tells ranks, the store, and where ranks wait.
         given: True or None for the defaults, False for no watch, or its options.
 
     Raises:
@@ -32,21 +34,28 @@ def begin(strategy: Strategy, given: bool | Watch | None = None) -> None:
     options = chosen(given)
     if options is None or strategy.world_size < 2 or (_watching and _watching[0].pid == os.getpid()):
         return
-    import torch.distributed as dist
-
-    if not dist.is_available() or not dist.is_initialized() or dist.get_world_size() < 2:
+    if (store := _own_connection(strategy)) is None:
         return
     from core.watch.watching import Watching
 
-    try:
-        # The one that the group was made with, which has no public name.
-        store = dist.distributed_c10d._get_default_store().clone()  # type: ignore[attr-defined]  # torch's types lack it
-    except (AttributeError, RuntimeError):  # a kind of store that has no second connection
-        return
     environment = strategy.cluster_environment
     port = environment.main_port if environment is not None else 0
-    _watching[:] = [Watching(options, store, dist.get_rank(), dist.get_world_size(), port)]
+    _watching[:] = [Watching(options, store, strategy, port)]
     atexit.register(end)
+
+
+def _own_connection(strategy: Strategy) -> Store | None:
+    """A second connection to a store that all ranks reach; None if there is no such store."""
+    import torch.distributed as dist
+
+    store: Any = strategy.watch_store  # torch's types lack `clone`
+    if store is None and dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
+        # The one that the group was made with, which has no public name.
+        store = dist.distributed_c10d._get_default_store()
+    with suppress(AttributeError, RuntimeError):  # a kind of store that has no second connection
+        own: Store | None = None if store is None else store.clone()
+        return own
+    return None
 
 
 def end() -> None:

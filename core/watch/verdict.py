@@ -30,7 +30,7 @@ class Verdict:
     """The ranks that don't come, and what they do instead.
 
     Attributes:
-        absent: the ranks that don't come.
+        absent: the ranks that don't come; empty where none is missed, which is told and ends no run.
         reason: in words.
     """
 
@@ -49,9 +49,13 @@ def find(accounts: Sequence[Account]) -> Verdict | None:
     others = [each for each in accounts if each.state != "waits"]
     if not others:
         return _on_those_who_all_wait(accounts)
-    # A rank with time left may be who the others wait for. Where nobody waits, nobody is missed.
-    if len(others) == len(accounts) or not all(each.is_overdue for each in others):
+    # A rank with time left may be who the others wait for.
+    if not all(each.is_overdue for each in others):
         return None
+    if len(others) == len(accounts):
+        # The last one may have work of its own when the others have left.
+        is_over = any(each.state == "left" for each in accounts)
+        return None if is_over else Verdict((), "no rank waits for another, and the run goes on: " + _listed(others))
     # Where some are certainly lost, another that is merely slow is not the reason.
     lost = [each for each in others if each.state in _SURE] or others
     return Verdict(tuple(each.rank for each in lost), "; ".join(map(_described, lost[:_MOST_SHOWN])))

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 
     from torch._C._distributed_c10d import Store
 
+    from core.contract.world import World
     from core.watch.options import Watch
 
 _WAKE_S = 1.0
@@ -61,12 +62,12 @@ class Watching:
         ending: raises the verdict.
     """
 
-    def __init__(self, options: Watch, store: Store, rank: int, world_size: int, store_port: int) -> None:
+    def __init__(self, options: Watch, store: Store, world: World, store_port: int) -> None:
         """All ranks. `store` is this watch's own connection, to which ranks bring the same prefix."""
         from torch._C._distributed_c10d import PrefixStore
 
         self.pid = os.getpid()
-        self._options, self._rank, self._world_size = options, rank, world_size
+        self._options, self._rank, self._world_size = options, world.global_rank, world.world_size
         self._limit_s = options.limit.total_seconds()
         self._store = StoreBoard(PrefixStore("core/watch", store))
         self._folder: Path | None = None
@@ -78,7 +79,7 @@ class Watching:
         self._silence_s = self._looks_every * _WAKE_S + 3 * _WAKE_S
         pulse.begin()
         self._patience = Patience(pulse, self._limit_s)
-        self._eye = Eye(threading.get_ident(), threading.get_native_id())
+        self._eye = Eye(threading.get_ident(), threading.get_native_id(), world.waits_in)
         self._collective: tuple[int, str, Collective] = (-1, "", Collective())
         self._number = self._num_wakes = self._call = 0
         self._called_s = self._began_call_s = self._calls_s = self._answered_s = -1e9
@@ -86,8 +87,9 @@ class Watching:
         self._accounts: dict[int, Account] = {}
         self._suspicion: tuple[object, ...] = ()
         self._verdict, self._num_verdicts = "", 0
-        self._is_reported = False
+        self._is_reported = self._is_told = False
         self.ending = Ending(store_port, self._ask)
+        self._has_enabled = False
         self._is_closed = threading.Event()
         self._errands = Errands("watch over ranks: store")
         self._thread = threading.Thread(target=self._run, name="watch over ranks", daemon=True)
@@ -120,6 +122,11 @@ class Watching:
 
     def _enter(self) -> None:
         """Say where this rank is, and learn where rank 0 is, with which the store may be lost."""
+        # Gloo ends the process where ranks come to one collective with other shapes: its stack is all that is left.
+        if not faulthandler.is_enabled():
+            with suppress(AttributeError, OSError, RuntimeError, ValueError):  # a stderr that is no file
+                faulthandler.enable()
+                self._has_enabled = True
         self._stacks = _open_in_memory()
         faulthandler.register(SIGNAL, self._stacks, all_threads=True, chain=True)
         own = Account(self._rank, "computes", host=self._host, pid=self.pid, began=self._began, stacks=self._path())
@@ -138,6 +145,8 @@ class Watching:
         self._num_wakes += 1
         if self._is_reported and since_s < _WAKE_S:  # the run goes on after all
             self._verdict, self._is_reported = "", False
+        if since_s < _WAKE_S:
+            self._is_told = False
         if since_s > max(_WAKE_S, min(_LONGEST_PAUSE_S, self._limit_s / 2)) and not self._is_reported:
             if now_s - self._called_s > _CONFERS_S:
                 self._began_call_s = now_s
@@ -293,7 +302,12 @@ class Watching:
         before, self._suspicion = self._suspicion, ()
         if verdict is not None:
             self._suspicion = (verdict.absent, *(each.count for each in accounts))
-        if verdict is None or before != self._suspicion or not board.is_first_to_decide(self._num_verdicts):
+        if verdict is None or before != self._suspicion:
+            return
+        if not verdict.absent:
+            self._tell_once(verdict, accounts)
+            return
+        if not board.is_first_to_decide(self._num_verdicts):
             return
         shown = [self._asked_to_show(each) for each in accounts]
         self._verdict = self._publish(board, find(shown) or verdict, shown)
@@ -310,6 +324,13 @@ class Watching:
         return self._with_written_stack(account)
 
     # the verdict ----------------------------------------------------------------------------------------------------
+
+    def _tell_once(self, verdict: Verdict, accounts: list[Account]) -> None:
+        """Say on this rank that all stand still, once until it comes forward."""
+        if not self._is_told:
+            self._is_told = True
+            sys.stderr.write(f"core: {self._describe(verdict, accounts)[0]}")
+            sys.stderr.flush()
 
     def _publish(self, board: Board, verdict: Verdict, accounts: list[Account]) -> str:
         error = self._make_error(verdict, accounts)
@@ -329,19 +350,23 @@ class Watching:
         return text
 
     def _make_error(self, verdict: Verdict, accounts: list[Account]) -> HangError:
-        waited_s = max(each.since_s for each in accounts)
         whereabouts = [each.whereabouts() for each in accounts]
-        message = (
-            f"The ranks have not come forward for {waited_s:.0f} s. {verdict.reason[:1].upper()}{verdict.reason[1:]}.\n"
-            f"{table(accounts)}\n"
-        )
-        report = self._write_report(message, accounts)
-        message += f"All stacks: {report}\n" if report else ""
+        message, report = self._describe(verdict, accounts)
         message += (
             "If this was merely slow, allow more: watch=Watch(limit=timedelta(minutes=5)), or CORE_WATCH=300; "
             "CORE_WATCH=report lets the run go on, CORE_WATCH=off looks at nothing."
         )
         return HangError(message, absent=verdict.absent, ranks=whereabouts, report=report)
+
+    def _describe(self, verdict: Verdict, accounts: list[Account]) -> tuple[str, str]:
+        """What all ranks do, and the path of the file with their stacks."""
+        waited_s = max(each.since_s for each in accounts)
+        message = (
+            f"The ranks have not come forward for {waited_s:.0f} s. {verdict.reason[:1].upper()}{verdict.reason[1:]}.\n"
+            f"{table(accounts)}\n"
+        )
+        report = self._write_report(message, accounts)
+        return message + (f"All stacks: {report}\n" if report else ""), report
 
     def _write_report(self, message: str, accounts: list[Account]) -> str:
         folder = Path(self._options.folder or tempfile.gettempdir())
@@ -396,6 +421,8 @@ class Watching:
 
     def _remove_files(self) -> None:
         faulthandler.unregister(SIGNAL)
+        if self._has_enabled:
+            faulthandler.disable()
         if self._stacks is not None:
             self._stacks.close()
             self._stacks = None

@@ -1,7 +1,9 @@
 """Real Open MPI and SLURM: opt-in, after tests/cluster/install.sh."""
 
 import os
+import re
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -11,14 +13,20 @@ import torch
 pytestmark = pytest.mark.cluster
 
 TRAINING = Path(__file__).parents[2] / "plugins" / "ddp" / "tests" / "equality_program.py"
+HANGING = Path(__file__).parents[1] / "watch" / "hanging.py"
 CASES = ("plain", "shuffled", "fabric_accumulated")
 
 
-def test_mpirun_starts_the_script(run, script):
+@pytest.fixture
+def mpirun():
     if shutil.which("mpirun") is None:
         pytest.skip("mpirun is not installed: tests/cluster/install.sh")
     root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
-    lines = run("mpirun", *root, "--oversubscribe", "-n", 2, sys.executable, script, 2, 1)
+    return ["mpirun", *root, "--oversubscribe", "-n", "2"]
+
+
+def test_mpirun_starts_the_script(run, script, mpirun):
+    lines = run(*mpirun, sys.executable, script, 2, 1)
     assert lines == [f"MPIEnvironment rank {rank} of 2 node 0 local {rank} restart 0 sum 3" for rank in (0, 1)]
 
 
@@ -65,12 +73,41 @@ def assert_equals_one_device(run, tmp_path):
     return check
 
 
-def test_training_under_mpirun_equals_one_device(assert_equals_one_device):
-    if shutil.which("mpirun") is None:
-        pytest.skip("mpirun is not installed: tests/cluster/install.sh")
-    root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
-    assert_equals_one_device("mpirun", *root, "--oversubscribe", "-n", 2)
+def test_training_under_mpirun_equals_one_device(assert_equals_one_device, mpirun):
+    assert_equals_one_device(*mpirun)
 
 
 def test_training_under_srun_equals_one_device(assert_equals_one_device, slurm):
     assert_equals_one_device("srun", "--nodes=1", "--ntasks=2", "--overcommit", **slurm)
+
+
+@pytest.fixture
+def assert_hang_is_named(tmp_path):
+    """Start a program under a scheduler whose rank 1 falls asleep: the run ends with a verdict on it."""
+
+    def check(*command, **variables):
+        lines = HANGING.read_text().splitlines()
+        line = next(number for number, text in enumerate(lines, 1) if "time.sleep(600)" in text)
+        done = subprocess.run(
+            [*command, sys.executable, HANGING, "asleep", "ddp", command[0], "2", tmp_path],
+            env=os.environ | {"OMP_NUM_THREADS": "1"} | variables,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=150,
+            check=False,
+        )
+        assert done.returncode != 0, done.stdout + done.stderr  # srun's is the highest of its ranks
+        assert re.search(rf"core\.HangError: .* Rank 1 is asleep at \S*hanging\.py:{line} in hang", done.stderr)
+        (report,) = tmp_path.glob("core-hang-*.txt")
+        assert "rank 1 on " in report.read_text()
+
+    return check
+
+
+def test_a_hang_under_mpirun_is_named(assert_hang_is_named, mpirun):
+    assert_hang_is_named(*mpirun)
+
+
+def test_a_hang_under_srun_is_named(assert_hang_is_named, slurm):
+    assert_hang_is_named("srun", "--nodes=1", "--ntasks=2", "--overcommit", **slurm)

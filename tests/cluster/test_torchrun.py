@@ -9,7 +9,7 @@ import torch
 from core import Session, WorkerError
 from core.cluster import TorchElasticEnvironment
 from core.cluster.local import free_loopback_port
-from core.strategies import ParallelStrategy
+from core.strategies import ParallelStrategy, late
 
 
 @pytest.mark.slow  # the next one says the same of a group that was started twice
@@ -46,7 +46,8 @@ def test_a_rank_that_has_left_is_named_by_those_who_would_wait_for_it(tmp_path, 
     assert "WorkerError: Rank 1 ended the program without coming to where rank 0 waits: the start" in done.stderr
 
 
-def test_ranks_that_never_come_are_named_when_the_time_is_over(monkeypatch):
+def test_ranks_that_never_come_are_named_when_the_time_is_over(monkeypatch, caplog):
+    monkeypatch.setattr(late, "TOLD_AFTER_S", 0.2)
     port = free_loopback_port()
     variables = {"RANK": "0", "WORLD_SIZE": "3", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "3", "MASTER_PORT": str(port)}
     for name, value in {**variables, "MASTER_ADDR": "127.0.0.1"}.items():
@@ -65,3 +66,12 @@ def test_ranks_that_never_come_are_named_when_the_time_is_over(monkeypatch):
         "make the same calls: look for a rank that has ended, hangs, or takes another way."
     )
     assert raised.value.rank == 1
+    assert [record.getMessage() for record in caplog.records] == [
+        "Ranks 1, 2 did not come within 0.2 s to where rank 0 waits, phase set-up: the start of a process group. After "
+        "0:00:01, the strategy's timeout, that is an error. Look for a rank that has ended, hangs, or has long work to "
+        "do before."
+    ]
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("MASTER_PORT", str(free_loopback_port()))
+    with pytest.raises(WorkerError, match="Rank 0 did not come within 0:00:01 to where rank 1 waits: the start"):
+        strategy.setup_distributed()

@@ -1,6 +1,6 @@
 """A program with one rank that hangs, or is merely slow: `hanging.py HOW STRATEGY LAUNCHER LIMIT_S`.
 
-LAUNCHER is `script`, `spawn` or `torchrun`. Rank 1 is the one; `stopped 0` stops rank 0.
+LAUNCHER is `script`, `spawn`, or who has started it, such as `torchrun`. Rank 1 is the one; `stopped-0` stops rank 0.
 """
 
 import gc
@@ -30,6 +30,18 @@ def hang(how, fabric, model):
         fabric.barrier()
     elif how == "fewer":
         fabric.barrier("all steps are done")
+
+
+def be_unequal(how, fabric, hangs):
+    """The calls in which rank 1 isn't like the others."""
+    if how == "shapes":
+        fabric.all_reduce(torch.ones(40 if hangs else 3))
+    elif how == "kinds":
+        fabric.all_gather(torch.ones(3)) if hangs else fabric.all_reduce(torch.ones(3))
+    elif how == "skips" and not hangs:
+        fabric.all_reduce(torch.ones(3))
+    elif how == "skips_barrier" and not hangs:
+        fabric.barrier()
 
 
 def be_slow(how, fabric, model):
@@ -71,6 +83,7 @@ def train(fabric):
         loss = model(torch.ones(2, 4)).sum()
         if step == STEP:
             hang(HOW, fabric, model) if hangs else None
+            be_unequal(HOW, fabric, hangs)
             be_slow(HOW, fabric, model)
         fabric.backward(loss)
         optimizer.step()
@@ -87,7 +100,16 @@ HOW, _, hanging = HOW.partition("-")
 HANGS = int(hanging or 1)
 
 if __name__ == "__main__":
+    own_rank = os.environ.get("RANK", "0")
+    if HOW == "late" and own_rank == str(HANGS):
+        time.sleep(90)
+    if HOW == "differs" and own_rank == str(HANGS):
+        STRATEGY = "fsdp"
     limits = Watch(limit=timedelta(seconds=LIMIT_S), grace=timedelta(seconds=6), folder=sys.argv[5])
+    if STRATEGY == "store":
+        from store_strategy import StoreStrategy
+
+        STRATEGY = StoreStrategy()
     plugins = ["spawn"] if LAUNCHER == "spawn" else None
     fabric = Fabric(accelerator="cpu", devices=2, strategy=STRATEGY, plugins=plugins, watch=limits)
     if LAUNCHER == "spawn":

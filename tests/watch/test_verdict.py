@@ -7,8 +7,10 @@ import time
 from datetime import timedelta
 
 import pytest
+from torch.distributed import HashStore
 
 from core import ConfigurationError, HangError, Watch
+from core.contract.world import World
 from core.launch.report import Report, worker_error
 from core.watch import options, patience
 from core.watch.account import Account
@@ -17,6 +19,7 @@ from core.watch.looking import Eye, began_at, process_state
 from core.watch.patience import Patience
 from core.watch.progress import Pulse, phase, pulse
 from core.watch.verdict import find
+from core.watch.watching import Watching
 from core.watch.written_stack import line_in
 
 
@@ -35,7 +38,14 @@ WAITS = account(0, "waits", collective="gloo:all_reduce [[10]]", line="a.py:1 in
         ([WAITS, account(1, "left")], (1,), "rank 1 has left the run"),
         ([WAITS, account(1, "asleep", patience_s=300.0)], None, ""),
         ([WAITS, account(1, "asleep"), account(2, "computes", patience_s=300.0)], None, ""),
-        ([account(0, "asleep"), account(1, "asleep")], None, ""),  # nobody waits, so nobody is missed
+        # Nobody waits, so nobody is missed.
+        (
+            [account(0, "asleep"), account(1, "stopped")],
+            (),
+            "no rank waits for another, and the run goes on: rank 0 is",
+        ),
+        ([account(0, "asleep"), account(1, "computes", patience_s=300.0)], None, ""),
+        ([account(0, "asleep"), account(1, "left")], None, ""),
         ([WAITS, account(1, "debugged")], None, ""),
         (
             [WAITS, account(1, "waits", 12.0, line="a.py:2 in f", collective="gloo:barrier []")],
@@ -143,6 +153,22 @@ def test_what_faulthandler_writes_is_read():
     )
     assert line_in(text) == "/a/b.py:7 in train"
     assert line_in("") == ""
+
+
+def test_where_nobody_waits_that_is_told_once_and_the_run_goes_on(tmp_path, capfd):
+    watching = Watching(Watch(limit=timedelta(seconds=1), folder=tmp_path), HashStore(), World(), 0)
+    pulse.longest_s["set-up"] = 0.01  # it isn't new
+    try:
+        ends_s = time.monotonic() + 60
+        while not (reports := [*tmp_path.glob("core-hang-*.txt")]) and time.monotonic() < ends_s:
+            time.sleep(0.2)
+        time.sleep(2.5)
+    finally:
+        watching.close()
+    told = capfd.readouterr().err
+    assert told.count("s. No rank waits for another, and the run goes on: rank 0 ") == 1
+    assert f"All stacks: {reports[0]}" in told
+    assert watching.ending.error is None
 
 
 def test_a_folder_is_a_board(tmp_path):

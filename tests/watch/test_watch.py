@@ -33,13 +33,15 @@ def line_of(text):
     ("how", "launcher", "says", "line"),
     [
         ("asleep", "script", "Rank 1 is asleep", "time.sleep(600)"),
+        pytest.param("asleep", "store", "Rank 1 is asleep", "time.sleep(600)", marks=pytest.mark.slow),
         pytest.param("stopped-0", "spawn", "Rank 0 is stopped by a signal", "SIGSTOP)", marks=pytest.mark.slow),
         pytest.param("extra", "torchrun", "rank 1 waits for the others", "fabric.barrier()", marks=pytest.mark.slow),
         pytest.param("spinning", "script", "Rank 1 computes", "while True:", marks=pytest.mark.slow),
     ],
 )
 def test_a_hang_ends_the_run_with_a_verdict(tmp_path, how, launcher, says, line):
-    done, reports = hang(how, tmp_path, launcher)
+    launcher, strategy = ("script", "store") if launcher == "store" else (launcher, "ddp")
+    done, reports = hang(how, tmp_path, launcher, strategy)
     assert done.returncode == 1, done.stderr
     assert "core.HangError: The ranks have not come forward for" in done.stderr
     place = re.search(rf"{says} at [^ ]*hanging.py:(\d+) in hang", done.stderr)
@@ -48,6 +50,16 @@ def test_a_hang_ends_the_run_with_a_verdict(tmp_path, how, launcher, says, line)
     (report,) = reports
     assert all(f"rank {rank} on " in report for rank in (0, 1))
     assert "hanging.py" in report.partition("rank 1 on ")[2]
+
+
+@pytest.mark.slow
+def test_a_rank_that_gloo_ends_shows_its_line(tmp_path):
+    """Ranks that come to one collective with other shapes: there is no verdict, since gloo ends a process at once."""
+    done, reports = hang("shapes", tmp_path)
+    assert done.returncode != 0
+    assert "Fatal Python error: Aborted" in done.stderr
+    assert f'hanging.py", line {line_of("torch.ones(40 if hangs")} in be_unequal' in done.stderr, done.stderr
+    assert not reports
 
 
 GOES_ON = """

@@ -1,0 +1,97 @@
+"""Ranks that don't come to the start of a process group: told while others wait for them, an error in the end."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import socket
+import struct
+import time
+from typing import TYPE_CHECKING
+
+from core.contract import WorkerError
+from core.strategies.polling import pause
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection
+    from datetime import timedelta
+
+TOLD_AFTER_S = 30.0
+
+
+class Wait:
+    """The wait of one rank for others, which begins as it is made. It tells of them once, and ends in time.
+
+    Args:
+        rank: that waits.
+        timeout: after which it is an error.
+    """
+
+    def __init__(self, rank: int, timeout: timedelta) -> None:
+        self._rank, self._timeout = rank, timeout
+        self._began_s, self._is_told = time.monotonic(), False
+
+    @property
+    def is_over(self) -> bool:
+        """True if the time is over."""
+        return time.monotonic() - self._began_s > self._timeout.total_seconds()
+
+    def pause(self, absent: Callable[[], Collection[int]]) -> None:
+        """Pause before another look.
+
+        Args:
+            absent: tells the ranks that haven't come.
+        """
+        waited_s = time.monotonic() - self._began_s
+        if waited_s > TOLD_AFTER_S and not self._is_told:
+            self._is_told = True
+            self._tell(sorted(absent()))
+        pause(waited_s)
+
+    def _tell(self, absent: list[int]) -> None:
+        speaker = next(rank for rank in itertools.count() if rank not in absent)
+        if absent and self._rank == speaker:
+            logging.getLogger("core").warning(
+                f"{listed(absent)} did not come within {TOLD_AFTER_S:g} s to where rank {self._rank} waits, phase "
+                f"set-up: the start of a process group. After {self._timeout}, the strategy's timeout, that is an "
+                "error. Look for a rank that has ended, hangs, or has long work to do before."
+            )
+
+
+def came_late(absent: list[int], rank: int, timeout: timedelta) -> WorkerError:
+    """The error of a rank that has waited for others for too long."""
+    return WorkerError(
+        f"{listed(absent)} did not come within {timeout} to where rank {rank} waits: the start of a process group. All "
+        "ranks must make the same calls: look for a rank that has ended, hangs, or takes another way.",
+        rank=min(absent),
+    )
+
+
+def await_server(address: str, port: int, rank: int, timeout: timedelta) -> None:
+    """Wait for the server of the store, which rank 0 has; a connection of torch's own would wait without a word.
+
+    Raises:
+        WorkerError: it isn't there in time.
+    """
+    wait = Wait(rank, timeout)
+    while not _answers(address, port):
+        if wait.is_over:
+            raise came_late([0], rank, timeout)
+        wait.pause(lambda: [0])
+
+
+def listed(ranks: list[int]) -> str:
+    """`"Rank 1"`, `"Ranks 1, 2"`."""
+    return f"Rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"
+
+
+def _answers(address: str, port: int) -> bool:
+    try:
+        with socket.create_connection((address, port), timeout=5) as line:
+            # A free port may be the one that the kernel gives to this end: the line is to itself then.
+            if line.getsockname() != line.getpeername():
+                return True
+            line.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # and the port is free again
+    except OSError:
+        pass
+    return False

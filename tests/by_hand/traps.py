@@ -366,7 +366,7 @@ HIVEMIND = [
         "test_peers.py::test_peers_that_do_not_come_are_an_error",
     ),
     _hivemind(
-        "averagers can't be started where multiprocessing spawns: `TypeError: cannot pickle '_thread.lock'`",
+        "averagers can't be pickled where multiprocessing spawns, and the peer waits for them for ever",
         "averaging.py",
         "    _Popen = staticmethod(_FORK.Process._Popen)\n",
         "",

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from functools import cache
 from importlib import import_module
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from core import ConfigurationError, Logger
@@ -41,7 +43,11 @@ class DummyLogger(Logger):
         """Do nothing."""
 
 
-def _service(name: str) -> type:
+class MissingPackageError(ConfigurationError, ModuleNotFoundError):
+    """The package of a logger isn't installed. Programs that go on without it catch the second class."""
+
+
+def _of_service(name: str) -> type:
     """The class of an installed package; else one that says what to install when it is made."""
     try:
         return getattr(import_module("core.loggers"), name)  # type: ignore[no-any-return]
@@ -52,13 +58,69 @@ def _service(name: str) -> type:
         """The logger of a package that isn't installed: programs import it, and not all of them make one."""
 
         def __init__(self, *_: Any, **__: Any) -> None:
-            raise ConfigurationError(advice)
+            raise MissingPackageError(advice)
 
     Missing.__name__ = Missing.__qualname__ = name
     return Missing
 
 
+def _tensorboard() -> type:
+    base: Any = _of_service("TensorBoardLogger")
+    if issubclass(base, DummyLogger):
+        return base  # type: ignore[no-any-return]
+
+    class TensorBoardLogger(base):  # type: ignore[misc]
+        """Event files in `lightning_logs/version_n`; see core-tensorboard.
+
+        Args:
+            save_dir: holds the experiments.
+            name: of the experiment, a folder in `save_dir`; None or empty for none.
+            version: of this run.
+            log_graph: must be False: the graph can be added by `logger.experiment.add_graph`.
+            default_hp_metric: not used. core records hyperparameters without a metric in either case.
+            prefix: stands before the name of each metric, with a hyphen.
+            sub_dir: of the run's folder; must be None.
+            options: go to `torch.utils.tensorboard.SummaryWriter`.
+
+        Raises:
+            ConfigurationError: an argument asks for something that isn't there.
+            MissingPackageError: the package tensorboard is not installed.
+        """
+
+        def __init__(
+            self,
+            save_dir: str | os.PathLike[str] = ".",
+            name: str | None = "lightning_logs",
+            version: int | str | None = None,
+            log_graph: bool = False,
+            default_hp_metric: bool = True,
+            prefix: str = "",
+            sub_dir: str | os.PathLike[str] | None = None,
+            **options: Any,
+        ) -> None:
+            if log_graph or sub_dir is not None:
+                raise ConfigurationError(
+                    "TensorBoardLogger can't take log_graph=True or sub_dir=. Add the graph yourself, by "
+                    "logger.experiment.add_graph(module, example), and name a save_dir or version instead of a sub_dir."
+                )
+            if find_spec("tensorboard") is None:
+                raise MissingPackageError("TensorBoardLogger needs tensorboard: `pip install tensorboard`.")
+            super().__init__(save_dir, name or "", version, **options)
+            self._prefix = f"{prefix}-" if prefix else ""
+
+        def log_metrics(self, metrics: Mapping[str, float], step: int) -> None:
+            """Record scalars."""
+            super().log_metrics({self._prefix + name: value for name, value in metrics.items()}, step)
+
+    return TensorBoardLogger
+
+
+@cache
+def _made(name: str) -> type:
+    return _tensorboard() if name == "TensorBoardLogger" else _of_service(name)
+
+
 def __getattr__(name: str) -> type:
     if name in ("MLFlowLogger", "TensorBoardLogger", "WandbLogger"):
-        return _service(name)
+        return _made(name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -58,8 +58,22 @@ def test_nothing_is_in_the_way_before_install_is_called():
     assert done.stdout.split() == ["[]", "0"]
 
 
-@pytest.mark.skipif(importlib.util.find_spec("tensorboard") is not None, reason="core-tensorboard is usable")
-def test_a_missing_logger_is_an_error_when_it_is_made(installed):
+def test_a_missing_logger_is_an_error_when_it_is_made_which_programs_catch_as_lightnings(installed, monkeypatch):
+    loggers = installed("lightning.pytorch.loggers")
+    monkeypatch.setattr("core_lightning.loggers.find_spec", lambda name: None)
+    with pytest.raises(core.ConfigurationError, match="tensorboard") as missing:
+        loggers.TensorBoardLogger("logs", default_hp_metric=False)
+    assert isinstance(missing.value, ModuleNotFoundError)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("tensorboard") is None, reason="pip install tensorboard")
+def test_the_tensorboard_logger_takes_lightnings_arguments(installed, tmp_path):
     kind = installed("lightning.pytorch.loggers").TensorBoardLogger
-    with pytest.raises(core.ConfigurationError, match="core-tensorboard"):
-        kind("logs")
+    logger = kind(tmp_path, log_graph=False, default_hp_metric=False, prefix="run", flush_secs=1)
+    assert isinstance(logger, kind)
+    logger.log_metrics({"loss": 1.0}, 0)
+    logger.finalize("success")
+    (events,) = (tmp_path / "lightning_logs" / "version_0").iterdir()
+    assert b"run-loss" in events.read_bytes()
+    with pytest.raises(core.ConfigurationError, match="add_graph"):
+        kind(tmp_path, log_graph=True)

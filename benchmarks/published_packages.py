@@ -75,7 +75,7 @@ def observe(out: Path, arguments: list[str]) -> None:
     torch.manual_seed(0)
     is_module = arguments[0] == "-m"
     sys.argv = arguments[is_module:]
-    if not is_module and not Path(sys.argv[0]).exists():
+    if not is_module and not Path(sys.argv[0]).is_file():
         sys.argv[0] = shutil.which(sys.argv[0]) or sys.argv[0]  # a command that the package brings
     sys.path[0] = "" if is_module else str(Path(sys.argv[0]).parent)
     if is_module:

@@ -6,7 +6,7 @@ what was shown is kept here. A filter that says "always" shows it each time.
 
 Ranks that a launcher of core has made hand theirs to the main process. It shows that of rank 0, and what only others
 give, with their ranks. Ranks that others have made, as torchrun does, agree over their store: the first to give a
-warning shows it. Nothing is done where somebody else has replaced `warnings.showwarning`.
+warning shows it. Nothing is done where other code has replaced `warnings.showwarning`.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ _main_ranks: list[WarningsOfRanks] = []
 
 
 def show_warnings_once() -> None:
-    """Let this process show a warning once. Nothing is done where somebody else has replaced `showwarning`."""
+    """Let this process show a warning once. Nothing is done where other code has replaced `showwarning`."""
     if warnings.showwarning is _by_python:
         warnings.showwarning = _show
 

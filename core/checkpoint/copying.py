@@ -54,7 +54,7 @@ def copy_all(copies: list[tuple[torch.Tensor, torch.Tensor]]) -> None:
             thread.start()
         work()
     finally:
-        left.clear()  # Ctrl-C: nobody may go on with memory that is given back
+        left.clear()  # Ctrl-C: no thread may go on with memory that is given back
         for thread in others:
             if thread.ident is not None:
                 thread.join()

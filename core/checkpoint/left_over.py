@@ -71,7 +71,7 @@ def left_overs(folder: PathLike, *, stopped: bool = False) -> Iterator[LeftOver]
     """One process. Files that killed writers have left in a folder, local or a URL; a local one is locked meanwhile.
 
     On an object store it is what no manifest names and no one has changed for a day, by the store's clock, and uploads
-    in parts that nobody has gone on with for as long.
+    in parts to which none has been added for as long.
 
     Args:
         folder: of checkpoints.

@@ -81,7 +81,7 @@ def list_(folders: tuple[str, ...], verify: bool, as_json: bool) -> None:
 def gc(ctx: click.Context, folders: tuple[str, ...], keep: int | None, delete: bool, stopped: bool) -> None:
     """Say what killed runs have left in FOLDERs of checkpoints; delete it with --delete.
 
-    What a run that is alive needs stays: on a local file system locks tell, on an object store what nobody has changed
+    What a run that is alive needs stays: on a local file system locks tell, on an object store what hasn't been changed
     for a day is left over. With --keep, older checkpoints go, and damaged ones: as many as are to stay are read and
     verified first, and what a link leads to stays. Where none verifies, no checkpoint goes.
     """

@@ -12,8 +12,8 @@ class Whereabouts:
     Attributes:
         rank: global rank.
         state: `"waits"` in a collective; `"asleep"`; `"computes"`; `"works"` in other threads or child processes, or
-            reads and writes; `"stopped"` by a signal; `"gone"`; `"left"` the run; `"silent"`: no answer, and nobody on
-            its host who could look; `"debugged"`.
+            reads and writes; `"stopped"` by a signal; `"gone"`; `"left"` the run; `"silent"`: no answer, and no
+            rank on its host that could look; `"debugged"`.
         phase: `"set-up"`, `"step"`, `"validation"`, `"checkpoint"`, `"end of epoch"`, ...
         line: the user's, as in `"train.py:12 in training_step"`; empty if it isn't known.
         since_s: seconds since the rank came forward.

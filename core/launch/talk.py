@@ -1,7 +1,7 @@
 """Messages of ranks to the main process while all is well: their warnings, and what it shows for them.
 
-Datagrams on a pair of sockets, apart from the line on which ends and failures are told: whoever writes here may lose a
-message, and nothing waits for it. All ranks of a node write to one end.
+Datagrams on a pair of sockets, apart from the line on which ends and failures are told: a rank that writes here may
+lose a message, and nothing waits for it. All ranks of a node write to one end.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def on_told(subject: str, function: Callable[[Any], None]) -> None:
 
 
 def tell_main(subject: str, value: Any, *, wait_s: float = 0.0) -> bool:
-    """A rank. Tell the main process something that it may miss; returns whether there was somebody to tell.
+    """A rank. Tell the main process something that it may miss; returns True if it listens.
 
     Args:
         subject: as `on_told` knows it.

@@ -1,4 +1,4 @@
-"""Modules and optimizers into which a load has failed: they hold something of two states, and nobody may go on so."""
+"""Modules and optimizers into which a load has failed: they hold parts of two states, and can't be used."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ class Account:
         phase: of its pulse.
         line: the user's own.
         since_s: seconds since it came forward.
-        patience_s: how long it may stand still, in what it does.
+        allowed_s: how long it may stand still, in what it does.
         least_s: how long it may stand still where it is certain that nothing will move.
         collective: that it waits in.
         is_usual: see `core.watch.looking.Collective`.
@@ -36,7 +36,7 @@ class Account:
     phase: str = ""
     line: str = ""
     since_s: float = 0.0
-    patience_s: float = 0.0
+    allowed_s: float = 0.0
     least_s: float = 0.0
     collective: str = ""
     is_usual: bool = False
@@ -51,7 +51,7 @@ class Account:
     @property
     def is_overdue(self) -> bool:
         """True if it has stood still for too long."""
-        return self.since_s > self.patience_s
+        return self.since_s > self.allowed_s
 
     def to_text(self) -> str:
         """A form for the board."""

@@ -55,7 +55,7 @@ class Ending:
         else:
             raised = ctypes.py_object(_class_of(error))
             ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self._thread), raised)
-        # Later than all ranks have heard of it: whoever loses a connection before would say so, and not this.
+        # Later than all ranks have heard of it: a rank that loses a connection before would say so, and not this.
         if not self._is_raised.wait(_HEAR_S + 1.0):
             hang_up(self._store_port)
             threading.Thread(target=_abort_group, name="abort group", daemon=True).start()  # it may wait, too

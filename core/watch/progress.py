@@ -1,4 +1,4 @@
-"""The progress of this process: marked by whoever trains, read by the watch."""
+"""The progress of this process: marked by the loop that trains, read by the watch."""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ def _on_those_who_all_wait(accounts: Sequence[Account]) -> Verdict | None:
         shapes = defaultdict(list)
         for each in accounts:
             shapes[each.collective].append(each)
-        if not all(each.since_s > (each.least_s if len(shapes) > 1 else each.patience_s) for each in accounts):
+        if not all(each.since_s > (each.least_s if len(shapes) > 1 else each.allowed_s) for each in accounts):
             return None
         if len(shapes) > 1:
             odd = _odd(list(shapes.values()))

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 from core.contract import HangError
 from core.contract.whereabouts import Whereabouts
 from core.watch.account import Account
+from core.watch.adaptive_timeout import AdaptiveTimeout
 from core.watch.board import CALL, VERDICT, Board, FolderBoard, StoreBoard
 from core.watch.ending import SIGNAL, Ending, end_by_force, leave_at_once, let_go_on
 from core.watch.errand import Errands
@@ -34,7 +35,6 @@ from core.watch.looking import (
     process_state,
     waits_on_device,
 )
-from core.watch.patience import Patience
 from core.watch.progress import pulse
 from core.watch.verdict import Verdict, find, table
 
@@ -78,7 +78,7 @@ class Watching:
         self._looks_every = max(1, round(min(self._limit_s / 6, _LONGEST_PAUSE_S) / _WAKE_S))
         self._silence_s = self._looks_every * _WAKE_S + 3 * _WAKE_S
         pulse.begin()
-        self._patience = Patience(pulse, self._limit_s)
+        self._timeout = AdaptiveTimeout(pulse, self._limit_s)
         self._eye = Eye(threading.get_ident(), threading.get_native_id(), world.waits_in)
         self._collective: tuple[int, str, Collective] = (-1, "", Collective())
         self._number = self._num_wakes = self._call = 0
@@ -141,7 +141,7 @@ class Watching:
 
     def _wake(self) -> None:
         sight, now_s = self._eye.look(), time.monotonic()
-        since_s = self._patience.look(num_collectives(), is_waiting=sight.state == "waits")
+        since_s = self._timeout.look(num_collectives(), is_waiting=sight.state == "waits")
         self._num_wakes += 1
         if self._is_reported and since_s < _WAKE_S:  # the run goes on after all
             self._verdict, self._is_reported = "", False
@@ -185,8 +185,8 @@ class Watching:
             pulse.phase,
             sight.line,
             since_s,
-            self._patience.allowed_s(is_at_work=at_work),
-            self._patience.least_s(is_moving=sight.is_moving),
+            self._timeout.allowed_s(is_at_work=at_work),
+            self._timeout.least_s(is_moving=sight.is_moving),
             recorded.name,
             recorded.is_usual,
             pulse.count,
@@ -252,7 +252,7 @@ class Watching:
                 self._others[rank] = account.number, now_s
                 self._accounts[rank] = account
             elif account.state == "left":
-                self._accounts[rank] = replace(account, since_s=now_s - self._others[rank][1], patience_s=self._limit_s)
+                self._accounts[rank] = replace(account, since_s=now_s - self._others[rank][1], allowed_s=self._limit_s)
 
     def _is_silent(self, rank: int, now_s: float) -> bool:
         """True if a rank hasn't told of itself since the ranks have begun to confer, though it had the time."""
@@ -268,7 +268,7 @@ class Watching:
             return
         if last.host != self._host:
             said = board.read([f"peer/{rank}"])[0]
-            seen = Account.from_text(said) if said else replace(last, state="silent", patience_s=own.patience_s * 10)
+            seen = Account.from_text(said) if said else replace(last, state="silent", allowed_s=own.allowed_s * 10)
         else:
             seen = self._look_at(last, own)
             board.write(f"peer/{rank}", seen.to_text())
@@ -277,15 +277,15 @@ class Watching:
     def _look_at(self, last: Account, own: Account) -> Account:
         kernel = process_state(last.pid)
         if kernel in ("Z", "X") or (last.began and began_at(last.pid) != last.began):
-            return replace(last, state="gone", patience_s=self._limit_s)
+            return replace(last, state="gone", allowed_s=self._limit_s)
         if kernel in ("T", "t"):
             # The others wait where it is; what it has said itself may be old.
-            return replace(last, state="stopped", patience_s=self._limit_s, phase=own.phase)
+            return replace(last, state="stopped", allowed_s=self._limit_s, phase=own.phase)
         # It holds Python's lock in native code. faulthandler writes its stack without that lock.
         with suppress(OSError):
             os.kill(last.pid, SIGNAL)
         seen = self._with_written_stack(last)
-        return replace(seen, state="computes" if kernel == "R" else "silent", patience_s=own.patience_s * 10)
+        return replace(seen, state="computes" if kernel == "R" else "silent", allowed_s=own.allowed_s * 10)
 
     def _with_written_stack(self, last: Account) -> Account:
         from core.watch.written_stack import line_in

@@ -12,11 +12,11 @@ from torch.distributed import HashStore
 from core import ConfigurationError, HangError, Watch
 from core.contract.world import World
 from core.launch.report import Report, worker_error
-from core.watch import options, patience
+from core.watch import adaptive_timeout, options
 from core.watch.account import Account
+from core.watch.adaptive_timeout import AdaptiveTimeout
 from core.watch.board import FolderBoard
 from core.watch.looking import Eye, began_at, process_state
-from core.watch.patience import Patience
 from core.watch.progress import Pulse, phase, pulse
 from core.watch.verdict import find
 from core.watch.watching import Watching
@@ -24,7 +24,7 @@ from core.watch.written_stack import line_in
 
 
 def account(rank, state, since_s=40.0, **more):
-    return Account(rank, state, **{"phase": "step", "since_s": since_s, "patience_s": 30.0, "least_s": 10.0} | more)
+    return Account(rank, state, **{"phase": "step", "since_s": since_s, "allowed_s": 30.0, "least_s": 10.0} | more)
 
 
 WAITS = account(0, "waits", collective="gloo:all_reduce [[10]]", line="a.py:1 in f", is_usual=True)
@@ -36,15 +36,15 @@ WAITS = account(0, "waits", collective="gloo:all_reduce [[10]]", line="a.py:1 in
         ([WAITS, account(1, "asleep", line="a.py:9 in g")], (1,), "rank 1 is asleep at a.py:9 in g, phase step"),
         ([WAITS, account(1, "stopped"), account(2, "asleep")], (1,), "rank 1 is stopped by a signal"),
         ([WAITS, account(1, "left")], (1,), "rank 1 has left the run"),
-        ([WAITS, account(1, "asleep", patience_s=300.0)], None, ""),
-        ([WAITS, account(1, "asleep"), account(2, "computes", patience_s=300.0)], None, ""),
+        ([WAITS, account(1, "asleep", allowed_s=300.0)], None, ""),
+        ([WAITS, account(1, "asleep"), account(2, "computes", allowed_s=300.0)], None, ""),
         # Nobody waits, so nobody is missed.
         (
             [account(0, "asleep"), account(1, "stopped")],
             (),
             "no rank waits for another, and the run goes on: rank 0 is",
         ),
-        ([account(0, "asleep"), account(1, "computes", patience_s=300.0)], None, ""),
+        ([account(0, "asleep"), account(1, "computes", allowed_s=300.0)], None, ""),
         ([account(0, "asleep"), account(1, "left")], None, ""),
         ([WAITS, account(1, "debugged")], None, ""),
         (
@@ -72,11 +72,11 @@ def test_the_ranks_that_do_not_come_are_found(accounts, absent, says):
         assert says in verdict.reason
 
 
-def test_patience_follows_the_runs_own_steps(monkeypatch):
+def test_the_timeout_follows_the_runs_own_steps(monkeypatch):
     now_s = 0.0
-    monkeypatch.setattr(patience.time, "monotonic", lambda: now_s)
+    monkeypatch.setattr(adaptive_timeout.time, "monotonic", lambda: now_s)
     own = Pulse()
-    watched = Patience(own, 30.0)
+    watched = AdaptiveTimeout(own, 30.0)
     own.phase = "step"
 
     def live(seconds, marks_every):

@@ -219,7 +219,7 @@ class Swarm:
 
 
 def _before_threads_are_awaited(leave: Callable[[], None]) -> None:
-    """Call it when the interpreter ends, where nobody has before, and it still lives.
+    """Call it when the interpreter ends, if it hasn't been called before, and the swarm still lives.
 
     Functions of `atexit` come after Python has waited for threads, hivemind's too, which would wait for ever.
     """

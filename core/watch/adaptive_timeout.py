@@ -20,7 +20,7 @@ _LATE_S = 3.0
 """Seconds after which a look comes late: the whole process, or its machine, was held."""
 
 
-class Patience:
+class AdaptiveTimeout:
     """Notes when the pulse moves. Asked about once a second, always by the same thread."""
 
     def __init__(self, pulse: Pulse, limit_s: float) -> None:
@@ -39,7 +39,7 @@ class Patience:
             is_waiting: the rank waits for others, whose time isn't its own.
         """
         now_s, (count, phase) = time.monotonic(), self._seen
-        # Time in which nobody could run doesn't count.
+        # Time in which no process could run doesn't count.
         held_s = now_s - self._looked_s
         if held_s > _LATE_S:
             self._moved_s += held_s

@@ -298,6 +298,7 @@ def run_program(folder, text):
     return sorted(lines_of(done.stdout))
 
 
+@pytest.mark.slow
 def test_the_programs_of_fsdp_train(tmp_path):
     if not is_installed("core-fsdp"):
         pytest.skip("core-fsdp is not installed")

@@ -101,6 +101,7 @@ def test_broken_things_are_named_and_counted(core_cli):
     assert "its target is 'no target'" in findings["strategy bad"]["detail"]
 
 
+@pytest.mark.slow
 def test_damaged_metadata_that_torch_stumbles_over(core_cli):
     """torch's own look for plugins raises for a malformed file of any package."""
     core_cli.install("other", "[anything]\nmalformed\n")

@@ -200,6 +200,7 @@ def test_more_is_a_pip_install_away(core_cli):
     assert "pip install" not in core_cli("list-strategies").stderr
 
 
+@pytest.mark.slow
 def test_a_long_list_into_a_pipe_that_closes(core_cli):
     lines = "".join(f"alias_{number} = core_acme:AcmeStrategy\n" for number in range(3000))
     core_cli.install("core-acme", f"[core.strategies]\n{lines}")

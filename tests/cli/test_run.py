@@ -22,6 +22,7 @@ def core_run(folder, *arguments):
     return programs.run(command, cwd=folder, env=os.environ | {"OMP_NUM_THREADS": "1"}, timeout=100)
 
 
+@pytest.mark.slow
 def test_a_script_runs_once_a_device_with_its_own_arguments(tmp_path):
     (tmp_path / "train.py").write_text(SCRIPT)
     done = core_run(tmp_path, "--devices", "2", "train.py", "--devices", "7", "-m")

@@ -58,6 +58,7 @@ def test_digits_come_out_the_same_however_processes_are_made(strategy, accuracy_
     assert accuracy(output) == accuracy_of_two_epochs
 
 
+@pytest.mark.slow
 def test_digits_on_one_device_in_bfloat16():
     arguments = ("--strategy", "single_device", "--accelerator", "cpu", "--precision", "bf16-mixed", "--epochs", "4")
     assert accuracy(run_example("digits.py", *arguments), "1 process") > 90

@@ -197,9 +197,13 @@ def test_a_signal_between_the_start_of_the_workers_and_the_wait_for_them_ends_th
                 os.kill(os.getpid(), int(sys.argv[1]))
                 super().__init__(*args)
 
+        def work():
+            while True:  # a signal that comes just before a long sleep is heard after it
+                time.sleep(0.05)
+
         multiprocessing.WorkerGroup = Group
         if __name__ == "__main__":
-            connected(MultiprocessingLauncher("fork")).launch(time.sleep, 600)
+            connected(MultiprocessingLauncher("fork")).launch(work)
         """,
         int(number),
     ).finish(timeout_s=20)

@@ -5,5 +5,6 @@ import pytest
 from core_fsdp.conformance import TestCPUOffload, TestFSDP, TestModelParallel
 
 pytest.mark.slow(TestModelParallel)
+pytest.mark.slow(TestCPUOffload)
 
 __all__ = ["TestCPUOffload", "TestFSDP", "TestModelParallel"]

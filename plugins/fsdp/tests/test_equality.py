@@ -36,8 +36,8 @@ ONLY_ON_TWO = {"clipped_by_value", "foreach", "fabric_accumulated"}
 # What else four processes prove, two have proven in the same way.
 BY_HAND_ON_FOUR = {"sgd_fp32", "frozen", "fused", "fabric", "meta"}
 ALWAYS_ON_FOUR = {("data_tensor", "tied")}
-# These share nearly all calls with "full"; the others are in these cases.
-ALWAYS_LIKE_FULL = {"accumulated", "tied", "clipped"}
+# The other ways share nearly all calls with "full", and tensor parallelism all but those of these cases.
+IN_TENSOR_PARALLEL = {"accumulated", "tied", "clipped"}
 
 
 def pairs():
@@ -49,8 +49,8 @@ def pairs():
 
 
 def marks_of(way, num_processes, case):
-    is_quick = num_processes == 2 and way != "hybrid_on_2"
-    if (way, case) in ALWAYS_ON_FOUR or (is_quick and (way in ("full", "one_unit") or case in ALWAYS_LIKE_FULL)):
+    is_quick = way in ("full", "one_unit") or (way == "tensor" and case in IN_TENSOR_PARALLEL)
+    if (way, case) in ALWAYS_ON_FOUR or is_quick:
         return ()
     return pytest.mark.exhaustive if num_processes == 4 and case in BY_HAND_ON_FOUR else pytest.mark.slow
 

@@ -10,7 +10,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from core.launch.report import Report, is_echo, left_early, worker_error
+from core.contract.echo import is_echo
+from core.launch.report import Report, left_early, worker_error
 from core.launch.timeouts import GRACE_S, HEAR_S
 
 if TYPE_CHECKING:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import pickle
 import re
+from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -106,7 +108,8 @@ def _kept_by_optimizer(path: str, num_groups: int) -> list[dict[str, Any]]:
     from deepspeed.runtime.zero.config import ZeroStageEnum
     from deepspeed.utils.tensor_fragment import fragment_address
 
-    with torch.serialization.safe_globals([DynamicLossScaler, LossScaler, ZeroStageEnum, fragment_address]):
+    known = [DynamicLossScaler, LossScaler, ZeroStageEnum, fragment_address, (_member, "builtins.getattr")]
+    with torch.serialization.safe_globals(known):
         saved = torch.load(path, map_location="cpu", weights_only=True)["optimizer_state_dict"]
     below_3 = saved.get("base_optimizer_state")
     kept = (below_3 or saved["optimizer_state_dict"])["state"]
@@ -119,6 +122,17 @@ def _kept_by_optimizer(path: str, num_groups: int) -> list[dict[str, Any]]:
                 "deepspeed_checkpoint out: what core saves in its own form goes on under any stage."
             )
     return entries
+
+
+def _member(kind: Any, name: str) -> Any:
+    """The member of an enum. Python 3.11.0 to 3.11.3 pickles one as a call of `getattr`, for which this stands.
+
+    Raises:
+        UnpicklingError: it is no enum.
+    """
+    if not (isinstance(kind, type) and issubclass(kind, Enum)):
+        raise pickle.UnpicklingError(f"getattr of {kind!r}, which is no enum")
+    return kind[name]
 
 
 def _beside(ranks: Sequence[dict[str, Any]], steps: Sequence[Any]) -> dict[str, Any]:

@@ -1,12 +1,15 @@
 """Universal checkpoints: made from DeepSpeed's own layout, and going on under every stage and number of processes."""
 
 import os
+import pickle
 import shutil
 import threading
 
 import pytest
 import torch
 from click.testing import CliRunner
+from deepspeed.runtime.fp16.loss_scaler import LossScaler
+from deepspeed.runtime.zero.config import ZeroStageEnum
 from native_runs import CUT, Net, VariedNet, fit, native
 
 from checkpoint_collectives import Alone
@@ -16,6 +19,7 @@ from core.checkpoint.conversion import convert_checkpoint
 from core.cli.commands import command
 from core_ddp import DDPStrategy
 from core_deepspeed import DeepSpeedStrategy, NativeCheckpointIO, UniversalCheckpointIO
+from core_deepspeed.universal_conversion import _kept_by_optimizer
 
 # Gradients are added in another order, in float32.
 NEAR = {"rtol": 1e-5, "atol": 1e-6}
@@ -209,3 +213,24 @@ def test_a_folder_elsewhere_is_not_read(tmp_path, name):
     (folder / "latest_universal").write_text(name)
     with pytest.raises(CheckpointCorruptedError, match=r"latest_universal' holds .* the name of a folder"):
         UniversalCheckpointIO().load_checkpoint(folder, collectives=Alone())
+
+
+class ByGetattr:
+    """Pickles as Python 3.11.0 to 3.11.3 pickles the member of an enum."""
+
+    def __init__(self, owner, name):
+        self.owner, self.name = owner, name
+
+    def __reduce__(self):
+        return getattr, (self.owner, self.name)
+
+
+def test_members_of_enums_are_read_whichever_python_has_written_them(tmp_path):
+    path = tmp_path / "states.pt"
+    for found in (ByGetattr(ZeroStageEnum, "weights"), ByGetattr(LossScaler, "__init__")):
+        torch.save({"optimizer_state_dict": {"base_optimizer_state": {"state": {}}, "found": found}}, path)
+        if found.owner is ZeroStageEnum:
+            assert _kept_by_optimizer(path, 0) == []
+        else:
+            with pytest.raises(pickle.UnpicklingError, match="no enum"):
+                _kept_by_optimizer(path, 0)

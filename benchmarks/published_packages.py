@@ -50,7 +50,9 @@ EXAMPLES = {
     "chemprop": Example(
         "chemprop",
         (
-            "chemprop train --data-path tests/data/regression.csv --task-type regression --output-dir trained",
+            # Without a seed chemprop takes one at random.
+            "chemprop train --data-path tests/data/regression.csv --task-type regression --output-dir trained"
+            " --pytorch-seed 0",
             "chemprop predict --test-path tests/data/regression.csv --model-path trained/model_0/best.pt"
             " --preds-path predictions.csv",
         ),
@@ -152,8 +154,9 @@ def run(example: Example, source: Path, on_core: bool, work: Path) -> tuple[list
                 [*launcher, *own, "--", *command.split()],
                 cwd=folder, env=environment, stdout=file, stderr=subprocess.STDOUT, check=False,
             )  # fmt: skip
-        if done.returncode:
-            raise SystemExit(f"{command} ended with {done.returncode}:\n{log.read_text()[-6000:]}")
+        if done.returncode:  # what it had noted until then is compared
+            print(f"  {command} ended with {done.returncode}:\n{log.read_text()[-2000:]}")
+            break
     return [json.loads(line) for line in out.read_text().splitlines()], time.monotonic() - began
 
 

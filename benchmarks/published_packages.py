@@ -1,6 +1,6 @@
 """Published packages' own examples, unchanged, on Lightning and on core-lightning, and what they end with on each.
 
-    python -m pip install lightning chemprop mlcolvar ipython nbformat
+    python -m pip install lightning chemprop pytorch-forecasting mlcolvar ipython nbformat
     python benchmarks/published_packages.py chemprop
     python benchmarks/published_packages.py mlcolvar --checkout path/to/a/checkout/of/mlcolvar
 
@@ -59,6 +59,7 @@ EXAMPLES = {
         # Lightning's own checkpoints hold objects, and torch refuses them otherwise.
         environment=(("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", "1"),),
     ),
+    "pytorch-forecasting": Example("pytorch-forecasting", ("nbeats.py",), "examples"),
     "mlcolvar": Example("mlcolvar", ("-m IPython intro_1_training.ipynb",), "docs/notebooks/tutorials"),
 }
 

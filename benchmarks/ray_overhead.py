@@ -22,7 +22,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from rich.console import Console
 from rich.table import Table
 from step_overhead import OFF
-from two_ranks import WHERE, Batches, Contest, Group, Net, Run, Stopwatch, add_rows, measure
+from two_ranks import WHERE, Batches, Contest, Group, Net, Run, Stopwatch, add_rows, measure, train_by
 
 from core import Callback, Fabric, Trainer
 from core.strategies import DDPStrategy
@@ -75,19 +75,7 @@ def by_hand(num_steps: int) -> Run:
 
 
 def in_fabric(num_steps: int) -> Run:
-    fabric = Fabric(strategy="ddp", **RANKS)
-
-    def train(fabric: Fabric) -> Run:
-        module = Net()
-        model, optimizer = fabric.setup(module, module.configure_optimizers())
-        watch = Stopwatch()
-        for batch in Batches(num_steps):
-            fabric.backward(model(batch))
-            optimizer.step()
-            optimizer.zero_grad()
-        return watch.stop(module)
-
-    return fabric.launch(train)
+    return Fabric(strategy="ddp", **RANKS).launch(train_by, num_steps)
 
 
 class Watch(Callback):

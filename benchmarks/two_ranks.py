@@ -98,17 +98,23 @@ class Stopwatch:
         return Run(weights, *(now - then for now, then in zip(ended, self._began, strict=True)))
 
 
+def train_by(fabric: Fabric, num_steps: int) -> Run:
+    """The loop of a user of Fabric."""
+    module = Net()
+    model, optimizer = fabric.setup(module, module.configure_optimizers())
+    watch = Stopwatch()
+    for batch in Batches(num_steps):
+        fabric.backward(model(batch))
+        optimizer.step()
+        optimizer.zero_grad()
+    return watch.stop(module)
+
+
 def in_fabric(make_strategy: Callable[[], Strategy]) -> Callable[[int], Run]:
     def run(num_steps: int) -> Run:
-        fabric, module = Fabric(strategy=make_strategy(), **WHERE), Net()
+        fabric = Fabric(strategy=make_strategy(), **WHERE)
         fabric.launch()
-        model, optimizer = fabric.setup(module, module.configure_optimizers())
-        watch = Stopwatch()
-        for batch in Batches(num_steps):
-            fabric.backward(model(batch))
-            optimizer.step()
-            optimizer.zero_grad()
-        found = watch.stop(module)
+        found = train_by(fabric, num_steps)
         fabric.teardown()
         return found
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from core.contract.checkpoint_io import Collectives
 
     Written = tuple[list[tuple[str, int, bytes]], int, int]
-    """What rank 0 hears of a part, in few bytes: of each file the end of its name, its size and digest; elements and
+    """The news of a part for rank 0, in few bytes: of each file the end of its name, its size and digest; elements and
     boxes that were written."""
 
 

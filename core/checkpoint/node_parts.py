@@ -31,7 +31,7 @@ _SUFFIX = ".note"
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What one rank has written of a checkpoint.
+    """The part of a checkpoint that one rank has written.
 
     Attributes:
         checkpoint: name of the folder that it lies in, the same on all nodes.

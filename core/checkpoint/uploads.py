@@ -22,7 +22,7 @@ _MARKS = {
     "list_multipart_uploads": {"KeyMarker": "NextKeyMarker", "UploadIdMarker": "NextUploadIdMarker"},
     "list_parts": {"PartNumberMarker": "NextPartNumberMarker"},
 }
-"""What to ask for next, and where the answer before says it."""
+"""The arguments of the next question, and the keys under which the answer before has them."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,7 +40,7 @@ class CheckpointRecord:
 
 
 _WRITTEN = ("metrics.csv", "run.json")
-"""What the CSVLogger leaves of a run: one of them at least."""
+"""Files that the CSVLogger leaves of a run: one of them at least."""
 
 
 @dataclass(frozen=True, slots=True)

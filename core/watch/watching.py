@@ -359,7 +359,7 @@ class Watching:
         return HangError(message, absent=verdict.absent, ranks=whereabouts, report=report)
 
     def _describe(self, verdict: Verdict, accounts: list[Account]) -> tuple[str, str]:
-        """What all ranks do, and the path of the file with their stacks."""
+        """The message: the state of all ranks, and the file with their stacks; and the path of that file."""
         waited_s = max(each.since_s for each in accounts)
         message = (
             f"The ranks have not come forward for {waited_s:.0f} s. {verdict.reason[:1].upper()}{verdict.reason[1:]}.\n"

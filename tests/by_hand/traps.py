@@ -1,6 +1,7 @@
 """Traps of third parties' libraries: the cure of each in its plugin, and the test that sees it gone."""
 
 from dataclasses import dataclass
+from functools import partial
 
 
 @dataclass(frozen=True)
@@ -28,29 +29,12 @@ class Trap:
     is_slow: bool = False
 
 
-def _fairscale(*given, **more):
-    return Trap("fairscale", "FairScale", *given, **more)
-
-
-def _horovod(*given, **more):
-    return Trap("horovod", "Horovod", *given, **more)
-
-
-def _colossalai(*given, **more):
-    return Trap("colossalai", "Colossal-AI", *given, **more)
-
-
-def _bagua(*given, **more):
-    return Trap("bagua", "Bagua's algorithms", *given, **more)
-
-
-def _hivemind(*given, **more):
-    return Trap("hivemind", "hivemind", *given, **more)
-
-
-def _ray(*given, **more):
-    return Trap("ray", "Ray", *given, **more)
-
+_fairscale = partial(Trap, "fairscale", "FairScale")
+_horovod = partial(Trap, "horovod", "Horovod")
+_colossalai = partial(Trap, "colossalai", "Colossal-AI")
+_bagua = partial(Trap, "bagua", "Bagua's algorithms")
+_hivemind = partial(Trap, "hivemind", "hivemind")
+_ray = partial(Trap, "ray", "Ray")
 
 FAIRSCALE = [
     _fairscale(

@@ -1,4 +1,4 @@
-"""What a run that a signal has ended says of itself: how far it came, and how to go on."""
+"""The last words of a run that a signal has ended: how far it came, and how to go on."""
 
 from __future__ import annotations
 

@@ -41,6 +41,7 @@ def import_target(offer: Offer) -> Any:
         raise refusals.not_loaded(offer, describe(cause), cause) from cause
 
 
+@functools.cache
 def base_class(kind: str) -> type:
     """The class that every target of this kind subclasses or returns."""
     module, _, attribute = KINDS[kind].base.partition(":")
@@ -82,12 +83,13 @@ def call_target(offer: Offer, target: Any, options: dict[str, Any]) -> Any:
     base = base_class(offer.spec.kind)
     if isinstance(target, base):
         return target
-    _check_options(offer, target, options)
     try:
         instance = target(**options)
     except (CoreError, KeyboardInterrupt):
         raise
     except BaseException as cause:
+        if isinstance(cause, TypeError):
+            _check_options(offer, target, options)
         raise refusals.not_loaded(offer, f"making it raised {describe(cause)}", cause) from cause
     if not isinstance(instance, base):
         expected = f"{base.__module__}.{base.__qualname__}"
@@ -96,8 +98,8 @@ def call_target(offer: Offer, target: Any, options: dict[str, Any]) -> Any:
 
 
 def _check_options(offer: Offer, target: Any, options: dict[str, Any]) -> None:
+    """Tell a wrong option from a TypeError that comes from inside the target."""
     try:
-        # Compared before the call, so that a TypeError from inside the factory isn't taken for a wrong option.
         signature = inspect.signature(target)
     except (TypeError, ValueError):
         return

@@ -363,12 +363,23 @@ def test_an_epoch_with_nan_is_nan(reduction, values):
     assert math.isnan(validated(values, reduce_fx=reduction))
 
 
-@pytest.mark.parametrize("value", [0.1, TENTHS, LARGE])
+STEP_TENSORS = [
+    TENTHS,
+    torch.tensor(0.1),
+    torch.tensor(0.1, dtype=torch.bfloat16),
+    torch.tensor(True),
+    torch.tensor(200, dtype=torch.uint8),
+]
+
+
+@pytest.mark.parametrize("value", [0.1, LARGE, *STEP_TENSORS])
 def test_a_step_keeps_its_digits(value):
     module = Logging(lambda module, *_: module.log("value", value, prog_bar=True), "on_train_batch_end")
     trainer = fit(module, logger=(recorder := Recorder()))
     assert trainer.callback_metrics["value"].item() == trainer.progress_bar_metrics["value"] == float(value)
     assert recorder.rows[-1][1]["value"] == float(value)
+    if isinstance(value, torch.Tensor):
+        assert trainer.callback_metrics["value"].dtype is value.dtype
 
 
 def test_a_device_without_float64():

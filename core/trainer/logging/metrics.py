@@ -40,10 +40,12 @@ class Entry:
         default: `Metrics.on_epoch_default` when it was logged first.
         syncs_steps: reduce single steps over ranks too.
         last: the newest value, detached, on its device; of a step's tensor a copy, which the user can't change.
+        last_dtype: of a tensor whose number alone is `last`.
         is_fresh: it is the newest of its name, from whatever stage.
         total, count: running reduction of an epoch, of 64 bits where the device has them; for the mean, weighted by
             batch sizes.
         metric: a torchmetrics object that reduces by itself.
+        is_stepwise: the newest value alone is kept, as this rank has it.
     """
 
     name: str
@@ -58,10 +60,12 @@ class Entry:
     default: bool = False
     syncs_steps: bool = False
     last: Any = None
+    last_dtype: torch.dtype | None = None
     is_fresh: bool = False
     total: Any = None
     count: float = 0.0
     metric: Any = None
+    is_stepwise: bool = False
 
     @property
     def step_name(self) -> str:
@@ -188,6 +192,11 @@ class Metrics:
         elif entry.options != options or entry.default is not self.on_epoch_default:
             self._compare(entry, options)
         entry.is_fresh = True
+        if entry.is_stepwise and type(value) is Tensor and value.is_cpu and not value.ndim:
+            # A number is copied without a kernel, and its format makes the tensor of it again.
+            entry.last, entry.last_dtype = value.item(), value.dtype
+            return
+        entry.last_dtype = None
         if not isinstance(value, Tensor | float | int):
             if _is_metric(value):
                 log_errors.check_metric(entry, value)
@@ -231,6 +240,7 @@ class Metrics:
         entry = Entry(name, by_step, by_epoch, prog_bar, logger, reduction, sync_dist, rank_zero_only, options)
         entry.default, entry.metric = self.on_epoch_default, value if _is_metric(value) else None
         entry.syncs_steps = by_step and sync_dist is True and not rank_zero_only
+        entry.is_stepwise = not by_epoch and not entry.syncs_steps and entry.metric is None
         return entry
 
     def _resolve(self, on_step: bool | None, on_epoch: bool | None) -> tuple[bool, bool]:
@@ -403,6 +413,8 @@ def _has_last(entry: Entry) -> bool:
 
 
 def _last(entry: Entry) -> Any:
+    if entry.last_dtype is not None:
+        return torch.tensor(entry.last, dtype=entry.last_dtype)
     return entry.last if entry.metric is None else entry.metric._forward_cache
 
 

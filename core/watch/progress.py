@@ -33,7 +33,7 @@ class Pulse:
 
 
 pulse = Pulse()
-"""That of this process."""
+"""The pulse of this process."""
 
 
 @contextmanager

@@ -158,7 +158,7 @@ HOROVOD = [
         "test_exchange.py::test_an_optimizers_state_is_that_of_rank_0",
     ),
     _horovod(
-        "a parameter that nobody uses gets a gradient of zeros: weights decay, momenta move",
+        "an unused parameter gets a gradient of zeros: weights decay, momenta move",
         "exchange.py",
         "if not number:",
         "if False:",
@@ -343,7 +343,7 @@ HIVEMIND = [
         "test_peers.py::test_a_peer_that_met_nobody_says_so",
     ),
     _hivemind(
-        "`min_peers`: nobody waits for the others",
+        "`min_peers`: no peer waits for the others",
         "swarm.py",
         "self._meeting.await_peers()",
         "pass",

@@ -50,7 +50,7 @@ STAND_INS = {
     ("launcher", "xla"): ("needs hardware", ""),
 }
 
-# What needs hardware that nobody here has, and why nothing else serves.
+# What needs hardware that is not here, and why nothing else serves.
 NEEDS_HARDWARE = [
     (
         "`xla`, `xla_debug` and their launcher on several devices, or several hosts",

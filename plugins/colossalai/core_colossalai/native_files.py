@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from core import Collectives, PathLike
 
 MODEL, OPTIMIZER = "modeling", "optimizer"
-"""Where the Booster's files lie, by the names of Colossal-AI's own examples."""
+"""The places of the Booster's files, by the names of Colossal-AI's own examples."""
 
 REST = "core.pt"
 """The file that holds the rest of a state: all that isn't in the Booster's files. It is written last."""

@@ -142,14 +142,14 @@ INSTALLED = (
     ),
     Installed(
         "without_launcher",
-        "Asks for a launcher that nobody offers, which a script finds out.",
+        "Asks for a launcher that no package offers, which a script finds out.",
         "test_a_script_trains",
         body="    launcher_name = 'nowhere_to_be_found'",
         attributes=_ONE_PROCESS,
     ),
     Installed(
         "misspelt_group",
-        "Names a group that nobody reads.",
+        "Names a group that core doesn't read.",
         "test_metadata_names_known_groups",
         entry_points="[core.strategy]\nother = {module}:AcmeStrategy\n",
     ),

@@ -50,7 +50,7 @@ class WidensHalves(AveragingStrategy):
 
 @mutant("test_reduces_by_the_mean_at_first", passes="test_reduces[float32]")
 class SumsAtFirst(AveragingStrategy):
-    """Sums where nobody says how to reduce."""
+    """Sums where no reduction is named."""
 
     def reduce(self, tensor, group=None, reduce_op="sum"):
         return super().reduce(tensor, group, reduce_op)
@@ -107,7 +107,7 @@ class BroadcastsObjectsOfTheFirst(AveragingStrategy):
 
 @mutant("test_gathers_objects", passes=EQUAL)
 class GathersToTheFirst(AveragingStrategy):
-    """Gives objects to rank 0, whoever asks."""
+    """Gives objects to rank 0, whichever rank asks."""
 
     def gather_objects(self, obj, dst=0):
         return super().gather_objects(obj, 0)
@@ -115,7 +115,7 @@ class GathersToTheFirst(AveragingStrategy):
 
 @mutant("test_barrier_waits", passes=EQUAL)
 class PassesBarriers(AveragingStrategy):
-    """Waits for nobody."""
+    """Waits for no rank."""
 
     def barrier(self, name=None):
         pass

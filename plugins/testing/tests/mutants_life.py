@@ -160,7 +160,7 @@ class TriesStepsElsewhere(AveragingStrategy):
 
 @mutant("test_a_hanging_rank_is_named", passes="test_barrier_waits")
 class HidesWhoIsMissing(AveragingStrategy):
-    """Waits by an all-reduce, whose time-out names nobody."""
+    """Waits by an all-reduce, whose time-out names no rank."""
 
     def barrier(self, name=None):
         if self.world_size > 1:
@@ -233,7 +233,7 @@ class LeavesItsGroup(AveragingStrategy):
 
 @mutant(f"{LEFT}[threads]", passes=EQUAL)
 class LeavesAThread(AveragingStrategy):
-    """Starts a thread that nobody ends."""
+    """Starts a thread that is never ended."""
 
     def setup_distributed(self):
         super().setup_distributed()
@@ -242,7 +242,7 @@ class LeavesAThread(AveragingStrategy):
 
 @mutant(f"{LEFT}[child_processes]", passes=EQUAL)
 class LeavesAProcess(AveragingStrategy):
-    """Starts a process that nobody ends."""
+    """Starts a process that is never ended."""
 
     def setup_distributed(self):
         super().setup_distributed()
@@ -252,7 +252,7 @@ class LeavesAProcess(AveragingStrategy):
 
 @mutant(f"{LEFT}[ports]", passes=EQUAL)
 class LeavesAPort(AveragingStrategy):
-    """Listens on a port that nobody closes."""
+    """Listens on a port that is never closed."""
 
     def setup_distributed(self):
         super().setup_distributed()

@@ -95,8 +95,8 @@ class MakesOneDevice(CPUAccelerator):
 
 
 @accelerator("test_names_strategies_that_exist")
-class NamesNobody(CPUAccelerator):
-    """Names a strategy that nobody offers."""
+class NamesAMissingStrategy(CPUAccelerator):
+    """Names a strategy that no package offers."""
 
     def default_strategy(self, num_devices, num_nodes):
         return "nowhere_to_be_found"

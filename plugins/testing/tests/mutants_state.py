@@ -139,7 +139,7 @@ class KnowsItsOwnOnly(Marked):
 
     def load_optimizer_state_dict(self, optimizer, state):
         if "size" not in state:
-            raise CheckpointError("saved by somebody else")
+            raise CheckpointError("saved by another program")
         super().load_optimizer_state_dict(optimizer, state)
 
 

@@ -53,7 +53,7 @@ class Differs:
 
 
 class DifferingTests(StrategySuite):
-    """What takes the place of equality with one device. `differs` says how much."""
+    """The tests that take the place of equality with one device. `differs` says how much."""
 
     differs: ClassVar[Differs]
 
@@ -91,7 +91,7 @@ class DifferingTests(StrategySuite):
             assert_close_losses(run, expected, self.differs.within)
 
     def test_no_gradient_is_lost(self) -> None:
-        """What was held back comes later: of constant gradients, no more is missing after many steps than declared."""
+        """Gradients that were held back come later: of constant ones, no more is missing after many steps than declared."""
         case = self.adapted(Case("constant", network=Linear, optimizer=_plain))
         found = self.run(_train_on_constant_gradients, case)
         begin, end = self.one_device.run(_train_on_constant_gradients, case)[0]
@@ -105,7 +105,7 @@ class DifferingTests(StrategySuite):
             )
 
     def test_ranks_agree_in_time(self) -> None:
-        """When nothing changes any more, all ranks have the same weights after the declared number of steps."""
+        """All ranks, once nothing changes any more, have the same weights after the declared number of steps."""
         self.needs_several()
         if (rounds := self.differs.agrees_after) is None:
             pytest.skip(f"{self.alias} promises the same weights after synchronize_model only")

@@ -91,7 +91,7 @@ class DifferingTests(StrategySuite):
             assert_close_losses(run, expected, self.differs.within)
 
     def test_no_gradient_is_lost(self) -> None:
-        """Gradients that were held back come later: of constant ones, no more is missing after many steps than declared."""
+        """Gradients that were held back come later: of constant ones, no more than declared is missing in the end."""
         case = self.adapted(Case("constant", network=Linear, optimizer=_plain))
         found = self.run(_train_on_constant_gradients, case)
         begin, end = self.one_device.run(_train_on_constant_gradients, case)[0]

@@ -118,7 +118,7 @@ def is_right(kind: str, run: Run, outcome: Outcome) -> bool:
     if kind == "healthy":
         return outcome.code == 0 and outcome.stood_s is None
     rank, words, line = HANGS[run.how]
-    found = re.search(rf"[Rr]ank {rank} {words} at \S*hanging.py:(\d+) in ", outcome.text)
+    found = re.search(rf"(?<!while )[Rr]ank {rank} {words} at \S*hanging.py:(\d+) in ", outcome.text)
     return outcome.code != 0 and found is not None and int(found[1]) - line_of(line) in (0, 1)
 
 

@@ -159,7 +159,9 @@ class WorkerError(CoreError):
 
 
 class HangError(WorkerError):
-    """No rank has come forward for longer than the watch allows. All ranks end with the same one.
+    """No rank has come forward for longer than the watch allows, or native code of one has given up.
+
+    All ranks end with the same one.
 
     Attributes:
         rank: the first of the ranks that don't come.

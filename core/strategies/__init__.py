@@ -7,6 +7,7 @@ from core.door import door
 if TYPE_CHECKING:
     from core.contract import Strategy
     from core.registry import STRATEGY_REGISTRY, StrategyRegistry
+    from core.strategies.alike import refuse_unlike_modules
     from core.strategies.frozen import FrozenParameters
     from core.strategies.left_out import LeftOutParameters
     from core.strategies.method_router import MethodRouter
@@ -22,11 +23,13 @@ __all__ = [
     "SingleDeviceStrategy",
     "Strategy",
     "StrategyRegistry",
+    "refuse_unlike_modules",
 ]
 
 __getattr__, __dir__ = door(
     __name__,
     {
+        ".alike": ("refuse_unlike_modules",),
         ".frozen": ("FrozenParameters",),
         ".left_out": ("LeftOutParameters",),
         ".method_router": ("MethodRouter",),

@@ -98,7 +98,7 @@ def _message(ranks: dict[Fingerprint, list[int]], hosts: Sequence[str]) -> str:
             chosen = [row for row in rows if row[0] == kind]
             aliases = ", ".join(alias for _, alias, _, _ in chosen) or "none"
             providers = ", ".join(f"{provider} {version}".rstrip() for _, _, provider, version in chosen) or "-"
-            table.append((kind, _spans(members), _nodes(members, hosts), aliases, providers))
+            table.append((kind, spans(members), _nodes(members, hosts), aliases, providers))
     return (
         "The ranks of this run don't use the same plugins, so they would wait for each other for ever. "
         "Install the same versions on every node, and start every rank with the same arguments.\n" + _drawn(table)
@@ -113,15 +113,15 @@ def _differing(ranks: Iterable[Fingerprint]) -> list[str]:
     return [kind for kind, chosen in versions.items() if len(chosen) > 1]
 
 
-def _spans(ranks: Sequence[int]) -> str:
+def spans(ranks: Sequence[int]) -> str:
     """`[0, 1, 2, 5]` as `"0-2, 5"`."""
-    spans: list[list[int]] = []
+    found: list[list[int]] = []
     for rank in ranks:
-        if spans and rank == spans[-1][1] + 1:
-            spans[-1][1] = rank
+        if found and rank == found[-1][1] + 1:
+            found[-1][1] = rank
         else:
-            spans.append([rank, rank])
-    return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in spans)
+            found.append([rank, rank])
+    return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in found)
 
 
 def _nodes(ranks: Sequence[int], hosts: Sequence[str]) -> str:

@@ -21,7 +21,8 @@ class Account:
         allowed_s: how long it may stand still, in what it does.
         least_s: how long it may stand still where it is certain that nothing will move.
         collective: that it waits in.
-        is_usual: see `core.watch.looking.Collective`.
+        is_usual: see `core.watch.recorded.Collective`.
+        call: the number of the collective that it tells of instead, which another rank's native code gave up in.
         count: of its pulse.
         host: its machine.
         pid: its process.
@@ -40,6 +41,7 @@ class Account:
     least_s: float = 0.0
     collective: str = ""
     is_usual: bool = False
+    call: str = ""
     count: int = 0
     host: str = ""
     pid: int = 0

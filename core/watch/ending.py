@@ -75,11 +75,11 @@ class Ending:
         return self.error.with_traceback(error.__traceback__)
 
     def close(self) -> None:
-        """Give back what was taken over."""
+        """Give back what was taken over. Before, faulthandler has to give back the signal: it puts back a handler."""
         if sys.excepthook is self._hook:
             sys.excepthook = self._previous_hook
         if self._is_main and threading.current_thread() is threading.main_thread():
-            signal.signal(SIGNAL, self._previous or signal.SIG_DFL)
+            signal.signal(SIGNAL, self._previous if callable(self._previous) else _ignore)
 
     def _on_signal(self, number: int, frame: Any) -> None:
         # Not into an `except` or `finally` block that runs: it would replace the error that is handled there.
@@ -92,6 +92,14 @@ class Ending:
     def _on_uncaught(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         explained, self.is_over = self.explain(error), True
         self._previous_hook(type(explained), explained, explained.__traceback__ or trace)
+
+
+def _ignore(number: int, frame: Any) -> None:
+    """Do nothing, as the kernel does by default.
+
+    Another rank, which takes this one for one that doesn't answer, may send a signal late, and without a handler Python
+    would print that it has lost one.
+    """
 
 
 def _abort_group() -> None:

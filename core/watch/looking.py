@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pickle
 import sys
 import sysconfig
 import time
@@ -11,9 +10,8 @@ import traceback
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
-from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -119,7 +117,16 @@ def _libraries() -> tuple[str, ...]:
 
 def is_users(frame: FrameType) -> bool:
     """True for code that is neither core's, nor a plugin's, nor that of an installed library."""
-    name, path = str(frame.f_globals.get("__name__")), frame.f_code.co_filename
+    return _is_users(str(frame.f_globals.get("__name__")), frame.f_code.co_filename)
+
+
+def is_users_file(path: str) -> bool:
+    """The same for a file of code. Looks through all modules, to know those of plugins."""
+    files = {getattr(each, "__dict__", {}).get("__file__"): name for name, each in [*sys.modules.items()]}
+    return _is_users(files.get(path, ""), path)
+
+
+def _is_users(name: str, path: str) -> bool:
     is_own = name.partition(".")[0].startswith("core_") or name.partition(".")[0] in ("core", "torch")
     return not is_own and f"{os.sep}site-packages{os.sep}" not in path and not path.startswith(_libraries())
 
@@ -187,36 +194,6 @@ def num_collectives() -> int:
     return 0
 
 
-@dataclass(frozen=True)
-class Collective:
-    """The collective that a rank is in, as torch's flight recorder has it.
-
-    Attributes:
-        name: with its shapes, such as `"gloo:all_reduce [[10]]"`; empty if none is under way.
-        is_usual: True if this rank has gone from the one before to this one earlier.
-    """
-
-    name: str = ""
-    is_usual: bool = False
-
-
-def collective() -> Collective:
-    """The collective that torch has recorded last, if it isn't over."""
-    import torch._C._distributed_c10d as c10d
-
-    # The recorder of NCCL is one of its own, in builds that have it.
-    for name in ("_dump_nccl_trace", "_dump_fr_trace"):
-        if (dump := getattr(c10d, name, None)) is None:
-            continue
-        entries: list[dict[str, Any]] = pickle.loads(dump()).get("entries", [])  # torch's own, from this process
-        if entries and not entries[-1].get("retired", True):
-            keys = [_key(entry) for entry in entries]
-            steps = list(pairwise(keys))
-            shown = f"{entries[-1]['profiling_name']} {entries[-1].get('input_sizes', '')}"
-            return Collective(shown, bool(steps) and steps[-1] in steps[:-1])
-    return Collective()
-
-
 def waits_on_device() -> bool:
     """True if collectives run beside the thread that has begun them, which then waits wherever it needs a value."""
     import torch.distributed as dist
@@ -224,9 +201,3 @@ def waits_on_device() -> bool:
     with suppress(Exception):  # the group may be left meanwhile
         return "gloo" not in dist.get_backend()
     return False
-
-
-def _key(entry: dict[str, Any]) -> tuple[str, ...]:
-    """The collective and the place that it was called from."""
-    places = [f"{frame['filename']}:{frame['line']}" for frame in entry.get("frames", [])]
-    return entry["profiling_name"], str(entry.get("input_sizes")), *places

@@ -21,7 +21,9 @@ _WORDS = {
     "gone": "is gone: its process has ended",
     "left": "has left the run",
     "silent": "does not answer",
+    "aborts": "was ended by native code",
 }
+_SAME_CALL = "all ranks are in the same call, with other shapes"
 _MOST_SHOWN = 64
 
 
@@ -32,10 +34,12 @@ class Verdict:
     Attributes:
         absent: the ranks that don't come; empty where none is missed, which is told and ends no run.
         reason: in words.
+        is_abort: native code ends a process; nobody has waited for long.
     """
 
     absent: tuple[int, ...]
     reason: str
+    is_abort: bool = False
 
 
 def find(accounts: Sequence[Account]) -> Verdict | None:
@@ -46,6 +50,8 @@ def find(accounts: Sequence[Account]) -> Verdict | None:
     """
     if any(each.state == "debugged" for each in accounts):
         return None
+    if aborting := [each for each in accounts if each.state == "aborts"]:
+        return _on_an_abort(accounts, aborting)
     others = [each for each in accounts if each.state != "waits"]
     if not others:
         return _on_those_who_all_wait(accounts)
@@ -61,6 +67,29 @@ def find(accounts: Sequence[Account]) -> Verdict | None:
     return Verdict(tuple(each.rank for each in lost), "; ".join(map(_described, lost[:_MOST_SHOWN])))
 
 
+def _on_an_abort(accounts: Sequence[Account], aborting: Sequence[Account]) -> Verdict | None:
+    """The verdict when native code of some has given up, and all that can have told what that call was to them."""
+    telling = [each for each in accounts if each.state not in (*_SURE, "silent")]
+    if any(each.call != aborting[0].call for each in telling):
+        return None
+    groups = defaultdict(list)
+    for each in telling:
+        groups[each.collective, each.line].append(each)
+    if len(groups) == 1:
+        return Verdict(_ranks(aborting), f"{_listed(aborting)}, which says why on stderr", is_abort=True)
+    by_size = sorted(groups.values(), key=len)
+    odd = by_size[0] if len(by_size[0]) < len(by_size[1]) else telling
+    calls = "; ".join(
+        f"rank {group[0].rank}{f' and {len(group) - 1} more' * (len(group) > 1)} {_called(group[0])}"
+        for group in by_size[:_MOST_SHOWN]
+    )
+    return Verdict(_ranks(odd), f"ranks came to one collective with different calls: {calls}", is_abort=True)
+
+
+def _called(each: Account) -> str:
+    return f"called {each.collective} at {each.line}" if each.collective else "did not come to it"
+
+
 def _on_those_who_all_wait(accounts: Sequence[Account]) -> Verdict | None:
     places = defaultdict(list)
     for each in accounts:
@@ -72,8 +101,7 @@ def _on_those_who_all_wait(accounts: Sequence[Account]) -> Verdict | None:
         if not all(each.since_s > (each.least_s if len(shapes) > 1 else each.allowed_s) for each in accounts):
             return None
         if len(shapes) > 1:
-            odd = _odd(list(shapes.values()))
-            return Verdict(_ranks(odd), "all ranks are in the same call, with other shapes: " + _listed(odd))
+            return _on_groups(list(shapes.values()), *[_SAME_CALL] * 2)
         return Verdict(_ranks(accounts), "all ranks wait in the same place, and nothing arrives: look at the network")
     # Ranks that wait for each other in different places wait for ever.
     if not all(each.since_s > each.least_s for each in accounts):
@@ -82,16 +110,32 @@ def _on_those_who_all_wait(accounts: Sequence[Account]) -> Verdict | None:
     if ended and len(ended) < len(accounts):
         cure = ". Give all ranks as many batches, for example by limit_train_batches"
         return Verdict(_ranks(ended), "out of data, while the others have more batches: " + _listed(ended) + cure)
-    odd = _odd(list(places.values()))
-    return Verdict(_ranks(odd), "in another collective than the others: " + _listed(odd))
+    return _on_groups(list(places.values()), "in another collective than the others", "in different collectives")
+
+
+def _on_groups(groups: list[list[Account]], some: str, all_of_them: str) -> Verdict:
+    """The verdict on ranks that have parted: `some` went another way, or nothing tells who did."""
+    if odd := _odd(groups):
+        others = [group for group in groups if group is not odd]
+        return Verdict(_ranks(odd), f"{some}: {_listed(odd)}; while {_listed_first(others)}")
+    everyone = sorted(rank for group in groups for rank in _ranks(group))
+    reason = f"{all_of_them}, and nothing tells who went astray: {_listed_first(groups)}"
+    return Verdict(tuple(everyone), reason)
 
 
 def _odd(groups: list[list[Account]]) -> list[Account]:
-    """The ranks that have gone another way: the only ones that never did so before, else the fewer, else the later."""
+    """The ranks that have gone another way: the only ones that never did so before, else the fewer; none if unknown."""
     unusual = [group for group in groups if not all(each.is_usual for each in group)]
     if len(unusual) == 1:
         return unusual[0]
-    return min(groups, key=lambda group: (len(group), -max(each.count for each in group)))
+    fewest, *more = sorted(groups, key=len)
+    return fewest if len(fewest) < len(more[0]) else []
+
+
+def _listed_first(groups: list[list[Account]]) -> str:
+    """The first rank of each group, and how many are with it."""
+    firsts = [(_described(group[0]), len(group) - 1) for group in groups[:_MOST_SHOWN]]
+    return "; ".join(first + (f" (and {num_more} more there)" if num_more else "") for first, num_more in firsts)
 
 
 def _ranks(accounts: Sequence[Account]) -> tuple[int, ...]:

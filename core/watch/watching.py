@@ -25,17 +25,10 @@ from core.watch.adaptive_timeout import AdaptiveTimeout
 from core.watch.board import CALL, VERDICT, Board, FolderBoard, StoreBoard
 from core.watch.ending import SIGNAL, Ending, end_by_force, leave_at_once, let_go_on
 from core.watch.errand import Errands
-from core.watch.looking import (
-    Collective,
-    Eye,
-    Sight,
-    began_at,
-    collective,
-    num_collectives,
-    process_state,
-    waits_on_device,
-)
+from core.watch.looking import Eye, Sight, began_at, num_collectives, process_state, waits_on_device
 from core.watch.progress import pulse
+from core.watch.recorded import Collective, newest, numbered, oldest
+from core.watch.terminate import TerminateHandler
 from core.watch.verdict import Verdict, find, table
 
 if TYPE_CHECKING:
@@ -52,6 +45,9 @@ _CONFERS_S = 15.0
 """Seconds for which a rank goes on to tell of itself after it was called."""
 _CALLS_EVERY_S = 5.0
 _STORE_ANSWERS_S = 5.0
+_HEARD_S = 5.0
+_ABORTS_S = 20.0
+"""Seconds for which native code that gives up waits for the ranks to say what they called."""
 
 
 class Watching:
@@ -90,14 +86,18 @@ class Watching:
         self._is_reported = self._is_told = False
         self.ending = Ending(store_port, self._ask)
         self._has_enabled = False
+        self._is_aborting, self._is_shown = False, threading.Event()
         self._is_closed = threading.Event()
         self._errands = Errands("watch over ranks: store")
+        self._terminate = TerminateHandler(self._hold)
         self._thread = threading.Thread(target=self._run, name="watch over ranks", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
         """Watch no more. The others are told."""
         self._is_closed.set()
+        self._terminate.close()
+        self._is_shown.set()
         left = Account(self._rank, "left", host=self._host, pid=self.pid, number=self._number + 1)
         # After an error the store may be gone, and torch prints a page about that.
         if not self.ending.is_over and sys.exception() is None:
@@ -105,8 +105,8 @@ class Watching:
         self._errands.close(_WAKE_S)
         if self._thread is not threading.current_thread():
             self._thread.join(_WAKE_S)
-        self.ending.close()
         self._remove_files()
+        self.ending.close()
 
     # the thread -----------------------------------------------------------------------------------------------------
 
@@ -116,13 +116,21 @@ class Watching:
             self._wake()
             if self._verdict and not self._is_reported:
                 self._is_reported = True
+                self._is_shown.set()
                 if self._options.ends_run:
                     self._end()
                     return
 
+    def _hold(self) -> None:
+        """In a thread of native code, which is about to end the process: let the ranks find out why before."""
+        self._is_aborting = True
+        self._is_shown.wait(_ABORTS_S)
+        if self._verdict and self._options.ends_run:
+            self._is_closed.wait(_ABORTS_S)  # the watch ends the process, with the verdict
+
     def _enter(self) -> None:
         """Say where this rank is, and learn where rank 0 is, with which the store may be lost."""
-        # Gloo ends the process where ranks come to one collective with other shapes: its stack is all that is left.
+        # Where there is no verdict on what native code gives up about, the stack is all that is left.
         if not faulthandler.is_enabled():
             with suppress(AttributeError, OSError, RuntimeError, ValueError):  # a stderr that is no file
                 faulthandler.enable()
@@ -147,7 +155,8 @@ class Watching:
             self._verdict, self._is_reported = "", False
         if since_s < _WAKE_S:
             self._is_told = False
-        if since_s > max(_WAKE_S, min(_LONGEST_PAUSE_S, self._limit_s / 2)) and not self._is_reported:
+        is_late = since_s > max(_WAKE_S, min(_LONGEST_PAUSE_S, self._limit_s / 2))
+        if (is_late or self._is_aborting) and not self._is_reported:
             if now_s - self._called_s > _CONFERS_S:
                 self._began_call_s = now_s
             self._called_s = now_s
@@ -170,12 +179,19 @@ class Watching:
 
     def _account_now(self, sight: Sight, since_s: float) -> Account:
         state = "debugged" if sys.gettrace() is not None else sight.state
-        recorded = Collective()
-        if state == "waits" or (since_s > _WAKE_S and waits_on_device()):
+        aborting = [each for each in self._accounts.values() if each.state == "aborts"]
+        call = min(aborting, key=lambda each: each.rank).call if aborting else ""
+        recorded, line = Collective(), sight.line
+        if self._is_aborting or call:
+            with suppress(Exception):  # what torch records is for debugging, and differs between releases
+                recorded = numbered(call) if call else oldest()
+            state, call = "aborts" if self._is_aborting else state, recorded.number or call
+            line = recorded.line or line
+        elif state == "waits" or (since_s > _WAKE_S and waits_on_device()):
             # Reading torch's record takes a while, and it doesn't change while the rank stands still.
             if self._collective[:2] != (pulse.count, sight.line):
                 with suppress(Exception):  # what torch records is for debugging, and differs between releases
-                    self._collective = (pulse.count, sight.line, collective())
+                    self._collective = (pulse.count, sight.line, newest())
             recorded = self._collective[2]
             state = "waits" if recorded.name and state != "debugged" else state
         at_work = state in ("computes", "works") or (state == "waits" and sight.is_moving)
@@ -183,12 +199,13 @@ class Watching:
             self._rank,
             state,
             pulse.phase,
-            sight.line,
+            line,
             since_s,
             self._timeout.allowed_s(is_at_work=at_work),
             self._timeout.least_s(is_moving=sight.is_moving),
             recorded.name,
             recorded.is_usual,
+            call,
             pulse.count,
             self._host,
             self.pid,
@@ -352,6 +369,8 @@ class Watching:
     def _make_error(self, verdict: Verdict, accounts: list[Account]) -> HangError:
         whereabouts = [each.whereabouts() for each in accounts]
         message, report = self._describe(verdict, accounts)
+        if verdict.is_abort:
+            return HangError(message, absent=verdict.absent, ranks=whereabouts, report=report)
         message += (
             "If this was merely slow, allow more: watch=Watch(limit=timedelta(minutes=5)), or CORE_WATCH=300; "
             "CORE_WATCH=report lets the run go on, CORE_WATCH=off looks at nothing."
@@ -361,10 +380,8 @@ class Watching:
     def _describe(self, verdict: Verdict, accounts: list[Account]) -> tuple[str, str]:
         """The message: the state of all ranks, and the file with their stacks; and the path of that file."""
         waited_s = max(each.since_s for each in accounts)
-        message = (
-            f"The ranks have not come forward for {waited_s:.0f} s. {verdict.reason[:1].upper()}{verdict.reason[1:]}.\n"
-            f"{table(accounts)}\n"
-        )
+        waited = "" if verdict.is_abort else f"The ranks have not come forward for {waited_s:.0f} s. "
+        message = f"{waited}{verdict.reason[:1].upper()}{verdict.reason[1:]}.\n{table(accounts)}\n"
         report = self._write_report(message, accounts)
         return message + (f"All stacks: {report}\n" if report else ""), report
 
@@ -383,6 +400,10 @@ class Watching:
     def _end(self) -> None:
         """End this process by the verdict, and those of this machine that don't come."""
         error = self.ending.error or self._error()
+        if self._is_aborting:
+            time.sleep(_HEARD_S)  # the others end with the verdict before this one breaks their connections
+            self._remove_files()
+            leave_at_once(error)
         leads = self._leads_machine(error)
         if leads:
             self._for_each_absent(error, let_go_on)

@@ -1,9 +1,11 @@
 """The decision itself, without ranks: who doesn't come, and when nobody may be accused."""
 
 import os
+import signal
 import sys
 import threading
 import time
+from dataclasses import replace
 from datetime import timedelta
 
 import pytest
@@ -16,6 +18,7 @@ from core.watch import adaptive_timeout, options
 from core.watch.account import Account
 from core.watch.adaptive_timeout import AdaptiveTimeout
 from core.watch.board import FolderBoard
+from core.watch.ending import SIGNAL
 from core.watch.looking import Eye, began_at, process_state
 from core.watch.progress import Pulse, phase, pulse
 from core.watch.verdict import find
@@ -28,6 +31,8 @@ def account(rank, state, since_s=40.0, **more):
 
 
 WAITS = account(0, "waits", collective="gloo:all_reduce [[10]]", line="a.py:1 in f", is_usual=True)
+
+GIVES_UP = replace(WAITS, state="aborts", since_s=1.0, call="0:7")
 
 
 @pytest.mark.parametrize(
@@ -58,6 +63,37 @@ WAITS = account(0, "waits", collective="gloo:all_reduce [[10]]", line="a.py:1 in
             (1,),
             "in the same call, with other shapes",
         ),
+        # New to both: nothing tells which one has gone astray, and both are shown.
+        (
+            [replace(WAITS, is_usual=False), account(1, "waits", line="a.py:2 in f", collective="gloo:barrier []")],
+            (0, 1),
+            "in different collectives, and nothing tells who went astray: rank 0 waits for the others at a.py:1 in f "
+            "(gloo:all_reduce [[10]]), phase step, for 40 s; rank 1 waits for the others at a.py:2 in f (gloo:barrier",
+        ),
+        # Two of three went one way.
+        (
+            [
+                replace(WAITS, is_usual=False),
+                account(1, "waits", line="a.py:2 in f", collective="gloo:barrier []"),
+                replace(WAITS, rank=2, is_usual=False),
+            ],
+            (1,),
+            "rank 1 waits for the others at a.py:2 in f (gloo:barrier []), phase step, for 40 s; while rank 0 waits for"
+            " the others at a.py:1 in f (gloo:all_reduce [[10]]), phase step, for 40 s (and 1 more there)",
+        ),
+        # Gloo has given up in rank 0, and both tell of the same call.
+        ([GIVES_UP, account(1, "waits", 1.0)], None, ""),
+        (
+            [
+                GIVES_UP,
+                replace(GIVES_UP, rank=1, state="computes", collective="gloo:all_gather [[4]]", line="a.py:9 in g"),
+            ],
+            (0, 1),
+            "ranks came to one collective with different calls: rank 0 called gloo:all_reduce [[10]] at a.py:1 in f; "
+            "rank 1 called gloo:all_gather [[4]] at a.py:9 in g",
+        ),
+        ([GIVES_UP, *[account(rank, "waits", call="0:7") for rank in (1, 2)]], (0,), "rank 1 and 1 more did not come"),
+        ([GIVES_UP, replace(GIVES_UP, rank=1, state="waits")], (0,), "rank 0 was ended by native code at a.py:1 in f"),
         ([WAITS, account(1, "waits", phase="end of epoch", line="a.py:1 in f")], (1,), "out of data"),
         ([WAITS, account(1, "waits", collective=WAITS.collective, line=WAITS.line)], (0, 1), "look at the network"),
         ([WAITS, account(1, "waits", 20.0, collective=WAITS.collective, line=WAITS.line)], None, ""),
@@ -165,6 +201,7 @@ def test_where_nobody_waits_that_is_told_once_and_the_run_goes_on(tmp_path, capf
         time.sleep(2.5)
     finally:
         watching.close()
+    signal.raise_signal(SIGNAL)  # of a rank that doesn't know yet
     told = capfd.readouterr().err
     assert told.count("s. No rank waits for another, and the run goes on: rank 0 ") == 1
     assert f"All stacks: {reports[0]}" in told

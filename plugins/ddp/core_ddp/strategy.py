@@ -15,7 +15,7 @@ from torch.distributed.algorithms.model_averaging.averagers import PeriodicModel
 from torch.nn.parallel import DistributedDataParallel
 
 from core import Capability, ConfigurationError, did_you_mean
-from core.strategies import FrozenParameters, MethodRouter, ParallelStrategy
+from core.strategies import FrozenParameters, MethodRouter, ParallelStrategy, refuse_unlike_modules
 from core_ddp.hook_state import HookState
 from core_ddp.late import GRADIENTS_STAY, refuse_difference
 from core_ddp.sparse import warn_of_mixture
@@ -115,7 +115,12 @@ class DDPStrategy(ParallelStrategy):
         return own | Capability.REPLICATED_PARAMETERS if averages_alone and not self._leaves_some_out else own
 
     def setup_module(self, module: nn.Module) -> nn.Module:
-        """All ranks. Convert, move and wrap the module; without trainable parameters there is nothing to wrap."""
+        """All ranks. Convert, move and wrap the module; without trainable parameters there is nothing to wrap.
+
+        Raises:
+            ModuleError: the ranks have built different modules.
+        """
+        refuse_unlike_modules(self, module, getattr(module, "_ddp_params_and_buffers_to_ignore", ()))
         super().setup_module(module)
         if self.world_size > 1 and self.is_global_zero:
             warn_of_mixture(module, self.process_group_backend)

@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 
 import core_ddp
-from core import ConfigurationError, Fabric, LaunchError, Module, Trainer, WorkerError
+from core import ConfigurationError, Fabric, LaunchError, Module, ModuleError, Trainer, WorkerError
 from core.accelerators import MPSAccelerator
 from core.strategies import STRATEGY_REGISTRY, DDPStrategy
 from core_testing import programs
@@ -225,8 +225,11 @@ def test_what_can_not_be_averaged_is_refused_by_name(when, options, message):
         fit(DDPStrategy(start_method="fork", **options), FineTuned(when, "used.bias"), max_epochs=2)
 
 
-def test_what_is_unfrozen_in_a_loop_of_the_users_own():
+def test_modules_that_differ_are_refused_and_what_is_unfrozen_in_a_loop_of_the_users_own():
     def train(fabric):
+        unlike = r"'weight': \(1, 4\) float32 on rank 0; \(2, 4\) float32 on rank 1\n  'bias': "
+        with pytest.raises(ModuleError, match=unlike):
+            fabric.setup_module(nn.Linear(4, 1 + fabric.global_rank))
         module = nn.Linear(4, 1)
         module.bias.requires_grad_(False)
         model, batch = fabric.setup_module(module), torch.full((1, 4), float(fabric.global_rank))

@@ -23,7 +23,7 @@ from torch.distributed.fsdp import (
 from torch.distributed.tensor import DTensor
 
 from core import Capability, ConfigurationError
-from core.strategies import ParallelStrategy
+from core.strategies import ParallelStrategy, refuse_unlike_modules
 from core_fsdp import cutting, forward, gradients, mesh, options, wrapping
 from core_fsdp import state as states
 from core_fsdp.initialization import InitialWeights
@@ -251,6 +251,7 @@ class FSDPStrategy(ParallelStrategy):
             return self.model
         # What the first weights are is settled before anything is converted or cut; `_finish` fills the shards.
         wrapping.check_parameters(module)
+        refuse_unlike_modules(self, module)
         weights = InitialWeights(module, self, synchronizes=self.sync_module_states)
         self.model = self.precision_plugin.convert_module(module)
         self._replaced.remember(module)

@@ -808,6 +808,9 @@ def test_several_stages_of_one_script_keep_the_module_sharded_and_unpatched():
 
 def test_the_module_error_of_ranks_that_built_differently():
     def build(fabric):
+        # As many elements, so that gloo would mix rows with columns without a word.
+        with pytest.raises(ModuleError, match=r"'weight': \(4, 6\) float32 on rank 0; \(6, 4\) float32 on rank 1"):
+            fabric.setup(nn.Linear(*((4, 6) if fabric.global_rank else (6, 4)), bias=False))
         with torch.device("meta" if fabric.global_rank == 0 else "cpu"):
             module = nn.Linear(2, 2)
         fabric.setup(module)

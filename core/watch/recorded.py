@@ -1,0 +1,87 @@
+"""Collectives that torch's flight recorder has of this process."""
+
+from __future__ import annotations
+
+import pickle
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+from core.watch.looking import is_users_file
+
+
+@dataclass(frozen=True)
+class Collective:
+    """A collective that this rank has begun.
+
+    Attributes:
+        name: with its shapes, such as `"gloo:all_reduce [[10]]"`, and formats other than float32; empty if unknown.
+        is_usual: True if this rank has gone from the one before to this one earlier.
+        number: its group's, and its own among those of the group: ranks count alike, if they make the same calls.
+        line: the user's; empty where Python's stack wasn't recorded, as in backward.
+    """
+
+    name: str = ""
+    is_usual: bool = False
+    number: str = ""
+    line: str = ""
+
+
+def newest() -> Collective:
+    """The one that was begun last, if it isn't over."""
+    entries = _entries()
+    return _made(entries, len(entries) - 1) if entries and _is_under_way(entries[-1]) else Collective()
+
+
+def oldest() -> Collective:
+    """The one that was begun first, of those that aren't over; where all are, the last."""
+    entries = _entries()
+    under_way = [place for place, entry in enumerate(entries) if _is_under_way(entry)]
+    return _made(entries, under_way[0] if under_way else len(entries) - 1) if entries else Collective()
+
+
+def numbered(number: str) -> Collective:
+    """The one of that number; nothing but the number if this rank hasn't begun it."""
+    entries = _entries()
+    places = [place for place, entry in enumerate(entries) if _number(entry) == number]
+    return _made(entries, places[-1]) if places else Collective(number=number)
+
+
+def _entries() -> list[dict[str, Any]]:
+    import torch._C._distributed_c10d as c10d
+
+    # The recorder of NCCL is one of its own, in builds that have it.
+    for name in ("_dump_nccl_trace", "_dump_fr_trace"):
+        if (dump := getattr(c10d, name, None)) is not None:
+            entries: list[dict[str, Any]] = pickle.loads(dump()).get("entries", [])  # torch's own, from this process
+            if entries:
+                return entries
+    return []
+
+
+def _made(entries: list[dict[str, Any]], place: int) -> Collective:
+    steps, entry = list(pairwise(map(_key, entries[: place + 1]))), entries[place]
+    formats = [each for each in entry.get("input_dtypes", ()) if each != "Float"]
+    shown = " ".join([entry["profiling_name"], str(entry.get("input_sizes", "")), *formats])
+    return Collective(shown, bool(steps) and steps[-1] in steps[:-1], _number(entry), _line(entry))
+
+
+def _is_under_way(entry: dict[str, Any]) -> bool:
+    return not entry.get("retired", True)
+
+
+def _number(entry: dict[str, Any]) -> str:
+    return f"{entry.get('pg_id')}:{entry.get('collective_seq_id')}"
+
+
+def _line(entry: dict[str, Any]) -> str:
+    for frame in entry.get("frames", ()):
+        if is_users_file(frame["filename"]):
+            return f"{frame['filename']}:{frame['line']} in {frame['name']}"
+    return ""
+
+
+def _key(entry: dict[str, Any]) -> tuple[str, ...]:
+    """The collective and the place that it was called from."""
+    places = [f"{frame['filename']}:{frame['line']}" for frame in entry.get("frames", [])]
+    return entry["profiling_name"], str(entry.get("input_sizes")), *places

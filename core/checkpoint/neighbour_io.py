@@ -188,7 +188,7 @@ class NeighbourCheckpointIO(CheckpointIO):
                     receives.append((giver, node_parts.place(folder / name, sizes[name])))
 
         together(ring.direct, prepare)
-        ring.direct.exchange(sends, receives)
+        ring.exchange(sends, receives)
         ring.direct.barrier()
         for number, (node, name) in enumerate(missing):
             self._holders[name][node] = ring.rank_on(node, number)
@@ -226,6 +226,11 @@ class _Ring:
         """All ranks. True if all say so."""
         return vote if self.size == 1 else self.direct.agree(vote)
 
+    def exchange(self, sends: list[tuple[int, Any]], receives: list[tuple[int, Any]]) -> None:
+        """Send and receive; ranks with nothing to do, such as one alone, take no part."""
+        if sends or receives:
+            self.direct.exchange(sends, receives)
+
     def next_token(self) -> str:
         """A name for a save, the same on all ranks."""
         self._num_saved += 1
@@ -250,7 +255,7 @@ class _Ring:
             return []
         sent = bytearray(part.to_bytes() if part is not None else bytes(node_parts.NOTE_BYTES))
         notes = [(giver, bytearray(node_parts.NOTE_BYTES)) for giver in self._givers]
-        self.direct.exchange([(self._taker, sent)] if self._taker is not None else [], notes)
+        self.exchange([(self._taker, sent)] if self._taker is not None else [], notes)
         parts = [node_parts.part_from(bytes(note)) for _, note in notes]
         return [
             (each, [node_parts.place(folder / name, entry.size_bytes) for name, entry in each.files.items()])
@@ -263,7 +268,7 @@ class _Ring:
         sends = []
         if self._taker is not None and part is not None:
             sends = [(self._taker, node_parts.content_of(folder / name)) for name in part.files]
-        self.direct.exchange(sends, [(each.rank, place) for each, places in received for place in places])
+        self.exchange(sends, [(each.rank, place) for each, places in received for place in places])
 
     def _takers(self) -> dict[int, int]:
         """By rank, the one in the same place of the next node; nothing if there is one node."""

@@ -6,7 +6,7 @@ import shutil
 import pytest
 import torch
 
-from checkpoint_collectives import in_threads
+from checkpoint_collectives import Alone, in_threads
 from core import CheckpointError
 from core.checkpoint import NeighbourCheckpointIO, node_parts
 from core.contract import CheckpointNotFoundError, Chunk, ShardedLeaf
@@ -88,6 +88,15 @@ def test_what_is_left_loads_at_another_number_of_ranks(nodes):
     shutil.rmtree(nodes[2])
     shutil.rmtree(nodes[3])
     assert load([nodes[0]], 1) == [None]  # two neighbours are lost, and some parts with them
+
+
+def test_one_rank_that_is_alone_keeps_its_shards(nodes):
+    """It has none to exchange with, and no way to do so."""
+    storage = NeighbourCheckpointIO(0)
+    storage.save_checkpoint(state_of(0, 1, 2.0), nodes[0] / NAME, collectives=Alone())
+    assert load([nodes[0]], 1) == [(NAME, 2.0)]
+    name, _ = NeighbourCheckpointIO(0).newest(nodes[0], collectives=Alone())
+    assert name == NAME
 
 
 def test_the_newest_that_is_complete_counts(nodes):

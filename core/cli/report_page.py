@@ -33,6 +33,7 @@ svg text { fill: currentColor; font-size: 11px; }
 .line { fill: none; stroke: #2f81f7; stroke-linejoin: round; stroke-width: 1.8; }
 circle { fill: #2f81f7; }
 code { overflow-wrap: anywhere; }
+td:first-child code { overflow-wrap: break-word; }
 .damaged { color: #cf222e; }
 summary { cursor: pointer; }
 """

@@ -35,6 +35,8 @@ _CAUSES = {
 _CAUSE_S = 2.0
 """Seconds that a rank which has lost another one waits for that one's own error, to show it alone."""
 _CALLS_OF_MODULES = ("_wrapped_call_impl", "_call_impl")
+_CALLERS = ("torch.nn.modules.module", "torch.utils.data.dataloader", "torch.utils.data._utils.fetch")
+"""Modules of torch by which core calls the methods of modules and data sets."""
 _STDLIB = os.path.dirname(os.__file__) + os.sep
 
 
@@ -59,6 +61,8 @@ def show_short_tracebacks() -> None:
         for name, module in [*sys.modules.items()]:
             if name.partition(".")[0] in _own_packages():
                 vars(module).setdefault("__tracebackhide__", hides_frames)
+            elif name in _CALLERS:
+                vars(module).setdefault("__tracebackhide__", hides_callers)
 
 
 def wants_full() -> bool:
@@ -270,3 +274,8 @@ def hides_frames(excinfo: Any) -> bool:
         return False
     origins = [_origin(frame) for frame, _ in traceback.walk_tb(excinfo.value.__traceback__)]
     return _is_core_error(excinfo.value) or _last(origins, "user") > _last(origins, "core")
+
+
+def hides_callers(excinfo: Any) -> bool:
+    """Tell pytest whether torch's frames between core and the user's methods are left out: where core has called."""
+    return hides_frames(excinfo) and "core" in _origins(excinfo.value)

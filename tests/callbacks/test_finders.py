@@ -85,11 +85,15 @@ def shuffled():
 
 @pytest.mark.parametrize("by", ["callback", "method"])
 @pytest.mark.parametrize("make_loader", [lambda: None, shuffled])
-def test_a_run_after_a_search_is_the_one_that_was_started_with_its_rate(tmp_path, by, make_loader):
+def test_a_run_after_a_search_is_the_one_that_was_started_with_its_rate(tmp_path, by, make_loader, capsys):
     module = Net()
     if by == "callback":
         finder = LearningRateFinder(num_training_steps=30)
         found = fit(tmp_path, module, finder, loader=make_loader())
+        num_steps = len(finder.optimal_lr.results["lr"])
+        said = f"LearningRateFinder has set lr to {module.lr:.3g}, after {num_steps} steps of a copy.\n"
+        assert capsys.readouterr().out == said
+        assert repr(finder.optimal_lr).endswith("num_training=30)")
         assert module.lr == finder.learning_rate == finder.optimal_lr.suggestion()
     else:
         found = fit(tmp_path, module, tuned=[("lr_find", {"num_training": 30})], loader=make_loader())
@@ -98,9 +102,10 @@ def test_a_run_after_a_search_is_the_one_that_was_started_with_its_rate(tmp_path
     assert found == fit(tmp_path, Net(module.lr), loader=make_loader())
 
 
-def test_a_run_after_a_search_for_a_batch_size_is_the_one_that_was_started_with_it(tmp_path):
+def test_a_run_after_a_search_for_a_batch_size_is_the_one_that_was_started_with_it(tmp_path, capsys):
     module, finder = Net(limit=17), BatchSizeFinder()
     found = fit(tmp_path, module, finder)
+    assert capsys.readouterr().out == "BatchSizeFinder has set batch_size to 16.\n"
     assert module.batch_size == finder.optimal_batch_size == 16
     started = Net()
     started.batch_size = 16

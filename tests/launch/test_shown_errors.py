@@ -177,6 +177,9 @@ def test_an_import_sets_no_hook(show):
 def test_pytest_shows_the_users_line_and_the_message(tmp_path):
     source = COMMON + "def test_fit():\n    make().fit(Net(), data(), ckpt_path='no.ckpt')\n"
     source += "def test_bug():\n    make().fit(Bug(), data())\n"
+    source += "def test_shape():\n    make().fit(Net(), data(3))\n"
+    source += "def test_data():\n    make().fit(Net(), DataLoader(BadData()))\n"
+    source += "def test_torch_alone():\n    Net().layer(torch.ones(3))\n"
     (tmp_path / "test_program.py").write_text(source)
     command = [*programs.PYTEST, "-q", "-p", "no:cacheprovider", "test_program.py"]
     done = programs.run(command, cwd=tmp_path, timeout=100)
@@ -185,6 +188,10 @@ def test_pytest_shows_the_users_line_and_the_message(tmp_path):
     assert "CheckpointNotFoundError: There is no checkpoint" in done.stdout
     assert 'raise ValueError("a bug")' in done.stdout
     assert not re.findall(rf"^\S*\b{re.escape(os.path.join('core', ''))}\S+:\d+: ", done.stdout, re.MULTILINE)
+    of_core, of_torch = done.stdout.split("_ test_torch_alone _")
+    callers = rf"^\S+{re.escape(os.sep)}(?:module|dataloader|fetch)\.py:\d+: in "
+    assert not re.findall(callers, of_core, re.MULTILINE)
+    assert re.findall(callers, of_torch, re.MULTILINE), "where core hasn't called, nothing is left out"
 
 
 def test_ipython_shows_the_users_line_and_its_debugger_has_all(tmp_path):

@@ -90,8 +90,8 @@ class BatchSizeFinder(Callback):
         check_searchable(_NAME, trainer, module)
 
     def before_fit(self, trainer: Trainer, call: FitCall) -> None:
-        """Search, and write the result where the loaders are made."""
-        self.search(trainer, call)
+        """Search, write the result where the loaders are made, and say so on rank 0."""
+        trainer.print(f"{_NAME} has set {self.batch_arg_name} to {self.search(trainer, call)}.")
 
     def search(self, trainer: Trainer, call: FitCall) -> int:
         """Search, write the size, and return it.

@@ -105,8 +105,13 @@ class LearningRateFinder(Callback):
             self._attribute(module)
 
     def before_fit(self, trainer: Trainer, call: FitCall) -> None:
-        """Search, and write the result to the module."""
-        self.search(trainer, call)
+        """Search, write the result to the module, and say so on rank 0."""
+        curve = self.search(trainer, call)
+        if self.learning_rate is not None:
+            trainer.print(
+                f"{_NAME} has set {self._attribute(call.module)} to {self.learning_rate:.3g}, after "
+                f"{len(curve.results['lr'])} steps of a copy."
+            )
 
     def search(self, trainer: Trainer, call: FitCall) -> LearningRateCurve:
         """Search. The module gets the rate if `update_attr` says so."""

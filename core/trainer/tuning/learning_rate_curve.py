@@ -31,7 +31,7 @@ class LearningRateCurve:
     lr_min: float
     lr_max: float
     num_training: int
-    results: dict[str, list[float]] = field(default_factory=lambda: {"lr": [], "loss": []})
+    results: dict[str, list[float]] = field(default_factory=lambda: {"lr": [], "loss": []}, repr=False)
 
     def rate_at(self, index: int) -> float:
         """The rate of a step, from 0 to `num_training` - 1."""

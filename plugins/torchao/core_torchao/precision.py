@@ -96,9 +96,10 @@ class TorchAOPrecision(Precision):
             forward = type(self)._forward(layer, self._config)
             forward(layer.weight.new_zeros(1, layer.in_features))
         except Exception as error:
+            reason = str(error).splitlines()[0].rstrip(". ")
             raise ConfigurationError(
                 f"precision={self.name!r}: torchao can't quantize the layer {name or 'itself'!r} of shape "
-                f"{tuple(layer.weight.shape)} on {layer.weight.device.type!r}: {str(error).splitlines()[0]} "
+                f"{tuple(layer.weight.shape)} on {layer.weight.device.type!r}: {reason}. "
                 f"Leave it out by {type(self).__name__}(config, filter_fn=...), or use another configuration."
             ) from error
         return forward

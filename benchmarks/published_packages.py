@@ -4,9 +4,10 @@
     python benchmarks/published_packages.py chemprop
     python benchmarks/published_packages.py mlcolvar --checkout path/to/a/checkout/of/mlcolvar
 
-An example comes out of the package's source distribution, which pip downloads, or out of a checkout. It runs once by
-`python`, and once by `core run --lightning`, on one device, in a folder of its own, with seeds set before its first
-line. After each call of a Trainer that ends, all weights, metrics and predictions are compared, bit by bit.
+neuralforecast needs an environment of its own. An example comes out of the package's source distribution, which pip
+downloads, or out of a checkout: a script, or the program in its README. It runs once by `python`, and once by `core run
+--lightning`, on one device, in a folder of its own, with seeds set before its first line. After each call of a Trainer
+that ends, all weights, metrics and predictions are compared, bit by bit.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import hashlib
 import json
 import os
 import random
+import re
 import runpy
 import shutil
 import subprocess
@@ -25,7 +27,9 @@ import tempfile
 import time
 from dataclasses import dataclass
 from functools import wraps
+from importlib import import_module
 from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +48,10 @@ class Example:
     folder: str = "."
     """The working folder, within the source distribution."""
     environment: tuple[tuple[str, str], ...] = ()
+    prelude: str = "--lightning"
+    """The option of `core run`."""
+    readme_begins: str = ""
+    """The first line of the program in README.md, which becomes readme.py."""
 
 
 EXAMPLES = {
@@ -56,10 +64,14 @@ EXAMPLES = {
             "chemprop predict --test-path tests/data/regression.csv --model-path trained/model_0/best.pt"
             " --preds-path predictions.csv",
         ),
-        # Lightning's own checkpoints hold objects, and torch refuses them otherwise.
+        # Checkpoints hold objects, which each of the two unpickles where it is told to only.
         environment=(("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", "1"),),
+        prelude="--lightning-trusted",
     ),
     "pytorch-forecasting": Example("pytorch-forecasting", ("nbeats.py",), "examples"),
+    "neuralforecast": Example(
+        "neuralforecast", ("readme.py",), readme_begins="from neuralforecast import NeuralForecast"
+    ),
     "mlcolvar": Example("mlcolvar", ("-m IPython intro_1_training.ipynb",), "docs/notebooks/tutorials"),
 }
 
@@ -69,10 +81,9 @@ EXAMPLES = {
 
 def observe(out: Path, arguments: list[str]) -> None:
     """Run a script or a module with seeds, and note what each call of a Trainer has ended with."""
-    from lightning.pytorch import Trainer  # whichever stands behind that name
-
-    for stage in STAGES:
-        setattr(Trainer, stage, _noting(getattr(Trainer, stage), stage, out))
+    for trainer in _trainers():
+        for stage in STAGES:
+            setattr(trainer, stage, _noting(getattr(trainer, stage), stage, out))
     random.seed(0)
     np.random.seed(0)
     torch.manual_seed(0)
@@ -85,6 +96,11 @@ def observe(out: Path, arguments: list[str]) -> None:
         runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
     else:
         runpy.run_path(sys.argv[0], run_name="__main__")
+
+
+def _trainers() -> set[Any]:
+    """Whichever stand behind Lightning's two names: one class on core."""
+    return {import_module(name).Trainer for name in ("lightning.pytorch", "pytorch_lightning") if find_spec(name)}
 
 
 def _noting(method: Any, stage: str, out: Path) -> Any:
@@ -138,7 +154,11 @@ def run(example: Example, source: Path, on_core: bool, work: Path) -> tuple[list
     subprocess.run(["cp", "-r", f"{source}/.", str(work)], check=True)
     folder, out = work / example.folder, work / "noted.jsonl"
     out.touch()
-    launcher = ["core", "run", "--devices", "1", "--lightning"] if on_core else [sys.executable]
+    if example.readme_begins:
+        blocks = re.findall("```python\n(.*?)```", (work / "README.md").read_text(encoding="utf-8"), re.DOTALL)
+        program = next(block for block in blocks if block.startswith(example.readme_begins))
+        (folder / "readme.py").write_text(program, encoding="utf-8")
+    launcher = ["core", "run", "--devices", "1", example.prelude] if on_core else [sys.executable]
     own = [str(Path(__file__).resolve()), "--observe", str(out)]
     environment = {
         **os.environ,

@@ -22,7 +22,8 @@ class Feed:
     - with a `ShardedSampler`: samples of the global order, the same on every rank;
     - with `state_dict` and `load_state_dict` of its own, as torchdata's StatefulDataLoader: what it says, on each rank
       another. An epoch that begins at its first batch is begun anew;
-    - any other: batches of this rank, which are read again up to there.
+    - any other: batches of this rank, which are read again up to there. The caller puts the random state back in which
+      the epoch was opened (`reads_again`), so that a loader that drew its order then draws it once more.
 
     The call sequence, all ranks: `begin(epoch)`, perhaps after `load_state_dict(state)`; `open()`; `count(n)` and
     `state_dict()` at any time.
@@ -52,6 +53,11 @@ class Feed:
     def differs_by_rank(self) -> bool:
         """True if `state_dict` is right for this rank only."""
         return self._sampler is None and self._keeps_state
+
+    @property
+    def reads_again(self) -> bool:
+        """True if a position is reached by reading the epoch's batches again."""
+        return self._sampler is None and not self._keeps_state
 
     @property
     def _keeps_state(self) -> bool:

@@ -91,7 +91,7 @@ _ALIASES: dict[str, dict[str, tuple[str, ...]]] = {
     },
     "command": {"core-testing": ("check", "new_plugin")},
     "checkpoint io": {"core-lightning": ("lightning",)},
-    "prelude": {"core-lightning": ("lightning",)},
+    "prelude": {"core-lightning": ("lightning", "lightning_trusted")},
 }
 
 _CLASSES: dict[str, dict[str, tuple[str, ...]]] = {

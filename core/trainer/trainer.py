@@ -242,6 +242,7 @@ class Trainer(Ranks, RunViews, DataViews, Logged):
         self.accumulate_grad_batches = accumulate_grad_batches
         self.pending_saves: list[tuple[PathLike, bool]] = []
         self.restored_random_state: dict[str, Any] | None = None
+        self.random_state_at_opening: dict[str, Any] | None = None
         self.running_step: TrainingStep | None = None
         self._module_callbacks = ModuleCallbacks()
         self.ckpt_path: PathLike | None = None

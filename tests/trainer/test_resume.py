@@ -34,6 +34,7 @@ CASES = {
     "a weighted sampler": Case(loader={"weighted": True}),
     "no shuffling": Case(sgd_by_epoch, loader={"shuffle": False}),
     "augmentation in the main process": Case(augments=True, validates=True),
+    "the loader's own order": Case(augments=True, trainer={"use_distributed_sampler": False}),
     "clipping": Case(sgd_by_epoch, trainer={"gradient_clip_val": 0.1}),
 }
 WITH_WORKERS = {

@@ -283,6 +283,11 @@ class Loaders:
         return self._feed if isinstance(self._feed, Feed) and self._feed.num_accumulated is not None else None
 
     @property
+    def reads_again(self) -> bool:
+        """True if a run goes on within an epoch by reading its batches again; not where several loaders are read."""
+        return isinstance(self._feed, Feed) and self._feed.reads_again
+
+    @property
     def has_position(self) -> bool:
         """True if this process has read the training data: if launched ranks have, it hasn't."""
         return self._feed is not None

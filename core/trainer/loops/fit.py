@@ -319,9 +319,15 @@ class FitLoop:
         """An iterator over the epoch's remaining batches, with the restored random state where a run goes on.
 
         torch's loader draws from the random state when it is opened: within an epoch that draw has been made before.
+        One that is read again up to its position draws the same once more, its order perhaps.
         """
-        with self.trainer.signals.hidden_from_children():
-            batches: Iterator[Any] = self.trainer.loaders.open_train()
+        trainer, place = self.trainer, (self.strategy.accelerator, self.strategy.root_device)
+        at_opening = (trainer.restored_random_state or {}).get("at_opening")
+        if at_opening is not None:
+            restore_random_state(at_opening, *place)
+        trainer.random_state_at_opening = collect_random_state(*place) if trainer.loaders.reads_again else None
+        with trainer.signals.hidden_from_children():
+            batches: Iterator[Any] = trainer.loaders.open_train()
         if self.progress.batch >= self.num_batches:
             next(batches, None)  # the order of an epoch that is over is drawn too, so that the next one's follows it
         self._restore_random_state()

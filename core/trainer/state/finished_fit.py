@@ -42,10 +42,13 @@ class Position:
     def of(cls, trainer: Trainer) -> Position:
         """All ranks, while a stage runs."""
         strategy, loaders = trainer.strategy, trainer.loaders
+        random = collect_random_state(strategy.accelerator, strategy.root_device)
+        if (at_opening := trainer.random_state_at_opening) is not None:
+            random["at_opening"] = at_opening
         return cls(
             rank={
                 "share": share_of(strategy)[0],
-                "random": collect_random_state(strategy.accelerator, strategy.root_device),
+                "random": random,
                 "metrics": running_metrics.collect(trainer),
             },
             loaders={"loaders": UserData(loaders.state_dict(trainer.progress.batch))} if loaders.has_position else {},

@@ -104,7 +104,8 @@ def _copy_of(trainer: Trainer, callback: Callback, max_steps: int) -> Trainer:
     search.logged.losses = _NoLossWatch(search.progress)
     search.metrics, search.signals = search.logged.train, SignalGuard(search.progress)
     search.stops, search.pending_saves, search.finished_fit = None, [], None
-    search.restored_random_state = search.running_step = search._wrapped_optimizers = None
+    search.restored_random_state = search.random_state_at_opening = None
+    search.running_step = search._wrapped_optimizers = None
     search._should_stop = False
     return search
 

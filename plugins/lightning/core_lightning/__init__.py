@@ -12,13 +12,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from core_lightning._version import __version__
-from core_lightning.installing import install
+from core_lightning.installing import install, install_trusted
 
 if TYPE_CHECKING:
     from core_lightning.checkpoint_io import LightningCheckpointIO
     from core_lightning.objects import PickledObjects
 
-__all__ = ["LightningCheckpointIO", "PickledObjects", "__version__", "install"]
+__all__ = ["LightningCheckpointIO", "PickledObjects", "__version__", "install", "install_trusted"]
 
 
 def __getattr__(name: str) -> Any:

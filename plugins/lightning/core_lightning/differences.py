@@ -10,13 +10,14 @@ PAGE = "docs/coming-from-lightning.md"
 _told: set[str] = set()
 
 
-def tell(what: str, *, stacklevel: int = 1) -> None:
+def tell(what: str, *, page: str = PAGE, stacklevel: int = 1) -> None:
     """Rank 0. Warn of a difference, once in a process.
 
     Args:
         what: a sentence.
+        page: says more.
         stacklevel: 1 for the line that calls this, 2 for its caller.
     """
     if what not in _told:
         _told.add(what)
-        rank_zero_warn(f"{what} See {PAGE}.", stacklevel=stacklevel + 2)
+        rank_zero_warn(f"{what} See {page}.", stacklevel=stacklevel + 2)

@@ -27,26 +27,34 @@ _SHORT = {"pytorch_lightning": "lightning.pytorch", "lightning_fabric": "lightni
 def install(*, trusted: bool = False) -> None:
     """Let `lightning`, `pytorch_lightning` and `lightning_fabric` mean core in this process, from here on.
 
-    Call it before any import of them, at the top of a script. A second call does nothing. An installed Lightning
-    stays as it is, for other processes.
+    Call it before any import of them, at the top of a script. A second call adds trust, or nothing. An installed
+    Lightning stays as it is, for other processes.
 
     Args:
         trusted: you know who has written the checkpoints that this program reads, itself perhaps: objects are kept in
-            them, as under Lightning, and unpickled when they are read, which executes what they say.
+            them, as under Lightning, and unpickled when they are read, which executes what they say. The program's own
+            `torch.load(path, weights_only=False)` finds them at Lightning's places.
 
     Raises:
         ConfigurationError: Lightning itself has been imported already: a process has the one or the other.
     """
+    if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
+        if imported := [name for name in _ROOTS if name in sys.modules]:
+            raise ConfigurationError(
+                f"Lightning's own {imported[0]!r} has been imported in this process already. Choose one of the two: "
+                "call core_lightning.install() before the first import of it, or leave the call out to use Lightning."
+            )
+        sys.meta_path.insert(0, _Finder())
     if trusted:
+        from core_lightning.trusted_reads import let_torch_load_give_objects  # the others wait for no torch
+
         TRUSTS.append(True)
-    if any(isinstance(finder, _Finder) for finder in sys.meta_path):
-        return
-    if imported := [name for name in _ROOTS if name in sys.modules]:
-        raise ConfigurationError(
-            f"Lightning's own {imported[0]!r} has been imported in this process already. Choose one of the two: call "
-            "core_lightning.install() before the first import of it, or leave the call out to use Lightning."
-        )
-    sys.meta_path.insert(0, _Finder())
+        let_torch_load_give_objects()
+
+
+def install_trusted() -> None:
+    """Say `install(trusted=True)`: the prelude of `core run --lightning-trusted`."""
+    install(trusted=True)
 
 
 class _Finder(MetaPathFinder):

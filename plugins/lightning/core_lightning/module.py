@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from core import Module
-from core_lightning import objects
+from core_lightning.hyperparameters import HyperparametersMixin
+from core_lightning.objects import found_by
 from core_lightning.trust import TRUSTS
+from core_lightning.trusted_reads import as_path, unpickle, without_warnings_of_objects
 from core_lightning.whole_checkpoint import give_whole
 
 if TYPE_CHECKING:
@@ -16,7 +18,7 @@ if TYPE_CHECKING:
 _MODES = ("eval", "train")
 
 
-class LightningModule(Module):
+class LightningModule(HyperparametersMixin, Module):
     """An `nn.Module` that knows how it is trained; see `core.Module`."""
 
     other_hooks = tuple(f"on_{stage}_model_{mode}" for stage in ("validation", "test", "predict") for mode in _MODES)
@@ -77,7 +79,7 @@ class LightningModule(Module):
         """Make the module again, with its hyperparameters and weights; see `core.Module.load_from_checkpoint`.
 
         Args:
-            checkpoint_path: what a Trainer has saved, of core or of Lightning.
+            checkpoint_path: what a Trainer has saved, of core or of Lightning; or an open file with it.
             map_location: the device for the module; None is the CPU.
             hparams_file: hyperparameters in a file, in place of those of the checkpoint.
             strict: whether the weights must fit exactly.
@@ -87,8 +89,11 @@ class LightningModule(Module):
             kwargs: arguments of `__init__`, which count most.
         """
         is_trusted = bool(TRUSTS) if trusted is None else trusted
-        hparams, of_hook = objects.unpickle(checkpoint_path) if is_trusted else ({}, {})
-        with objects.found_by(cls, of_hook):
-            return super().load_from_checkpoint(  # type: ignore[no-any-return]
-                checkpoint_path, map_location, strict, hparams_file=hparams_file, **{**hparams, **kwargs}
-            )
+        with as_path(checkpoint_path) as path:
+            if not is_trusted:
+                return super().load_from_checkpoint(path, map_location, strict, hparams_file=hparams_file, **kwargs)
+            hparams, of_hook = unpickle(cls, path)
+            with found_by(cls, of_hook), without_warnings_of_objects():
+                return super().load_from_checkpoint(
+                    path, map_location, strict, hparams_file=hparams_file, **{**hparams, **kwargs}
+                )

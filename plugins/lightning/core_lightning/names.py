@@ -112,6 +112,7 @@ _MOVE = _from(f"{_OWN}.utilities", "move_data_to_device")
 _ERRORS = _from("core", MisconfigurationException="ConfigurationError")
 _STATES = _from(f"{_OWN}.states", "RunningStage", "TrainerFn", "TrainerState", "TrainerStatus")
 _COMBINED = _from("core", "CombinedLoader")
+_WARNINGS = _from(f"{_OWN}.utilities", "PossibleUserWarning")
 _GRADS = _from(f"{_OWN}.utilities", "grad_norm")
 _TUNER = _from("core", "Tuner")
 _ISOLATE = _from(f"{_OWN}.seeding", "isolate_rng")
@@ -130,7 +131,7 @@ _PYTORCH = {
     "": {**_MAIN, **_VERSION},
     "core": {**_MODULE, **_DATA_MODULE},
     "core.datamodule": _DATA_MODULE,
-    "core.mixins": _from("core.trainer", HyperparametersMixin="HasHyperparameters"),
+    "core.mixins": _from(f"{_OWN}.hyperparameters", "HyperparametersMixin"),
     "core.module": _MODULE,
     "core.optimizer": _from("core.fabric", LightningOptimizer="FabricOptimizer"),
     "trainer": {**_TRAINER, **_SEED},
@@ -162,6 +163,7 @@ _PYTORCH = {
     "utilities.parsing": _PARSING,
     "utilities.rank_zero": _RANK_ZERO,
     "utilities.seed": _ISOLATE,
+    "utilities.warnings": _WARNINGS,
     "utilities.types": {**_TYPES, **_from(f"{_OWN}.types", "LRScheduler", "ReduceLROnPlateau", "Optimizable")},
 }  # fmt: skip
 _FABRIC_MODULES = {
@@ -179,6 +181,7 @@ _FABRIC_MODULES = {
     "utilities.rank_zero": _RANK_ZERO,
     "utilities.seed": {**_SEED, **_ISOLATE},
     "utilities.types": _FABRIC_TYPES,
+    "utilities.warnings": _WARNINGS,
     "wrappers": _from(
         "core.fabric", _FabricDataLoader="FabricDataLoader", _FabricModule="FabricModule",
         _FabricOptimizer="FabricOptimizer",

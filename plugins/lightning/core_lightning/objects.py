@@ -6,17 +6,15 @@ import pickle
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from core import Callback, CheckpointError
-from core.checkpoint import load_checkpoint, to_plain
+from core.checkpoint import to_plain
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from torch import nn
 
-    from core import PathLike, Trainer
+    from core import Trainer
 
 _KEY = "PickledObjects"
 _PICKLES = ("pickle", "pickle_of_hook")
@@ -78,25 +76,18 @@ def found_by(cls: type[Any], objects: dict[str, Any]) -> Iterator[None]:
         delattr(cls, _ATTRIBUTE)
 
 
-def unpickle(path: PathLike) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Hyperparameters that `PickledObjects` has kept, or Lightning as objects; and what the module's hook has added.
+def in_section(callbacks: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Unpickle what `PickledObjects` has kept, which executes what it says.
 
-    Executes what the file says.
+    Args:
+        callbacks: the states of callbacks in a checkpoint.
 
-    Raises:
-        CheckpointError: they can't be unpickled.
+    Returns:
+        Hyperparameters, and what the module's hook has added.
     """
-    state = load_checkpoint(path)
-    section = state.get("callbacks", {}).get(_KEY, {}).get("section", {})
-    try:
-        if "lightning" not in state.get("format", {}):
-            hparams, of_hook = (pickle.loads(section[key]) if key in section else {} for key in _PICKLES)
-            return {**hparams, **of_hook.get("hyper_parameters", {})}, of_hook
-        saved = torch.load(path, map_location="cpu", weights_only=False)
-    except Exception as error:
-        raise CheckpointError(f"The objects in {str(path)!r} can't be unpickled: {error!r}.") from error
-    hparams = {name: value for name, value in saved.get("hyper_parameters", {}).items() if not is_plain(value)}
-    return hparams, {name: value for name, value in saved.items() if name != "hyper_parameters" and not is_plain(value)}
+    section = callbacks.get(_KEY, {}).get("section", {})
+    hparams, of_hook = (pickle.loads(section[key]) if key in section else {} for key in _PICKLES)
+    return {**hparams, **of_hook.get("hyper_parameters", {})}, of_hook
 
 
 def is_plain(value: Any) -> bool:

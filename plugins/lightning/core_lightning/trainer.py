@@ -11,6 +11,7 @@ from core import Trainer as CoreTrainer
 from core.registry import CHECKPOINT_IO_REGISTRY
 from core_lightning.checkpoint_io import LightningCheckpointIO
 from core_lightning.differences import tell
+from core_lightning.hyperparameters import tell_of_objects
 from core_lightning.loggers import CSVLogger
 from core_lightning.model_modes import ModelModes
 from core_lightning.objects import PickledObjects
@@ -53,7 +54,7 @@ class Trainer(CoreTrainer):
             default_root_dir: where checkpoints and logs go; None is the current folder.
             barebones: nothing but the loop.
             use_distributed_sampler: give each rank its share of the data. None is yes on several ranks; on one, loaders
-                stay untouched, and so shuffle as they do under Lightning; with True a run goes on inside an epoch.
+                stay untouched, and so shuffle as they do under Lightning.
             enable_autolog_hparams: True is what always holds.
             model_registry: there is none.
             options: all others of `core.Trainer`.
@@ -91,6 +92,8 @@ class Trainer(CoreTrainer):
         weights_only: bool | None = None,
     ) -> None:
         """Train, and validate in between; see `core.Trainer.fit`. Nothing in a checkpoint is executed in any case."""
+        if self.checkpoint_callback is not None:
+            tell_of_objects(model, self.callbacks)
         super().fit(model, train_dataloaders, val_dataloaders, datamodule, ckpt_path)
 
     def validate(  # type: ignore[override]  # Lightning's order

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 __all__ = [
+    "PossibleUserWarning",
     "grad_norm",
     "move_data_to_device",
     "rank_zero_deprecation",
@@ -23,6 +24,10 @@ __all__ = [
 ]
 
 rank_zero_deprecation = functools.partial(rank_zero_warn, category=DeprecationWarning)
+
+
+class PossibleUserWarning(UserWarning):
+    """A category that programs filter warnings by; no warning of core has it."""
 
 
 def move_data_to_device(batch: Any, device: torch.device | str | int) -> Any:

@@ -31,13 +31,14 @@ class Net(pl.LightningModule):
         checkpoint["mine"] = 5
 
 
-def train(folder, epochs, ckpt_path=None, shuffle=False):
+def train(folder, epochs, ckpt_path=None, shuffle=False, max_steps=-1):
     pl.seed_everything(3)
     data = TensorDataset(torch.randn(8, 2), torch.randn(8, 1))
     net = Net(lr=0.05)
     best = ModelCheckpoint(folder, "best", "loss")
     trainer = pl.Trainer(
         max_epochs=epochs,
+        max_steps=max_steps,
         accelerator="cpu",
         logger=False,
         callbacks=[best],

@@ -1,5 +1,7 @@
 """Hooks that get from Lightning what core's don't: a whole checkpoint, and a say in the mode of a module's parts."""
 
+import io
+
 import pytest
 import torch
 
@@ -8,6 +10,9 @@ pytestmark = pytest.mark.filterwarnings("ignore:core trains in Lightning's place
 
 class Secret:
     """An object that a checkpoint doesn't hold by itself."""
+
+    def __init__(self, tag=0):
+        self.tag = tag
 
 
 def make_net(pl):
@@ -77,6 +82,7 @@ def test_a_program_that_is_trusted_keeps_its_objects(installed, tmp_path, monkey
     import core_lightning
     from core_lightning import trust
 
+    monkeypatch.setattr(torch, "load", torch.load)  # it is another one in such a program
     monkeypatch.setattr(trust, "TRUSTS", trusts := [])
     for name in ("trainer", "module", "installing"):
         monkeypatch.setattr(f"core_lightning.{name}.TRUSTS", trusts)
@@ -84,11 +90,20 @@ def test_a_program_that_is_trusted_keeps_its_objects(installed, tmp_path, monkey
     pl = installed("lightning.pytorch")
     net, path = make_net(pl)(), tmp_path / "last.ckpt"
     fit(pl, net, path)
-    torch.load(path, weights_only=True)  # all that isn't plain is bytes
+    assert "secret" not in torch.load(path, weights_only=True)  # all that isn't plain is bytes
+    own_read = torch.load(path, weights_only=False)
+    assert isinstance(own_read["secret"], Secret)
+    assert own_read["hyper_parameters"] == {"width": 2, "extra": 5, "thing": own_read["secret"]}
     loaded = make_net(pl).load_from_checkpoint(path, strict=False)
     assert isinstance(loaded.secret, Secret)
     assert (loaded.steps, loaded.loaded["width"], loaded.loaded["extra"]) == (2, 2, 5)
     assert loaded.loaded["thing"] is loaded.secret
+    own_read["hyper_parameters"]["thing"] = Secret(tag=1)
+    buffer = io.BytesIO()
+    torch.save(own_read, buffer)
+    buffer.seek(0)
+    changed = make_net(pl).load_from_checkpoint(buffer, strict=False)
+    assert (changed.loaded["thing"].tag, changed.secret.tag) == (1, 0)
     fresh = make_net(pl)()
     fresh.strict_loading, fresh.secret = False, None
     fit(pl, fresh, tmp_path / "next.ckpt", ckpt_path=path)

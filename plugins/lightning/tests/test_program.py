@@ -9,6 +9,7 @@ import torch
 import core_lightning
 from core import ModuleError
 from core.checkpoint import load_checkpoint
+from core_lightning.hyperparameters import tell_of_objects
 from core_testing import programs
 
 HERE = Path(__file__).parent
@@ -61,8 +62,12 @@ def test_core_goes_on_from_either(program, recorded, tmp_path):
         assert loaded.hparams == {"width": 2, "lr": 0.05}
 
 
-def test_a_shuffled_run_is_lightnings(program, tmp_path):
+def test_a_shuffled_run_is_lightnings_also_if_it_is_stopped_inside_an_epoch(program, tmp_path):
     assert program.train(tmp_path, 2, shuffle=True)[1].layer.weight.tolist() == SHUFFLED
+    trainer, _ = program.train(tmp_path, 2, shuffle=True, max_steps=3)
+    trainer.save_checkpoint(stopped := tmp_path / "stopped.ckpt")
+    trainer, net = program.train(tmp_path, 2, ckpt_path=stopped, shuffle=True)
+    assert (net.layer.weight.tolist(), trainer.global_step) == (SHUFFLED, 4)
 
 
 def test_the_best_weights_are_tested_without_a_model(program, tmp_path):
@@ -75,7 +80,6 @@ def test_the_best_weights_are_tested_without_a_model(program, tmp_path):
     assert result["weight"] == pytest.approx(float(best.sum()))
 
 
-@pytest.mark.filterwarnings("ignore:The hyperparameter 'loss' of Judged is a:UserWarning")
 def test_objects_are_unpickled_for_one_who_trusts_the_file(installed, tmp_path):
     """Those that `PickledObjects` keeps: without the switch, nothing of them is executed."""
     pl = installed("lightning.pytorch")
@@ -85,12 +89,14 @@ def test_objects_are_unpickled_for_one_who_trusts_the_file(installed, tmp_path):
         default_root_dir=tmp_path, callbacks=[core_lightning.PickledObjects()],
     )  # fmt: skip
     kind = judged(pl.LightningModule)
+    with pytest.warns(UserWarning, match=r"The hyperparameters \['loss'\] of Judged .* `core run --lightning-trusted`"):
+        tell_of_objects(kind(Loss(), 3), [])
     trainer.fit(kind(Loss(), 3), torch.utils.data.DataLoader(torch.ones(2, 1)))
     trainer.save_checkpoint(path)
     unpickled.clear()
     assert torch.load(path, weights_only=True)["hyper_parameters"] == {"width": 3}
-    with pytest.raises(ModuleError, match="needs 'loss'"):
-        kind.load_from_checkpoint(path)
+    with path.open("rb") as file, pytest.raises(ModuleError, match="needs 'loss'"):
+        kind.load_from_checkpoint(file)
     assert not unpickled
     assert isinstance(kind.load_from_checkpoint(path, trusted=True).loss, Loss)
     assert unpickled == ["loss"]

@@ -1,0 +1,63 @@
+"""Hyperparameters whose objects a program may want in its checkpoints, as Lightning keeps them there."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from core.trainer import HasHyperparameters
+from core_lightning.differences import tell
+from core_lightning.installing import PAGE
+from core_lightning.objects import PickledObjects, is_plain
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from types import FrameType
+
+    from core import Callback
+
+
+class HyperparametersMixin(HasHyperparameters):
+    """Remembers the arguments of `__init__`; see `core.Module.save_hyperparameters`.
+
+    Objects among them are told of where a Trainer leaves them out, and not before.
+    """
+
+    def save_hyperparameters(
+        self,
+        *names: Any,
+        ignore: str | Iterable[str] | None = None,
+        frame: FrameType | None = None,
+        logger: bool = True,
+    ) -> None:
+        """Keep the arguments of the calling `__init__` in `self.hparams`, and give them to the loggers."""
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "The hyperparameter ", UserWarning)
+            super().save_hyperparameters(*names, ignore=ignore, frame=frame or sys._getframe(1), logger=logger)
+
+
+def tell_of_objects(module: Any, callbacks: Iterable[Callback]) -> None:
+    """Rank 0. Warn, once, of hyperparameters that checkpoints of a module will lack."""
+    if any(isinstance(callback, PickledObjects) for callback in callbacks):
+        return
+    hparams: Mapping[str, Any] = getattr(module, "hparams", {})
+    if left_out := sorted(name for name, value in hparams.items() if not _is_kept(value)):
+        tell(
+            f"The hyperparameters {left_out} of {type(module).__name__} are objects, or hold some, and are left "
+            "out of checkpoints: a program that looks for them there gets a KeyError. Nothing that is read is "
+            "executed, unless you say that you know who has written it: by `core run --lightning-trusted`, or "
+            "core_lightning.install(trusted=True), they are kept, and unpickled where they are read.",
+            page=PAGE,
+            stacklevel=3,
+        )
+
+
+def _is_kept(value: Any) -> bool:
+    """Tell whether a checkpoint has it: mappings and sequences of any class are dicts and lists there."""
+    if isinstance(value, Mapping):
+        return all(map(_is_kept, value.values()))
+    if isinstance(value, Sequence) and not isinstance(value, str | bytes | bytearray):
+        return all(map(_is_kept, value))
+    return is_plain(value)

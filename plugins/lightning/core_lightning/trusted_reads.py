@@ -1,0 +1,111 @@
+"""Reads of a checkpoint whose writer is known: the objects in it are unpickled, which executes what it says."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import shutil
+import tempfile
+import warnings
+import zipfile
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from core import CheckpointError
+from core.checkpoint import load_checkpoint
+from core_lightning.objects import in_section, is_plain
+from core_lightning.parsing import AttributeDict
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from core import PathLike
+
+_HPARAMS = "hyper_parameters"
+_load = torch.load
+
+
+def unpickle(cls: type[Any], path: PathLike) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The objects that `PickledObjects` has kept, or a program at their places.
+
+    Args:
+        cls: of the module.
+        path: of a checkpoint.
+
+    Returns:
+        Arguments for the module's `__init__`, and what its `on_save_checkpoint` has added.
+
+    Raises:
+        CheckpointError: they can't be unpickled.
+    """
+    with without_warnings_of_objects():
+        state = load_checkpoint(path)
+    try:
+        hparams, of_hook = in_section(state.get("callbacks", {}))
+        is_torchs = "lightning" in state.get("format", {}) or zipfile.is_zipfile(path)
+        saved = _load(path, map_location="cpu", weights_only=False) if is_torchs else {}
+    except Exception as error:
+        raise CheckpointError(f"The objects in {str(path)!r} can't be unpickled: {error!r}.") from error
+    placed = {name: value for name, value in saved.get(_HPARAMS, {}).items() if not is_plain(value)}
+    hparams |= placed
+    of_hook |= {name: value for name, value in saved.items() if name != _HPARAMS and not is_plain(value)}
+    of_hook[_HPARAMS] = {**of_hook.get(_HPARAMS, {}), **placed}
+    if hparams and (argument := state.get("hyper_parameters_argument")):  # all of them are one argument
+        hparams = {argument: AttributeDict({**state[_HPARAMS], **hparams})}
+    return _taken(cls, hparams), of_hook
+
+
+def _taken(cls: type[Any], hparams: dict[str, Any]) -> dict[str, Any]:
+    """Those that `__init__` takes, as of hyperparameters that are plain."""
+    parameters = inspect.signature(cls.__init__).parameters
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
+        return hparams
+    return {name: value for name, value in hparams.items() if name in parameters}
+
+
+@contextmanager
+def without_warnings_of_objects() -> Iterator[None]:
+    """A context in which nobody hears that objects are left out, since they are asked for apart."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", ".* holds objects of other classes", UserWarning)
+        yield
+
+
+@contextmanager
+def as_path(file: Any) -> Iterator[PathLike]:
+    """A path to what a program has given, which may be an open file: that one is copied, and the copy removed."""
+    if not hasattr(file, "read"):
+        yield file
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "copy.ckpt")
+        with path.open("wb") as copy:
+            shutil.copyfileobj(file, copy)
+        yield path
+
+
+def let_torch_load_give_objects() -> None:
+    """Let this process's `torch.load(path, weights_only=False)` find objects where Lightning has them.
+
+    Programs that read their checkpoints by themselves ask so. Any other read stays as it is.
+    """
+    torch.load = _load_with_objects
+
+
+@functools.wraps(_load)
+def _load_with_objects(*args: Any, **options: Any) -> Any:
+    loaded = _load(*args, **options)
+    return _with_objects(loaded) if options.get("weights_only") is False else loaded
+
+
+def _with_objects(loaded: Any) -> Any:
+    """The content of a file, with what `PickledObjects` has kept of it under Lightning's keys."""
+    own = loaded.get("core") if isinstance(loaded, dict) else None
+    if not isinstance(own, dict) or "format" not in own:
+        return loaded
+    hparams, of_hook = in_section(own.get("callbacks", {}))
+    both = {**hparams, **loaded.get(_HPARAMS, {})}  # what a program has put there itself counts most
+    return {**of_hook, **loaded, **({_HPARAMS: both} if both else {})}

@@ -13,7 +13,7 @@ from torch.serialization import get_unsafe_globals_in_checkpoint
 if TYPE_CHECKING:
     from collections.abc import Set
 
-_DICTS = ("AttributeDict", "defaultdict")
+_DICTS = ("AttributeDict", "Hyperparameters", "defaultdict")
 """Classes of dicts whose content is worth reading, by name: torch's unpickler fills nothing but plain dicts."""
 _LEFT_OUT = object()
 

@@ -6,9 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from core import Module
 from core_lightning.hyperparameters import HyperparametersMixin
-from core_lightning.objects import found_by
 from core_lightning.trust import TRUSTS
-from core_lightning.trusted_reads import as_path, unpickle, without_warnings_of_objects
+from core_lightning.trusted_reads import as_path, objects_for
 from core_lightning.whole_checkpoint import give_whole
 
 if TYPE_CHECKING:
@@ -89,11 +88,7 @@ class LightningModule(HyperparametersMixin, Module):
             kwargs: arguments of `__init__`, which count most.
         """
         is_trusted = bool(TRUSTS) if trusted is None else trusted
-        with as_path(checkpoint_path) as path:
-            if not is_trusted:
-                return super().load_from_checkpoint(path, map_location, strict, hparams_file=hparams_file, **kwargs)
-            hparams, of_hook = unpickle(cls, path)
-            with found_by(cls, of_hook), without_warnings_of_objects():
-                return super().load_from_checkpoint(
-                    path, map_location, strict, hparams_file=hparams_file, **{**hparams, **kwargs}
-                )
+        with as_path(checkpoint_path) as path, objects_for(cls, path, is_trusted=is_trusted) as hparams:
+            return super().load_from_checkpoint(  # type: ignore[no-any-return]
+                path, map_location, strict, hparams_file=hparams_file, **{**hparams, **kwargs}
+            )

@@ -16,7 +16,7 @@ import torch
 
 from core import CheckpointError
 from core.checkpoint import load_checkpoint
-from core_lightning.objects import in_section, is_plain
+from core_lightning.objects import found_by, in_section, is_plain
 from core_lightning.parsing import AttributeDict
 
 if TYPE_CHECKING:
@@ -28,21 +28,36 @@ _HPARAMS = "hyper_parameters"
 _load = torch.load
 
 
-def unpickle(cls: type[Any], path: PathLike) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The objects that `PickledObjects` has kept, or a program at their places.
+@contextmanager
+def objects_for(cls: type[Any], path: PathLike, *, is_trusted: bool) -> Iterator[dict[str, Any]]:
+    """A context in which modules that are made find what their `on_save_checkpoint` had added to a checkpoint.
+
+    Nobody hears there that objects are left out.
 
     Args:
-        cls: of the module.
-        path: of a checkpoint.
+        cls: of the modules.
+        path: of the checkpoint.
+        is_trusted: else nothing is unpickled, and there are none.
 
-    Returns:
-        Arguments for the module's `__init__`, and what its `on_save_checkpoint` has added.
+    Yields:
+        Hyperparameters, as arguments of `__init__`.
 
     Raises:
-        CheckpointError: they can't be unpickled.
+        CheckpointError: the objects can't be unpickled.
     """
-    with without_warnings_of_objects():
-        state = load_checkpoint(path)
+    if not is_trusted:
+        yield {}
+        return
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", ".* holds objects of other classes", UserWarning)
+        hparams, of_hook = _unpickle(path)
+        with found_by(cls, of_hook):
+            yield _taken(cls, hparams)
+
+
+def _unpickle(path: PathLike) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The hyperparameters that `PickledObjects` has kept, or a program at their places; and what the hook has added."""
+    state = load_checkpoint(path)
     try:
         hparams, of_hook = in_section(state.get("callbacks", {}))
         is_torchs = "lightning" in state.get("format", {}) or zipfile.is_zipfile(path)
@@ -55,7 +70,7 @@ def unpickle(cls: type[Any], path: PathLike) -> tuple[dict[str, Any], dict[str, 
     of_hook[_HPARAMS] = {**of_hook.get(_HPARAMS, {}), **placed}
     if hparams and (argument := state.get("hyper_parameters_argument")):  # all of them are one argument
         hparams = {argument: AttributeDict({**state[_HPARAMS], **hparams})}
-    return _taken(cls, hparams), of_hook
+    return hparams, of_hook
 
 
 def _taken(cls: type[Any], hparams: dict[str, Any]) -> dict[str, Any]:
@@ -64,14 +79,6 @@ def _taken(cls: type[Any], hparams: dict[str, Any]) -> dict[str, Any]:
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
         return hparams
     return {name: value for name, value in hparams.items() if name in parameters}
-
-
-@contextmanager
-def without_warnings_of_objects() -> Iterator[None]:
-    """A context in which nobody hears that objects are left out, since they are asked for apart."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", ".* holds objects of other classes", UserWarning)
-        yield
 
 
 @contextmanager

@@ -98,7 +98,7 @@ def test_a_program_that_is_trusted_keeps_its_objects(installed, tmp_path, monkey
     assert isinstance(loaded.secret, Secret)
     assert (loaded.steps, loaded.loaded["width"], loaded.loaded["extra"]) == (2, 2, 5)
     assert loaded.loaded["thing"] is loaded.secret
-    own_read["hyper_parameters"]["thing"] = Secret(tag=1)
+    own_read["hyper_parameters"] |= {"thing": Secret(tag=1), "nested": net.hparams}
     buffer = io.BytesIO()
     torch.save(own_read, buffer)
     buffer.seek(0)

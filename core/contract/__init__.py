@@ -45,8 +45,8 @@ if TYPE_CHECKING:
     from core.contract.sharded_leaf import Chunk, ShardedLeaf, TensorDescription
     from core.contract.spec import Spec, normalize_alias
     from core.contract.spelling import did_you_mean, near_names
-    from core.contract.step import GradientClipping, StepOutput, TrainingStep
-    from core.contract.strategy import Stage, Strategy
+    from core.contract.step import GradientClipping, Stage, StepOutput, TrainingStep
+    from core.contract.strategy import Strategy
     from core.contract.whereabouts import Whereabouts
     from core.contract.world import ReduceOp, World
 
@@ -149,8 +149,8 @@ __getattr__, __dir__ = door(
         ".rank_state": ("KeepsRankState",),
         ".sharded_leaf": ("Chunk", "ShardedLeaf", "TensorDescription"),
         ".spec": ("Spec", "normalize_alias"),
-        ".step": ("GradientClipping", "StepOutput", "TrainingStep"),
-        ".strategy": ("Stage", "Strategy"),
+        ".step": ("GradientClipping", "Stage", "StepOutput", "TrainingStep"),
+        ".strategy": ("Strategy",),
         ".whereabouts": ("Whereabouts",),
         ".world": ("ReduceOp", "World"),
         ".spelling": ("did_you_mean", "near_names"),

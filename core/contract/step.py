@@ -1,9 +1,9 @@
-"""One training step: what it has to do, and what came of it."""
+"""Stages and steps as plain data: the stage's name, the description of a training step, and its result."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -12,6 +12,9 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
     from core.contract.precision import ClippingAlgorithm
+
+Stage: TypeAlias = Literal["fit", "validate", "test", "predict"]
+"""The activity of a Trainer at the time."""
 
 
 class StepOutput(NamedTuple):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import ExitStack, nullcontext
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal
 
 from core.contract.capability import Capability
 from core.contract.errors import ConfigurationError, NotYetChosenError, UnsupportedError
@@ -24,11 +24,8 @@ if TYPE_CHECKING:
     from core.contract.cluster_environment import ClusterEnvironment
     from core.contract.launcher import Launcher
     from core.contract.setup_host import SetupHost
-    from core.contract.step import GradientClipping, StepOutput, TrainingStep
+    from core.contract.step import GradientClipping, Stage, StepOutput, TrainingStep
     from core.session import Session
-
-Stage: TypeAlias = Literal["fit", "validate", "test", "predict"]
-"""The activity of a Trainer at the time."""
 
 
 class Strategy(World):
@@ -106,7 +103,7 @@ class Strategy(World):
         """All options may be left open; `resolve` fills them in.
 
         Args:
-            given: any of the following without its name: they are told apart by their types.
+            given: any of the following without its name, told apart by their types.
             accelerator: the kind of device.
             parallel_devices: the devices of this node, one a process; or their names, such as `"cuda:1"`.
             cluster_environment: the environment that started the processes.
@@ -143,10 +140,7 @@ class Strategy(World):
     # 1. composition -------------------------------------------------------------------------------------------------
 
     def configure_precision(self, name: str) -> Precision | None:
-        """The strategy's own precision of this name, or None for the generic one.
-
-        Main process. Sharded mixed precision is not autocast; an engine may have formats of its own.
-        """
+        """The strategy's own precision of this name, or None for the generic one, such as autocast. Main process."""
         return None
 
     def configure_checkpoint_io(self) -> CheckpointIO | None:
@@ -242,7 +236,7 @@ class Strategy(World):
     def setup_module_and_optimizers(
         self, module: nn.Module, optimizers: list[Optimizer], scheduler: Any = None
     ) -> tuple[nn.Module, list[Optimizer], Any]:
-        """All ranks, with `Capability.JOINT_SETUP`: everything at once, as an engine wants it."""
+        """All ranks, with `Capability.JOINT_SETUP`: set up everything at once, as an engine wants it."""
         wrapped = self.setup_module(module)
         return wrapped, [self.setup_optimizer(optimizer) for optimizer in optimizers], scheduler
 
@@ -279,10 +273,9 @@ class Strategy(World):
         return handle.wrapped if handle.compiler is None else handle.compiler(handle.wrapped)
 
     def refresh_modules(self) -> bool:
-        """All ranks, when an epoch of the Trainer begins. Take in which parameters require gradients by now.
+        """All ranks, when an epoch of the Trainer begins. Train the parameters that require gradients by now.
 
-        For strategies whose wrapper looks at that once. What callbacks unfreeze at the beginning of training or of an
-        epoch is to be trained from here on, or refused.
+        For strategies whose wrapper looks at that once: callbacks may have unfrozen some.
 
         Returns:
             Whether a module was wrapped anew: then its handle has the new wrapper.
@@ -302,7 +295,7 @@ class Strategy(World):
         Args:
             batch: on the device, of the user's own structure.
             batch_idx: number of the batch in its epoch, from 0.
-            step: what has to be done, the same object for the whole stage.
+            step: the description of the step, the same object for the whole stage.
         """
         return self.session.run_training_step(batch, batch_idx, step)
 
@@ -354,12 +347,10 @@ class Strategy(World):
         return self.precision_plugin.optimizer_step(optimizer, closure)
 
     def synchronize_model(self) -> None:
-        """All ranks, between two steps. Bring together what ranks keep apart, so that there is one model again.
+        """All ranks, between two steps; idempotent, also without a set-up. Make one model of what ranks keep apart.
 
-        For strategies that don't average in every step. Fit calls it before validation, before a checkpoint, and when
-        training has ended by a limit or a stop, before `on_train_end`; `fabric.save` calls it too. A loop of the user's
-        own calls it where it ends. It may come when nothing has happened since the last time, or when nothing is set up
-        any more: then it does nothing.
+        For strategies that don't average in every step. Fit calls it before validation, before a checkpoint, and before
+        `on_train_end`; `fabric.save` calls it; a loop of the user's own calls it where it ends.
         """
 
     # 9. collectives: those of `World`, and ----------------------------------------------------------------------------
@@ -408,15 +399,14 @@ class Strategy(World):
         self.session.load_optimizer_state(optimizer, state)
 
     def optimizer_targets(self, optimizer: Optimizer, described: Mapping[str, Any]) -> dict[str, Any] | None:
-        """All ranks. Where the tensors of an optimizer's state go while a checkpoint of layout `sharded` is read.
+        """All ranks. The places for an optimizer's tensors while a checkpoint of layout `sharded` is read.
 
         Args:
             optimizer: that was set up here.
             described: its saved state, with a `TensorDescription` in the place of each tensor.
 
         Returns:
-            Tensors, DTensors and `ShardedLeaf`s to fill, at the places of the saved ones; what has no place there is
-            read whole. None if all is.
+            Tensors, DTensors and `ShardedLeaf`s to fill; what has no place there is read whole. None if all is.
         """
         return self.session.optimizer_targets(optimizer, described)
 
@@ -444,7 +434,6 @@ class Strategy(World):
 
         One that gathers what it gives back does so only if `self.session.ends_together`: else other ranks may not come.
         """
-        # One that was never given to a Fabric or a Trainer has none.
-        if hasattr(self, "session"):
+        if hasattr(self, "session"):  # a strategy that was given to no Fabric or Trainer has none
             self.session.forget()
         self.__dict__.pop("model", None)

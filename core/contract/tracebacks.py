@@ -38,6 +38,8 @@ _CALLS_OF_MODULES = ("_wrapped_call_impl", "_call_impl")
 _CALLERS = ("torch.nn.modules.module", "torch.utils.data.dataloader", "torch.utils.data._utils.fetch")
 """Modules of torch by which core calls the methods of modules and data sets."""
 _STDLIB = os.path.dirname(os.__file__) + os.sep
+_newest = (0, "")
+"""The number of modules when they were last marked for pytest, and the newest of them."""
 
 
 class ShortText(Exception):
@@ -58,11 +60,20 @@ def show_short_tracebacks() -> None:
     if shell is not None and shell.custom_exceptions == ():
         shell.set_custom_exc((Exception,), _show_in_ipython)
     if "_pytest" in sys.modules:
-        for name, module in [*sys.modules.items()]:
-            if name.partition(".")[0] in _own_packages():
-                vars(module).setdefault("__tracebackhide__", hides_frames)
-            elif name in _CALLERS:
-                vars(module).setdefault("__tracebackhide__", hides_callers)
+        _mark_for_pytest()
+
+
+def _mark_for_pytest() -> None:
+    """Hide the frames of the modules of core that are imported by now. Each Fabric, Trainer and error comes here."""
+    global _newest
+    if (newest := (len(sys.modules), next(reversed(sys.modules)))) == _newest:
+        return
+    for name, module in [*sys.modules.items()]:
+        if name.partition(".")[0] in _own_packages():
+            vars(module).setdefault("__tracebackhide__", hides_frames)
+        elif name in _CALLERS:
+            vars(module).setdefault("__tracebackhide__", hides_callers)
+    _newest = newest
 
 
 def wants_full() -> bool:
@@ -233,11 +244,12 @@ def _own_packages() -> frozenset[str]:
 
     from core.contract.kinds import KINDS
 
+    every = entry_points()  # once for all groups: a call reads the metadata of all distributions
     found = {
         entry_point.module.partition(".")[0]
         for kind in KINDS.values()
         if kind.name != "command"  # a test of the conformance kit is the caller's
-        for entry_point in entry_points(group=kind.group)
+        for entry_point in every.select(group=kind.group)
     }
     return frozenset({"core"} | {package for package in found if package.startswith("core_")})
 

@@ -22,7 +22,7 @@ from core.data.sampler_chain import find_generator, sampler_chain
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from core.contract.strategy import Stage
+    from core.contract.step import Stage
     from core.data.global_batch import GlobalBatch
 
 

@@ -12,7 +12,7 @@ from core.data.randomness import mix_seed
 
 if TYPE_CHECKING:
     from core.contract import Strategy
-    from core.contract.strategy import Stage
+    from core.contract.step import Stage
     from core.data.global_batch import GlobalBatch
 
 

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from core.contract import Accelerator, Logger, Precision, Strategy
     from core.contract.accelerator import Devices
     from core.contract.checkpoint_io import PathLike
-    from core.contract.strategy import Stage
+    from core.contract.step import Stage
     from core.data import GlobalBatch
     from core.resolve import Resolution
     from core.watch import Watch

@@ -40,6 +40,7 @@ class TestUnusedParameters(StrategyConformance):
     """The preset that really differs: it finds parameters without a gradient."""
 
     alias = "ddp_find_unused_parameters_true"
+    new_interpreter = False
     expected_capabilities = TestDDP.expected_capabilities
 
 

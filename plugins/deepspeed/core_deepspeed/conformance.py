@@ -41,6 +41,7 @@ class ZeroConformance(StrategyConformance):
     precisions = ("32-true", "bf16-mixed", "bf16-true")
     heavy_modules = ("deepspeed",)
     expected_capabilities = CAPABILITIES
+    new_interpreter = False
     timeout_s = 120
 
 
@@ -55,6 +56,7 @@ class TestStage2(ZeroConformance):
     """Gradients in parts too."""
 
     alias = "deepspeed"
+    new_interpreter = True
 
 
 class TestStage3(ZeroConformance):

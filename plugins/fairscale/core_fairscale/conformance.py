@@ -33,6 +33,7 @@ class TestUnusedParameters(StrategyConformance):
     """The preset that really differs: a gradient may be missing on some ranks."""
 
     alias = "ddp_sharded_find_unused_parameters_true"
+    new_interpreter = False
     expected_capabilities = TestDDPSharded.expected_capabilities
 
 

@@ -28,6 +28,7 @@ class TestModelParallel(StrategyConformance):
     """Two ranks of one tensor-parallel group, which have their data in common."""
 
     alias = "model_parallel"
+    new_interpreter = False
     num_shares = 1
     expected_capabilities = _CAPABILITIES
     known_failures = {"test_teardown_leaves_nothing[process_group]": _STAYS}

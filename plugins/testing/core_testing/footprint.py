@@ -34,17 +34,18 @@ class Footprint:
     temporary_files: frozenset[str]
 
     @classmethod
-    def take(cls, folder: Path | None = None) -> Footprint:
+    def take(cls, folder: Path | None = None, *, with_ports: bool = True) -> Footprint:
         """Now, in this process.
 
         Args:
             folder: where temporary files are made; None looks for none.
+            with_ports: look for ports too, for which the kernel lists the connections of the whole machine.
         """
         return cls(
             process_group=dist.is_available() and dist.is_initialized(),
             child_processes=_children(),
             threads=frozenset(thread.name for thread in threading.enumerate()),
-            ports=_listening_ports(),
+            ports=_listening_ports() if with_ports else frozenset(),
             environment_variables=frozenset(os.environ.items()),
             temporary_files=frozenset(str(path.relative_to(folder)) for path in folder.rglob("*"))
             if folder

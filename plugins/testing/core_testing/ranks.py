@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch._dynamo  # every optimizer imports it when it is made: here once, and not in each rank
 
-from core import ClusterEnvironment, Fabric, Found, Trainer
+from core import ClusterEnvironment, CoreError, Fabric, Found, Trainer
 from core.launch import MultiprocessingLauncher
 from core_testing import surroundings
 from core_testing.limit import end_after
@@ -134,6 +134,7 @@ class Backend:
         return pool
 
     def _launcher(self) -> tuple[MultiprocessingLauncher, TestRanks]:
+        CoreError()  # the first one finds out which packages are core's: here once, and not in each rank
         launcher, environment = MultiprocessingLauncher("fork"), TestRanks()
         launcher.connect(cluster_environment=environment, num_processes=self.num_processes, num_nodes=1)
         return launcher, environment

@@ -91,7 +91,7 @@ class _Server:
     def __init__(self, rank: Any) -> None:
         self._rank = rank
         self._own = self._wanted = surroundings.copy_all()
-        self._before = Footprint.take()
+        self._before = Footprint.take(with_ports=False)
 
     def answer(self, message: bytes) -> bytes:
         """The result of a call, written by `torch.save`; or a pickled list of what can't be cleaned up."""
@@ -116,7 +116,7 @@ class _Server:
             dist.destroy_process_group()
             gc.collect()
         left = surroundings.restore(self._wanted)
-        now = Footprint.take()
+        now = Footprint.take(with_ports=False)
         for kind in _STANDING:
             left += [thing for thing in now.beyond(self._before, kind) if not thing.startswith(_NOT_OF_PYTHON)]
         end_never()

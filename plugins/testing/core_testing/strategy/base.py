@@ -40,6 +40,8 @@ class StrategySuite(Conformance[Strategy]):
         precision_tolerance: by which they may differ then.
         reduced_dtypes: dtypes that its collectives must work on.
         timeout_s: after which ranks that hang fail their test.
+        new_interpreter: start the script of `test_a_script_trains` as a user does. False forks it from a process that
+            has imported torch, core and `heavy_modules`: for a package of which another alias has proven the start.
         expected_capabilities: what it must declare; None leaves that open. Pin it, for declaring nothing skips much.
         optimizer: makes the optimizer of every case, called with the module, in a `staticmethod`; None takes the case's
             own. For a strategy that trains with an optimizer of its own only.
@@ -62,6 +64,7 @@ class StrategySuite(Conformance[Strategy]):
         *(torch.int64, torch.int32, torch.uint8),
     )
     timeout_s: ClassVar[float] = 60
+    new_interpreter: ClassVar[bool] = True
     expected_capabilities: ClassVar[Capability | None] = None
     optimizer: ClassVar[Any] = None
 

@@ -9,7 +9,8 @@ import torch
 from torch import nn
 
 from core.registry import IN_PROCESS
-from core_testing.scripts import run_script
+from core_testing.programs import PRELOAD
+from core_testing.scripts import run_forked, run_script
 from core_testing.strategy.base import StrategySuite
 
 if TYPE_CHECKING:
@@ -83,7 +84,11 @@ class ScriptTests(StrategySuite):
             "devices": self.num_devices or self.num_processes,
         }
         arguments = [options, str(self.dtype).removeprefix("torch."), _BATCH_SIZE // self.shares, str(out)]
-        done = run_script(folder / "train.py", _PROGRAM, arguments, timeout_s=_TIMEOUT_S)
+        script = folder / "train.py", _PROGRAM, arguments
+        if self.new_interpreter:
+            done = run_script(*script, timeout_s=_TIMEOUT_S)
+        else:
+            done = run_forked(*script, timeout_s=_TIMEOUT_S, preload=",".join((PRELOAD, *self.heavy_modules)))
         assert done.returncode == 0, f"the script ended with code {done.returncode}:\n{done.stderr}"
         weights: dict[str, Any] = torch.load(out, map_location="cpu", weights_only=True)
         return weights

@@ -77,11 +77,12 @@ def _on_an_abort(accounts: Sequence[Account], aborting: Sequence[Account]) -> Ve
         groups[each.collective, each.line].append(each)
     if len(groups) == 1:
         return Verdict(_ranks(aborting), f"{_listed(aborting)}, which says why on stderr", is_abort=True)
-    by_size = sorted(groups.values(), key=len)
-    odd = by_size[0] if len(by_size[0]) < len(by_size[1]) else telling
+    parted = sorted(groups.values(), key=len)
+    # Who hasn't come to it may be slow, which tells nothing.
+    odd = (_odd(parted) if all(group[0].collective for group in parted) else []) or telling
     calls = "; ".join(
         f"rank {group[0].rank}{f' and {len(group) - 1} more' * (len(group) > 1)} {_called(group[0])}"
-        for group in by_size[:_MOST_SHOWN]
+        for group in parted[:_MOST_SHOWN]
     )
     return Verdict(_ranks(odd), f"ranks came to one collective with different calls: {calls}", is_abort=True)
 

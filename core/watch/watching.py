@@ -45,7 +45,6 @@ _CONFERS_S = 15.0
 """Seconds for which a rank goes on to tell of itself after it was called."""
 _CALLS_EVERY_S = 5.0
 _STORE_ANSWERS_S = 5.0
-_HEARD_S = 5.0
 _ABORTS_S = 20.0
 """Seconds for which native code that gives up waits for the ranks to say what they called."""
 
@@ -401,7 +400,7 @@ class Watching:
         """End this process by the verdict, and those of this machine that don't come."""
         error = self.ending.error or self._error()
         if self._is_aborting:
-            time.sleep(_HEARD_S)  # the others end with the verdict before this one breaks their connections
+            self._await_others(error)
             self._remove_files()
             leave_at_once(error)
         leads = self._leads_machine(error)
@@ -413,6 +412,15 @@ class Watching:
         if not self._is_closed.is_set():
             self._remove_files()
             leave_at_once(error)
+
+    def _await_others(self, error: HangError) -> None:
+        """Let the others end with the verdict before this process breaks their connections, and is seen to fail."""
+        ends_s = time.monotonic() + self._options.grace.total_seconds()
+        others = [each for each in error.ranks if each.state not in ("aborts", "gone", "left")]
+        while time.monotonic() < ends_s and any(
+            each.host != self._host or process_state(each.pid) not in ("Z", "") for each in others
+        ):
+            time.sleep(_WAKE_S / 4)
 
     def _error(self) -> HangError:
         said = json.loads(self._verdict)

@@ -1,9 +1,10 @@
 """A training that goes on wherever torchrun starts it again, on as many ranks as there are.
 
-python elastic_program.py FOLDER
+python elastic_program.py FOLDER [STRATEGY]
 
-Each rank tells in FOLDER/steps-PID where it begins and what it has done; at the end rank 0 leaves the weights.
-A step takes as many seconds as FOLDER/pace says.
+STRATEGY is `ddp`, `fsdp`, `hsdp` or `zero3`. Each rank tells in FOLDER/steps-PID where it begins and what it has
+done; at the end there are the weights, of `ddp` in one file that rank 0 writes. A step takes as many seconds as
+FOLDER/pace says.
 """
 
 import os
@@ -22,14 +23,24 @@ FOLDER = Path(sys.argv[1])
 # In the memory of nodes, if they say where that is; else in a folder that all of them have.
 IN_MEMORY = "CORE_MEMORY_FOLDER" in os.environ
 KEEPER = MemoryCheckpoint() if IN_MEMORY else ModelCheckpoint(FOLDER / "saved", every_n_train_steps=2)
+STRATEGY = sys.argv[2] if len(sys.argv) > 2 else "ddp"
+FORMAT = torch.float32 if STRATEGY == "zero3" else torch.float64
 NUM_SAMPLES = 90
+
+
+def strategy():
+    if STRATEGY == "hsdp":
+        from core_fsdp import FSDPStrategy
+
+        return FSDPStrategy(sharding_strategy="HYBRID_SHARD")
+    return {"zero3": "deepspeed_stage_3"}.get(STRATEGY, STRATEGY)
 
 
 class Net(Module):
     def __init__(self):
         super().__init__()
         torch.manual_seed(0)
-        self.layers = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1)).double()
+        self.layers = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1)).to(FORMAT)
 
     def training_step(self, batch):
         return nn.functional.mse_loss(self.layers(batch[0]), batch[1])
@@ -54,10 +65,10 @@ class Teller(Callback):
 
 def main():
     torch.manual_seed(1)
-    inputs = torch.randn(NUM_SAMPLES, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(5))
+    inputs = torch.randn(NUM_SAMPLES, 3, dtype=FORMAT, generator=torch.Generator().manual_seed(5))
     trainer = Trainer(
         accelerator="cpu",
-        strategy="ddp",
+        strategy=strategy(),
         num_nodes="auto",
         global_batch_size=12,
         max_epochs=4,
@@ -70,7 +81,9 @@ def main():
     )
     module = Net()
     trainer.fit(module, DataLoader(TensorDataset(inputs, inputs.sum(1, True)), 4, shuffle=True), ckpt_path="last")
-    if trainer.is_global_zero:
+    if STRATEGY != "ddp":
+        trainer.save_checkpoint(FOLDER / "whole", weights_only=True)
+    elif trainer.is_global_zero:
         torch.save((trainer.global_step, module.state_dict()), FOLDER / "weights")
 
 

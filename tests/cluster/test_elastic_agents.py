@@ -23,8 +23,8 @@ LIMIT_S = 150
 class Nodes:
     """Agents of one job, in process groups of their own; to kill one takes its workers with it."""
 
-    def __init__(self, folder, step_s):
-        self.folder = folder
+    def __init__(self, folder, step_s, strategy="ddp", num_ranks=1):
+        self.folder, self.strategy, self.num_ranks = folder, strategy, num_ranks
         self.set_pace(step_s)
         # The meeting point outlives every agent, as a scheduler's would.
         self.store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
@@ -32,11 +32,12 @@ class Nodes:
 
     def start(self, **variables):
         command = [
-            *(sys.executable, "-m", "torch.distributed.run", "--nnodes", "1:4", "--nproc-per-node", "1"),
+            *(sys.executable, "-m", "torch.distributed.run", "--nnodes", "1:4"),
+            *("--nproc-per-node", str(self.num_ranks)),
             *("--max-restarts", "5", "--rdzv-backend", "c10d", "--rdzv-id", "elastic", "--monitor-interval", "0.2"),
             *("--rdzv-endpoint", f"127.0.0.1:{self.store.port}", "--local-addr", "127.0.0.1", "--rdzv-conf"),
             "is_host=0,last_call_timeout=3,keep_alive_interval=1,keep_alive_max_attempt=3",
-            *(PROGRAM, self.folder),
+            *(PROGRAM, self.folder, self.strategy),
         ]
         # With the shared store of torch 2.13 an agent that joins later waits in vain for its address.
         environment = os.environ | {"OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"} | variables

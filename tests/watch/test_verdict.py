@@ -92,7 +92,16 @@ GIVES_UP = replace(WAITS, state="aborts", since_s=1.0, call="0:7")
             "ranks came to one collective with different calls: rank 0 called gloo:all_reduce [[10]] at a.py:1 in f; "
             "rank 1 called gloo:all_gather [[4]] at a.py:9 in g",
         ),
-        ([GIVES_UP, *[account(rank, "waits", call="0:7") for rank in (1, 2)]], (0,), "rank 1 and 1 more did not come"),
+        (
+            [GIVES_UP, *[account(rank, "waits", call="0:7") for rank in (1, 2)]],
+            (0, 1, 2),
+            "rank 1 and 1 more did not come",
+        ),
+        (
+            [GIVES_UP, replace(GIVES_UP, rank=1, line="a.py:9 in g", is_usual=False)],
+            (1,),
+            "rank 1 called gloo:all_redu",
+        ),
         ([GIVES_UP, replace(GIVES_UP, rank=1, state="waits")], (0,), "rank 0 was ended by native code at a.py:1 in f"),
         ([WAITS, account(1, "waits", phase="end of epoch", line="a.py:1 in f")], (1,), "out of data"),
         ([WAITS, account(1, "waits", collective=WAITS.collective, line=WAITS.line)], (0, 1), "look at the network"),

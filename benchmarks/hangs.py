@@ -73,7 +73,7 @@ def line_of(text: str) -> int:
 
 @dataclass
 class Outcome:
-    """What came of a run.
+    """The outcome of a run.
 
     Attributes:
         code: of its program.

@@ -196,7 +196,7 @@ class RankZero:
         return gathered
 
     def _gather_from(self, own: Any, ranks: Sequence[int]) -> list[Any]:
-        """What the other ranks of a branch send, or the first ones of branches."""
+        """The objects that the other ranks of a branch send, or the first ones of branches."""
         began_s = time.thread_time()
         first = own if ranks[1] == 1 else own[0]
         answers = [

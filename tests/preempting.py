@@ -140,7 +140,7 @@ def phase_of(frame):
 
 
 def in_copy(function):
-    """What a function tells in a forked copy of this process, and the code with which the copy ends.
+    """The result of a function in a forked copy of this process, and the code with which the copy ends.
 
     A signal may leave torch's modes as they were within a `with`, which only the end of a process undoes.
     """

@@ -1,4 +1,4 @@
-"""What a program with several processes printed, for tests that say `from printed import lines_of`."""
+"""The lines that a program with several processes printed, for tests that say `from printed import lines_of`."""
 
 
 def lines_of(output):

@@ -1,4 +1,4 @@
-"""What a stranger does: a new environment outside the checkout, the built wheels, one more package, one less."""
+"""A stranger's steps: a new environment outside the checkout, the built wheels, one more package, one less."""
 
 import os
 import subprocess
@@ -28,7 +28,7 @@ print(fabric.launch(lambda fabric: fabric.broadcast(["from rank", fabric.global_
 
 
 def required_entries():
-    """What stands in `site-packages` for all that core and its kit require, and whatever that requires in turn."""
+    """The entries of `site-packages` for all that core and its kit require, and for what that requires in turn."""
     waiting, seen = [Requirement("core-testing")], set()
     while waiting:
         requirement = waiting.pop()

@@ -1,4 +1,4 @@
-"""What a user's environment gets: the wheels, their metadata and nothing of the checkout."""
+"""A user's environment: the wheels, their metadata and nothing of the checkout."""
 
 import importlib
 import os

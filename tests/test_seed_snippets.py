@@ -289,7 +289,7 @@ train(Fabric(strategy=DeepSpeedStrategy(config=deepspeed_config), accelerator="c
 
 
 def run_program(folder, text):
-    """What a script prints, in order of the lines."""
+    """The lines that a script prints, in order."""
     program = folder / "program.py"
     program.write_text(text)
     environment = os.environ | {"OMP_NUM_THREADS": "1"}

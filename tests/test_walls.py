@@ -23,7 +23,7 @@ BACKENDS = re.compile(
 
 TENANT_FILES = sorted(ROOT.glob("core/trainer/**/*.py"))
 FOREIGN = {"_forward_cache", "_getframe", "_make"}
-"""What the Trainer asks torchmetrics, the interpreter and named tuples for."""
+"""The private names that the Trainer takes from torchmetrics, the interpreter and named tuples."""
 
 
 def imported_names(path):

@@ -54,9 +54,7 @@ def line_chart(name: str, series: Sequence[tuple[float, float]], shown: Callable
 
 def short_number(value: float) -> str:
     """Four digits that count; a whole number without a fraction."""
-    if not math.isfinite(value):
-        return str(value)
-    return f"{value:.0f}" if value == int(value) and abs(value) < 1e6 else f"{value:.4g}"
+    return f"{value:.0f}" if abs(value) < 1e6 and value == int(value) else f"{value:.4g}"
 
 
 def _path(points: Sequence[tuple[float, float]]) -> str:

@@ -14,7 +14,18 @@ from core.contract import (
     PluginLoadError,
     normalize_alias,
 )
-from core.resolve.candidates import ask, best, create, detect, identify, precedence, same_part, survey, why_absent
+from core.resolve.candidates import (
+    ask,
+    best,
+    create,
+    detect,
+    identify,
+    precedence,
+    refuse_class,
+    same_part,
+    survey,
+    why_absent,
+)
 from core.resolve.decision import Choice, Decision
 from core.resolve.devices import check_devices
 
@@ -141,9 +152,7 @@ def _check_agreement(argument: Any, word: str, brought: Accelerator) -> None:
 
 
 def _not_an_accelerator(argument: Any) -> ConfigurationError:
-    if isinstance(argument, type) and issubclass(argument, Accelerator):
-        name = argument.__name__
-        return ConfigurationError(f"accelerator={name} is a class: pass an instance, accelerator={name}().")
+    refuse_class(KIND, argument, Accelerator)
     return ConfigurationError(
         f"accelerator={argument!r}: expected a name such as 'cpu', or an instance of core.Accelerator. "
         + _alternatives()

@@ -54,6 +54,17 @@ def create(kind: str, name: str | Offer, reason: str) -> Choice[Any]:
     return Choice(kind, REGISTRIES[kind].create(offer), _identity(offer), reason)
 
 
+def refuse_class(kind: str, argument: Any, base: type) -> None:
+    """Refuse a class where an instance is expected.
+
+    Raises:
+        ConfigurationError: with the form to write.
+    """
+    if isinstance(argument, type) and issubclass(argument, base):
+        name = argument.__name__
+        raise ConfigurationError(f"{kind}={name} is a class: pass an instance, {kind}={name}().")
+
+
 def identify(kind: str, part: object) -> Identity:
     """Name an object that the user passed: by its alias if its class is a registered one, and else by its class."""
     for offer in REGISTRIES[kind].offers():

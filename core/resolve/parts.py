@@ -13,7 +13,7 @@ from core.contract import (
     normalize_alias,
 )
 from core.registry.builtins import SHORT_PRECISIONS
-from core.resolve.candidates import best, create, identify, precedence, same_part, show, survey
+from core.resolve.candidates import best, create, identify, precedence, refuse_class, same_part, show, survey
 from core.resolve.decision import Choice, Identity
 
 if TYPE_CHECKING:
@@ -111,9 +111,7 @@ def _written_precision(argument: Any) -> str | Precision | None:
         return str(argument)
     if argument is None or isinstance(argument, str | Precision):
         return argument
-    if isinstance(argument, type) and issubclass(argument, Precision):
-        name = argument.__name__
-        raise ConfigurationError(f"precision={name} is a class: pass an instance, precision={name}().")
+    refuse_class("precision", argument, Precision)
     raise ConfigurationError(
         f"precision={argument!r}: expected a name such as 'bf16-mixed', one of the numbers 16, 32, 64, "
         "or an instance of core.Precision."

@@ -10,7 +10,7 @@ from core.registry import DEFAULT_PARALLEL_STRATEGY
 from core.registry.install_hints import pip_install
 from core.registry.known_aliases import KNOWN_ALIASES
 from core.registry.names import split_name
-from core.resolve.candidates import create, identify
+from core.resolve.candidates import create, identify, refuse_class
 from core.resolve.decision import Choice
 
 if TYPE_CHECKING:
@@ -29,9 +29,7 @@ def check_strategy_argument(argument: Any) -> None:
     """
     if isinstance(argument, str | Strategy):
         return
-    if isinstance(argument, type) and issubclass(argument, Strategy):
-        name = argument.__name__
-        raise ConfigurationError(f"strategy={name} is a class: pass an instance, strategy={name}().")
+    refuse_class(KIND, argument, Strategy)
     raise ConfigurationError(
         f"strategy={argument!r}: expected a name such as 'ddp' (see `core list-strategies`), "
         "or an instance of core.Strategy."

@@ -1,4 +1,4 @@
-"""What can be shown without a GPU: this torch may have been built for one or not."""
+"""The part that can be shown without a GPU: this torch may have been built for one or not."""
 
 import pytest
 import torch

@@ -43,7 +43,7 @@ def in_function(name: str, source: str) -> str:
 
 
 def by_script(command: list[str], strategy: str, devices: int, sources: dict[str, str]) -> dict[str, str]:
-    """What programs write to stderr, each in a process of its own."""
+    """The stderr of programs, each in a process of its own."""
     shown = {}
     for name, source in sources.items():
         text = f"{common(strategy, devices)}\n{in_function('main', source)}\nif __name__ == '__main__':\n    main()\n"
@@ -52,7 +52,7 @@ def by_script(command: list[str], strategy: str, devices: int, sources: dict[str
 
 
 def by_pytest(strategy: str, devices: int, sources: dict[str, str]) -> dict[str, str]:
-    """What pytest shows of tests that fail, without their own source."""
+    """The lines that pytest shows of tests that fail, without their own source."""
     names = {f"test_{index}": name for index, name in enumerate(sources)}
     text = common(strategy, devices) + "".join(in_function(test, sources[name]) for test, name in names.items())
     output = run(["-m", "pytest", "-q", "-p", "no:cacheprovider", "test_program.py"], "test_program.py", text).stdout
@@ -63,7 +63,7 @@ def by_pytest(strategy: str, devices: int, sources: dict[str, str]) -> dict[str,
 
 
 def by_notebook(strategy: str, devices: int, sources: dict[str, str]) -> dict[str, str]:
-    """What cells show as their error, and print to stderr; all in one kernel."""
+    """The errors that cells show, and their stderr; all in one kernel."""
     import nbclient
     import nbformat
 

@@ -42,7 +42,7 @@ def without_cure(trap: Trap, folder: Path) -> None:
 
 
 def run(trap: Trap, folder: Path, *, is_cured: bool) -> tuple[bool, str]:
-    """Whether the test has failed, and the first line of what it says."""
+    """True if the test has failed, and the first line of its output."""
     if not is_cured:
         without_cure(trap, folder)
     options = ["-c", str(ROOT / "pyproject.toml"), "-q", "-m", "", "--tb=short", "-p", "no:cacheprovider"]

@@ -1,4 +1,4 @@
-"""What callbacks decide when the ranks see other metrics and other clocks. Imported by workers."""
+"""Callbacks on ranks that see other metrics and other clocks. Imported by workers."""
 
 from __future__ import annotations
 

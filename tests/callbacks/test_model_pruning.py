@@ -114,7 +114,7 @@ def test_averages_of_pruned_weights_are_zero(tmp_path, average, pruning_comes_fi
 
 
 def test_pruning_when_a_validation_run_ends_is_not_of_the_average_it_had(tmp_path):
-    """What is left goes back to the first weights, whichever of the two callbacks hears of the end first."""
+    """The weights that are left go back to the first ones, whichever of the two callbacks hears of the end first."""
 
     class Validated(Net):
         def validation_step(self, batch, batch_idx):

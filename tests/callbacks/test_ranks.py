@@ -18,7 +18,7 @@ from core.callbacks import EMA, EarlyStopping, ModelCheckpoint, RichProgressBar,
 
 @pytest.fixture
 def told(tmp_path, monkeypatch):
-    """What the ranks have written at the end."""
+    """The results that the ranks have written at the end."""
     monkeypatch.setenv("RANKS_OUT", str(tmp_path / "told"))
     return lambda: ast.literal_eval((tmp_path / "told").read_text())
 

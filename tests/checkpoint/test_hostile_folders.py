@@ -109,7 +109,7 @@ def all_bytes(found):
 
 @pytest.fixture
 def filled_memory():
-    """What is left unfilled is full of NaN, or of the largest numbers."""
+    """Let memory that is left unfilled be full of NaN, or of the largest numbers."""
     torch.use_deterministic_algorithms(True)
     yield
     torch.use_deterministic_algorithms(False)

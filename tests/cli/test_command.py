@@ -11,7 +11,7 @@ import core
 
 
 def run_in_terminal(arguments, working, **variables):
-    """What the command writes to a terminal."""
+    """The command's output to a terminal."""
     leader, follower = pty.openpty()
     child = subprocess.Popen(
         [sys.executable, "-m", "core", *arguments],

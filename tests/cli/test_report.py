@@ -32,7 +32,7 @@ class Net(Module):
 
 
 class Page(HTMLParser):
-    """What a browser would make of it: elements that were opened and not closed, addresses, and the text."""
+    """A page as a browser reads it: elements that were opened and not closed, addresses, and the text."""
 
     def __init__(self, page):
         super().__init__()

@@ -1,4 +1,4 @@
-"""What all ranks tell rank 0, by branches."""
+"""The gathering of objects from all ranks on rank 0, by branches."""
 
 import os
 

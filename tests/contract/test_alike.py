@@ -1,4 +1,4 @@
-"""What is said of ranks that have built different modules. Real ranks: the tests of core-ddp and core-fsdp."""
+"""The errors of ranks that have built different modules. Real ranks: the tests of core-ddp and core-fsdp."""
 
 from core.strategies.alike import describe_difference
 

@@ -12,7 +12,7 @@ OTHER = (("accelerator", "cpu", "core", "0.1.0"), ("strategy", "acme", "core-acm
 
 
 class Store:
-    """What torch's stores do: `get` waits for a key."""
+    """A store like torch's: `get` waits for a key."""
 
     def __init__(self):
         self.values, self.counters, self.num_calls = {}, {}, 0

@@ -1,4 +1,4 @@
-"""What ranks that torchrun has started show of their errors. One process plays them, with the variables of each."""
+"""The errors that ranks of torchrun show. One process plays them, with the variables of each."""
 
 import json
 import sys

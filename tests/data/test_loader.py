@@ -26,7 +26,7 @@ def share(loader, rank=0, size=1, seed=7, stage="fit"):
 
 
 def shares(make_loader, size, **options):
-    """What each rank sees in one epoch. Ranks build their loaders apart, as processes do."""
+    """The samples of each rank in one epoch. Ranks build their loaders apart, as processes do."""
     return [samples(share(make_loader(), rank, size, **options)) for rank in range(size)]
 
 

@@ -37,7 +37,7 @@ def read(name):
 
 
 def members_on(page):
-    """What stands in the first column of the tables of members, each once."""
+    """The first column of the tables of members, each name once."""
     cells = [row.split("|")[1] for table in TABLE.findall(page) for row in table.splitlines()]
     return [name for cell in cells for name in re.findall(r"`(\w+)`", cell)]
 

@@ -26,7 +26,7 @@ def run_example(name, *arguments, starter=(sys.executable,)):
 
 
 def accuracy(output, processes="2 processes"):
-    """What the last line says, once: rank 0 alone prints."""
+    """The percentage in the last line, which stands there once: rank 0 alone prints."""
     (line,) = re.findall(r"^Accuracy on 360 digits that were not trained on: (.*)$", output, re.MULTILINE)
     percent, _, rest = line.partition("%")
     assert rest == f" ({processes})"

@@ -107,7 +107,7 @@ def test_a_strategy_knows_whether_other_ranks_end_with_it():
 
 
 def test_a_forked_copy_lets_a_fabric_go_without_a_word():
-    """What a library has forked collects what it has got, and releases nothing that is another process's."""
+    """A process that a library has forked collects its Fabric, and releases nothing that is another process's."""
     released = []
 
     class Noting(SingleDeviceStrategy):

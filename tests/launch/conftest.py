@@ -20,7 +20,7 @@ _GLOO = re.compile(
 )
 
 HELPERS = '''
-"""What every test program needs: a launcher, a gloo group, and a line a rank on stdout."""
+"""The beginning of every test program: a launcher, a gloo group, and a line a rank on stdout."""
 import functools, multiprocessing, os, sys, time
 
 from core.cluster import LocalEnvironment

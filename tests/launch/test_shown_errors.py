@@ -1,4 +1,4 @@
-"""How many lines the commonest mistakes show, that the cause is among them, and that nothing is lost by it."""
+"""The lines that the commonest mistakes show: how many, the cause among them, and nothing lost by it."""
 
 import os
 import re

@@ -1,4 +1,4 @@
-"""What one damaged, dead or hidden distribution may do to the others: nothing, but for a row that tells."""
+"""One damaged, dead or hidden distribution does nothing to the others, but for a row that tells."""
 
 import os
 import shutil

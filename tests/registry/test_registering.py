@@ -1,4 +1,4 @@
-"""What a process registers: beside what is installed, never in its place."""
+"""Plugins that a process registers: beside what is installed, never in its place."""
 
 import functools
 

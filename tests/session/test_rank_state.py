@@ -1,4 +1,4 @@
-"""What each rank of a strategy keeps for itself, in checkpoints."""
+"""State that each rank of a strategy keeps for itself, in checkpoints."""
 
 import warnings
 

@@ -215,7 +215,7 @@ def test_shares_of_unknown_lengths_may_be_limited(tmp_path):
 
 @pytest.fixture
 def told(tmp_path):
-    """What core's logger says, also in forked workers."""
+    """The lines of core's logger, also from forked workers."""
     handler = logging.FileHandler(tmp_path / "told.log")
     logging.getLogger("core").addHandler(handler)
     yield tmp_path / "told.log"

@@ -1,4 +1,4 @@
-"""What can't work is said before anything runs, with what was expected, what came, and what to do."""
+"""Errors before anything runs: each says what was expected, what came, and what to do."""
 
 import pytest
 import torch

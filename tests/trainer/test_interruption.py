@@ -1,4 +1,4 @@
-"""What a stop and an exception do to a training, seen from inside."""
+"""A stop and an exception in a training, seen from inside."""
 
 import signal
 import threading

@@ -1,4 +1,4 @@
-"""What `self.log` takes, where, and what comes out of it."""
+"""The values that `self.log` takes, the places where it is called, and the metrics that come of it."""
 
 import math
 from collections import UserDict

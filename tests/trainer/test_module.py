@@ -1,4 +1,4 @@
-"""What a module remembers of how it was made, how it is made again, and what it can ask."""
+"""Modules: the arguments that they remember, how they are made again, and the questions that they can ask."""
 
 import copy
 import enum

@@ -1,4 +1,4 @@
-"""What `configure_optimizers` may return, when schedulers step, and the parts of a step that a module overrides."""
+"""The forms of `configure_optimizers`, the steps of schedulers, and the parts of a step that a module overrides."""
 
 import warnings
 from functools import partial

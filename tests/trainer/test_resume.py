@@ -49,7 +49,7 @@ ON_TWO_RANKS = {
 
 
 def differences(case, folder, num_ranks=1):
-    """What comes out otherwise after a resume from any checkpoint, on this rank."""
+    """The differences after a resume from each checkpoint, on this rank."""
     events, weights, _ = train(case, SaveAlways(folder), num_ranks=num_ranks)
     total = count_batches(events)
     found, names = [], sorted(name for name in os.listdir(folder) if name.endswith(".ckpt"))

@@ -1,4 +1,4 @@
-"""What a run can't go on from: another optimizer's state, and files that no Trainer has saved."""
+"""Checkpoints that a run can't go on from: another optimizer's state, and files that no Trainer has saved."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""What modules, callbacks and scripts ask a trainer about its run, and calls that lean on an earlier one."""
+"""The questions of modules, callbacks and scripts about a run, and calls that lean on an earlier one."""
 
 import pytest
 import torch
@@ -13,7 +13,7 @@ from trainer.recording import Recorder, Validating, loader, make_parallel_traine
 
 
 class Asking(Callback):
-    """What the trainer says of itself in hooks of each kind."""
+    """The trainer's answers about itself in hooks of each kind."""
 
     def __init__(self):
         self.said = {}

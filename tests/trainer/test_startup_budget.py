@@ -1,4 +1,4 @@
-"""What is imported on the way to the first step: who asks for nothing waits for nothing."""
+"""The imports on the way to the first step: a run that asks for nothing waits for nothing."""
 
 import os
 import subprocess

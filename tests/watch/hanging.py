@@ -18,7 +18,7 @@ NUM_STEPS, STEP, PAUSE_S = 60, 30, 0.08  # the watch has seen several steps, a l
 
 
 def hang(how, fabric, model):
-    """What rank 1 does at a step, instead of going on."""
+    """The act of rank 1 at a step, instead of going on."""
     if how == "asleep":
         time.sleep(600)
     elif how == "spinning":
@@ -45,7 +45,7 @@ def be_unequal(how, fabric, hangs):
 
 
 def be_slow(how, fabric, model):
-    """What a healthy rank may do for longer than the limit."""
+    """An act of a healthy rank that may last longer than the limit."""
     rank = fabric.global_rank
     ends_s = time.monotonic() + 2.5 * LIMIT_S
     if how == "computes" and rank == 1:

@@ -1,4 +1,4 @@
-"""What each algorithm promises, in real processes over gloo: equality, convergence, agreement, and bytes sent."""
+"""The promises of each algorithm, in real processes over gloo: equality, convergence, agreement, and bytes sent."""
 
 import os
 import socket
@@ -106,7 +106,7 @@ def train_all(rank, names):
 
 @pytest.fixture(scope="module")
 def digits():
-    """What two ranks found, and one device alone."""
+    """The results of two ranks, and of one device alone."""
     one = Backend(lambda: "single_device").run(lambda rank: train(rank.fabric(), 150))[0]
     return TWO.run(train_all, list(DIGITS)), one
 

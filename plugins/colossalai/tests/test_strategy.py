@@ -1,4 +1,4 @@
-"""What core-colossalai does beyond the kit: options as Colossal-AI names them, refusals before work, the recipe."""
+"""core-colossalai beyond the kit: options as Colossal-AI names them, refusals before work, the recipe."""
 
 import importlib.metadata
 import os

@@ -37,7 +37,7 @@ def run(folder, *arguments):
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory):
-    """What `zero_program.py` found in two processes."""
+    """The results of `zero_program.py` in two processes."""
     done = run(tmp_path_factory.mktemp("run"))
     assert done.returncode == 0, done.stderr
     return json.loads(next(line for line in done.stdout.splitlines() if line.startswith("{")))

@@ -75,7 +75,7 @@ def float16():
 
 
 def native(folder):
-    """What differs after a checkpoint in Colossal-AI's own layout was read, by the strategy and as whole tensors."""
+    """The differences after a checkpoint in Colossal-AI's own layout was read, by the strategy and as whole tensors."""
     differences = []
     for precision, kind in (("fp32", torch.optim.AdamW), ("bf16", torch.optim.AdamW), ("fp32", torch.optim.SGD)):
         path = f"{folder}/{precision}-{kind.__name__}"

@@ -1,4 +1,4 @@
-"""What communication hooks keep is in checkpoints, and as new in the next run."""
+"""The state of communication hooks is in checkpoints, and as new in the next run."""
 
 import functools
 import warnings

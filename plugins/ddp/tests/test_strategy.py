@@ -1,4 +1,4 @@
-"""What core-ddp does beyond averaging gradients, in two real processes over gloo."""
+"""core-ddp beyond averaged gradients, in two real processes over gloo."""
 
 import sys
 import warnings
@@ -148,7 +148,7 @@ def test_the_caller_gets_tensors_as_rank_0_has_them(precision, dtype):
 
 
 class FineTuned(Net):
-    """What `frozen` names is trained once `when(rank, epoch, batch_idx)`; the last is None between two epochs."""
+    """Parameters of `frozen` train once `when(rank, epoch, batch_idx)`; the last is None between two epochs."""
 
     def __init__(self, when, frozen):
         super().__init__()

@@ -1,4 +1,4 @@
-"""What DeepSpeed is told, without DeepSpeed."""
+"""The configuration that DeepSpeed gets, without DeepSpeed."""
 
 import json
 import subprocess

@@ -1,4 +1,4 @@
-"""What DeepSpeed reads of what it is told: every option where it should be, and no key that isn't known here."""
+"""The configuration as DeepSpeed reads it: every option where it should be, and no key that isn't known here."""
 
 import inspect
 import logging

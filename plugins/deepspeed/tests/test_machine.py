@@ -1,4 +1,4 @@
-"""What is missing on a machine is one error, before any process starts."""
+"""A part that is missing on a machine is one error, before any process starts."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""What stands in the way of compiling DeepSpeed's parts in C++, with real locks of torch and real compilers."""
+"""Obstacles to compiling DeepSpeed's parts in C++, with real locks of torch and real compilers."""
 
 import os
 import shutil

@@ -39,7 +39,7 @@ def expected():
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory, expected):
-    """How far each pair is off."""
+    """The deviation of each pair."""
     folder = tmp_path_factory.mktemp("matrix")
     wanted = expected(folder)
     paths = {name: folder / f"{name}.ckpt" for name in EVERY}

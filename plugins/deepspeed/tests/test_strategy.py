@@ -1,4 +1,4 @@
-"""What the kit doesn't ask: models built in parts, offloading, gradients that are dropped, and what is refused."""
+"""Beyond the kit: models built in parts, offloading, gradients that are dropped, and refusals."""
 
 import functools
 import logging
@@ -561,7 +561,7 @@ def test_the_stage_of_a_config():
 
 
 def load_in_place(rank, path):
-    """Whether the optimizer's tensors are the same ones after a load, and hold what was saved."""
+    """True if the optimizer's tensors are the same ones after a load, and hold what was saved."""
     fabric = rank.fabric()
     module = make_model()
     model, optimizer = fabric.setup(module, torch.optim.Adam(module.parameters()))

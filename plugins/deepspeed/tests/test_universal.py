@@ -183,7 +183,7 @@ def test_damage_is_found(source, tmp_path):
 
 
 def universal(folder, beside):
-    """What only `core.pt` is in."""
+    """A folder with `core.pt` alone."""
     (folder / "core").mkdir(parents=True)
     (folder / "latest_universal").write_text("core")
     TorchCheckpointIO().save_checkpoint(beside, folder / "core.pt", collectives=Alone())

@@ -78,7 +78,7 @@ def train(num_nodes=1, **options):
 
 
 def outputs(**options):
-    """What a module that `Fabric.setup` returned makes of six rows."""
+    """The output of a module that `Fabric.setup` returned for six rows."""
     fabric = Fabric(**options)
     model = fabric.setup(Net())
     return model(fabric.to_device(next(iter(make_loader(6)))[0])).tolist()

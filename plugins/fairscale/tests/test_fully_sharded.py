@@ -1,4 +1,4 @@
-"""What `fsdp_fairscale` refuses, and ddp's weights over a test double for CUDA's streams: see `streams_double.py`."""
+"""Refusals of `fsdp_fairscale`, and ddp's weights over a test double for CUDA's streams: see `streams_double.py`."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""What core-fairscale does beyond the kit: ddp's weights, whatever a loop calls; refusals; FairScale's faults."""
+"""core-fairscale beyond the kit: ddp's weights, whatever a loop calls; refusals; FairScale's faults."""
 
 import json
 import os
@@ -21,7 +21,7 @@ ON_CPU = {"accelerator": "cpu", "devices": 2}
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory):
-    """What `sharded_program.py` found in two processes."""
+    """The results of `sharded_program.py` in two processes."""
     command = [sys.executable, HERE / "sharded_program.py"]
     folder, variables = tmp_path_factory.mktemp("run"), os.environ | {"OMP_NUM_THREADS": "1"}
     done = programs.run(command, env=variables, cwd=folder, timeout=240)

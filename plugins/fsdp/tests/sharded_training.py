@@ -1,4 +1,4 @@
-"""What the equality tests train, and how: the same under every strategy."""
+"""The training of the equality tests: the same under every strategy."""
 
 from dataclasses import dataclass, replace
 

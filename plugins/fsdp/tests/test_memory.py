@@ -1,4 +1,4 @@
-"""What a rank holds: half of it with two ranks, and never the whole model if that is built on meta."""
+"""The memory of a rank: half of the model with two ranks, and never the whole one if that is built on meta."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""What core-fsdp does beyond equal numbers: options, units, steps of every kind, in real processes over gloo."""
+"""core-fsdp beyond equal numbers: options, units, steps of every kind, in real processes over gloo."""
 
 import functools
 import random

@@ -1,4 +1,4 @@
-"""What the ranks of test_exchange.py do: loops by hand, after which they tell their weights or gradients."""
+"""The ranks of test_exchange.py: loops by hand, after which they tell their weights or gradients."""
 
 import copy
 

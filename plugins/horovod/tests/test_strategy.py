@@ -25,7 +25,7 @@ TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--np
 
 
 def run(command, how, devices, folder, options=None, **what):
-    """What the program has printed; its weights are in the folder."""
+    """The program's output; its weights are in the folder."""
     arguments = json.dumps([how, devices, options or {}, str(folder), what])
     done = subprocess.run(
         [*command, arguments], capture_output=True, text=True, timeout=120, env=os.environ | {"OMP_NUM_THREADS": "1"}

@@ -10,7 +10,7 @@ SIMULATOR = str(Path(__file__).parent / "simulator")
 
 @pytest.fixture(autouse=True, scope="module")
 def simulator():
-    """What `import poptorch` finds."""
+    """The module that `import poptorch` finds."""
     sys.path.insert(0, SIMULATOR)
     yield SIMULATOR
     sys.path.remove(SIMULATOR)

@@ -48,7 +48,7 @@ class Net(Module):
 
 
 class Records(Callback):
-    """What a run leaves behind: losses, learning rates, and the optimizer's state."""
+    """The result of a run: losses, learning rates, and the optimizer's state."""
 
     def __init__(self, save_at=None, path=None):
         self.losses, self.rates, self.state = [], [], {}

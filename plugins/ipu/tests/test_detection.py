@@ -1,4 +1,4 @@
-"""What core makes of a machine with IPUs, without, and with a PopTorch that can't be imported."""
+"""Detection on a machine with IPUs, without, and with a PopTorch that can't be imported."""
 
 import json
 import sys

@@ -1,4 +1,4 @@
-"""What is trained on simulated IPUs is what one CPU trains, in every way that runs; and what can't run is refused."""
+"""Training on simulated IPUs equals that on one CPU, in every way that runs; and what can't run is refused."""
 
 import pytest
 import torch

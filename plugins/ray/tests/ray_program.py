@@ -226,7 +226,7 @@ def lost_node(folder, cluster):
 
 
 def by_address(folder, cluster):
-    """What becomes of the connection that the launcher makes, by an argument and by a variable."""
+    """The connection that the launcher makes, by an argument and by a variable."""
     told = []
     for launcher, variable in ((RayLauncher(cluster.address), ""), (RayLauncher(), cluster.address)):
         os.environ["RAY_ADDRESS"] = variable

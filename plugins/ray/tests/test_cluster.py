@@ -16,7 +16,7 @@ TIMEOUT_S = 280
 
 
 def run(what, folder, timeout_s=TIMEOUT_S):
-    """What a program says of a run on a cluster of two nodes, which has all its room again afterwards."""
+    """A program's report of a run on a cluster of two nodes, which has all its room again afterwards."""
     command = [sys.executable, PROGRAMS / "ray_program.py", what, folder]
     done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, cwd=folder)
     lines = [line for line in done.stdout.splitlines() if line.startswith("TOLD ")]
@@ -101,7 +101,7 @@ def test_a_trial_of_ray_tune_has_ranks_of_its_own(tmp_path):
 
 
 def test_a_program_without_a_file_or_a_guard(tmp_path):
-    """What it defines reaches the ranks, and so do variables; what can't is named."""
+    """Its definitions reach the ranks, and so do variables; what can't is named."""
     command = [sys.executable, "-c", (PROGRAMS / "prompt_program.py").read_text()]
     variables = os.environ | {"CORE_ASKED": "yes"}
     done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, cwd=tmp_path, env=variables)

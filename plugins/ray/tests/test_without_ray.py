@@ -1,4 +1,4 @@
-"""What holds where Ray isn't installed: options, errors, and how the parts are found."""
+"""core-ray where Ray isn't installed: options, errors, and how the parts are found."""
 
 import subprocess
 import sys

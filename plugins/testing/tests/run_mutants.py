@@ -69,7 +69,7 @@ def run_installed():
 
 
 def installed_node_ids(folder):
-    """What each must fail, and what right ones must pass."""
+    """The tests that each must fail, and those that right ones must pass."""
     file = Path(folder) / "suites.py"
     failing = [f"{file}::Test_{each.name}::{each.test}" for each in INSTALLED]
     tests = {(each.kind, each.test) for each in INSTALLED}

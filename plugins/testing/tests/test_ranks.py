@@ -176,7 +176,7 @@ _begun = []
 
 
 class TestAnAuthorsFixture(StrategySmoke):
-    """What an author's fixture does in this process is there in the ranks of each of the kit's tests."""
+    """The effect of an author's fixture in this process is there in the ranks of each of the kit's tests."""
 
     alias = "single_device"
     num_processes = 1
@@ -191,7 +191,7 @@ class TestAnAuthorsFixture(StrategySmoke):
 
 
 class TestAnAuthorsTest(StrategySmoke):
-    """What an author's own test patches is there in its ranks, after the kit's own have been kept."""
+    """The patch of an author's own test is there in its ranks, after the kit's own have been kept."""
 
     alias = "single_device"
     num_processes = 1

@@ -92,7 +92,7 @@ def train_by_hand(options):
 
 
 def graphs_of_a_cut(options):
-    """How many graphs `mark_step` sends off for what was noted before, and then for nothing."""
+    """The number of graphs that `mark_step` sends off for what was noted before, and then for nothing."""
     import torch_xla.core.xla_model as library
     from torch_xla.debug import metrics
 

@@ -1,4 +1,4 @@
-"""What a user does: name the strategy, and train."""
+"""A user names the strategy, and trains."""
 
 import pytest
 import torch

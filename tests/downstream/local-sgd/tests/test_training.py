@@ -1,4 +1,4 @@
-"""What a user does: name the strategy, and train; and what differs from one device then."""
+"""A user names the strategy, and trains; the differences from one device."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""How core finds the device."""
+"""The accelerator by which core finds the device."""
 
 from __future__ import annotations
 

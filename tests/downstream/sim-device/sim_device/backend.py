@@ -56,7 +56,7 @@ class SimTensor(torch.Tensor):
 
 
 class SimModule:
-    """What torch knows as `torch.sim`."""
+    """The module that torch knows as `torch.sim`."""
 
     def is_initialized(self) -> bool:
         return True

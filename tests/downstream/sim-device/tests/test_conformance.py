@@ -14,7 +14,7 @@ class OnSim:
 
 
 class TestSimParallel(OnSim, StrategyConformance):
-    """What it is compared with, and exchanges checkpoints with, is one such device."""
+    """The device that it is compared with, and exchanges checkpoints with, is one of the same kind."""
 
     alias = "sim_parallel"
     expected_capabilities = (

@@ -1,4 +1,4 @@
-"""What a user does: name the device, and train."""
+"""A user names the device, and trains."""
 
 import pytest
 import torch

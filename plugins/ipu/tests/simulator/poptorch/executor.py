@@ -326,7 +326,7 @@ class PoplarExecutor:
         self._program = None
 
     def _read_back(self):
-        """What the simulator leaves out: weights. Whoever needs them on the host copies them there."""
+        """Left out by the simulator: weights. A caller that needs them on the host copies them there."""
         if self._training and isinstance(self._optimizer, optim.Optimizer):
             self._optimizer.state_dict()
 

@@ -30,7 +30,7 @@ class VariableAttributes:
 
 
 class Optimizer:
-    """What the optimizers have in common ([source] python/optim.py). State is read from and written to the IPU."""
+    """The base of the optimizers ([source] python/optim.py). State is read from and written to the IPU."""
 
     _own = ("loss_scaling", "max_grad_norm")
 

@@ -271,9 +271,9 @@ def run_running(folder, mib, rounds):
     files = data_files(folder / "running")
     tensors = [*own[0].parameters(), *(entry[key] for entry in own[1].state.values() for key in entry if key != "step")]
     cases = {
+        "read + xxh3, into as much memory": lambda: read_into(files, tensors),
         "read + xxh3, into a buffer of 1 MiB": lambda: read_through(files, MIB),
         "read + xxh3, into a buffer of 64 KiB": lambda: read_through(files, 64 << 10),
-        "read + xxh3, into as much memory": lambda: read_into(files, tensors),
         "Fabric.load, every byte verified": lambda: fabric.load(folder / "running", state),
         "  verifies_first": lambda: twice.load(folder / "running", {"model": model, "optimizer": optimizer}),
         "torch.load(mmap=True), load_state_dict": lambda: torch_load(folder / "running.pt", *own, mmap=True),
@@ -294,8 +294,8 @@ def sharded_rank(fabric, folder, mib, rounds):
     tensors = [one.detach().to_local() for one in (*model.parameters(), *moments)]
     files = [name for name in data_files(folder / "sharded") if name.name.endswith(f"{rank:05}.data")]
     cases = {
-        "read + xxh3 of its part, a buffer of 1 MiB": lambda: read_through(files, MIB),
         "read + xxh3 of its part, into as much memory": lambda: read_into(files, tensors),
+        "read + xxh3 of its part, a buffer of 1 MiB": lambda: read_through(files, MIB),
         "Fabric.load of what two ranks saved": lambda: fabric.load(folder / "sharded", state),
         "Fabric.load of what one process saved": lambda: fabric.load(folder / "running", state),
     }

@@ -183,8 +183,8 @@ class RankZero:
     def broadcast_object(self, obj: Any, src: int = 0) -> Any:
         """`obj`, sent once: it goes on from rank to rank."""
         self._count(pickle.dumps(obj))
-        if isinstance(obj, tuple) and isinstance(obj[1], str):
-            self._token = obj[1]
+        if isinstance(obj, tuple) and isinstance(obj[1], tuple):
+            self._token, _ = obj[1]
         return obj
 
     def gather_objects(self, obj: Any, dst: int = 0) -> list[Any]:

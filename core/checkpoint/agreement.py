@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from core.contract.errors import CheckpointError
 
@@ -16,9 +16,12 @@ T = TypeVar("T")
 
 def together(collectives: Collectives, work: Callable[[], T]) -> T:
     """The result of `work`, once it has succeeded on all ranks."""
-    held: list[T] = []
-    gather_results(collectives, lambda: held.append(work()))
-    return held[0]
+    result, error = _attempt(work)
+    # One vote, where ranks can vote. What has failed is told only if something has.
+    agree = getattr(collectives, "agree", None)
+    if agree is None or not agree(error is None):
+        _share(collectives, error, None)
+    return result  # type: ignore[return-value]  # there was no error
 
 
 def gather_results(collectives: Collectives, work: Callable[[], T]) -> tuple[T, list[T]]:
@@ -29,6 +32,15 @@ def gather_results(collectives: Collectives, work: Callable[[], T]) -> tuple[T, 
         work: whose result is picklable and small.
     """
     result, error = _attempt(work)
+    return result, _share(collectives, error, result)  # type: ignore[return-value]  # there was no error
+
+
+def _share(collectives: Collectives, error: Exception | None, result: Any) -> list[Any]:
+    """On rank 0 the results of all ranks.
+
+    Raises:
+        Exception: that of this rank, or the first one of another rank.
+    """
     # Two messages, whatever has failed where: outcomes to rank 0, and the first failure back to all.
     gathered = collectives.gather_objects((_report(error), result if error is None else None))
     failed = [(rank, *report) for rank, (report, _) in enumerate(gathered or []) if report]
@@ -38,7 +50,7 @@ def gather_results(collectives: Collectives, work: Callable[[], T]) -> tuple[T, 
         raise error
     if first is not None:
         raise _from_rank(*first)
-    return result, [other for _, other in gathered or []]  # type: ignore[return-value]  # there was no error
+    return [other for _, other in gathered or []]
 
 
 def on_rank_zero(collectives: Collectives, work: Callable[[], T]) -> T:

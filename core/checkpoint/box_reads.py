@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -40,6 +41,7 @@ class BoxRead:
         target: of the box's shape; the elements are copied to it.
         start: its first byte in the file.
         stop: the byte after its last one. What lies between the box's rows is read and verified too, not copied.
+        memory: the target's own bytes, if those of the file can go there as they are.
     """
 
     saved: SavedChunk
@@ -48,21 +50,7 @@ class BoxRead:
     target: torch.Tensor
     start: int
     stop: int
-
-    @property
-    def memory(self) -> memoryview | None:
-        """The target's own bytes, if those of the file can go there as they are."""
-        target = self.target
-        # A conjugated or negated view is a flag on bytes that mean something else; a subclass may have no bytes.
-        fits = (
-            type(target) in _PLAIN
-            and target.device.type == "cpu"
-            and target.dtype == self.dtype
-            and target.is_contiguous()
-            and self.stop - self.start == target.nbytes
-            and not (target.is_conj() or target.is_neg())
-        )
-        return bytes_of(target) if fits else None
+    memory: memoryview | None
 
     def put(self, content: torch.Tensor, *, in_background: bool = False) -> None:
         """Copy the elements to their place.
@@ -91,9 +79,25 @@ class BoxRead:
 
 def box_read(saved: SavedChunk, dtype: torch.dtype, offsets: tuple[int, ...], target: torch.Tensor) -> BoxRead:
     """The read that fills `target` from the box of its shape that begins at `offsets` of the saved one."""
-    first, last = box_span(saved.sizes, offsets, tuple(target.shape))
+    lengths = tuple(target.shape)
+    # The usual case, the whole box, has all of its bytes.
+    is_whole = lengths == saved.sizes
+    first, last = (0, math.prod(lengths)) if is_whole else box_span(saved.sizes, offsets, lengths)
     start, stop = saved.position + first * dtype.itemsize, saved.position + last * dtype.itemsize
-    return BoxRead(saved, dtype, offsets, target, start, stop)
+    return BoxRead(saved, dtype, offsets, target, start, stop, _memory_of(target, dtype, stop - start))
+
+
+def _memory_of(target: torch.Tensor, dtype: torch.dtype, num_bytes: int) -> memoryview | None:
+    # A conjugated or negated view is a flag on bytes that mean something else; a subclass may have no bytes.
+    fits = (
+        type(target) in _PLAIN
+        and target.dtype == dtype
+        and target.device.type == "cpu"
+        and target.is_contiguous()
+        and num_bytes == target.nbytes
+        and not (target.is_conj() or target.is_neg())
+    )
+    return bytes_of(target) if fits else None
 
 
 def reads_of(

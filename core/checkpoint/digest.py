@@ -60,6 +60,24 @@ def of_blocks(digests: Iterable[str]) -> str:
     return of_bytes("".join(digests).encode())
 
 
+def is_content(file: BinaryIO, size_bytes: int, expected: str, block_bytes: int = BLOCK_BYTES) -> bool:
+    """Tell whether what is left to read in a file is what a manifest says: read once, through a small buffer.
+
+    Args:
+        file: to read.
+        size_bytes: that it is to have.
+        expected: the digest, made of those of its blocks.
+        block_bytes: of a block.
+    """
+    buffer = memoryview(bytearray(max(1, min(block_bytes, size_bytes))))
+    blocks: list[str] = []
+    left = size_bytes
+    while left >= 0 and (size := file.readinto(buffer)):  # type: ignore[attr-defined]  # every binary file has it
+        blocks.append(of_bytes(buffer[:size]))
+        left -= size
+    return not left and of_blocks(blocks) == expected
+
+
 def to_text(digests: list[str]) -> bytes:
     """Content of a digest file."""
     return "".join(f"xxh3-128 {digest}\n" for digest in digests).encode()

@@ -11,6 +11,7 @@ from core.contract.errors import CheckpointError
 
 # What only saving or loading needs is imported in the methods.
 if TYPE_CHECKING:
+    from core.checkpoint.opened import OpenedCheckpoint
     from core.contract.checkpoint_io import Collectives, PathLike
 
 
@@ -31,6 +32,8 @@ class DistributedCheckpointIO(AnyFormCheckpointIO):
 
     layout = "sharded"
     verifies_first = False  # for subclasses with an `__init__` of their own
+    _described: OpenedCheckpoint | None = None
+    """What was described last, until it is loaded: it needn't be opened again."""
 
     def __init__(self, *, verifies_first: bool = False) -> None:
         """Make it.
@@ -90,8 +93,10 @@ class DistributedCheckpointIO(AnyFormCheckpointIO):
 
         # Agreed on before a byte is written: what only one rank can't load leaves the others as they were.
         share = (collectives.rank, collectives.size)
+        known, self._described = self._described, None
         load = together(
-            collectives, lambda: formats.prepare_load(path, state, share, verifies_first=self.verifies_first)
+            collectives,
+            lambda: formats.prepare_load(path, state, share, verifies_first=self.verifies_first, known=known),
         )
         with messages.overwriting(load.has_targets):
             return together(collectives, load.fill)
@@ -115,4 +120,13 @@ class DistributedCheckpointIO(AnyFormCheckpointIO):
         """
         from core.checkpoint import formats
 
-        return together(collectives, lambda: formats.describe(path))
+        self._described = None
+        found = together(collectives, lambda: formats.describe(path, (collectives.rank, collectives.size)))
+        if found is None:
+            return None
+        described, self._described = found
+        return described
+
+    def teardown(self) -> None:
+        """All ranks; idempotent. Let go of what was described."""
+        self._described = None

@@ -57,7 +57,12 @@ class Load:
 
 
 def prepare_load(
-    path: PathLike, targets: Any = None, share: tuple[int, int] = (0, 1), *, verifies_first: bool = False
+    path: PathLike,
+    targets: Any = None,
+    share: tuple[int, int] = (0, 1),
+    *,
+    verifies_first: bool = False,
+    known: OpenedCheckpoint | None = None,
 ) -> Load:
     """This rank. Find out whether a checkpoint can be loaded into `targets`, which are left alone.
 
@@ -66,6 +71,7 @@ def prepare_load(
         targets: as for `load_checkpoint`.
         share: likewise.
         verifies_first: read and verify what is needed already now, besides when it is loaded.
+        known: the folder, if it was opened before. What has been replaced meanwhile is opened again.
 
     Raises:
         CheckpointError: as `load_checkpoint`.
@@ -81,7 +87,9 @@ def prepare_load(
             plan.verify()
         return opened, plan
 
-    first, plan = with_folder(folder, prepare, share)
+    if known is not None and (str(known.folder) != str(folder) or known.raw_manifest != _read_manifest(folder)):
+        known = None
+    first, plan = with_folder(folder, prepare, share, first=known)
 
     def fill(opened: OpenedCheckpoint) -> Any:
         return (plan if opened is first else opened.plan(targets)).fill()
@@ -89,10 +97,10 @@ def prepare_load(
     return Load(plan.has_targets, lambda: with_folder(folder, fill, share, first=first))
 
 
-def describe(path: PathLike) -> dict[str, Any] | None:
-    """This rank. The state of a folder, with descriptions in the place of tensors; None for a file."""
+def describe(path: PathLike, share: tuple[int, int] = (0, 1)) -> tuple[dict[str, Any], OpenedCheckpoint] | None:
+    """This rank. The state of a folder, with descriptions in the place of tensors, and the folder; None for a file."""
     folder = open_folder(path)
-    return None if folder.is_file() else with_folder(folder, lambda opened: opened.describe())
+    return None if folder.is_file() else with_folder(folder, lambda opened: (opened.describe(), opened), share)
 
 
 def verify_checkpoint(

@@ -35,12 +35,16 @@ def write(folder: Folder, state: dict[str, Any], collectives: Collectives) -> No
     part = together(collectives, lambda: PartWriter(state, collectives.rank))
     with ExitStack() as stack:
         # What rank 0 enters here stays locked until the checkpoint is in place.
-        token = on_rank_zero(collectives, lambda: _explained(folder, lambda: stack.enter_context(folder.begin())))
+        token, replaces = on_rank_zero(
+            collectives, lambda: _explained(folder, lambda: (stack.enter_context(folder.begin()), folder.exists()))
+        )
         committed = False
 
         def write() -> Written:
             _explained(folder, lambda: stack.enter_context(folder.stage(token)))
             entries = _explained(folder, lambda: part.write(folder, token))
+            if replaces:  # what is there goes only for what can be read
+                _explained(folder, lambda: folder.read_back(token, entries))
             return _packed(entries), part.num_written, part.written
 
         try:

@@ -16,16 +16,17 @@ import socket
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
-from core.checkpoint import disk, locks, manifest, messages
+from core.checkpoint import digest, disk, locks, manifest, messages
 from core.checkpoint.partial import is_partial, partial_path
 from core.checkpoint.verified_file import MappedFile
 from core.contract import plain_file
 from core.contract.errors import CheckpointError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Mapping
 
     from core.checkpoint.digest import Blocks
+    from core.checkpoint.manifest import FileEntry
 
 
 class LocalFolder:
@@ -85,6 +86,17 @@ class LocalFolder:
             yield file
             disk.sync(file)
 
+    def read_back(self, token: str, files: Mapping[str, FileEntry]) -> None:
+        """All ranks. Read files that were created.
+
+        Raises:
+            CheckpointError: one isn't what was written.
+        """
+        for name, entry in files.items():
+            with (partial_path(self.path, token) / name).open("rb", buffering=0) as file:
+                if not digest.is_content(file, entry.size_bytes, entry.digest):  # type: ignore[arg-type]  # a raw file
+                    raise messages.not_as_written(name)
+
     def commit(self, token: str, content: bytes, files: Iterable[str]) -> None:
         """Rank 0, when all files are there. Put them in place, and the manifest last.
 
@@ -96,6 +108,8 @@ class LocalFolder:
         stage = partial_path(self.path, token)
         with self.create(token, manifest.NAME) as file:
             file.write(content)
+        if (stage / manifest.NAME).read_bytes() != content:
+            raise messages.not_as_written(manifest.NAME)
         # The names of the files, before the rename that makes them a checkpoint.
         disk.sync_folder(stage)
         with locks.held(self.path.parent):

@@ -64,6 +64,11 @@ def cannot_write(path: str, error: BaseException) -> CheckpointError:
     )
 
 
+def not_as_written(name: str) -> CheckpointError:
+    """The error for a file that storage gives back other than it was written, before it replaces anything."""
+    return CheckpointError(f"its file {name!r} was written, and something else comes back when it is read.")
+
+
 def cannot_read(path: str, error: BaseException) -> CheckpointError:
     """The error for a checkpoint that can't be read for a reason that isn't its content."""
     return CheckpointError(f"The checkpoint {path!r} can't be read: {describe(error)}.")

@@ -20,7 +20,7 @@ from core.checkpoint.verified_file import MappedFile
 
 if TYPE_CHECKING:
     import mmap
-    from collections.abc import Container, Iterable, Iterator
+    from collections.abc import Container, Iterable
     from typing import BinaryIO
 
 NOTE_BYTES = 1024
@@ -119,18 +119,10 @@ def _is_whole(folder: Path, part: Part) -> bool:
 
 def _has(path: Path, entry: FileEntry) -> bool:
     try:
-        if path.stat().st_size != entry.size_bytes:
-            return False
         with path.open("rb", buffering=0) as file:
-            return digest.of_blocks(map(digest.of_bytes, _blocks(file))) == entry.digest
+            return digest.is_content(file, entry.size_bytes, entry.digest)
     except OSError:
         return False
-
-
-def _blocks(file: Any) -> Iterator[memoryview]:
-    buffer = memoryview(bytearray(digest.BLOCK_BYTES))
-    while size := file.readinto(buffer):
-        yield buffer[:size]
 
 
 def complete(parts: Iterable[Part]) -> dict[int, Part] | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 from dataclasses import dataclass
@@ -112,6 +113,7 @@ class OpenedCheckpoint:
         self.files: dict[str, File] = {}
         self.tree: Any = None
         self._num_copied = 0
+        self._num_there = sum(entry.size_bytes for name, entry in self.manifest.files.items() if name.endswith(".data"))
         self._point = Point()
         self._wholes: dict[Any, torch.Tensor] = {}
         place = (share[0] + 0.5) / share[1] * self.manifest.world_size - 0.5
@@ -158,11 +160,7 @@ class OpenedCheckpoint:
                 f"{path!r} has {entry.size_bytes:,} bytes, and core writes at most {manifest.MAX_INDEX_BYTES:,}."
             )
         content = self.folder.read(name, entry.size_bytes)
-        blocks = [
-            digest.of_bytes(content[start : start + self.manifest.block_bytes])
-            for start in range(0, len(content), self.manifest.block_bytes)
-        ]
-        if len(content) != entry.size_bytes or digest.of_blocks(blocks) != entry.digest:
+        if not digest.is_content(io.BytesIO(content), entry.size_bytes, entry.digest, self.manifest.block_bytes):
             raise CheckpointCorruptedError(
                 f"{path!r} is damaged: its content does not have the digest in the manifest. "
                 "Load an earlier checkpoint."
@@ -302,10 +300,10 @@ class OpenedCheckpoint:
 
     def _count_copy(self, num_bytes: int) -> None:
         self._num_copied += num_bytes
-        there = sum(entry.size_bytes for name, entry in self.manifest.files.items() if name.endswith(".data"))
-        if self._num_copied > _MAX_COPIES * there:
+        if self._num_copied > _MAX_COPIES * self._num_there:
             raise CheckpointCorruptedError(
-                f"{str(self.folder)!r} claims more than {_MAX_COPIES} times the {there:,} bytes that are in its files."
+                f"{str(self.folder)!r} claims more than {_MAX_COPIES} times the {self._num_there:,} bytes that are in "
+                "its files."
             )
 
     def _chunks_of(

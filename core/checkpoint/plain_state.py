@@ -155,7 +155,8 @@ def check_text(text: str, path: str) -> str:
         CheckpointError: with its path.
     """
     try:
-        text.encode()
+        if not text.isascii():
+            text.encode()
     except UnicodeEncodeError:
         raise CheckpointError(f"{path} is a string with a lone surrogate, {text!r}, which has no bytes.") from None
     return text

@@ -10,16 +10,17 @@ import contextlib
 import secrets
 from typing import TYPE_CHECKING, BinaryIO
 
-from core.checkpoint import manifest
+from core.checkpoint import digest, manifest, messages
 from core.checkpoint.remote_path import has_happened, modified_at
 from core.checkpoint.verified_file import RemoteFile
 from core.contract.errors import CheckpointError
 from core.contract.plain_file import NotAFileError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Mapping
 
     from core.checkpoint.digest import Blocks
+    from core.checkpoint.manifest import FileEntry
     from core.checkpoint.remote_path import RemotePath
 
 
@@ -60,31 +61,71 @@ class RemoteFolder:
         with self.filesystem.open(self._path(name), "wb") as file:
             yield file
 
+    def read_back(self, token: str, files: Mapping[str, FileEntry]) -> None:
+        """All ranks. Fetch files that were created.
+
+        Raises:
+            CheckpointError: one isn't what was written.
+        """
+        for name, entry in files.items():
+            with self.filesystem.open(self._path(name), "rb") as file:
+                if not digest.is_content(file, entry.size_bytes, entry.digest):
+                    raise messages.not_as_written(name)
+
     def commit(self, token: str, content: bytes, files: Iterable[str]) -> None:
         """Rank 0, when all files are there. Write the manifest, and delete what the one before it named.
 
         Raises:
-            CheckpointError: another program has deleted some of them.
+            CheckpointError: another program has deleted some of them; or the store has not kept the manifest as it is,
+                and has that of before again.
         """
         kept = set(files)
         if missing := sorted(kept.difference(self._names())):
             raise CheckpointError(f"its file {missing[0]!r} is gone: another program deletes in {self.url}.")
-        replaced = self._named()
+        before = self._manifest_before()
+        replaced = self._named(before)
         try:
             self.filesystem.pipe_file(self._path(manifest.NAME), content)
         except Exception as error:  # an answer that was lost doesn't tell whether it is written
             if not has_happened(lambda: self._holds(content), error):
                 raise
+        self._read_manifest_back(content, before)
         with contextlib.suppress(Exception):  # the next save does it
             for name in self._unneeded(kept, replaced):
                 self._delete(name)
 
-    def _named(self) -> set[str]:
-        """The files that the manifest names."""
+    def _manifest_before(self) -> bytes | None:
+        """The manifest that will be replaced; None if there is none, nothing if it can't be read now."""
         try:
-            return set(manifest.from_bytes(self.read_manifest(), self.name_of(manifest.NAME)).files)
-        except Exception:  # nothing that can be read, and so nothing that may be deleted for it
+            return self.read_manifest()
+        except FileNotFoundError:
+            return None
+        except Exception:  # of any store's making
+            return b""
+
+    def _named(self, content: bytes | None) -> set[str]:
+        """The files that a manifest names."""
+        try:
+            return set(manifest.from_bytes(content or b"", self.name_of(manifest.NAME)).files)
+        except CheckpointError:  # nothing that can be read, and so nothing that may be deleted for it
             return set()
+
+    def _read_manifest_back(self, content: bytes, before: bytes | None) -> None:
+        """Look whether the manifest is what was written, while the files of the one before are there."""
+        try:
+            is_whole = self._holds(content) or bool(self._named(self.read_manifest()))  # another run's, just as whole
+        except Exception as error:
+            raise messages.UnsettledError("is in its place, and can't be read back") from error
+        if is_whole:
+            return
+        path = self._path(manifest.NAME)
+        try:
+            if before == b"":
+                raise FileNotFoundError("the one before could not be read")
+            self.filesystem.rm_file(path) if before is None else self.filesystem.pipe_file(path, before)
+        except Exception as error:
+            raise messages.UnsettledError("is in its place, and its manifest is damaged") from error
+        raise messages.not_as_written(manifest.NAME)
 
     def _unneeded(self, kept: set[str], replaced: set[str]) -> list[str]:
         """Files that the last manifest named, and those a day older than this one. A live writer may need all else."""

@@ -45,10 +45,10 @@ def chunks_to_fill(leaf: Any, known: dict[Any, Any] | None = None) -> Sequence[C
         return []
     known = known if known is not None else {}
     layout = (leaf.shape, leaf.placements, id(leaf.device_mesh), local.shape)
-    if layout not in known:
-        (known[layout],) = leaf.__create_chunk_list__()  # what torch's own checkpoints ask, of strided shards too
-    box = known[layout]
-    return [Chunk(tuple(box.offsets), tuple(box.sizes), local)]
+    if (box := known.get(layout)) is None:
+        (found,) = leaf.__create_chunk_list__()  # what torch's own checkpoints ask, of strided shards too
+        known[layout] = box = (tuple(found.offsets), tuple(found.sizes))
+    return [Chunk(*box, local)]
 
 
 def shape_of(leaf: Any) -> tuple[int, ...]:

@@ -97,6 +97,7 @@ class LocalLocation(Location):
             # A clock may jump back, and of two files the one that was saved later is to be the newer one all the same.
             disk.set_time(file, manifest.next_time_ns())
             disk.sync(file)
+            self._read_back(temporary, new)
             # The writing above is not under the lock: it takes long, and others may save to the same folder.
             with locks.held(self.folder):
                 self._write_digest([*self._accepted(), new])
@@ -122,6 +123,13 @@ class LocalLocation(Location):
         """Delete the file, then its digest."""
         disk.unlink(self.path)
         disk.unlink(self.digest_path)
+
+    def _read_back(self, temporary: Path, new: str) -> None:
+        """Look whether what is to replace something can be read."""
+        if self.exists():
+            with temporary.open("rb", buffering=0) as file:
+                if digest.of_file(file) != new:  # type: ignore[arg-type]  # a raw file
+                    raise messages.not_as_written(temporary.name)
 
     def _write_digest(self, digests: list[str]) -> None:
         with self._temporary(self.digest_path) as (file, temporary):
@@ -193,6 +201,7 @@ class RemoteLocation(Location):
         try:
             with self.filesystem.open(temporary, "wb") as file:
                 new = write(file)
+            self._read_back(temporary, new)
             self._write_digest([*self._accepted(), new])  # first: a reader must find the digest of whichever is there
             self._move(temporary, new)
         finally:
@@ -200,6 +209,13 @@ class RemoteLocation(Location):
                 self.path.delete(temporary)
         with contextlib.suppress(Exception):  # the next save does it
             self._write_digest([new])
+
+    def _read_back(self, temporary: str, new: str) -> None:
+        """Look whether what is to replace something can be read."""
+        if self.exists():
+            with self.filesystem.open(temporary, "rb") as file:
+                if digest.of_file(file) != new:
+                    raise messages.not_as_written(temporary.rpartition("/")[2])
 
     def _move(self, temporary: str, new: str) -> None:
         """Move a file. Many stores copy and then delete: a call that fails may have moved it nevertheless."""

@@ -88,7 +88,13 @@ def tile_box(wanted: Box, boxes: Iterable[Box]) -> bool:
 
 def common(one: Box, other: Box) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
     """The part that two boxes have in common; None if nothing."""
-    starts = tuple(map(max, one[0], other[0]))
-    stops = [min(a + b, c + d) for a, b, c, d in zip(*one, *other, strict=True)]
-    sizes = tuple(stop - start for start, stop in zip(starts, stops, strict=True))
-    return (starts, sizes) if all(size > 0 for size in sizes) else None
+    starts: tuple[int, ...] = ()
+    sizes: tuple[int, ...] = ()
+    # Written out: a load asks it of each box of each tensor, and most have nothing in common.
+    for first, first_size, second, second_size in zip(*one, *other, strict=True):
+        start = first if first > second else second
+        size = min(first + first_size, second + second_size) - start
+        if size <= 0:
+            return None
+        starts, sizes = (*starts, start), (*sizes, size)
+    return starts, sizes

@@ -7,6 +7,7 @@ one key that begins with `$`: `{"$tuple": [1, 2]}`, `{"$float": "inf"}`, `{"$ten
 from __future__ import annotations
 
 import base64
+import functools
 import json
 import math
 from collections import Counter, OrderedDict
@@ -56,7 +57,9 @@ _COMPRESSED = {
 
 def leaf_name(key_path: KeyPath) -> str:
     """The key path of a leaf as text, by which files name it."""
-    # Encoded as values are, so that the keys 1 and "1" make two names.
+    # Nearly always as it stands. Otherwise encoded as values are, so that the keys 1 and "1" make two names.
+    if all(type(part) is str for part in key_path):
+        return _TO_JSON(key_path)
     return _TO_JSON([Encoder().encode(part, key_path, "key") for part in key_path])
 
 
@@ -243,7 +246,10 @@ class Decoder:
         # A tag comes first, and JSON keeps the order.
         tag = next(iter(node), "")
         if not tag.startswith("$"):
-            return {_plain(key, str): self._item(item, key_path, key, target) for key, item in node.items()}
+            return {
+                check_text(key, "a key in it"): self.decode(item, (*key_path, key), _part(target, key))
+                for key, item in node.items()
+            }
         if node.keys() - _BESIDE.get(tag, set()) != {tag}:
             raise ValueError(f"{tag} with {sorted(node)}")
         # An unknown tag is an AttributeError, as damaged as anything else that isn't known.
@@ -311,9 +317,7 @@ class Decoder:
 
     def _decode_tensor(self, described: Any, key_path: KeyPath, target: Any, _: Any) -> Any:
         name, shape = _list(described)
-        if (dtype := torch_member(name, torch.dtype)) in _QUANTIZED:
-            raise ValueError(f"a tensor of type {name}")
-        return self._read_tensor(key_path, dtype, shape_from(shape), target)
+        return self._read_tensor(key_path, _dtype_of(_text_of(name)), shape_from(shape), target)
 
     def _decode_sparse(self, described: Any, key_path: KeyPath, *_: Any) -> Any:
         layout, shape, encoded, *extra = _list(described)
@@ -384,6 +388,18 @@ def shape_from(sizes: Any) -> tuple[int, ...]:
     return tuple(sizes)
 
 
+@functools.cache
+def _dtype_of(name: str) -> torch.dtype:
+    """The type of a tensor's elements.
+
+    Raises:
+        ValueError: this torch has none of that name, or no tensor has it as it is.
+    """
+    if (dtype := torch_member(name, torch.dtype)) in _QUANTIZED:
+        raise ValueError(f"a tensor of type {name}")
+    return dtype  # type: ignore[no-any-return]
+
+
 def torch_layout(name: Any) -> Any:
     """`torch.sparse_csr` for `sparse_csr`."""
     return torch_member(name, torch.layout)
@@ -402,6 +418,8 @@ def torch_member(name: Any, kind: type) -> Any:
 
 
 def _part(target: Any, key: Any) -> Any:
+    if target is None:
+        return None
     if isinstance(target, dict):
         return target.get(key)
     if isinstance(target, list | tuple) and type(key) is int and key < len(target):

@@ -41,6 +41,10 @@ class StrategyCollectives:
         """On rank `dst` everyone's `obj` in the order of ranks; None elsewhere."""
         return self._strategy.gather_objects(obj, dst)
 
+    def agree(self, vote: bool) -> bool:
+        """All ranks. True if all say so."""
+        return self._strategy.reduce_boolean_decision(vote) if self.size > 1 else vote
+
     def in_background(self) -> Collectives:
         """The same ranks, for one background thread."""
         return self._strategy.background_collectives()

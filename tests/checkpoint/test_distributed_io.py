@@ -529,7 +529,7 @@ def test_a_rank_reads_the_indexes_of_what_it_needs(path, written_by_many, share,
 
 def test_what_is_missing_is_looked_for_everywhere_and_a_part_is_enough(path, written_by_many):
     whole, read = written_by_many
-    assert formats.describe(path)["w"].shape == (NUM_WRITERS, 6)
+    assert formats.describe(path)[0]["w"].shape == (NUM_WRITERS, 6)
     assert read == [0]
     assert torch.equal(load_checkpoint(path)["w"], whole)
     for file in path.glob("*-00003.json"):

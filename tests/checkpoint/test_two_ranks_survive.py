@@ -12,11 +12,11 @@ from queue import Queue
 
 import pytest
 import torch
-from fsspec.implementations.memory import MemoryFileSystem
+from fsspec.implementations.memory import MemoryFile, MemoryFileSystem
 
-from checkpoint.test_folder_survives import Meanwhile, Piped, loaded_step, names, save, state
+from checkpoint.test_folder_survives import ALONE, Meanwhile, Piped, loaded_step, names, save, state
 from checkpoint.test_replacing import kill_before_call
-from core.checkpoint import DistributedCheckpointIO, disk, formats
+from core.checkpoint import DistributedCheckpointIO, TorchCheckpointIO, disk, formats
 from core.checkpoint.verified_file import MappedFile
 from core.contract import CheckpointError, CheckpointNotFoundError, Chunk, ShardedLeaf
 
@@ -282,6 +282,69 @@ def test_two_runs_save_to_one_place_behind_a_url(monkeypatch):
     with pytest.raises(CheckpointError, match=r"is gone: another program deletes in memory://run/last.ckpt\. What was"):
         DistributedCheckpointIO().save_checkpoint(state(2), path, collectives=Meanwhile(delete))
     assert loaded_step(path) == 1
+
+
+class SilentDamage:
+    """Changes a bit of the first file that has a name, when it has been written, and says nothing of it."""
+
+    def __init__(self, part, patches):
+        self.part, self.num_struck = part, 0
+        patches.setattr(disk, "sync", self._after(disk.sync, lambda file: self._strike(file.name, file)))
+        if part == "manifest.json":  # it is read before it is written
+            patches.setattr(MemoryFileSystem, "pipe_file", self._after(MemoryFileSystem.pipe_file, self._strike_piped))
+        else:
+            patches.setattr(MemoryFile, "close", lambda file: self._strike(file.path, file))
+
+    def _after(self, real, strike):
+        def call(*arguments, **options):
+            real(*arguments, **options)
+            strike(*arguments)
+
+        return call
+
+    def _strike(self, name, file):
+        if self.part not in str(name) or self.num_struck:
+            return
+        self.num_struck += 1
+        if isinstance(file, MemoryFile):
+            file.getbuffer()[file.size // 2] ^= 1
+            return
+        with open(name, "r+b") as again:
+            again.seek(os.path.getsize(name) // 2)
+            byte = again.read(1)[0]
+            again.seek(-1, os.SEEK_CUR)
+            again.write(bytes([byte ^ 1]))
+
+    def _strike_piped(self, filesystem, name, content):
+        self._strike(name, filesystem.store[name])
+
+
+@pytest.mark.parametrize("place", ["local", "memory"])
+@pytest.mark.parametrize("part", ["-00000.data", "-00001.data", "-00001.json", "manifest.json", ".partial"])
+def test_what_is_there_goes_only_for_what_was_read_back(part, place, tmp_path, monkeypatch):
+    """A checkpoint that is saved again under its own name, as `last.ckpt` is, on storage that damages and is silent."""
+    monkeypatch.setattr(MemoryFileSystem, "store", {})
+    monkeypatch.setattr(MemoryFileSystem, "pseudo_dirs", [""])
+    path = Url("memory://run/last.ckpt") if place == "memory" else tmp_path / "last.ckpt"
+    storage = TorchCheckpointIO() if part == ".partial" else DistributedCheckpointIO()
+
+    def save_again(step):
+        if part != ".partial":
+            return save_together(path, step)
+        try:
+            return [storage.save_checkpoint(state(step), path, collectives=ALONE) or ""]
+        except CheckpointError as error:
+            return [str(error)]
+
+    assert not any(save_again(1))
+    with monkeypatch.context() as patches:
+        damage = SilentDamage(part, patches)
+        told = save_again(2)
+    assert damage.num_struck == 1
+    assert all("something else comes back when it is read. What was there is untouched." in each for each in told), told
+    assert loaded_step(path) == 1
+    assert not any(save_again(3))
+    assert loaded_step(path) == 3
 
 
 def test_each_rank_reads_back_what_it_wrote_before_what_is_replaced_goes(tmp_path, monkeypatch):

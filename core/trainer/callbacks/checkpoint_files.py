@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from core.trainer.trainer import Trainer
 
 _REMOVAL_S = 60.0
-"""Seconds in which a checkpoint is removed, after which a link in its place fails."""
+"""Seconds in which a checkpoint is removed, after which no link takes its place."""
 
 
 def find_free_path(trainer: Trainer, folder: str, names: Iterable[str], *, own: str, taken: Container[str]) -> str:
@@ -41,14 +41,13 @@ def link_checkpoint(trainer: Trainer, target: str, path: str) -> None:
     Args:
         trainer: the running trainer.
         target: a local checkpoint.
-        path: replaced, whatever is there.
+        path: replaced if it is a link; a checkpoint that is there stays where `target` is damaged.
     """
     strategy = trainer.strategy
     is_real = trainer.is_global_zero and not os.path.islink(path) and strategy.checkpoint_io.exists(path)
     if strategy.broadcast(is_real):
-        remove_checkpoint(trainer, path)
-    if trainer.is_global_zero:
-        _await_removal(path)
+        retire_checkpoint(trainer, path, target)
+    if trainer.is_global_zero and _is_free(trainer, path):
         folder, name = os.path.split(path)
         # Made under another name and renamed, so that there is a link at every moment.
         temporary = os.path.join(folder, f".{name}.{secrets.token_hex(4)}")
@@ -57,17 +56,14 @@ def link_checkpoint(trainer: Trainer, target: str, path: str) -> None:
     strategy.barrier()
 
 
-def _await_removal(path: str) -> None:
-    """Wait until no folder is at `path`: a CheckpointIO may remove in the background, and a link can't replace one."""
+def _is_free(trainer: Trainer, path: str) -> bool:
+    """Rank 0. Tell whether nothing but a link is at `path`, once a CheckpointIO that removes in the background has."""
     end_s = time.monotonic() + _REMOVAL_S
-    while os.path.isdir(path) and not os.path.islink(path) and time.monotonic() < end_s:
+    while os.path.lexists(path) and not os.path.islink(path):
+        if trainer.strategy.checkpoint_io.exists(path) or time.monotonic() > end_s:
+            return False
         time.sleep(0.01)
-
-
-def remove_checkpoint(trainer: Trainer, path: str) -> None:
-    """All ranks. Delete a checkpoint, whole."""
-    strategy = trainer.strategy
-    strategy.checkpoint_io.remove_checkpoint(path, collectives=trainer.session.collectives)
+    return True
 
 
 def retire_checkpoint(trainer: Trainer, path: str, successor: str) -> None:

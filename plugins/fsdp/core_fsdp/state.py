@@ -23,7 +23,8 @@ def whole_leaf(leaf: Any, *, keep: bool) -> Any:
 
 def sharded_leaf(leaf: Any) -> Any:
     """A leaf as this rank has it: DTensors stay what they are."""
-    return leaf.detach() if isinstance(leaf, Tensor) else leaf
+    # To detach a DTensor takes long, and what a `state_dict` gives is detached.
+    return leaf.detach() if isinstance(leaf, Tensor) and leaf.requires_grad else leaf
 
 
 def module_state(named: Mapping[str, Any], module: nn.Module, convert: Callable[[Any], Any]) -> dict[str, Any]:
@@ -43,6 +44,11 @@ def module_state(named: Mapping[str, Any], module: nn.Module, convert: Callable[
             converted[id(original)] = convert(leaf)
         state[name] = converted[id(original)]
     return _with_versions(state, named)
+
+
+def has_whole(state: Mapping[str, Any]) -> bool:
+    """Tell whether there are tensors in a state that aren't in shards."""
+    return any(isinstance(leaf, Tensor) and not isinstance(leaf, DTensor) for leaf in state.values())
 
 
 def for_module(own: Mapping[str, Any], state: Mapping[str, Any]) -> dict[str, Any]:

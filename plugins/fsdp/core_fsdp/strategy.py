@@ -407,8 +407,9 @@ class FSDPStrategy(ParallelStrategy):
     def load_module_state_dict(self, module: nn.Module, state: Mapping[str, Any], *, strict: bool = True) -> None:
         """All ranks. Put a state back, whole or in shards of any mesh; each rank copies its own part."""
         self._reshard()
-        placed = states.for_module(super().get_module_state_dict(module), state)
-        super().load_module_state_dict(module, placed, strict=strict)
+        if states.has_whole(state):
+            state = states.for_module(super().get_module_state_dict(module), state)
+        super().load_module_state_dict(module, state, strict=strict)
 
     def get_optimizer_state_dict(self, optimizer: Optimizer) -> dict[str, Any]:
         """All ranks. State by parameter names: whole on rank 0 and nothing elsewhere, or each rank's shards."""

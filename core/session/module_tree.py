@@ -100,14 +100,11 @@ def without_self_copies(module: nn.Module, state: Mapping[str, Any]) -> Mapping[
         module: that the state is loaded into.
         state: under the names that `module.load_state_dict` expects.
     """
-    import torch
-
     own = {
         **dict(module.named_parameters(remove_duplicate=False)),
         **dict(module.named_buffers(remove_duplicate=False)),
     }
-    with torch.no_grad():  # autograd would make nodes for the parts of this rank
-        same = {name: own[name] for name, value in state.items() if name in own and is_same(own[name], value)}
+    same = {name: own[name] for name, value in state.items() if name in own and is_same(own[name], value)}
     if not same:
         return state
     replaced = OrderedDict({**state, **same})

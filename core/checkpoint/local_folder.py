@@ -94,7 +94,7 @@ class LocalFolder:
         """
         for name, entry in files.items():
             with (partial_path(self.path, token) / name).open("rb", buffering=0) as file:
-                if not digest.is_content(file, entry.size_bytes, entry.digest):  # type: ignore[arg-type]  # a raw file
+                if not digest.is_content(file, entry.size_bytes, entry.digest):
                     raise messages.not_as_written(name)
 
     def commit(self, token: str, content: bytes, files: Iterable[str]) -> None:

@@ -48,7 +48,8 @@ def chunks_to_fill(leaf: Any, known: dict[Any, Any] | None = None) -> Sequence[C
     if (box := known.get(layout)) is None:
         (found,) = leaf.__create_chunk_list__()  # what torch's own checkpoints ask, of strided shards too
         known[layout] = box = (tuple(found.offsets), tuple(found.sizes))
-    return [Chunk(*box, local)]
+    offsets, sizes = box
+    return [Chunk(offsets, sizes, local)]
 
 
 def shape_of(leaf: Any) -> tuple[int, ...]:

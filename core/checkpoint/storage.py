@@ -128,7 +128,7 @@ class LocalLocation(Location):
         """Look whether what is to replace something can be read."""
         if self.exists():
             with temporary.open("rb", buffering=0) as file:
-                if digest.of_file(file) != new:  # type: ignore[arg-type]  # a raw file
+                if digest.of_file(file) != new:
                     raise messages.not_as_written(temporary.name)
 
     def _write_digest(self, digests: list[str]) -> None:

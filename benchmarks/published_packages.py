@@ -19,6 +19,7 @@ import os
 import random
 import re
 import runpy
+import shlex
 import shutil
 import subprocess
 import sys
@@ -72,6 +73,7 @@ EXAMPLES = {
     "neuralforecast": Example(
         "neuralforecast", ("readme.py",), readme_begins="from neuralforecast import NeuralForecast"
     ),
+    "pytorch-tabular": Example("pytorch-tabular", ("-m IPython '16-Model Stacking.ipynb'",), "docs/tutorials"),
     "mlcolvar": Example("mlcolvar", ("-m IPython intro_1_training.ipynb",), "docs/notebooks/tutorials"),
 }
 
@@ -99,7 +101,7 @@ def observe(out: Path, arguments: list[str]) -> None:
 
 
 def _trainers() -> set[Any]:
-    """Whichever stand behind Lightning's two names: one class on core."""
+    """The classes behind Lightning's two names: a single one on core."""
     return {import_module(name).Trainer for name in ("lightning.pytorch", "pytorch_lightning") if find_spec(name)}
 
 
@@ -172,7 +174,7 @@ def run(example: Example, source: Path, on_core: bool, work: Path) -> tuple[list
         log = work / "output.txt"
         with log.open("ab") as file:
             done = subprocess.run(
-                [*launcher, *own, "--", *command.split()],
+                [*launcher, *own, "--", *shlex.split(command)],
                 cwd=folder, env=environment, stdout=file, stderr=subprocess.STDOUT, check=False,
             )  # fmt: skip
         if done.returncode:  # what it had noted until then is compared

@@ -17,7 +17,18 @@ if TYPE_CHECKING:
 __all__ = ["CSVLogger", "DummyLogger", "Logger"]
 
 
-class CSVLogger(CoreCSVLogger):
+class _Prefixes:
+    """For loggers whose metrics' names begin with a prefix and a hyphen. Stands before core's class."""
+
+    _prefix = ""
+
+    def log_metrics(self, metrics: Mapping[str, float], step: int) -> None:
+        """Record metrics."""
+        named = {f"{self._prefix}-{name}": value for name, value in metrics.items()} if self._prefix else metrics
+        super().log_metrics(named, step)  # type: ignore[misc]  # of the other base
+
+
+class CSVLogger(_Prefixes, CoreCSVLogger):
     """Rows of `metrics.csv` in `lightning_logs/version_n`; see `core.loggers.CSVLogger`."""
 
     def __init__(
@@ -29,11 +40,7 @@ class CSVLogger(CoreCSVLogger):
         flush_logs_every_n_steps: int = 100,
     ) -> None:
         super().__init__(save_dir, name or "", version, flush_logs_every_n_steps=flush_logs_every_n_steps)
-        self._prefix = f"{prefix}-" if prefix else ""
-
-    def log_metrics(self, metrics: Mapping[str, float], step: int) -> None:
-        """Add a row."""
-        super().log_metrics({self._prefix + name: value for name, value in metrics.items()}, step)
+        self._prefix = prefix
 
 
 class DummyLogger(Logger):
@@ -69,7 +76,7 @@ def _tensorboard() -> type:
     if issubclass(base, DummyLogger):
         return base  # type: ignore[no-any-return]
 
-    class TensorBoardLogger(base):  # type: ignore[misc]
+    class TensorBoardLogger(_Prefixes, base):  # type: ignore[misc]
         """Event files in `lightning_logs/version_n`; see core-tensorboard.
 
         Args:
@@ -106,11 +113,7 @@ def _tensorboard() -> type:
             if find_spec("tensorboard") is None:
                 raise MissingPackageError("TensorBoardLogger needs tensorboard: `pip install tensorboard`.")
             super().__init__(save_dir, name or "", version, **options)
-            self._prefix = f"{prefix}-" if prefix else ""
-
-        def log_metrics(self, metrics: Mapping[str, float], step: int) -> None:
-            """Record scalars."""
-            super().log_metrics({self._prefix + name: value for name, value in metrics.items()}, step)
+            self._prefix = prefix
 
     return TensorBoardLogger
 

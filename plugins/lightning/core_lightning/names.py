@@ -112,6 +112,8 @@ _MOVE = _from(f"{_OWN}.utilities", "move_data_to_device")
 _ERRORS = _from("core", MisconfigurationException="ConfigurationError")
 _STATES = _from(f"{_OWN}.states", "RunningStage", "TrainerFn", "TrainerState", "TrainerStatus")
 _COMBINED = _from("core", "CombinedLoader")
+_SUMMARY = _from(f"{_OWN}.model_summary", "ModelSummary", "summarize")
+_FILES = _from(f"{_OWN}.utilities", "get_filesystem")
 _WARNINGS = _from(f"{_OWN}.utilities", "PossibleUserWarning")
 _GRADS = _from(f"{_OWN}.utilities", "grad_norm")
 _TUNER = _from("core", "Tuner")
@@ -133,6 +135,7 @@ _PYTORCH = {
     "core.datamodule": _DATA_MODULE,
     "core.mixins": _from(f"{_OWN}.hyperparameters", "HyperparametersMixin"),
     "core.module": _MODULE,
+    "core.saving": _FILES,
     "core.optimizer": _from("core.fabric", LightningOptimizer="FabricOptimizer"),
     "trainer": {**_TRAINER, **_SEED},
     "trainer.states": _STATES,
@@ -160,6 +163,7 @@ _PYTORCH = {
     "utilities.enums": _ENUM,
     "utilities.exceptions": _ERRORS,
     "utilities.grads": _GRADS,
+    "utilities.model_summary": _SUMMARY,
     "utilities.parsing": _PARSING,
     "utilities.rank_zero": _RANK_ZERO,
     "utilities.seed": _ISOLATE,
@@ -176,6 +180,7 @@ _FABRIC_MODULES = {
     "strategies": _merged(_STRATEGY_FILES),
     "utilities": {**_RANK_ZERO, **_ENUM, **_MOVE},
     "utilities.apply_func": _MOVE,
+    "utilities.cloud_io": _FILES,
     "utilities.enums": _ENUM,
     "utilities.exceptions": _ERRORS,
     "utilities.rank_zero": _RANK_ZERO,

@@ -91,7 +91,10 @@ class Trainer(CoreTrainer):
         ckpt_path: PathLike | None = None,
         weights_only: bool | None = None,
     ) -> None:
-        """Train, and validate in between; see `core.Trainer.fit`. Nothing in a checkpoint is executed in any case."""
+        """Train, and validate in between; see `core.Trainer.fit`.
+
+        Nothing in a checkpoint is executed, whatever `weights_only` says, but by `install(trusted=True)`.
+        """
         if self.checkpoint_callback is not None:
             tell_of_objects(model, self.callbacks)
         super().fit(model, train_dataloaders, val_dataloaders, datamodule, ckpt_path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "PossibleUserWarning",
+    "get_filesystem",
     "grad_norm",
     "move_data_to_device",
     "rank_zero_deprecation",
@@ -28,6 +30,13 @@ rank_zero_deprecation = functools.partial(rank_zero_warn, category=DeprecationWa
 
 class PossibleUserWarning(UserWarning):
     """A category that programs filter warnings by; no warning of core has it."""
+
+
+def get_filesystem(path: str | os.PathLike[str], **options: Any) -> Any:
+    """The file system of a local path or a URL; `options` are fsspec's."""
+    import fsspec
+
+    return fsspec.url_to_fs(os.fspath(path), **options)[0]
 
 
 def move_data_to_device(batch: Any, device: torch.device | str | int) -> Any:

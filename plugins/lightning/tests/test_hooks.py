@@ -5,6 +5,9 @@ import io
 import pytest
 import torch
 
+from core.registry import load_prelude
+from core_lightning.trust import TRUSTS
+
 pytestmark = pytest.mark.filterwarnings("ignore:core trains in Lightning's place")
 
 
@@ -78,15 +81,10 @@ def test_a_whole_checkpoint_is_given_and_what_a_hook_makes_of_it_is_saved(instal
         type(net).load_from_checkpoint(path, strict=False, trusted=False)
 
 
-def test_a_program_that_is_trusted_keeps_its_objects(installed, tmp_path, monkeypatch):
-    import core_lightning
-    from core_lightning import trust
-
+def test_a_program_that_is_trusted_keeps_its_objects(installed, tmp_path, monkeypatch, request):
     monkeypatch.setattr(torch, "load", torch.load)  # it is another one in such a program
-    monkeypatch.setattr(trust, "TRUSTS", trusts := [])
-    for name in ("trainer", "module", "installing"):
-        monkeypatch.setattr(f"core_lightning.{name}.TRUSTS", trusts)
-    core_lightning.install(trusted=True)
+    request.addfinalizer(TRUSTS.clear)
+    load_prelude("lightning-trusted")()
     pl = installed("lightning.pytorch")
     net, path = make_net(pl)(), tmp_path / "last.ckpt"
     fit(pl, net, path)

@@ -6,6 +6,7 @@ import sys
 import types
 
 import pytest
+import torch
 
 import core
 import core_lightning
@@ -56,6 +57,16 @@ def test_nothing_is_in_the_way_before_install_is_called():
     )
     done = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["[]", "0"]
+
+
+def test_a_summary_and_a_file_system_are_what_programs_ask_for(installed, tmp_path):
+    summarize = installed("pytorch_lightning.utilities.model_summary").summarize
+    module = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.Linear(3, 1).requires_grad_(False))
+    summary = summarize(module, max_depth=1)
+    assert (summary.layer_names, summary.param_nums) == (["0", "1"], [9, 4])
+    assert (summary.total_parameters, summary.trainable_parameters) == (13, 9)
+    assert str(summary).splitlines()[1:] == ["0     Linear  9", "1     Linear  4", "9 of 13 parameters are trained"]
+    assert installed("lightning.fabric.utilities.cloud_io").get_filesystem(tmp_path).isdir(str(tmp_path))
 
 
 def test_a_missing_logger_is_an_error_when_it_is_made_which_programs_catch_as_lightnings(installed, monkeypatch):

@@ -14,7 +14,7 @@ from core_testing import programs
 
 HERE = Path(__file__).parent
 RECORDED = HERE / "data" / "lightning_2.6.6.ckpt"
-"""What Lightning 2.6.6 has saved after two epochs of `program.py`, with torch 2.13.0 on a CPU."""
+"""A file that Lightning 2.6.6 has saved after two epochs of `program.py`, with torch 2.13.0 on a CPU."""
 AFTER_FOUR = [[-0.32455283403396606, -0.7549933791160583]]
 """Lightning's weights after four epochs, of one run, or of two, the second from what core has saved."""
 SHUFFLED = [[-0.36182284355163574, -0.7486072182655334]]

@@ -4,10 +4,10 @@
     python benchmarks/published_packages.py chemprop
     python benchmarks/published_packages.py mlcolvar --checkout path/to/a/checkout/of/mlcolvar
 
-neuralforecast needs an environment of its own. An example comes out of the package's source distribution, which pip
-downloads, or out of a checkout: a script, or the program in its README. It runs once by `python`, and once by `core run
---lightning`, on one device, in a folder of its own, with seeds set before its first line. After each call of a Trainer
-that ends, all weights, metrics and predictions are compared, bit by bit.
+neuralforecast and pytorch-tabular need environments of their own. An example comes out of the package's source
+distribution, which pip downloads, or out of a checkout: a script, or the program in its README. It runs once by
+`python`, and once by `core run --lightning`, on one device, in a folder of its own, with seeds set before its first
+line. After each call of a Trainer that ends, all weights, metrics and predictions are compared, bit by bit.
 """
 
 from __future__ import annotations

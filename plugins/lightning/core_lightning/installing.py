@@ -44,6 +44,8 @@ def install(*, trusted: bool = False) -> None:
                 f"Lightning's own {imported[0]!r} has been imported in this process already. Choose one of the two: "
                 "call core_lightning.install() before the first import of it, or leave the call out to use Lightning."
             )
+        # rich draws from Python's generator when it is imported: as under Lightning, before a program sets its seeds.
+        import_module("rich.style")
         sys.meta_path.insert(0, _Finder())
     if trusted:
         from core_lightning.trusted_reads import let_torch_load_give_objects  # the others wait for no torch

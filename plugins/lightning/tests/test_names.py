@@ -49,14 +49,15 @@ def test_lightning_that_was_imported_before_is_left_alone(monkeypatch):
 
 
 def test_nothing_is_in_the_way_before_install_is_called():
-    """In a new interpreter: neither the package nor its import takes a name, and neither imports torch."""
+    """In a new interpreter: neither the package nor its import takes a name or imports torch; nothing draws later."""
     check = (
         "import sys, core_lightning, importlib.util as u; "
         "print([n for n in ('lightning', 'pytorch_lightning', 'torch') if n in sys.modules], "
-        "len([f for f in sys.meta_path if 'core_lightning' in type(f).__module__]))"
+        "len([f for f in sys.meta_path if 'core_lightning' in type(f).__module__])); "
+        "core_lightning.install(); import random; random.seed(0); import rich.style; print(random.random())"
     )
     done = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["[]", "0"]
+    assert done.stdout.split() == ["[]", "0", "0.8444218515250481"]  # what a seed is followed by, also with rich
 
 
 def test_a_summary_and_a_file_system_are_what_programs_ask_for(installed, tmp_path):

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from core import Capability, ConfigurationError, ShardedLeaf, UnsupportedError
-from core.strategies import LeftOutParameters, ParallelStrategy
+from core.strategies import LeftOutParameters, ParallelStrategy, refuse_unlike_modules
 from core_deepspeed import config as configs
 from core_deepspeed import library, native, native_files, ops, refusals, sections
 from core_deepspeed import optimizers as stepping
@@ -257,6 +257,7 @@ class DeepSpeedStrategy(ParallelStrategy):
     def _start_engine(self, module: nn.Module, optimizer: Optimizer | None) -> ZeroEngine:
         deepspeed, config = self._connect(), self._engine_config()
         refusals.refuse_modules(module, config)
+        refuse_unlike_modules(self, module)
         if optimizer is not None:
             optimizer = stepping.choose(deepspeed, optimizer, config)
         with same_on_all_ranks(module, self.broadcast):

@@ -13,7 +13,7 @@ from torch.nn import functional
 from torch.utils.data import DataLoader, TensorDataset
 from zero_ranks import STAGES, loss_of, make_batch, make_model, on_two_ranks
 
-from core import ConfigurationError, Fabric, Module, Trainer, UnsupportedError, WorkerError
+from core import ConfigurationError, Fabric, Module, ModuleError, Trainer, UnsupportedError, WorkerError
 from core.checkpoint import TorchCheckpointIO
 from core.strategies import STRATEGY_REGISTRY
 from core_deepspeed import DeepSpeedStrategy
@@ -498,13 +498,16 @@ def test_running_statistics_in_another_format_than_weights():
 
 def backward_of_nobody(rank):
     fabric = rank.fabric()
+    unlike = nn.Linear(*((4, 6) if rank.number else (6, 4)), bias=False)  # as many elements
+    with pytest.raises(ModuleError, match=r"'weight': \(4, 6\) float32 on rank 0; \(6, 4\) float32 on rank 1"):
+        fabric.setup(unlike, torch.optim.SGD(unlike.parameters(), lr=0.1))
     for _ in range(2):
         model = make_model()
         model, _ = fabric.setup(model, torch.optim.SGD(model.parameters(), lr=0.1))
     fabric.backward(loss_of(model, make_batch(0, rank.number)))
 
 
-def test_a_loss_of_several_models_says_whose_it_is():
+def test_modules_that_differ_are_refused_and_a_loss_of_several_says_whose_it_is():
     with pytest.raises(WorkerError, match=r"fabric\.backward\(loss, model=model\)"):
         on_two_ranks(backward_of_nobody)
 

@@ -20,4 +20,4 @@ def tell(what: str, *, page: str = PAGE, stacklevel: int = 1) -> None:
     """
     if what not in _told:
         _told.add(what)
-        rank_zero_warn(f"{what} See {page}.", stacklevel=stacklevel + 2)
+        rank_zero_warn(f"{what} See {page}.", stacklevel=stacklevel + 1)

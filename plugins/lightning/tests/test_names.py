@@ -10,7 +10,7 @@ import torch
 
 import core
 import core_lightning
-from core_lightning import names
+from core_lightning import differences, names
 
 
 def test_every_name_leads_somewhere(installed):
@@ -68,6 +68,12 @@ def test_a_summary_and_a_file_system_are_what_programs_ask_for(installed, tmp_pa
     assert (summary.total_parameters, summary.trainable_parameters) == (13, 9)
     assert str(summary).splitlines()[1:] == ["0     Linear  9", "1     Linear  4", "9 of 13 parameters are trained"]
     assert installed("lightning.fabric.utilities.cloud_io").get_filesystem(tmp_path).isdir(str(tmp_path))
+
+
+def test_a_difference_is_told_once_and_at_the_line_that_meets_it():
+    with pytest.warns(UserWarning, match="Another order. See docs/coming-from-lightning.md.") as told:
+        list(map(differences.tell, ["Another order."] * 2))
+    assert [each.filename for each in told] == [__file__]
 
 
 def test_a_missing_logger_is_an_error_when_it_is_made_which_programs_catch_as_lightnings(installed, monkeypatch):

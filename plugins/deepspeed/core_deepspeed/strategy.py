@@ -258,13 +258,14 @@ class DeepSpeedStrategy(ParallelStrategy):
         deepspeed, config = self._connect(), self._engine_config()
         refusals.refuse_modules(module, config)
         refuse_unlike_modules(self, module)
-        if optimizer is not None:
-            optimizer = stepping.choose(deepspeed, optimizer, config)
-        with same_on_all_ranks(module, self.broadcast):
-            if self.stage == 0 and optimizer is not None:
-                engine: ZeroEngine = WholeEngine(deepspeed, module, optimizer, config)
-            else:
-                engine = ZeroEngine(deepspeed, module, optimizer, config)
+        with ops.telling(ops.left_to_compile(config) if self.local_rank == 0 else []):
+            if optimizer is not None:
+                optimizer = stepping.choose(deepspeed, optimizer, config)
+            with same_on_all_ranks(module, self.broadcast):
+                if self.stage == 0 and optimizer is not None:
+                    engine: ZeroEngine = WholeEngine(deepspeed, module, optimizer, config)
+                else:
+                    engine = ZeroEngine(deepspeed, module, optimizer, config)
         if self.stage > 0 and self.world_size > 1:
             named = {one: name for name, one in module.named_parameters() if one in engine.group_of}
             engine.gradients = GradientsOfAll(named, engine.zero, self.stage, LeftOutParameters(self))

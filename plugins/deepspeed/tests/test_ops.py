@@ -213,13 +213,24 @@ class TestTools:
 
 
 def test_compiling_tells_how_far_it_is(folder, capsys):
-    with telling("cpu_adam", interval_s=0.01):
+    with telling(["cpu_adam"], interval_s=0.01):
         await_text(capsys, "begins")
         (folder / "build.ninja").write_text(
             "build one.o: compile one.cpp\nbuild two.o: compile two.cpp\nbuild all: x\n"
         )
         (folder / "a.o").touch()
         await_text(capsys, "1 of 2 files are compiled")
+        config = {"zero_optimization": {"offload_optimizer": {"device": "cpu"}}}
+        assert ops.left_to_compile(config) == ["cpu_adam"]
+        (folder / "cpu_adam.so").touch()
+    assert ops.left_to_compile(config) == []
+
+
+def test_a_terminal_has_one_line_of_it(folder, capsys, monkeypatch):
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    with telling(["cpu_adam"]):
+        await_text(capsys, "\r\x1b[2Kcpu_adam             begins, 1 s")
+    assert capsys.readouterr().err == "\r\x1b[2K"
 
 
 def await_text(capsys, text):

@@ -82,6 +82,11 @@ def prepare(config: Mapping[str, Any]) -> None:
         )
 
 
+def left_to_compile(config: Mapping[str, Any]) -> list[str]:
+    """Names of what a run with this config of DeepSpeed's is going to compile."""
+    return [name for name in needed(config) if name not in shipped() and not is_compiled(name)]
+
+
 def folder_of(name: str) -> Path:
     """The folder in which torch compiles it, below TORCH_EXTENSIONS_DIR or the user's cache."""
     from torch.utils.cpp_extension import _get_build_directory  # the public name knows the root only

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 import threading
 import time
 from contextlib import contextmanager
@@ -10,30 +11,49 @@ from typing import TYPE_CHECKING
 
 import click
 
-from core_deepspeed.ops.preflight import folder_of
+from core_deepspeed.ops.preflight import folder_of, is_compiled
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
 _OBJECT = re.compile(r"^build \S+\.o: ", re.MULTILINE)
+_LONGEST_S = 120.0
+_CLEAR = "\r\x1b[2K"
 
 
 @contextmanager
-def telling(name: str, interval_s: float = 15.0) -> Iterator[None]:
-    """Print on standard error, every so many seconds, how many files of a part are compiled."""
+def telling(names: Sequence[str], interval_s: float = 15.0) -> Iterator[None]:
+    """Tell standard error how many files of the first part that isn't compiled yet are.
+
+    A terminal has one line, which is drawn anew every second. Elsewhere a line comes after `interval_s`, the next one
+    after twice that, and so on, up to two minutes.
+
+    Args:
+        names: parts, in the order in which they are compiled. Without any, nothing is told.
+        interval_s: before the first line.
+    """
     ended, started = threading.Event(), time.monotonic()
+    is_terminal = sys.stderr.isatty()
 
     def tell() -> None:
-        while not ended.wait(interval_s):
-            click.echo(f"{name:20} {_progress_of(name)}, {time.monotonic() - started:.0f} s", err=True)
+        wait_s = 1.0 if is_terminal else interval_s
+        while not ended.wait(wait_s):
+            name = next((one for one in names if not is_compiled(one)), names[-1])
+            line = f"{name:20} {_progress_of(name)}, {time.monotonic() - started:.0f} s"
+            click.echo(_CLEAR + line if is_terminal else line, err=True, nl=not is_terminal)
+            wait_s = 1.0 if is_terminal else min(2 * wait_s, _LONGEST_S)
+        if is_terminal:
+            click.echo(_CLEAR, err=True, nl=False)
 
     thread = threading.Thread(target=tell, daemon=True)
-    thread.start()
+    if names:
+        thread.start()
     try:
         yield
     finally:
         ended.set()
-        thread.join()
+        if names:
+            thread.join()
 
 
 def _progress_of(name: str) -> str:

@@ -291,3 +291,11 @@ def hides_frames(excinfo: Any) -> bool:
 def hides_callers(excinfo: Any) -> bool:
     """Tell pytest whether torch's frames between core and the user's methods are left out: where core has called."""
     return hides_frames(excinfo) and "core" in _origins(excinfo.value)
+
+
+def is_for_pytest() -> bool:
+    """Tell whether pytest is writing a failure just now: it asks a cause without frames for its text alone."""
+    frame = sys._getframe() if "_pytest" in sys.modules else None
+    while frame is not None and frame.f_globals.get("__name__") != "_pytest._code.code":
+        frame = frame.f_back
+    return frame is not None

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from core.contract import HangError, Whereabouts, WorkerError
 from core.contract.echo import is_echo
-from core.contract.tracebacks import ShortText, format_short
+from core.contract.tracebacks import ShortText, format_short, is_for_pytest
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -27,6 +27,8 @@ _HINTS: dict[int, str] = {
 class WorkerTraceback(ShortText):
     """A worker's traceback as text, as `concurrent.futures` shows it: it comes before the error that it causes.
 
+    pytest's report of a failed test gets the short one, since it would show this text as it is.
+
     Args:
         text: the whole traceback.
         short_text: the one to show where the error ends the program.
@@ -37,7 +39,7 @@ class WorkerTraceback(ShortText):
         self.short_text = short_text
 
     def __str__(self) -> str:
-        return f'\n"""\n{self.args[0]}"""'
+        return f"\n{self.short_text}" if is_for_pytest() else f'\n"""\n{self.args[0]}"""'
 
 
 @dataclass(frozen=True, slots=True)

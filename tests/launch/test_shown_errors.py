@@ -179,6 +179,9 @@ def test_pytest_shows_the_users_line_and_the_message(tmp_path):
     source += "def test_bug():\n    make().fit(Bug(), data())\n"
     source += "def test_shape():\n    make().fit(Net(), data(3))\n"
     source += "def test_data():\n    make().fit(Net(), DataLoader(BadData()))\n"
+    source += "from core import WorkerError\nfrom core.launch.report import WorkerTraceback\n"
+    source += "def test_worker():\n    cause = WorkerTraceback('whole', 'short')\n"
+    source += "    assert 'whole' in str(cause)\n    raise WorkerError('lost', rank=1) from cause\n"
     source += "def test_torch_alone():\n    Net().layer(torch.ones(3))\n"
     (tmp_path / "test_program.py").write_text(source)
     command = [*programs.PYTEST, "-q", "-p", "no:cacheprovider", "test_program.py"]
@@ -188,6 +191,7 @@ def test_pytest_shows_the_users_line_and_the_message(tmp_path):
     assert "CheckpointNotFoundError: There is no checkpoint" in done.stdout
     assert 'raise ValueError("a bug")' in done.stdout
     assert not re.findall(rf"^\S*\b{re.escape(os.path.join('core', ''))}\S+:\d+: ", done.stdout, re.MULTILINE)
+    assert re.search(r"WorkerTraceback: \n\s*short\n\n", done.stdout), done.stdout
     of_core, of_torch = done.stdout.split("_ test_torch_alone _")
     callers = rf"^\S+{re.escape(os.sep)}(?:module|dataloader|fetch)\.py:\d+: in "
     assert not re.findall(callers, of_core, re.MULTILINE)

@@ -203,8 +203,11 @@ class TestTools:
         monkeypatch.setenv("CXX", str(wrapper))
         assert "Offloading to NVMe needs the library libaio and its header, which aren't here" in refusal(["async_io"])
 
-    def test_who_waits_is_told_why(self, folder, caplog):
-        ops.prepare({"zero_optimization": {"offload_optimizer": {"device": "cpu"}}})
+    def test_who_waits_is_told_why(self, folder, caplog, monkeypatch):
+        config = {"zero_optimization": {"offload_optimizer": {"device": "cpu"}}}
+        ops.prepare(config)
+        monkeypatch.setenv("LOCAL_RANK", "1")
+        ops.prepare(config)
         (record,) = caplog.records
         assert record.getMessage() == (
             "DeepSpeed compiles cpu_adam now, which takes minutes. `python -m core_deepspeed.ops build cpu_adam` does "

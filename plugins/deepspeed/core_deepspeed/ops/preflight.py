@@ -66,7 +66,7 @@ def check(names: Iterable[str], *, limit: timedelta = BUILD_LIMIT) -> list[str]:
 
 
 def prepare(config: Mapping[str, Any]) -> None:
-    """Main process, before work starts. `check` what a run needs, and say why it is going to wait.
+    """Main process, before work starts. `check` what a run needs, and say once a node why it is going to wait.
 
     Args:
         config: of DeepSpeed.
@@ -74,7 +74,8 @@ def prepare(config: Mapping[str, Any]) -> None:
     Raises:
         ConfigurationError: as `check`.
     """
-    if to_compile := check(needed(config)):
+    to_compile = check(needed(config))
+    if to_compile and os.environ.get("LOCAL_RANK", "0") == "0":  # the strategy knows its rank later than this
         logging.getLogger("core").warning(
             "DeepSpeed compiles %s now, which takes minutes. `python -m core_deepspeed.ops build %s` does that ahead.",
             " and ".join(to_compile),

@@ -1,6 +1,7 @@
 """The cost of getting going: the import, the way to the first step, and a launch in two processes.
 
     python benchmarks/startup.py
+    python benchmarks/startup.py --seconds 120 --only ddp
 
 CPU seconds of whole processes, children included, as the operating system counts them; contenders take turns. A figure
 is the median over the rounds, a ratio the median of the rounds' own. Each comparison is with what a user would write
@@ -16,11 +17,9 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from dataclasses import dataclass
 from pathlib import Path
-
-from rich.console import Console
-from rich.table import Table
 
 IMPORT_TORCH = "import torch"
 IMPORT_CORE = "import torch\nfrom core import Trainer"
@@ -121,6 +120,9 @@ COMPARISONS = {
 }
 
 
+ROW = "{:28}{:>7}{:>16}{:>13}{:>10}{:>7}{:>7}{:>7}"
+
+
 def cpu_s(script: Path) -> float:
     """CPU seconds of a script and its children."""
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
@@ -133,32 +135,33 @@ def cpu_s(script: Path) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--seconds", type=float, default=15, help="for which a comparison begins rounds; at least two")
     parser.add_argument("--only", default="", help="comparisons whose name contains this")
     arguments = parser.parse_args()
     os.environ["OMP_NUM_THREADS"] = "1"
     counted = subprocess.run([sys.executable, "-c", COUNT_MODULES], capture_output=True, text=True, check=True)
-    table = Table("what", "by hand, CPU s", "core, CPU s", "difference, ms", "ratio", "limit", "holds")
+    columns = ("what", "rounds", "by hand, CPU s", "core, CPU s", "more, ms", "ratio", "limit", "holds")
+    print(ROW.format(*columns), flush=True)
     for name, comparison in COMPARISONS.items():
         if arguments.only in name:
             with tempfile.TemporaryDirectory() as folder:
-                table.add_row(name, *measure(Path(folder), comparison, arguments.rounds))
-    console = Console()
-    console.print(table)
+                cells = measure(Path(folder), comparison, arguments.seconds)
+            print(ROW.format(name, *cells), flush=True)
     num_modules = int(counted.stdout)
     verdict = "holds" if num_modules <= 60 else "does not hold"
-    console.print(
-        f"`from core import Trainer` adds {num_modules} modules to `import torch`; the limit of 60 {verdict}."
-    )
+    print(f"`from core import Trainer` adds {num_modules} modules to `import torch`; the limit of 60 {verdict}.")
 
 
-def measure(folder: Path, comparison: Comparison, num_rounds: int) -> tuple[str, ...]:
-    """A row of the table: two scripts that take turns."""
+def measure(folder: Path, comparison: Comparison, seconds: float) -> tuple[str, ...]:
+    """A row: two scripts that take turns, as long as there is time for another round."""
     scripts = [folder / "by_hand.py", folder / "ours.py"]
     for script, source in zip(scripts, (comparison.by_hand, comparison.ours), strict=True):
         script.write_text(source)
-        cpu_s(script)  # compiles what is imported
-    rounds = [[cpu_s(script) for script in scripts] for _ in range(num_rounds)]
+    cpu_s(scripts[1])  # compiles what is imported
+    rounds: list[list[float]] = []
+    began = time.monotonic()
+    while len(rounds) < 2 or (time.monotonic() - began) * (1 + 1 / len(rounds)) < seconds:
+        rounds.append([cpu_s(script) for script in scripts])
     by_hand_s, ours_s = (statistics.median(column) for column in zip(*rounds, strict=True))
     ratio = statistics.median(ours / by_hand for by_hand, ours in rounds)
     difference_ms = statistics.median(ours - by_hand for by_hand, ours in rounds) * 1e3
@@ -167,7 +170,7 @@ def measure(folder: Path, comparison: Comparison, num_rounds: int) -> tuple[str,
         limit, holds = f"{comparison.limit}", "yes" if ratio <= comparison.limit else "NO"
     if comparison.limit_ms is not None:
         limit, holds = f"{comparison.limit_ms:.0f} ms", "yes" if difference_ms <= comparison.limit_ms else "NO"
-    return f"{by_hand_s:.3f}", f"{ours_s:.3f}", f"{difference_ms:.0f}", f"{ratio:.3f}", limit, holds
+    return str(len(rounds)), f"{by_hand_s:.3f}", f"{ours_s:.3f}", f"{difference_ms:.0f}", f"{ratio:.3f}", limit, holds
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ import shutil
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -28,7 +29,7 @@ from rich.table import Table
 
 NUM_LAYERS, WIDTH = 4, 512
 OTHER_FILE_SYSTEM = "/dev/shm"
-OUTCOMES = ("whole", "refused", "wrong without a word")
+OUTCOMES = ("whole", "refused, the one before whole", "refused", "wrong without a word")
 WAYS: dict[str, tuple[Place, str | None]] = {
     "core, Fabric.save": (by_core, None),
     "Lightning, Fabric.save": (by_lightning, None),
@@ -48,15 +49,23 @@ def save_for_ever(state: State, begins) -> None:
         state.save()
 
 
-def fate(state: State) -> str:
-    """What the call by which one resumes makes of what is there."""
+def outcome(state: State, load: Callable[[], object]) -> str:
     state.fill(0)
     try:
-        state.load()
+        load()
     except Exception:
         return "refused"
     values = {value.item() for tensor in state.tensors() for value in (tensor.min(), tensor.max())}
     return "whole" if len(values) == 1 and values != {0.0} else "wrong without a word"
+
+
+def fate(state: State) -> str:
+    """What the call by which one resumes makes of what is there, and if it refuses it, of the one before."""
+    newest = outcome(state, state.load)
+    if newest == "refused" and state.load_older is not None:
+        older = outcome(state, state.load_older)
+        return f"{newest}, the one before {older}"
+    return newest
 
 
 def killed_once(place: Place, folder: Path, draw: random.Random) -> str:
@@ -96,5 +105,5 @@ def compare_kills(num_kills: int) -> Table:
             if isinstance(outcomes, Failure):
                 outcomes = Counter({str(outcomes): num_kills})
             others = {what: count for what, count in outcomes.items() if what not in OUTCOMES}
-            table.add_row(name, *(str(outcomes[outcome]) for outcome in OUTCOMES), str(others or ""))
+            table.add_row(name, *(str(outcomes[each]) for each in OUTCOMES), str(others or ""))
     return table

@@ -15,12 +15,17 @@ from core import Fabric
 
 @dataclass(frozen=True)
 class State:
-    """What a program has in memory, and the two calls by which it saves that, and goes on from what was saved."""
+    """What a program has in memory, and the two calls by which it saves that, and goes on from what was saved.
+
+    Attributes:
+        load_older: go on from the one before, where a library keeps it in a place of its own.
+    """
 
     model: nn.Module
     optimizer: torch.optim.Optimizer
     save: Callable[[], object]
     load: Callable[[], object]
+    load_older: Callable[[], object] | None = None
 
     def tensors(self) -> list[torch.Tensor]:
         """The weights and moments themselves, one after the other."""
@@ -87,7 +92,12 @@ def by_accelerate_numbered(folder: Path, model: nn.Module, optimizer: torch.opti
     configuration = accelerate.utils.ProjectConfiguration(**options)
     accelerator = accelerate.Accelerator(cpu=True, project_config=configuration)
     accelerator.prepare(model, optimizer)
-    return State(model, optimizer, accelerator.save_state, accelerator.load_state)
+
+    def load_older() -> None:
+        by_number = sorted(folder.glob("checkpoints/*"), key=lambda each: int(each.name.rpartition("_")[2]))
+        accelerator.load_state(str(by_number[-2]))
+
+    return State(model, optimizer, accelerator.save_state, accelerator.load_state, load_older)
 
 
 PLACES: dict[str, Place] = {

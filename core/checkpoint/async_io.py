@@ -93,6 +93,11 @@ class AsyncCheckpointIO(CheckpointIO):
         background = self._background
         self._submit(path, False, lambda: self.checkpoint_io.retire_checkpoint(path, successor, collectives=background))
 
+    def find_damage(self, path: PathLike, *, collectives: Collectives) -> str | None:
+        """All ranks. Look for damage of what is at `path` when all that was asked for before is done."""
+        self._wait()
+        return self.checkpoint_io.find_damage(path, collectives=collectives)
+
     def load_checkpoint(
         self, path: PathLike, *, collectives: Collectives, state: dict[str, Any] | None = None
     ) -> dict[str, Any]:

@@ -101,10 +101,10 @@ class DistributedCheckpointIO(AnyFormCheckpointIO):
         with messages.overwriting(load.has_targets):
             return together(collectives, load.fill)
 
-    def _damage_of(self, path: PathLike, collectives: Collectives) -> str | None:
-        """The damage that ranks find, each in what it wrote, or as many ranks would have."""
+    def find_damage(self, path: PathLike, *, collectives: Collectives) -> str | None:
+        """All ranks. The damage that ranks find, each in what it wrote, or as many ranks would have."""
         if type(self).verify_checkpoint is not AnyFormCheckpointIO.verify_checkpoint:
-            return super()._damage_of(path, collectives)  # a subclass has its own idea of what is whole
+            return super().find_damage(path, collectives=collectives)  # a subclass has its own idea of what is whole
         from core.checkpoint import joint_verifying
 
         return joint_verifying.damage_of(path, collectives)

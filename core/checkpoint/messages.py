@@ -37,7 +37,7 @@ def overwriting(has_targets: bool) -> Iterator[None]:
             error.overwritten = True
             error.args = (
                 f"{error} What it was loaded into is overwritten in part: load another checkpoint into it, or make it "
-                "anew, before you use it.",
+                "anew, before you use it. DistributedCheckpointIO(verifies_first=True) would have left it as it was.",
             )
         raise
 

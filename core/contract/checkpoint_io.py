@@ -154,7 +154,7 @@ class CheckpointIO(abc.ABC):
 
         One that is damaged takes nothing with it: a warning says so, and what is at `path` stays.
         """
-        if (damage := self._damage_of(successor, collectives)) is None:
+        if (damage := self.find_damage(successor, collectives=collectives)) is None:
             self.remove_checkpoint(path, collectives=collectives)
         elif collectives.rank == 0:
             warnings.warn(
@@ -163,10 +163,10 @@ class CheckpointIO(abc.ABC):
                 stacklevel=2,
             )
 
-    def _damage_of(self, path: PathLike, collectives: Collectives) -> str | None:
+    def find_damage(self, path: PathLike, *, collectives: Collectives) -> str | None:
         """All ranks. The damage of the checkpoint at `path`, in words; None if there is none. The same on all ranks.
 
-        By default rank 0 verifies it. Override it where ranks can do so together.
+        By default rank 0 calls `verify_checkpoint`. Override it where ranks can do so together.
         """
         damage = None
         if collectives.rank == 0:

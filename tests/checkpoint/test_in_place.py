@@ -1,6 +1,8 @@
 """What is loaded into tensors that exist: read once, hashed meanwhile, and without memory of its own."""
 
+import contextlib
 import os
+from itertools import count
 
 import pytest
 import torch
@@ -9,6 +11,7 @@ from callbacks.tiny import Tiny, loader, make_trainer
 from checkpoint_collectives import Alone
 from core import Fabric
 from core.checkpoint import DistributedCheckpointIO, digest, streaming
+from core.checkpoint.box_reads import BoxRead
 from core.contract import CheckpointCorruptedError, CheckpointError, Chunk, ShardedLeaf
 
 IO, ALONE = DistributedCheckpointIO(), Alone()
@@ -248,3 +251,49 @@ def test_a_trainer_does_not_go_on_with_a_module_that_is_half_loaded(tmp_path):
     trainer = make_trainer(tmp_path, max_epochs=2)
     trainer.fit(module, loader(), loader(), ckpt_path=good)
     assert trainer.current_epoch == 2
+
+
+class Elsewhere(torch.Tensor):
+    """A tensor that says that it is on a CUDA device."""
+
+    @property
+    def device(self):
+        return torch.device("cuda", 0)
+
+
+def test_a_device_copies_from_two_buffers_as_late_as_it_may(tmp_path, monkeypatch):
+    """The device is simulated: it copies only when it is waited for, so a buffer that is used too early is seen."""
+    copies, num_waits = [], count()
+
+    class Event:
+        def record(self):
+            self.end = len(copies)
+
+        def synchronize(self):
+            next(num_waits)
+            for number in range(self.end):
+                if copies[number] is not None:
+                    copies[number]()
+                    copies[number] = None
+
+    def put(read, content, *, in_background):
+        assert in_background
+        copies.append(lambda: real_put(read, content))
+
+    def empty(*sizes, pin_memory=False, **options):
+        is_pinned.append(pin_memory)
+        return real_empty(*sizes, **options)
+
+    is_pinned, real_put, real_empty = [], BoxRead.put, torch.empty
+    state = {"x": torch.randn(3 << 20), "y": torch.randn(5, 7)}
+    IO.save_checkpoint(state, tmp_path / "a.ckpt", collectives=ALONE)
+    targets = {name: torch.zeros_like(value).as_subclass(Elsewhere) for name, value in state.items()}
+    monkeypatch.setattr(BoxRead, "put", put)
+    monkeypatch.setattr(torch, "empty", empty)
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "device", lambda _: contextlib.nullcontext())
+    IO.load_checkpoint(tmp_path / "a.ckpt", collectives=ALONE, state=targets)
+    assert all(torch.equal(targets[name].as_subclass(torch.Tensor), value) for name, value in state.items())
+    assert len(copies) == 4, "three parts of at most 4 MiB, and a small one"
+    assert next(num_waits) == len(copies), "each buffer is waited for before it is used again, and at the end"
+    assert is_pinned == [True, True]

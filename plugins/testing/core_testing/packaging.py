@@ -53,7 +53,8 @@ sys.path[:] = request["path"]
 before = dict(os.environ), threading.active_count(), os.getcwd()
 importlib.import_module(request["module"])
 heavy = [name for name in request["heavy"] if name in sys.modules]
-changed = sorted(name for name in {*before[0], *os.environ} if before[0].get(name) != os.environ.get(name))
+changed = sorted(name for name in {*before[0], *os.environ} if before[0].get(name) != os.environ.get(name)
+                 and not name.startswith("TORCHINDUCTOR_"))  # torch's own compiler sets one when it is imported
 threads = [thread.name for thread in threading.enumerate()][before[1]:]
 distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
 json.dump({"heavy": heavy, "variables": changed, "threads": threads, "group": distributed,

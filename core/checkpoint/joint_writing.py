@@ -36,7 +36,7 @@ def write(folder: Folder, state: dict[str, Any], collectives: Collectives) -> No
     with ExitStack() as stack:
         # What rank 0 enters here stays locked until the checkpoint is in place.
         token, replaces = on_rank_zero(
-            collectives, lambda: _explained(folder, lambda: (stack.enter_context(folder.begin()), folder.exists()))
+            collectives, lambda: _explained(folder, lambda: (stack.enter_context(folder.begin()), _is_there(folder)))
         )
         committed = False
 
@@ -82,6 +82,17 @@ def _commit(
     }
     content = Manifest(files, collectives.size, dict(collectives.writer)).to_bytes()
     folder.commit(token, content, files)
+
+
+def _is_there(folder: Folder) -> bool:
+    """Tell whether a checkpoint would be replaced. By reading, which stores' clients try again when it fails."""
+    try:
+        folder.read_manifest()
+    except FileNotFoundError:
+        return False
+    except Exception:  # of any store's making
+        return folder.exists()
+    return True
 
 
 def _packed(entries: dict[str, FileEntry]) -> list[tuple[str, int, bytes]]:

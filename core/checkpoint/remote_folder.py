@@ -7,8 +7,9 @@ manifest, written last, makes them a checkpoint.
 from __future__ import annotations
 
 import contextlib
+import io
 import secrets
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from core.checkpoint import digest, manifest, messages
 from core.checkpoint.remote_path import has_happened, modified_at
@@ -26,6 +27,32 @@ if TYPE_CHECKING:
 
 STALE_S = 24 * 3600.0
 """Seconds by the store's own clock after which a file that no manifest names is taken for a dead writer's."""
+
+
+_WINDOW_BYTES = 8 << 20
+"""Bytes that are fetched at a time."""
+
+
+class _Fetched(io.RawIOBase):
+    """A file of known size, read by ranges: clients of stores try that again when it fails."""
+
+    def __init__(self, filesystem: Any, path: str, size_bytes: int) -> None:
+        self._filesystem, self._path, self._size_bytes = filesystem, path, size_bytes
+        self._position = 0
+
+    def readable(self) -> bool:
+        """True."""
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        """Fetch what comes next."""
+        stop = min(self._position + len(buffer), self._size_bytes)
+        if stop == self._position:
+            return 0
+        content = self._filesystem.cat_file(self._path, start=self._position, end=stop)
+        buffer[: len(content)] = content
+        self._position += len(content)
+        return len(content)
 
 
 class RemoteFolder:
@@ -68,7 +95,9 @@ class RemoteFolder:
             CheckpointError: one isn't what was written.
         """
         for name, entry in files.items():
-            with self.filesystem.open(self._path(name), "rb") as file:
+            with io.BufferedReader(
+                _Fetched(self.filesystem, self._path(name), entry.size_bytes), _WINDOW_BYTES
+            ) as file:
                 if not digest.is_content(file, entry.size_bytes, entry.digest):
                     raise messages.not_as_written(name)
 

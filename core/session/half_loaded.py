@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from core.contract.errors import CheckpointError
 from core.session import state_objects
+from core.session.nested import PLAIN
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -56,8 +57,10 @@ def _owners(session: Session, value: Any) -> Iterator[Any]:
     elif state_objects.is_optimizer(session, value):
         yield value
     elif isinstance(value, dict | list | tuple):
-        for item in value.values() if isinstance(value, dict) else value:
-            yield from _owners(session, item)
+        items = [*value.values()] if isinstance(value, dict) else value
+        if not PLAIN.issuperset(map(type, items)):
+            for item in items:
+                yield from _owners(session, item)
 
 
 def _tensors_of(owner: Any) -> Iterator[Any]:

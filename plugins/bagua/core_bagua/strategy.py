@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from core import Capability, CheckpointError, ConfigurationError, did_you_mean
-from core.strategies import LeftOutParameters, ParallelStrategy
+from core.strategies import LeftOutParameters, ParallelStrategy, refuse_unlike_modules
 from core_bagua.algorithm import Algorithm
 from core_bagua.asynchronous import AsyncModelAverage
 from core_bagua.centralized import ByteGrad, GradientAllReduce
@@ -130,7 +130,12 @@ class BaguaStrategy(ParallelStrategy):
             )
 
     def setup_module(self, module: nn.Module) -> nn.Module:
-        """All ranks. Convert and move the module, and begin with the weights and buffers of rank 0."""
+        """All ranks. Convert and move the module, and begin with the weights and buffers of rank 0.
+
+        Raises:
+            ModuleError: the ranks have built different modules.
+        """
+        refuse_unlike_modules(self, module)
         super().setup_module(module)
         if self.world_size > 1:
             self._send_from_first([*module.parameters(), *module.buffers()])

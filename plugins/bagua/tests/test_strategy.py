@@ -10,7 +10,7 @@ import torch
 from sklearn.datasets import load_digits
 from torch import nn
 
-from core import CheckpointError, ConfigurationError, Trainer
+from core import CheckpointError, ConfigurationError, ModuleError, Trainer
 from core_bagua import BaguaStrategy, QAdamOptimizer
 from core_bagua.decentralized import peer_of
 from core_testing import Backend
@@ -96,11 +96,20 @@ def train(fabric, num_steps, *, lr=0.02, is_settled=False):
     return weights, loss, counted
 
 
+def refused(fabric):
+    """The error of modules of which each rank has another one."""
+    with pytest.raises(ModuleError) as error:
+        fabric.setup_module(nn.Linear(4, 1 + fabric.global_rank))
+    fabric.teardown()
+    return str(error.value)
+
+
 def train_all(rank, names):
     found = {name: train(rank.fabric(strategy_of(name)), 150, is_settled=True) for name in names}
     return found | {
         "ddp": train(rank.fabric("ddp"), 150),
         "apart": train(rank.fabric(strategy_of("bytegrad", flatten=False)), 150),
+        "refused": refused(rank.fabric(strategy_of("bytegrad"))),
     }
 
 
@@ -129,6 +138,11 @@ def test_bytes_sent_are_those_of_the_theory(digits, name):
     """The kernel counts them; gloo adds a preamble to each message."""
     for rank in digits[0]:
         assert BYTES[name] <= rank[name][2] <= BYTES[name] + 640
+
+
+def test_modules_that_differ_are_refused(digits):
+    for rank in digits[0]:
+        assert "'bias': (1,) float32 on rank 0; (2,) float32 on rank 1" in rank["refused"]
 
 
 def test_tensors_may_travel_apart(digits):

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from core import Capability, ConfigurationError, UnsupportedError
-from core.strategies import FrozenParameters, LeftOutParameters
+from core.strategies import FrozenParameters, LeftOutParameters, refuse_unlike_modules
 from core_colossalai import library, native, native_files, precision, refusals
 from core_colossalai.engine import Engine, ForwardEngine
 from core_colossalai.options import PluginName, split, with_every_option
@@ -191,10 +191,15 @@ class ColossalAIStrategy(DDPStrategy):
         super().setup(trainer)
 
     def setup_module(self, module: nn.Module) -> nn.Module:
-        """All ranks. A module with `torch_ddp`, or one that isn't trained; all ranks have the weights of rank 0."""
+        """All ranks. A module with `torch_ddp`, or one that isn't trained; all ranks have the weights of rank 0.
+
+        Raises:
+            ModuleError: the ranks have built different modules.
+        """
         if self.replicates:
             refusals.refuse_normalization(module, self.root_device.type)
             return super().setup_module(module)
+        refuse_unlike_modules(self, module)
         self.model = super(DDPStrategy, self).setup_module(module)
         self._share([*module.parameters(), *module.buffers()])
         return self.model
@@ -235,6 +240,7 @@ class ColossalAIStrategy(DDPStrategy):
                 capability=Capability.SEVERAL_MODULES,
             )
         refusals.refuse_cut(module, optimizer)
+        refuse_unlike_modules(self, module)
         self.module_to_device(module)
         self._share([*module.parameters(), *module.buffers()])
         self._cut.watch(module.named_parameters())

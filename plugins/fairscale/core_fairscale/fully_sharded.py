@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from core import Capability, ConfigurationError
 from core.registry import require_package
-from core.strategies import LeftOutParameters, ParallelStrategy
+from core.strategies import LeftOutParameters, ParallelStrategy, refuse_unlike_modules
 from core_fairscale import flat_parts, norms, refusals
 
 if TYPE_CHECKING:
@@ -158,7 +158,9 @@ class FullyShardedFairScaleStrategy(ParallelStrategy):
 
         Raises:
             ConfigurationError: a module that FairScale would train wrongly.
+            ModuleError: the ranks have built different modules.
         """
+        refuse_unlike_modules(self, module)
         super().setup_module(module)
         refusals.refuse_cut_module(module, in_units=self.min_num_params is not None)
         self._share([*module.parameters(), *module.buffers()])

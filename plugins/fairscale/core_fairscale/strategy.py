@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from core import Capability, Chunk, ConfigurationError, ShardedLeaf
 from core.registry import require_package
-from core.strategies import MethodRouter, ParallelStrategy
+from core.strategies import MethodRouter, ParallelStrategy, refuse_unlike_modules
 from core_fairscale import norms, refusals
 
 if TYPE_CHECKING:
@@ -107,7 +107,12 @@ class DDPShardedStrategy(ParallelStrategy):
     # module and optimizers ------------------------------------------------------------------------------------------
 
     def setup_module(self, module: nn.Module) -> nn.Module:
-        """All ranks. Convert and move a module that isn't trained; all ranks have the weights of rank 0."""
+        """All ranks. Convert and move a module that isn't trained; all ranks have the weights of rank 0.
+
+        Raises:
+            ModuleError: the ranks have built different modules.
+        """
+        refuse_unlike_modules(self, module)
         super().setup_module(module)
         self._share_weights(module)
         return self.model

@@ -141,6 +141,16 @@ def half_used(strategy):
     return torch.cat([value.detach().flatten() for value in module.parameters()])
 
 
+def unlike(strategy):
+    fabric = started(strategy)
+    module = nn.Linear(4, 1 + fabric.global_rank)
+    try:
+        fabric.setup(module, torch.optim.SGD(module.parameters(), lr=0.1))
+    except CoreError as error:
+        return str(error)
+    return "trained"
+
+
 def difference(function, *arguments, of=("ddp", "ddp_sharded"), **options):
     first, second = (function(one, *arguments, **options) for one in of)
     return (first - second).abs().max().item()
@@ -154,6 +164,7 @@ def main():
     unused = "_find_unused_parameters_true"
     found["unused on a rank"] = difference(half_used, of=(f"ddp{unused}", f"ddp_sharded{unused}"))
     found["refused"] = half_used("ddp_sharded")
+    found["unlike"] = unlike("ddp_sharded")
     found["owned"] = owned("ddp_sharded")
     reference = resumed("ddp", "ddp")
     pairs = [("ddp_sharded", "ddp_sharded"), ("ddp_sharded", "ddp"), ("ddp", "ddp_sharded")]

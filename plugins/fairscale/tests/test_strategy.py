@@ -49,6 +49,10 @@ def test_gradients_that_one_rank_lacks_are_named(found):
     assert "ddp_sharded_find_unused_parameters_true" in found["refused"]
 
 
+def test_modules_that_differ_are_refused(found):
+    assert "'bias': (1,) float32 on rank 0; (2,) float32 on rank 1" in found["unlike"]
+
+
 def test_each_rank_keeps_a_part_of_the_optimizer(found):
     parts, whole = found["owned"]
     assert sum(parts) == whole

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, get_args
 import torch
 
 from core import Capability, ConfigurationError
-from core.strategies import ParallelStrategy
+from core.strategies import ParallelStrategy, refuse_unlike_modules
 from core_horovod import library
 from core_horovod.exchange import Exchange
 from core_horovod.meeting import Meeting, compare
@@ -193,7 +193,9 @@ class HorovodStrategy(ParallelStrategy):
 
         Raises:
             ConfigurationError: a parameter is of a dtype that Horovod has no operation on.
+            ModuleError: the ranks have built different modules.
         """
+        refuse_unlike_modules(self, module)
         super().setup_module(module)
         for name, own in module.named_parameters():
             if own.dtype in (torch.bfloat16, torch.complex64, torch.complex128):

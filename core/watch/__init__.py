@@ -11,15 +11,15 @@ from core.door import door
 if TYPE_CHECKING:
     from core.watch.options import Watch
     from core.watch.progress import phase, pulse
-    from core.watch.run import begin, end, explain
+    from core.watch.run import begin, end, explain, let_abort
 
-__all__ = ["Watch", "begin", "end", "explain", "phase", "pulse"]
+__all__ = ["Watch", "begin", "end", "explain", "let_abort", "phase", "pulse"]
 
 __getattr__, __dir__ = door(
     __name__,
     {
         ".options": ("Watch",),
         ".progress": ("phase", "pulse"),
-        ".run": ("begin", "end", "explain"),
+        ".run": ("begin", "end", "explain", "let_abort"),
     },
 )

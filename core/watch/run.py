@@ -58,6 +58,16 @@ def _own_connection(strategy: Strategy) -> Store | None:
     return None
 
 
+def let_abort() -> None:
+    """All ranks; idempotent, before a group is left. Native code that gives up ends the process at once from here on.
+
+    The group's end joins threads while it holds Python's lock. One of them that gave up, and told Python of it, would
+    wait for that lock for ever.
+    """
+    if _watching and _watching[0].pid == os.getpid():
+        _watching[0].let_abort()
+
+
 def end() -> None:
     """All ranks; idempotent. Watch no more; the others are told that this rank has left."""
     atexit.unregister(end)

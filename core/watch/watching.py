@@ -95,7 +95,7 @@ class Watching:
     def close(self) -> None:
         """Watch no more. The others are told."""
         self._is_closed.set()
-        self._terminate.close()
+        self.let_abort()
         self._is_shown.set()
         left = Account(self._rank, "left", host=self._host, pid=self.pid, number=self._number + 1)
         # After an error the store may be gone, and torch prints a page about that.
@@ -106,6 +106,10 @@ class Watching:
             self._thread.join(_WAKE_S)
         self._remove_files()
         self.ending.close()
+
+    def let_abort(self) -> None:
+        """Tell nothing any more of native code that gives up."""
+        self._terminate.close()
 
     # the thread -----------------------------------------------------------------------------------------------------
 

@@ -7,14 +7,16 @@ import threading
 import time
 from dataclasses import replace
 from datetime import timedelta
+from types import SimpleNamespace
 
 import pytest
+from torch import nn
 from torch.distributed import HashStore
 
-from core import ConfigurationError, HangError, Watch
+from core import ConfigurationError, Fabric, HangError, Watch
 from core.contract.world import World
 from core.launch.report import Report, worker_error
-from core.watch import adaptive_timeout, options
+from core.watch import adaptive_timeout, options, run
 from core.watch.account import Account
 from core.watch.adaptive_timeout import AdaptiveTimeout
 from core.watch.board import FolderBoard
@@ -255,6 +257,18 @@ def test_options_come_from_the_argument_and_the_environment(monkeypatch):
         options.chosen(30)
     with pytest.raises(ConfigurationError, match="expected a timedelta above 0"):
         Watch(limit=timedelta())
+
+
+def test_native_code_may_end_the_process_before_the_group_is_left(monkeypatch):
+    """To leave a group is to join its threads under Python's lock, for which one of them would wait."""
+    order = []
+    watching = SimpleNamespace(pid=os.getpid(), let_abort=lambda: order.append("let abort"))
+    monkeypatch.setattr(run, "_watching", [watching])
+    fabric = Fabric(accelerator="cpu", devices=1)
+    fabric.setup(nn.Linear(1, 1))
+    monkeypatch.setattr(fabric.strategy, "teardown", lambda: order.append("left"))
+    fabric.teardown()
+    assert order == ["let abort", "left"]
 
 
 def test_a_debugger_turns_the_watch_off():

@@ -60,7 +60,7 @@ def outcome(state: State, load: Callable[[], object]) -> str:
 
 
 def fate(state: State) -> str:
-    """What the call by which one resumes makes of what is there, and if it refuses it, of the one before."""
+    """The outcome of resuming from what is there, and if that is refused, from the one before."""
     newest = outcome(state, state.load)
     if newest == "refused" and state.load_older is not None:
         older = outcome(state, state.load_older)

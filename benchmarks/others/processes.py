@@ -50,7 +50,7 @@ def run(work: Callable[[], Any], variables: dict[str, str], pipe: Any, shows: bo
 
 
 def forked(work: Callable[[], Any], num_ranks: int = 1, *, limit_s: float = 240) -> list[Any]:
-    """What `work` returns in each of so many new processes; a Failure for one that raised, died or took too long."""
+    """The results of `work` in so many new processes; a Failure for one that raised, died or took too long."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

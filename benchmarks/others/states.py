@@ -15,7 +15,7 @@ from core import Fabric
 
 @dataclass(frozen=True)
 class State:
-    """What a program has in memory, and the two calls by which it saves that, and goes on from what was saved.
+    """The state of a program, and the two calls by which it saves that, and goes on from it.
 
     Attributes:
         load_older: go on from the one before, where a library keeps it in a place of its own.

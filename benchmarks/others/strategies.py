@@ -1,4 +1,4 @@
-"""What one strategy saved, loaded under another: every pair of one device, DDP and FSDP on two ranks.
+"""Checkpoints of one strategy, loaded under another: every pair of one device, DDP and FSDP on two ranks.
 
 Weights and Adam's moments must be what the writer had. No conversion in between, and the defaults of each library. FSDP
 is torch's `fully_shard` (FSDP2) in all of them.

@@ -33,7 +33,7 @@ class DistributedCheckpointIO(AnyFormCheckpointIO):
     layout = "sharded"
     verifies_first = False  # for subclasses with an `__init__` of their own
     _described: OpenedCheckpoint | None = None
-    """What was described last, until it is loaded: it needn't be opened again."""
+    """The checkpoint that was described last, until it is loaded: it needn't be opened again."""
 
     def __init__(self, *, verifies_first: bool = False) -> None:
         """Make it.

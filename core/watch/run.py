@@ -64,6 +64,7 @@ def let_abort() -> None:
     The group's end joins threads while it holds Python's lock. One of them that gave up, and told Python of it, would
     wait for that lock for ever.
     """
+    atexit.unregister(let_abort)
     if _watching and _watching[0].pid == os.getpid():
         _watching[0].let_abort()
 

@@ -17,7 +17,7 @@ _made: list[Any] = []
 
 
 class TerminateHandler:
-    """Calls a function when C++ is about to abort this process, then whoever was to be called before.
+    """Calls a function when C++ is about to abort this process, then the handler of before.
 
     So does gloo where a rank sends more than another has room for, in a thread of its own. Nothing can keep the process
     from its end, but until the function returns, its other threads go on.

@@ -1,8 +1,8 @@
 """Lets environments of equal settings share one folder, and so one copy of torch.
 
-tox empties a folder that an environment of another name has used. `runner = shared` in `tox.ini` leaves the name out of
-that comparison, and the interpreter, the dependencies and the constraints in it. tox itself no longer offers this since
-release 4 (https://github.com/tox-dev/tox/pull/2789).
+tox empties a folder that an environment of another name has used, or one that needed more. `runner = shared` in
+`tox.ini` leaves the name out of that comparison, and what is there besides; the interpreter, the constraints and what
+is missing stay in it. tox itself no longer offers this since release 4 (https://github.com/tox-dev/tox/pull/2789).
 """
 
 from collections.abc import Generator
@@ -16,15 +16,18 @@ from tox.tox_env.register import ToxEnvRegister
 
 
 class SharedInfo(Info):
-    """The record that tox keeps of a folder, less the name of the environment that used it last."""
+    """The record that tox keeps of a folder, without the name of the environment that used it last."""
 
     @contextmanager
     def compare(
         self, value: Any, section: str, sub_section: str | None = None
     ) -> Generator[tuple[bool, Any | None], None, None]:
-        """Compare, with one name for all environments."""
+        """Compare, with one name for all environments, and as equal if all that is wanted is there."""
         if section == "ToxEnv":
             value = {**value, "name": "shared"}
+        there = (self._content.get(section) or {}).get(sub_section)
+        if there and "req" in value and value == {**there, "req": value["req"]} and {*value["req"]} <= {*there["req"]}:
+            value = there
         with super().compare(value, section, sub_section) as outcome:
             yield outcome
 

@@ -1,16 +1,20 @@
-"""Thirty hangs and twenty runs that are merely slow: whether the watch over ranks names the right rank and place.
+"""Fifty hangs and twenty runs that are merely slow: whether the watch over ranks names the right rank and place.
 
-    python benchmarks/hangs.py [--limit 3] [--only TEXT] [--kind hangs|healthy] [--at-once 1]
+    python benchmarks/hangs.py [--limit 4] [--end 8] [--load 20] [--only TEXT] [--kind hangs|healthy] [--at-once 1]
 
 Each run is tests/watch/hanging.py with two ranks, which wait most of the time: several runs may go side by side. A hang
-counts as found if the error of the run names the rank and the line that stands still. `stood still` is what the verdict
-says, `of its limit` what was allowed, and `ended in` the time from the verdict to the end of the program. A rank that
-computes has ten times the limit.
+is right if what is told, and the error that ends the run, name the rank and the line that stands still, each within
+twice its limit. A rank that computes would end after ten times `--end`: such a run is stopped once it was told, unless
+`--to-the-end`. A slow run lasts longer than its limits, and is right if it comes to its end. `told` and `ended` are the
+seconds that the ranks had stood still for, `over` the time from the verdict to the end of the program.
 """
 
 import argparse
+import contextlib
 import os
 import re
+import signal
+import subprocess
 import sys
 import tempfile
 import threading
@@ -20,22 +24,27 @@ from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 
+import psutil
 from rich.console import Console
 from rich.table import Table
 
 from core_testing import programs
 
 HANGING = Path(__file__).parents[1] / "tests" / "watch" / "hanging.py"
-STRATEGIES = ("ddp", "fsdp", "deepspeed")
 TORCHRUN = [*programs.TORCHRUN, "--standalone", "--nproc-per-node=2"]
 HANGS = {
-    "asleep": (1, "is asleep", "time.sleep(600)"),
-    "spinning": (1, "computes", "while True:"),
-    "stopped": (1, "is stopped by a signal", "SIGSTOP)"),
-    "extra": (1, "waits for the others", "    fabric.barrier()"),
-    "fewer": (1, "waits for the others", "all steps are done"),
+    "asleep": ("is asleep", "time.sleep(600)"),
+    "spinning": ("computes", "while True:"),
+    "regex": ("computes", 're.match(r"(a+)+$"'),
+    "native": ("does not answer", "ctypes.PyDLL(None).sleep(600)"),
+    "stopped": ("is stopped by a signal", "SIGSTOP)"),
+    "extra": ("waits for the others", "    fabric.barrier()"),
+    "fewer": ("waits for the others", "all steps are done"),
 }
-SLOW = ("computes", "collects", "saves", "validates")
+AT_WORK, AT_ONCE = ("spinning", "regex"), ("extra", "fewer")
+SLOW = ("computes", "collects", "validates", "pipes", "compiles", "asks", "saves")
+FAR = ("ddp", "torchrun")
+NEAR = [("ddp", "script"), ("ddp", "spawn"), ("fsdp", "script")]
 _starts = threading.Lock()
 """Held while a program is started: its server hears one at a time."""
 
@@ -48,22 +57,17 @@ class Run:
 
 
 def hangs() -> list[Run]:
-    """Every hang with every strategy, by one of core's launchers and by torchrun."""
-    pairs = list(product(HANGS, STRATEGIES))
-    own = [Run(*pair, ("script", "spawn")[number % 2]) for number, pair in enumerate(pairs)]
-    return own + [Run(*pair, "torchrun") for pair in pairs]
+    """Fifty: where a rank sleeps, in loops of one's own and in the Trainer; what else a rank does; unequal calls."""
+    steps = [f"asleep@{place}" for place in ("first", "fourth", "usual", "late")]
+    stages = [f"asleep@{place}" for place in ("validation", "checkpoint", "on_fit_end", "teardown")]
+    others = ["spinning@first", "spinning", "regex", "native", "stopped"]
+    chosen = [*product(steps + stages, [*NEAR, FAR]), *product(others, NEAR[:2]), *product(AT_ONCE, [*NEAR, FAR])]
+    return [Run(how, *combination) for how, combination in chosen]
 
 
 def healthy() -> list[Run]:
-    """Every way of being slow, with five of the nine combinations."""
-    combinations = [
-        ("ddp", "script"),
-        ("ddp", "torchrun"),
-        ("fsdp", "spawn"),
-        ("fsdp", "script"),
-        ("deepspeed", "script"),
-    ]
-    return [Run(how, *combination) for how, combination in product(SLOW, combinations)]
+    """Every way of being slow, with three combinations; a slow disk with two."""
+    return [Run(how, *each) for how, each in product(SLOW, [*NEAR[:2], FAR]) if (how, each) != ("saves", FAR)]
 
 
 def line_of(text: str) -> int:
@@ -76,85 +80,132 @@ class Outcome:
     """The outcome of a run.
 
     Attributes:
-        code: of its program.
+        code: of its program; None if it was stopped.
         text: that it wrote.
-        stood_s: seconds that the ranks have stood still for, as the verdict says; None without a verdict.
-        ended_s: seconds from the verdict to the end of the program.
+        told: what was told of the standstill first.
+        error: that ended the run.
+        over_s: seconds from that to the end of the program.
     """
 
-    code: int
+    code: int | None
     text: str
-    stood_s: int | None
-    ended_s: float
+    told: str
+    error: str
+    over_s: float
 
 
-def outcome_of(run: Run, limit_s: float) -> Outcome:
-    """Run it to its end."""
+def outcome_of(run: Run, arguments: argparse.Namespace) -> Outcome:
+    """Run it to its end, or until it was told."""
     command = TORCHRUN if run.launcher == "torchrun" else [sys.executable]
-    most_s = 300 + 25 * limit_s
+    stops = run.how.partition("@")[0] in AT_WORK and not arguments.to_the_end
     with tempfile.TemporaryDirectory() as folder:
-        began_s = time.monotonic()
+        began_s, ended_s, code = time.monotonic(), None, None
+        own = [str(HANGING), run.how, run.strategy, run.launcher, str(arguments.limit), folder, str(arguments.end)]
         with _starts:
-            process = programs.start(
-                [*command, str(HANGING), run.how, run.strategy, run.launcher, str(limit_s), folder],
-                env=os.environ | {"OMP_NUM_THREADS": "1"},
-                merge_errors=True,
-            )
-        verdict_s = None
-        while process.poll() is None and time.monotonic() - began_s < most_s:
-            time.sleep(0.1)
-            if verdict_s is None and any(Path(folder).glob("core-hang-*")):
-                verdict_s = time.monotonic()
-        ended_s = time.monotonic()
-        if process.poll() is None:
-            process.kill()
-        code, text = process.wait(), process.output()
-    waited = re.search(r"come forward for (\d+) s", text)
-    return Outcome(code, text, int(waited[1]) if waited else None, ended_s - (verdict_s or ended_s))
+            process = programs.start([*command, *own], env=os.environ | {"OMP_NUM_THREADS": "1"}, merge_errors=True)
+        while (code := process.poll()) is None and time.monotonic() - began_s < 300 + 15 * arguments.end:
+            time.sleep(0.2)
+            text = process.output()
+            if ended_s is None and (stops or "CORE_WATCH=report" in text) and "have not come forward for" in text:
+                ended_s = time.monotonic()
+                if stops:
+                    break
+        over_s = time.monotonic() - (ended_s or time.monotonic())
+        if code is None:
+            end(process)
+        text = process.output()
+    told = re.search(r"^core: (The ranks have not come forward for .*)$(?=\n  rank)", text, re.MULTILINE)
+    error = re.search(r"^core\.HangError: (.*)$", text, re.MULTILINE)
+    return Outcome(code, text, told[1] if told else "", error[1] if error else "", over_s)
 
 
-def is_right(kind: str, run: Run, outcome: Outcome) -> bool:
-    """True if the verdict names the right rank and line, or nobody was accused."""
+def end(process: programs.Program) -> None:
+    """End a program and all that it has started."""
+    started = psutil.Process(process.pid).children(recursive=True)
+    process.kill()
+    for each in started:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            each.kill()
+
+
+def is_named(run: Run, text: str, limit_s: float, *, is_certain: bool, is_told: bool = False) -> bool:
+    """True if a text names the rank and its line, soon enough. A stopped process shows its line as it is ended."""
+    words, line = HANGS[run.how.partition("@")[0]]
+    found = re.search(rf"(?<!while )[Rr]ank 1 {words} at [^;]*?hanging.py:(\d+) in ", text)
+    stood = seconds_of(text)
+    soon = is_certain or (stood is not None and stood <= 2 * limit_s)
+    if is_told and run.how == "stopped":
+        return soon and f"Rank 1 {words}" in text
+    return soon and found is not None and int(found[1]) - line_of(line) in (0, 1)
+
+
+def seconds_of(text: str) -> int | None:
+    stood = re.search(r"come forward for (\d+) s", text)
+    return int(stood[1]) if stood else None
+
+
+def is_right(kind: str, run: Run, outcome: Outcome, arguments: argparse.Namespace) -> bool:
+    """True if the verdicts name the right rank and line, or a slow run was not ended."""
     if kind == "healthy":
-        return outcome.code == 0 and outcome.stood_s is None
-    rank, words, line = HANGS[run.how]
-    found = re.search(rf"(?<!while )[Rr]ank {rank} {words} at \S*hanging.py:(\d+) in ", outcome.text)
-    return outcome.code != 0 and found is not None and int(found[1]) - line_of(line) in (0, 1)
+        return outcome.code == 0 and not outcome.error and "done" in outcome.text
+    how = run.how.partition("@")[0]
+    told = how in AT_ONCE or is_named(run, outcome.told, arguments.limit, is_certain=False, is_told=True)
+    if how in AT_WORK and not arguments.to_the_end:
+        return told
+    end_s = arguments.end * (10 if how in AT_WORK else 1)
+    return told and outcome.code != 0 and is_named(run, outcome.error, end_s, is_certain=how in AT_ONCE)
+
+
+@contextlib.contextmanager
+def load(number: int):
+    """So many processes that are always busy."""
+    source = "import time\nends = time.monotonic() + 3600\nwhile time.monotonic() < ends: pass"
+    busy = [subprocess.Popen([sys.executable, "-S", "-c", source]) for _ in range(number)]
+    try:
+        yield
+    finally:
+        for each in busy:
+            each.kill()
+            each.wait()
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--limit", type=float, default=3.0)
-    parser.add_argument("--only", default="", help="runs whose words contain this")
+    parser.add_argument("--limit", type=float, default=4.0)
+    parser.add_argument("--end", type=float, default=8.0, help="end_after, in seconds")
+    parser.add_argument("--load", type=int, default=0, help="busy processes beside the runs")
+    parser.add_argument("--only", default="", help="runs whose words match this expression")
     parser.add_argument("--kind", choices=("all", "hangs", "healthy"), default="all")
     parser.add_argument("--at-once", type=int, default=1, help="runs side by side")
+    parser.add_argument("--to-the-end", action="store_true", help="don't stop runs whose rank computes")
     arguments = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *event: sys.exit(1))  # so that nothing is left
     chosen = [
         (kind, run)
         for kind, runs in (("hangs", hangs()), ("healthy", healthy()))
         for run in runs
-        if arguments.kind in ("all", kind) and arguments.only in f"{run.how} {run.strategy} {run.launcher}"
+        if arguments.kind in ("all", kind) and re.search(arguments.only, f"{run.how} {run.strategy} {run.launcher}")
     ]
-    table = Table("run", "strategy", "launcher", "code", "stood still", "of its limit", "ended in", "right")
+    table = Table("run", "strategy", "launcher", "code", "told", "ended", "over", "right")
     numbers = {"hangs": [0, 0], "healthy": [0, 0]}
-    with ThreadPoolExecutor(arguments.at_once) as pool:
-        outcomes = pool.map(lambda each: outcome_of(each[1], arguments.limit), chosen)
+    with load(arguments.load), ThreadPoolExecutor(arguments.at_once) as pool:
+        outcomes = pool.map(lambda each: outcome_of(each[1], arguments), chosen)
         for (kind, run), outcome in zip(chosen, outcomes, strict=True):
-            right = is_right(kind, run, outcome)
+            right = is_right(kind, run, outcome, arguments)
             numbers[kind][0] += right
             numbers[kind][1] += 1
-            limit = f"{arguments.limit * (10 if run.how == 'spinning' else 1):g} s"
-            stood = ("", limit, "")
-            if outcome.stood_s is not None:
-                stood = (f"{outcome.stood_s} s", limit, f"{outcome.ended_s:.1f} s")
-            cells = (run.how, run.strategy, run.launcher, str(outcome.code), *stood, "yes" if right else "NO")
+            stood = [f"{text} s" if text is not None else "" for text in map(seconds_of, (outcome.told, outcome.error))]
+            over = f"{outcome.over_s:.1f} s" if outcome.error else ""
+            cells = (run.how, run.strategy, run.launcher, str(outcome.code), *stood, over, "yes" if right else "NO")
             table.add_row(*cells)
             print(*cells, flush=True)
             if not right:
                 print(outcome.text[-4000:], flush=True)
     Console(width=110).print(table)
     for kind, (right, number) in numbers.items():
-        print(f"{kind}: {right} of {number} right")
+        print(
+            f"{kind}: {right} of {number} right; load averages {', '.join(f'{each:.0f}' for each in os.getloadavg())}"
+        )
 
 
 if __name__ == "__main__":

@@ -4,7 +4,8 @@
 
     Trainer(strategy="ddp", accelerator="cpu", devices=2, max_epochs=3).fit(module, train_loader)
 
-The public names are imported when they are first used, so that `import core` costs nothing.
+The public names, `core.callbacks` and the other subpackages among them, are imported when they are first used, so that
+`import core` costs nothing.
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ from typing import TYPE_CHECKING
 
 from core._version import __version__
 from core.door import door
-from core.shown_warnings import show_warnings_once
 
 if TYPE_CHECKING:
     from core.callbacks import Callback
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from core.registry import (
         ACCELERATOR_REGISTRY,
         CHECKPOINT_IO_REGISTRY,
+        CHECKPOINT_READER_REGISTRY,
         CLUSTER_ENVIRONMENT_REGISTRY,
         LAUNCHER_REGISTRY,
         LOGGER_REGISTRY,
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 __all__ = [  # noqa: F405  (what the star above brings)
     "ACCELERATOR_REGISTRY",
     "CHECKPOINT_IO_REGISTRY",
+    "CHECKPOINT_READER_REGISTRY",
     "CLUSTER_ENVIRONMENT_REGISTRY",
     "HOOKS_GROUP",
     "KINDS",
@@ -55,6 +57,7 @@ __all__ = [  # noqa: F405  (what the star above brings)
     "CheckpointError",
     "CheckpointIO",
     "CheckpointNotFoundError",
+    "CheckpointReader",
     "Chunk",
     "ClusterEnvironment",
     "Collectives",
@@ -126,6 +129,7 @@ _OTHERS = {
     ".registry": (
         "ACCELERATOR_REGISTRY",
         "CHECKPOINT_IO_REGISTRY",
+        "CHECKPOINT_READER_REGISTRY",
         "CLUSTER_ENVIRONMENT_REGISTRY",
         "LAUNCHER_REGISTRY",
         "LOGGER_REGISTRY",
@@ -148,9 +152,31 @@ _OTHERS = {
 }
 _CONTRACT = set(__all__).difference(*_OTHERS.values(), ["__version__"])
 
-__getattr__, __dir__ = door(__name__, {**_OTHERS, ".contract": _CONTRACT})
+_MODULES = (
+    "accelerators",
+    "callbacks",
+    "checkpoint",
+    "cli",
+    "cluster",
+    "contract",
+    "data",
+    "display",
+    "fabric",
+    "launch",
+    "loggers",
+    "precision",
+    "profilers",
+    "registry",
+    "resolve",
+    "session",
+    "strategies",
+    "text",
+    "trainer",
+    "watch",
+)
 
-show_warnings_once()
+__getattr__, __dir__ = door(__name__, {**_OTHERS, ".contract": _CONTRACT}, modules=_MODULES)
+
 if "CORE_TALK" in os.environ:  # this may be a rank that runs the script again: its warnings go to the main process
     from core.launch.talk import begin_inherited
 

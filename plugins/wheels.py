@@ -8,6 +8,7 @@ Without the constraints pip would look for `core` on an index, where another pro
 
 import argparse
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -42,7 +43,8 @@ def main() -> None:
             print(wheel.name, flush=True)
     lines = [f"{wheel.name.partition('-')[0].replace('_', '-')} @ {wheel.as_uri()}\n" for wheel in wheels]
     folder.joinpath("constraints.txt").write_text("".join(lines), encoding="utf-8")
-    print(f"{len(wheels)} wheels. Install from them: python -m pip install -c {folder}/constraints.txt core-ddp")
+    constraints = shlex.quote(str(folder / "constraints.txt"))
+    print(f"{len(wheels)} wheels. Install from them: python -m pip install -c {constraints} core-ddp")
 
 
 def _build_requires(source: Path) -> list[str]:

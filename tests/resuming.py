@@ -73,11 +73,11 @@ def sgd_by_epoch(parameters):
     return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)]
 
 
-def on_plateau(monitor):
+def on_plateau(monitor, **options):
     def configure(parameters):
         optimizer = torch.optim.AdamW(parameters, lr=0.05)
         plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0, factor=0.3, threshold=0.9)
-        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": plateau, "monitor": monitor}}
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": plateau, "monitor": monitor, **options}}
 
     return configure
 

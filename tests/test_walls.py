@@ -5,6 +5,7 @@ import importlib
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -72,6 +73,25 @@ def test_the_trainer_looks_into_no_object_of_the_rest():
     assert asked - defined - kept - FOREIGN == set()
 
 
+def floors_of_the_trainer():
+    """A floor for each room of `core.trainer`, 0 the highest, as import-linter's contract has them."""
+    config = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["importlinter"]
+    [rooms] = [contract for contract in config["contracts"] if contract["id"] == "rooms"]
+    return {room: floor for floor, line in enumerate(rooms["layers"]) for room in line.split(" | ")}
+
+
+@pytest.mark.parametrize("path", TENANT_FILES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_the_rooms_of_the_trainer_import_downwards_for_types_too(path):
+    """Import-linter doesn't see imports that only type checkers run; by these, all modules would know each other."""
+    floors = floors_of_the_trainer()
+    room = path.relative_to(ROOT / "core/trainer").with_suffix("").parts[0]
+    for dotted in imported_names(path):
+        other = [*dotted.split("."), ""][2]
+        if room != "__init__" and dotted.startswith("core.trainer.") and other != room:
+            message = f"{path}: {dotted} is on a floor above, or beside. Take a Run, or move what both need down"
+            assert floors[other] > floors[room], message
+
+
 @pytest.mark.parametrize("name", ["callbacks", "profilers"])
 def test_the_doors_of_the_trainer_lead_to_what_belongs_to_it(name):
     door, home = importlib.import_module(f"core.{name}"), importlib.import_module(f"core.trainer.{name}")
@@ -88,6 +108,20 @@ def test_every_public_name_is_behind_its_door(path):
     assert [name for name in public if not hasattr(door, name)] == []
     with pytest.raises(AttributeError, match=f"module 'core.{path.parent.name}' has no attribute '_missing'"):
         _ = door._missing
+
+
+def test_subpackages_are_attributes_from_the_first_line_on():
+    """All public ones, each imported when it is first asked for; to list them imports no torch."""
+    program = """
+import pkgutil, sys, core
+
+private = {"__main__", "_version", "door"}
+names = {module.name for module in pkgutil.iter_modules(core.__path__)} - private
+print(sorted(names - set(dir(core))), "torch" in sys.modules)
+print([name for name in names if getattr(core, name).__name__ != f"core.{name}"], core.callbacks.EarlyStopping.__name__)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == ["[] False", "[] EarlyStopping"]
 
 
 def test_the_contract_is_read_in_one_sitting():
@@ -139,3 +173,12 @@ print(*(heavy for heavy in {["torch", *PLUGINS]!r} if heavy in sys.modules))
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.split() == []
+
+
+def test_no_page_installs_another_projects_core():
+    pages = [path for places in ("*.md", "docs/**/*.md", "plugins/*/*.md") for path in ROOT.glob(places)]
+    assert len(pages) > 50
+    wrong = [
+        str(path) for path in pages if re.search(r"pip install +core( |$)", path.read_text(encoding="utf-8"), re.M)
+    ]
+    assert wrong == [], "`core` on a package index is another project: name core-..., and link to README's Install"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import sys
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -92,6 +93,14 @@ class TorchDeviceAccelerator(Accelerator):
                 f"{device} is here, but can't be used: {str(error).splitlines()[0]} "
                 "Choose another one with devices=[...], or see who else uses it."
             ) from error
+
+    def teardown(self) -> None:
+        """All ranks; idempotent. Give memory that no tensor needs any more back to the device."""
+        # Torch may not have met the device. After an exception it may be what has failed, and would fail again.
+        module: Any = getattr(torch, self.device_type, None)
+        is_in_use: Any = getattr(module, "is_initialized", getattr(module, "is_available", bool))
+        if sys.exc_info()[0] is None and is_in_use() and hasattr(module, "empty_cache"):
+            module.empty_cache()
 
     def synchronize(self, device: torch.device) -> None:
         """Wait until `device` has done all the work that was queued."""

@@ -7,13 +7,14 @@ from core.door import door
 
 if TYPE_CHECKING:
     from core.checkpoint.async_io import AsyncCheckpointIO
+    from core.checkpoint.device_copies import await_copies
     from core.checkpoint.distributed_io import DistributedCheckpointIO
     from core.checkpoint.finding import newest_valid
     from core.checkpoint.formats import load_checkpoint, verify_checkpoint
     from core.checkpoint.left_over import sweep_folder
     from core.checkpoint.neighbour_io import NeighbourCheckpointIO
     from core.checkpoint.plain_state import to_plain
-    from core.checkpoint.random_state import collect_random_state, restore_random_state
+    from core.checkpoint.random_state import check_random_state, collect_random_state, restore_random_state
     from core.checkpoint.safetensors_io import SafetensorsCheckpointIO
     from core.checkpoint.torch_io import TorchCheckpointIO
     from core.checkpoint.whole import gather_whole
@@ -26,6 +27,8 @@ __all__ = [
     "NeighbourCheckpointIO",
     "SafetensorsCheckpointIO",
     "TorchCheckpointIO",
+    "await_copies",
+    "check_random_state",
     "collect_random_state",
     "gather_whole",
     "load_checkpoint",
@@ -40,6 +43,7 @@ __getattr__, __dir__ = door(
     __name__,
     {
         ".async_io": ("AsyncCheckpointIO",),
+        ".device_copies": ("await_copies",),
         ".distributed_io": ("DistributedCheckpointIO",),
         ".finding": ("newest_valid",),
         ".formats": (
@@ -50,6 +54,7 @@ __getattr__, __dir__ = door(
         ".neighbour_io": ("NeighbourCheckpointIO",),
         ".plain_state": ("to_plain",),
         ".random_state": (
+            "check_random_state",
             "collect_random_state",
             "restore_random_state",
         ),

@@ -23,18 +23,24 @@ class AsyncCheckpointIO(CheckpointIO):
     """Another CheckpointIO, whose saves run in a thread while training goes on.
 
     A save copies the state, which takes memory for one copy of what this rank writes, kept for the next save, and
-    returns. Saves, removals and loads come about in the order in which they were asked for: nothing is removed before
-    what replaces it is there. One save is written at a time: the next one waits for it, and raises its error if it
-    failed. `teardown` waits too, and so does the end of the interpreter. One that the program has let go of finishes
-    what was asked for, and frees its memory and its thread; a save that fails then is a warning.
+    returns. CUDA devices copy beside the forward and backward of the next step, whose optimizer waits for that. Saves,
+    removals and loads come about in the order in which they were asked for: nothing is removed before what replaces it
+    is there. One save is written at a time: the next one waits for it, and raises its error if it failed. `teardown`
+    waits too, and so does the end of the interpreter. One that the program has let go of finishes what was asked for,
+    and frees its memory and its thread; a save that fails then is a warning.
     """
 
-    def __init__(self, checkpoint_io: CheckpointIO | None = None) -> None:
+    def __init__(self, checkpoint_io: CheckpointIO | None = None, *, during_forward: bool = True) -> None:
         """Wrap a CheckpointIO.
 
         Args:
             checkpoint_io: what writes; None is `DistributedCheckpointIO()`.
+            during_forward: let CUDA devices copy parameters, and the state of optimizers, while they compute the next
+                step. Something else than the optimizer's step that changes them in that time calls
+                `core.checkpoint.await_copies()` before; else the save is an error. False for devices that copy before
+                they go on.
         """
+        self._during_forward = during_forward
         self._pending: list[tuple[str, bool, Future[None]]] = []
         self.checkpoint_io = checkpoint_io if checkpoint_io is not None else DistributedCheckpointIO()
         self._stage = StagingMemory()
@@ -64,12 +70,26 @@ class AsyncCheckpointIO(CheckpointIO):
         if self._background is None:
             self._background = collectives.in_background()
         background, sharded = self._background, self.layout == "sharded"
+        stepped = self.stepped_tensors if self._during_forward else None
         # Agreed on before anything is written: a rank that can't copy would leave the others waiting in the background.
         staged = together(
             collectives,
-            lambda: None if state is None else self._stage.copy(state, rank=collectives.rank, sharded=sharded),
+            lambda: (
+                None
+                if state is None
+                else self._stage.copy(
+                    state, rank=collectives.rank, sharded=sharded, stepped=stepped() if stepped is not None else ()
+                )
+            ),
         )
-        self._submit(path, True, lambda: self.checkpoint_io.save_checkpoint(staged, path, collectives=background))
+        stage = self._stage
+
+        def write() -> None:
+            # Agreed on here, too: a rank whose copy is none leaves no other waiting.
+            together(background, stage.finish)
+            self.checkpoint_io.save_checkpoint(staged, path, collectives=background)
+
+        self._submit(path, True, write)
 
     def remove_checkpoint(self, path: PathLike, *, collectives: Collectives) -> None:
         """Delete the checkpoint at `path` when all that was asked for before is done.
@@ -141,7 +161,7 @@ class AsyncCheckpointIO(CheckpointIO):
             if self._executor is not None:
                 self._executor.shutdown()
             self._executor = self._background = None
-            self._stage = StagingMemory()
+            self._stage.close()
             self.checkpoint_io.teardown()
 
     def _submit(self, path: PathLike, will_exist: bool, work: Callable[[], None]) -> None:

@@ -6,12 +6,14 @@ import os
 import posixpath
 import warnings
 from typing import TYPE_CHECKING
+from urllib.parse import quote
 
 from core.checkpoint import formats, manifest
 from core.checkpoint.folder import folder_of
 from core.checkpoint.remote_path import modified_at
 from core.contract.errors import CheckpointCorruptedError
-from core.contract.plain_file import NotAFileError
+from core.text.file_urls import filesystem_of
+from core.text.plain_file import NotAFileError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -66,17 +68,16 @@ def _dated(folder: str, suffix: str | tuple[str, ...]) -> Iterator[tuple[float, 
 
     What can't be dated comes first: its damage is told.
     """
-    import fsspec
     from fsspec.implementations.local import LocalFileSystem
 
-    filesystem, name = fsspec.url_to_fs(folder)
+    filesystem, name = filesystem_of(folder)
     try:
         entries = filesystem.ls(name, detail=True)
     except FileNotFoundError:
         return
     for entry in entries:
         base = entry["name"].rstrip("/").rpartition("/")[2]
-        path = posixpath.join(folder, base)
+        path = posixpath.join(folder, quote(base) if folder.startswith("file:") else base)
         if base.startswith(".") or not base.endswith(suffix):
             continue
         if entry["type"] == "directory" or (entry.get("islink") and filesystem.isdir(entry["name"])):

@@ -11,7 +11,7 @@ from core.checkpoint.folder import folder_of
 from core.checkpoint.opened import OpenedCheckpoint, Plan
 from core.checkpoint.storage import location_of
 from core.contract.errors import CheckpointCorruptedError, CheckpointError
-from core.contract.plain_file import NotAFileError
+from core.text.plain_file import NotAFileError
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -18,7 +18,7 @@ from core.checkpoint.remote_folder import STALE_S, RemoteFolder
 from core.checkpoint.remote_path import RemotePath, modified_at, path_of
 from core.checkpoint.storage import is_lonely_digest
 from core.contract.errors import CheckpointCorruptedError
-from core.contract.plain_file import NotAFileError
+from core.text.plain_file import NotAFileError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, BinaryIO
 from core.checkpoint import digest, disk, locks, manifest, messages
 from core.checkpoint.partial import is_partial, partial_path
 from core.checkpoint.verified_file import MappedFile
-from core.contract import plain_file
 from core.contract.errors import CheckpointError
+from core.text import plain_file
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping

@@ -8,36 +8,67 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from core.checkpoint.bounce import BOUNCE_BYTES, Bounce
+
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
 ALIGNMENT_BYTES = 64
 """Alignment of each tensor in a file, so that it can be used where it is mapped."""
 
-_PIECE_BYTES = 2 << 20
+_PIECE_BYTES = BOUNCE_BYTES // 2
 """Bytes that are copied at a time of a tensor that isn't in the processor's memory, or not in order."""
 
 
-def pieces(tensor: torch.Tensor) -> Iterator[Any]:
-    """The elements in order, as bytes: a contiguous tensor on the CPU whole, others in small copies.
+def pieces(tensors: Iterable[torch.Tensor]) -> Iterator[tuple[int, Any]]:
+    """The elements of tensors in order, as bytes, each piece with the number of its tensor.
 
-    Each piece is to be used before the next one is asked for.
+    A contiguous tensor on the CPU comes whole, others in small copies: a CUDA device makes the next one while one is
+    used. Each piece is to be used before the next one is asked for.
     """
+    bounce = Bounce()
+    ahead: tuple[int, torch.Tensor] | None = None
+    try:
+        for number, tensor in enumerate(tensors):
+            for part in _parts(tensor):
+                begun = number, _begin_copy(part, bounce)
+                if ahead is not None:
+                    yield _awaited(*ahead, bounce)
+                ahead = begun
+        if ahead is not None:
+            yield _awaited(*ahead, bounce)
+    finally:
+        bounce.finish()  # an error: no device may go on writing to memory that is given back
+
+
+def _parts(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
     if not tensor.numel():
         return
     if (tensor.device.type == "cpu" and tensor.is_contiguous()) or tensor.nbytes <= _PIECE_BYTES:
-        held = tensor.cpu().contiguous()
-        yield bytes_of(held)
+        yield tensor
         return
     # By rows, so that pieces are contiguous; a row that is itself too large is cut by its own rows.
     row_bytes = tensor.nbytes // tensor.shape[0]
     if row_bytes > _PIECE_BYTES:
         for row in tensor:
-            yield from pieces(row)
-        return
-    for part in tensor.split(_PIECE_BYTES // row_bytes):
-        held = part.cpu().contiguous()
-        yield bytes_of(held)
+            yield from _parts(row)
+    else:
+        yield from tensor.split(_PIECE_BYTES // row_bytes)
+
+
+def _begin_copy(part: torch.Tensor, bounce: Bounce) -> torch.Tensor:
+    """The part in memory, in order; one from a CUDA device will be there when its copy was awaited."""
+    if part.device.type != "cuda":
+        return part.cpu().contiguous()
+    buffer = bounce.take(part.nbytes, part.device)
+    buffer.view(part.dtype).view(part.shape).copy_(part, non_blocking=True)
+    bounce.note_copy(buffer, part.device)
+    return buffer
+
+
+def _awaited(number: int, held: torch.Tensor, bounce: Bounce) -> tuple[int, Any]:
+    bounce.await_copy(held)
+    return number, bytes_of(held)
 
 
 def bytes_of(tensor: torch.Tensor) -> Any:

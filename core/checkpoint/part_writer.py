@@ -49,7 +49,6 @@ class PartWriter:
         self._leaves: Mapping[str, Any] = encoder.leaves
         self._rank = rank
         self._index: dict[str, list[Any]] = {}
-        self._positions: dict[tuple[int, int], int] = {}
         self.num_written = 0
         self.written = 0
 
@@ -89,27 +88,27 @@ class PartWriter:
         if parts:
             with folder.create(token, f"{stem}.data") as file:
                 writer = digest.BlockWriter(file)
-                for name, chunk in parts:
-                    self._write_chunk(writer, name, chunk)
+                self._write_chunks(writer, parts)
                 writer.finish()
             blocks = writer.blocks
             entries[f"{stem}.data"] = FileEntry(writer.position, digest.of_blocks(blocks))
         entries[f"{stem}.json"] = self._write_index(folder, token, stem, blocks)
         return entries
 
-    def _write_chunk(self, writer: digest.BlockWriter, name: str, chunk: Chunk) -> None:
+    def _write_chunks(self, writer: digest.BlockWriter, parts: list[tuple[str, Chunk]]) -> None:
         # Tied weights are leaves on the same memory: their bytes are written once, and loading ties them again.
-        memory = _memory_of(chunk.tensor)
-        if memory not in self._positions:
-            writer.align(ALIGNMENT_BYTES)
-            if memory is not None:
-                self._positions[memory] = writer.position
-            position = writer.position
-            for piece in pieces(chunk.tensor):
-                writer.write(piece)
-        else:
-            position = self._positions[memory]
-        self._index.setdefault(name, []).append([list(chunk.offsets), list(chunk.sizes), position])
+        memories = [_memory_of(chunk.tensor) or number for number, (_, chunk) in enumerate(parts)]
+        tensors = {memory: chunk.tensor for memory, (_, chunk) in zip(memories, parts, strict=True)}
+        starts: list[int] = []
+        for number, piece in pieces(tensors.values()):
+            if number == len(starts):
+                writer.align(ALIGNMENT_BYTES)
+                starts.append(writer.position)
+            writer.write(piece)
+        positions = dict(zip(tensors, starts, strict=True))
+        for memory, (name, chunk) in zip(memories, parts, strict=True):
+            box = [list(chunk.offsets), list(chunk.sizes), positions[memory]]
+            self._index.setdefault(name, []).append(box)
 
     def _write_index(self, folder: Folder, token: str, stem: str, blocks: list[str]) -> FileEntry:
         content = {"leaves": self._index, "blocks": blocks}

@@ -137,11 +137,16 @@ def check_int(value: int, path: str) -> int:
 
 
 def check_values(tensor: torch.Tensor, path: str) -> None:
-    """Check that a tensor has values.
+    """Check that a tensor has values, and a shape.
 
     Raises:
         CheckpointError: with its path.
     """
+    if tensor.is_nested:
+        raise CheckpointError(
+            f"{path} is a nested tensor, which a checkpoint can't hold. Save its parts: tensor.unbind() gives them, "
+            "and torch.nested.nested_tensor(parts) makes it again."
+        )
     if tensor.is_meta:
         raise CheckpointError(
             f"{path} is a tensor on the meta device, which has no values to save. Materialize the module before."

@@ -32,20 +32,45 @@ def collect_random_state(accelerator: Accelerator, device: torch.device) -> dict
     return state
 
 
+def check_random_state(state: Mapping[str, Any]) -> None:
+    """Try a state of a checkpoint on generators that nothing else uses, since it is put back late.
+
+    Raises:
+        Exception: of any kind; it is none.
+    """
+    random.Random().setstate(_of_python(state))
+    torch.Generator().set_state(state["torch"])
+    if "numpy" in state:
+        import numpy
+
+        numpy.random.RandomState().set_state(_of_numpy(state))
+    if not isinstance(state.get("device", state["torch"]), torch.Tensor):
+        raise TypeError("the state of a device is a tensor")
+    if state.get("at_opening") is not None:
+        check_random_state(state["at_opening"])
+
+
 def restore_random_state(state: Mapping[str, Any], accelerator: Accelerator, device: torch.device) -> None:
     """All ranks, last of all that is restored. Put back what `collect_random_state` gave on this rank.
 
     A state of another kind of device restores what they have in common.
     """
-    version, words, gauss = state["python"]
-    random.setstate((version, tuple(words), gauss))
+    random.setstate(_of_python(state))
     torch.set_rng_state(state["torch"])
     if "numpy" in state:
         import numpy
 
-        saved = state["numpy"]
-        key = saved["state"]["key"].numpy().astype(numpy.uint32)
-        numpy.random.set_state({**saved, "state": {**saved["state"], "key": key}})
+        numpy.random.set_state(_of_numpy(state))
     current = accelerator.get_rng_state(device)
     if current is not None and "device" in state and state["device"].shape == current.shape:
         accelerator.set_rng_state(state["device"], device)
+
+
+def _of_python(state: Mapping[str, Any]) -> tuple[Any, ...]:
+    version, words, gauss = state["python"]
+    return version, tuple(words), gauss
+
+
+def _of_numpy(state: Mapping[str, Any]) -> dict[str, Any]:
+    saved = state["numpy"]
+    return {**saved, "state": {**saved["state"], "key": saved["state"]["key"].numpy().astype("uint32")}}

@@ -15,7 +15,7 @@ from core.checkpoint import digest, manifest, messages
 from core.checkpoint.remote_path import has_happened, modified_at
 from core.checkpoint.verified_file import RemoteFile
 from core.contract.errors import CheckpointError
-from core.contract.plain_file import NotAFileError
+from core.text.plain_file import NotAFileError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 STALE_S = 24 * 3600.0
 """Seconds by the store's own clock after which a file that no manifest names is taken for a dead writer's."""
 
+_not_deleted: dict[str, set[str]] = {}
+"""By the URL of a checkpoint the files that a manifest named which this process has replaced, and couldn't delete."""
 
 _WINDOW_BYTES = 8 << 20
 """Bytes that are fetched at a time."""
@@ -119,9 +121,12 @@ class RemoteFolder:
             if not has_happened(lambda: self._holds(content), error):
                 raise
         self._read_manifest_back(content, before)
-        with contextlib.suppress(Exception):  # the next save does it
+        replaced |= _not_deleted.pop(self.url, set())
+        try:
             for name in self._unneeded(kept, replaced):
                 self._delete(name)
+        except Exception:  # the next save of this process does it: the next manifest to be replaced doesn't name them
+            _not_deleted[self.url] = replaced
 
     def _manifest_before(self) -> bytes | None:
         """The manifest that will be replaced; None if there is none, nothing if it can't be read now."""

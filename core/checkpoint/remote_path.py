@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from core.checkpoint import messages
+from core.text.file_urls import filesystem_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -53,10 +54,9 @@ def path_of(path: PathLike) -> Path | RemotePath:
     text = os.path.expanduser(path)
     if "://" not in text and "::" not in text:
         return Path(text)
-    import fsspec
     from fsspec.implementations.local import LocalFileSystem
 
-    filesystem, name = fsspec.url_to_fs(text)
+    filesystem, name = filesystem_of(text)
     return Path(name) if isinstance(filesystem, LocalFileSystem) else RemotePath(filesystem, name, text)
 
 

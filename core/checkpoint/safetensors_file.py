@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import json
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -102,11 +103,15 @@ def load(file: BinaryIO, path: str) -> dict[str, Any]:
 def _apart_by(prefixes: Mapping[str, str], tensors: Mapping[str, torch.Tensor]) -> dict[str, dict[str, torch.Tensor]]:
     """Group them by the entries that they came from; one entry's name may begin as another's."""
     state: dict[str, dict[str, torch.Tensor]] = {key: {} for key in prefixes}
+    owners = {prefix: key for key, prefix in prefixes.items()}
+    lengths = sorted({len(prefix) for prefix in owners})
     for name, tensor in tensors.items():
-        key, prefix = max(
-            (item for item in prefixes.items() if name.startswith(item[1])), key=lambda item: len(item[1])
-        )
-        state[key][name.removeprefix(prefix)] = tensor
+        # Each length once, the longest first: a file may hold very many prefixes.
+        fitting = reversed(lengths[: bisect.bisect_right(lengths, len(name))])
+        length = next((length for length in fitting if name[:length] in owners), None)
+        if length is None:
+            raise ValueError(f"no entry begins as {name!r:.80}")
+        state[owners[name[:length]]][name[length:]] = tensor
     return state
 
 

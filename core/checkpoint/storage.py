@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, BinaryIO
 from core.checkpoint import digest, disk, locks, manifest, messages
 from core.checkpoint.partial import is_partial, partial_path
 from core.checkpoint.remote_path import has_happened, path_of
-from core.contract import plain_file
+from core.text import plain_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

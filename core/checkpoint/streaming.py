@@ -10,11 +10,10 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-import torch
-
 from core.checkpoint import digest
+from core.checkpoint.bounce import BOUNCE_BYTES, Bounce
 from core.checkpoint.memory import bytes_of
-from core.contract import plain_file
+from core.text import plain_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -23,7 +22,6 @@ if TYPE_CHECKING:
 
 _PIECE_BYTES = 1 << 20
 """Bytes that are read, and then hashed, at a time: they are still in the processor's cache."""
-_BOUNCE_BYTES = 4 << 20
 _MAX_VIEWS = 512
 """The most places in memory that one call of the system fills; Linux takes twice as many."""
 
@@ -89,7 +87,7 @@ class _Stream:
         self._views: list[memoryview] = []
         self._num_held = 0
         self._position = 0
-        self.bounce = _Bounce()
+        self.bounce = Bounce()
 
     def run(self, reads: list[BoxRead]) -> None:
         """Read what lies apart, in order."""
@@ -98,12 +96,16 @@ class _Stream:
                 self._go_to(read.start)
                 self._take(memory)
                 continue
-            for part in read.parts(_BOUNCE_BYTES):
+            for part in read.parts(BOUNCE_BYTES):
                 self._go_to(part.start)
                 buffer = self.bounce.take(part.stop - part.start, part.target.device)
                 self._take(bytes_of(buffer))
                 self._read()
-                self.bounce.put(part, buffer)
+                # On a CUDA device that goes on while the next part is read.
+                in_background = part.target.device.type == "cuda"
+                part.put(buffer, in_background=in_background)
+                if in_background:
+                    self.bounce.note_copy(buffer, part.target.device)
         self._drop(self._end_of_block)
 
     @property
@@ -158,38 +160,3 @@ class _Stream:
                 left[0] = left[0][size:]
         for view in views:
             self._hash.update(view)
-
-
-class _Bounce:
-    """Buffers for what can't be read to its place. For CUDA two in pinned memory: the device copies by itself."""
-
-    def __init__(self) -> None:
-        self._buffers: dict[bool, list[torch.Tensor]] = {}
-        self._events: dict[int, torch.cuda.Event] = {}
-
-    def take(self, num_bytes: int, device: torch.device) -> torch.Tensor:
-        """A buffer of bytes that nothing uses any more."""
-        is_pinned = device.type == "cuda"
-        buffers = self._buffers.setdefault(is_pinned, [])
-        if len(buffers) < (2 if is_pinned else 1):
-            buffers.append(torch.empty(_BOUNCE_BYTES, dtype=torch.uint8, pin_memory=is_pinned))
-        else:
-            buffers.append(buffers.pop(0))
-        buffer = buffers[-1]
-        if (event := self._events.pop(buffer.data_ptr(), None)) is not None:
-            event.synchronize()
-        return buffer[:num_bytes]
-
-    def put(self, read: BoxRead, buffer: torch.Tensor) -> None:
-        """Copy what was read to its place; on a CUDA device that goes on while the next is read."""
-        in_background = read.target.device.type == "cuda"
-        read.put(buffer, in_background=in_background)
-        if in_background:
-            with torch.cuda.device(read.target.device):
-                self._events[buffer.data_ptr()] = event = torch.cuda.Event()
-                event.record()
-
-    def finish(self) -> None:
-        """Wait until all is in its place."""
-        for event in self._events.values():
-            event.synchronize()

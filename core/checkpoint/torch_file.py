@@ -8,14 +8,18 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 import torch
 
-from core.checkpoint import foreign_objects, lightning_file, messages, numpy_pickles, single_file
+from core.checkpoint import foreign_objects, messages, numpy_pickles, pickle_cost, single_file
 from core.checkpoint.plain_state import to_plain
 from core.contract.errors import CheckpointCorruptedError
-from core.contract.printable import printable
+from core.text.printable import printable
 
 if TYPE_CHECKING:
     from core.contract.checkpoint_io import PathLike
+    from core.contract.checkpoint_reader import CheckpointReader
 
+_OWN = "format"
+"""The section that every state of the core's Trainer has."""
+_HEAD_BYTES = 1 << 20
 _MAX_COPIES = 64
 """The most values for each byte of the file: parts of a state may be the same object."""
 
@@ -37,12 +41,14 @@ def load(file: BinaryIO, path: str) -> dict[str, Any]:
     Raises:
         CheckpointCorruptedError: it is something else.
     """
+    reader: CheckpointReader | None = None
     try:
         loaded = unpickle(file)
     except (MemoryError, OSError, Warning):  # a warning that the user has made an error says nothing of the file
         raise
     except Exception as error:
-        if (loaded := _without_foreign_objects(file, path)) is None:
+        reader = None if isinstance(error, pickle_cost.TooCostlyError) else _reader_of(file, path)
+        if reader is None or (loaded := _without_foreign_objects(file, path, reader)) is None:
             raise CheckpointCorruptedError(
                 f"{path!r} is not a checkpoint that can be loaded without running code from it: {_reason(error)}. "
                 "Expected a file written by core, or by torch.save with plain types and tensors only."
@@ -51,7 +57,15 @@ def load(file: BinaryIO, path: str) -> dict[str, Any]:
         raise CheckpointCorruptedError(
             f"{path!r} holds a {type(loaded).__name__}. Expected a dict, the state of a run."
         )
-    return lightning_file.translate(loaded) if lightning_file.is_lightning(loaded) else loaded
+    if _OWN in loaded or (reader := reader or _reader_of(file, path)) is None:
+        return loaded
+    try:
+        return reader.translate(loaded)
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
+        raise CheckpointCorruptedError(
+            f"{path!r} is damaged, or no checkpoint of {reader.program}, whose marks it has: "
+            f"{messages.describe(error):.300}. Load another one, or its weights alone."
+        ) from error
 
 
 def unpickle(file: BinaryIO, stand_ins: list[Any] | None = None) -> Any:
@@ -62,8 +76,10 @@ def unpickle(file: BinaryIO, stand_ins: list[Any] | None = None) -> Any:
         stand_ins: other classes that may be in it, with their names.
 
     Raises:
+        TooCostlyError: it takes more memory than what it holds allows.
         Exception: torch's error for a file that isn't one of its own.
     """
+    pickle_cost.check(file)
     allowed = [bytes, *numpy_pickles.STAND_INS, *(stand_ins or [])]
     with (
         torch.serialization.safe_globals(allowed),
@@ -77,22 +93,34 @@ def unpickle(file: BinaryIO, stand_ins: list[Any] | None = None) -> Any:
     return numpy_pickles.unwrap(loaded, _MAX_COPIES * file.seek(0, os.SEEK_END))
 
 
-def _without_foreign_objects(file: BinaryIO, path: str) -> Any:
-    """The content of a file of Lightning's that holds objects of other classes; None for any other file."""
+def _reader_of(file: BinaryIO, path: str) -> CheckpointReader | None:
+    """The reader of an installed package that recognizes the file, which isn't the core's own."""
+    from core.door import checkpoint_reader
+
+    file.seek(0)
+    head = file.read(_HEAD_BYTES)
+    file.seek(0)
+    reader: CheckpointReader | None = checkpoint_reader(head, path)
+    return reader
+
+
+def _without_foreign_objects(file: BinaryIO, path: str, reader: CheckpointReader) -> Any:
+    """The content of a file that holds objects of other classes; None if it can't be read without them either."""
     try:
         loaded = unpickle(file, foreign_objects.stand_ins(file, {name for _, name in numpy_pickles.STAND_INS}))
     except (MemoryError, OSError, Warning):
         raise
     except Exception:
         return None
-    if not isinstance(loaded, dict) or not lightning_file.is_lightning(loaded):
+    if not isinstance(loaded, dict):
         return None
     left: dict[str, str] = {}
-    content = foreign_objects.leave_out(lightning_file.without_unread(loaded), "", left)
+    read = {key: value for key, value in loaded.items() if key not in reader.unread}
+    content = foreign_objects.leave_out(read, "", left)
     if left:
         named = printable(", ".join(f"{place} ({kind})" for place, kind in left.items()))
         warnings.warn(
-            f"{path!r} was written by PyTorch Lightning and holds objects of other classes, which are left out, since "
+            f"{path!r} was written by {reader.program} and holds objects of other classes, which are left out, since "
             f"nothing in a file is executed: {named}. Read without them: {printable(', '.join(content))}.",
             stacklevel=2,
         )

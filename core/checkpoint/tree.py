@@ -27,8 +27,8 @@ from core.checkpoint.plain_state import (
 )
 from core.checkpoint.shards import shape_of
 from core.contract.errors import CheckpointError
-from core.contract.printable import printable
 from core.contract.sharded_leaf import ShardedLeaf, TensorDescription
+from core.text.printable import printable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator

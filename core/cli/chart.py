@@ -31,7 +31,8 @@ def line_chart(name: str, series: Sequence[tuple[float, float]], shown: Callable
 
     def y(value: float) -> float:
         # Halved, so that the difference of two large numbers is one too.
-        share = (value / 2 - low / 2) / (high / 2 - low / 2) if high > low else 0.5
+        half = high / 2 - low / 2
+        share = (value / 2 - low / 2) / half if half else 0.5  # the half of the least number is 0
         return _HEIGHT - _BOTTOM - (_HEIGHT - _TOP - _BOTTOM) * share
 
     def text(px: float, py: float, anchor: str, what: str) -> str:

@@ -17,10 +17,10 @@ from core._version import __version__
 from core.cli.layout import say
 from core.contract.errors import CoreError, UnknownAliasError
 from core.contract.spec import normalize_alias
-from core.contract.spelling import did_you_mean
 from core.registry import COMMAND_REGISTRY, Offer, Status
 from core.registry.builtins import CORE
 from core.registry.known_aliases import KNOWN_ALIASES
+from core.text.spelling import did_you_mean
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -6,9 +6,9 @@ from typing import Any
 
 from core.contract.errors import UnknownAliasError
 from core.contract.kinds import KINDS
-from core.contract.spelling import near_names
 from core.registry import Registry
 from core.registry.names import split_name
+from core.text.spelling import near_names
 
 KINDS_BY_OPTION = {name.replace(" ", "-"): name for name in KINDS}
 """Name of each kind by its form on the command line."""

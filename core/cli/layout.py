@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from core.contract.printable import printable
+from core.text.printable import printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

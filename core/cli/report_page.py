@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from core.cli.chart import line_chart, short_number
 from core.cli.layout import size_text
-from core.contract.printable import printable
+from core.text.printable import printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from core.cli.layout import size_text
-from core.contract.printable import printable
+from core.text.printable import printable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -29,6 +29,7 @@ class SLURMEnvironment(ClusterEnvironment):
         SLURM_JOB_ID, SLURM_STEP_ID: name of the job and step; the port is derived from them.
         SLURM_JOB_NAME, SLURM_PTY_PORT: tell an interactive shell, where the launcher makes the processes.
         SLURM_ARRAY_JOB_ID, SLURM_ARRAY_TASK_ID: what `requeue` names in a job array.
+        SLURM_GPUS_PER_TASK, SLURM_TRES_PER_TASK, SLURM_GPU_BIND: tell whether each task sees a GPU of its own only.
         SLURM_RESTART_COUNT: how often the job was requeued.
         MASTER_ADDR, MASTER_PORT: optional; the user's choice of where the ranks meet.
 
@@ -90,6 +91,16 @@ class SLURMEnvironment(ClusterEnvironment):
     def restart_count(self) -> int:
         """`SLURM_RESTART_COUNT`: how often the job was requeued."""
         return read_int("SLURM_RESTART_COUNT", hint=_HINT) if "SLURM_RESTART_COUNT" in os.environ else 0
+
+    @property
+    def shows_own_device(self) -> bool:
+        """True with `--gpus-per-task`, and with `--gpu-bind` to one for each task, or several."""
+        tres, bind = (os.environ.get(name, "") for name in ("SLURM_TRES_PER_TASK", "SLURM_GPU_BIND"))
+        return (
+            "SLURM_GPUS_PER_TASK" in os.environ
+            or "gres/gpu" in tres
+            or any(part.startswith(("single:", "per_task:")) for part in bind.split(","))
+        )
 
     def num_nodes(self) -> int | None:
         """`SLURM_STEP_NUM_NODES`, or that of the job."""

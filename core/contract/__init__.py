@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from core.contract.accelerator import Absent, Accelerator, Broken, Devices, Found
     from core.contract.capability import Capability
     from core.contract.checkpoint_io import CheckpointIO, Collectives, DirectCollectives, PathLike
+    from core.contract.checkpoint_reader import CheckpointReader
     from core.contract.cluster_environment import ClusterEnvironment
     from core.contract.errors import (
         AliasConflictError,
@@ -44,11 +45,11 @@ if TYPE_CHECKING:
     from core.contract.setup_host import SetupHost
     from core.contract.sharded_leaf import Chunk, ShardedLeaf, TensorDescription
     from core.contract.spec import Spec, normalize_alias
-    from core.contract.spelling import did_you_mean, near_names
     from core.contract.step import GradientClipping, Stage, StepOutput, TrainingStep
     from core.contract.strategy import Strategy
     from core.contract.whereabouts import Whereabouts
     from core.contract.world import ReduceOp, World
+    from core.text.spelling import did_you_mean, near_names
 
 __all__ = [
     "HOOKS_GROUP",
@@ -64,6 +65,7 @@ __all__ = [
     "CheckpointError",
     "CheckpointIO",
     "CheckpointNotFoundError",
+    "CheckpointReader",
     "Chunk",
     "ClippingAlgorithm",
     "ClusterEnvironment",
@@ -119,6 +121,7 @@ __getattr__, __dir__ = door(
         ".accelerator": ("Absent", "Accelerator", "Broken", "Devices", "Found"),
         ".capability": ("Capability",),
         ".checkpoint_io": ("CheckpointIO", "Collectives", "DirectCollectives", "PathLike"),
+        ".checkpoint_reader": ("CheckpointReader",),
         ".cluster_environment": ("ClusterEnvironment",),
         ".errors": (
             "AliasConflictError",
@@ -153,7 +156,7 @@ __getattr__, __dir__ = door(
         ".strategy": ("Strategy",),
         ".whereabouts": ("Whereabouts",),
         ".world": ("ReduceOp", "World"),
-        ".spelling": ("did_you_mean", "near_names"),
+        "core.text.spelling": ("did_you_mean", "near_names"),
         ".setup_host": ("SetupHost",),
     },
 )

@@ -8,9 +8,12 @@ import warnings
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeAlias, runtime_checkable
 
 from core.contract.errors import CheckpointError
+from core.text.file_urls import filesystem_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    from torch import Tensor
 
 PathLike: TypeAlias = str | os.PathLike[str]
 """The path of a checkpoint: of a file or folder, or with the prefix of an object store, as in `s3://`."""
@@ -66,10 +69,22 @@ class DirectCollectives(Collectives, Protocol):
 
 
 class CheckpointIO(abc.ABC):
-    """Writes and reads checkpoints. Meant to be subclassed.
+    """Writes and reads checkpoints. Meant to be subclassed; three methods are all that is needed.
 
-    All ranks call every method, with the same path. A checkpoint exists whole or not at all, whenever a process dies:
-    write beside the target under a temporary name, flush, then rename. Nothing that is read is ever executed.
+    A checkpoint exists whole or not at all, whenever a process dies: write beside the target under a temporary name,
+    flush, then rename. Nothing that is read is ever executed. The call sequence; where all ranks call, the path is the
+    same:
+
+    1. `save_checkpoint(state, path)`, all ranks, at the boundary of an optimizer's step. The strategy has brought the
+       state into `layout` before.
+    2. `retire_checkpoint(path, successor)`, all ranks, once a later save has returned: the callback that keeps the best
+       or the last checkpoints calls it. It asks `find_damage(successor)`, then `remove_checkpoint(path)`.
+    3. `describe_checkpoint(path)`, all ranks, before a load: the session makes from it the tensors to be filled.
+    4. `load_checkpoint(path, state=...)`, all ranks.
+    5. `teardown()`, all ranks, when the strategy ends: what is still being written gets finished.
+
+    Rank 0 alone calls `exists`, where a callback looks for what is there. The command line, which is one process, calls
+    `verify_checkpoint` and `convert_checkpoint`.
     """
 
     layout: ClassVar[Literal["full", "sharded"]] = "full"
@@ -77,6 +92,11 @@ class CheckpointIO(abc.ABC):
     `sharded`, on every rank its own shards."""
     saves_from_all_ranks: bool = False
     """True if `save_checkpoint` gets a state on every rank with layout `full` too: an engine writes its own files."""
+    is_default: bool = False
+    """True of an instance in `plugins` that a strategy's own comes before: a package's default, not the user's wish."""
+    stepped_tensors: Callable[[], Iterable[Tensor]] | None = None
+    """Set before a save: gives the tensors in the state that nothing but an optimizer's next step is to change, so that
+    a device may go on copying them until then."""
 
     @abc.abstractmethod
     def save_checkpoint(self, state: dict[str, Any] | None, path: PathLike, *, collectives: Collectives) -> None:
@@ -178,9 +198,7 @@ class CheckpointIO(abc.ABC):
 
     def exists(self, path: PathLike) -> bool:
         """Rank 0. Tell whether a complete checkpoint is at `path`, without reading it all."""
-        import fsspec
-
-        filesystem, name = fsspec.url_to_fs(str(path))
+        filesystem, name = filesystem_of(path)
         return bool(filesystem.exists(name))
 
     def verify_checkpoint(self, path: PathLike) -> None:

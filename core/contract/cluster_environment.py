@@ -66,6 +66,11 @@ class ClusterEnvironment(abc.ABC):
         return None
 
     @property
+    def shows_own_device(self) -> bool:
+        """True if each process sees no device but its own, which then has index 0 in all of them."""
+        return False
+
+    @property
     def restart_count(self) -> int:
         """Number of restarts, as this node counts them."""
         return 0

@@ -27,8 +27,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from core.contract.printable import printable
-from core.contract.tracebacks import format_short, show_short_tracebacks, wants_full
+from core.text.printable import printable, shortened
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -41,24 +40,14 @@ if TYPE_CHECKING:
 class CoreError(Exception):
     """The root of all errors that `core` raises on purpose. Picklable with all attributes, to cross processes.
 
-    Its text may quote foreign text. Line ends and tabs are the only control characters that stay in it.
-
-    Where one ends a program, it is shown at the user's own lines, without core's: `core.contract.tracebacks` says how.
+    Its text may quote foreign text, such as a name in a file. Line ends and tabs are the only control characters that
+    stay in it, and of a text of more than 3,000 characters the beginning and the end; `args` has all of it.
     """
 
-    def __init__(self, *args: object) -> None:
-        super().__init__(*args)
-        show_short_tracebacks()
-
-    @property
-    def _render_traceback_(self) -> Callable[[], list[str]]:
-        """The text for IPython. It looks whether there is one: an AttributeError leaves the showing to IPython."""
-        if wants_full():
-            raise AttributeError("the environment asks for whole tracebacks")
-        return lambda: format_short(self).splitlines()
+    _max_chars = 3000
 
     def __str__(self) -> str:
-        return printable(super().__str__(), keep="\n\t")
+        return shortened(printable(super().__str__(), keep="\n\t"), self._max_chars)
 
     def __reduce__(self) -> tuple[Callable[..., CoreError], tuple[Any, ...]]:
         return _rebuild, (type(self), self.args, self.__dict__)
@@ -170,6 +159,8 @@ class HangError(WorkerError):
         report: path of the file with all stacks, on the machine of the rank that has written it; empty if it couldn't.
     """
 
+    _max_chars = 300_000  # a line for each rank
+
     def __init__(
         self, message: str, *, absent: Sequence[int], ranks: Sequence[Whereabouts] = (), report: str = ""
     ) -> None:
@@ -182,15 +173,17 @@ class FingerprintError(CoreError):
 
 
 class NonFiniteLossError(CoreError, ArithmeticError):
-    """A training loss is NaN or infinite, and `Trainer(terminate_on_nan=True)` was asked for.
+    """A training loss is NaN or infinite, and `terminate_on_nan=True` of a Trainer or Fabric was asked for.
 
-    Attributes:
+    Attributes are None under Fabric, where the user's own loop counts:
         epoch: in which it came, from 0.
         batch_idx: of the batch whose loss it is.
         global_step: optimizer steps before it.
     """
 
-    def __init__(self, message: str, *, epoch: int, batch_idx: int, global_step: int) -> None:
+    def __init__(
+        self, message: str, *, epoch: int | None = None, batch_idx: int | None = None, global_step: int | None = None
+    ) -> None:
         super().__init__(message)
         self.epoch, self.batch_idx, self.global_step = epoch, batch_idx, global_step
 

@@ -68,6 +68,11 @@ def core_checkpoint_ios() -> Iterable[Spec]:  # type: ignore[empty-body]
 
 
 @hookspec
+def core_checkpoint_readers() -> Iterable[Spec]:  # type: ignore[empty-body]
+    """Yield the specs of checkpoint readers. Targets subclass `core.CheckpointReader`."""
+
+
+@hookspec
 def core_cluster_environments() -> Iterable[Spec]:  # type: ignore[empty-body]
     """Yield the specs of cluster environments. Targets subclass `core.ClusterEnvironment`."""
 

@@ -35,6 +35,12 @@ _TABLE = (
     Kind("precision", "core.precisions", "core_precisions", "core.contract.precision:Precision"),
     Kind("checkpoint io", "core.checkpoint_ios", "core_checkpoint_ios", "core.contract.checkpoint_io:CheckpointIO"),
     Kind(
+        "checkpoint reader",
+        "core.checkpoint_readers",
+        "core_checkpoint_readers",
+        "core.contract.checkpoint_reader:CheckpointReader",
+    ),
+    Kind(
         "cluster environment",
         "core.cluster_environments",
         "core_cluster_environments",

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import abc
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from core.contract.accelerator import Accelerator
     from core.contract.cluster_environment import ClusterEnvironment
 
 
@@ -16,7 +17,8 @@ class Launcher(abc.ABC):
 
     The call sequence, all in the main process:
 
-    1. `configure_cluster_environment()`, then `connect(...)`, each once, by `resolve`.
+    1. `count_devices(...)`, if the user passed this launcher; then `configure_cluster_environment()` and
+       `connect(...)`. Each once, by `resolve`.
     2. `check()`: can processes be made here, in this way? Called before anything is started.
     3. `launch(function, ...)`: in every worker the cluster environment knows its rank, then `function` runs.
        It may be called again: a later call with the same world re-uses or re-makes the workers.
@@ -62,6 +64,24 @@ class Launcher(abc.ABC):
         It is for a launcher that makes the processes of all nodes by itself, so that the user starts the script once.
         Not asked where the user passed an environment, or where the scheduler has made the processes. None: the one
         that was found, for a script that is started on every node.
+        """
+        return None
+
+    def count_devices(
+        self, accelerator: Accelerator, devices: int | list[int] | Literal["auto"], num_nodes: int
+    ) -> int | None:
+        """Main process; called by `resolve`, once, before the devices are chosen. Number of devices on each node.
+
+        It is for a launcher whose ranks run on other machines, whose devices the accelerator can't see from here. Not
+        asked where a scheduler has made the processes. None: the devices are this machine's, as the accelerator counts.
+
+        Args:
+            accelerator: the kind of device that was chosen, which may have none on this machine.
+            devices: as the user wrote it: a number, -1 for all, indices, or `"auto"`.
+            num_nodes: in the whole run.
+
+        Raises:
+            DeviceError: the nodes don't have them.
         """
         return None
 

@@ -12,9 +12,17 @@ if TYPE_CHECKING:
 class Logger(abc.ABC):
     """Receives metrics and hyperparameters. Meant to be subclassed; `log_metrics` is all that is needed.
 
-    Every method is called on rank 0 only. A logger opens its files or connections at the first call, not when it is
-    made, so that it can be pickled and costs nothing where it isn't used. One that is chosen by its alias,
-    `Trainer(logger="acme")`, is made without arguments; if it takes `save_dir`, it gets the `default_root_dir`.
+    A logger opens its files or connections at the first call, not when it is made, so that it can be pickled and costs
+    nothing where it isn't used. One that is chosen by its alias, `Trainer(logger="acme")`, is made without arguments;
+    if it takes `save_dir`, it gets the `default_root_dir`. The call sequence, on rank 0 only:
+
+    1. `name`, `version` and `log_dir`, when a stage begins: checkpoints go to the folder of the run.
+    2. `log_hyperparams(params)`, once a run, before the first metrics.
+    3. `log_metrics(metrics, step)`, every `log_every_n_steps` steps, and at the end of an epoch.
+    4. `save()`, when a Fabric ends: it has no stages, and calls nothing else at its end.
+    5. `finalize(status)`, when a stage of a Trainer is over, also after an error. Another stage may go on from 1.
+    6. `state_dict()` in the rank that a launcher has made, when the stage is over, and `load_state_dict(state)` in the
+       main process: its logger then goes on with the same run.
     """
 
     @property

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from core.contract.printable import printable
+from core.text.printable import printable
 
 Fingerprint: TypeAlias = tuple[tuple[str, str, str, str], ...]
 """(kind, alias, provider, version) of every choice of a run, which its ranks compare."""

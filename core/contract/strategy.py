@@ -174,7 +174,10 @@ class Strategy(World):
     # 2. and 3. environment ------------------------------------------------------------------------------------------
 
     def setup_environment(self) -> None:
-        """All ranks. Select the device, then join the group. Afterwards ranks and sizes are right."""
+        """All ranks. Join the group and select the device. Afterwards ranks and sizes are right.
+
+        A group that needs the device selects it by itself, before it connects: then it is selected twice.
+        """
         self.accelerator.setup()
         self.setup_distributed()
         self.accelerator.setup_device(self.root_device)
@@ -275,13 +278,13 @@ class Strategy(World):
     def refresh_modules(self) -> bool:
         """All ranks, when an epoch of the Trainer begins. Train the parameters that require gradients by now.
 
-        For strategies whose wrapper looks at that once: callbacks may have unfrozen some.
+        For strategies whose wrapper looks at that once: hooks may have frozen, unfrozen or replaced some.
 
         Returns:
             Whether a module was wrapped anew: then its handle has the new wrapper.
 
         Raises:
-            ConfigurationError: ranks have unfrozen different parameters.
+            ConfigurationError: ranks have changed different parameters.
         """
         return False
 

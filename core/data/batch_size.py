@@ -16,6 +16,10 @@ if TYPE_CHECKING:
 
 _PLAIN = (dict, list, tuple)
 _SINGLE = (str, bytes, Number)
+_CHANNELS = (1, 3, 4)
+"""The first dimension of an image."""
+_MANY = 8
+"""Tensors of one shape in a list, from which on they are rather samples than parts of a batch."""
 
 
 def size_of(batch: Any) -> int | None:
@@ -33,8 +37,20 @@ def size_of(batch: Any) -> int | None:
 
 
 def is_ambiguous(batch: Any) -> bool:
-    """Tell whether tensors of a batch differ in their first dimension: `size_of` may have taken the wrong one."""
-    return len(set(_sizes_in(batch))) > 1
+    """Tell whether `size_of` may be wrong: tensors differ in their first dimension, or are samples in a list."""
+    return len(set(_sizes_in(batch))) > 1 or _holds_samples(batch)
+
+
+def _holds_samples(batch: Any) -> bool:
+    """True if a list looks like samples that nobody has stacked: images, or more tensors than a batch has parts."""
+    if not isinstance(batch, list | tuple | Mapping):
+        return False
+    parts = list(_parts_of(batch))
+    shapes = [part.shape for part in parts if isinstance(part, Tensor) and not part.is_nested]
+    if isinstance(batch, Mapping) or len(shapes) < max(2, len(parts)) or len(set(shapes)) > 1:
+        return any(map(_holds_samples, parts))
+    is_image = len(shapes[0]) == 3 and shapes[0][0] in _CHANNELS
+    return is_image or (len(shapes) >= _MANY and len(shapes[0]) > 0)
 
 
 def _sizes_in(batch: Any) -> Iterator[int]:

@@ -9,9 +9,12 @@ from core.contract import CheckpointError
 from core.data.loader import sampler_of, set_epoch
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from core.data.sampler import WindowPart
+
+_CUT = ("batch_size", "num_workers")
+"""Attributes of a DataLoader that decide into which batches, and in which order, an iterable data set is cut."""
 
 
 class Feed:
@@ -102,6 +105,11 @@ class Feed:
             return False
         return sampler.position % (sampler.batch_size * sampler.size * sampler.num_accumulated) == 0
 
+    @property
+    def is_cut_anew(self) -> bool:
+        """True if the epoch that goes on at the position has another number of batches than the loader says."""
+        return self._sampler is not None and self._sampler.is_cut_anew
+
     def take_part(self) -> WindowPart:
         """The part of its window that the batch is which the loop takes now. Called once for each batch."""
         assert self._sampler is not None, "only an order that is cut into windows has parts"
@@ -119,7 +127,20 @@ class Feed:
         state: dict[str, Any] = {"epoch": self.epoch, "num_batches": self.num_batches * self._num_joined}
         if self._sampler is not None:
             return {**state, "sampler": self._sampler.state_dict()}
-        return {**state, "loader": self.loader.state_dict()} if self._keeps_state else state
+        return {**state, "loader": self.loader.state_dict()} if self._keeps_state else {**state, "cut": self._cut()}
+
+    def _cut(self) -> dict[str, int | None]:
+        """What decides into which batches an order is cut that can only be read again."""
+        source = self._source
+        cut: dict[str, int | None] = {
+            name: value if type(value := getattr(source, name, None)) is int else None for name in _CUT
+        }
+        if cut["num_workers"] == 0:
+            cut["num_workers"] = 1  # reads in the same order
+        try:
+            return {**cut, "number of batches": len(source)}
+        except (TypeError, NotImplementedError):
+            return {**cut, "number of batches": None}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Let the next iteration go on from there; `num_batches` is then what that is for this rank.
@@ -135,6 +156,8 @@ class Feed:
                 "Build the loader as it was when the checkpoint was written."
             )
         given, self._unread_state = state["num_batches"], None
+        if given and self.reads_again:
+            self._check_cut(state.get("cut", {}))
         if self._sampler is not None:
             self._sampler.load_state_dict(state["sampler"])
             # The samples count: on another number of ranks they are another number of batches.
@@ -148,3 +171,14 @@ class Feed:
         self.epoch, self.num_batches, self._is_restored = state["epoch"], -(-given // self._num_joined), True
         if "loader" in state and self._keeps_state and self.num_batches:
             self._unread_state = state["loader"]
+
+    def _check_cut(self, saved: Mapping[str, Any]) -> None:
+        own = self._cut()
+        for name, before in saved.items():
+            if (now := own.get(name)) != before:
+                raise CheckpointError(
+                    f"The checkpoint was saved within an epoch of a {type(self._source).__name__} with {name}={before}"
+                    f", and now it is {now}. Its order is entered by reading the same batches again: build "
+                    "the loader as it was, or pass a checkpoint of an epoch's end. A map-style data set, or a loader "
+                    "with state_dict and load_state_dict, goes on with batches of another size."
+                )

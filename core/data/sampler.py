@@ -110,6 +110,8 @@ class ShardedSampler(Sampler[Any]):
         """The user's generator's, when this epoch was drawn; None if it wasn't yet."""
         self._generator_after: torch.Tensor | None = None
         """The user's generator's, as the state that was loaded last has it."""
+        self._is_changed = False
+        """The user's batches are others than those of the state that was loaded last."""
         self._on_the_way: deque[tuple[int, Any]] = deque()
         """Samples over all ranks, and our own, for each batch that the loader took and the user wasn't given yet."""
         self._parts: deque[WindowPart] = deque()
@@ -175,13 +177,28 @@ class ShardedSampler(Sampler[Any]):
         # `-(-a // b)` rounds up.
         return -(-self.position // (self.batch_size * self.size))
 
+    @property
+    def is_cut_anew(self) -> bool:
+        """True if the epoch that goes on at the position has another number of batches than `len` says.
+
+        Its first part was cut into batches of another size, or for another number of ranks.
+        """
+        if self.batch_size is None:
+            return self._is_changed
+        if (num_samples := _length_of(self.order)) is None:
+            return False  # nor has the loader a length
+        at_once = self.batch_size * self.size
+        left = max(0, num_samples - self.position)
+        num_left = left // at_once if self.drop_last else -(-left // at_once)
+        return self.num_batches_given(default=0) + num_left != len(self)
+
     def state_dict(self) -> dict[str, Any]:
         """The position: numbers, and states of the user's generator: as this epoch was drawn, and now."""
         generator = self._generator_state
         if generator is None and self._generator is not None:
             generator = self._generator.get_state()
         after = self._generator.get_state() if self._generator is not None else None
-        state = {"epoch": self.epoch, "position": self.position, "seed": self.seed}
+        state = {"epoch": self.epoch, "position": self.position, "seed": self.seed, "length": _length_of(self.order)}
         return {**state, "generator": generator, "generator_after": after}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -202,6 +219,7 @@ class ShardedSampler(Sampler[Any]):
         self.set_epoch(state["epoch"])
         self.position, self.seed, self._generator_state = state["position"], state["seed"], state["generator"]
         self._generator_after = state["generator_after"]
+        self._is_changed = self.batch_size is None and state.get("length") != _length_of(self.order)
 
     def _rewind_generator(self) -> None:
         """Set the generator back, as an epoch that goes on is drawn once more."""
@@ -295,3 +313,11 @@ class ShardedSampler(Sampler[Any]):
         own = [index if isinstance(index, int) else 0 for index in share]
         seeds = (mix_seed(self.seed, epoch, first + number, index) for number, index in enumerate(own))
         return [SeededIndex(*pair) for pair in zip(share, seeds, strict=True)]
+
+
+def _length_of(order: Iterable[Any]) -> int | None:
+    """The number of samples, or batches, of an order; None if it doesn't know."""
+    try:
+        return len(order)  # type: ignore[arg-type]  # a sampler may have a length, and torch can't say so
+    except (TypeError, NotImplementedError):
+        return None

@@ -12,13 +12,14 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from core.contract import Capability, ConfigurationError, GradientClipping, ModuleError, UnsupportedError
-from core.contract.tracebacks import show_short_tracebacks
 from core.data import LoaderShares, divide_global_batch, make_transfer, to_device
+from core.display import install_for
 from core.fabric import raw_state
 from core.fabric.compilation import make_compiler, split_compiled
 from core.fabric.empty_weights import EmptyWeights
 from core.fabric.loader import FabricDataLoader
 from core.fabric.module import FabricModule
+from core.fabric.non_finite import refuse_non_finite
 from core.fabric.optimizer import FabricOptimizer
 from core.fabric.processes import Processes
 from core.fabric.state import holds_objects, take_values, unwrap, unwrap_module
@@ -69,6 +70,7 @@ class Fabric(Processes):
         loggers: str | Logger | Sequence[str | Logger] | None = None,
         compile: bool | Mapping[str, Any] = False,
         watch: bool | Watch | None = None,
+        terminate_on_nan: bool = False,
     ) -> None:
         """Decide what is left open. No device is touched, and no process is made.
 
@@ -85,13 +87,15 @@ class Fabric(Processes):
             compile: whether modules that are set up run through `torch.compile`, or a dict of its options. A module
                 that you have compiled before, by `torch.compile(module)`, is compiled in the same way again, inside of
                 the strategy's wrapper.
-            watch: look whether ranks hang, and end the run with a `HangError` that says which one, where and how: a
-                `Watch` with limits of your own, False for none. None is True.
+            watch: look whether ranks hang, tell which one, where and how, and end the run with a `HangError` if that
+                lasts: a `Watch` with limits of your own, False for none. None is True.
+            terminate_on_nan: look at each loss that `backward` gets, and end the run by a `NonFiniteLossError` before
+                gradients come of one that is NaN or infinite. Waits for the device each time.
 
         Raises:
             ConfigurationError: what was asked, why it can't be, and the nearest that can.
         """
-        show_short_tracebacks()
+        install_for(self)
         self.resolution: Resolution = resolve(
             strategy=strategy,
             accelerator=accelerator,
@@ -106,6 +110,7 @@ class Fabric(Processes):
             LOGGER_REGISTRY.create(logger) if isinstance(logger, str) else logger for logger in _as_list(loggers)
         ]
         self.compiler = make_compiler(compile)
+        self._ends_by_non_finite_loss = terminate_on_nan
         self._target: nn.Module | None = None
         """The module whose loss `backward` gets by default: the only one that was set up."""
         self._shares = LoaderShares(self.strategy)
@@ -316,7 +321,12 @@ class Fabric(Processes):
             gradient: of the same shape as `tensor`, as `Tensor.backward` takes it; None for a scalar.
             model: whose loss it is; needed where several modules were set up, with strategies whose engine asks.
             kwargs: of `Tensor.backward`, such as `retain_graph`.
+
+        Raises:
+            NonFiniteLossError: the loss is NaN or infinite, and `Fabric(terminate_on_nan=True)` was asked for.
         """
+        if self._ends_by_non_finite_loss:
+            refuse_non_finite(tensor, self.strategy)
         target = self._target if model is None else self._wrapped(model)
         if gradient is not None:
             kwargs["gradient"] = gradient

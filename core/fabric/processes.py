@@ -16,7 +16,7 @@ from core.data import map_leaves
 from core.fabric.ranks import Ranks
 from core.fabric.seed import checked_seed, seed_everything
 from core.fabric.state import unwrap
-from core.watch import begin, end, explain, let_abort
+from core.watch import begin, end, explain, let_abort, tell_of_the_late
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -97,6 +97,8 @@ class Processes(Ranks):
         """
         if not self._is_set_up:
             self._require_processes()
+            if self.strategy.world_size > 1:
+                tell_of_the_late(self.watch)
             self.strategy.setup_environment()
             self._is_set_up = True
             if self.strategy.world_size > 1:

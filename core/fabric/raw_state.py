@@ -9,8 +9,8 @@ from torch import nn
 from core.checkpoint import torch_file
 from core.checkpoint.storage import location_of
 from core.contract import CheckpointCorruptedError, CheckpointError, CheckpointNotFoundError
-from core.contract.plain_file import NotAFileError
-from core.session import optimizer_class, optimizer_state
+from core.session import optimizer_class, optimizer_state, optimizer_trial
+from core.text.plain_file import NotAFileError
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
@@ -34,6 +34,7 @@ def load(strategy: Strategy, path: PathLike, target: nn.Module | Optimizer, *, s
             f"{path} is the state of an optimizer of {num_saved} parameters; this one has {len(names)}."
         )
     optimizer_class.check(target, state)
+    optimizer_trial.check(target, state)
     # torch saves positions, and strategies take names.
     strategy.load_optimizer_state_dict(target, optimizer_state.to_named(state, names))
 

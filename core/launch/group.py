@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from core.contract.echo import is_echo
+from core.display.lost_connection import is_lost_connection
 from core.launch.report import Report, left_early, worker_error
 from core.launch.timeouts import GRACE_S, HEAR_S
 
@@ -96,6 +96,12 @@ class WorkerGroup:
         for watcher in self._watchers:
             watcher.start()
 
+    @property
+    def running_ranks(self) -> list[int]:
+        """Ranks of workers that haven't ended."""
+        with self._changed:
+            return [worker.rank for worker in self._running()]
+
     def wait(self, timeout_s: float | None = None) -> bool:
         """Wait until all workers have ended and it is known why; return True if they have."""
         with self._changed:
@@ -120,7 +126,7 @@ class WorkerGroup:
         """The worker's failure behind an error of the main process, if there is one; may wait for it to show."""
         with self._changed:
             # A lost connection is the effect of another rank's end, which may not have been noticed yet.
-            if is_echo(error):
+            if is_lost_connection(error):
                 was_lost, self._has_lost = self._has_lost, not isinstance(error, ConnectionError)
                 self._decide_in_thread()
                 self._listen_until(lambda: self.failure is not None or self._is_stopping, GRACE_S)

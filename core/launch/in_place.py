@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class InPlaceLauncher(Launcher):
-    """Calls the function in this process, which is one rank of a world that exists already."""
+    """Calls the function in this process, which is one rank of a world that exists already; or alone on its node."""
 
     def launch(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Run `function(*args, **kwargs)` here. Returns this rank's own result.
@@ -22,6 +22,9 @@ class InPlaceLauncher(Launcher):
         """
         environment = self.cluster_environment
         if environment is not None and not environment.creates_processes:
-            refuse_second_zero()
-            environment.set_world(world_size=1, global_rank=0, local_rank=0, node_rank=0)
+            if self.num_nodes == 1:
+                refuse_second_zero()
+            # A script that was started by hand on each of several nodes.
+            number = environment.node_rank() if self.num_nodes > 1 else 0
+            environment.set_world(world_size=self.num_nodes, global_rank=number, local_rank=0, node_rank=number)
         return function(*args, **kwargs)

@@ -13,7 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from core.contract import HangError, WorkerError
-from core.contract.tracebacks import format_short
+from core.display.tracebacks import format_short
 from core.launch.connections import hang_up
 from core.launch.forked_copies import ForkedCopies
 from core.launch.group import Worker, WorkerGroup
@@ -27,8 +27,9 @@ if TYPE_CHECKING:
 
     from core.launch.talk import Hearing
 
-_FINISH_S = 60.0
-"""Seconds that workers may go on after the main process has finished its script."""
+_FINISH_S = 330.0
+"""Seconds that workers may go on after the main process has finished its script: the watch, which says where such a one
+stands, ends it before."""
 
 
 class MainProcess:
@@ -113,7 +114,9 @@ class MainProcess:
             elif self._has_left and not self._is_followed():
                 self._end(left_early(self.rank, self._num_launches, self._num_launches - 1, 0))
             elif not self._group.wait(_FINISH_S):
-                message = f"Rank {self.rank} finished its script {_FINISH_S:.0f} s ago, and this rank is still at work."
+                behind = self._group.running_ranks
+                ranks = f"rank{'s' * (len(behind) > 1)} {', '.join(map(str, behind))}"
+                message = f"Rank {self.rank} finished its script {_FINISH_S:.0f} s ago; still at work: {ranks}."
                 self._end(WorkerError(f"{message} All ranks must make the same calls.", rank=self.rank))
         except (KeyboardInterrupt, SystemExit) as interruption:
             self._group.kill()

@@ -8,8 +8,8 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from core.contract import HangError, Whereabouts, WorkerError
-from core.contract.echo import is_echo
-from core.contract.tracebacks import ShortText, format_short, is_for_pytest
+from core.display.lost_connection import is_lost_connection
+from core.display.tracebacks import ShortText, format_short, is_for_pytest
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -66,7 +66,7 @@ class Report:
         text = "".join(traceback.format_exception(error))
         short = format_short(error)
         hang = _parts_of(error) if isinstance(error, HangError) else None
-        return cls(summarize(error), text[-_MAX_CHARACTERS:], short[-_MAX_CHARACTERS:], is_echo(error), hang)
+        return cls(summarize(error), text[-_MAX_CHARACTERS:], short[-_MAX_CHARACTERS:], is_lost_connection(error), hang)
 
     @classmethod
     def from_message(cls, message: Mapping[str, Any]) -> Report:

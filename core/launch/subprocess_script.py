@@ -16,7 +16,7 @@ from core.launch.group import Worker
 from core.launch.main_process import MainProcess
 from core.launch.rank import is_inherited, set_rank
 from core.launch.script import refuse_interactive, refuse_nested, script_command
-from core.launch.talk import Hearing
+from core.launch.talk import Hearing, come_to_call
 from core.launch.thread_share import share_cores
 from core.launch.worker import Membership, in_main_thread
 
@@ -159,6 +159,7 @@ class _Process:
         self.membership = Membership(Channel(end))
         self.membership.report_uncaught()
         self.membership.begin()
+        come_to_call()
         names = ("CORE_WORLD_SIZE", "CORE_GLOBAL_RANK", "CORE_LOCAL_RANK", "CORE_NODE_RANK", "LOCAL_WORLD_SIZE")
         return _World(*(int(os.environ[name]) for name in names))
 

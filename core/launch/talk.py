@@ -14,8 +14,8 @@ import socket
 import threading
 from typing import TYPE_CHECKING, Any
 
+from core.display.warnings_once import GivenWarning, WarningsOfRanks, send_warnings
 from core.launch.rank import is_inherited
-from core.shown_warnings import GivenWarning, WarningsOfRanks, send_warnings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -62,10 +62,14 @@ class Talk:
         end: of all ranks of this node.
         rank: global rank.
         is_heard: whether the main process waits, and hears all subjects; else it hears warnings.
+
+    Attributes:
+        is_early: the rank runs the script, and hasn't come to the call that it was made for.
     """
 
     def __init__(self, end: socket.socket, rank: int, *, is_heard: bool) -> None:
         self._end, self._rank, self.is_heard = end, rank, is_heard
+        self.is_early = False
 
     def begin(self) -> None:
         """Send the warnings of this process from now on."""
@@ -83,7 +87,7 @@ class Talk:
         return False
 
     def _send_warning(self, given: GivenWarning) -> bool:
-        return self.send("warning", given.to_message(), _WAIT_S)
+        return self.send("early warning" if self.is_early else "warning", given.to_message(), _WAIT_S)
 
 
 class Hearing:
@@ -94,6 +98,7 @@ class Hearing:
     """
 
     def __init__(self, *, is_rank: bool) -> None:
+        self._is_rank = is_rank
         self._ours, self.theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._warnings = WarningsOfRanks(is_rank=is_rank)
         self._thread: threading.Thread | None = None
@@ -134,7 +139,9 @@ class Hearing:
 
     def _take(self, message: Mapping[str, Any]) -> None:
         subject, rank, value = message["subject"], message["rank"], message["value"]
-        if subject == "warning":
+        if subject == "early warning" and self._is_rank:
+            return  # this process has run the same lines of the script, and shown what they give
+        if subject in ("warning", "early warning"):
             self._warnings.add(rank, GivenWarning.from_message(value))
         elif rank == 0 and subject in _listeners:
             _listeners[subject](value)
@@ -152,4 +159,12 @@ def begin_inherited() -> None:
     channel, _, rank = os.environ.get(VARIABLE, "").rpartition(":")
     if not _own and is_inherited(channel):
         end = socket.socket(fileno=os.dup(int(channel.partition(":")[0])))
-        Talk(end, int(rank), is_heard=False).begin()
+        talk = Talk(end, int(rank), is_heard=False)
+        talk.is_early = True
+        talk.begin()
+
+
+def come_to_call() -> None:
+    """A rank that runs the script again has come to the call that it was made for: its warnings are its own now."""
+    for talk in _own:
+        talk.is_early = False

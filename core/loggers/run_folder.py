@@ -89,7 +89,12 @@ class RunFolderLogger(Logger):
 
     def finalize(self, status: str) -> None:
         """Remove the folder if the run has failed before anything was written. A later call makes it again."""
-        if status == "success" or not self._has_made:
+        if status != "success":
+            self.remove_if_empty()
+
+    def remove_if_empty(self) -> None:
+        """Remove the folder if this logger has made it, and nothing was written to it. A later call makes it again."""
+        if not self._has_made:
             return
         folder = self.folder()
         with contextlib.suppress(OSError):  # something is in it

@@ -10,7 +10,7 @@ The parts, in reading order: `discovery` reads the metadata, `manager` makes eac
 gives every spec its status, `choice` turns a name into one offer, `registry` is the door.
 """
 
-from core.registry.builtins import CORE
+from core.registry.builtins import CORE, CORE_VERSION
 from core.registry.discovery import BY_NAME_ONLY, HOOKS, PRELUDES, Discovery, Problem, Provider, discover
 from core.registry.event_hooks import load_hooks
 from core.registry.known_aliases import DEFAULT_PARALLEL_STRATEGY
@@ -24,6 +24,7 @@ from core.registry.preludes import load_prelude
 from core.registry.registry import (
     ACCELERATOR_REGISTRY,
     CHECKPOINT_IO_REGISTRY,
+    CHECKPOINT_READER_REGISTRY,
     CLUSTER_ENVIRONMENT_REGISTRY,
     COMMAND_REGISTRY,
     LAUNCHER_REGISTRY,
@@ -39,9 +40,11 @@ __all__ = [
     "ACCELERATOR_REGISTRY",
     "BY_NAME_ONLY",
     "CHECKPOINT_IO_REGISTRY",
+    "CHECKPOINT_READER_REGISTRY",
     "CLUSTER_ENVIRONMENT_REGISTRY",
     "COMMAND_REGISTRY",
     "CORE",
+    "CORE_VERSION",
     "DEFAULT_PARALLEL_STRATEGY",
     "HOOKS",
     "IN_PROCESS",

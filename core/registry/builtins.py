@@ -12,6 +12,9 @@ from core.registry.discovery import Provider
 CORE = "core"
 """Name of the provider of the built-ins."""
 
+CORE_VERSION = __version__
+"""The release of core that runs."""
+
 SHORT_PRECISIONS = {"16": "16-mixed", "32": "32-true", "64": "64-true", "bf16": "bf16-mixed"}
 """The bare numbers mean what they have always meant to users of trainers."""
 

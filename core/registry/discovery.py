@@ -13,10 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from core.contract.kinds import HOOKS_GROUP, KINDS, PRELUDES_GROUP
-from core.contract.plain_file import read_file
-from core.contract.printable import printable
 from core.contract.spec import Spec, normalize_alias
-from core.contract.spelling import near_names
 from core.registry.install_hints import pip_install
 from core.registry.metadata import (
     EntryPoint,
@@ -26,6 +23,9 @@ from core.registry.metadata import (
     requires_core,
 )
 from core.registry.names import fit_distribution, fit_version, normalize_distribution, unfit_alias
+from core.text.plain_file import read_file
+from core.text.printable import printable
+from core.text.spelling import near_names
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -179,10 +179,12 @@ class _Scan:
 
     def _read(self, copy: _Copy, distribution: Any) -> None:
         text = _text(copy.path, distribution, "entry_points.txt")
-        entries, bad_lines = parse_entry_points(text or "")
-        copy.entries = tuple(entry for entry in entries if entry.group in _KIND_OF_GROUP)
-        # A misspelt group of ours is worth a word. Groups of other programs aren't ours to judge.
-        strangers = {entry.group for entry in entries if entry.group.startswith("core.")} - _KIND_OF_GROUP.keys()
+        entries, bad_lines = parse_entry_points(text) if text else ([], [])
+        strangers: set[str] = set()
+        if text and "core." in text:  # most distributions offer nothing to core
+            copy.entries = tuple(entry for entry in entries if entry.group in _KIND_OF_GROUP)
+            # A misspelt group of ours is worth a word. Groups of other programs aren't ours to judge.
+            strangers = {entry.group for entry in entries if entry.group.startswith("core.")} - _KIND_OF_GROUP.keys()
         relevant = bool(copy.entries) or not text
         # pip renames a folder to ~name while it uninstalls, and leaves it behind when it is killed.
         if not copy.name.strip("~") or copy.name[0] in "~-":

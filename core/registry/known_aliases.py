@@ -1,7 +1,8 @@
 """Well-known aliases and the distribution that each belongs to. The one place in core that names backends.
 
-It serves two ends: an error can say what to install, or that there is nothing yet; and an alias belongs to its
-distribution even where that is not installed, so that no other can take it over. Nothing is imported or chosen by it.
+It serves two ends: an error can say what to install, or that there is nothing yet, also for the names of other
+libraries; and an alias belongs to its distribution even where that is not installed, so that no other can take it
+over. Nothing is imported or chosen by it.
 """
 
 from __future__ import annotations
@@ -91,6 +92,7 @@ _ALIASES: dict[str, dict[str, tuple[str, ...]]] = {
     },
     "command": {"core-testing": ("check", "new_plugin")},
     "checkpoint io": {"core-lightning": ("lightning",)},
+    "checkpoint reader": {"core-lightning": ("lightning",)},
     "prelude": {"core-lightning": ("lightning", "lightning_trusted")},
 }
 
@@ -128,6 +130,58 @@ _CLASSES: dict[str, dict[str, tuple[str, ...]]] = {
         "core-wandb": ("WandbLogger",),
     },
 }
+
+_FOUR_BITS = (
+    "core has nothing of bitsandbytes: 'int4-weight-only' of core-torchao loads in 4 bits, to evaluate and predict."
+)
+_FLOAT8 = (
+    "core has nothing of Transformer Engine: 'bf16-mixed' trains in 16 bits, and 'float8-weight-only' of core-torchao "
+    "evaluates and predicts in 8."
+)
+_OWN_DEVICE = (
+    "No package of this project has {0}. An accelerator for it is a subclass of core.accelerators."
+    "TorchDeviceAccelerator, in a package that `core new-plugin` begins, or registered in the script."
+)
+
+OTHER_NAMES: MappingProxyType[tuple[str, str], tuple[str, tuple[str, ...]]] = MappingProxyType(
+    {
+        ("strategy", "fsdp_native"): ("Write 'fsdp': it is torch's own FSDP.", ("fsdp",)),
+        ("strategy", "fsdp_native_full_shard_offload"): (
+            "Write 'fsdp_cpu_offload': it is torch's own FSDP, with parameters on the CPU.",
+            ("fsdp_cpu_offload",),
+        ),
+        ("strategy", "ddp_fully_sharded"): (
+            "Write 'fsdp', which is torch's own, or 'fsdp_fairscale' for FairScale's, which that name meant.",
+            ("fsdp", "fsdp_fairscale"),
+        ),
+        ("strategy", "ddp_cpu"): ("Write strategy='ddp' and accelerator='cpu'.", ("ddp",)),
+        ("strategy", "hpu_ddp"): ("Write 'hpu_parallel'.", ("hpu_parallel",)),
+        ("strategy", "hpu_fsdp"): (
+            "Nothing here shards by FSDP on Gaudi devices: 'hpu_parallel' has a whole model on each.",
+            ("hpu_parallel",),
+        ),
+        ("accelerator", "xpu"): (_OWN_DEVICE.format("Intel's GPUs"), ()),
+        ("accelerator", "npu"): (_OWN_DEVICE.format("Ascend's NPUs"), ()),
+        ("precision", "transformer_engine"): (_FLOAT8, ("bf16_mixed", "float8_weight_only")),
+        ("precision", "transformer_engine_float16"): (_FLOAT8, ("bf16_mixed", "float8_weight_only")),
+        **{("precision", name): (_FOUR_BITS, ("int4_weight_only",)) for name in ("nf4", "nf4_dq", "fp4", "fp4_dq")},
+        ("precision", "int8"): (
+            "Write 'int8-weight-only' or 'int8-dynamic', of core-torchao, to evaluate and predict.",
+            ("int8_weight_only", "int8_dynamic"),
+        ),
+        ("precision", "int8_training"): (
+            "core has nothing of bitsandbytes: 'int8-weight-only-qat' of core-torchao trains for 8 bits.",
+            ("int8_weight_only_qat",),
+        ),
+    }
+)
+"""For names that other libraries have, by `(kind, name)`: a sentence on what to write here, and the aliases in it."""
+
+
+KNOWN_FORMATS: MappingProxyType[bytes, tuple[str, str]] = MappingProxyType(
+    {b"pytorch-lightning_version": ("PyTorch Lightning", "lightning")}
+)
+"""For bytes near the beginning of a file: the program that writes such files, and the alias of their reader."""
 
 
 def _by_name(table: dict[str, dict[str, tuple[str, ...]]]) -> MappingProxyType[tuple[str, str], str]:

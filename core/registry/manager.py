@@ -83,10 +83,6 @@ class PluginManager(pluggy.PluginManager):
             self.register(ProviderPlugin(self._written_down[name]), name)
         return True
 
-    def parse_hookimpl_opts(self, plugin: Any, name: str) -> Any:
-        """Leave out the methods that every object has: to look at them all takes longer than all the rest."""
-        return None if name.startswith("__") else super().parse_hookimpl_opts(plugin, name)
-
     # Who is there.
 
     @property
@@ -125,7 +121,7 @@ class PluginManager(pluggy.PluginManager):
         self._warn_of_unmatched_names()
 
     def _admit(self, name: str, provider: Provider) -> None:
-        if name in self._name2plugin:
+        if self.is_blocked(name) or self.has_plugin(name):
             return  # blocked by hand, or registered in code under the same name
         # Blocked whole: pluggy's own list of blocked plugins then shows it too.
         if all(self._refusal(spec) for spec in (*provider.specs, *provider.by_name)):
@@ -161,13 +157,13 @@ class PluginManager(pluggy.PluginManager):
 
     def _classify(self, kind: str, alias: str | None) -> tuple[Offer, ...]:
         specs = list(self._named_specs(kind) if kind in BY_NAME_ONLY else self._collect(KINDS[kind]))
-        judged = [(spec, self._refusal(spec)) for spec in specs]
+        # Reading requirements is what takes time, so only the alias that was asked for is judged.
+        judged = [(spec, self._refusal(spec)) for spec in specs if alias in (None, spec.alias)]
         judged += [
             (spec, self._refusal(spec) or f"the plugin manager blocks {spec.provider}")
             for spec in self._out_of_reach(kind)
+            if alias in (None, spec.alias)
         ]
-        # Reading requirements is what takes time, so only the alias that was asked for is judged further.
-        judged = [(spec, reason) for spec, reason in judged if alias in (None, spec.alias)]
         let_in = [spec for spec, reason in judged if not reason]
         blocked = [(spec, reason) for spec, reason in judged if reason]
         return classify(let_in, blocked, self._written_down, __version__)
@@ -178,7 +174,8 @@ class PluginManager(pluggy.PluginManager):
         for implementation in getattr(self.hook, kind.hook).get_hookimpls():
             plugin = implementation.plugin_name
             try:
-                # pluggy's own executor, with one implementation: its tracing still sees the call.
+                # pluggy's own executor, with one implementation: its tracing still sees the call. Private: pluggy
+                # (1.6) has no public call of one; `subset_hook_caller` takes the square of the number of plugins.
                 yielded: Any = self._hookexec(kind.hook, [implementation], {}, False)
                 specs = [_checked(spec, kind, plugin) for part in yielded for spec in part]
             except KeyboardInterrupt:

@@ -34,9 +34,9 @@ def parse_entry_points(text: str) -> tuple[list[EntryPoint], list[str]]:
         if line[0] == "[" and line[-1] == "]":
             group = line[1:-1].strip()
             continue
-        name, equals, value = (part.strip() for part in line.partition("="))
-        if group and name and equals:
-            good.append(EntryPoint(group, name, value))
+        name, equals, value = line.partition("=")
+        if group and (name := name.rstrip()) and equals:
+            good.append(EntryPoint(group, name, value.lstrip()))
         else:
             expected = "name = value" if group else "[group]"
             shown = line if len(line) <= _MAX_SHOWN else f"{line[:_MAX_SHOWN]}..."

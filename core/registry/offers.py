@@ -7,12 +7,12 @@ from collections import defaultdict
 from typing import TYPE_CHECKING, NamedTuple
 
 from core.contract.kinds import KINDS
-from core.contract.printable import printable
 from core.registry.builtins import BUILTIN_ALIASES, CORE, RESERVED_WORDS
 from core.registry.compatibility import exclusion
 from core.registry.known_aliases import KNOWN_ALIASES
 from core.registry.metadata import split_target
 from core.registry.names import IN_PROCESS
+from core.text.printable import printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

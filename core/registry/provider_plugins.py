@@ -26,6 +26,10 @@ class ProviderPlugin:
             offered = tuple(spec for spec in provider.specs if spec.kind == kind)
             setattr(self, KINDS[kind].hook, _implementation(functools.partial(tuple, offered)))
 
+    def __dir__(self) -> list[str]:
+        """The names of the hooks alone: pluggy looks at every name."""
+        return [*set(vars(self)) - {"provider"}]
+
     def __repr__(self) -> str:
         return f"<provider {self.provider.name} {self.provider.version}>"
 
@@ -41,6 +45,10 @@ class InProcessPlugin:
     def specs(self, kind: str) -> tuple[Spec, ...]:
         """The specs of one kind, in the order of registration."""
         return tuple(spec for spec, _ in self.registered.values() if spec.kind == kind)
+
+    def __dir__(self) -> list[str]:
+        """The names of the hooks alone."""
+        return [kind.hook for kind in KINDS.values()]
 
     def __repr__(self) -> str:
         return f"<provider {IN_PROCESS}>"

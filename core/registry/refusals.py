@@ -12,12 +12,12 @@ from core.contract.errors import (
     UnknownAliasError,
 )
 from core.contract.kinds import KINDS
-from core.contract.spelling import near_names
 from core.registry.builtins import CORE, RESERVED_WORDS
 from core.registry.install_hints import missing, pip_install
-from core.registry.known_aliases import KNOWN_ALIASES, PACKAGES
+from core.registry.known_aliases import KNOWN_ALIASES, OTHER_NAMES, PACKAGES
 from core.registry.names import split_name
 from core.registry.offers import Offer, Status, owner_of
+from core.text.spelling import near_names
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -40,6 +40,9 @@ def unknown(kind: str, name: str, manager: PluginManager) -> UnknownAliasError:
     near = _near(kind, alias, manager)
     if provider is not None:
         sentences = [*_about_provider(kind, provider, alias, manager)]
+    elif (kind, alias) in OTHER_NAMES:
+        sentence, meant = OTHER_NAMES[kind, alias]
+        near, sentences = list(meant), [sentence, *_install_for(kind, meant, manager)]
     else:
         sentences = [*_about_alias(kind, alias, manager)] or [
             *_about_letters(alias),
@@ -195,6 +198,13 @@ def _install(distribution: str, manager: PluginManager) -> Iterable[str]:
         yield f"The installed {distribution} {version} does not offer it: try {upgrade}."
     else:
         yield missing(distribution)
+
+
+def _install_for(kind: str, aliases: Sequence[str], manager: PluginManager) -> Iterable[str]:
+    """What to install for aliases of which none is offered."""
+    if not {offer.spec.alias for offer in manager.offers(kind)} & set(aliases):
+        for owner in dict.fromkeys(KNOWN_ALIASES[kind, alias] for alias in aliases if (kind, alias) in KNOWN_ALIASES):
+            yield from _install(owner, manager)
 
 
 def _near(kind: str, alias: str, manager: PluginManager) -> list[str]:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from core.contract.accelerator import Accelerator
     from core.contract.checkpoint_io import CheckpointIO
+    from core.contract.checkpoint_reader import CheckpointReader
     from core.contract.cluster_environment import ClusterEnvironment
     from core.contract.launcher import Launcher
     from core.contract.logger import Logger
@@ -299,6 +300,8 @@ PRECISION_REGISTRY: Registry[Precision] = Registry("precision")
 """The precisions."""
 CHECKPOINT_IO_REGISTRY: Registry[CheckpointIO] = Registry("checkpoint io")
 """The CheckpointIOs."""
+CHECKPOINT_READER_REGISTRY: Registry[CheckpointReader] = Registry("checkpoint reader")
+"""The readers of other programs' checkpoints."""
 CLUSTER_ENVIRONMENT_REGISTRY: Registry[ClusterEnvironment] = Registry("cluster environment")
 """The cluster environments."""
 LAUNCHER_REGISTRY: Registry[Launcher] = Registry("launcher")
@@ -313,6 +316,7 @@ _ALL: tuple[Registry[Any], ...] = (
     ACCELERATOR_REGISTRY,
     PRECISION_REGISTRY,
     CHECKPOINT_IO_REGISTRY,
+    CHECKPOINT_READER_REGISTRY,
     CLUSTER_ENVIRONMENT_REGISTRY,
     LAUNCHER_REGISTRY,
     LOGGER_REGISTRY,

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from core.contract.errors import ConfigurationError
 from core.contract.spec import Spec, normalize_alias
-from core.contract.spelling import did_you_mean
 from core.registry.builtins import CORE
 from core.registry.names import IN_PROCESS, fit_distribution, normalize_distribution, split_name, unfit_alias
+from core.text.spelling import did_you_mean
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping

@@ -1,8 +1,8 @@
 """Turns the user's arguments into one strategy, with a reason for every choice.
 
-The steps stand in `resolve` in their order: accelerator, cluster environment, devices, strategy, precision,
-checkpoint IO, launcher, checks. Each is a function of what was decided before it. No process is started here, and
-no device is touched.
+The steps stand in `resolve` in their order: cluster environment, launcher if it was passed, accelerator, devices,
+strategy, precision, checkpoint IO, the strategy's launcher, checks. Each is a function of what was decided before it.
+No process is started here, and no device is touched.
 """
 
 from __future__ import annotations
@@ -12,16 +12,10 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from core._version import __version__
 from core.contract import Strategy
-from core.resolve.accelerator import choose_accelerator, choose_devices
 from core.resolve.decision import Choice, Decision, Resolution
-from core.resolve.devices import check_devices, check_num_nodes
-from core.resolve.parts import (
-    choose_checkpoint_io,
-    choose_cluster_environment,
-    choose_launcher,
-    choose_precision,
-    launchers_environment,
-)
+from core.resolve.devices import check_devices
+from core.resolve.machines import FIELDS, choose_machines
+from core.resolve.parts import choose_checkpoint_io, choose_precision, launchers_environment, strategys_launcher
 from core.resolve.plugins import sort_plugins
 from core.resolve.strategy import check_strategy_argument, choose_strategy
 from core.session import Session
@@ -51,8 +45,8 @@ def resolve(
     """Main process. Decide what the user left open, and put the strategy together.
 
     Args:
-        strategy: a registered name, qualified (`"core-acme:acme"`) where several offer it; an instance, whose own
-            options and parts are kept; or `"auto"`.
+        strategy: a registered name, qualified (`"core-acme:acme"`) where several offer it; an instance; or `"auto"`.
+            The options and parts that an instance or a registered preset was made with are kept.
         accelerator: a registered name, `"gpu"`, an instance, or `"auto"`: the best of those that are here.
         devices: on each node how many (`2`, `"2"`), which (`[1, 3]`, `"1,3"`), all (`-1`), or `"auto"`: what a
             scheduler has started, or else `Accelerator.default_num_devices`.
@@ -71,45 +65,46 @@ def resolve(
     # Of an instance that another Trainer had: what the user gave, without what was filled in there.
     given = Session.of(strategy).given_parts() if isinstance(strategy, Strategy) else {}
 
-    device_kind = choose_accelerator(accelerator, given)
-    environment = choose_cluster_environment(own, given)
-    asked_nodes, num_nodes = num_nodes, check_num_nodes(num_nodes, environment.part)
-    # Where a scheduler has started the processes, `devices="auto"` is one device for each of them.
-    parallel_devices, which_devices = choose_devices(devices, device_kind.part, environment.part, num_nodes, given)
+    machines = choose_machines(accelerator, devices, num_nodes, own, given)
     chosen = choose_strategy(
         strategy,
-        device_kind.part,
-        len(parallel_devices),
-        num_nodes,
-        makes_processes=not environment.part.creates_processes,
+        machines.accelerator.part,
+        len(machines.devices),
+        machines.num_nodes,
+        makes_processes=machines.makes_processes,
     )
+    if not isinstance(strategy, Strategy) and (brought := Session.of(chosen.part).given_parts()):
+        # A preset's own parts count as an instance's do; those that were chosen before it are chosen once more.
+        given = brought
+        if given.keys() & FIELDS:
+            machines = choose_machines(accelerator, devices, num_nodes, own, given)
     formats = choose_precision(precision, chosen.part, chosen.identity, own, given)
     checkpoint_io = choose_checkpoint_io(chosen.part, own, given)
-    launcher = choose_launcher(chosen.part, environment, own)
-    environment = launchers_environment(launcher, environment, own, given)
+    launcher = machines.launcher or strategys_launcher(chosen.part)
+    environment = launchers_environment(launcher, machines.environment, own, given)
 
     # The strategy before the launcher: the number of processes follows from its devices.
     session = Session.of(chosen.part)
     session.connect(
-        accelerator=device_kind.part,
-        parallel_devices=parallel_devices,
-        num_nodes=num_nodes,
+        accelerator=machines.accelerator.part,
+        parallel_devices=machines.devices,
+        num_nodes=machines.num_nodes,
         cluster_environment=environment.part,
         launcher=launcher.part,
         precision_plugin=formats.part,
         checkpoint_io=checkpoint_io.part,
-        fingerprint=_fingerprint(device_kind, environment, chosen, formats, checkpoint_io),
+        fingerprint=_fingerprint(machines.accelerator, environment, chosen, formats, checkpoint_io),
     )
     launcher.part.connect(
         cluster_environment=environment.part,
         num_processes=chosen.part.num_processes_per_node,
-        num_nodes=num_nodes,
+        num_nodes=machines.num_nodes,
         interactive_alias=chosen.part.interactive_alias,
     )
-    _check(chosen.part, num_nodes)
-    nodes = Decision("nodes", str(num_nodes), f"num_nodes={asked_nodes}")
+    _check(chosen.part, machines.num_nodes)
+    nodes = Decision("nodes", str(machines.num_nodes), f"num_nodes={num_nodes}")
     parts = [part.decision for part in (environment, chosen, formats, checkpoint_io, launcher)]
-    resolution = Resolution(session, (device_kind.decision, which_devices, nodes, *parts))
+    resolution = Resolution(session, (machines.accelerator.decision, machines.decision, nodes, *parts))
     if environment.part.global_rank() == 0:
         _log.info(resolution.summary)
     return resolution

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     import torch
 
-    from core.contract import ClusterEnvironment
+    from core.contract import ClusterEnvironment, Launcher
     from core.contract.accelerator import Detection
 
 KIND = "accelerator"
@@ -43,15 +43,18 @@ _STANDS_FOR = {"gpu": ("cuda", "mps")}
 """Words that stand for the first accelerator that is here, out of several."""
 
 
-def choose_accelerator(argument: Any, given: Mapping[str, Any]) -> Choice[Accelerator]:
+def choose_accelerator(
+    argument: Any, given: Mapping[str, Any], launcher: Choice[Launcher] | None = None
+) -> Choice[Accelerator]:
     """Decide the kind of device.
 
     Args:
         argument: `"auto"`, a word that stands for several, a registered name, or an instance.
-        given: the parts that the user's strategy instance brings.
+        given: the parts that the user's strategy brings, an instance or a preset.
+        launcher: if one was passed, it is asked for devices first, by `devices_of_nodes`, and what isn't here passes.
 
     Raises:
-        ConfigurationError: it contradicts the strategy instance, or no provider offers it.
+        ConfigurationError: it contradicts the strategy, or no provider offers it.
         DeviceError: no such device is here, or it can't be used.
     """
     if not isinstance(argument, str | Accelerator):
@@ -59,14 +62,34 @@ def choose_accelerator(argument: Any, given: Mapping[str, Any]) -> Choice[Accele
     word = normalize_alias(argument) if isinstance(argument, str) else ""
     if (brought := given.get("accelerator")) is not None:
         _check_agreement(argument, word, brought)
-        return _checked(Choice(KIND, brought, identify(KIND, brought), "the strategy instance brings it"))
-    if isinstance(argument, Accelerator):
-        return _checked(Choice(KIND, argument, identify(KIND, argument), "this instance was passed"))
-    if word == "auto":
-        return _of_devices(given["parallel_devices"]) if "parallel_devices" in given else _automatic()
-    if word in _STANDS_FOR:
-        return _first_of(word)
-    return _checked(create(KIND, argument, f"accelerator={argument!r} was asked for"))
+        choice = Choice(KIND, brought, identify(KIND, brought), "the strategy brings it")
+    elif isinstance(argument, Accelerator):
+        choice = Choice(KIND, argument, identify(KIND, argument), "this instance was passed")
+    elif word == "auto" and "parallel_devices" not in given:
+        return _automatic()
+    elif word == "auto":
+        choice = _of_devices(given["parallel_devices"])
+    elif word in _STANDS_FOR:
+        return _first_of(word, launcher)
+    else:
+        choice = create(KIND, argument, f"accelerator={argument!r} was asked for")
+    return _checked(choice) if launcher is None else choice
+
+
+def devices_of_nodes(
+    launcher: Launcher, accelerator: Choice[Accelerator], argument: Any, num_nodes: int, given: Mapping[str, Any]
+) -> int | None:
+    """The number of devices on each node, by the launcher that the user passed; None if they are this machine's.
+
+    Raises:
+        DeviceError: neither the launcher's machines nor this one have any.
+    """
+    brought = given.get("parallel_devices")
+    asked = check_devices(argument) if brought is None else len(brought)
+    counted = launcher.count_devices(accelerator.part, asked, num_nodes)
+    if counted is None:
+        _checked(accelerator)
+    return counted
 
 
 def choose_devices(
@@ -75,8 +98,9 @@ def choose_devices(
     environment: ClusterEnvironment,
     num_nodes: int,
     given: Mapping[str, Any],
+    counted: int | None = None,
 ) -> tuple[list[torch.device], Decision]:
-    """Decide which devices of this node the run uses.
+    """Decide which devices of this node the run uses; `counted` are those of each node, if a launcher has told.
 
     Raises:
         DeviceError: `argument` is malformed, or asks for devices that are not here.
@@ -84,7 +108,13 @@ def choose_devices(
     checked = check_devices(argument)
     if (brought := given.get("parallel_devices")) is not None:
         return _brought_devices(argument, checked, accelerator, brought)
-    if checked == "auto":
+    per_node = _processes_of_a_node(environment, num_nodes)
+    if environment.shows_own_device and checked in ("auto", -1, per_node) and accelerator.default_num_devices() == 1:
+        reason = f"each of the {per_node} processes that were started on a node sees its own"
+        return accelerator.torch_devices([0] * per_node), Decision("devices", f"{per_node} (index 0 of each)", reason)
+    if counted is not None:
+        indices, reason = list(range(counted)), f"devices={argument!r} on each of the launcher's nodes"
+    elif checked == "auto":
         number, reason = _automatic_number(accelerator, environment, num_nodes)
         indices = accelerator.parse_devices(number)
     else:
@@ -104,13 +134,15 @@ def _automatic() -> Choice[Accelerator]:
 
 def _of_devices(devices: Sequence[torch.device]) -> Choice[Accelerator]:
     kind = devices[0].type if devices else "cpu"
-    return _checked(create(KIND, kind, f"the strategy instance has parallel_devices on {kind}"))
+    return create(KIND, kind, f"the strategy has parallel_devices on {kind}")
 
 
-def _first_of(word: str) -> Choice[Accelerator]:
+def _first_of(word: str, launcher: Choice[Launcher] | None) -> Choice[Accelerator]:
     candidates = [ask(KIND, name) for name in _STANDS_FOR[word]]
     # A broken one is left to `best`, which says what is wrong with it.
     if not any(other.is_here or isinstance(other.detection, Broken) for other in candidates):
+        if launcher is not None:
+            return create(KIND, _STANDS_FOR[word][0], f"accelerator={word!r}, of which this machine has none")
         raise DeviceError(f"accelerator={word!r}: there is none here ({why_absent(candidates)}). {_alternatives()}")
     chosen = best(KIND, candidates, "accelerator={!r}")
     return create(KIND, chosen.offer, f"accelerator={word!r} stands for the one of {', '.join(_STANDS_FOR[word])} here")
@@ -146,8 +178,7 @@ def _check_agreement(argument: Any, word: str, brought: Accelerator) -> None:
     named = _STANDS_FOR.get(word, (argument,))
     if word != "auto" and not any(same_part(KIND, one, brought) for one in named):
         raise ConfigurationError(
-            f"accelerator={argument!r}, but the strategy instance was made with {type(brought).__name__}. "
-            "Leave one of them out."
+            f"accelerator={argument!r}, but the strategy was made with {type(brought).__name__}. Leave one of them out."
         )
 
 
@@ -159,10 +190,16 @@ def _not_an_accelerator(argument: Any) -> ConfigurationError:
     )
 
 
+def _processes_of_a_node(environment: ClusterEnvironment, num_nodes: int) -> int:
+    """Number of processes that a scheduler has made on each node; 0 if it hasn't, or not alike."""
+    per_node, rest = divmod(environment.world_size(), num_nodes) if environment.creates_processes else (0, 0)
+    return 0 if rest else per_node
+
+
 def _automatic_number(accelerator: Accelerator, environment: ClusterEnvironment, num_nodes: int) -> tuple[int, str]:
     """Number of devices that `"auto"` takes. If a scheduler made several processes, one for each of them."""
-    per_node, rest = divmod(environment.world_size(), num_nodes) if environment.creates_processes else (0, 0)
-    if per_node > 1 and not rest:
+    per_node = _processes_of_a_node(environment, num_nodes)
+    if per_node > 1:
         return per_node, f"auto: one for each of the {per_node} processes that were started on a node"
     number = accelerator.default_num_devices()
     return number, f"auto: {accelerator.name} takes {number}"
@@ -174,16 +211,16 @@ def _brought_devices(
     indices = [device.index or 0 for device in brought]
     if checked not in ("auto", len(brought), indices):
         raise DeviceError(
-            f"devices={argument!r}, but the strategy instance was made with {len(brought)} parallel_devices "
+            f"devices={argument!r}, but the strategy was made with {len(brought)} parallel_devices "
             f"({_names(map(str, brought))}). Leave one of them out."
         )
     expected = accelerator.torch_devices(accelerator.parse_devices(1))[0].type
     if strangers := [device for device in brought if device.type != expected]:
         raise DeviceError(
-            f"The strategy instance has {strangers[0]} among its parallel_devices, and accelerator "
+            f"The strategy has {strangers[0]} among its parallel_devices, and accelerator "
             f"{accelerator.name!r} has devices of type {expected!r}."
         )
-    return brought, _decision(indices, "the strategy instance brings parallel_devices")
+    return brought, _decision(indices, "the strategy brings parallel_devices")
 
 
 def _decision(indices: Sequence[int], reason: str) -> Decision:

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from core.contract import Absent, AliasConflictError, Broken, ConfigurationError, CoreError, Found
 from core.registry import REGISTRIES, Offer, Status
-from core.registry.names import split_name
+from core.registry.names import IN_PROCESS, split_name
 from core.resolve.decision import Choice, Identity
-from core.resolve.time_limit import time_limit
+from core.resolve.time_limit import TimeIsUp, time_limit
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -19,6 +19,11 @@ if TYPE_CHECKING:
 
 DETECTION_TIMEOUT_S = 30.0
 """Time limit for a part that wasn't asked for by name, to be imported and to tell whether it is here."""
+IDLE_TIMEOUT_S = 5.0
+"""Of it, the most for which nothing is computed or read: one that hangs is to cost every start little."""
+
+_given_up: set[tuple[str, str, str]] = set()
+"""Kind, name and version of installed parts whose import or detection hung in this process: they aren't asked again."""
 
 
 class Candidate(NamedTuple):
@@ -87,12 +92,17 @@ def survey(kind: str) -> list[Candidate]:
         if offer.status in (Status.OK, Status.CONFLICT):
             # Those in conflict are asked too, each by its qualified name: only one of them may be here.
             name = offer.spec.alias if offer.status is Status.OK else offer.spec.qualified_name
+            key = (kind, offer.spec.qualified_name, str(offer.version))
             try:
-                with time_limit(DETECTION_TIMEOUT_S):
+                if key in _given_up:
+                    raise TimeIsUp("it hung before in this process")
+                with time_limit(DETECTION_TIMEOUT_S, IDLE_TIMEOUT_S):
                     candidates.append(ask(kind, name))
             except KeyboardInterrupt:
                 raise
             except BaseException as cause:  # a plugin can also call sys.exit(), or never come to an end
+                if offer.spec.provider != IN_PROCESS and isinstance(cause.__cause__ or cause, TimeIsUp):
+                    _given_up.add(key)
                 # A part that is here may report the user's own mistake; a conflict of aliases isn't one.
                 if isinstance(cause, ConfigurationError) and not isinstance(cause, AliasConflictError):
                     raise

@@ -71,25 +71,32 @@ def canonical_precision(name: str) -> str:
 
 
 def choose_checkpoint_io(strategy: Strategy, plugins: Plugins, given: Mapping[str, Any]) -> Choice[CheckpointIO]:
-    """Decide how checkpoints are stored."""
+    """Decide how checkpoints are stored: as the user says, or as the strategy does; else by default."""
     kind = "checkpoint io"
-    if (wanted := _only(kind, plugins.get(kind), given.get("checkpoint_io"))) is not None:
+    passed = plugins.get(kind)
+    default = passed if isinstance(passed, CheckpointIO) and passed.is_default else None
+    if (wanted := _only(kind, None if default else passed, given.get("checkpoint_io"))) is not None:
         return _passed(kind, wanted)
     if (own := strategy.configure_checkpoint_io()) is not None:
         return Choice(kind, own, identify(kind, own), f"{type(strategy).__name__} has its own")
+    if default is not None:
+        return Choice(kind, default, identify(kind, default), "it is the default")
     return create(kind, _DEFAULT_CHECKPOINT_IO, "it is the default")
 
 
-def choose_launcher(strategy: Strategy, environment: Choice[ClusterEnvironment], plugins: Plugins) -> Choice[Launcher]:
-    """Decide the launcher. It makes no processes where the cluster environment has made them already."""
+def passed_launcher(environment: Choice[ClusterEnvironment], plugins: Plugins) -> Choice[Launcher] | None:
+    """The launcher that doesn't depend on the strategy: the user's, or none at all where the processes are there."""
     kind = "launcher"
     wanted = plugins.get(kind)
     if environment.part.creates_processes:
         unused = f"; {show(wanted)} is not needed" if wanted is not None else ""
         return create(kind, _IN_PLACE, f"{environment.identity.alias} has made the processes{unused}")
-    if wanted is not None:
-        return _passed(kind, wanted)
-    return create(kind, strategy.launcher_name, f"{type(strategy).__name__} asks for it")
+    return None if wanted is None else _passed(kind, wanted)
+
+
+def strategys_launcher(strategy: Strategy) -> Choice[Launcher]:
+    """The launcher that a strategy asks for."""
+    return create("launcher", strategy.launcher_name, f"{type(strategy).__name__} asks for it")
 
 
 def launchers_environment(

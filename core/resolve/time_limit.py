@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import threading
 import time
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -14,17 +14,27 @@ if TYPE_CHECKING:
 _AGAIN_S = 1.0
 """Seconds that code may go on after it has caught the first exception, until the next one."""
 
+_BUSY = 0.01
+"""Share of the time for which a process that works computes at least, on a machine however busy."""
+_OWN_BYTES = 4096
+"""Bytes that looking at the process reads itself, and may."""
+
 
 class TimeIsUp(BaseException):
     """Raised in the middle of code that takes too long. Not an Exception, so that no `except Exception` goes on."""
 
 
-@contextmanager
-def time_limit(limit_s: float) -> Iterator[None]:
+@contextlib.contextmanager
+def time_limit(limit_s: float, idle_s: float | None = None) -> Iterator[None]:
     """A context that is left by an exception when its time is up, by the system's alarm: no thread or process is made.
 
     There is no limit outside of the main thread, where Python doesn't handle signals, nor where an alarm of the user's
     own would come first. Code that waits in native code, and doesn't hear of signals, goes on until it returns.
+
+    Args:
+        limit_s: seconds for all.
+        idle_s: seconds for which this process may do nothing at all: it computes less than a hundredth of the time, and
+            reads nothing. The import of a large module from a cold disk or a busy machine isn't idle so.
 
     Raises:
         TimeIsUp: inside the context.
@@ -34,11 +44,22 @@ def time_limit(limit_s: float) -> Iterator[None]:
         yield
         return
 
-    def give_up(number: int, frame: Any) -> NoReturn:
-        raise TimeIsUp(f"it did not end within {limit_s:g} s")
+    began_s = at_work_s = time.monotonic()
+    work = _work_done()
 
-    handler, began_s = signal.signal(signal.SIGALRM, give_up), time.monotonic()
-    before = signal.setitimer(signal.ITIMER_REAL, limit_s, _AGAIN_S)
+    def look(number: int, frame: Any) -> None:
+        nonlocal at_work_s, work
+        now_s, done = time.monotonic(), _work_done()
+        if now_s - began_s >= limit_s:
+            raise TimeIsUp(f"it did not end within {limit_s:g} s")
+        if done[0] - work[0] > _BUSY * (now_s - at_work_s) or done[1] > work[1] + _OWN_BYTES:
+            at_work_s, work = now_s, done
+        elif idle_s is not None and now_s - at_work_s >= idle_s:
+            raise TimeIsUp(f"it did nothing for {idle_s:g} s")
+
+    handler = signal.signal(signal.SIGALRM, look)
+    first_s = limit_s if idle_s is None else min(limit_s, idle_s, _AGAIN_S)
+    before = signal.setitimer(signal.ITIMER_REAL, first_s, min(_AGAIN_S, first_s))
     try:
         yield
     finally:
@@ -48,3 +69,11 @@ def time_limit(limit_s: float) -> Iterator[None]:
         # An alarm of the user's own goes on with the time that it has left.
         if before[0]:
             signal.setitimer(signal.ITIMER_REAL, max(before[0] - (time.monotonic() - began_s), 0.001), before[1])
+
+
+def _work_done() -> tuple[float, int]:
+    """Seconds that this process has computed, and bytes that it has read."""
+    num_bytes = 0
+    with contextlib.suppress(OSError, ValueError), open("/proc/self/io", "rb") as file:
+        num_bytes = sum(int(line.split()[1]) for line in file if line.startswith((b"rchar:", b"read_bytes:")))
+    return time.process_time(), num_bytes

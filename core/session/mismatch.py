@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from core.contract.spelling import near_names
+from core.text.spelling import near_names
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

@@ -47,6 +47,28 @@ def is_on(module: nn.Module, device: torch.device, base: type[nn.Module]) -> boo
     return all(kind._apply is base._apply and kind.to is base.to for kind in kinds)
 
 
+def tie_again(module: nn.Module, before: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Let names share a parameter that have shared one before.
+
+    Args:
+        module: some of whose parameters were replaced, each name's by itself.
+        before: the parameters that it had, by each of their names.
+
+    Returns:
+        Those of them that were replaced, by the first of their names.
+    """
+    replaced, firsts = {}, dict[int, str]()
+    for name, old in before.items():
+        first = firsts.setdefault(id(old), name)
+        new = module.get_parameter(first)
+        if first == name and new is not old:
+            replaced[name] = old
+        elif module.get_parameter(name) is not new:
+            path, _, last = name.rpartition(".")
+            module.get_submodule(path)._parameters[last] = new
+    return replaced
+
+
 def canonical_name(name: str) -> str:
     """The name without the parts that `torch.compile` has put in."""
     return ".".join(part for part in name.split(".") if part != _COMPILED) if _COMPILED in name else name

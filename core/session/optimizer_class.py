@@ -18,7 +18,7 @@ KEY = "class"
 STANDS_FOR = "stands_for"
 """Attribute of an optimizer that a strategy has made in the place of the user's: the user's class."""
 
-_FILLED_IN = {"amsgrad", "maximize", "foreach", "capturable", "differentiable", "fused", "decoupled_weight_decay"}
+FILLED_IN = {"amsgrad", "maximize", "foreach", "capturable", "differentiable", "fused", "decoupled_weight_decay"}
 """Options that torch's optimizers fill in where an older release has saved."""
 
 
@@ -69,9 +69,9 @@ def _class_of(optimizer: Optimizer) -> type:
 def _differing_options(optimizer: Optimizer, saved: Mapping[str, Any]) -> tuple[list[str], list[str]]:
     """Options that the optimizer needs and that weren't saved; and those that were and that it doesn't know."""
     own = optimizer.param_groups[0].keys()
-    lacking = (own & optimizer.defaults.keys()) - saved.keys() - _FILLED_IN
+    lacking = (own & optimizer.defaults.keys()) - saved.keys() - FILLED_IN
     # Schedulers put `initial_lr` into the groups.
-    return sorted(lacking), sorted(saved.keys() - own - _FILLED_IN - {"params", "initial_lr"})
+    return sorted(lacking), sorted(saved.keys() - own - FILLED_IN - {"params", "initial_lr"})
 
 
 def _are_strangers(own: type, saved: str) -> bool:

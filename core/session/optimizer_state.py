@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 from core.contract.errors import CheckpointError, ConfigurationError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+    from torch import Tensor
     from torch.optim import Optimizer
 
 
@@ -118,3 +119,14 @@ def _owner_of(parameter: Any, modules: Sequence[Mapping[int, str]]) -> tuple[int
         f"The optimizer holds a parameter of shape {tuple(parameter.shape)} that belongs to no module that was "
         "set up. Set up its module first, and build the optimizer from that module's parameters."
     )
+
+
+def stepped_tensors(optimizers: Iterable[Any]) -> Iterator[Tensor]:
+    """Parameters of torch's own optimizers, and what these keep for them; of DTensors the part that is here."""
+    from torch.optim import Optimizer
+
+    for optimizer in (each for each in optimizers if isinstance(each, Optimizer)):
+        for parameter in (each for group in optimizer.param_groups for each in group["params"]):
+            for value in (parameter, *optimizer.state.get(parameter, {}).values()):
+                if hasattr(value, "data_ptr"):
+                    yield value.to_local() if hasattr(value, "to_local") else value

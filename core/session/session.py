@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from functools import partial
 from typing import TYPE_CHECKING, Any, final
 
 from core.contract.capability import Capability
@@ -23,6 +24,7 @@ from core.session import (
 from core.session.collectives import StrategyCollectives
 from core.session.mismatch import describe_mismatch
 from core.session.module_handle import ModuleHandle
+from core.session.replaced import ReplacedParameters, beside
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -63,6 +65,7 @@ class Session:
         self.compiler: Callable[[Any], Any] | None = None
         self._filled_in: Mapping[str, Any] = {}
         self._ends_alone = False
+        self._replaced = ReplacedParameters(beside)
         strategy.session = self
         self.forget()
 
@@ -167,6 +170,7 @@ class Session:
         """
         strategy = self.strategy
         self._check_number(len(strategy.optimizers) + len(optimizers))
+        self._rebind(optimizers)
         added = [
             overrides.required(strategy, "setup_optimizer", strategy.setup_optimizer(optimizer), "an optimizer")
             for optimizer in optimizers
@@ -199,7 +203,17 @@ class Session:
 
         device = self.strategy.root_device
         if not module_tree.is_on(module, device, nn.Module):  # torch would walk through all for nothing
+            before = dict(module.named_parameters(remove_duplicate=False))
             module.to(device)
+            # Devices that can't take over a parameter's memory have new objects in its place.
+            self._replaced.remember(module, module_tree.tie_again(module, before).items())
+
+    def _rebind(self, optimizers: Sequence[Optimizer]) -> None:
+        if self._replaced:
+            for handle in self.handles:
+                handle.original_names.clear()  # an identity that was replaced may be that of another object by now
+            for optimizer in optimizers:
+                self._replaced.rebind(optimizer)
 
     def handle_of(self, module: nn.Module | None = None) -> ModuleHandle:
         """The handle of a module, own or wrapped; of the last one that was set up if None is given.
@@ -300,6 +314,10 @@ class Session:
             plain = replicas.share_out(plain, self._parameter_tensors(), rank=collectives.rank, size=collectives.size)
         if sharded and strategy.device_mesh is not None:
             plain = replicas.drop_copies(plain, strategy.device_mesh)
+        # What averages weights now and then declares none of these.
+        trains_alone = collectives.size == 1 and Capability.ELASTIC not in strategy.capabilities
+        if trains_alone or strategy.capabilities & (Capability.REPLICATED_PARAMETERS | Capability.SHARDED_STATE):
+            checkpoint_io.stepped_tensors = partial(optimizer_state.stepped_tensors, strategy.optimizers)
         writes = sharded or checkpoint_io.saves_from_all_ranks or strategy.is_global_zero
         checkpoint_io.save_checkpoint(plain if writes else None, path, collectives=collectives)
 

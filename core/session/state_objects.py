@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from core.session import module_tree, nested, optimizer_class
+from core.session import module_tree, nested, optimizer_class, optimizer_trial
 
 if TYPE_CHECKING:
     from core.session.session import Session
@@ -71,6 +71,7 @@ def check_optimizers(session: Session, target: Any, saved: Any) -> None:
     """
     if is_optimizer(session, target):
         optimizer_class.check(target, saved)
+        optimizer_trial.check(target, saved)
     elif isinstance(target, dict) and isinstance(saved, dict):
         for key in target.keys() & saved.keys():
             check_optimizers(session, target[key], saved[key])

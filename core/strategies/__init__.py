@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from core.strategies.method_router import MethodRouter
     from core.strategies.parallel import ParallelStrategy
     from core.strategies.single_device import SingleDeviceStrategy
+    from core.strategies.sparse_layers import refuse_sparse_layers
 
 __all__ = [
     "STRATEGY_REGISTRY",
@@ -23,6 +24,7 @@ __all__ = [
     "SingleDeviceStrategy",
     "Strategy",
     "StrategyRegistry",
+    "refuse_sparse_layers",
     "refuse_unlike_modules",
 ]
 
@@ -35,6 +37,7 @@ __getattr__, __dir__ = door(
         ".method_router": ("MethodRouter",),
         ".parallel": ("ParallelStrategy",),
         ".single_device": ("SingleDeviceStrategy",),
+        ".sparse_layers": ("refuse_sparse_layers",),
         "core.contract": ("Strategy",),
         "core.registry": (
             "STRATEGY_REGISTRY",

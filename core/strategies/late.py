@@ -7,16 +7,25 @@ import logging
 import socket
 import struct
 import time
+from datetime import timedelta
 from typing import TYPE_CHECKING
+
+from torch.distributed.constants import default_pg_timeout
 
 from core.contract import WorkerError
 from core.strategies.polling import pause
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
-    from datetime import timedelta
 
 TOLD_AFTER_S = 30.0
+"""Seconds after which a rank that hasn't come is told; the watch's limit, once there is one."""
+_MEETS_WITHIN = timedelta(minutes=10)
+
+
+def meets_within(timeout: timedelta) -> timedelta:
+    """The time for ranks to meet: a strategy's `timeout`, or ten minutes where that is torch's default."""
+    return timeout if timeout != default_pg_timeout else _MEETS_WITHIN
 
 
 class Wait:
@@ -53,8 +62,8 @@ class Wait:
         if absent and self._rank == speaker:
             logging.getLogger("core").warning(
                 f"{listed(absent)} did not come within {TOLD_AFTER_S:g} s to where rank {self._rank} waits, phase "
-                f"set-up: the start of a process group. After {self._timeout}, the strategy's timeout, that is an "
-                "error. Look for a rank that has ended, hangs, or has long work to do before."
+                f"set-up: the start of a process group. After {self._timeout} that is an error; the strategy's "
+                "timeout= sets another time. Look for a rank that has ended, hangs, or has long work to do before."
             )
 
 
@@ -74,7 +83,7 @@ def await_server(address: str, port: int, rank: int, timeout: timedelta) -> None
         WorkerError: it isn't there in time.
     """
     wait = Wait(rank, timeout)
-    while not _answers(address, port):
+    while not answers(address, port):
         if wait.is_over:
             raise came_late([0], rank, timeout)
         wait.pause(lambda: [0])
@@ -85,7 +94,8 @@ def listed(ranks: list[int]) -> str:
     return f"Rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"
 
 
-def _answers(address: str, port: int) -> bool:
+def answers(address: str, port: int) -> bool:
+    """True if a server listens there."""
     try:
         with socket.create_connection((address, port), timeout=5) as line:
             # A free port may be the one that the kernel gives to this end: the line is to itself then.

@@ -70,14 +70,16 @@ class Meeting:
             raise came_late(absent or [0], self._rank, self._timeout)
 
 
-def say_at_exit(store: Store, rank: int) -> None:
-    """Let the others know when this rank's program ends, as long as the store is there."""
+def say_at_exit(store: Store, rank: int, is_there: Callable[[], bool]) -> None:
+    """Let the others know when this rank's program ends, as long as the store is there.
+
+    Its server lives in a process of the run, which may be gone first, and torch prints a page about each such call.
+    """
     pid = os.getpid()
 
     def leave() -> None:
         # A forked child inherits the handler, and doesn't speak for its parent.
-        if os.getpid() == pid:
-            # The store's server lives in a process of the run, which may be gone first.
+        if os.getpid() == pid and is_there():
             with contextlib.suppress(RuntimeError):
                 # The name before the flag: a rank that sees the flag looks for names.
                 store.set(_left(rank), "")

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from core.contract.world import ReduceOp
 
 _OPERATIONS = {
-    "mean": dist.ReduceOp.SUM,  # gloo has no average
+    "mean": dist.ReduceOp.SUM,  # and divided; gloo has no average
     "avg": dist.ReduceOp.SUM,
     "sum": dist.ReduceOp.SUM,
     "min": dist.ReduceOp.MIN,
@@ -43,7 +43,7 @@ class ParallelStrategy(Strategy):
         self,
         *given: Any,
         process_group_backend: str | None = None,
-        timeout: timedelta | None = default_pg_timeout,
+        timeout: timedelta | None = None,
         **parts: Any,
     ) -> None:
         """Say how the processes talk to each other.
@@ -51,22 +51,28 @@ class ParallelStrategy(Strategy):
         Args:
             given: any of `parts` without its name.
             process_group_backend: `"gloo"`, `"nccl"` or another one of torch; None asks the accelerator.
-            timeout: after which a collective that not all ranks join is an error.
+            timeout: after which a collective that not all ranks join is an error; None is torch's own for the backend:
+                10 minutes for NCCL, 30 for others. Ranks have ten minutes for the start of the group then.
             parts: `accelerator`, `parallel_devices`, `cluster_environment`, `checkpoint_io`, `precision_plugin`.
         """
         super().__init__(*given, **parts)
         self._process_group_backend = process_group_backend
-        self._timeout = timeout if timeout is not None else default_pg_timeout
+        self._group_timeout = timeout
 
     # Defaults for a subclass that leaves out super().__init__().
     _process_group_backend: str | None = None
-    _timeout: timedelta = default_pg_timeout
+    _group_timeout: timedelta | None = None
     _owns_group: bool = False
 
     @property
     def capabilities(self) -> Capability:
         """The capabilities of one process, and collectives."""
         return super().capabilities | Capability.COLLECTIVES
+
+    @property
+    def _timeout(self) -> timedelta:
+        """Of all that isn't a collective on the devices."""
+        return self._group_timeout if self._group_timeout is not None else default_pg_timeout
 
     @property
     def process_group_backend(self) -> str:
@@ -106,10 +112,11 @@ class ParallelStrategy(Strategy):
         return max(1, len(self.parallel_devices))
 
     def setup_distributed(self) -> None:
-        """All ranks; idempotent. Compare fingerprints, then join the process group.
+        """All ranks; idempotent. Select the device, compare fingerprints, then join the process group.
 
         Raises:
             ConfigurationError: this process is in a group of another size.
+            DeviceError: the device can't be used.
             FingerprintError: the ranks have resolved to different plugins.
         """
         if self.cluster_environment is None:
@@ -118,7 +125,8 @@ class ParallelStrategy(Strategy):
             self.cluster_environment,
             backend=self.process_group_backend,
             device=self.root_device,
-            timeout=self._timeout,
+            select_device=lambda: self.accelerator.setup_device(self.root_device),
+            timeout=self._group_timeout,
             fingerprint=self.session.fingerprint,
         ):
             self._owns_group = True
@@ -162,12 +170,15 @@ class ParallelStrategy(Strategy):
         averages = isinstance(reduce_op, str) and reduce_op.lower() in ("mean", "avg")
         if averages and not (tensor.is_floating_point() or tensor.is_complex()):
             tensor = tensor.to(torch.get_default_dtype())
+        divides = averages and dist.get_backend(group) != "nccl"  # others have no average
+        # In float16 the sum of some hundred ranks would be infinite.
+        summed = tensor.float() if divides and tensor.dtype == torch.float16 else tensor
         # A copy: all_reduce works in place.
-        result = self._to_group(tensor, copy=True)
-        dist.all_reduce(result, op=operation, group=group)
-        if averages:
+        result = self._to_group(summed, copy=True)
+        dist.all_reduce(result, op=dist.ReduceOp.AVG if averages and not divides else operation, group=group)
+        if divides:
             result /= dist.get_world_size(group)
-        return result.to(tensor.device)
+        return result.to(tensor.device, tensor.dtype)
 
     def all_gather(self, tensor: torch.Tensor, group: Any = None, sync_grads: bool = False) -> torch.Tensor:
         """All ranks. Stack over ranks; see `Strategy.all_gather`."""
@@ -182,12 +193,25 @@ class ParallelStrategy(Strategy):
         """All ranks. A tensor, or any picklable object, of rank `src`; a tensor arrives on the rank's own device."""
         if not self._is_connected():
             return obj
+        # Objects travel as tensors of bytes. A plain tensor has its bytes already, and is told of as an empty one.
+        device = self._group_device
+        is_plain = type(obj) is torch.Tensor and obj.layout == torch.strided and not obj.requires_grad
         # A pickled tensor would come back on the sender's device.
-        box = [obj.cpu() if isinstance(obj, torch.Tensor) else obj]
-        # Objects travel as tensors of bytes.
-        device = self.root_device if dist.get_backend() != "gloo" else torch.device("cpu")
+        told = obj.cpu() if isinstance(obj, torch.Tensor) and not is_plain else obj
+        box = [(True, (obj.shape, obj.dtype)) if is_plain else (False, told)]
         dist.broadcast_object_list(box, src=src, device=device)
-        return box[0].to(self.root_device) if isinstance(box[0], torch.Tensor) else box[0]
+        travels_alone, content = box[0]
+        if not travels_alone:
+            return content.to(self.root_device) if isinstance(content, torch.Tensor) else content
+        shape, dtype = content
+        sends = self.global_rank == src
+        elements = (
+            obj.to(device).resolve_conj().resolve_neg() if sends else torch.empty(shape, dtype=dtype, device=device)
+        )
+        elements = elements.contiguous()
+        if elements.numel():  # as bytes: gloo doesn't know every dtype
+            dist.broadcast(elements.view(-1).view(torch.uint8), src=src)
+        return (obj if sends else elements).to(self.root_device)
 
     def gather_objects(self, obj: Any, dst: int = 0) -> list[Any] | None:
         """All ranks. On rank `dst` everyone's picklable object, in the order of ranks; None elsewhere."""
@@ -244,10 +268,23 @@ class ParallelStrategy(Strategy):
     def _is_connected(self) -> bool:
         return self.world_size > 1 and dist.is_initialized()
 
+    @property
+    def _group_device(self) -> torch.device:
+        """The device from which objects, and tensors of other devices, go through the group.
+
+        That of this rank; the CPU where the backend can't send from there, and with gloo, which copies there anyway.
+        """
+        sends = dist.get_backend() != "gloo" and self._sends_from(self.root_device)
+        return self.root_device if sends else torch.device("cpu")
+
+    @staticmethod
+    def _sends_from(device: torch.device) -> bool:
+        backend = dist.get_backend()
+        return device.type in dist.Backend.backend_capability.get(backend, [device.type])
+
     def _to_group(self, tensor: torch.Tensor, *, copy: bool = False) -> torch.Tensor:
         """`tensor` on a device that the backend can send from, contiguous."""
-        sends_from = dist.Backend.backend_capability.get(dist.get_backend(), [tensor.device.type])
-        device = tensor.device if tensor.device.type in sends_from else self.root_device
+        device = tensor.device if self._sends_from(tensor.device) else self._group_device
         return tensor.to(device, copy=copy).contiguous()
 
     @staticmethod

@@ -6,20 +6,24 @@ import atexit
 import gc
 import itertools
 import sys
+import threading
 import time
 from typing import TYPE_CHECKING
 
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore  # torch.distributed's own, with types
+from torch.distributed.constants import default_pg_timeout
+from torch.distributed.distributed_c10d import _abort_process_group  # its docstring calls it experimental
 
 from core.contract import ConfigurationError
-from core.shown_warnings import share_warnings
+from core.display.warnings_once import share_warnings
 from core.strategies import rounds
 from core.strategies.fingerprint import exchange
-from core.strategies.late import await_server
+from core.strategies.late import answers, await_server, meets_within
 from core.strategies.meeting import Meeting, say_at_exit
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from datetime import timedelta
 
     import torch
@@ -42,10 +46,20 @@ def join(
     *,
     backend: str,
     device: torch.device,
-    timeout: timedelta,
+    select_device: Callable[[], None],
+    timeout: timedelta | None,
     fingerprint: Fingerprint,
 ) -> bool:
     """All ranks. Join the group of all processes, unless this process is in one already.
+
+    Args:
+        environment: that knows the ranks.
+        backend: of torch.
+        device: of this rank.
+        select_device: makes it the current one. Called before any rank connects to another, and where the others can
+            tell that this one has left: a device that can't be used is this rank's error, and not one of NCCL's on all.
+        timeout: None is torch's own for the backend.
+        fingerprint: of this rank.
 
     Returns:
         Whether the group was made here, and so is to be left by `leave`.
@@ -64,8 +78,10 @@ def join(
             )
         return False
     # Every join has a prefix of its own: a group that was left, or died before a restart, leaves its keys behind.
-    shared = _shared_store(environment, rank, world_size, timeout)
-    meeting = Meeting(shared, str(next(_joins)), rank, world_size, timeout)
+    patience = timeout if timeout is not None else default_pg_timeout
+    shared = _shared_store(environment, rank, world_size, patience)
+    meeting = Meeting(shared, str(next(_joins)), rank, world_size, meets_within(patience))
+    select_device()
     if world_size > 1:
         exchange(meeting, rank, world_size, fingerprint)
     # Only NCCL makes use of it: it connects at once, and subgroups split off that connection.
@@ -86,14 +102,27 @@ def join(
 
 
 def leave() -> None:
-    """All ranks; idempotent. Leave the group; the store stays for the next one of this script."""
+    """All ranks; idempotent. Leave the group; the store stays for the next one of this script.
+
+    With an exception under way, nothing that was begun is waited for: the other ranks may never come to it.
+    """
     if dist.is_initialized():
         _settle()
-        dist.destroy_process_group()
+        # gloo's groups wait for nothing as they go. NCCL's first finish what is in their queues.
+        if _is_failing() and dist.get_backend() != "gloo":
+            _abort_process_group()
+        else:
+            dist.destroy_process_group()
         # What holds gloo's group, such as DDP's reducer, is in cycles. In a loader's worker that is forked later, to
         # collect it means to wait for threads that aren't there: it hangs (torch 2.13).
         gc.collect()
         atexit.unregister(_settle)
+
+
+def _is_failing() -> bool:
+    """True if an exception is under way, or has ended the program."""
+    is_at_exit = not threading.main_thread().is_alive()
+    return sys.exc_info()[0] is not None or (is_at_exit and getattr(sys, "last_value", None) is not None)
 
 
 def _settle() -> None:
@@ -106,14 +135,15 @@ def _shared_store(environment: ClusterEnvironment, rank: int, world_size: int, t
     if key not in _stores:
         hosts = rank == 0 and not environment.store_is_hosted
         if not hosts:
-            await_server(environment.main_address, environment.main_port, rank, timeout)
+            await_server(environment.main_address, environment.main_port, rank, meets_within(timeout))
         # The server doesn't wait for the ranks: the meeting does, and names those that don't come.
         store = TCPStore(
             environment.main_address, environment.main_port, is_master=hosts, timeout=timeout, wait_for_workers=False
         )
         # What others have started they may start again, one node more often than another.
         starts_again = environment.creates_processes
-        name = rounds.meet(store, rank, world_size, timeout) if starts_again else "0"
+        name = rounds.meet(store, rank, world_size, meets_within(timeout)) if starts_again else "0"
         _stores[key] = PrefixStore(f"core/{name}", store)
-        say_at_exit(_stores[key], rank)
+        place = environment.main_address, environment.main_port
+        say_at_exit(_stores[key], rank, lambda: hosts or answers(*place))
     return _stores[key]

@@ -10,10 +10,10 @@ if TYPE_CHECKING:
     from core.trainer.command_line.cli_for import cli_for
     from core.trainer.data.combined import CombinedLoader
     from core.trainer.data.datamodule import DataModule
-    from core.trainer.module.hyperparameters import HasHyperparameters
+    from core.trainer.hparams.hyperparameters import HasHyperparameters
     from core.trainer.module.module import Module
     from core.trainer.trainer import Trainer
-    from core.trainer.tuning.tuner import Tuner
+    from core.trainer.tuner import Tuner
 
 __all__ = ["CombinedLoader", "DataModule", "HasHyperparameters", "Module", "Trainer", "Tuner", "cli_for"]
 
@@ -23,9 +23,9 @@ __getattr__, __dir__ = door(
         ".command_line.cli_for": ("cli_for",),
         ".data.combined": ("CombinedLoader",),
         ".data.datamodule": ("DataModule",),
-        ".module.hyperparameters": ("HasHyperparameters",),
+        ".hparams.hyperparameters": ("HasHyperparameters",),
         ".module.module": ("Module",),
         ".trainer": ("Trainer",),
-        ".tuning.tuner": ("Tuner",),
+        ".tuner": ("Tuner",),
     },
 )

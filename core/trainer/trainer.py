@@ -3,61 +3,39 @@
 from __future__ import annotations
 
 import os
-from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Literal
 
-import torch
-from torch import nn
-
-from core.contract import Capability, ConfigurationError, ModuleError
-from core.fabric import Ranks
-from core.trainer.data.data_views import DataViews
-from core.trainer.logging.logged import Logged
-from core.trainer.loops.progress import Progress
-from core.trainer.loops.run_views import RunViews
+from core.contract import ConfigurationError
+from core.trainer.progress import Progress
 from core.trainer.settings.options import TrainerOptions
 from core.trainer.settings.unknown_names import answer_attribute, answers_unknown
+from core.trainer.views.trainer_views import TrainerViews
 
 # What only a trainer that is made, or that runs, needs is imported in its methods: a program that takes Trainer from
 # `core` and lists its options, or its help, waits for none of it.
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
-    from contextlib import AbstractContextManager
+    from collections.abc import Iterable, Mapping, Sequence
     from datetime import timedelta
 
+    from torch import nn
     from torch.optim import Optimizer
 
-    from core.contract import (
-        Accelerator,
-        ClippingAlgorithm,
-        Devices,
-        GradientClipping,
-        Logger,
-        PathLike,
-        Stage,
-        Strategy,
-        TrainingStep,
-    )
-    from core.session import Session
-    from core.trainer.callbacks.callback import Callback
+    from core.contract import Accelerator, ClippingAlgorithm, Devices, Logger, PathLike, Stage, Strategy
     from core.trainer.data.datamodule import DataModule
-    from core.trainer.data.sources import Role, Source
-    from core.trainer.hooks.events import Events
+    from core.trainer.data.sources import Source
+    from core.trainer.hooks.callback import Callback
     from core.trainer.loops.fit_call import FitCall
     from core.trainer.profilers import Profiler
-    from core.trainer.signals.stop_agreement import StopAgreement
-    from core.trainer.state.finished_fit import FinishedFit
     from core.watch import Watch
 
-P = ParamSpec("P")
-R = TypeVar("R")
 
-
-class Trainer(Ranks, RunViews, DataViews, Logged):
+class Trainer(TrainerViews):
     """Trains and evaluates a module. One argument chooses the backend, and nothing else changes with it.
 
-    The public attributes `strategy`, `module`, `progress`, `callbacks`, `loggers`, `callback_metrics` and `should_stop`
-    are there for modules and callbacks to use.
+    It holds a run, one for each stage, made from its arguments and the run before. The public attributes `strategy`,
+    `module`, `progress`, `callbacks`, `loggers`, `callback_metrics` and `should_stop` are there for modules and
+    callbacks to use.
     """
 
     @answers_unknown
@@ -104,6 +82,7 @@ class Trainer(Ranks, RunViews, DataViews, Logged):
         barebones: bool = False,
         use_distributed_sampler: bool = True,
         seed_samples: bool = False,
+        keep_on_device: bool = False,
         plugins: Any = None,
         profiler: Profiler | Literal["simple", "advanced", "pytorch"] | None = None,
         default_root_dir: PathLike | None = None,
@@ -165,41 +144,83 @@ class Trainer(Ranks, RunViews, DataViews, Logged):
             use_distributed_sampler: give each rank its share of the data.
             seed_samples: seed Python's, NumPy's and torch's generators for every training sample that is loaded, so
                 that random augmentation doesn't depend on workers and ranks, and goes on exactly after a resume.
+            keep_on_device: leave the module where it was trained when a stage is over. Else it returns to the CPU, as
+                where ranks are other processes, and the device's memory is free.
             plugins: instances or aliases of a Precision, CheckpointIO, ClusterEnvironment or Launcher.
             profiler: measures where the time goes: `"simple"`, `"advanced"`, `"pytorch"`, or an instance.
             default_root_dir: where checkpoints and logs go; None is the current folder.
-            watch: look whether ranks hang, and end the run with a `HangError` that says which one, where and how: a
-                `Watch` with limits of your own, False for none. None is True.
+            watch: look whether ranks hang, tell which one, where and how, and end the run with a `HangError` if that
+                lasts: a `Watch` with limits of your own, False for none. None is True.
 
         Raises:
             ConfigurationError: arguments that can't be met, with what can.
         """
-        # First of all: a local name that is made later is no argument.
-        given = dict(locals())
+        from core.display import install_for
         from core.fabric import Fabric
+        from core.trainer.arguments import quick_runs
+        from core.trainer.arguments.barebones import check_barebones
+        from core.trainer.arguments.defaults import make_callbacks, make_loggers, make_profiler
+        from core.trainer.arguments.module_callbacks import ModuleCallbacks
+        from core.trainer.checks.stage_checks import check_arguments
         from core.trainer.logging.logged_values import LoggedValues
         from core.trainer.logging.metrics import Metrics
-        from core.trainer.module.module_callbacks import ModuleCallbacks
-        from core.trainer.settings import quick_runs
-        from core.trainer.settings.barebones import NoMetrics, check_barebones
-        from core.trainer.settings.checks import check_arguments
-        from core.trainer.settings.defaults import make_callbacks, make_loggers, make_profiler
+        from core.trainer.logging.no_metrics import NoMetrics
+        from core.trainer.run import Run
         from core.trainer.settings.torch_modes import check_modes
-        from core.trainer.signals.interruption import SignalGuard
 
+        install_for(self)
         if barebones:
-            check_barebones(given)
-            logger, given["num_sanity_val_steps"] = False, 0
+            check_barebones(
+                logger=logger,
+                enable_checkpointing=enable_checkpointing,
+                enable_progress_bar=enable_progress_bar,
+                enable_model_summary=enable_model_summary,
+                num_sanity_val_steps=num_sanity_val_steps,
+                log_every_n_steps=log_every_n_steps,
+                fast_dev_run=fast_dev_run,
+                detect_anomaly=detect_anomaly,
+                terminate_on_nan=terminate_on_nan,
+                profiler=profiler,
+            )
+            logger, num_sanity_val_steps = False, 0
         check_modes(deterministic, benchmark)
-        self.options = TrainerOptions.of(given)
-        self.fast_dev_run = quick_runs.count_batches(fast_dev_run)
-        if self.fast_dev_run:
-            self.options = quick_runs.limit_options(self.options, self.fast_dev_run)
+        options = TrainerOptions.of(
+            max_epochs=max_epochs,
+            min_epochs=min_epochs,
+            max_steps=max_steps,
+            min_steps=min_steps,
+            max_time=max_time,
+            limit_train_batches=limit_train_batches,
+            limit_val_batches=limit_val_batches,
+            limit_test_batches=limit_test_batches,
+            limit_predict_batches=limit_predict_batches,
+            overfit_batches=overfit_batches,
+            val_check_interval=val_check_interval,
+            reload_dataloaders_every_n_epochs=reload_dataloaders_every_n_epochs,
+            check_val_every_n_epoch=check_val_every_n_epoch,
+            num_sanity_val_steps=num_sanity_val_steps,
+            log_every_n_steps=log_every_n_steps,
+            accumulate_grad_batches=accumulate_grad_batches,
+            global_batch_size=global_batch_size,
+            gradient_clip_val=gradient_clip_val,
+            gradient_clip_algorithm=gradient_clip_algorithm,
+            deterministic=deterministic,
+            benchmark=benchmark,
+            detect_anomaly=detect_anomaly,
+            terminate_on_nan=terminate_on_nan,
+            inference_mode=inference_mode,
+            sync_batchnorm=sync_batchnorm,
+            use_distributed_sampler=use_distributed_sampler,
+            seed_samples=seed_samples,
+            keep_on_device=keep_on_device,
+        )
+        if num_quick_batches := quick_runs.count_batches(fast_dev_run):
+            options = quick_runs.limit_options(options, num_quick_batches)
         root = default_root_dir
         if root is not None and os.fspath(root).startswith("~"):
             root = os.path.expanduser(root)
         # The Fabric resolves the strategy, which the checks below ask.
-        self.fabric = Fabric(
+        fabric = Fabric(
             accelerator=accelerator,
             strategy=strategy,
             devices=devices,
@@ -210,46 +231,28 @@ class Trainer(Ranks, RunViews, DataViews, Logged):
             compile=compile,
             watch=watch,
         )
-        check_arguments(self.options, self.strategy)
-        self.default_root_dir = os.fspath(root) if root is not None else os.getcwd()
-        if self.fast_dev_run:
-            self.fabric.loggers = quick_runs.silence(self.fabric.loggers)
-        self.loggers = self.fabric.loggers
-        self.profiler = make_profiler(profiler) if profiler is not None else None
-        self.callbacks = make_callbacks(
+        check_arguments(options, fabric.strategy)
+        if num_quick_batches:
+            fabric.loggers = quick_runs.silence(fabric.loggers)
+        made_callbacks = make_callbacks(
             callbacks,
             enable_progress_bar=not barebones if enable_progress_bar is None else enable_progress_bar,
             enable_model_summary=not barebones if enable_model_summary is None else enable_model_summary,
             enable_checkpointing=not barebones if enable_checkpointing is None else enable_checkpointing,
         )
-        if self.fast_dev_run:
-            self.callbacks = quick_runs.without_traces(self.callbacks)
-        # From here on: what belongs to a run, and is empty before the first one.
-        self.progress = Progress()
-        self.logged = LoggedValues(NoMetrics if barebones else Metrics, self.progress)
-        self.metrics = self.logged.train
-        self.signals = SignalGuard(self.progress)
-        self.stops: StopAgreement | None = None
-        self._should_stop = False
-        self.sanity_checking = False
-        self.stage: Stage | None = None
-        self.status = "initializing"
-        self.is_running = False
-        self.events: Events  # from the first stage on
-        self.module: Any = None  # the user's nn.Module, whose methods no type checker knows
-        self.datamodule: DataModule | None = None
-        self.loaders: Any = None  # a `Loaders` from the first stage on
-        self.accumulate_grad_batches = accumulate_grad_batches
-        self.pending_saves: list[tuple[PathLike, bool]] = []
-        self.restored_random_state: dict[str, Any] | None = None
-        self.random_state_at_opening: dict[str, Any] | None = None
-        self.running_step: TrainingStep | None = None
         self._module_callbacks = ModuleCallbacks()
-        self.ckpt_path: PathLike | None = None
-        self.described_module: nn.Module | None = None
-        self.finished_fit: FinishedFit | None = None
-        self.returns_predictions = self.tells_results = True
-        self._wrapped_optimizers: list[Optimizer] | None = None
+        self.run = Run(
+            fabric=fabric,
+            options=options,
+            callbacks=quick_runs.without_traces(made_callbacks) if num_quick_batches else made_callbacks,
+            loggers=fabric.loggers,
+            profiler=make_profiler(profiler) if profiler is not None else None,
+            default_root_dir=os.fspath(root) if root is not None else os.getcwd(),
+            fast_dev_run=num_quick_batches,
+            progress=(progress := Progress()),
+            logged=LoggedValues(NoMetrics if barebones else Metrics, progress),
+            accumulate_grad_batches=accumulate_grad_batches,
+        )
 
     if not TYPE_CHECKING:  # for a type checker, what isn't there stays an error
 
@@ -276,16 +279,18 @@ class Trainer(Ranks, RunViews, DataViews, Logged):
                 A DataModule may stand here.
             val_dataloaders: one or several of them; without any, there is no validation.
             datamodule: makes all loaders.
-            ckpt_path: a checkpoint from which to go on.
+            ckpt_path: a checkpoint from which to go on. At a limit of this run, a line says that nothing is trained.
 
         Raises:
             ModuleError: the module lacks what training needs.
             ConfigurationError: no training loader, or something that is none.
-            CheckpointError: `ckpt_path` can't be read, or doesn't fit.
+            CheckpointError: `ckpt_path` can't be read, doesn't fit, or lies past a limit of this run.
         """
+        from core.trainer.loops.launch import launch
+
         call = self.take_fit_call(model, train_dataloaders, val_dataloaders, datamodule)
-        self.should_stop = False
-        self._launch("fit", call.module, call.sources, call.datamodule, ckpt_path)
+        self._begin("fit", call.module, call.sources, call.datamodule, ckpt_path, is_asked_to_stop=False)
+        launch(self.run, call.sources)
 
     def validate(
         self,
@@ -307,14 +312,16 @@ class Trainer(Ranks, RunViews, DataViews, Logged):
         Returns:
             What was logged, a dict for each loader.
         """
+        from core.trainer.arguments.loader_arguments import take_sources
         from core.trainer.data.sources import VALIDATION
+        from core.trainer.loops.launch import launch
         from core.trainer.module.module import require_method
 
         module = self._module_or_last(model)
         require_method(module, "validation_step", "validate")
-        arguments = self._take_sources(VALIDATION, module, dataloaders, datamodule)
-        self.tells_results = verbose
-        return self._launch("validate", module, *arguments, ckpt_path)  # type: ignore[no-any-return]
+        sources, datamodule = take_sources(VALIDATION, module, dataloaders, datamodule)
+        self._begin("validate", module, sources, datamodule, ckpt_path, tells_results=verbose)
+        return launch(self.run, sources)  # type: ignore[no-any-return]
 
     def test(
         self,
@@ -325,14 +332,16 @@ class Trainer(Ranks, RunViews, DataViews, Logged):
         verbose: bool = True,
     ) -> list[dict[str, float]]:
         """Run `test_step` over one or several loaders; see `validate`."""
+        from core.trainer.arguments.loader_arguments import take_sources
         from core.trainer.data.sources import TEST
+        from core.trainer.loops.launch import launch
         from core.trainer.module.module import require_method
 
         module = self._module_or_last(model)
         require_method(module, "test_step", "test")
-        arguments = self._take_sources(TEST, module, dataloaders, datamodule)
-        self.tells_results = verbose
-        return self._launch("test", module, *arguments, ckpt_path)  # type: ignore[no-any-return]
+        sources, datamodule = take_sources(TEST, module, dataloaders, datamodule)
+        self._begin("test", module, sources, datamodule, ckpt_path, tells_results=verbose)
+        return launch(self.run, sources)  # type: ignore[no-any-return]
 
     def predict(
         self,
@@ -358,234 +367,31 @@ class Trainer(Ranks, RunViews, DataViews, Logged):
             rank 0, and so for the caller of every launcher, those of all ranks in the order of the data set, as on one
             device; on the other ranks their own. None with `return_predictions=False`.
         """
+        from core.trainer.arguments.loader_arguments import take_sources
         from core.trainer.data.sources import PREDICTION
+        from core.trainer.loops.launch import launch
         from core.trainer.module.module import require_method
 
         module = self._module_or_last(model)
         if not hasattr(module, "predict_step"):
             require_method(module, "predict_step", "predict")
-        arguments = self._take_sources(PREDICTION, module, dataloaders, datamodule)
-        self.returns_predictions = return_predictions is not False
-        return self._launch("predict", module, *arguments, ckpt_path)  # type: ignore[no-any-return]
-
-    def save_checkpoint(self, path: PathLike, weights_only: bool = False) -> None:
-        """All ranks. Save everything from which a run can go on exactly.
-
-        A checkpoint describes the state between two optimizer steps: asked for within an accumulation window, it is
-        written at the window's end. After `fit` has returned it holds the optimizers until the next stage begins. Where
-        they have ended with `fit` (ranks that a launcher made for it alone, shards, engines), such a checkpoint can
-        be evaluated only, and a warning says so. Where a launcher has made the ranks for `fit` alone, the caller saves.
-
-        Args:
-            path: a local path or a URL.
-            weights_only: leave out what only training needs. Such a checkpoint can be evaluated, not resumed.
-
-        Raises:
-            CheckpointError: it can't be written; what was at `path` is untouched.
-            ConfigurationError: there is no module yet.
-        """
-        if not self.is_running:
-            from core.trainer.state import late_save
-
-            late_save.save(self, path, weights_only=weights_only)
-        elif self.count_unfinished() or self.progress.epoch_is_ending:
-            self.pending_saves.append((path, weights_only))
-        else:
-            self._write_checkpoint(path, weights_only)
-
-    # what modules and callbacks may ask -----------------------------------------------------------------------------
-
-    @property
-    def strategy(self) -> Strategy:
-        """The strategy that trains the module; resolved when the trainer was made."""
-        return self.fabric.strategy
-
-    @property
-    def session(self) -> Session:
-        """The strategy's session: what was set up, and states as a whole."""
-        return self.fabric.session
-
-    @property
-    def logger(self) -> Logger | None:
-        """The first logger, if there is one. On all ranks but 0, while a stage runs, one that does nothing."""
-        return self.loggers[0] if self.loggers else None
-
-    @property
-    def log_dir(self) -> str:
-        """Folder of this run: that of the first logger which has one, or else `default_root_dir`.
-
-        The same on all ranks while a stage runs. Asking a logger for its folder makes one.
-        """
-        folders = (logger.log_dir for logger in self.loggers)
-        return next(filter(None, folders), self.default_root_dir)
-
-    @property
-    def should_stop(self) -> bool:
-        """Set it to True to stop training: on one process after the running step, on several within half a second.
-
-        Ranks agree on it at steps that all of them know beforehand, so that one may set it alone.
-        """
-        return self._should_stop
-
-    @should_stop.setter
-    def should_stop(self, stops: bool) -> None:
-        self._should_stop = stops
-        if stops and self.stops is not None:
-            self.stops.wake()
-
-    @property
-    def current_epoch(self) -> int:
-        """Number of the running epoch, from 0."""
-        return self.progress.epoch
-
-    @property
-    def global_step(self) -> int:
-        """Optimizer steps that updated parameters."""
-        return self.progress.global_step
-
-    @property
-    def wrapped_optimizers(self) -> list[Optimizer]:
-        """The optimizers as a module sees them in manual optimization: their `step` goes through the strategy."""
-        if self._wrapped_optimizers is None:
-            self._wrapped_optimizers = [
-                self.fabric.wrap_optimizer(optimizer, on_step=self._count_step, before_step=self._prepare_manual_step)
-                for optimizer in self.strategy.optimizers
-            ]
-        return self._wrapped_optimizers
-
-    def print(self, *args: Any, **kwargs: Any) -> None:
-        """Print on rank 0."""
-        self.fabric.print(*args, **kwargs)
-
-    def profile(self, action: str) -> AbstractContextManager[None]:
-        """A context whose time the profiler reports under this name; without a profiler it does nothing."""
-        return self.profiler.profile(action) if self.profiler is not None else nullcontext()
-
-    # what the strategy asks (core.contract.SetupHost) ---------------------------------------------------------------
-
-    @property
-    def trains(self) -> bool:
-        """True if this stage needs optimizers."""
-        return self.stage == "fit"
-
-    @property
-    def clipping(self) -> GradientClipping | None:
-        """The gradient clipping of this run."""
-        return self.options.clipping
-
-    def _require_optimizers(self, model: nn.Module) -> None:
-        from core.trainer.module.module import has_method, require_method
-
-        if Capability.MAKES_OPTIMIZERS not in self.strategy.capabilities:
-            require_method(model, "configure_optimizers", "fit")
-        elif has_method(model, "configure_optimizers"):
-            raise ModuleError(
-                f"{type(model).__name__} has configure_optimizers(), and the configuration that "
-                f"{type(self.strategy).__name__} was given names an optimizer too. Leave one of them out."
-            )
-
-    def configure_model(self) -> None:
-        """All ranks. Let the module build its large parts."""
-        from core.trainer.hooks.events import overrides
-
-        if overrides(self.module, "configure_model"):
-            self.module.configure_model()
-        if self.options.sync_batchnorm and Capability.COLLECTIVES in self.strategy.capabilities:
-            self.module = nn.SyncBatchNorm.convert_sync_batchnorm(self.module)
-
-    def configure_optimizers(self) -> tuple[list[Optimizer], list[Any]]:
-        """All ranks. The module's optimizers and schedulers, in one form."""
-        from core.trainer.module.optimization import check_optimizers, parse_optimizers
-        from core.trainer.settings.checks import check_schedulers
-
-        optimizers, schedulers = parse_optimizers(self.strategy.configure_optimizers(self.module))
-        check_optimizers(
-            self.module,
-            optimizers,
-            self.options,
-            window=self.accumulate_grad_batches,
-            is_global_zero=self.is_global_zero,
+        sources, datamodule = take_sources(PREDICTION, module, dataloaders, datamodule)
+        self._begin(
+            "predict", module, sources, datamodule, ckpt_path, returns_predictions=return_predictions is not False
         )
-        check_schedulers(self.strategy, schedulers)
-        return list(optimizers), list(schedulers)
-
-    def setup_dataloaders(self) -> None:
-        """All ranks. Ask for the loaders of this stage, shard them and hand them to the strategy."""
-        self.loaders.setup(self.strategy)
-
-    def restore(self) -> None:
-        """All ranks. Load the checkpoint that the user named, if any."""
-        if self.trains:
-            self.events.emit("on_fit_start")
-            self.logged.train.begin_epoch()
-            self.progress.restart_epoch()
-        if self.ckpt_path is not None:
-            from core.trainer.state import snapshot
-            from core.watch import phase
-
-            with phase("checkpoint"):
-                snapshot.load(self, self.ckpt_path)
-        self.session.refuse_half_loaded("trained" if self.trains else "evaluated")
-
-    # what the loops ask ---------------------------------------------------------------------------------------------
-
-    def make_transfer(self, dataloader_idx: int = 0) -> Callable[[Any], Any] | None:
-        """The function that moves a loader's batches to the device; None if they are there."""
-        from core.trainer.data.batch_transfer import batch_transfer
-
-        transfer = batch_transfer(self.strategy, (self.datamodule, self.module), dataloader_idx)
-        return transfer and self.profiled("transfer_batch", transfer)
-
-    def profiled(self, action: str, function: Callable[P, R]) -> Callable[P, R]:
-        """The function, measured if there is a profiler. Called once a stage."""
-        return self.profiler.wrap(action, function) if self.profiler is not None else function
-
-    def write_pending(self) -> None:
-        """All ranks. Write what was asked for within the accumulation window that has just ended."""
-        for path, weights_only in self.pending_saves:
-            self._write_checkpoint(path, weights_only)
-        self.pending_saves = []
-
-    def _write_checkpoint(self, path: PathLike, weights_only: bool) -> None:
-        from core.trainer.state import snapshot
-        from core.watch import phase
-
-        with phase("checkpoint"), self.profile("save_checkpoint"):
-            snapshot.save(self, path, weights_only=weights_only)
-
-    # the stages -----------------------------------------------------------------------------------------------------
+        return launch(self.run, sources)  # type: ignore[no-any-return]
 
     def take_fit_call(
         self, model: nn.Module, train_dataloaders: Any, val_dataloaders: Any, datamodule: DataModule | None
     ) -> FitCall:
         """The arguments of `fit`, checked."""
-        from core.trainer.data.sources import (
-            TRAIN,
-            check_reload,
-            find_source,
-            find_validation,
-            need_source,
-            take_datamodule,
-        )
-        from core.trainer.loops.fit_call import FitCall
+        from core.trainer.arguments.loader_arguments import take_fit_call
         from core.trainer.module.module import require_method
+        from core.trainer.module.optimization import require_optimizers
 
         require_method(model, "training_step", "fit")
-        self._require_optimizers(model)
-        train_dataloaders, datamodule = take_datamodule(train_dataloaders, datamodule, val_dataloaders)
-        train = need_source(find_source(TRAIN, train_dataloaders, datamodule, model), TRAIN, datamodule, model)
-        sources = [train, *find_validation(val_dataloaders, datamodule, model)]
-        check_reload(self.options, sources)
-        return FitCall(model, sources, datamodule)
-
-    def _prepare_fit(self, sources: Sequence[Source]) -> None:
-        """Let callbacks find what training begins with; a run that resumes has begun before."""
-        from core.trainer.hooks.events import overrides
-        from core.trainer.loops.fit_call import FitCall
-
-        for callback in self.callbacks:
-            if overrides(callback, "before_fit"):
-                callback.before_fit(self, FitCall(self.module, sources, self.datamodule))
+        require_optimizers(model, self.strategy)
+        return take_fit_call(self.options, model, train_dataloaders, val_dataloaders, datamodule)
 
     def _module_or_last(self, model: nn.Module | None) -> nn.Module:
         module: nn.Module | None = model if model is not None else self.module
@@ -593,73 +399,51 @@ class Trainer(Ranks, RunViews, DataViews, Logged):
             raise ConfigurationError("No model was given, and this Trainer has run none before. Pass one.")
         return module
 
-    def _take_sources(
-        self, role: Role, module: nn.Module, loaders: Any, datamodule: DataModule | None
-    ) -> tuple[list[Source], DataModule | None]:
-        from core.trainer.data.sources import find_source, need_source, take_datamodule
-
-        loaders, datamodule = take_datamodule(loaders, datamodule)
-        source = need_source(find_source(role, loaders, datamodule, module), role, datamodule, module)
-        return [source], datamodule
-
-    def _launch(
+    def _begin(
         self,
         stage: Stage,
         module: nn.Module,
         sources: Sequence[Source],
         datamodule: DataModule | None,
         ckpt_path: PathLike | None,
-    ) -> Any:
+        **settings: Any,
+    ) -> None:
+        """Begin a new run, with backend, counters and metrics of the one before, whose optimizers are let go."""
         from core.trainer.data.loaders import Loaders
-        from core.trainer.settings.checks import check_stage
-        from core.trainer.signals.interruption import workers_interruption
 
-        self.stage, self.datamodule, self.ckpt_path = stage, datamodule, ckpt_path
-        self.finished_fit = None  # the optimizers of the last stage would take memory beside the new one's
-        self.module = self.fabric.uncompiled(module)
-        self.loaders = Loaders(self.options, sources)
-        self.callbacks = self._module_callbacks.join(self.callbacks, self.module)
-        self.logged.begin_stage()
-        check_stage(self, sources)
-        if stage == "fit" and ckpt_path is None and not self.fast_dev_run:
-            self._prepare_fit(sources)
-        launcher = self.strategy.launcher
-        self.status = "running"
-        try:
-            with workers_interruption(launcher.calls_in_place):
-                outcome = launcher.launch(self._run, not launcher.calls_in_place)
-        except BaseException:
-            self.status = "interrupted"
-            raise
-        self.status = "finished"
-        if launcher.calls_in_place:
-            return outcome
-        outcome.restore(self)
-        return outcome.result
+        own = self.fabric.uncompiled(module)
+        self.run = replace(
+            self.run,
+            trainer=self,
+            stage=stage,
+            module=own,
+            datamodule=datamodule,
+            loaders=Loaders(self.options, sources),
+            callbacks=self._module_callbacks.join(self.callbacks, own),
+            ckpt_path=ckpt_path,
+            **settings,
+        )
 
-    def _run(self, crosses_processes: bool) -> Any:
-        """All ranks, in the worker."""
-        from core.trainer.loops import stage_lifecycle
+    # what the strategy asks (core.contract.SetupHost) ---------------------------------------------------------------
 
-        return stage_lifecycle.run(self, crosses_processes)
+    def configure_model(self) -> None:
+        """All ranks. Let the module build its large parts."""
+        from core.trainer.loops import set_up
 
-    def count_unfinished(self) -> int:
-        """Batches of a window whose optimizer step is still to come."""
-        if not self.trains:
-            return 0
-        return self.progress.count_unfinished(self.window, self.loaders.epoch_end)
+        set_up.configure_model(self.run)
 
-    def forget_optimizers(self) -> None:
-        """Forget the optimizers of a stage that is over."""
-        self._wrapped_optimizers = None
+    def configure_optimizers(self) -> tuple[list[Optimizer], list[Any]]:
+        """All ranks. The module's optimizers and schedulers, in one form."""
+        from core.trainer.loops import set_up
 
-    def _prepare_manual_step(self, optimizer: Optimizer) -> None:
-        step = self.running_step
-        if step is not None and step.manual and step.before_optimizer_step is not None:
-            self.strategy.precision_plugin.unscale_gradients(optimizer)
-            step.before_optimizer_step(optimizer)
+        return set_up.configure_optimizers(self.run)
 
-    def _count_step(self, updated: int) -> None:
-        """A step that the module asked for, perhaps in the middle of its training step."""
-        self.progress.global_step += updated
-        torch.clear_autocast_cache()  # else what the module computes next would use copies of the old weights
+    def setup_dataloaders(self) -> None:
+        """All ranks. Ask for the loaders of this stage, shard them and hand them to the strategy."""
+        self.run.loaders.setup(self.strategy)
+
+    def restore(self) -> None:
+        """All ranks. Load the checkpoint that the user named, if any."""
+        from core.trainer.loops import set_up
+
+        set_up.restore(self.run)

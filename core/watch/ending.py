@@ -12,10 +12,10 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from core.contract import HangError
-from core.contract.told_once import show_once
-from core.contract.tracebacks import format_short
+from core.display.torchrun import show_once_per_node
+from core.display.tracebacks import format_short
 from core.launch.connections import hang_up
-from core.watch.looking import began_at, process_state
+from core.watch.kernel import began_at, process_state
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -124,7 +124,7 @@ def _class_of(error: HangError) -> type[BaseException]:
 
 def leave_at_once(error: HangError) -> None:
     """End this process with code 1, as no exception could end it."""
-    show_once(format_short(error))
+    show_once_per_node(format_short(error))
     os._exit(1)
 
 

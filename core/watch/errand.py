@@ -11,15 +11,19 @@ if TYPE_CHECKING:
 
 
 class Errands:
-    """Runs one function at a time in a thread that sleeps in between. A store whose server is stopped never answers."""
+    """Runs one function at a time in a thread that sleeps in between. A store whose server is stopped never answers.
+
+    Attributes:
+        thread: the thread.
+    """
 
     def __init__(self, name: str) -> None:
         self._asked: queue.SimpleQueue[Callable[[], Any] | None] = queue.SimpleQueue()
         self._is_back = threading.Event()
         self._is_back.set()
         self._has_failed = False
-        self._thread = threading.Thread(target=self._work, name=name, daemon=True)
-        self._thread.start()
+        self.thread = threading.Thread(target=self._work, name=name, daemon=True)
+        self.thread.start()
 
     def run(self, function: Callable[[], Any], timeout_s: float) -> bool:
         """Run it; False if it is still at work after so many seconds, or the one before it is.
@@ -35,7 +39,7 @@ class Errands:
     def close(self, timeout_s: float) -> None:
         """End the thread, after what it is at."""
         self._asked.put(None)
-        self._thread.join(timeout_s)
+        self.thread.join(timeout_s)
 
     def _work(self) -> None:
         while (function := self._asked.get()) is not None:

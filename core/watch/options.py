@@ -17,24 +17,26 @@ VARIABLE = "CORE_WATCH"
 class Watch:
     """The options of the watch over the ranks, for `Fabric(watch=...)` and `Trainer(watch=...)`.
 
-    A rank may stand still for `limit`, or for ten times the longest interval that this phase has had before. It has ten
-    times as long in a phase that is new to it (the first steps compile, the first validation builds its workers), and
-    another ten times as long while it computes, reads or writes: no watch can tell a long sum from an endless one.
+    A standstill is told first, and ends the run much later. Where calls of ranks can't match any more, it ends at once.
+    What a phase has already survived for longer than a limit isn't told, nor ended, before twice that time.
 
     Attributes:
-        limit: how long no rank may come forward.
-        grace: how long a rank may take to end by itself once there is a verdict; it is ended by force then.
-        ends_run: False only reports.
+        limit: how long no rank may come forward before that is told on stderr, with all stacks in a file.
+        end_after: how long no rank may come forward, nor be at work, before the run ends; never less than `limit`. A
+            rank at work has ten times that, since no watch can tell a long sum from an endless one.
+        grace: how long a rank may take to end by itself once the run ends; it is ended by force then.
+        ends_run: False only tells.
         folder: for the file with all stacks; None is the temporary folder.
     """
 
     limit: timedelta = timedelta(seconds=30)
+    end_after: timedelta = timedelta(minutes=5)
     grace: timedelta = timedelta(seconds=10)
     ends_run: bool = True
     folder: str | os.PathLike[str] | None = None
 
     def __post_init__(self) -> None:
-        for name in ("limit", "grace"):
+        for name in ("limit", "end_after", "grace"):
             if not isinstance(getattr(self, name), timedelta) or getattr(self, name) <= timedelta():
                 raise ConfigurationError(
                     f"Watch({name}={getattr(self, name)!r}): expected a timedelta above 0, as in "
@@ -59,7 +61,8 @@ def chosen(given: bool | Watch | None) -> Watch | None:
     if wish == "report":
         return replace(options, ends_run=False)
     if wish not in ("", "on", "1", "true"):
-        return replace(options, limit=timedelta(seconds=_seconds(wish)))
+        end_after = timedelta(seconds=_seconds(wish))
+        return replace(options, limit=min(options.limit, end_after), end_after=end_after)
     return options
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -18,10 +17,9 @@ class Pulse:
     Attributes:
         count: goes up whenever the rank has come forward.
         phase: what it does: `"set-up"`, `"step"`, `"validation"`, `"checkpoint"`, `"end of epoch"`, ...
-        longest_s: by phase, the longest that one has taken which is over.
     """
 
-    __slots__ = ("count", "longest_s", "phase")
+    __slots__ = ("count", "phase")
 
     def __init__(self) -> None:
         self.begin()
@@ -29,7 +27,6 @@ class Pulse:
     def begin(self) -> None:
         """Begin a run."""
         self.count, self.phase = 0, "set-up"
-        self.longest_s: dict[str, float] = {}
 
 
 pulse = Pulse()
@@ -37,20 +34,16 @@ pulse = Pulse()
 
 
 @contextmanager
-def phase(name: str, *, has_steps: bool = False) -> Iterator[None]:
+def phase(name: str) -> Iterator[None]:
     """A context in which this rank does something else than training steps.
 
     Args:
         name: for the verdict.
-        has_steps: what happens inside marks the pulse. Else the time that it takes as a whole is what is usual.
     """
-    before, began_s = pulse.phase, time.monotonic()
-    pulse.phase = name
+    before, pulse.phase = pulse.phase, name
     pulse.count += 1
     try:
         yield
-        if not has_steps:
-            pulse.longest_s[name] = max(pulse.longest_s.get(name, 0.0), time.monotonic() - began_s)
     finally:
         pulse.phase = before
         pulse.count += 1

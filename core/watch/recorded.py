@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import pickle
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from core.watch.looking import is_users_file
+from core.watch.users_code import is_users_file
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,25 @@ def numbered(number: str) -> Collective:
     entries = _entries()
     places = [place for place, entry in enumerate(entries) if _number(entry) == number]
     return _made(entries, places[-1]) if places else Collective(number=number)
+
+
+def num_begun() -> int:
+    """Collectives that this rank has begun in the group of all ranks."""
+    import torch.distributed as dist
+
+    with suppress(Exception):  # no backend has to count, and the group may be left meanwhile
+        if (group := dist.group.WORLD) is not None:
+            return int(group._get_sequence_number_for_group())  # type: ignore[attr-defined]  # torch's types lack it
+    return 0
+
+
+def run_on_device() -> bool:
+    """True if collectives run beside the thread that has begun them, which then waits wherever it needs a value."""
+    import torch.distributed as dist
+
+    with suppress(Exception):  # the group may be left meanwhile
+        return "gloo" not in dist.get_backend()
+    return False
 
 
 def _entries() -> list[dict[str, Any]]:

@@ -36,12 +36,24 @@ def begin(strategy: Strategy, given: bool | Watch | None = None) -> None:
         return
     if (store := _own_connection(strategy)) is None:
         return
+    from core.watch.users_code import leave_out
     from core.watch.watching import Watching
 
     environment = strategy.cluster_environment
     port = environment.main_port if environment is not None else 0
-    _watching[:] = [Watching(options, store, strategy, port)]
+    is_hosted = environment is not None and environment.store_is_hosted
+    leave_out([strategy, strategy.accelerator, strategy.precision_plugin, strategy.checkpoint_io, environment])
+    _watching[:] = [Watching(options, store, strategy, port, is_store_hosted=is_hosted)]
     atexit.register(end)
+
+
+def tell_of_the_late(given: bool | Watch | None) -> None:
+    """Before ranks meet. Let one that doesn't come be told after the limit of these options."""
+    from core.strategies import late
+    from core.watch.options import chosen
+
+    if (options := chosen(given)) is not None:
+        late.TOLD_AFTER_S = options.limit.total_seconds()
 
 
 def _own_connection(strategy: Strategy) -> Store | None:

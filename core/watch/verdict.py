@@ -20,6 +20,7 @@ _WORDS = {
     "stopped": "is stopped by a signal",
     "gone": "is gone: its process has ended",
     "left": "has left the run",
+    "unseen": "stands in (whether it works can't be seen, since /proc can't be read)",
     "silent": "does not answer",
     "aborts": "was ended by native code",
 }
@@ -32,13 +33,15 @@ class Verdict:
     """The ranks that don't come, and what they do instead.
 
     Attributes:
-        absent: the ranks that don't come; empty where none is missed, which is told and ends no run.
+        absent: the ranks that don't come.
         reason: in words.
+        ends: the run ends by it; else it is told.
         is_abort: native code ends a process; nobody has waited for long.
     """
 
     absent: tuple[int, ...]
     reason: str
+    ends: bool = True
     is_abort: bool = False
 
 
@@ -55,16 +58,20 @@ def find(accounts: Sequence[Account]) -> Verdict | None:
     others = [each for each in accounts if each.state != "waits"]
     if not others:
         return _on_those_who_all_wait(accounts)
+    standing = [each for each in accounts if not each.is_lost]
+    if standing and all(each.state == "waits" for each in standing):
+        # Who waits for one that won't come waits for ever.
+        is_sure = all(each.since_s > each.least_s for each in accounts)
+        return Verdict(_ranks(others), _listed(others)) if is_sure else None
     # A rank with time left may be who the others wait for.
-    if not all(each.is_overdue for each in others):
+    if not standing or not all(each.is_to_tell for each in standing):
         return None
-    if len(others) == len(accounts):
-        # The last one may have work of its own when the others have left.
-        is_over = any(each.state == "left" for each in accounts)
-        return None if is_over else Verdict((), "no rank waits for another, and the run goes on: " + _listed(others))
+    ends = all(each.is_to_end for each in standing)
+    if all(each.state != "waits" for each in standing):
+        return Verdict(_ranks(standing), f"no rank waits for another: {_listed(standing)}", ends)
     # Where some are certainly lost, another that is merely slow is not the reason.
-    lost = [each for each in others if each.state in _SURE] or others
-    return Verdict(tuple(each.rank for each in lost), "; ".join(map(_described, lost[:_MOST_SHOWN])))
+    named = [each for each in others if each.state in _SURE] or others
+    return Verdict(_ranks(named), _listed(named), ends)
 
 
 def _on_an_abort(accounts: Sequence[Account], aborting: Sequence[Account]) -> Verdict | None:
@@ -99,11 +106,13 @@ def _on_those_who_all_wait(accounts: Sequence[Account]) -> Verdict | None:
         shapes = defaultdict(list)
         for each in accounts:
             shapes[each.collective].append(each)
-        if not all(each.since_s > (each.least_s if len(shapes) > 1 else each.allowed_s) for each in accounts):
-            return None
         if len(shapes) > 1:
-            return _on_groups(list(shapes.values()), *[_SAME_CALL] * 2)
-        return Verdict(_ranks(accounts), "all ranks wait in the same place, and nothing arrives: look at the network")
+            is_sure = all(each.since_s > each.least_s for each in accounts)
+            return _on_groups(list(shapes.values()), *[_SAME_CALL] * 2) if is_sure else None
+        if not all(each.is_to_tell for each in accounts):
+            return None
+        reason = "all ranks wait in the same place, and nothing arrives: look at the network"
+        return Verdict(_ranks(accounts), reason, all(each.is_to_end for each in accounts))
     # Ranks that wait for each other in different places wait for ever.
     if not all(each.since_s > each.least_s for each in accounts):
         return None

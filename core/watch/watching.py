@@ -20,18 +20,22 @@ from typing import TYPE_CHECKING
 
 from core.contract import HangError
 from core.contract.whereabouts import Whereabouts
+from core.watch import kernel
 from core.watch.account import Account
-from core.watch.adaptive_timeout import AdaptiveTimeout
 from core.watch.board import CALL, VERDICT, Board, FolderBoard, StoreBoard
 from core.watch.ending import SIGNAL, Ending, end_by_force, leave_at_once, let_go_on
 from core.watch.errand import Errands
-from core.watch.looking import Eye, Sight, began_at, num_collectives, process_state, waits_on_device
+from core.watch.neighbours import Neighbours, ask_for_stack, with_written_stack
 from core.watch.progress import pulse
-from core.watch.recorded import Collective, newest, numbered, oldest
+from core.watch.recorded import Collective, newest, num_begun, numbered, oldest, run_on_device
+from core.watch.standstill import Standstill
+from core.watch.telling import Teller
 from core.watch.terminate import TerminateHandler
-from core.watch.verdict import Verdict, find, table
+from core.watch.thread_sampler import ThreadSample, ThreadSampler
+from core.watch.verdict import find
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import IO
 
     from torch._C._distributed_c10d import Store
@@ -45,6 +49,8 @@ _CONFERS_S = 15.0
 """Seconds for which a rank goes on to tell of itself after it was called."""
 _CALLS_EVERY_S = 5.0
 _STORE_ANSWERS_S = 5.0
+_PART_SURE = 3.0
+"""Part of the limit after which what is certain ends the run."""
 _ABORTS_S = 20.0
 """Seconds for which native code that gives up waits for the ranks to say what they called."""
 
@@ -57,32 +63,44 @@ class Watching:
         ending: raises the verdict.
     """
 
-    def __init__(self, options: Watch, store: Store, world: World, store_port: int) -> None:
-        """All ranks. `store` is this watch's own connection, to which ranks bring the same prefix."""
+    def __init__(
+        self, options: Watch, store: Store, world: World, store_port: int, *, is_store_hosted: bool = False
+    ) -> None:
+        """All ranks.
+
+        Args:
+            options: the user's.
+            store: this watch's own connection, to which ranks bring the same prefix.
+            world: the ranks.
+            store_port: where the store listens.
+            is_store_hosted: it outlives the process of rank 0.
+        """
         from torch._C._distributed_c10d import PrefixStore
 
         self.pid = os.getpid()
         self._options, self._rank, self._world_size = options, world.global_rank, world.world_size
         self._limit_s = options.limit.total_seconds()
-        self._store = StoreBoard(PrefixStore("core/watch", store))
+        self._store, self._is_store_hosted = StoreBoard(PrefixStore("core/watch", store)), is_store_hosted
         self._folder: Path | None = None
         self._stacks: IO[str] | None = None
-        self._host = socket.gethostname()
-        self._began = began_at(self.pid)
+        self._host, self._machine, self._began = socket.gethostname(), kernel.machine(), kernel.began_at(self.pid)
         # Healthy ranks look for a call less often than they look at themselves.
         self._looks_every = max(1, round(min(self._limit_s / 6, _LONGEST_PAUSE_S) / _WAKE_S))
-        self._silence_s = self._looks_every * _WAKE_S + 3 * _WAKE_S
         pulse.begin()
-        self._timeout = AdaptiveTimeout(pulse, self._limit_s)
-        self._eye = Eye(threading.get_ident(), threading.get_native_id(), world.waits_in)
+        self._standstill = Standstill(pulse, self._limit_s, options.end_after.total_seconds())
+        self._watched = threading.get_ident()
+        self._sampler = ThreadSampler(self._watched, threading.get_native_id(), world.waits_in)
+        self._neighbours = Neighbours(max(options.limit, options.end_after).total_seconds())
         self._collective: tuple[int, str, Collective] = (-1, "", Collective())
-        self._number = self._num_wakes = self._call = 0
+        self._number = self._num_wakes = self._num_rounds = self._call = 0
         self._called_s = self._began_call_s = self._calls_s = self._answered_s = -1e9
-        self._others: dict[int, tuple[int, float]] = {}
+        self._call_began_round = 0
+        self._others: dict[int, tuple[int, int, float]] = {}
+        """By rank: the number of its last account, and the round and the time at which that was read."""
         self._accounts: dict[int, Account] = {}
         self._suspicion: tuple[object, ...] = ()
         self._verdict, self._num_verdicts = "", 0
-        self._is_reported = self._is_told = False
+        self._teller = Teller(options)
         self.ending = Ending(store_port, self._ask)
         self._has_enabled = False
         self._is_aborting, self._is_shown = False, threading.Event()
@@ -97,10 +115,10 @@ class Watching:
         self._is_closed.set()
         self.let_abort()
         self._is_shown.set()
-        left = Account(self._rank, "left", host=self._host, pid=self.pid, number=self._number + 1)
+        left = replace(self._named("left"), number=self._number + 1)
         # After an error the store may be gone, and torch prints a page about that.
         if not self.ending.is_over and sys.exception() is None:
-            self._errands.run(lambda: self._store.write(self._seen(), left.to_text()), _WAKE_S)
+            self._ask_store(lambda: self._store.write(self._seen(), left.to_text()), _WAKE_S)
         self._errands.close(_WAKE_S)
         if self._thread is not threading.current_thread():
             self._thread.join(_WAKE_S)
@@ -115,10 +133,10 @@ class Watching:
 
     def _run(self) -> None:
         self._errands.run(self._enter, _WAKE_S)
+        self._sampler.leave_out(self._thread, self._errands.thread)
         while not self._is_closed.wait(_WAKE_S):
             self._wake()
-            if self._verdict and not self._is_reported:
-                self._is_reported = True
+            if self._verdict:
                 self._is_shown.set()
                 if self._options.ends_run:
                     self._end()
@@ -140,7 +158,7 @@ class Watching:
                 self._has_enabled = True
         self._stacks = _open_in_memory()
         faulthandler.register(SIGNAL, self._stacks, all_threads=True, chain=True)
-        own = Account(self._rank, "computes", host=self._host, pid=self.pid, began=self._began, stacks=self._path())
+        own = self._named("computes")
         self._write_account(self._store, own)
         if self._rank == 0:
             self._store.write("run", json.dumps([uuid.uuid4().hex, own.to_text()]))
@@ -151,68 +169,93 @@ class Watching:
         self._folder = Path(tempfile.gettempdir(), f"core-watch-{run}")
 
     def _wake(self) -> None:
-        sight, now_s = self._eye.look(), time.monotonic()
-        since_s = self._timeout.look(num_collectives(), is_waiting=sight.state == "waits")
+        stood_s = self._standstill.since_s
+        since_s, now_s = self._standstill.look(num_begun()), time.monotonic()
         self._num_wakes += 1
-        if self._is_reported and since_s < _WAKE_S:  # the run goes on after all
-            self._verdict, self._is_reported = "", False
-        if since_s < _WAKE_S:
-            self._is_told = False
-        is_late = since_s > max(_WAKE_S, min(_LONGEST_PAUSE_S, self._limit_s / 2))
-        if (is_late or self._is_aborting) and not self._is_reported:
-            if now_s - self._called_s > _CONFERS_S:
-                self._began_call_s = now_s
-            self._called_s = now_s
-        if now_s - self._called_s < _CONFERS_S:
-            self._confer(self._account_now(sight, since_s), calls=self._called_s == now_s)
-        elif self._num_wakes % self._looks_every == 0:
-            self._errands.run(self._listen, _WAKE_S / 4)
+        if not since_s:
+            self._teller.go_on(stood_s)
+        if since_s > max(_WAKE_S, min(_LONGEST_PAUSE_S, self._limit_s / 2)) or self._is_aborting:
+            self._be_called(now_s)
+        is_called = now_s - self._called_s < _CONFERS_S
+        if since_s or is_called:
+            accounts = [*self._accounts.values()]  # another thread may add to it
+            sample = self._sampler.sample({each.pid for each in accounts if each.machine == self._machine})
+            self._standstill.note(is_waiting=sample.state == "waits", is_at_work=sample.is_at_work)
+            if is_called:
+                self._confer(self._account_now(sample), calls=self._called_s == now_s)
+        if not is_called and self._num_wakes % self._looks_every == 0:
+            self._ask_store(self._listen, _WAKE_S / 4)
+
+    def _ask_store(self, function: Callable[[], None], timeout_s: float) -> bool:
+        """Run a function that asks the store; False if there is no answer yet, or the store is gone with rank 0."""
+        return not self._is_store_gone() and self._errands.run(function, timeout_s)
+
+    def _is_store_gone(self) -> bool:
+        """True if it has ended with the process of rank 0: torch would print a page about the connection."""
+        return not self._is_store_hosted and self._is_gone(0)
+
+    def _is_gone(self, rank: int) -> bool:
+        """True if the process of a rank of this machine has ended."""
+        last = self._accounts.get(rank)
+        return last is not None and last.machine == self._machine and kernel.is_gone(last.pid, last.began)
 
     def _listen(self) -> None:
         """Look whether another rank calls."""
-        self._hear(int(self._store.read([CALL])[0] or 0))
+        call = int(self._store.read([CALL])[0] or 0)
+        if call > self._call:
+            self._call = call
+            self._be_called(time.monotonic() - 1e-3)
         self._read_verdict(self._store)
 
-    def _hear(self, call: int) -> None:
-        if call > self._call:
-            self._call, now_s = call, time.monotonic()
-            if now_s - self._called_s > _CONFERS_S:
-                self._began_call_s = now_s
-            self._called_s = max(self._called_s, now_s - 1e-3)
+    def _be_called(self, now_s: float) -> None:
+        if now_s - self._called_s > _CONFERS_S:
+            self._began_call_s, self._call_began_round = now_s, self._num_rounds
+        self._called_s = max(self._called_s, now_s)
 
-    def _account_now(self, sight: Sight, since_s: float) -> Account:
-        state = "debugged" if sys.gettrace() is not None else sight.state
+    def _account_now(self, sample: ThreadSample) -> Account:
+        state = "debugged" if sys.gettrace() is not None else sample.state
         aborting = [each for each in self._accounts.values() if each.state == "aborts"]
         call = min(aborting, key=lambda each: each.rank).call if aborting else ""
-        recorded, line = Collective(), sight.line
+        recorded, line = Collective(), sample.line
         if self._is_aborting or call:
             with suppress(Exception):  # what torch records is for debugging, and differs between releases
                 recorded = numbered(call) if call else oldest()
             state, call = "aborts" if self._is_aborting else state, recorded.number or call
             line = recorded.line or line
-        elif state == "waits" or (since_s > _WAKE_S and waits_on_device()):
+        elif state == "waits" or (self._standstill.since_s > _WAKE_S and run_on_device()):
             # Reading torch's record takes a while, and it doesn't change while the rank stands still.
-            if self._collective[:2] != (pulse.count, sight.line):
+            if self._collective[:2] != (pulse.count, sample.line):
                 with suppress(Exception):  # what torch records is for debugging, and differs between releases
-                    self._collective = (pulse.count, sight.line, newest())
+                    self._collective = (pulse.count, sample.line, newest())
             recorded = self._collective[2]
             state = "waits" if recorded.name and state != "debugged" else state
-        at_work = state in ("computes", "works") or (state == "waits" and sight.is_moving)
+        end_after_s = self._standstill.end_after_s
+        return replace(
+            self._named(state),
+            phase=pulse.phase,
+            line=line,
+            since_s=self._standstill.since_s,
+            tell_after_s=self._standstill.tell_after_s,
+            end_after_s=end_after_s,
+            least_s=end_after_s if sample.is_moving else self._limit_s / _PART_SURE,
+            collective=recorded.name,
+            is_usual=recorded.is_usual,
+            call=call,
+            count=pulse.count,
+            stack=self._sampler.stack(),
+        )
+
+    def _named(self, state: str) -> Account:
+        """An account that says which process this is, and no more."""
         return Account(
             self._rank,
             state,
-            pulse.phase,
-            line,
-            since_s,
-            self._timeout.allowed_s(is_at_work=at_work),
-            self._timeout.least_s(is_moving=sight.is_moving),
-            recorded.name,
-            recorded.is_usual,
-            call,
-            pulse.count,
-            self._host,
-            self.pid,
-            self._eye.stack(),
+            least_s=self._limit_s / _PART_SURE,
+            host=self._host,
+            machine=self._machine,
+            pid=self.pid,
+            thread=self._watched,
+            watcher=self._thread.native_id or 0,
             began=self._began,
             stacks=self._path(),
         )
@@ -220,12 +263,10 @@ class Watching:
     # conferring -----------------------------------------------------------------------------------------------------
 
     def _confer(self, own: Account, *, calls: bool) -> None:
-        begun_s = time.monotonic()
-        if begun_s - self._began_call_s < _WAKE_S:
-            self._answered_s = begun_s  # a new call: the store has all its time
-        if self._errands.run(lambda: self._round(self._store, own, calls), _WAKE_S / 2):
-            self._answered_s = time.monotonic()
-        elif time.monotonic() - self._answered_s > _STORE_ANSWERS_S and self._folder is not None:
+        self._answered_s = max(self._answered_s, self._began_call_s)  # a new call: the store has all its time
+        self._ask_store(lambda: self._round(self._store, own, calls), _WAKE_S / 2)
+        is_lost = time.monotonic() - self._answered_s > _STORE_ANSWERS_S or self._is_store_gone()
+        if is_lost and self._folder is not None:
             # Rank 0 may be who is stopped, and the store with it: those of one machine go on.
             self._folder.mkdir(mode=0o700, exist_ok=True)
             self._round(FolderBoard(self._folder), own, calls)
@@ -233,6 +274,7 @@ class Watching:
     def _round(self, board: Board, own: Account, calls: bool) -> None:
         """Tell of this rank, hear of the others, and decide if that is this rank's part."""
         now_s = time.monotonic()
+        self._num_rounds += 1
         self._write_account(board, own)
         if calls and now_s - self._calls_s > _CALLS_EVERY_S:
             self._calls_s = now_s
@@ -242,11 +284,14 @@ class Watching:
         if self._verdict:
             return
         self._read_accounts(board, now_s)
-        silent = [rank for rank in range(self._world_size) if self._is_silent(rank, now_s)]
-        answering = [rank for rank in range(self._world_size) if rank not in silent]
+        if board is self._store:
+            self._answered_s = time.monotonic()
+        silent = [rank for rank in range(self._world_size) if self._is_silent(rank)]
         for rank in silent:
             self._speak_for(board, rank, own)
-        if answering and answering[0] == self._rank and len(self._accounts) == self._world_size:
+        if len(self._accounts) == self._world_size and self._rank == min(
+            (rank for rank, each in self._accounts.items() if rank not in silent and not each.is_lost), default=-1
+        ):
             self._decide(board)
 
     def _read_verdict(self, board: Board) -> None:
@@ -267,53 +312,36 @@ class Watching:
             if not text:
                 continue
             account = Account.from_text(text)
-            number, _ = self._others.get(rank, (-1, 0.0))
+            number, _, heard_s = self._others.get(rank, (-1, 0, 0.0))
             if account.number != number:
-                self._others[rank] = account.number, now_s
+                self._others[rank] = account.number, self._num_rounds, now_s
                 self._accounts[rank] = account
+                self._neighbours.forget(rank)
             elif account.state == "left":
-                self._accounts[rank] = replace(account, since_s=now_s - self._others[rank][1], allowed_s=self._limit_s)
+                self._accounts[rank] = replace(account.lost("left"), since_s=now_s - heard_s)
 
-    def _is_silent(self, rank: int, now_s: float) -> bool:
+    def _is_silent(self, rank: int) -> bool:
         """True if a rank hasn't told of itself since the ranks have begun to confer, though it had the time."""
         if rank == self._rank or (rank in self._accounts and self._accounts[rank].state == "left"):
             return False
-        heard_s = max(self._others.get(rank, (0, -1e9))[1], self._began_call_s)
-        return now_s - heard_s > self._silence_s
+        heard = max(self._others.get(rank, (0, 0, 0.0))[1], self._call_began_round)
+        return self._is_gone(rank) or self._num_rounds - heard > self._looks_every + 2
 
     def _speak_for(self, board: Board, rank: int, own: Account) -> None:
         """Tell of a rank that doesn't: of this machine, from what the kernel says; else what others say of it."""
         last = self._accounts.get(rank)
         if last is None:
             return
-        if last.host != self._host:
+        if last.machine != self._machine:
             said = board.read([f"peer/{rank}"])[0]
-            seen = Account.from_text(said) if said else replace(last, state="silent", allowed_s=own.allowed_s * 10)
+            # Where no rank can look, it may be at work.
+            end_after_s = self._neighbours.longest_s
+            seen = replace(last, state="silent", tell_after_s=own.tell_after_s, end_after_s=end_after_s)
+            seen = Account.from_text(said) if said else seen
         else:
-            seen = self._look_at(last, own)
+            seen = self._neighbours.look_at(last, own)
             board.write(f"peer/{rank}", seen.to_text())
         self._accounts[rank] = replace(seen, since_s=max(seen.since_s, own.since_s))
-
-    def _look_at(self, last: Account, own: Account) -> Account:
-        kernel = process_state(last.pid)
-        if kernel in ("Z", "X") or (last.began and began_at(last.pid) != last.began):
-            return replace(last, state="gone", allowed_s=self._limit_s)
-        if kernel in ("T", "t"):
-            # The others wait where it is; what it has said itself may be old.
-            return replace(last, state="stopped", allowed_s=self._limit_s, phase=own.phase)
-        # It holds Python's lock in native code. faulthandler writes its stack without that lock.
-        with suppress(OSError):
-            os.kill(last.pid, SIGNAL)
-        seen = self._with_written_stack(last)
-        return replace(seen, state="computes" if kernel == "R" else "silent", allowed_s=own.allowed_s * 10)
-
-    def _with_written_stack(self, last: Account) -> Account:
-        from core.watch.written_stack import line_in
-
-        text = ""
-        with suppress(OSError):
-            text = Path(last.stacks).read_text(errors="replace")
-        return replace(last, stack=text, line=line_in(text) or last.line) if text else last
 
     def _decide(self, board: Board) -> None:
         accounts = [self._accounts[rank] for rank in range(self._world_size)]
@@ -321,84 +349,36 @@ class Watching:
         # Accounts are up to a second old: only what is so twice is so.
         before, self._suspicion = self._suspicion, ()
         if verdict is not None:
-            self._suspicion = (verdict.absent, *(each.count for each in accounts))
+            self._suspicion = (verdict.absent, verdict.ends, *(each.count for each in accounts))
         if verdict is None or before != self._suspicion:
             return
-        if not verdict.absent:
-            self._tell_once(verdict, accounts)
-            return
-        if not board.is_first_to_decide(self._num_verdicts):
-            return
-        shown = [self._asked_to_show(each) for each in accounts]
-        self._verdict = self._publish(board, find(shown) or verdict, shown)
+        if not verdict.ends or not (self._options.ends_run or verdict.is_abort):
+            self._teller.tell(verdict, accounts)
+        elif board.is_first_to_decide(self._num_verdicts):
+            shown = [self._asked_to_show(each) for each in accounts]
+            error = self._teller.error(find(shown) or verdict, shown)
+            self._verdict = json.dumps(
+                {
+                    "message": error.args[0],
+                    "absent": error.absent,
+                    "ranks": [asdict(each) for each in error.ranks],
+                    "report": error.report,
+                }
+            )
+            board.write(self._verdict_name(), self._verdict)
 
     def _asked_to_show(self, account: Account) -> Account:
         """A stopped process shows its stack as soon as it goes on, and it is about to be ended."""
-        if account.state != "stopped" or account.host != self._host or not self._options.ends_run:
+        if account.state != "stopped" or account.machine != self._machine or not self._options.ends_run:
             return account
         with suppress(OSError):
-            os.kill(account.pid, SIGNAL)
+            ask_for_stack(account)
             let_go_on(account.pid, account.began)
             time.sleep(_WAKE_S / 4)
             os.kill(account.pid, signal.SIGSTOP)  # so that it does no step of its own before it hears of the verdict
-        return self._with_written_stack(account)
+        return with_written_stack(account)
 
     # the verdict ----------------------------------------------------------------------------------------------------
-
-    def _tell_once(self, verdict: Verdict, accounts: list[Account]) -> None:
-        """Say on this rank that all stand still, once until it comes forward."""
-        if not self._is_told:
-            self._is_told = True
-            sys.stderr.write(f"core: {self._describe(verdict, accounts)[0]}")
-            sys.stderr.flush()
-
-    def _publish(self, board: Board, verdict: Verdict, accounts: list[Account]) -> str:
-        error = self._make_error(verdict, accounts)
-        text = json.dumps(
-            {
-                "message": error.args[0],
-                "absent": error.absent,
-                "ranks": [asdict(each) for each in error.ranks],
-                "report": error.report,
-            }
-        )
-        board.write(self._verdict_name(), text)
-        # Where the run ends, its error says the rest.
-        said = str(error).partition("\n")[0] if self._options.ends_run else str(error)
-        sys.stderr.write(f"core: {said}\n")
-        sys.stderr.flush()
-        return text
-
-    def _make_error(self, verdict: Verdict, accounts: list[Account]) -> HangError:
-        whereabouts = [each.whereabouts() for each in accounts]
-        message, report = self._describe(verdict, accounts)
-        if verdict.is_abort:
-            return HangError(message, absent=verdict.absent, ranks=whereabouts, report=report)
-        message += (
-            "If this was merely slow, allow more: watch=Watch(limit=timedelta(minutes=5)), or CORE_WATCH=300; "
-            "CORE_WATCH=report lets the run go on, CORE_WATCH=off looks at nothing."
-        )
-        return HangError(message, absent=verdict.absent, ranks=whereabouts, report=report)
-
-    def _describe(self, verdict: Verdict, accounts: list[Account]) -> tuple[str, str]:
-        """The message: the state of all ranks, and the file with their stacks; and the path of that file."""
-        waited_s = max(each.since_s for each in accounts)
-        waited = "" if verdict.is_abort else f"The ranks have not come forward for {waited_s:.0f} s. "
-        message = f"{waited}{verdict.reason[:1].upper()}{verdict.reason[1:]}.\n{table(accounts)}\n"
-        report = self._write_report(message, accounts)
-        return message + (f"All stacks: {report}\n" if report else ""), report
-
-    def _write_report(self, message: str, accounts: list[Account]) -> str:
-        folder = Path(self._options.folder or tempfile.gettempdir())
-        path = folder / f"core-hang-{time.strftime('%Y%m%d-%H%M%S')}-{self.pid}.txt"
-        stacks = "".join(
-            f"\nrank {each.rank} on {each.host}, process {each.pid}, {each.state}:\n{each.stack}" for each in accounts
-        )
-        with suppress(OSError):
-            folder.mkdir(parents=True, exist_ok=True)
-            path.write_text(message + stacks)
-            return str(path)
-        return ""
 
     def _end(self) -> None:
         """End this process by the verdict, and those of this machine that don't come."""
@@ -422,7 +402,7 @@ class Watching:
         ends_s = time.monotonic() + self._options.grace.total_seconds()
         others = [each for each in error.ranks if each.state not in ("aborts", "gone", "left")]
         while time.monotonic() < ends_s and any(
-            each.host != self._host or process_state(each.pid) not in ("Z", "") for each in others
+            each.host != self._host or kernel.process_state(each.pid) not in ("Z", "") for each in others
         ):
             time.sleep(_WAKE_S / 4)
 
@@ -436,7 +416,7 @@ class Watching:
         if not self._options.ends_run:
             return
         if not self._verdict:
-            self._errands.run(self._listen, _WAKE_S)
+            self._ask_store(self._listen, _WAKE_S)
         if self._verdict:
             self.ending.error = self.ending.error or self._error()
 

@@ -224,6 +224,28 @@ COLOSSALAI = [
         "test_strategy.py::test_batch_norm_is_refused_on_a_cpu",
     ),
     _colossalai(
+        "Gemini asserts its own three optimizers in the middle of set-up (`gemini_optimizer.py`, `_AVAIL_OPTIM_LIST`)",
+        "refusals.py",
+        "if type(optimizer) not in known:",
+        "if False:",
+        "test_parallel.py::test_gemini_takes_its_own_optimizers_only",
+    ),
+    _colossalai(
+        'hybrid ignores `sp_size` with `"split_gather"` and `"ring"`; and without a mode its plugin counts ranks for '
+        "one, and its ShardConfig takes another",
+        "strategy.py",
+        "(1 if joint else self.options.sp_size or 1)",
+        "(self.options.sp_size or 1)",
+        "test_parallel.py::test_data_is_dealt_to_colossalais_replicas",
+    ),
+    _colossalai(
+        "Shardformer knows models by their class, and no wrapper of one",
+        "refusals.py",
+        "policies.get_autopolicy(module)",
+        "pass",
+        "test_parallel.py::test_models_that_shardformer_does_not_know_are_refused",
+    ),
+    _colossalai(
         "its sharded optimizer files can't be loaded on a CPU",
         "native.py",
         "shard=not strategy.saves_whole",

@@ -98,6 +98,24 @@ def test_at_the_end_of_epochs_although_validation_has_its_own_rhythm(tmp_path):
     assert trainer.global_step == 8
 
 
+def test_each_validation_counts_once(tmp_path):
+    stopping = EarlyStopping("val_loss", patience=2, check_on_train_epoch_end=True)
+    trainer = fit(tmp_path, stopping, [3, 2, 2.5, 2.1], check_val_every_n_epoch=3, max_epochs=20)
+    assert (trainer.current_epoch, stopping.wait_count) == (12, 2)
+
+
+def test_each_training_epoch_counts_once_although_validation_has_its_own_rhythm(tmp_path):
+    class Mean(Tiny):
+        def training_step(self, batch, batch_idx):
+            self.log("mean", [3.0, 2.0, 1.0, 1.0][self.current_epoch], on_step=False, on_epoch=True)
+            return super().training_step(batch, batch_idx)
+
+    stopping = EarlyStopping("mean", patience=1)
+    trainer = make_trainer(tmp_path, stopping, max_epochs=9, val_check_interval=1)
+    trainer.fit(Mean(), loader(), loader())
+    assert trainer.current_epoch == 4
+
+
 def test_a_sanity_check_does_not_count(tmp_path):
     stopping = EarlyStopping("val_loss", patience=1, check_on_train_epoch_end=False)
     trainer = fit(tmp_path, stopping, [3, 2, 1], num_sanity_val_steps=2, max_epochs=2)

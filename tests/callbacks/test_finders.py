@@ -311,3 +311,26 @@ def test_a_strategy_whose_shards_are_its_own_is_refused(tmp_path):
     trainer = make_trainer(tmp_path, LearningRateFinder(), strategy="fsdp")
     with pytest.raises(ConfigurationError, match=r"FSDPStrategy has .*SHARDED_STATE"):
         trainer.fit(Net())
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "CUDA error: out of memory",
+        "MPS backend out of memory (MPS allocated: 5.00 GiB, other allocations: 1.00 MiB, max allowed: 6.80 GiB).",
+        "cuDNN error: CUDNN_STATUS_ALLOC_FAILED",
+        "cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED",
+        "cuDNN error: CUDNN_STATUS_NOT_SUPPORTED. This error may appear if you passed in a non-contiguous input.",
+        "Unable to find a valid cuDNN algorithm to run convolution",
+        "GET was unable to find an engine to execute this computation",
+        "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
+    ],
+)
+def test_what_gpus_say_of_too_little_memory_ends_a_trial_and_not_the_search(tmp_path, text):
+    """As torch says it, which may be a RuntimeError: what asks for memory isn't always torch's allocator."""
+
+    def run_out():
+        raise RuntimeError(text)
+
+    module = Net(limit=9, fails=run_out)
+    assert Tuner(make_trainer(tmp_path)).scale_batch_size(module, steps_per_trial=1, init_val=4) == 8

@@ -167,6 +167,27 @@ def test_a_subclass_freezes_what_it_likes(tmp_path):
         assert rest.seen == whole.seen[step:]
 
 
+class TwoRates(Net):
+    def configure_optimizers(self):
+        return torch.optim.SGD([{"params": [self.head.weight], "lr": 0.5}, {"params": [self.head.bias]}], lr=0.1)
+
+
+class Thaw(BaseFinetuning):
+    def freeze_before_training(self, pl_module):
+        self.freeze(pl_module.backbone)
+
+    def finetune_function(self, pl_module, epoch, optimizer):
+        if epoch == 1:
+            self.unfreeze_and_add_param_group(pl_module.backbone, optimizer)
+        self.rates = [group["lr"] for group in optimizer.param_groups]
+
+
+def test_what_is_unfrozen_learns_at_a_share_of_the_rate_of_the_first_group(tmp_path):
+    thaw = Thaw()
+    fit(tmp_path, TwoRates(scheduler=None), thaw, max_epochs=2)
+    assert thaw.rates == [0.5, 0.1, 0.05]
+
+
 def test_what_cannot_be_is_refused(tmp_path):
     class Bare(Net):
         def __init__(self):

@@ -298,10 +298,101 @@ def test_a_monitor_that_was_never_logged_lists_those_that_were(tmp_path):
         fit(tmp_path, ModelCheckpoint(monitor="vall_loss"))
 
 
-def test_a_monitor_of_validation_is_waited_for(tmp_path):
-    checkpoint = ModelCheckpoint(tmp_path / "c", monitor="val_loss", every_n_train_steps=2, save_top_k=-1)
-    fit(tmp_path, checkpoint, max_epochs=2)
-    assert names(tmp_path / "c") == ["epoch=1-step=6.ckpt", "epoch=1-step=8.ckpt"]
+def scores(checkpoint):
+    return {os.path.basename(path): round(float(score), 6) for path, score in checkpoint.best_k_models.items()}
+
+
+@pytest.mark.parametrize(
+    ("rhythm", "options", "expected"),
+    [
+        ({"every_n_train_steps": 2}, {}, {4: 3.0, 8: 2.0, 12: 1.0}),
+        ({"every_n_train_steps": 2}, {"val_check_interval": 2}, {2: 3.0, 4: 2.0, 6: 1.0, 8: 0.5, 10: 0.4, 12: 0.3}),
+        ({"every_n_train_steps": 3}, {"val_check_interval": 2}, {4: 2.0, 6: 1.0, 10: 0.4, 12: 0.3}),
+        ({"every_n_train_steps": 3}, {"num_sanity_val_steps": 1}, {4: 3.0, 8: 2.0, 12: 1.0}),
+        ({"train_time_interval": timedelta(0)}, {}, {4: 3.0, 8: 2.0, 12: 1.0}),
+        ({"save_on_train_epoch_end": True}, {"check_val_every_n_epoch": 2, "max_epochs": 4}, {8: 3.0, 16: 2.0}),
+    ],
+)
+def test_what_is_due_is_saved_as_it_is_validated_next(tmp_path, rhythm, options, expected):
+    checkpoint = ModelCheckpoint(tmp_path / "c", "{step}", monitor="val_loss", save_top_k=-1, **rhythm)
+    fit(tmp_path, checkpoint, val_losses=[3.0, 2.0, 1.0, 0.5, 0.4, 0.3], **options)
+    assert scores(checkpoint) == {f"step={step}.ckpt": score for step, score in expected.items()}
+    for step in expected:
+        assert read(tmp_path / f"c/step={step}.ckpt")["progress"]["global_step"] == step
+
+
+def test_the_best_of_those_that_waited_is_kept(tmp_path):
+    checkpoint = ModelCheckpoint(tmp_path / "c", "{step}", monitor="val_loss", every_n_train_steps=2)
+    fit(tmp_path, checkpoint, val_losses=[3.0, 1.0, 2.0])
+    assert scores(checkpoint) == {"step=8.ckpt": 1.0}
+    assert names(tmp_path / "c") == ["step=8.ckpt"]
+
+
+@pytest.mark.parametrize("validate", [True, False])
+def test_the_mean_of_a_training_epoch_is_waited_for(tmp_path, validate):
+    class Counting(Tiny):
+        def training_step(self, batch, batch_idx):
+            self.log("mean", float(self.current_epoch), on_step=False, on_epoch=True)
+            return super().training_step(batch, batch_idx)
+
+    checkpoint = ModelCheckpoint(tmp_path / "c", "{step}", monitor="mean", every_n_train_steps=2, save_top_k=-1)
+    fit(tmp_path, checkpoint, module=Counting(), max_epochs=2, validate=validate)
+    assert scores(checkpoint) == {"step=4.ckpt": 0.0, "step=8.ckpt": 1.0}
+
+
+def test_a_value_of_each_step_is_not_waited_for(tmp_path):
+    checkpoint = ModelCheckpoint(tmp_path / "c", "{step}", monitor="train_loss", every_n_train_steps=3, save_top_k=-1)
+    fit(tmp_path, checkpoint, max_epochs=1)
+    assert names(tmp_path / "c") == ["step=3.ckpt", "step=4.ckpt"]
+
+
+def test_what_no_validation_has_judged_before_the_end_is_told(tmp_path):
+    options = {"val_losses": [1.0], "max_steps": 7}
+    checkpoint = ModelCheckpoint(tmp_path / "c", "{step}", monitor="val_loss", every_n_train_steps=2, save_top_k=-1)
+    with pytest.warns(
+        UserWarning, match=r"not kept what was due before training ended with step 7: no validation came"
+    ):
+        fit(tmp_path, checkpoint, **options)
+    assert scores(checkpoint) == {"step=4.ckpt": 1.0}
+    checkpoint = ModelCheckpoint(tmp_path / "d", "{step}", monitor="val_loss", every_n_train_steps=2, save_last=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        fit(tmp_path, checkpoint, **options)
+    assert names(tmp_path / "d") == ["last.ckpt", "step=4.ckpt"]
+    assert read(tmp_path / "d/last.ckpt")["progress"]["global_step"] == 7
+
+
+def test_the_last_one_is_written_when_it_is_due_and_once(tmp_path):
+    saves = []
+
+    class Noting(TorchCheckpointIO):
+        def save_checkpoint(self, state, path, *, collectives):
+            saves.append((os.path.basename(path), state["progress"]["global_step"]))
+            super().save_checkpoint(state, path, collectives=collectives)
+
+    checkpoint = ModelCheckpoint(
+        tmp_path / "c",
+        "{step}",
+        monitor="val_loss",
+        every_n_train_steps=2,
+        save_last=True,
+        enable_version_counter=False,
+    )
+    fit(tmp_path, checkpoint, val_losses=[1.0], max_epochs=1, plugins=[Noting()])
+    assert saves == [("last.ckpt", 2), ("last.ckpt", 4), ("step=4.ckpt", 4)]
+
+
+def test_a_run_goes_on_with_a_save_that_waits(tmp_path):
+    def make():
+        return ModelCheckpoint(tmp_path / "c", "{step}", monitor="val_loss", every_n_train_steps=2, save_last=True)
+
+    with pytest.warns(UserWarning, match="has kept nothing as the best"):
+        fit(tmp_path, make(), max_steps=2, val_check_interval=3)
+    assert names(tmp_path / "c") == ["last.ckpt"]
+    resumed = make()
+    options = {"max_steps": 3, "val_check_interval": 3, "ckpt_path": tmp_path / "c/last.ckpt"}
+    fit(tmp_path, resumed, val_losses=[1.0], **options)
+    assert scores(resumed) == {"step=3.ckpt": 1.0}
 
 
 def test_a_run_that_never_validates_says_that_nothing_was_kept(tmp_path):
@@ -388,8 +479,33 @@ def test_checkpoints_hold_what_callbacks_after_them_in_the_list_have_reached(tmp
     trainer = fit(tmp_path, checkpoint, Count(), Late())
     assert trainer.callbacks[-1] is checkpoint
     saved = read(checkpoint.best_model_path)["callbacks"]
-    suffix = "test_checkpoints_hold_what_callbacks_after_them_in_the_list_have_reached.<locals>"
-    assert [saved[f"{suffix}.{name}"]["state"]["count"] for name in ("Count", "Late")] == [3, 3]
+    assert [saved[name]["state"]["count"] for name in ("Count", "Late")] == [3, 3]
+
+
+def test_states_are_found_wherever_the_classes_stand(tmp_path):
+    """A class that was pickled by value, as cloudpickle does it, has another `__qualname__` where it is unpickled."""
+    loaded = []
+
+    def callbacks(where):
+        class Other(Callback):
+            def state_dict(self):
+                return {"is": "kept"}
+
+            def load_state_dict(self, state):
+                loaded.append(state)
+
+        class Saves(ModelCheckpoint):
+            def load_state_dict(self, state):
+                loaded.append("saves")
+
+        for kind in (Other, Saves):
+            kind.__qualname__ = f"{where}{kind.__name__}"
+        return Saves(tmp_path / "c", save_top_k=-1), Other()
+
+    trainer = fit(tmp_path, *callbacks("main.<locals>."))
+    path = trainer.callbacks[-1].best_model_path
+    fit(tmp_path, *callbacks(""), ckpt_path=path, max_epochs=4)
+    assert loaded == [{"is": "kept"}, "saves"]
 
 
 # weights only -------------------------------------------------------------------------------------------------------

@@ -113,6 +113,16 @@ def test_a_loader_without_a_length(tmp_path):
     make_trainer(tmp_path, bar, enable_progress_bar=True, max_epochs=1).fit(Tiny(), Endless())
     lines = [part for line in text_of(console).split("\r") for part in line.splitlines()]
     assert any(re.match(r"Epoch 0/0 \S+ 3 \S+ (it/s|s/it) \S+ train_loss", line) for line in lines)
+    console = terminal()
+    bar = RichProgressBar(console=console, refresh_interval_s=1e-9)
+
+    class Predicting(Tiny):
+        def predict_step(self, batch, batch_idx, dataloader_idx=0):
+            return self(batch[0])
+
+    make_trainer(tmp_path, bar, enable_progress_bar=True).predict(Predicting(), [Endless(), loader()])
+    counts = re.findall(r"Prediction \S+ (\d+) ", text_of(console).replace("\r", "\n"))
+    assert max(map(int, counts)) == 4, "of the first, nobody knows how many there are"
 
 
 def test_on_a_terminal_what_is_printed_stays_whole_above_the_bar(tmp_path):

@@ -211,6 +211,22 @@ def test_boxes_that_do_not_tile_a_tensor_are_not_saved(path):
     assert list(path.parent.iterdir()) == []
 
 
+def test_a_manifest_that_the_system_does_not_read_is_an_error_that_says_so(path):
+    path.mkdir()
+    (path / "manifest.json").symlink_to("manifest.json")  # in a circle
+    with pytest.raises(CheckpointError, match=r"last\.ckpt' can't be read: "):
+        load_checkpoint(path)
+
+
+def test_a_hole_in_one_tensor_is_not_filled_by_what_another_has_twice(path):
+    def rows(*firsts):
+        chunks = tuple(Chunk((first, 0), (2, 4), torch.zeros(2, 4)) for first in firsts)
+        return ShardedLeaf((4, 4), torch.float32, chunks)
+
+    with pytest.raises(CheckpointError, match="The chunks of the ranks overlap, and leave holes elsewhere"):
+        save(path, {"hole": rows(0), "twice": rows(0, 2, 2)})
+
+
 def claimed_tensor(shape):
     def change(content):
         content["tree"]["x"]["$tensor"][1] = shape

@@ -170,6 +170,15 @@ def test_ls(run, tmp_path):
     assert (done.exit_code, "There is no folder" in done.output) == (1, True)
 
 
+def test_ls_shows_ages(run, tmp_path, monkeypatch):
+    save(tmp_path / "a.ckpt", 1)
+    saved_at_s = json.loads((tmp_path / "a.ckpt" / "manifest.json").read_bytes())["saved_at_ns"] / 1e9
+    ages = {-61: "ahead of this clock", 60: "60 s", 7199: "120 min", 7200: "2 h", 172799: "48 h", 172800: "2 d"}
+    for age_s, shown in ages.items():
+        monkeypatch.setattr("time.time", lambda age_s=age_s: saved_at_s + age_s)
+        assert shown in cells(run("ls", tmp_path))[1]
+
+
 def test_gc(run, tmp_path):
     leave(tmp_path)
     before = [*names(tmp_path), *names(tmp_path / "last.ckpt")]
@@ -221,3 +230,43 @@ def test_gc_behind_a_url(run, tmp_path):
     finally:
         shutil.rmtree(tmp_path)
         filesystem.rm("/gc", recursive=True)
+
+
+def test_gc_leaves_what_the_store_tells_no_age_of(run):
+    """Files that are listed without a time, and uploads by answers without a date, may be of a save that goes on."""
+    import datetime
+
+    import fsspec
+    from fsspec.implementations.memory import MemoryFileSystem
+
+    begun = datetime.datetime(2020, 1, 1, tzinfo=datetime.UTC)
+
+    class Ageless(MemoryFileSystem):
+        protocol = "ageless"
+        store, pseudo_dirs = {}, [""]
+        date = None
+
+        @classmethod
+        def _strip_protocol(cls, path):
+            return super()._strip_protocol(str(path).removeprefix("ageless://"))
+
+        def ls(self, path, detail=True, **options):
+            for entry in (entries := super().ls(path, **options)):
+                if entry["name"].endswith(".partial"):
+                    del entry["created"]
+            return entries
+
+        def call_s3(self, method, **asked):
+            headers = {"ResponseMetadata": {"HTTPHeaders": {"date": type(self).date} if type(self).date else {}}}
+            upload = {"Key": "whole.pt.89abcdef.partial", "UploadId": "1", "Initiated": begun}
+            if method == "list_multipart_uploads":
+                return {**headers, "Uploads": [upload]}
+            return {**headers, "Parts": [{"Size": 5, "LastModified": begun}]}
+
+    fsspec.register_implementation("ageless", Ageless, clobber=True)
+    for name in ("whole.pt.01234567.partial", "notes.txt"):
+        fsspec.filesystem("ageless").pipe_file(f"/gc/{name}", b"half")
+    assert run("gc", "ageless://gc").output == "Nothing is left over.\n"
+    assert run("gc", "ageless://gc", "--stopped").output.count("would delete") == 2
+    Ageless.date = "Fri, 03 Jan 2020 00:00:00 GMT"
+    assert run("gc", "ageless://gc").output.count("would delete") == 1

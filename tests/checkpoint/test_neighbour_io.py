@@ -135,6 +135,27 @@ def test_a_rank_that_cannot_write_is_an_error_on_all(nodes, monkeypatch):
     assert load(nodes[:2], 1) == [(NAME, 0.0)] * 2
 
 
+def test_a_note_that_cannot_be_written_is_an_error_on_all(nodes, monkeypatch):
+    add_note = node_parts.add_note
+
+    def add_on_one_node(folder, part):
+        if folder.parent == nodes[1]:
+            raise OSError(28, "No space left on device")
+        add_note(folder, part)
+
+    monkeypatch.setattr(node_parts, "add_note", add_on_one_node)
+    errors = save(nodes[:2], 1)
+    assert [type(error) for error in errors] == [CheckpointError] * 2
+    assert all("No space left on device" in str(error) for error in errors)
+
+
+def test_a_part_of_which_a_file_is_gone_is_not_whole(nodes):
+    save(nodes[:2], 1)
+    for node in nodes[:2]:
+        next((node / NAME).glob("*-00001.data")).unlink()
+    assert load(nodes[:2], 1) == [None] * 2
+
+
 def test_what_was_not_found_is_not_there(nodes):
     def one(ranks):
         NeighbourCheckpointIO(0).load_checkpoint(nodes[0] / NAME, collectives=ranks)

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import fsspec
 import pytest
+import torch
 from fsspec.implementations.memory import MemoryFileSystem
 
 from checkpoint.remote_checks import CHECKS
@@ -30,6 +31,14 @@ def test_in_memory(check, tmp_path):
     finally:
         if filesystem.exists("/run"):
             filesystem.rm("/run", recursive=True)
+
+
+def test_a_tensor_that_does_not_lie_in_one_piece_is_filled(lossy):
+    whole = torch.arange(12.0).view(3, 4)
+    DistributedCheckpointIO().save_checkpoint({"w": whole}, "memory://run/last.ckpt", collectives=Alone())
+    target = torch.zeros(4, 3).t()
+    load_checkpoint("memory://run/last.ckpt", {"w": target})
+    assert torch.equal(target, whole)
 
 
 @pytest.fixture
@@ -53,6 +62,53 @@ def lossy(monkeypatch):
         for name in ("pipe_file", "mv", "rm_file", "cat_file", "_open"):
             patches.setattr(MemoryFileSystem, name, losing(name, getattr(MemoryFileSystem, name)))
         yield lambda *names: (lost.clear(), lost.update(names))
+
+
+@pytest.mark.parametrize("fails", ["rm_file", "ls"])
+def test_what_a_store_has_not_deleted_goes_with_a_later_save(lossy, monkeypatch, fails):
+    checkpoint_io, path = DistributedCheckpointIO(), "memory://run/last.ckpt"
+
+    def save(step):
+        checkpoint_io.save_checkpoint({"step": step}, path, collectives=Alone())
+        return fsspec.filesystem("memory").ls("/run/last.ckpt")
+
+    assert len(save(1)) == 2
+    looked = []
+
+    def refuse(self, *arguments, **options):
+        if fails == "rm_file" or looked:  # the first look is for the files of this save
+            raise OSError("throttled")
+        looked.append(arguments)
+        return list_files(self, *arguments, **options)
+
+    list_files = MemoryFileSystem.ls
+    for step in (2, 3):
+        with monkeypatch.context() as patches:
+            looked.clear()
+            patches.setattr(MemoryFileSystem, fails, refuse)
+            checkpoint_io.save_checkpoint({"step": step}, path, collectives=Alone())
+    assert len(fsspec.filesystem("memory").ls("/run/last.ckpt")) == 4
+    assert len(save(4)) == 2
+    assert load_checkpoint(path) == {"step": 4}
+
+
+@pytest.mark.parametrize("kind", [DistributedCheckpointIO, TorchCheckpointIO])
+@pytest.mark.parametrize("code", ["SlowDown", "503", "AccessDenied"])
+def test_a_store_that_is_asked_too_often_is_not_taken_for_a_full_one(lossy, monkeypatch, kind, code):
+    """As s3fs raises it: the answer of botocore's client is the cause of an OSError."""
+    exceptions = pytest.importorskip("botocore.exceptions")
+    errors = pytest.importorskip("s3fs.errors")
+    answer = exceptions.ClientError({"Error": {"Code": code, "Message": "Please wait."}}, "PutObject")
+
+    def refuse(self, path, *arguments, **options):
+        raise errors.translate_boto_error(answer)
+
+    monkeypatch.setattr(MemoryFileSystem, "_open", refuse)
+    monkeypatch.setattr(MemoryFileSystem, "pipe_file", refuse)
+    with pytest.raises(CheckpointError) as raised:
+        kind().save_checkpoint({"step": 1}, "memory://run/last.ckpt", collectives=Alone())
+    assert ("takes no more requests for now" in str(raised.value)) == (code != "AccessDenied")
+    assert ("a place with room" in str(raised.value)) == (code == "AccessDenied")
 
 
 @pytest.mark.parametrize("kind", [DistributedCheckpointIO, TorchCheckpointIO])

@@ -11,7 +11,13 @@ import xxhash
 from torch import nn
 
 from checkpoint_collectives import Alone
-from core.checkpoint import TorchCheckpointIO, verify_checkpoint
+from core.checkpoint import (
+    DistributedCheckpointIO,
+    TorchCheckpointIO,
+    load_checkpoint,
+    newest_valid,
+    verify_checkpoint,
+)
 from core.contract import CheckpointCorruptedError, CheckpointError, CheckpointNotFoundError
 
 ALONE = Alone()
@@ -337,6 +343,19 @@ def test_missing_folders_are_made(tmp_path):
 def test_a_file_url_is_a_local_path(path):
     save(f"file://{path}", {"x": 1})
     assert load(path) == {"x": 1}
+
+
+@pytest.mark.parametrize("storage", [TorchCheckpointIO, DistributedCheckpointIO])
+def test_a_file_url_may_be_as_the_path_itself_writes_it(storage, tmp_path):
+    """With a space, a letter outside ASCII and a percent sign."""
+    folder, storage = tmp_path / "Läufe von heute, 100 %", storage()
+    folder.mkdir()
+    url = (folder / "last.ckpt").as_uri()
+    storage.save_checkpoint({"x": 1}, url, collectives=ALONE)
+    assert names(folder.parent) == [folder.name]
+    assert storage.exists(url)
+    assert load_checkpoint(url) == load_checkpoint(folder / "last.ckpt") == {"x": 1}
+    assert newest_valid(folder.as_uri(), storage=storage) == url
 
 
 @pytest.fixture

@@ -59,7 +59,7 @@ def test_inspect_as_json(run, path):
 
 
 def test_verify(run, path):
-    assert run("verify", path).output.split() == ["whole", str(path)]
+    assert run("verify", path).output.rstrip("\n").split(maxsplit=1) == ["whole", str(path)]
     (data,) = path.glob("*.data")
     content = bytearray(data.read_bytes())
     content[1000] ^= 1

@@ -1,6 +1,7 @@
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 import textwrap
@@ -207,7 +208,7 @@ def test_a_long_list_into_a_pipe_that_closes(core_cli):
     path = os.pathsep.join(filter(None, [str(core_cli.packages), os.environ.get("PYTHONPATH")]))
     for count in (1, 2000):
         done = subprocess.run(
-            f"{sys.executable} -m core list-strategies | head -n {count}",
+            f"{shlex.quote(sys.executable)} -m core list-strategies | head -n {count}",
             shell=True,
             cwd=core_cli.working,
             env=os.environ | {"PYTHONPATH": path},

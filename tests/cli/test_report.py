@@ -135,4 +135,5 @@ def test_a_chart_keeps_peaks_and_gaps():
     assert min(float(y) for _, y in points) == 10, "the peak is at the top"
     assert svg.count('class="line"') == 2
     assert "1e+300" in svg
+    assert 'class="line"' in line_chart("least", [(1.0, 0.0), (2.0, 5e-324)], short_number), "whose half is 0"
     assert "<circle" in line_chart("one", [(1.0, 2.0)], short_number)

@@ -252,7 +252,7 @@ def test_a_malformed_nodelist_is_named():
 @pytest.mark.parametrize(("code", "answer"), [(0, True), (1, False)])
 def test_slurm_requeues_through_scontrol(given, tmp_path, code, answer):
     scontrol = tmp_path / "scontrol"
-    scontrol.write_text(f'#!/bin/sh\necho "$@" > {tmp_path}/asked\nexit {code}\n')
+    scontrol.write_text(f'#!/bin/sh\necho "$@" > "{tmp_path}/asked"\nexit {code}\n')
     scontrol.chmod(scontrol.stat().st_mode | stat.S_IXUSR)
     given(SRUN, PATH=f"{tmp_path}:{os.environ['PATH']}")
     assert SLURMEnvironment().requeue() is answer
@@ -385,6 +385,11 @@ def test_a_malformed_port_is_named(given, port):
     given({"MASTER_PORT": port})
     with pytest.raises(ConfigurationError, match="MASTER_PORT"):
         _ = LocalEnvironment().main_port
+
+
+def test_a_pod_without_several_variables_is_told_of_the_first(given):
+    given({"KUBERNETES_PORT": "tcp://10.96.0.1:443", "MASTER_PORT": "23456"})
+    assert KubeflowEnvironment.detect() == Absent("in a Kubernetes pod, but MASTER_ADDR is not set")
 
 
 def test_absence_has_a_reason():

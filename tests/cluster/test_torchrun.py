@@ -5,6 +5,7 @@ from datetime import timedelta
 
 import pytest
 import torch
+from torch.distributed.constants import default_pg_timeout
 
 from core import Session, WorkerError
 from core.cluster import TorchElasticEnvironment
@@ -68,9 +69,10 @@ def test_ranks_that_never_come_are_named_when_the_time_is_over(monkeypatch, capl
     assert raised.value.rank == 1
     assert [record.getMessage() for record in caplog.records] == [
         "Ranks 1, 2 did not come within 0.2 s to where rank 0 waits, phase set-up: the start of a process group. After "
-        "0:00:01, the strategy's timeout, that is an error. Look for a rank that has ended, hangs, or has long work to "
-        "do before."
+        "0:00:01 that is an error; the strategy's timeout= sets another time. Look for a rank that has ended, hangs, "
+        "or has long work to do before."
     ]
+    assert late.meets_within(default_pg_timeout) == timedelta(minutes=10)
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("MASTER_PORT", str(free_loopback_port()))
     with pytest.raises(WorkerError, match="Rank 0 did not come within 0:00:01 to where rank 1 waits: the start"):

@@ -81,3 +81,7 @@ def test_the_page_is_made_of_reports(tmp_path):
     assert "| `acme_fast` | core-acme | CPU | 1 of 2, 1 known to fail | 2026-01-31 |" in text, "others stay"
     assert "not run" not in text, "one that ran on no device gives way"
     assert "**fails**" not in text
+
+    day = tmp_path / "report.json"
+    day.write_text(json.dumps({"small": False, "kit": [json.loads((tmp_path / "second.json").read_text())]}))
+    assert written(tmp_path, day) == text, "a report of benchmarks/gpu.py has those of the kit in it"

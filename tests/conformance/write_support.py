@@ -3,6 +3,7 @@
     python tests/conformance/write_support.py core-ddp core-hpu   # on this machine; what has a simulator, on that
     python tests/conformance/write_support.py core-ddp:ddp_fork   # or one plugin of a package
     python tests/conformance/write_support.py cuda.json           # what another machine's `core check --json` printed
+    python tests/conformance/write_support.py report.json         # what `benchmarks/gpu.py` wrote there
     python tests/conformance/write_support.py                     # nothing new: the page as its records are
 
 Each plugin's newest result, on each kind of device, is kept in tests/conformance/support.json. A run replaces the rows
@@ -247,7 +248,10 @@ def main():
     records = json.loads(arguments.records.read_text()) if arguments.records.exists() else []
     for source in arguments.sources:
         report = json.loads(Path(source).read_text()) if source.endswith(".json") else check(source)
-        records = merged(records, records_of(report))
+        if report.get("small"):
+            sys.exit(f"{source} is of a run on a CPU, which leaves most tests out.")
+        for each in report.get("kit", [report]):  # one of `benchmarks/gpu.py` has several
+            records = merged(records, records_of(each))
         lines = ",\n".join(json.dumps(record) for record in records)
         arguments.records.write_text(f"[\n{lines}\n]\n", encoding="utf-8")
     arguments.page.write_text("\n".join(page(records)).rstrip() + "\n", encoding="utf-8")

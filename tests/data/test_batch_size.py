@@ -73,3 +73,18 @@ def test_nobody_knows(batch):
 @pytest.mark.parametrize("batch", [[torch.zeros(3, 8, 8), [torch.zeros(2, 4)]], {"a": FIVE, "b": torch.zeros(6)}])
 def test_tensors_that_differ(batch):
     assert is_ambiguous(batch)
+
+
+@pytest.mark.parametrize(
+    ("batch", "expected"),
+    [
+        ([torch.zeros(3, 8, 8)] * 5, True),
+        (([torch.zeros(1, 8, 8)] * 5, [{"boxes": torch.zeros(1, 4)}] * 5), True),
+        ([torch.zeros(20)] * 8, True),
+        ([FIVE, FIVE], False),
+        ([torch.zeros(32, 10, 4)] * 2, False),
+        ({"x": torch.zeros(3, 8, 8), "y": torch.zeros(3, 8, 8)}, False),
+    ],
+)
+def test_a_list_of_samples_that_were_not_stacked_is_ambiguous(batch, expected):
+    assert is_ambiguous(batch) is expected

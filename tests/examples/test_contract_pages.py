@@ -15,6 +15,7 @@ BASES = {
     "accelerator": core.Accelerator,
     "precision": core.Precision,
     "checkpoint-io": core.CheckpointIO,
+    "checkpoint-reader": core.CheckpointReader,
     "cluster-environment": core.ClusterEnvironment,
     "launcher": core.Launcher,
     "logger": core.Logger,
@@ -23,7 +24,7 @@ BASES = {
 }
 TABLE = re.compile(r"^\| member \|.*\n\|[ |-]+\n((?:\|.*\n)+)", re.MULTILINE)
 PROGRAM = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-PROVEN = sorted(BASES.keys() - {"launcher", "command", "callback-hooks"})  # these pages say why there is nothing to run
+PROVEN = sorted(BASES.keys() - {"checkpoint-reader", "launcher", "command", "callback-hooks"})  # these say why not
 
 
 def public_members(base):

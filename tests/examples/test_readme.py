@@ -98,6 +98,7 @@ def test_there_are_blocks_to_look_at():
     assert COMMANDS
 
 
+@pytest.mark.numbers
 @pytest.mark.parametrize("block", PROGRAMS, ids=str)
 def test_a_program_runs_and_prints_what_stands_below_it(block, tmp_path):
     if '"cuda"' in block.text and torch.cuda.device_count() < 2:

@@ -28,7 +28,7 @@ def environment(tmp_path):
     site = Path(sysconfig.get_path("purelib", vars={"base": str(tmp_path / "venv")}))
     (site / "parent.pth").write_text("\n".join(path for path in sys.path if path))
     binaries = tmp_path / "venv" / "bin"
-    (binaries / "core").write_text(f"#!{binaries}/python\nfrom core.cli import main\nmain()\n")
+    (binaries / "core").write_text(f'#!/bin/sh\nexec "{binaries}/python" -m core "$@"\n')
     (binaries / "core").chmod(0o755)
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("CORE_", "PYTHON", "PYTEST_"))}
     offline = {"PIP_NO_INDEX": "1", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}

@@ -13,7 +13,16 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, RandomSampler, WeightedRandomSampler
 
-from core import Capability, ConfigurationError, Fabric, LaunchError, Logger, ModuleError, UnsupportedError
+from core import (
+    Capability,
+    ConfigurationError,
+    Fabric,
+    LaunchError,
+    Logger,
+    ModuleError,
+    NonFiniteLossError,
+    UnsupportedError,
+)
 from core.checkpoint import AsyncCheckpointIO, load_checkpoint
 from core.fabric import FabricModule, FabricOptimizer, seed_everything
 from core.strategies import SingleDeviceStrategy
@@ -54,6 +63,27 @@ def test_a_loop_gives_what_the_same_loop_without_fabric_gives(fabric):
     loader = fabric.setup_dataloaders(DataLoader(data, batch_size=4))
     assert list(losses(model, optimizer, loader, fabric.backward)) == expected
     assert torch.equal(raw.weight, ours.weight)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_loss_that_is_not_finite_ends_the_run_before_gradients_come_of_it(value):
+    fabric = Fabric(accelerator="cpu", devices=1, terminate_on_nan=True)
+    model = fabric.setup(nn.Linear(2, 1))
+    fabric.backward(model(torch.ones(2)).sum())
+    model.zero_grad()
+    with pytest.raises(NonFiniteLossError, match=f"fabric.backward was given a loss of {value}, and") as caught:
+        fabric.backward(model(torch.ones(2)).sum() * value)
+    assert model.weight.grad is None
+    assert (caught.value.epoch, caught.value.global_step) == (None, None)
+
+
+def test_a_loss_is_not_looked_at_unless_asked(monkeypatch):
+    """A look would wait for the device."""
+    monkeypatch.setattr("torch.isfinite", None)
+    fabric = Fabric(accelerator="cpu", devices=1)
+    model = fabric.setup(nn.Linear(2, 1))
+    fabric.backward(model(torch.ones(2)).sum() * float("nan"))
+    assert model.weight.grad is not None
 
 
 def test_launch_calls_a_function_with_this_fabric(fabric):

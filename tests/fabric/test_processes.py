@@ -307,3 +307,43 @@ def test_spawning_needs_a_function():
     fabric = Fabric(accelerator="cpu", strategy="ddp_spawn", devices=2)
     with pytest.raises(LaunchError, match=r"use fabric.launch\(train\), where train\(fabric\) holds your loop"):
         fabric.launch()
+
+
+def test_tensors_arrive_as_they_were_and_without_pickling(run):
+    body = """
+    import torch.distributed as dist
+
+    kinds = (torch.float16, torch.bfloat16, torch.int16, torch.bool, torch.complex64)
+    mine = fabric.global_rank
+    sent = [torch.arange(6).reshape(2, 3).to(kind).t() for kind in kinds]
+    sent += [torch.tensor(2.5), torch.ones(0, 4), torch.tensor([1 + 2j]).conj(), torch.eye(2).to_sparse().coalesce()]
+    pickled, real = [], dist.broadcast_object_list
+
+    def shown(box, *arguments, **options):
+        pickled.append(isinstance(box[0][1], torch.Tensor))
+        return real(box, *arguments, **options)
+
+    dist.broadcast_object_list = shown
+    got = [fabric.broadcast(tensor if mine == 1 else None, src=1) for tensor in sent]
+    dist.broadcast_object_list = real
+    same = [a.dtype == b.dtype and a.shape == b.shape and bool((a.to_dense() == b.to_dense()).all())
+            for a, b in zip(got, sent)]
+    large = torch.tensor([60000.0, 1.0], dtype=torch.float16)
+    gathered = [fabric.all_gather(each) for each in (torch.tensor(mine), torch.full((2, 3), mine).t())]
+    tell(
+        rank=mine, same=same, pickled=pickled, mean=fabric.all_reduce(large).tolist(),
+        dtype=str(fabric.all_reduce(large).dtype), scalars=gathered[0].tolist(), shape=list(gathered[1].shape),
+        parts=[part.unique().tolist() for part in gathered[1]],
+    )
+    """
+    for rank, told in enumerate(run(on_two_forks(body))):
+        assert told == {
+            "rank": rank,
+            "same": [True] * 9,
+            "pickled": [False] * 8 + [rank == 1],
+            "mean": [60000.0, 1.0],
+            "dtype": "torch.float16",
+            "scalars": [0, 1],
+            "shape": [2, 3, 2],
+            "parts": [[0], [1]],
+        }

@@ -231,6 +231,24 @@ def test_no_parameter_gets_the_state_of_another_group(tmp_path, layers, message)
     )
 
 
+@pytest.mark.parametrize(("saved", "own"), [("Adam", "AdamW"), ("AdamW", "Adam")])
+def test_the_state_of_a_kin_optimizer_is_taken_with_a_warning(tmp_path, saved, own):
+    fabric = Fabric(accelerator="cpu")
+
+    def make(name):
+        net = nn.Linear(2, 1)
+        return fabric.setup(net, getattr(torch.optim, name)(net.parameters(), lr=0.1))
+
+    model, optimizer = make(saved)
+    fabric.backward(model(torch.ones(1, 2)).sum())
+    optimizer.step()
+    fabric.save(tmp_path / "run.ckpt", {"optimizer": optimizer})
+    _, other = make(own)
+    with pytest.warns(UserWarning, match=rf"is of torch\.optim\.\w+\.{saved}, and .*\.{own} goes on from it"):
+        fabric.load(tmp_path / "run.ckpt", {"optimizer": other})
+    assert [moments["step"] for moments in other.state.values()] == [1, 1]
+
+
 def test_what_does_not_fit_may_be_left_out(tmp_path):
     path = saved_run(tmp_path)
     fabric = Fabric(accelerator="cpu")

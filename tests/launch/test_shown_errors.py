@@ -3,12 +3,15 @@
 import os
 import re
 import sys
+from pathlib import Path
 
 import pytest
 
+import core
 from core_testing import programs
 
 MAX_LINES = 12
+OF_CORE = Path(core.__file__).parent
 
 COMMON = """
 import logging, pathlib, sys, torch
@@ -116,7 +119,7 @@ def test_a_mistake_is_shown_in_few_lines_with_its_cause(show, source, cause):
     assert len(own) <= MAX_LINES, "\n".join(lines)
     assert any(cause in line for line in own), "\n".join(lines)
     assert any("program.py" in line for line in own), "the user's own line"
-    assert not any(os.sep + os.path.join("core", "") in line for line in own), "no frame of core"
+    assert not any(os.path.join(OF_CORE, "") in line for line in own), "no frame of core"
 
 
 def test_the_environment_asks_for_all_frames(show):
@@ -190,10 +193,12 @@ def test_pytest_shows_the_users_line_and_the_message(tmp_path):
     assert ">       make().fit(Net(), data(), ckpt_path='no.ckpt')" in done.stdout
     assert "CheckpointNotFoundError: There is no checkpoint" in done.stdout
     assert 'raise ValueError("a bug")' in done.stdout
-    assert not re.findall(rf"^\S*\b{re.escape(os.path.join('core', ''))}\S+:\d+: ", done.stdout, re.MULTILINE)
+    frames = re.findall(r"^(.+\.py):\d+: ", done.stdout, re.MULTILINE)
+    assert "test_program.py" in frames
+    assert not [frame for frame in frames if (tmp_path / frame).resolve().is_relative_to(OF_CORE.resolve())]
     assert re.search(r"WorkerTraceback: \n\s*short\n\n", done.stdout), done.stdout
     of_core, of_torch = done.stdout.split("_ test_torch_alone _")
-    callers = rf"^\S+{re.escape(os.sep)}(?:module|dataloader|fetch)\.py:\d+: in "
+    callers = rf"^.+{re.escape(os.sep)}(?:module|dataloader|fetch)\.py:\d+: in "
     assert not re.findall(callers, of_core, re.MULTILINE)
     assert re.findall(callers, of_torch, re.MULTILINE), "where core hasn't called, nothing is left out"
 
@@ -224,7 +229,34 @@ for cell in {cells!r}:
     text = done.stdout + done.stderr
     lengths = [len(cell.splitlines()) for cell in re.split("^depth.*\n", done.stdout, flags=re.MULTILINE)]
     assert max(lengths) <= MAX_LINES, text
-    assert "core.UnknownAliasError: Unknown strategy 'dpp'" in text, text
+    assert "UnknownAliasError: Unknown strategy 'dpp'" in text, text
     assert "mat1 and mat2 shapes cannot be multiplied" in text
     assert os.path.join("core", "trainer", "") not in text, text
     assert all(int(line.split()[1]) > 3 for line in text.splitlines() if line.startswith("depth")), "nothing is cut off"
+
+
+def test_hooks_are_there_while_a_fabric_is(show):
+    source = """
+import gc, warnings
+import core, core.fabric
+from core import Fabric, CheckpointError
+before = (sys.excepthook, warnings.showwarning)
+CheckpointError("an error that is only made")
+assert (sys.excepthook, warnings.showwarning) == before
+first, second = Fabric(accelerator="cpu"), make()
+assert sys.excepthook is not before[0] and warnings.showwarning is not before[1]
+del first
+gc.collect()
+assert sys.excepthook is not before[0], "the Trainer needs them"
+del second
+gc.collect()
+assert (sys.excepthook, warnings.showwarning) == before
+"""
+    assert show(source) == ""
+
+
+def test_the_environment_leaves_the_hooks_alone(show, monkeypatch):
+    monkeypatch.setenv("CORE_DISPLAY", "plain")
+    source = "import warnings\nbefore = warnings.showwarning\nfabric = make()\n"
+    source += "assert (sys.excepthook, warnings.showwarning) == (sys.__excepthook__, before)"
+    assert show(source) == ""

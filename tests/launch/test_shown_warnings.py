@@ -7,8 +7,8 @@ from collections import Counter
 
 import pytest
 
-from core import shown_warnings
-from core.shown_warnings import GivenWarning, WarningsOfRanks
+from core.display import warnings_once as shown_warnings
+from core.display.warnings_once import GivenWarning, WarningsOfRanks
 from core_testing import programs
 
 PROGRAM = """
@@ -79,7 +79,8 @@ def warn():
 if sys.argv[1] == "theirs":
     logging.basicConfig(format="logged %(message)s")
     logging.captureWarnings(True)
-import core
+from core import Fabric
+fabric = Fabric(accelerator="cpu")
 for action in ("default", "default", "always", "ignore"):
     warnings.simplefilter(action)
     warn()

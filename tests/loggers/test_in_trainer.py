@@ -290,7 +290,7 @@ def test_one_rank_writes_and_all_know_where(tmp_path, strategy):
     assert done.returncode == 0, done.stderr
     folder = tmp_path / "exp" / "version_0"
     assert [path.name for path in (tmp_path / "exp").iterdir()] == ["version_0"]
-    assert done.stdout.split()[-2:] == ["0", str(folder / "metrics.csv")]
+    assert done.stdout.splitlines()[-1] == f"0 {folder / 'metrics.csv'}"
     seen = [json.loads((tmp_path / f"rank{rank}.json").read_text()) for rank in range(2)]
     assert seen == [[kind, "exp", 0, str(folder), str(folder)] for kind in ("Mine", "SilentLogger")]
     assert [row["loss"] for row in rows(folder)] == ["1.0", "1.0"]

@@ -6,6 +6,7 @@ import pytest
 
 from portability.matrix import ALL, configurations, run_matrix
 
+pytestmark = pytest.mark.numbers
 SOME = [
     each.name
     for each in configurations(num_processes=2)

@@ -12,7 +12,8 @@ from core.contract.errors import (
     IncompatiblePluginError,
     UnknownAliasError,
 )
-from core.registry.known_aliases import KNOWN_ALIASES, KNOWN_CLASSES, PACKAGES
+from core.contract.spec import normalize_alias
+from core.registry.known_aliases import KNOWN_ALIASES, KNOWN_CLASSES, OTHER_NAMES, PACKAGES
 from fake_distributions import make_distribution
 
 PLUGINS = Path(__file__).parents[2] / "plugins"
@@ -204,6 +205,32 @@ def test_the_table_of_packages_knows_what_this_repository_builds():
 def test_a_misspelt_well_known_alias_says_what_to_install(registry):
     with pytest.raises(UnknownAliasError, match=r"Did you mean 'deepspeed' \(`pip install core-deepspeed`, as README"):
         registry("strategy").get("deepsped")
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "message"),
+    [
+        ("strategy", "fsdp_native", "Write 'fsdp': it is torch's own FSDP. core-fsdp is not installed"),
+        ("strategy", "hpu-ddp", "Write 'hpu_parallel'. core-hpu is not installed: `pip install core-hpu`"),
+        ("accelerator", "xpu", "No package of this project has Intel's GPUs. An accelerator for it is a subclass of"),
+        ("precision", "nf4-dq", "'int4-weight-only' of core-torchao loads in 4 bits"),
+        ("precision", "transformer-engine", "'bf16-mixed' trains in 16 bits, and 'float8-weight-only' of core-torchao"),
+    ],
+)
+def test_a_name_of_another_library_says_what_to_write(registry, kind, name, message):
+    with pytest.raises(UnknownAliasError) as raised:
+        registry(kind).get(name)
+    assert message in str(raised.value)
+    assert "Did you mean" not in str(raised.value)
+
+
+def test_names_of_other_libraries_lead_to_names_that_there_are():
+    from core.registry.builtins import BUILTIN_ALIASES
+
+    there = {*KNOWN_ALIASES, *BUILTIN_ALIASES}
+    assert {(kind, alias) for (kind, _), (_, meant) in OTHER_NAMES.items() for alias in meant} <= there
+    assert not there & set(OTHER_NAMES)
+    assert all(name == normalize_alias(name) for _, name in OTHER_NAMES)
 
 
 def test_a_damaged_owner_is_named_instead_of_an_install_hint(site, registry):

@@ -56,9 +56,9 @@ def test_one_row_for_everything(site, tmp_path, manager, monkeypatch):
 
 
 def test_all_kinds(site, manager):
-    make_distribution(
-        site, "core-acme", entry_points_text="[core.hooks]\nacme = core_acme\n[core.preludes]\nacme = core_acme:f\n"
-    )
+    groups = "[core.hooks]\nacme = core_acme\n[core.preludes]\nacme = core_acme:f\n"
+    groups += "[core.checkpoint_readers]\nacme = core_acme:Reader\n"  # the one kind of which nothing is built in
+    make_distribution(site, "core-acme", entry_points_text=groups)
     rows = listing(manager=manager())
     assert {row.kind for row in rows} == {*KINDS, HOOKS, PRELUDES}
     assert {row.status for row in rows} == {Status.OK}

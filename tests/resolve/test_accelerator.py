@@ -4,6 +4,7 @@ import torch
 from core import Absent, Broken, ConfigurationError, DeviceError, Found, PluginLoadError, UnknownAliasError
 from core.accelerators import CPUAccelerator
 from core.resolve import resolve
+from core.strategies import DDPStrategy
 from resolve_fakes import FourDevices, ManyDevices, OneDevice
 
 
@@ -130,17 +131,15 @@ def test_a_strategy_instance_brings_its_own():
     accelerator = FourDevices()
     resolution = resolve(strategy=ManyDevices(accelerator=accelerator))
     assert resolution.strategy.accelerator is accelerator
-    assert decision(resolution, "accelerator").reason == "the strategy instance brings it"
+    assert decision(resolution, "accelerator").reason == "the strategy brings it"
     assert resolve(strategy=ManyDevices(accelerator=accelerator), accelerator=accelerator).strategy.num_devices == 3
 
 
 def test_a_strategy_instance_and_an_argument_that_disagree():
-    with pytest.raises(
-        ConfigurationError, match="accelerator='cpu', but the strategy instance was made with FourDevices"
-    ):
+    with pytest.raises(ConfigurationError, match="accelerator='cpu', but the strategy was made with FourDevices"):
         resolve(strategy=ManyDevices(accelerator=FourDevices()), accelerator="cpu")
     assert resolve(strategy=ManyDevices(accelerator=CPUAccelerator()), accelerator="cpu")
-    with pytest.raises(ConfigurationError, match="accelerator='gpu', but the strategy instance was made with CPUAcc"):
+    with pytest.raises(ConfigurationError, match="accelerator='gpu', but the strategy was made with CPUAcc"):
         resolve(strategy=ManyDevices(accelerator=CPUAccelerator()), accelerator="gpu")
 
 
@@ -149,13 +148,13 @@ def test_parallel_devices_of_a_strategy_instance_are_used():
     resolution = resolve(strategy=ManyDevices(parallel_devices=devices))
     assert resolution.strategy.parallel_devices == devices
     assert resolution.strategy.accelerator.name == "cpu"
-    assert decision(resolution, "devices").reason == "the strategy instance brings parallel_devices"
+    assert decision(resolution, "devices").reason == "the strategy brings parallel_devices"
     assert resolve(strategy=ManyDevices(parallel_devices=devices), devices=2).strategy.num_devices == 2
 
 
 def test_parallel_devices_that_contradict_the_arguments():
     devices = [torch.device("cpu")] * 2
-    with pytest.raises(DeviceError, match=r"devices=3, but the strategy instance was made with 2 parallel_devices"):
+    with pytest.raises(DeviceError, match=r"devices=3, but the strategy was made with 2 parallel_devices"):
         resolve(strategy=ManyDevices(parallel_devices=devices), devices=3)
     with pytest.raises(DeviceError, match=r"has cpu among its parallel_devices, and accelerator 'fourdevices'.*'meta'"):
         resolve(strategy=ManyDevices(parallel_devices=devices), accelerator=FourDevices())
@@ -191,3 +190,29 @@ def test_a_named_accelerator_that_cannot_be_asked_is_an_error(register):
     ) as caught:
         resolve(accelerator="acme")
     assert isinstance(caught.value.__cause__, OSError)
+
+
+SRUN_OF_FOUR = {
+    **{"SLURM_JOB_ID": "1", "SLURM_STEP_ID": "0", "SLURM_JOB_NAME": "train", "SLURM_STEP_NUM_TASKS": "4"},
+    **{"SLURM_PROCID": "1", "SLURM_LOCALID": "1", "SLURM_NODEID": "0", "SLURM_STEP_NUM_NODES": "1"},
+}
+BOUND = [("SLURM_GPUS_PER_TASK", "1"), ("SLURM_TRES_PER_TASK", "cpu=8,gres/gpu=1"), ("SLURM_GPU_BIND", "single:1")]
+
+
+@pytest.mark.parametrize("devices", ["auto", -1, 4])
+@pytest.mark.parametrize(("variable", "value"), BOUND)
+def test_tasks_that_see_a_device_of_their_own(monkeypatch, devices, variable, value):
+    """As by srun --ntasks-per-node=4 --gpus-per-task=1: device 0 of each is another one."""
+    for name, text in {**SRUN_OF_FOUR, variable: value}.items():
+        monkeypatch.setenv(name, text)
+    resolution = resolve(accelerator=OneDevice(), devices=devices, strategy=DDPStrategy(process_group_backend="gloo"))
+    assert resolution.strategy.parallel_devices == [torch.device("meta", 0)] * 4
+    assert resolution.strategy.root_device == torch.device("meta", 0)
+    assert decision(resolution, "devices").choice == "4 (index 0 of each)"
+
+
+def test_tasks_that_share_a_device_are_an_error(monkeypatch):
+    for name, text in SRUN_OF_FOUR.items():
+        monkeypatch.setenv(name, text)
+    with pytest.raises(DeviceError, match="for device 1, but there are 1 here"):
+        resolve(accelerator=OneDevice(), strategy="ddp")

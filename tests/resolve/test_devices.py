@@ -55,6 +55,12 @@ def test_automatic_is_one_process_on_a_cpu_and_all_is_one_a_core(devices, number
     assert (len(resolution.strategy.parallel_devices), decision.reason) == (number, reason)
 
 
+def test_of_many_devices_the_first_and_the_last_are_shown():
+    resolution = resolve(accelerator="cpu", strategy=ManyDevices(), devices=10)
+    decision = next(decision for decision in resolution.decisions if decision.subject == "devices")
+    assert decision.choice == "10 (indices 0, 1, 2, ..., 9)"
+
+
 @pytest.mark.parametrize(
     ("devices", "problem", "cure"),
     [

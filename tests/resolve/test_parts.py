@@ -5,11 +5,14 @@ import sys
 import time
 
 import pytest
+import torch
 
-from core import ConfigurationError, Found, LaunchError, UnknownAliasError
+from core import Absent, ConfigurationError, DeviceError, Found, LaunchError, UnknownAliasError
+from core.accelerators import CUDAAccelerator, MPSAccelerator
 from core.cluster import LocalEnvironment
 from core.registry import plugin_manager
 from core.resolve import candidates, resolve
+from core.resolve.time_limit import time_limit
 from fake_distributions import make_distribution
 from resolve_fakes import (
     Cluster,
@@ -129,6 +132,44 @@ def test_a_strategy_has_its_own_default():
     assert type(resolved(strategy=Engine(), plugins=["torch"]).checkpoint_io).__name__ == "TorchCheckpointIO"
 
 
+def test_a_preset_keeps_its_own_parts_as_an_instance_does(register):
+    """Those that are chosen before a named strategy, and those that are chosen after it."""
+    brought = {
+        "accelerator": FourDevices(),
+        "parallel_devices": [torch.device("meta", 1), torch.device("meta", 3)],
+        "cluster_environment": Cluster(),
+        "checkpoint_io": MemoryIO(),
+        "precision_plugin": HalfPrecision(),
+    }
+    register("strategy", "preset", lambda: ManyDevices(**brought))
+    for strategy in ("preset", ManyDevices(**brought)):
+        resolution = resolve(strategy=strategy)
+        assert {name: getattr(resolution.strategy, name) for name in brought} == brought
+    resolution = resolve(strategy="preset")
+    assert decision(resolution, "strategy").choice == "preset"
+    assert decision(resolution, "checkpoint io").reason == "this instance was passed"
+    for arguments in ({"plugins": ["torch"]}, {"precision": "bf16-mixed"}):
+        with pytest.raises(ConfigurationError, match="Two parts of the kind"):
+            resolve(strategy="preset", **arguments)
+    with pytest.raises(ConfigurationError, match="accelerator='cpu', but the strategy was made with FourDe"):
+        resolve(strategy="preset", accelerator="cpu")
+
+
+def test_a_packages_default_checkpoint_io_gives_way_to_a_strategys_own(register):
+    class Engine(ManyDevices):
+        def configure_checkpoint_io(self):
+            return engines
+
+    engines, mine, default = MemoryIO(), MemoryIO(), MemoryIO()
+    default.is_default = True
+    register("strategy", "engine", Engine)
+    register("strategy", "preset", lambda: ManyDevices(checkpoint_io=mine))
+    assert resolved(plugins=[default]).checkpoint_io is default
+    for strategy, own in (("engine", engines), (Engine(), engines), ("preset", mine)):
+        assert resolved(strategy=strategy, plugins=[default]).checkpoint_io is own
+    assert resolved(strategy=ManyDevices(checkpoint_io=mine), plugins=[default]).checkpoint_io is mine
+
+
 # cluster environment
 
 
@@ -190,6 +231,36 @@ def test_an_environment_whose_import_hangs_is_named_and_given_up(tmp_path, monke
     )
 
 
+def test_an_environment_whose_import_does_nothing_costs_a_process_little_and_once(tmp_path, monkeypatch):
+    monkeypatch.setattr(candidates, "IDLE_TIMEOUT_S", 0.2)
+    monkeypatch.syspath_prepend(tmp_path)
+    lines = "[core.cluster_environments]\nacme = core_waits:Acme\n"
+    code = "import pathlib, time\nwith pathlib.Path(__file__).with_name('asked').open('a') as file: file.write('x')\n"
+    make_distribution(tmp_path, "core-waits", "1.0", lines, modules={"core_waits": f"{code}time.sleep(600)"})
+    plugin_manager().refresh()
+    try:
+        with pytest.warns(RuntimeWarning, match=r"it did nothing for 0.2 s.*CORE_DISABLE_PLUGINS=core-waits"):
+            resolve(accelerator="cpu")
+        with pytest.warns(RuntimeWarning, match=r"it hung before in this process.*CORE_DISABLE_PLUGINS=core-waits"):
+            assert decision(resolve(accelerator="cpu"), "cluster environment").choice == "local"
+    finally:
+        monkeypatch.undo()
+        plugin_manager().refresh()
+    assert (tmp_path / "asked").read_text() == "x"
+
+
+def test_an_import_that_computes_or_reads_is_not_idle():
+    end_s = time.monotonic() + 2.2
+    with time_limit(60, 1.0):
+        while time.monotonic() < end_s:
+            pass
+    end_s = time.monotonic() + 2.2
+    with time_limit(60, 1.0), open("/dev/zero", "rb", buffering=0) as file:
+        while time.monotonic() < end_s:
+            file.read(1 << 16)
+            time.sleep(0.02)
+
+
 def test_an_alarm_of_the_users_own_still_comes(register, monkeypatch):
     came = []
     monkeypatch.setattr(candidates, "DETECTION_TIMEOUT_S", 0.2)
@@ -202,6 +273,13 @@ def test_an_alarm_of_the_users_own_still_comes(register, monkeypatch):
         while not came:
             time.sleep(0.01)
         assert signal.getsignal(signal.SIGALRM).__name__ == "<lambda>"
+        signal.setitimer(signal.ITIMER_REAL, 1000)
+        began_s = time.monotonic()
+        with pytest.warns(RuntimeWarning, match="TimeIsUp"):
+            resolve(accelerator="cpu")
+        left_s = signal.getitimer(signal.ITIMER_REAL)[0]
+        assert 1000 - (time.monotonic() - began_s) <= left_s + 0.01
+        assert left_s <= 999.8
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
@@ -271,6 +349,10 @@ def test_two_environments_of_one_priority(register):
     with pytest.raises(ConfigurationError, match=r"Several cluster environments.*plugins=\['acme'\] or plugins=\['ze"):
         resolved()
     assert type(resolved(plugins=["zenith"]).cluster_environment).__name__ == "Zenith"
+    register("cluster environment", "yonder", type("Yonder", (Cluster,), {}))
+    message = r"priority: '(\w+)' and '(\w+)'\. Choose one: plugins=\['\1'\] or plugins=\['\2'\]\.$"
+    with pytest.raises(ConfigurationError, match=message):
+        resolved()
 
 
 # launcher
@@ -306,6 +388,44 @@ def test_a_launcher_of_all_nodes_brings_its_environment():
     assert "has its own" in decision(resolution, "cluster environment").reason
     assert resolved(plugins=[AllNodes(), mine]).cluster_environment is mine
     assert resolved(plugins=[AllNodes(), scheduled]).cluster_environment is scheduled
+
+
+@pytest.mark.parametrize("asked", ["auto", -1, 2, [0, 1]])
+def test_a_launcher_counts_the_devices_of_its_nodes(asked):
+    """Of which this machine may have none."""
+    told = []
+
+    class Elsewhere(HereLauncher):
+        def count_devices(self, accelerator, devices, num_nodes):
+            told.append((accelerator, devices, num_nodes))
+            return 2
+
+    class Nowhere(FourDevices):
+        @classmethod
+        def detect(cls):
+            return Absent("no such card")
+
+    nowhere = Nowhere()
+    arguments = {"strategy": ManyDevices(), "accelerator": nowhere, "devices": asked}
+    resolution = resolve(plugins=[Elsewhere()], **arguments)
+    assert resolution.strategy.parallel_devices == [torch.device("meta", index) for index in (0, 1)]
+    assert told == [(nowhere, asked, 1)]
+    with pytest.raises(DeviceError, match="'nowhere' is not here: no such card"):
+        resolve(plugins=[HereLauncher()], **arguments)
+    with pytest.raises(DeviceError, match="'nowhere' is not here: no such card"):
+        resolve(plugins=[Elsewhere(), Cluster()], **arguments)
+
+
+def test_gpus_of_other_machines_are_cudas(monkeypatch):
+    class Elsewhere(HereLauncher):
+        def count_devices(self, accelerator, devices, num_nodes):
+            return 8
+
+    absent = classmethod(lambda cls: Absent("no such card"))
+    for kind in (CUDAAccelerator, MPSAccelerator):
+        monkeypatch.setattr(kind, "detect", absent)
+    resolution = resolve(accelerator="gpu", plugins=[Elsewhere()], strategy=ManyDevices())
+    assert resolution.strategy.parallel_devices[7] == torch.device("cuda", 7)
 
 
 def test_a_launcher_that_cannot_work_here_says_so_at_once():

@@ -104,6 +104,14 @@ def test_a_saved_config_is_the_run(run, tmp_path):
     assert len(list(tmp_path.rglob("config.yaml"))) == 2
 
 
+def test_a_config_is_saved_in_a_folder_that_a_url_names(run, tmp_path):
+    folder = tmp_path / "a b"
+    folder.mkdir()
+    run("fit", *SGD, "--trainer.logger=false", f"--trainer.default_root_dir={folder.as_uri()}")
+    assert (folder / "config.yaml").exists()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a b"]
+
+
 def test_a_config_is_never_lost(run, tmp_path):
     """Not for another run in its folder, and not when the run goes on; not on two ranks."""
     plain = ("--trainer.logger=false", "--trainer.strategy=ddp_fork", "--trainer.devices=2", "--trainer.max_epochs=1")
@@ -121,6 +129,11 @@ def test_a_config_is_never_lost(run, tmp_path):
     assert "batch_size: 4" in (tmp_path / "config.yaml").read_text()
     run(*other, "--trainer.fast_dev_run=true")
     assert len(list(tmp_path.glob("config*"))) == 2
+
+
+def test_a_seed_that_is_only_asked_for_is_zero(run):
+    run("--seed_everything=true", run=False)
+    assert torch.initial_seed() == 0
 
 
 def test_classes_by_dotted_name(run):

@@ -1,5 +1,6 @@
 """The cost of a step in calls of Python and C, the same in every run: a run that asks for nothing pays for nothing."""
 
+import gc
 import sys
 
 import pytest
@@ -42,11 +43,15 @@ def count(function, *args):
         nonlocal calls
         calls += event in ("call", "c_call")
 
+    # Trainers of other tests would be collected in the middle, and let go of what they hold.
+    gc.collect()
+    gc.disable()
     sys.setprofile(profile)
     try:
         function(*args)
     finally:
         sys.setprofile(None)
+        gc.enable()
     return calls
 
 

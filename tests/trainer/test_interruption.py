@@ -9,7 +9,9 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from core import Callback, Module, Trainer
-from core.trainer.signals import pace, stop_agreement
+from core.callbacks import ModelCheckpoint
+from core.trainer.loops import stop_agreement
+from core.trainer.signals import pace
 from resuming import Samples, on_ranks
 
 
@@ -200,6 +202,18 @@ def test_sigterm_is_a_system_exit():
     assert caught.value.code == 143
     assert not isinstance(caught.value, KeyboardInterrupt)
     assert trainer.global_step == 2
+
+
+@pytest.mark.parametrize(
+    ("saves", "after"),
+    [(True, 'ckpt_path="last" goes on from the newest checkpoint'), (False, "nothing of it is saved")],
+)
+def test_a_line_says_whether_a_stopped_run_can_go_on(tmp_path, capsys, saves, after):
+    callbacks = [ModelCheckpoint(dirpath=tmp_path, every_n_train_steps=1)] if saves else []
+    trainer = make(*callbacks, At(2, lambda trainer: signal.raise_signal(signal.SIGTERM)), enable_checkpointing=saves)
+    with pytest.raises(SystemExit):
+        trainer.fit(Net(), loader())
+    assert f"SIGTERM has stopped training after step 2; {after}.\n" in capsys.readouterr().err
 
 
 def test_handlers_come_back_and_those_of_the_user_stay(monkeypatch):

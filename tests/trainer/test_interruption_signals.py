@@ -176,7 +176,7 @@ def test_a_second_ctrl_c_ends_it_at_once(start, where):
 def slurm_variables(tmp_path):
     scontrol = tmp_path / "bin" / "scontrol"
     scontrol.parent.mkdir()
-    scontrol.write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/scontrol-calls\n')
+    scontrol.write_text(f'#!/bin/sh\necho "$@" >> "{tmp_path}/scontrol-calls"\n')
     scontrol.chmod(0o755)
     return {
         "PATH": f"{scontrol.parent}:{os.environ['PATH']}",

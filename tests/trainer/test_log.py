@@ -142,13 +142,15 @@ def test_the_hook_is_named():
 
 
 def test_outside_of_a_run():
-    module = log_in_step()
-    module.log("value", 1.0)  # nobody is there
-    fit(module)
-    with pytest.raises(
-        ModuleError, match=r"self.log\('value'\) was called outside of the training, validation or test"
-    ):
+    """A word, once, before a run and after it: a step that is called by hand goes on."""
+    module, other = log_in_step(), log_in_step()
+    with pytest.warns(UserWarning, match=r"self.log\('value'\) records nothing, since no Trainer runs the module"):
         module.log("value", 1.0)
+    module.log("value", 1.0)
+    trainer = fit(other)
+    with pytest.warns(UserWarning, match=r"self.log\('late'\) records nothing"):
+        other.log("late", 1.0)
+    assert "late" not in trainer.callback_metrics
 
 
 def test_during_prediction():
@@ -826,3 +828,47 @@ def test_values_of_two_processes():
         "mean": pytest.approx(3.0),
         "only_zero": 7.0,
     }
+
+
+def test_a_metric_that_was_updated_only_has_no_value_of_a_step():
+    class Updating(Net):
+        def __init__(self):
+            super().__init__()
+            self.metric = torchmetrics.MeanMetric()
+
+        def training_step(self, batch, batch_idx):
+            self.metric.update(1.0)
+            self.log("a", self.metric)
+            return super().training_step(batch, batch_idx)
+
+    with pytest.raises(
+        ModuleError, match=r"got a MeanMetric that was updated and not called, .* Call it, metric\(\.\.\.\)"
+    ):
+        fit(Updating())
+
+
+def test_logged_metrics_after_fit_are_those_of_training_and_validation():
+    class Both(Net):
+        def training_step(self, batch, batch_idx):
+            self.log("loss", 1.0)
+            self.log("hidden", 1.0, logger=False)
+            return super().training_step(batch, batch_idx)
+
+        def validation_step(self, batch, batch_idx):
+            self.log("val_loss", 2.0)
+
+    trainer = fit(Both(), validation=batches(1))
+    assert {name: value.item() for name, value in trainer.logged_metrics.items()} == {"loss": 1.0, "val_loss": 2.0}
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_a_batch_may_be_a_nested_tensor():
+    class Counting(Net):
+        def training_step(self, batch, batch_idx):
+            self.log("size", 1.0, on_step=False, on_epoch=True, reduce_fx="sum")
+            return self.layer(torch.ones(1, 4)).sum()
+
+    nested = torch.nested.nested_tensor([torch.ones(2, 4), torch.ones(3, 4)])
+    trainer = Trainer(max_epochs=1, **QUIET)
+    trainer.fit(Counting(), [nested])
+    assert trainer.callback_metrics["size"] == 1

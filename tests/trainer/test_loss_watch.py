@@ -102,6 +102,17 @@ def test_the_loss_of_a_validation():
         Trainer(**QUIET).validate(Validating(), batches(1))
 
 
+def test_a_loss_is_one_in_any_letters_and_is_told_of_in_each_stage():
+    class Loud(Net):
+        def validation_step(self, batch, batch_idx):
+            self.log("LossOfAll", math.nan)
+
+    trainer = Trainer(**QUIET)
+    for _ in range(2):
+        with pytest.warns(UserWarning, match="The logged loss 'LossOfAll' is nan"):
+            trainer.validate(Loud(), batches(1))
+
+
 def test_in_manual_optimization():
     class Manual(Diverging):
         automatic_optimization = False
@@ -145,3 +156,31 @@ def test_the_run_ends_before_anything_is_learned(factor, options):
 
 def test_good_losses_end_nothing():
     assert fit(Diverging(1.0), terminate_on_nan=True).global_step == 8
+
+
+# manual optimization ------------------------------------------------------------------------------------------------
+
+
+class Manual(Diverging):
+    automatic_optimization = False
+
+    def training_step(self, batch, batch_idx):
+        optimizer = self.optimizers()
+        optimizer.zero_grad()
+        self.manual_backward(super().training_step(batch, batch_idx))
+        optimizer.step()
+
+
+def test_a_loss_of_manual_optimization_that_is_not_returned_ends_the_run():
+    module = Manual(math.nan)
+    with pytest.raises(
+        NonFiniteLossError, match=r"Manual.manual_backward got a loss of nan for batch 1 of epoch 0, after 1"
+    ):
+        fit(module, terminate_on_nan=True)
+    assert all(torch.isfinite(parameter).all() for parameter in module.parameters())
+    assert fit(Manual(1.0), terminate_on_nan=True).global_step == 8
+
+
+def test_a_logged_loss_that_is_shown_nowhere_is_told_at_the_end_of_the_epoch():
+    module = Manual(math.nan, log={"logger": False})
+    assert len(told(module)) == 1

@@ -190,6 +190,38 @@ def test_a_monitored_validation_loss():
     assert module.rates == [1.0] * 8 + [0.5] * 4
 
 
+@pytest.mark.parametrize(
+    ("scheduled", "options", "expected"),
+    [
+        ({"interval": "step"}, {}, [1.0] * 8 + [0.5] * 4),
+        ({"interval": "step", "frequency": 3}, {"val_check_interval": 3}, [1.0] * 7 + [0.5] * 4 + [0.25]),
+        ({"interval": "step", "frequency": 2}, {"val_check_interval": 4}, [1.0] * 8 + [0.5] * 4),
+        ({}, {"check_val_every_n_epoch": 2, "max_epochs": 5, "num_batches": 2}, [1.0] * 8 + [0.5] * 2),
+    ],
+)
+def test_each_validation_counts_once(scheduled, options, expected):
+    """The loss doesn't fall, so that each but the first halves the rate; the steps in between say nothing new."""
+
+    class Validating(Configured):
+        def validation_step(self, batch):
+            self.log("val_loss", 1.0)
+
+    module = Validating(lambda module: plateau(module, "val_loss", **scheduled))
+    fit(module, validation=batches(1), **options)
+    assert module.rates == expected
+
+
+def test_the_mean_of_a_training_epoch_counts_once_though_steps_are_due():
+    class Summing(Configured):
+        def training_step(self, batch):
+            self.log("mean", 1.0, on_step=False, on_epoch=True)
+            return super().training_step(batch, 0)
+
+    module = Summing(lambda module: plateau(module, "mean", interval="step"))
+    fit(module)
+    assert module.rates == [1.0] * 8 + [0.5] * 4
+
+
 def test_a_metric_that_was_never_logged():
     with pytest.raises(
         ModuleError, match=r"monitors 'val_loss', which was not logged; logged were \['falling'\]. Call"

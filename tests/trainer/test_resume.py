@@ -22,6 +22,9 @@ CASES = {
     "a plateau of validation": Case(on_plateau("val_loss"), validates=True),
     "a plateau of training": Case(on_plateau("train_loss_epoch")),
     "a plateau by step": Case(on_plateau_by_step),
+    "a plateau of validation by step": Case(
+        on_plateau("val_loss", interval="step", frequency=2), validates=True, trainer={"val_check_interval": 3}
+    ),
     "validation within epochs": Case(validates=True, trainer={"val_check_interval": 2}),
     "validation every second epoch": Case(
         on_plateau("largest"), validates=True, trainer={"check_val_every_n_epoch": 2}

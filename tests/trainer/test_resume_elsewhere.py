@@ -73,7 +73,7 @@ def test_larger_steps_than_before_take_up_what_is_left(tmp_path):
     train(Case(sgd, loader={"batch_size": 2}), SaveAlways(str(tmp_path)))
     events, _, done = train(Case(sgd, loader={"batch_size": 4}), ckpt_path=str(tmp_path / "003-batch.ckpt"))
     assert done == 3
-    assert [event[2] for event in events if event[:2] == ("batch", 0)] == [2, 3, 4]
+    assert [event[2] for event in events if event[:2] == ("batch", 0)] == [2, 3, 4, 5]
     assert [event[2] for event in events if event[:2] == ("batch", 1)] == [0, 1, 2, 3, 4]
 
 

@@ -1,12 +1,18 @@
 """The decision itself, without ranks: who doesn't come, and when nobody may be accused."""
 
+import importlib
 import os
+import shlex
 import signal
+import subprocess
 import sys
+import tempfile
 import threading
 import time
+from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -16,20 +22,24 @@ from torch.distributed import HashStore
 from core import ConfigurationError, Fabric, HangError, Watch
 from core.contract.world import World
 from core.launch.report import Report, worker_error
-from core.watch import adaptive_timeout, options, run
+from core.watch import kernel, options, run, standstill, users_code
 from core.watch.account import Account
-from core.watch.adaptive_timeout import AdaptiveTimeout
 from core.watch.board import FolderBoard
 from core.watch.ending import SIGNAL
-from core.watch.looking import Eye, began_at, process_state
+from core.watch.kernel import began_at, process_state
+from core.watch.neighbours import Neighbours
 from core.watch.progress import Pulse, phase, pulse
+from core.watch.standstill import Standstill
+from core.watch.thread_sampler import ThreadSampler
+from core.watch.users_code import innermost
 from core.watch.verdict import find
 from core.watch.watching import Watching
 from core.watch.written_stack import line_in
 
 
 def account(rank, state, since_s=40.0, **more):
-    return Account(rank, state, **{"phase": "step", "since_s": since_s, "allowed_s": 30.0, "least_s": 10.0} | more)
+    limits = {"tell_after_s": 30.0, "end_after_s": 300.0, "least_s": 10.0}
+    return Account(rank, state, **{"phase": "step", "since_s": since_s} | limits | more)
 
 
 WAITS = account(0, "waits", collective="gloo:all_reduce [[10]]", line="a.py:1 in f", is_usual=True)
@@ -42,18 +52,39 @@ GIVES_UP = replace(WAITS, state="aborts", since_s=1.0, call="0:7")
     [
         ([WAITS, account(1, "asleep", line="a.py:9 in g")], (1,), "rank 1 is asleep at a.py:9 in g, phase step"),
         ([WAITS, account(1, "stopped"), account(2, "asleep")], (1,), "rank 1 is stopped by a signal"),
-        ([WAITS, account(1, "left")], (1,), "rank 1 has left the run"),
-        ([WAITS, account(1, "asleep", allowed_s=300.0)], None, ""),
-        ([WAITS, account(1, "asleep"), account(2, "computes", allowed_s=300.0)], None, ""),
-        # Nobody waits, so nobody is missed.
-        (
-            [account(0, "asleep"), account(1, "stopped")],
-            (),
-            "no rank waits for another, and the run goes on: rank 0 is",
-        ),
-        ([account(0, "asleep"), account(1, "computes", allowed_s=300.0)], None, ""),
-        ([account(0, "asleep"), account(1, "left")], None, ""),
+        ([WAITS, account(1, "asleep", 29.0)], None, ""),
+        # It came forward not long ago, though it waits now.
+        ([replace(WAITS, since_s=5.0), account(1, "asleep")], None, ""),
+        ([WAITS, account(1, "asleep"), account(2, "computes", tell_after_s=90.0)], None, ""),
+        # Nobody waits.
+        ([account(0, "asleep"), account(1, "stopped")], (0, 1), "no rank waits for another: rank 0 is asleep, phase"),
+        ([account(0, "asleep"), account(1, "computes", tell_after_s=300.0)], None, ""),
+        ([account(0, "asleep"), account(1, "left")], (0,), "no rank waits for another: rank 0 is asleep"),
+        ([account(0, "left"), account(1, "left")], None, ""),
         ([WAITS, account(1, "debugged")], None, ""),
+        ([WAITS, account(1, "waits", collective=WAITS.collective, line=WAITS.line)], (0, 1), "look at the network"),
+        ([WAITS, account(1, "waits", 20.0, collective=WAITS.collective, line=WAITS.line)], None, ""),
+    ],
+)
+def test_a_standstill_is_told_after_the_limit_and_ends_the_run_later(accounts, absent, says):
+    verdict = find(accounts)
+    if absent is None:
+        assert verdict is None
+        return
+    assert (verdict.absent, verdict.ends) == (absent, False)
+    assert says in verdict.reason
+    later = [replace(each, since_s=301.0) for each in accounts]
+    assert find(later).ends
+    at_work = replace(later[0], end_after_s=600.0)  # one that may yet come forward is enough
+    assert not find([at_work, *later[1:]]).ends
+
+
+@pytest.mark.parametrize(
+    ("accounts", "absent", "says"),
+    [
+        ([WAITS, account(1, "left")], (1,), "rank 1 has left the run"),
+        ([WAITS, account(1, "gone")], (1,), "rank 1 is gone: its process has ended"),
+        ([replace(WAITS, since_s=9.0), account(1, "gone")], None, ""),
         (
             [WAITS, account(1, "waits", 12.0, line="a.py:2 in f", collective="gloo:barrier []")],
             (1,),
@@ -106,66 +137,65 @@ GIVES_UP = replace(WAITS, state="aborts", since_s=1.0, call="0:7")
         ),
         ([GIVES_UP, replace(GIVES_UP, rank=1, state="waits")], (0,), "rank 0 was ended by native code at a.py:1 in f"),
         ([WAITS, account(1, "waits", phase="end of epoch", line="a.py:1 in f")], (1,), "out of data"),
-        ([WAITS, account(1, "waits", collective=WAITS.collective, line=WAITS.line)], (0, 1), "look at the network"),
-        ([WAITS, account(1, "waits", 20.0, collective=WAITS.collective, line=WAITS.line)], None, ""),
     ],
 )
-def test_the_ranks_that_do_not_come_are_found(accounts, absent, says):
+def test_what_can_not_match_any_more_ends_the_run_at_once(accounts, absent, says):
     verdict = find(accounts)
     if absent is None:
         assert verdict is None
     else:
-        assert verdict.absent == absent
+        assert (verdict.absent, verdict.ends) == (absent, True)
         assert says in verdict.reason
 
 
-def test_the_timeout_follows_the_runs_own_steps(monkeypatch):
+def test_the_limits_follow_the_runs_own_phases(monkeypatch):
     now_s = 0.0
-    monkeypatch.setattr(adaptive_timeout.time, "monotonic", lambda: now_s)
+    monkeypatch.setattr(standstill.time, "monotonic", lambda: now_s)
     own = Pulse()
-    watched = AdaptiveTimeout(own, 30.0)
     own.phase = "step"
+    watched = Standstill(own, 30.0, 300.0)
 
-    def live(seconds, marks_every):
+    def stand(seconds, *, is_waiting=False, is_at_work=False):
         nonlocal now_s
-        for second in range(seconds):
+        for _ in range(seconds):
             now_s += 1.0
-            own.count += second % marks_every == 0
             watched.look()
+            watched.note(is_waiting=is_waiting, is_at_work=is_at_work)
+        return watched.tell_after_s, watched.end_after_s
 
-    live(2, 2)
-    assert watched.allowed_s(is_at_work=False) == 300.0  # the first steps compile
-    live(20, 5)
-    assert watched.allowed_s(is_at_work=False) == 50.0  # ten times the longest step
-    assert watched.allowed_s(is_at_work=True) == 500.0
-    for _ in range(20):
-        now_s += 1.0
-        watched.look(is_waiting=True)  # for another rank, which is no step of its own
-    own.count += 1
-    now_s += 1.0
-    watched.look()
-    assert watched.allowed_s(is_at_work=False) == 50.0
-    now_s += 1000.0  # the machine was suspended
-    assert watched.look() < 10
+    def move():
+        own.count += 1
+        assert watched.look() == 0.0
+
+    # The first step has the same limits as any other one.
+    assert stand(40) == (30.0, 300.0)
+    assert watched.since_s == 40.0
+    assert stand(10, is_at_work=True) == (30.0, 350.0)
+    assert stand(10) == (30.0, 350.0)
+    assert stand(3000, is_at_work=True) == (30.0, 3000.0)
+    move()
+    assert stand(1)[0] == 6120.0  # twice what it has survived; a shorter one has no part in it
     own.phase = "checkpoint"
-    now_s += 1.0
-    assert watched.look() == 0.0
-    assert watched.allowed_s(is_at_work=False) == 300.0
-    own.longest_s["checkpoint"] = 4.0
-    assert watched.allowed_s(is_at_work=False) == 40.0
+    move()
+    assert stand(35, is_waiting=True) == (30.0, 300.0)  # for another rank, which is no time of its own
+    stand(20)
+    move()
+    assert stand(1) == (30.0, 300.0)
+    stand(40)
+    move()
+    assert stand(1) == (82.0, 300.0)
+    now_s += 1000.0  # the process was held
+    assert watched.look() < 5.0
     now_s += 1.0
     assert watched.look(num_collectives=7) == 0.0  # a loop that marks nothing
 
 
-def test_a_phase_keeps_its_time_only_if_it_ended_well():
+def test_a_phase_marks_its_beginning_and_its_end():
     pulse.begin()
-    with phase("checkpoint"):
+    with suppress(OSError), phase("checkpoint"):
         assert (pulse.phase, pulse.count) == ("checkpoint", 1)
-    assert (pulse.phase, [*pulse.longest_s]) == ("set-up", ["checkpoint"])
-    pulse.begin()
-    with pytest.raises(OSError, match="full"), phase("checkpoint"):
         raise OSError("full")
-    assert pulse.longest_s == {}
+    assert (pulse.phase, pulse.count) == ("set-up", 2)
 
 
 def test_the_state_and_line_of_a_thread_are_seen():
@@ -179,9 +209,9 @@ def test_the_state_and_line_of_a_thread_are_seen():
     thread = threading.Thread(target=sleep)
     thread.start()
     ready.wait()
-    eye = Eye(*numbers)
+    sampler = ThreadSampler(*numbers)
     time.sleep(0.1)
-    sight, stack = eye.look(), eye.stack()
+    sight, stack = sampler.sample(), sampler.stack()
     goes_on.set()
     thread.join()
     assert sight.state in ("asleep", "works")  # pytest's own threads may be at work
@@ -192,30 +222,131 @@ def test_the_state_and_line_of_a_thread_are_seen():
     assert began_at(os.getpid()) != began_at(1)
 
 
+def sampled(function, num_samples=12, without=()):
+    """Samples of a thread that runs a function, until it has ended."""
+    ready, numbers, samples = threading.Event(), [], []
+
+    def run():
+        numbers.extend([threading.get_ident(), threading.get_native_id()])
+        ready.set()
+        function()
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    ready.wait()
+    sampler = ThreadSampler(*numbers)
+    sampler.leave_out(threading.current_thread())
+    while thread.is_alive():
+        time.sleep(0.1)
+        samples.append(sampler.sample(without))
+    thread.join()
+    return samples
+
+
+GRANDCHILD = "import time\nends = time.process_time() + 1\nwhile time.process_time() < ends: pass"
+
+
+@pytest.mark.skipif(not kernel.can_see(), reason="no /proc")
+def test_a_rank_that_waits_for_the_work_of_a_grandchild_works():
+    command = f"{shlex.quote(sys.executable)} -c '{GRANDCHILD}' | cat"
+    samples = sampled(lambda: subprocess.run(["sh", "-c", command], check=True))
+    assert sum(each.is_at_work for each in samples) > 4  # as it works, and not only once it has ended
+
+
+def test_where_nothing_can_be_seen_a_rank_is_not_called_asleep(monkeypatch):
+    monkeypatch.setattr(kernel, "PROC", "/nowhere")
+    samples = sampled(lambda: time.sleep(0.5))
+    assert {each.state for each in samples} <= {"unseen", "works", "computes"}
+    assert all(each.is_at_work for each in samples)
+    assert not kernel.is_gone(os.getpid(), "1")
+    assert kernel.process_state(2**22 + 1) == "Z"  # that can be asked without it
+
+
+def test_a_rank_that_holds_pythons_lock_is_looked_at_from_outside():
+    """Its own threads can't answer. It shows its stack, and its sleep isn't cut short."""
+    program = (
+        "import ctypes, faulthandler, signal, sys, threading, time\n"
+        "file = open(sys.argv[1], 'w')\n"
+        "signal.signal(signal.SIGURG, lambda *event: None)\n"
+        "faulthandler.register(signal.SIGURG, file, all_threads=True, chain=True)\n"
+        "watcher = threading.Thread(target=time.sleep, args=(60,), daemon=True)\n"
+        "watcher.start()\n"
+        "print(threading.get_ident(), watcher.native_id, flush=True)\n"
+        "print(ctypes.PyDLL(None).sleep(3), flush=True)\n"  # what is left of it
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        script, stacks = Path(folder, "prögram.py"), Path(folder, "stacks")
+        script.write_text(program, encoding="utf-8")
+        with subprocess.Popen([sys.executable, script, stacks], stdout=subprocess.PIPE, text=True) as process:
+            thread, watcher = map(int, process.stdout.readline().split())
+            last = account(1, "asleep", pid=process.pid, began=began_at(process.pid), stacks=str(stacks))
+            last = replace(last, thread=thread, watcher=watcher)
+            neighbours, seen = Neighbours(300.0), last
+            while process.poll() is None and not seen.stack:
+                seen = neighbours.look_at(last, WAITS)
+                time.sleep(0.05)
+            slept = process.stdout.read()
+        assert seen.line == f"{script}:8 in <module>"
+        assert seen.state in ("silent", "computes")  # under load it may not sleep yet
+        assert (seen.tell_after_s, slept.split()) == (30.0, ["0"])
+        assert neighbours.look_at(last, WAITS).state == "gone"
+
+
 def test_what_faulthandler_writes_is_read():
     text = (
-        'Thread 0x1 (most recent call first):\n  File "/usr/lib/x.py", line 3 in old\n\n'
-        f'Current thread 0x2 (most recent call first):\n  File "{os.__file__}", line 1 in wait\n'
-        '  File "/a/b.py", line 7 in train\n'
+        f'Thread 0x{7:016x} (most recent call first):\n  File "{os.__file__}", line 1 in wait\n'
+        '  File "/\\xe4/\\u0436/b.py", line 7 in train\n\n'
+        f'Current thread 0x{2:016x} (most recent call first):\n  File "/usr/x.py", line 3 in watch\n'
     )
-    assert line_in(text) == "/a/b.py:7 in train"
-    assert line_in("") == ""
+    assert line_in(text, 7) == "/ä/ж/b.py:7 in train"
+    assert line_in("", 7) == line_in(text, 3) == ""
 
 
-def test_where_nobody_waits_that_is_told_once_and_the_run_goes_on(tmp_path, capfd):
-    watching = Watching(Watch(limit=timedelta(seconds=1), folder=tmp_path), HashStore(), World(), 0)
-    pulse.longest_s["set-up"] = 0.01  # it isn't new
+@pytest.mark.parametrize("folder", ["", "lib/python3/site-packages"])
+def test_the_users_own_package_is_known_wherever_it_is(tmp_path, monkeypatch, folder):
+    """Also one that is called as plugins are, or is installed; a library that it calls isn't."""
+    for name, text in {
+        "core_user/net.py": "import core\nimport library_of_others\ndef step(): return library_of_others.wait()\n",
+        "core_user/__init__.py": "",
+        "library_of_others.py": "import sys\ndef wait(): return sys._getframe()\n",
+    }.items():
+        path = tmp_path / (folder if name.startswith("core_user") else "site-packages") / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    for place in (tmp_path / folder, tmp_path / "site-packages"):
+        monkeypatch.syspath_prepend(str(place))
+    net = importlib.import_module("core_user.net")
+    try:
+        frame = net.step()
+        place = innermost([frame, frame.f_back, sys._getframe()])
+        assert place == 1
+        users_code.leave_out([type("MyStrategy", (), {"__module__": "core_user.net"})()])
+        assert innermost([frame, frame.f_back]) == 1  # a plugin in the package of all else
+    finally:
+        users_code._plugins.discard("core_user")
+        for name in ("core_user.net", "core_user", "library_of_others"):
+            sys.modules.pop(name, None)
+
+
+def test_a_standstill_is_told_once_and_a_line_says_when_it_is_over(tmp_path, capfd):
+    options = Watch(limit=timedelta(seconds=1), end_after=timedelta(minutes=5), folder=tmp_path)
+    watching = Watching(options, HashStore(), World(), 0)
     try:
         ends_s = time.monotonic() + 60
         while not (reports := [*tmp_path.glob("core-hang-*.txt")]) and time.monotonic() < ends_s:
             time.sleep(0.2)
         time.sleep(2.5)
+        pulse.count += 1
+        told = ""
+        while "come forward again" not in told and time.monotonic() < ends_s:
+            time.sleep(0.2)
+            told += capfd.readouterr().err
     finally:
         watching.close()
     signal.raise_signal(SIGNAL)  # of a rank that doesn't know yet
-    told = capfd.readouterr().err
-    assert told.count("s. No rank waits for another, and the run goes on: rank 0 ") == 1
-    assert f"All stacks: {reports[0]}" in told
+    assert told.count("s. No rank waits for another: rank 0 ") == 1
+    assert f"All stacks: {reports[0]}\nThe run goes on. It ends if this lasts for 0:05:00, or ten times that" in told
+    assert told.count("core: The ranks have come forward again, after ") == 1
     assert watching.ending.error is None
 
 
@@ -245,7 +376,8 @@ def test_options_come_from_the_argument_and_the_environment(monkeypatch):
     for wish, expected in {
         "off": None,
         "report": Watch(ends_run=False),
-        "90": Watch(limit=timedelta(seconds=90)),
+        "90": Watch(end_after=timedelta(seconds=90)),
+        "5": Watch(limit=timedelta(seconds=5), end_after=timedelta(seconds=5)),
         "on": Watch(),
     }.items():
         monkeypatch.setenv("CORE_WATCH", wish)

@@ -10,7 +10,6 @@ if TYPE_CHECKING:
     from core.trainer.callbacks.backbone_finetuning import BackboneFinetuning
     from core.trainer.callbacks.base_finetuning import BaseFinetuning
     from core.trainer.callbacks.batch_size_finder import BatchSizeFinder
-    from core.trainer.callbacks.callback import Callback
     from core.trainer.callbacks.device_stats_monitor import DeviceStatsMonitor
     from core.trainer.callbacks.early_stopping import EarlyStopping
     from core.trainer.callbacks.ema import EMA
@@ -30,6 +29,7 @@ if TYPE_CHECKING:
     from core.trainer.callbacks.throughput_monitor import ThroughputMonitor
     from core.trainer.callbacks.timer import Timer
     from core.trainer.callbacks.weight_averaging import WeightAveraging
+    from core.trainer.hooks.callback import Callback
 
 __all__ = [
     "EMA",
@@ -65,7 +65,7 @@ __getattr__, __dir__ = door(
         ".backbone_finetuning": ("BackboneFinetuning",),
         ".base_finetuning": ("BaseFinetuning",),
         ".batch_size_finder": ("BatchSizeFinder",),
-        ".callback": ("Callback",),
+        "..hooks.callback": ("Callback",),
         ".device_stats_monitor": ("DeviceStatsMonitor",),
         ".early_stopping": ("EarlyStopping",),
         ".gradient_accumulation_scheduler": ("GradientAccumulationScheduler",),

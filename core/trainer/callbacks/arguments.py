@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from core.contract import ConfigurationError
 
 if TYPE_CHECKING:
-    from core.trainer.trainer import Trainer
+    from core.trainer.views.trainer_views import TrainerViews
 
 
 def check_mode(who: str, mode: str) -> None:
@@ -37,7 +37,7 @@ def check_int(who: str, name: str, value: Any, *, least: int, meaning: str) -> N
         raise ConfigurationError(f"{who}({name}={value!r}): expected {meaning}.")
 
 
-def require_logger(who: str, trainer: Trainer) -> None:
+def require_logger(who: str, trainer: TrainerViews) -> None:
     """Refuse to measure without a logger.
 
     Raises:

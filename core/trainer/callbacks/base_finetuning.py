@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm as BatchNorm
 
 from core.contract import UnsupportedError
-from core.trainer.callbacks.callback import Callback
+from core.trainer.hooks.callback import Callback
 from core.trainer.state.finished_fit import OWN_OPTIMIZERS
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from torch.optim import Optimizer
 
-    from core.trainer.trainer import Trainer
+    from core.trainer.views.trainer_views import TrainerViews
 
 _RATES_OF_GROUPS = ("initial_lr", "max_lr", "min_lr")
 
@@ -115,7 +115,7 @@ class BaseFinetuning(Callback):
 
     # what the Trainer calls -----------------------------------------------------------------------------------------
 
-    def check_fit(self, trainer: Trainer, module: nn.Module) -> None:
+    def check_fit(self, trainer: TrainerViews, module: nn.Module) -> None:
         """Refuse optimizers that take no parameters later.
 
         Raises:
@@ -129,20 +129,20 @@ class BaseFinetuning(Callback):
                 capability=found,
             )
 
-    def setup(self, trainer: Trainer, module: nn.Module, stage: str) -> None:
+    def setup(self, trainer: TrainerViews, module: nn.Module, stage: str) -> None:
         """Freeze, before the strategy wraps the module and optimizers are made."""
         if stage == "fit":
             self._schedulers: list[Any] = []
             self.freeze_before_training(module)
 
-    def on_train_epoch_start(self, trainer: Trainer, module: nn.Module) -> None:
+    def on_train_epoch_start(self, trainer: TrainerViews, module: nn.Module) -> None:
         """Ask the subclass."""
         self._schedulers = _schedulers(trainer)
         for optimizer in trainer.strategy.optimizers:
             self.finetune_function(module, trainer.current_epoch, optimizer)
         self._schedulers = []
 
-    def on_save_checkpoint(self, trainer: Trainer, module: nn.Module, checkpoint: dict[str, Any]) -> None:
+    def on_save_checkpoint(self, trainer: TrainerViews, module: nn.Module, checkpoint: dict[str, Any]) -> None:
         """Keep what is frozen, and the parameters of each group by name."""
         names = {id(parameter): name for name, parameter in module.named_parameters()}
         checkpoint["groups"] = [
@@ -152,7 +152,7 @@ class BaseFinetuning(Callback):
         checkpoint["frozen"] = [name for name, parameter in module.named_parameters() if not parameter.requires_grad]
         checkpoint["still"] = [name for name, part in module.named_modules() if _is_still(part)]
 
-    def before_restore(self, trainer: Trainer, module: nn.Module, checkpoint: dict[str, Any]) -> None:
+    def before_restore(self, trainer: TrainerViews, module: nn.Module, checkpoint: dict[str, Any]) -> None:
         """All ranks, before optimizers are restored. Freeze and group parameters as they were."""
         if not checkpoint:
             return
@@ -181,7 +181,7 @@ class BaseFinetuning(Callback):
                 _extend(scheduler, ratio)
 
 
-def _schedulers(trainer: Trainer) -> list[Any]:
+def _schedulers(trainer: TrainerViews) -> list[Any]:
     """All schedulers, and those that they are made of."""
     found, waiting = list[Any](), [item.scheduler for item in trainer.strategy.lr_schedulers]
     while waiting:

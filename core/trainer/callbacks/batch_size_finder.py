@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from core.contract import ConfigurationError
 from core.trainer.callbacks.arguments import check_int
-from core.trainer.callbacks.callback import Callback
+from core.trainer.hooks.callback import Callback
 
 if TYPE_CHECKING:
     from torch import nn
 
     from core.trainer.loops.fit_call import FitCall
-    from core.trainer.trainer import Trainer
+    from core.trainer.views.trainer_views import TrainerViews
 
 _NAME = "BatchSizeFinder"
 
@@ -65,11 +65,11 @@ class BatchSizeFinder(Callback):
         """Take it over."""
         self.optimal_batch_size = state["batch_size"]
 
-    def on_save_checkpoint(self, trainer: Trainer, module: nn.Module, checkpoint: dict[str, Any]) -> None:
+    def on_save_checkpoint(self, trainer: TrainerViews, module: nn.Module, checkpoint: dict[str, Any]) -> None:
         """Keep the size for a run that goes on."""
         checkpoint["batch_size"] = self.optimal_batch_size
 
-    def on_load_checkpoint(self, trainer: Trainer, module: nn.Module, checkpoint: dict[str, Any]) -> None:
+    def on_load_checkpoint(self, trainer: TrainerViews, module: nn.Module, checkpoint: dict[str, Any]) -> None:
         """Make the loaders with the size of the run that goes on."""
         from core.trainer.tuning.attributes import write_attribute
 
@@ -78,7 +78,7 @@ class BatchSizeFinder(Callback):
             write_attribute(owners, self.batch_arg_name, size)
             trainer.loaders.ask_again()
 
-    def check_fit(self, trainer: Trainer, module: nn.Module) -> None:
+    def check_fit(self, trainer: TrainerViews, module: nn.Module) -> None:
         """Refuse what can't be searched for.
 
         Raises:
@@ -89,11 +89,11 @@ class BatchSizeFinder(Callback):
 
         check_searchable(_NAME, trainer, module)
 
-    def before_fit(self, trainer: Trainer, call: FitCall) -> None:
+    def before_fit(self, trainer: TrainerViews, call: FitCall) -> None:
         """Search, write the result where the loaders are made, and say so on rank 0."""
         trainer.print(f"{_NAME} has set {self.batch_arg_name} to {self.search(trainer, call)}.")
 
-    def search(self, trainer: Trainer, call: FitCall) -> int:
+    def search(self, trainer: TrainerViews, call: FitCall) -> int:
         """Search, write the size, and return it.
 
         Raises:

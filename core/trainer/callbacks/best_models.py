@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import dataclass, field
 from typing import Literal
@@ -37,6 +38,11 @@ class BestModels:
         self.scores[path] = self.worst_score if math.isnan(score) else score
         return evicted
 
+    def to_yaml(self) -> str:
+        """A line for each that is kept: its path and its score."""
+        # JSON's texts are YAML's too.
+        return "".join(f"{json.dumps(path)}: {_yaml_number(score)}\n" for path, score in self.scores.items())
+
     @property
     def worst_score(self) -> float:
         """The worst possible score."""
@@ -56,3 +62,9 @@ class BestModels:
         if math.isnan(score):
             return math.inf
         return score if self.mode == "min" else -score
+
+
+def _yaml_number(value: float) -> str:
+    if math.isinf(value):
+        return ".inf" if value > 0 else "-.inf"
+    return repr(float(value))

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Container, Iterable
 
-    from core.trainer.trainer import Trainer
+    from core.trainer.views.trainer_views import TrainerViews
 
 _REMOVAL_S = 60.0
 """Seconds in which a checkpoint is removed, after which no link takes its place."""
 
 
-def find_free_path(trainer: Trainer, folder: str, names: Iterable[str], *, own: str, taken: Container[str]) -> str:
+def find_free_path(trainer: TrainerViews, folder: str, names: Iterable[str], *, own: str, taken: Container[str]) -> str:
     """All ranks. A path that no other checkpoint has: the first such name in the folder.
 
     Args:
@@ -35,7 +35,7 @@ def find_free_path(trainer: Trainer, folder: str, names: Iterable[str], *, own: 
     return str(trainer.strategy.broadcast(path))
 
 
-def link_checkpoint(trainer: Trainer, target: str, path: str) -> None:
+def link_checkpoint(trainer: TrainerViews, target: str, path: str) -> None:
     """All ranks. Let `path` point to `target`; at once, if a link is there already.
 
     Args:
@@ -56,7 +56,7 @@ def link_checkpoint(trainer: Trainer, target: str, path: str) -> None:
     strategy.barrier()
 
 
-def _is_free(trainer: Trainer, path: str) -> bool:
+def _is_free(trainer: TrainerViews, path: str) -> bool:
     """Rank 0. Tell whether nothing but a link is at `path`, once a CheckpointIO that removes in the background has."""
     end_s = time.monotonic() + _REMOVAL_S
     while os.path.lexists(path) and not os.path.islink(path):
@@ -66,13 +66,13 @@ def _is_free(trainer: Trainer, path: str) -> bool:
     return True
 
 
-def retire_checkpoint(trainer: Trainer, path: str, successor: str) -> None:
+def retire_checkpoint(trainer: TrainerViews, path: str, successor: str) -> None:
     """All ranks. Delete a checkpoint, once what replaces it has been verified."""
     strategy = trainer.strategy
     strategy.checkpoint_io.retire_checkpoint(path, successor, collectives=trainer.session.collectives)
 
 
-def clean_up(trainer: Trainer, folder: str) -> None:
+def clean_up(trainer: TrainerViews, folder: str) -> None:
     """Rank 0 alone. Delete what a run that was killed has left in a folder."""
     if trainer.is_global_zero and ("://" in folder or "::" in folder or os.path.isdir(folder)):
         from core.checkpoint import sweep_folder
@@ -80,7 +80,7 @@ def clean_up(trainer: Trainer, folder: str) -> None:
         sweep_folder(folder)
 
 
-def can_link(trainer: Trainer, target: str) -> bool:
+def can_link(trainer: TrainerViews, target: str) -> bool:
     """All ranks. True if a link to `target` would lead somewhere: it is no URL, and not still to be written."""
     if "://" in target or "::" in target:
         return False

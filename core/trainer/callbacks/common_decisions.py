@@ -6,16 +6,15 @@ from typing import TYPE_CHECKING
 
 from core.contract import ConfigurationError
 from core.trainer.settings.options import is_whole
-from core.trainer.signals.pace import Pace
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Iterable
 
-    from core.contract import Strategy
-    from core.trainer.trainer import Trainer
+    from core.trainer.logging.logged_values import Origin
+    from core.trainer.views.trainer_views import TrainerViews
 
 
-def agree_on_metrics(trainer: Trainer) -> dict[str, float]:
+def agree_on_metrics(trainer: TrainerViews) -> dict[str, float]:
     """All ranks. The values logged so far, as rank 0 sees them."""
     values = None
     if trainer.is_global_zero:
@@ -23,9 +22,10 @@ def agree_on_metrics(trainer: Trainer) -> dict[str, float]:
     return dict(trainer.strategy.broadcast(values))
 
 
-def is_awaited(trainer: Trainer, name: str) -> bool:
-    """All ranks. True if training collects this metric, and its first epoch isn't over; rank 0's answer."""
-    return bool(trainer.strategy.broadcast(name in trainer.logged.train.names()))
+def origin_of(trainer: TrainerViews, name: str) -> Origin | None:
+    """All ranks. What renews this metric: rank 0's answer."""
+    origin: Origin | None = trainer.strategy.broadcast(trainer.run.origin_of(name))
+    return origin
 
 
 def not_logged(who: str, name: str, logged: Iterable[str]) -> ConfigurationError:
@@ -37,31 +37,9 @@ def not_logged(who: str, name: str, logged: Iterable[str]) -> ConfigurationError
     )
 
 
-def validates_within_epochs(trainer: Trainer) -> bool:
+def validates_within_epochs(trainer: TrainerViews) -> bool:
     """True if validation has another rhythm than once at the end of every epoch."""
     options = trainer.options
     by_epoch = is_whole(options.val_check_interval) and options.val_check_time is None
     regular = by_epoch and options.check_val_every_n_epoch == 1
     return bool(trainer.loaders.validation) and not regular
-
-
-class PacedQuestion:
-    """A question that rank 0 answers by its clock. Asked on all ranks in every step, exchanged about twice a second."""
-
-    def __init__(self) -> None:
-        self._pace, self._num_steps = Pace(), 0
-
-    def ask(self, strategy: Strategy, decide: Callable[[], bool]) -> bool:
-        """All ranks, in every step. Rank 0's answer, if it is due; until then no.
-
-        Args:
-            strategy: connects the ranks.
-            decide: called on all ranks when the question is due; rank 0's answer counts.
-        """
-        self._num_steps += 1
-        if self._num_steps < self._pace.num_steps:
-            return False
-        answer, self._pace.num_steps = strategy.broadcast((decide(), self._pace.propose(self._num_steps)))
-        self._num_steps = 0
-        self._pace.begin()
-        return bool(answer)

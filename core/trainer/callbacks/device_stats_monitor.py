@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 from core.contract import ConfigurationError
 from core.trainer.callbacks.arguments import require_logger
-from core.trainer.callbacks.callback import Callback
+from core.trainer.hooks.callback import Callback
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from core.trainer.trainer import Trainer
+    from core.trainer.views.trainer_views import TrainerViews
 
 _PREFIX = "device"
 
@@ -35,7 +35,7 @@ class DeviceStatsMonitor(Callback):
         if cpu_stats:
             _read_machine()
 
-    def check_fit(self, trainer: Trainer, module: nn.Module) -> None:
+    def check_fit(self, trainer: TrainerViews, module: nn.Module) -> None:
         """Refuse to work without a logger.
 
         Raises:
@@ -43,11 +43,13 @@ class DeviceStatsMonitor(Callback):
         """
         require_logger("DeviceStatsMonitor", trainer)
 
-    def on_train_start(self, trainer: Trainer, module: nn.Module) -> None:
+    def on_train_start(self, trainer: TrainerViews, module: nn.Module) -> None:
         """Note where training begins."""
         self._every, self._step_seen = trainer.options.log_every_n_steps, trainer.global_step
 
-    def on_train_batch_end(self, trainer: Trainer, module: nn.Module, outputs: Any, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_end(
+        self, trainer: TrainerViews, module: nn.Module, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
         """Log, if this step's metrics are logged."""
         step, before = trainer.global_step, self._step_seen
         if step == before:

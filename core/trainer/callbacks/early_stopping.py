@@ -10,17 +10,19 @@ import torch
 
 from core.contract import ConfigurationError
 from core.trainer.callbacks.arguments import check_int, check_mode
-from core.trainer.callbacks.callback import Callback
-from core.trainer.callbacks.common_decisions import agree_on_metrics, is_awaited, not_logged, validates_within_epochs
+from core.trainer.callbacks.common_decisions import agree_on_metrics, not_logged, origin_of, validates_within_epochs
+from core.trainer.hooks.callback import Callback
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from core.trainer.trainer import Trainer
+    from core.trainer.views.trainer_views import TrainerViews
 
 
 class EarlyStopping(Callback):
     """Stops training when a metric has stopped getting better. All ranks stop together, on rank 0's value.
+
+    Each value counts once: where nothing was validated since the last check, the check waits for the next validation.
 
     Attributes:
         wait_count: checks since the last improvement.
@@ -29,6 +31,7 @@ class EarlyStopping(Callback):
     """
 
     runs_last = True  # metrics of training epochs are complete only then
+    found_as = "early_stopping_callback"
 
     def __init__(
         self,
@@ -73,6 +76,8 @@ class EarlyStopping(Callback):
         self.wait_count = self.stopped_epoch = 0
         self.stopping_reason = ""
         self._best = self._worst
+        self._renewed: set[str] = set()
+        self._waits = False
 
     @property
     def state_key(self) -> str:
@@ -98,26 +103,36 @@ class EarlyStopping(Callback):
         self.wait_count, self._best = state["wait_count"], state["best_score"]
         self.stopped_epoch, self.stopping_reason = state["stopped_epoch"], state["stopping_reason"]
 
-    def on_train_start(self, trainer: Trainer, module: nn.Module) -> None:
+    def on_train_start(self, trainer: TrainerViews, module: nn.Module) -> None:
         """Decide when to check."""
+        self._renewed, self._waits = set(), False
         self._after_epoch = self.check_on_train_epoch_end
         if self._after_epoch is None:
             self._after_epoch = not validates_within_epochs(trainer)
 
-    def on_validation_end(self, trainer: Trainer, module: nn.Module) -> None:
+    def on_validation_end(self, trainer: TrainerViews, module: nn.Module) -> None:
         """Check, if validation has a rhythm of its own."""
-        if trainer.stage == "fit" and not trainer.sanity_checking and not self._after_epoch:
+        if trainer.stage != "fit" or trainer.sanity_checking:
+            return
+        self._renewed.add("validation")
+        if not self._after_epoch:
             self._check(trainer)
 
-    def on_train_epoch_end(self, trainer: Trainer, module: nn.Module) -> None:
+    def on_train_epoch_end(self, trainer: TrainerViews, module: nn.Module) -> None:
         """Check, if validation has no rhythm of its own."""
-        if self._after_epoch:
+        self._renewed.add("epoch")
+        if self._after_epoch or self._waits:
             self._check(trainer)
 
-    def _check(self, trainer: Trainer) -> None:
+    def _check(self, trainer: TrainerViews) -> None:
+        origin = origin_of(trainer, self.monitor)
+        self._waits = origin in ("epoch", "validation") and origin not in self._renewed
+        if self._waits:
+            return
+        self._renewed.discard(origin or "")
         values = agree_on_metrics(trainer)
         if self.monitor not in values:
-            if not is_awaited(trainer, self.monitor):
+            if origin != "step":  # else no batch has logged it yet
                 self._miss(values)
             return
         value = values[self.monitor]
@@ -137,7 +152,7 @@ class EarlyStopping(Callback):
             raise error
         warnings.warn(f"{error} This check is left out, since strict=False.", stacklevel=2)
 
-    def _reason_to_stop(self, trainer: Trainer, value: float) -> str | None:
+    def _reason_to_stop(self, trainer: TrainerViews, value: float) -> str | None:
         """The reason to stop training; None without one."""
         if self.check_finite and not math.isfinite(value):
             return f"{self.monitor} is {value}, which is not a finite number."
@@ -153,7 +168,7 @@ class EarlyStopping(Callback):
             return None
         return f"{self.monitor} did not get better than {self._best:.4g} in the last {self.wait_count} checks."
 
-    def _improve(self, trainer: Trainer, value: float) -> None:
+    def _improve(self, trainer: TrainerViews, value: float) -> None:
         if self.verbose:
             before = f" from {self._best:.4g}" if math.isfinite(self._best) else ""
             trainer.print(f"EarlyStopping: {self.monitor} improved{before} to {value:.4g}.")

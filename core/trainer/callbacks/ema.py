@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from core.trainer.trainer import Trainer
+    from core.trainer.views.trainer_views import TrainerViews
 
 
 class EMA(WeightAveraging):
@@ -71,11 +71,13 @@ class EMA(WeightAveraging):
         self.__dict__.update(state)
         self._average_fn = get_ema_multi_avg_fn(self.decay)
 
-    def on_train_start(self, trainer: Trainer, module: nn.Module) -> None:
+    def on_train_start(self, trainer: TrainerViews, module: nn.Module) -> None:
         """Note where training begins."""
         self._step_seen = trainer.global_step
 
-    def on_train_batch_end(self, trainer: Trainer, module: nn.Module, outputs: Any, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_end(
+        self, trainer: TrainerViews, module: nn.Module, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
         """Update the average after an optimizer step."""
         step = trainer.global_step
         # Within an accumulation window the weights are those of the last step.

@@ -6,10 +6,10 @@ import warnings
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from core.trainer.trainer import Trainer
+    from core.trainer.views.trainer_views import TrainerViews
 
 
-def can_save_after(trainer: Trainer, exception: BaseException) -> bool:
+def can_save_after(trainer: TrainerViews, exception: BaseException) -> bool:
     """True if this process may save by itself, before `exception` ends the run. If not, a warning says so.
 
     All ranks write a checkpoint together, and an exception may have come on one of them alone: it would wait for the
@@ -25,7 +25,7 @@ def can_save_after(trainer: Trainer, exception: BaseException) -> bool:
     return False
 
 
-def save_after(trainer: Trainer, path: str, exception: BaseException, *, weights_only: bool = False) -> None:
+def save_after(trainer: TrainerViews, path: str, exception: BaseException, *, weights_only: bool = False) -> None:
     """Save, and tell where. Batches of an unfinished accumulation window don't count.
 
     A failure to save is a warning: the exception is what the user must see.

@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING
 
 from core.contract import Capability, ConfigurationError, UnsupportedError
 from core.trainer.callbacks.arguments import check_int
-from core.trainer.callbacks.callback import Callback
+from core.trainer.hooks.callback import Callback
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from torch import nn
 
-    from core.trainer.trainer import Trainer
+    from core.trainer.views.trainer_views import TrainerViews
 
 _NAME = "GradientAccumulationScheduler"
 
@@ -41,7 +41,7 @@ class GradientAccumulationScheduler(Callback):
         """Batches that make a step in an epoch."""
         return self.scheduling[max(begin for begin in self.scheduling if begin <= epoch)]
 
-    def check_fit(self, trainer: Trainer, module: nn.Module) -> None:
+    def check_fit(self, trainer: TrainerViews, module: nn.Module) -> None:
         """Refuse what can't work together.
 
         Raises:
@@ -70,10 +70,10 @@ class GradientAccumulationScheduler(Callback):
                 capability=Capability.OWNS_ACCUMULATION,
             )
 
-    def on_train_start(self, trainer: Trainer, module: nn.Module) -> None:
+    def on_train_start(self, trainer: TrainerViews, module: nn.Module) -> None:
         """Set the window of the epoch in which training begins or goes on."""
         trainer.accumulate_grad_batches = self.window_of(trainer.current_epoch)
 
-    def on_train_epoch_start(self, trainer: Trainer, module: nn.Module) -> None:
+    def on_train_epoch_start(self, trainer: TrainerViews, module: nn.Module) -> None:
         """Set the epoch's window."""
         trainer.accumulate_grad_batches = self.window_of(trainer.current_epoch)

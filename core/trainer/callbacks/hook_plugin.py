@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pluggy
 
 from core.contract import EventHooks, hookimpl
-from core.trainer.callbacks.callback import Callback
+from core.trainer.hooks.callback import Callback
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from core.contract import ConfigurationError
 from core.trainer.callbacks.arguments import check_int
-from core.trainer.callbacks.callback import Callback
+from core.trainer.hooks.callback import Callback
 
 if TYPE_CHECKING:
     from torch import nn
 
     from core.trainer.loops.fit_call import FitCall
-    from core.trainer.trainer import Trainer
     from core.trainer.tuning.learning_rate_curve import LearningRateCurve
+    from core.trainer.views.trainer_views import TrainerViews
 
 _NAME = "LearningRateFinder"
 
@@ -80,18 +80,18 @@ class LearningRateFinder(Callback):
         """Take it over."""
         self.learning_rate = state["learning_rate"]
 
-    def on_load_checkpoint(self, trainer: Trainer, module: nn.Module, checkpoint: dict[str, Any]) -> None:
+    def on_load_checkpoint(self, trainer: TrainerViews, module: nn.Module, checkpoint: dict[str, Any]) -> None:
         """Give the module the rate of the run that goes on."""
         from core.trainer.tuning.attributes import write_attribute
 
         if (rate := checkpoint.get("learning_rate")) is not None:
             write_attribute([module], self._attribute(module), rate)
 
-    def on_save_checkpoint(self, trainer: Trainer, module: nn.Module, checkpoint: dict[str, Any]) -> None:
+    def on_save_checkpoint(self, trainer: TrainerViews, module: nn.Module, checkpoint: dict[str, Any]) -> None:
         """Keep the rate for it."""
         checkpoint["learning_rate"] = self.learning_rate
 
-    def check_fit(self, trainer: Trainer, module: nn.Module) -> None:
+    def check_fit(self, trainer: TrainerViews, module: nn.Module) -> None:
         """Refuse what can't be searched for.
 
         Raises:
@@ -104,7 +104,7 @@ class LearningRateFinder(Callback):
         if self.update_attr:
             self._attribute(module)
 
-    def before_fit(self, trainer: Trainer, call: FitCall) -> None:
+    def before_fit(self, trainer: TrainerViews, call: FitCall) -> None:
         """Search, write the result to the module, and say so on rank 0."""
         curve = self.search(trainer, call)
         if self.learning_rate is not None:
@@ -113,7 +113,7 @@ class LearningRateFinder(Callback):
                 f"{len(curve.results['lr'])} steps of a copy."
             )
 
-    def search(self, trainer: Trainer, call: FitCall) -> LearningRateCurve:
+    def search(self, trainer: TrainerViews, call: FitCall) -> LearningRateCurve:
         """Search. The module gets the rate if `update_attr` says so."""
         from core.trainer.tuning.attributes import write_attribute
         from core.trainer.tuning.learning_rate_curve import LearningRateCurve

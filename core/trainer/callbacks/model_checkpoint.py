@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import json
-import math
 import os
 import posixpath
 import time
@@ -15,9 +13,9 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 from core.contract import ConfigurationError
-from core.trainer.callbacks.arguments import check_int, check_mode
+from core.trainer.callbacks.arguments import check_mode
 from core.trainer.callbacks.best_models import BestModels
-from core.trainer.callbacks.callback import Callback
+from core.trainer.callbacks.checkpoint_arguments import check_arguments
 from core.trainer.callbacks.checkpoint_files import (
     can_link,
     clean_up,
@@ -27,14 +25,15 @@ from core.trainer.callbacks.checkpoint_files import (
 )
 from core.trainer.callbacks.checkpoint_name import format_name
 from core.trainer.callbacks.common_decisions import (
-    PacedQuestion,
     agree_on_metrics,
-    is_awaited,
     not_logged,
+    origin_of,
     validates_within_epochs,
 )
-from core.trainer.callbacks.duration import parse_duration
 from core.trainer.callbacks.exception_save import can_save_after, save_after
+from core.trainer.hooks.callback import Callback
+from core.trainer.settings.duration import parse_duration
+from core.trainer.signals.pace import PacedQuestion
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -43,7 +42,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from core.contract import PathLike
-    from core.trainer.trainer import Trainer
+    from core.trainer.views.trainer_views import TrainerViews
 
 
 class ModelCheckpoint(Callback):
@@ -51,6 +50,11 @@ class ModelCheckpoint(Callback):
 
     By default one at the end of every epoch, of which the newest is kept. What training ends with is saved in any case,
     once. An old checkpoint is removed when the new one is safely there, and was read back and verified; never before.
+
+    A score belongs to the state that it was measured on. What is due by steps, by a time or at an epoch's end, and is
+    judged by a metric of validation, is saved when the next validation has run, as it was validated; by the mean of a
+    training epoch, at that epoch's end. Where training ends before, it isn't kept, with a warning. `save_last` is
+    never held back.
 
     Attributes:
         best_model_path: the best checkpoint; without `monitor` the newest. Empty if there is none.
@@ -60,6 +64,7 @@ class ModelCheckpoint(Callback):
     """
 
     runs_last = True
+    found_as = "checkpoint_callback"
 
     CHECKPOINT_NAME_LAST = "last"
     """Filename, or pattern, of what `save_last` writes."""
@@ -118,7 +123,7 @@ class ModelCheckpoint(Callback):
             ConfigurationError: arguments that contradict each other.
         """
         given = {"every_n_train_steps": every_n_train_steps, "every_n_epochs": every_n_epochs}
-        _check(given, train_time_interval, monitor, save_top_k, save_last)
+        check_arguments(given, train_time_interval, monitor, save_top_k, save_last)
         check_mode("ModelCheckpoint", mode)
         self._given_dirpath = os.path.expanduser(dirpath) if dirpath is not None else None
         self.dirpath = self._given_dirpath
@@ -141,8 +146,9 @@ class ModelCheckpoint(Callback):
         self._named_path: str | None = None
         self._last_score: float | None = None
         self._obsolete: list[tuple[str, str]] = []
-        self._first_step = self._judged_step = self._step_seen = 0
-        self._has_validated = False
+        self._first_step = self._judged_step = self._last_step = self._step_seen = 0
+        self._validated_step: int | None = None
+        self._waits = False
         self._saved_s = 0.0
         self._is_time = PacedQuestion()
         # Hooks that most runs don't need, and so shouldn't pay for in every step.
@@ -209,10 +215,8 @@ class ModelCheckpoint(Callback):
             filepath: a local file; None is `best_k_models.yaml` in `dirpath`.
         """
         path = filepath if filepath is not None else os.path.join(self.dirpath or "", "best_k_models.yaml")
-        # JSON's texts are YAML's too.
-        lines = [f"{json.dumps(path)}: {_yaml_number(score)}\n" for path, score in self._best.scores.items()]
         with open(path, "w", encoding="utf-8") as file:
-            file.writelines(lines)
+            file.write(self._best.to_yaml())
 
     def state_dict(self) -> dict[str, Any]:
         """The paths of the checkpoints, and their scores."""
@@ -223,13 +227,14 @@ class ModelCheckpoint(Callback):
             "newest_path": self._newest_path,
             "last_model_path": self.last_model_path,
             "named_path": self._named_path,
+            "waits": self._waits,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Put back what `state_dict` gave. Checkpoints in another folder belong to another run, and stay there."""
         best = state["best"]
         self._best_so_far = (best[0], best[1]) if best else None
-        self._named_path = state.get("named_path")
+        self._named_path, self._waits = state.get("named_path"), state.get("waits", False)
         if self.dirpath is None or self.dirpath == state["dirpath"]:
             self.dirpath = state["dirpath"]
             self._best.scores = dict(state["best_k_models"])
@@ -237,21 +242,26 @@ class ModelCheckpoint(Callback):
 
     # when -----------------------------------------------------------------------------------------------------------
 
-    def setup(self, trainer: Trainer, module: nn.Module, stage: str) -> None:
+    def setup(self, trainer: TrainerViews, module: nn.Module, stage: str) -> None:
         """All ranks. Agree on the folder, and delete what a run that was killed has left there."""
         if stage == "fit":
+            self._waits, self._validated_step = False, None
             self.dirpath = self._given_dirpath or posixpath.join(trainer.log_dir, "checkpoints")
             clean_up(trainer, self.dirpath)
 
-    def on_train_start(self, trainer: Trainer, module: nn.Module) -> None:
+    def on_train_start(self, trainer: TrainerViews, module: nn.Module) -> None:
         """Note where training begins: nothing is saved before its first step."""
-        self._first_step = self._judged_step = self._step_seen = trainer.global_step
+        self._first_step = self._judged_step = self._last_step = self._step_seen = trainer.global_step
+        if self._waits:  # as the checkpoint says from which training goes on
+            self._judged_step = -1
         self._saved_s = time.monotonic()
         self._after_epoch = self.save_on_train_epoch_end
         if self._after_epoch is None:
             self._after_epoch = not validates_within_epochs(trainer)
 
-    def _save_within_epoch(self, trainer: Trainer, module: nn.Module, outputs: Any, batch: Any, batch_idx: int) -> None:
+    def _save_within_epoch(
+        self, trainer: TrainerViews, module: nn.Module, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
         """Within an accumulation window there is nothing to save: only a new optimizer step counts."""
         step, before = trainer.global_step, self._step_seen
         if step == before:
@@ -268,26 +278,35 @@ class ModelCheckpoint(Callback):
         assert self.train_time_interval is not None
         return time.monotonic() - self._saved_s >= self.train_time_interval.total_seconds()
 
-    def on_validation_end(self, trainer: Trainer, module: nn.Module) -> None:
-        """Save, if validation has a rhythm of its own."""
+    def on_validation_end(self, trainer: TrainerViews, module: nn.Module) -> None:
+        """Save, if validation has a rhythm of its own, or a save has waited for it."""
         if trainer.stage != "fit" or trainer.sanity_checking:
             return
-        self._has_validated = True
-        if not self._after_epoch and self._is_due_by_epoch(trainer):
+        self._validated_step = trainer.global_step
+        if self._waits or (not self._after_epoch and self._is_due_by_epoch(trainer)):
             self._judge(trainer)
 
-    def on_train_epoch_end(self, trainer: Trainer, module: nn.Module) -> None:
-        """Save, if validation has no rhythm of its own."""
-        if self._after_epoch and self._is_due_by_epoch(trainer):
-            self._judge(trainer)
+    def on_train_epoch_end(self, trainer: TrainerViews, module: nn.Module) -> None:
+        """Save, if validation has no rhythm of its own, or a save has waited for the epoch's mean."""
+        if self._waits or (self._after_epoch and self._is_due_by_epoch(trainer)):
+            self._judge(trainer, is_summed_up=True)
 
-    def _is_due_by_epoch(self, trainer: Trainer) -> bool:
+    def _is_due_by_epoch(self, trainer: TrainerViews) -> bool:
         return bool(self.every_n_epochs) and (trainer.current_epoch + 1) % (self.every_n_epochs or 1) == 0
 
-    def on_train_end(self, trainer: Trainer, module: nn.Module) -> None:
+    def on_train_end(self, trainer: TrainerViews, module: nn.Module) -> None:
         """Save what training ends with, unless that is done."""
-        self._judge(trainer)
+        was_due = self._waits
+        self._judge(trainer, is_summed_up=True)
         self._remove_obsolete(trainer)
+        if was_due and self._waits and self.best_model_path and not self.save_last and trainer.is_global_zero:
+            warnings.warn(
+                f"ModelCheckpoint has not kept what was due before training ended with step {trainer.global_step}: no "
+                f"validation came after it, to judge it by {self.monitor!r}. Validate more often, or pass "
+                "save_last=True.",
+                stacklevel=2,
+            )
+        self._waits = False
         has_trained = trainer.global_step != self._first_step
         if has_trained and self.monitor is not None and self.save_top_k and not self.best_model_path:
             warnings.warn(
@@ -296,14 +315,14 @@ class ModelCheckpoint(Callback):
                 stacklevel=2,
             )
 
-    def on_exception(self, trainer: Trainer, module: nn.Module, exception: BaseException) -> None:
+    def on_exception(self, trainer: TrainerViews, module: nn.Module, exception: BaseException) -> None:
         """Save what there is, if the user wants that."""
         wanted = self.save_on_exception and trainer.stage == "fit" and trainer.global_step != self._judged_step
         if wanted and can_save_after(trainer, exception):
             path = self._free_path(trainer, self._exception_name(trainer), own="")
             save_after(trainer, path, exception, weights_only=self.save_weights_only)
 
-    def _exception_name(self, trainer: Trainer) -> str:
+    def _exception_name(self, trainer: TrainerViews) -> str:
         if self.filename is not None:
             with contextlib.suppress(ConfigurationError):  # the run may end before a field is logged
                 return self._format(self.filename, {**agree_on_metrics(trainer), **_counters(trainer)})
@@ -311,21 +330,30 @@ class ModelCheckpoint(Callback):
 
     # what -----------------------------------------------------------------------------------------------------------
 
-    def _judge(self, trainer: Trainer) -> None:
-        """Save the present state if it is good enough; never one state twice."""
+    def _judge(self, trainer: TrainerViews, *, is_summed_up: bool = False) -> None:
+        """Save the present state if it is good enough; never one state twice.
+
+        Args:
+            trainer: the running trainer.
+            is_summed_up: the means of the training epoch are there.
+        """
         if trainer.global_step == self._judged_step:
             return
         # What a save at a window's end has replaced, which is written by now.
         self._remove_obsolete(trainer)
         values = {**agree_on_metrics(trainer), **_counters(trainer)}
-        self._judged_step = trainer.global_step
         self._saved_s = time.monotonic()
-        saved = self._save_ranked(trainer, values) if self.save_top_k else ""
-        if self.save_last:
+        self._waits = bool(self.save_top_k) and self._must_wait(trainer, values, is_summed_up)
+        if not self._waits:
+            self._judged_step = trainer.global_step
+        saved = self._save_ranked(trainer, values) if self.save_top_k and not self._waits else ""
+        is_new = self._last_step != trainer.global_step  # it isn't held back where the other one waits
+        if self.save_last and (is_new or (saved and self.save_last == "link")):
+            self._last_step = trainer.global_step
             self._save_last(trainer, values, saved)
         self._remove_obsolete(trainer)
 
-    def _save_ranked(self, trainer: Trainer, values: dict[str, float]) -> str:
+    def _save_ranked(self, trainer: TrainerViews, values: dict[str, float]) -> str:
         """The path of what was saved, empty if it isn't good enough."""
         if self.monitor is None:
             old = self._newest_path if self.save_top_k == 1 else ""
@@ -333,8 +361,6 @@ class ModelCheckpoint(Callback):
             self._named_path = None
             self._replace(trainer, path, old)
             return path
-        if self._must_wait(trainer, values):
-            return ""
         self._last_score = values[self.monitor]
         if not self._best.accepts(self._last_score):
             return ""
@@ -347,16 +373,20 @@ class ModelCheckpoint(Callback):
         self._replace(trainer, path, evicted)
         return path
 
-    def _must_wait(self, trainer: Trainer, values: dict[str, float]) -> bool:
-        """True if the monitored metric may still come: nothing was validated yet, or its epoch isn't over."""
-        assert self.monitor is not None
-        if self.monitor in values:
+    def _must_wait(self, trainer: TrainerViews, values: dict[str, float], is_summed_up: bool) -> bool:
+        """True if the monitored metric of this state is still to come, from a validation or at the epoch's end."""
+        if self.monitor is None or self.monitor in ("epoch", "step"):
             return False
-        if (trainer.loaders.validation and not self._has_validated) or is_awaited(trainer, self.monitor):
+        origin = origin_of(trainer, self.monitor)
+        if (origin == "validation" and self._validated_step != trainer.global_step) or (
+            origin == "epoch" and not is_summed_up
+        ):
             return True
-        raise not_logged("ModelCheckpoint", self.monitor, values)
+        if self.monitor not in values and origin in (None, "validation"):
+            raise not_logged("ModelCheckpoint", self.monitor, values)
+        return self.monitor not in values
 
-    def _save_last(self, trainer: Trainer, values: dict[str, float], saved: str) -> None:
+    def _save_last(self, trainer: TrainerViews, values: dict[str, float], saved: str) -> None:
         old = self.last_model_path
         path = self.last_model_path = self._path_for(trainer, self.CHECKPOINT_NAME_LAST, values, own=old)
         if self.save_last == "link" and saved and can_link(trainer, saved):
@@ -365,30 +395,30 @@ class ModelCheckpoint(Callback):
         else:
             self._replace(trainer, path, old)
 
-    def _replace(self, trainer: Trainer, path: str, old: str | None) -> None:
+    def _replace(self, trainer: TrainerViews, path: str, old: str | None) -> None:
         """Write the new one, then remove the old one."""
         trainer.save_checkpoint(path, weights_only=self.save_weights_only)
         if self.verbose:
             trainer.print(f"ModelCheckpoint: step {trainer.global_step} is saved in {path}")
         self._drop(trainer, path, old)
 
-    def _drop(self, trainer: Trainer, new: str, old: str | None) -> None:
+    def _drop(self, trainer: TrainerViews, new: str, old: str | None) -> None:
         # What the user has named as the run's beginning stays: a job that is run again begins there again.
         if old and old != new and str(trainer.ckpt_path) != old:
             self._obsolete.append((old, new))
         if self.save_last != "link":  # which may lead to the old one, until it is moved
             self._remove_obsolete(trainer)
 
-    def _remove_obsolete(self, trainer: Trainer) -> None:
+    def _remove_obsolete(self, trainer: TrainerViews) -> None:
         """Remove what was replaced; not yet if the new one is only written at the accumulation window's end."""
-        if not trainer.pending_saves:
+        if not trainer.run.pending_saves:
             for path, successor in self._obsolete:
                 retire_checkpoint(trainer, path, successor)
             self._obsolete = []
 
     # where ----------------------------------------------------------------------------------------------------------
 
-    def _path_for(self, trainer: Trainer, pattern: str, values: dict[str, float], *, own: str) -> str:
+    def _path_for(self, trainer: TrainerViews, pattern: str, values: dict[str, float], *, own: str) -> str:
         return self._free_path(trainer, self._format(pattern, values), own=own)
 
     def _pattern(self) -> str:
@@ -401,7 +431,7 @@ class ModelCheckpoint(Callback):
         equals = self.CHECKPOINT_EQUALS_CHAR if self.auto_insert_metric_name else None
         return format_name(pattern, values, equals=equals)
 
-    def _free_path(self, trainer: Trainer, name: str, *, own: str) -> str:
+    def _free_path(self, trainer: TrainerViews, name: str, *, own: str) -> str:
         assert self.dirpath is not None
         if not self.enable_version_counter:
             return posixpath.join(self.dirpath, name + self.FILE_EXTENSION)
@@ -413,34 +443,7 @@ class ModelCheckpoint(Callback):
             yield f"{name}{self.CHECKPOINT_JOIN_CHAR}v{version}{self.FILE_EXTENSION}"
 
 
-def _counters(trainer: Trainer) -> dict[str, float]:
+def _counters(trainer: TrainerViews) -> dict[str, float]:
     """Epoch and step that the present state belongs to; between two epochs, it is the one that has ended."""
     between = trainer.progress.batch == 0 and trainer.current_epoch > 0
     return {"epoch": trainer.current_epoch - between, "step": trainer.global_step}
-
-
-def _check(
-    given: dict[str, int | None], interval: Any, monitor: str | None, save_top_k: int, save_last: bool | str
-) -> None:
-    for name, value in given.items():
-        if value is not None:
-            check_int("ModelCheckpoint", name, value, least=0, meaning="a positive number, 0 or None for never")
-    rhythms = [name for name, value in {**given, "train_time_interval": interval}.items() if value]
-    if len(rhythms) > 1:
-        raise ConfigurationError(
-            f"ModelCheckpoint got {' and '.join(rhythms)}; expected one of them. Use a ModelCheckpoint for each rhythm."
-        )
-    check_int("ModelCheckpoint", "save_top_k", save_top_k, least=-1, meaning="a number, or -1 for all")
-    if monitor is None and save_top_k not in (-1, 0, 1):
-        raise ConfigurationError(
-            f"ModelCheckpoint(save_top_k={save_top_k}) can't tell which are best without monitor. Name a logged metric "
-            "(or monitor='step', mode='max' for the newest), or use -1, 0 or 1."
-        )
-    if save_last not in (True, False, "link"):
-        raise ConfigurationError(f"ModelCheckpoint(save_last={save_last!r}): expected True, False or 'link'.")
-
-
-def _yaml_number(value: float) -> str:
-    if math.isinf(value):
-        return ".inf" if value > 0 else "-.inf"
-    return repr(float(value))

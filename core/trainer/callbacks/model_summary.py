@@ -10,16 +10,16 @@ import torch
 
 from core.contract import Capability
 from core.trainer.callbacks.arguments import check_int
-from core.trainer.callbacks.callback import Callback
 from core.trainer.callbacks.layer_summary import Summary, count_here, summarize
 from core.trainer.callbacks.terminal import find_console
+from core.trainer.hooks.callback import Callback
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from torch import nn
 
-    from core.trainer.trainer import Trainer
+    from core.trainer.views.trainer_views import TrainerViews
 
 _EXAMPLE_COLUMNS = ("FLOPs", "in", "out")
 _NUMERIC = ("", "params", "FLOPs")
@@ -45,7 +45,7 @@ class ModelSummary(Callback):
         check_int("ModelSummary", "max_depth", max_depth, least=-1, meaning="0 or more, or -1 for all levels")
         self.max_depth = max_depth
 
-    def on_fit_start(self, trainer: Trainer, module: nn.Module) -> None:
+    def on_fit_start(self, trainer: TrainerViews, module: nn.Module) -> None:
         """Look at the model and print the table."""
         run_example, count = _make_example(trainer, module), _make_count(trainer.strategy, module)
         # The forward of an example may be collective: with one, all ranks go on.
@@ -69,7 +69,7 @@ def _numel(leaf: Any) -> int:
     return int(leaf.numel()) if hasattr(leaf, "numel") else 0
 
 
-def _make_example(trainer: Trainer, module: nn.Module) -> Callable[[], Any] | None:
+def _make_example(trainer: TrainerViews, module: nn.Module) -> Callable[[], Any] | None:
     """Runs the module's example, on the device and in the precision of the run; None if there is none."""
     strategy = trainer.strategy
     with _same_random_state(strategy):  # it may be a property that draws
@@ -105,7 +105,7 @@ def _call(module: nn.Module, example: Any) -> None:
         module(example)
 
 
-def _show(trainer: Trainer, summary: Summary) -> None:
+def _show(trainer: TrainerViews, summary: Summary) -> None:
     console = find_console()
     if console is None:
         trainer.print(to_text(summary))

@@ -6,14 +6,14 @@ import os
 import posixpath
 from typing import TYPE_CHECKING
 
-from core.trainer.callbacks.callback import Callback
 from core.trainer.callbacks.exception_save import can_save_after, save_after
+from core.trainer.hooks.callback import Callback
 
 if TYPE_CHECKING:
     from torch import nn
 
     from core.contract import PathLike
-    from core.trainer.trainer import Trainer
+    from core.trainer.views.trainer_views import TrainerViews
 
 
 class OnExceptionCheckpoint(Callback):
@@ -36,7 +36,7 @@ class OnExceptionCheckpoint(Callback):
         """
         self.ckpt_path = posixpath.join(os.path.expanduser(dirpath), filename + self.FILE_EXTENSION)
 
-    def on_exception(self, trainer: Trainer, module: nn.Module, exception: BaseException) -> None:
+    def on_exception(self, trainer: TrainerViews, module: nn.Module, exception: BaseException) -> None:
         """Save, and tell where."""
         if trainer.stage == "fit" and can_save_after(trainer, exception):
             save_after(trainer, self.ckpt_path, exception)

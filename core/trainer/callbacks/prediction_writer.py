@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Literal
 
 from core.contract import ConfigurationError
-from core.trainer.callbacks.callback import Callback
+from core.trainer.hooks.callback import Callback
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from torch import nn
 
-    from core.trainer.trainer import Trainer
+    from core.trainer.views.trainer_views import TrainerViews
 
 _INTERVALS = ("batch", "epoch", "batch_and_epoch")
 
@@ -48,7 +48,7 @@ class BasePredictionWriter(Callback):
 
     def write_on_batch_end(
         self,
-        trainer: Trainer,
+        trainer: TrainerViews,
         module: nn.Module,
         prediction: Any,
         batch_indices: Sequence[Any] | None,
@@ -72,7 +72,7 @@ class BasePredictionWriter(Callback):
 
     def write_on_epoch_end(
         self,
-        trainer: Trainer,
+        trainer: TrainerViews,
         module: nn.Module,
         predictions: Sequence[Sequence[Any]],
         batch_indices: Sequence[Sequence[Any]],
@@ -87,13 +87,19 @@ class BasePredictionWriter(Callback):
         """
         raise NotImplementedError
 
-    def on_predict_start(self, trainer: Trainer, module: nn.Module) -> None:
+    def on_predict_start(self, trainer: TrainerViews, module: nn.Module) -> None:
         """Begin with nothing."""
         self._predictions = [[] for _ in trainer.loaders.predict]
         self._indices = [[] for _ in trainer.loaders.predict]
 
     def on_predict_batch_end(
-        self, trainer: Trainer, module: nn.Module, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
+        self,
+        trainer: TrainerViews,
+        module: nn.Module,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
     ) -> None:
         """Write the batch, or keep it for the end."""
         indices = _take_indices(trainer.loaders.predict[dataloader_idx].loader)
@@ -103,7 +109,7 @@ class BasePredictionWriter(Callback):
             self._predictions[dataloader_idx].append(outputs)
             self._indices[dataloader_idx].append(indices)
 
-    def on_predict_epoch_end(self, trainer: Trainer, module: nn.Module) -> None:
+    def on_predict_epoch_end(self, trainer: TrainerViews, module: nn.Module) -> None:
         """Write what was kept."""
         if self.write_interval != "batch":
             self.write_on_epoch_end(trainer, module, self._predictions, self._indices)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from core.trainer.callbacks.callback import Callback
+from core.trainer.hooks.callback import Callback
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from core.trainer.trainer import Trainer
+    from core.trainer.views.trainer_views import TrainerViews
 
 
 class ProgressBar(Callback):
@@ -24,8 +24,9 @@ class ProgressBar(Callback):
     """
 
     runs_last = True  # metrics of training epochs are complete only then
+    found_as = "progress_bar_callback"
 
-    trainer: Trainer
+    trainer: TrainerViews
     is_enabled: bool = True
 
     @property
@@ -47,7 +48,7 @@ class ProgressBar(Callback):
         total: int | float = self.trainer.loaders.num_train_batches
         return total
 
-    def get_metrics(self, trainer: Trainer, module: nn.Module) -> dict[str, Any]:
+    def get_metrics(self, trainer: TrainerViews, module: nn.Module) -> dict[str, Any]:
         """The values logged with `prog_bar=True`, those of training first; override it to show other numbers or texts.
 
         Reading them waits for the device, so they are asked for only when something is drawn.

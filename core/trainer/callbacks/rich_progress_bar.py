@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from torch import nn
 
-    from core.trainer.trainer import Trainer
+    from core.trainer.views.trainer_views import TrainerViews
 
 _NOTHING: Mapping[str, Any] = {}
 
@@ -77,28 +77,30 @@ class RichProgressBar(ProgressBar):
 
     # hooks ----------------------------------------------------------------------------------------------------------
 
-    def setup(self, trainer: Trainer, module: nn.Module, stage: str) -> None:
+    def setup(self, trainer: TrainerViews, module: nn.Module, stage: str) -> None:
         """Find out where to draw, on rank 0 alone."""
         self._forget()
         if trainer.is_global_zero and self.is_enabled:
             is_mute = self._console is None and is_fork_of_notebook() and is_heard()
             self._view = ViewOfRank(self.refresh_interval_s) if is_mute else self._make_view()
 
-    def on_train_epoch_start(self, trainer: Trainer, module: nn.Module) -> None:
+    def on_train_epoch_start(self, trainer: TrainerViews, module: nn.Module) -> None:
         """Show the epoch."""
         self._begin_epoch(trainer)
 
-    def on_train_batch_end(self, trainer: Trainer, module: nn.Module, outputs: Any, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_end(
+        self, trainer: TrainerViews, module: nn.Module, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
         """Draw, if it is time."""
         if time.monotonic() >= self._due_s:
             self._draw(trainer.progress.batch, self.get_metrics(trainer, module))
 
-    def on_train_start(self, trainer: Trainer, module: nn.Module) -> None:
+    def on_train_start(self, trainer: TrainerViews, module: nn.Module) -> None:
         """Show the epoch that goes on, when training was resumed within one."""
         if trainer.progress.batch > 0:
             self._begin_epoch(trainer)
 
-    def on_train_epoch_end(self, trainer: Trainer, module: nn.Module) -> None:
+    def on_train_epoch_end(self, trainer: TrainerViews, module: nn.Module) -> None:
         """Write the epoch's row."""
         if self._view is None or not self._work:
             return
@@ -118,23 +120,29 @@ class RichProgressBar(ProgressBar):
                 metrics=work.metrics,
             )
 
-    def on_sanity_check_start(self, trainer: Trainer, module: nn.Module) -> None:
+    def on_sanity_check_start(self, trainer: TrainerViews, module: nn.Module) -> None:
         """Show the sanity check."""
         limit: int | float = trainer.options.num_sanity_val_steps
         limit = float("inf") if limit < 0 else limit
         self._begin_loaders("Sanity check", trainer.loaders.validation, limit)
 
-    def on_sanity_check_end(self, trainer: Trainer, module: nn.Module) -> None:
+    def on_sanity_check_end(self, trainer: TrainerViews, module: nn.Module) -> None:
         """The check is over."""
         self._end()
 
-    def on_validation_start(self, trainer: Trainer, module: nn.Module) -> None:
+    def on_validation_start(self, trainer: TrainerViews, module: nn.Module) -> None:
         """Show the validation run, inside the epoch if there is one."""
         if not trainer.sanity_checking:
             self._begin_loaders("Validation", trainer.loaders.validation)
 
     def on_validation_batch_end(
-        self, trainer: Trainer, module: nn.Module, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
+        self,
+        trainer: TrainerViews,
+        module: nn.Module,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
     ) -> None:
         """Draw, if it is time."""
         if time.monotonic() >= self._due_s:
@@ -142,7 +150,7 @@ class RichProgressBar(ProgressBar):
 
     on_test_batch_end = on_predict_batch_end = on_validation_batch_end
 
-    def on_validation_end(self, trainer: Trainer, module: nn.Module) -> None:
+    def on_validation_end(self, trainer: TrainerViews, module: nn.Module) -> None:
         """Return to the epoch's bar, and measure its speed anew."""
         if trainer.sanity_checking or self._view is None:
             return
@@ -150,28 +158,28 @@ class RichProgressBar(ProgressBar):
         if trainer.stage == "validate":
             self._tell_results(trainer, "Validation")
 
-    def on_test_start(self, trainer: Trainer, module: nn.Module) -> None:
+    def on_test_start(self, trainer: TrainerViews, module: nn.Module) -> None:
         """Show the test run."""
         self._begin_loaders("Test", trainer.loaders.test)
 
-    def on_test_end(self, trainer: Trainer, module: nn.Module) -> None:
+    def on_test_end(self, trainer: TrainerViews, module: nn.Module) -> None:
         """Tell the results."""
         self._end()
         self._tell_results(trainer, "Test")
 
-    def on_predict_start(self, trainer: Trainer, module: nn.Module) -> None:
+    def on_predict_start(self, trainer: TrainerViews, module: nn.Module) -> None:
         """Show the prediction run."""
         self._begin_loaders("Prediction", trainer.loaders.predict)
 
-    def on_predict_end(self, trainer: Trainer, module: nn.Module) -> None:
+    def on_predict_end(self, trainer: TrainerViews, module: nn.Module) -> None:
         """The run is over."""
         self._end()
 
-    def on_exception(self, trainer: Trainer, module: nn.Module, exception: BaseException) -> None:
+    def on_exception(self, trainer: TrainerViews, module: nn.Module, exception: BaseException) -> None:
         """Remove the bars, so that the traceback stands below everything."""
         self._close()
 
-    def teardown(self, trainer: Trainer, module: nn.Module, stage: str) -> None:
+    def teardown(self, trainer: TrainerViews, module: nn.Module, stage: str) -> None:
         """Leave the screen in order."""
         self._close()
 
@@ -185,7 +193,7 @@ class RichProgressBar(ProgressBar):
             return LineView(self.line_interval_s, lambda line: console.print(line, markup=False, highlight=False))
         return LineView(self.line_interval_s, lambda line: print(line, flush=True))  # noqa: T201  # this is the output
 
-    def _begin_epoch(self, trainer: Trainer) -> None:
+    def _begin_epoch(self, trainer: TrainerViews) -> None:
         limit = trainer.options.max_epochs
         last = "" if limit is None else f"/{limit - 1}"
         self._paused_s, self._first_batch = 0.0, trainer.progress.batch
@@ -225,7 +233,7 @@ class RichProgressBar(ProgressBar):
             self._due_s = float("inf")
         return work.elapsed_s
 
-    def _tell_results(self, trainer: Trainer, name: str) -> None:
+    def _tell_results(self, trainer: TrainerViews, name: str) -> None:
         shown = trainer.metrics.names()
         values = {key: float(value) for key, value in trainer.callback_metrics.items() if key in shown}
         if self._view is not None and values and trainer.tells_results:

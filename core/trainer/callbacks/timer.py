@@ -6,9 +6,9 @@ import time
 from typing import TYPE_CHECKING, Any, Literal
 
 from core.contract import ConfigurationError
-from core.trainer.callbacks.callback import Callback
-from core.trainer.callbacks.common_decisions import PacedQuestion
-from core.trainer.callbacks.duration import parse_duration
+from core.trainer.hooks.callback import Callback
+from core.trainer.settings.duration import parse_duration
+from core.trainer.signals.pace import PacedQuestion
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-    from core.trainer.trainer import Trainer
+    from core.trainer.views.trainer_views import TrainerViews
 
 _STAGES = ("train", "validate", "test", "sanity_check")
 
@@ -87,47 +87,47 @@ class Timer(Callback):
         self._earlier_s = {**self._earlier_s, **state["time_elapsed"]}
         self._started_s, self._ended_s = {}, {}
 
-    def on_train_start(self, trainer: Trainer, module: nn.Module) -> None:
+    def on_train_start(self, trainer: TrainerViews, module: nn.Module) -> None:
         """Begin to measure. A run whose time was over before stops at once."""
         self._begin("train")
         if self._duration_s is not None and trainer.strategy.broadcast(self._is_over()):
             self._stop(trainer)
 
-    def on_train_end(self, trainer: Trainer, module: nn.Module) -> None:
+    def on_train_end(self, trainer: TrainerViews, module: nn.Module) -> None:
         """End of training."""
         self._end("train")
 
-    def on_sanity_check_start(self, trainer: Trainer, module: nn.Module) -> None:
+    def on_sanity_check_start(self, trainer: TrainerViews, module: nn.Module) -> None:
         """Begin to measure the sanity check."""
         self._begin("sanity_check")
 
-    def on_sanity_check_end(self, trainer: Trainer, module: nn.Module) -> None:
+    def on_sanity_check_end(self, trainer: TrainerViews, module: nn.Module) -> None:
         """End of the sanity check."""
         self._end("sanity_check")
 
-    def on_validation_start(self, trainer: Trainer, module: nn.Module) -> None:
+    def on_validation_start(self, trainer: TrainerViews, module: nn.Module) -> None:
         """Begin to measure a validation run; their times add up."""
         if not trainer.sanity_checking:
             self._begin("validate")
 
-    def on_validation_end(self, trainer: Trainer, module: nn.Module) -> None:
+    def on_validation_end(self, trainer: TrainerViews, module: nn.Module) -> None:
         """End of a validation run."""
         if not trainer.sanity_checking:
             self._end("validate")
 
-    def on_test_start(self, trainer: Trainer, module: nn.Module) -> None:
+    def on_test_start(self, trainer: TrainerViews, module: nn.Module) -> None:
         """Begin to measure a test run."""
         self._begin("test")
 
-    def on_test_end(self, trainer: Trainer, module: nn.Module) -> None:
+    def on_test_end(self, trainer: TrainerViews, module: nn.Module) -> None:
         """End of a test run."""
         self._end("test")
 
-    def _check_step(self, trainer: Trainer, module: nn.Module, outputs: Any, batch: Any, batch_idx: int) -> None:
+    def _check_step(self, trainer: TrainerViews, module: nn.Module, outputs: Any, batch: Any, batch_idx: int) -> None:
         if not trainer.should_stop and self._is_time.ask(trainer.strategy, self._is_over):
             self._stop(trainer)
 
-    def _check_epoch(self, trainer: Trainer, module: nn.Module) -> None:
+    def _check_epoch(self, trainer: TrainerViews, module: nn.Module) -> None:
         if trainer.strategy.broadcast(self._is_over()):
             self._stop(trainer)
 
@@ -135,7 +135,7 @@ class Timer(Callback):
         remaining_s = self.time_remaining()
         return remaining_s is not None and remaining_s <= 0
 
-    def _stop(self, trainer: Trainer) -> None:
+    def _stop(self, trainer: TrainerViews) -> None:
         trainer.should_stop = True
         if self._verbose:
             trainer.print(f"Timer: {self.time_elapsed():.1f} s of training are over, so it stops.")

@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from core.checkpoint import await_copies
 from core.contract import Capability, CheckpointError, ConfigurationError, UnsupportedError
-from core.trainer.callbacks.callback import Callback
 from core.trainer.callbacks.weight_parts import WeightParts, find_parts, own_part
+from core.trainer.hooks.callback import Callback
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from torch import nn
     from torch.optim.swa_utils import AveragedModel
 
-    from core.trainer.trainer import Trainer
+    from core.trainer.views.trainer_views import TrainerViews
 
 
 class WeightAveraging(Callback):
@@ -85,7 +86,7 @@ class WeightAveraging(Callback):
 
     # life -----------------------------------------------------------------------------------------------------------
 
-    def check_fit(self, trainer: Trainer, module: nn.Module) -> None:
+    def check_fit(self, trainer: TrainerViews, module: nn.Module) -> None:
         """Refuse a strategy whose module has old weights between two steps.
 
         Raises:
@@ -98,7 +99,7 @@ class WeightAveraging(Callback):
                 capability=Capability.COMPILED_STEP,
             )
 
-    def on_fit_start(self, trainer: Trainer, module: nn.Module) -> None:
+    def on_fit_start(self, trainer: TrainerViews, module: nn.Module) -> None:
         """Make room for the average.
 
         Raises:
@@ -106,24 +107,24 @@ class WeightAveraging(Callback):
         """
         self._build(trainer, module)
 
-    def on_fit_end(self, trainer: Trainer, module: nn.Module) -> None:
+    def on_fit_end(self, trainer: TrainerViews, module: nn.Module) -> None:
         """Give the module its average."""
         if self.num_averaged:
             self._exchange()
             self._is_exchanged = False
 
-    def on_exception(self, trainer: Trainer, module: nn.Module, exception: BaseException) -> None:
+    def on_exception(self, trainer: TrainerViews, module: nn.Module, exception: BaseException) -> None:
         """Give the module its own weights back, before they are saved."""
         self._return()
 
-    def teardown(self, trainer: Trainer, module: nn.Module, stage: str) -> None:
+    def teardown(self, trainer: TrainerViews, module: nn.Module, stage: str) -> None:
         """Forget the average: the module has it, or a checkpoint."""
         self._return()
         self._average = self._source = None
 
     # checkpoints ----------------------------------------------------------------------------------------------------
 
-    def on_save_checkpoint(self, trainer: Trainer, module: nn.Module, checkpoint: dict[str, Any]) -> None:
+    def on_save_checkpoint(self, trainer: TrainerViews, module: nn.Module, checkpoint: dict[str, Any]) -> None:
         """Add the average.
 
         Raises:
@@ -139,7 +140,7 @@ class WeightAveraging(Callback):
             is_whole = trainer.strategy.checkpoint_io.layout == "full"
             checkpoint["average"] = self._source.placed(self._average.module, whole=is_whole)
 
-    def on_load_checkpoint(self, trainer: Trainer, module: nn.Module, checkpoint: dict[str, Any]) -> None:
+    def on_load_checkpoint(self, trainer: TrainerViews, module: nn.Module, checkpoint: dict[str, Any]) -> None:
         """Take the average.
 
         Raises:
@@ -164,31 +165,31 @@ class WeightAveraging(Callback):
 
     # evaluation -----------------------------------------------------------------------------------------------------
 
-    def on_validation_start(self, trainer: Trainer, module: nn.Module) -> None:
+    def on_validation_start(self, trainer: TrainerViews, module: nn.Module) -> None:
         """Lend the module the average."""
         self._lend(trainer)
 
-    def on_validation_end(self, trainer: Trainer, module: nn.Module) -> None:
+    def on_validation_end(self, trainer: TrainerViews, module: nn.Module) -> None:
         """Take it back."""
         self.give_back()
 
-    def on_test_start(self, trainer: Trainer, module: nn.Module) -> None:
+    def on_test_start(self, trainer: TrainerViews, module: nn.Module) -> None:
         """Lend the module the average."""
         self._lend(trainer)
 
-    def on_test_end(self, trainer: Trainer, module: nn.Module) -> None:
+    def on_test_end(self, trainer: TrainerViews, module: nn.Module) -> None:
         """Take it back."""
         self.give_back()
 
-    def on_predict_start(self, trainer: Trainer, module: nn.Module) -> None:
+    def on_predict_start(self, trainer: TrainerViews, module: nn.Module) -> None:
         """Lend the module the average."""
         self._lend(trainer)
 
-    def on_predict_end(self, trainer: Trainer, module: nn.Module) -> None:
+    def on_predict_end(self, trainer: TrainerViews, module: nn.Module) -> None:
         """Take it back."""
         self.give_back()
 
-    def _lend(self, trainer: Trainer) -> None:
+    def _lend(self, trainer: TrainerViews) -> None:
         wanted = self._evaluates_in_fit if trainer.stage == "fit" else self._evaluates
         if wanted and self.num_averaged and not self._is_exchanged:
             self._exchange()
@@ -200,7 +201,7 @@ class WeightAveraging(Callback):
 
     # the tensors ----------------------------------------------------------------------------------------------------
 
-    def _build(self, trainer: Trainer, module: nn.Module) -> AveragedModel:
+    def _build(self, trainer: TrainerViews, module: nn.Module) -> AveragedModel:
         from torch.optim.swa_utils import AveragedModel
 
         self._source = find_parts(trainer.strategy, module)
@@ -217,6 +218,7 @@ class WeightAveraging(Callback):
         """Swap the module's tensors and the average, in place, one at a time; all ranks if it `is_agreed`."""
         assert self._average is not None
         assert self._source is not None
+        await_copies()
         # The hooks of a validation run are called in inference mode, whose tensors must not stay.
         with torch.inference_mode(False), torch.no_grad():
             for own, other in zip(_tensors_of(self._source), _tensors_of(self._average.module), strict=True):

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from core.trainer.callbacks.callback import Callback
+from core.trainer.command_line.config_files import check_config_files
+from core.trainer.hooks.callback import Callback
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -94,6 +96,7 @@ def cli_for(
 
 def _parse(arguments: Arguments, args: Sequence[str] | None, *, run: bool) -> tuple[str | None, Any, Any]:
     """The stage, its parser, and its values."""
+    check_config_files(sys.argv[1:] if args is None else args)
     if not run:
         parser = arguments.stage_parser(None)
         return None, parser, parser.parse_args(args)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import posixpath
 from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
 
 from core.contract import ConfigurationError
-from core.trainer.callbacks.callback import Callback
+from core.trainer.hooks.callback import Callback
 
 if TYPE_CHECKING:
     from torch import nn
@@ -51,7 +52,8 @@ class SavedConfig(Callback):
     def _save(self, folder: str, *, goes_on: bool) -> str | None:
         from fsspec.core import url_to_fs
 
-        files, root = url_to_fs(folder)
+        # fsspec would take the %20 of a file:// URL for a part of the name.
+        files, root = url_to_fs(unquote(folder) if folder.startswith("file:") else folder)
         path = posixpath.join(root, FILE)
         if files.exists(path) and files.cat(path).decode() != self._text and not self._overwrite:
             if not goes_on:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from torch import Tensor
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -22,7 +24,9 @@ def _contains_loader(data: Any) -> bool:
         return any(map(_contains_loader, data.values()))
     if isinstance(data, list | tuple):
         return any(map(_contains_loader, data))
-    has_values = isinstance(data, str | bytes) or hasattr(data, "shape")  # a tensor or an array, of whatever library
+    has_values = isinstance(data, str | bytes | Tensor) or hasattr(
+        data, "shape"
+    )  # a tensor or an array, of whatever library
     return hasattr(data, "__iter__") and not has_values
 
 

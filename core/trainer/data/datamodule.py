@@ -7,15 +7,14 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from core.contract import empty_hook
-from core.trainer.data.data_hooks import DataHooks
+from core.trainer.hooks.data_hooks import DataHooks
 from core.trainer.hooks.events import overrides
-from core.trainer.module.hyperparameters import HasHyperparameters
+from core.trainer.hparams.hyperparameters import HasHyperparameters
 
 if TYPE_CHECKING:
     from typing import Self
 
     from core.contract import PathLike
-    from core.trainer.trainer import Trainer
 
 _LOADER_HOOKS = ("train_dataloader", "val_dataloader", "test_dataloader", "predict_dataloader")
 
@@ -26,7 +25,7 @@ class DataModule(DataHooks, HasHyperparameters):
     Pass an instance as `datamodule=...` to `fit`, `validate`, `test` or `predict`; it serves all of them.
     """
 
-    trainer: Trainer | None = None
+    trainer: Any = None
     """The trainer that uses this, from the beginning of a stage on."""
 
     def state_dict(self) -> dict[str, Any]:
@@ -83,7 +82,7 @@ class DataModule(DataHooks, HasHyperparameters):
             CheckpointError: there is no checkpoint, or none with a data module.
             ModuleError: an argument that is nowhere, or isn't known.
         """
-        from core.trainer.state.from_checkpoint import load_datamodule  # who reads no checkpoint waits for none of it
+        from core.trainer.hparams.from_checkpoint import load_datamodule  # who reads no checkpoint waits for none of it
 
         return load_datamodule(cls, path, arguments, hparams_file)  # type: ignore[no-any-return]
 

@@ -15,7 +15,7 @@ from core.data import Feed, LoaderShares, divide_global_batch, seed_samples, shu
 from core.trainer.data.collection import is_collection, leaves_of
 from core.trainer.data.combined import CombinedFeed, CombinedLoader
 from core.trainer.data.sources import PREDICTION, TEST, TRAIN, VALIDATION
-from core.trainer.loops.validation_schedule import check_interval
+from core.trainer.data.validation_interval import check_interval
 from core.trainer.settings.options import resolve_limit
 
 if TYPE_CHECKING:
@@ -286,6 +286,12 @@ class Loaders:
     def reads_again(self) -> bool:
         """True if a run goes on within an epoch by reading its batches again; not where several loaders are read."""
         return isinstance(self._feed, Feed) and self._feed.reads_again
+
+    @property
+    def is_cut_anew(self) -> bool:
+        """True if what is left of a restored epoch has another number of batches than `num_train_batches` says."""
+        feed = self._train_feed
+        return any(each.is_cut_anew for each in (feed.feeds if isinstance(feed, CombinedFeed) else [feed]))
 
     @property
     def has_position(self) -> bool:

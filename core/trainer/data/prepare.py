@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from core.contract import Strategy
-    from core.trainer.data.data_hooks import DataHooks
+    from core.trainer.hooks.data_hooks import DataHooks
 
 
 def prepare_data(strategy: Strategy, owners: Sequence[Any]) -> None:

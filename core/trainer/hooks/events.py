@@ -13,14 +13,14 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-    from core.trainer.callbacks.callback import Callback
-    from core.trainer.trainer import Trainer
+    from core.trainer.hooks.callback import Callback
+    from core.trainer.profilers import Profiler
 
 _DATAMODULE_HOOKS = ("setup", "teardown", "on_exception")
 
 
 class Events:
-    """The callbacks and the module of one trainer, seen as listeners.
+    """The callbacks and the module of one run, seen as listeners.
 
     A callback's hook takes `(trainer, module, ...)`, the module's hook of the same name takes what follows. Callbacks
     come first, in their order, then the module, then the callbacks that want to see everything done. A data module
@@ -28,10 +28,24 @@ class Events:
     """
 
     def __init__(
-        self, trainer: Trainer, module: nn.Module, callbacks: Sequence[Callback], datamodule: Any = None
+        self,
+        trainer: Any,
+        module: nn.Module,
+        callbacks: Sequence[Callback],
+        datamodule: Any,
+        profiler: Profiler | None = None,
     ) -> None:
+        """Collect nothing yet.
+
+        Args:
+            trainer: what callbacks get first.
+            module: what they get second, and itself a listener.
+            callbacks: of the stage.
+            datamodule: or None.
+            profiler: measures each listener, or None.
+        """
         self._trainer, self._module, self._callbacks = trainer, module, callbacks
-        self._datamodule = datamodule
+        self._datamodule, self._profiler = datamodule, profiler
 
     def listeners(self, name: str, *, last: bool | None = None) -> list[Callable[..., Any]]:
         """The implementations of a hook, ready to be called with the event's own arguments.
@@ -63,7 +77,9 @@ class Events:
         return partial(getattr(callback, name), self._trainer, self._module)
 
     def _profiled(self, listener: object, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
-        return self._trainer.profiled(f"{type(listener).__qualname__}.{name}", call)
+        if self._profiler is None:
+            return call
+        return self._profiler.wrap(f"{type(listener).__qualname__}.{name}", call)
 
     def hook(self, name: str) -> Callable[..., Any] | None:
         """One callable for all listeners, or None if there is none."""

@@ -71,6 +71,20 @@ def check_metric(entry: Entry, value: Any) -> None:
     )
 
 
+def check_called(name: str, metric: Any) -> None:
+    """Refuse to log single steps of a torchmetrics object that has no value of a step.
+
+    Raises:
+        ModuleError: it was updated, and not called.
+    """
+    if getattr(metric, "_update_count", 0) and getattr(metric, "_forward_cache", metric) is None:
+        raise ModuleError(
+            f"self.log({name!r}) got a {_name_of(metric)} that was updated and not called, so that it has no value of "
+            "a single step, and nothing would be logged. Call it, metric(...), in place of metric.update(...); or log "
+            "the epoch's value: on_step=False, on_epoch=True."
+        )
+
+
 def describe_shape(name: str, value: Tensor) -> str:
     """A tensor of several elements, or of none."""
     return (
@@ -93,7 +107,8 @@ def describe_size(name: str, batch: Any, size: int | None) -> str:
     if size is None:
         what += " without a tensor that has dimensions), so that each batch counts as 1"
     else:
-        what += f" of tensors that differ in their first dimension), and takes the first tensor's, {size} here,"
+        what += " of tensors that differ in their first dimension, or aren't stacked)"
+        what += f", and takes the first tensor's, {size} here,"
     return (
         f"self.log({name!r}) can't tell {what} in the epoch's mean. "
         f"Say it: self.log({name!r}, ..., batch_size=number of samples)."

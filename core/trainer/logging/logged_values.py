@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
+from core.trainer.logging.loss_watch import LossWatch
 from core.trainer.logging.scalars import to_tensor
-from core.trainer.loops.loss_watch import LossWatch
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -14,7 +14,9 @@ if TYPE_CHECKING:
 
     from core.contract import Strategy
     from core.trainer.logging.metrics import Metrics
-    from core.trainer.loops.progress import Progress
+    from core.trainer.progress import Progress
+
+Origin: TypeAlias = Literal["step", "epoch", "validation"]
 
 
 class LoggedValues:
@@ -48,6 +50,22 @@ class LoggedValues:
         """The values that were logged with `prog_bar=True`. Waits for the device."""
         shown = set[str]().union(*(metrics.bar_names() for metrics in self._all_metrics()))
         return {name: float(value) for name, value in self._newest().items() if name in shown}
+
+    def logger_names(self) -> set[str]:
+        """All names that go to the loggers."""
+        return set[str]().union(*(metrics.logger_names() for metrics in self._all_metrics()))
+
+    def origin(self, name: str) -> Origin | None:
+        """What renews a value on this rank: each training step, a training epoch's end, or a validation run.
+
+        None if neither training nor validation has logged it in this run: nobody has, or a callback.
+        """
+        for entry in self.train.entries.values():
+            if name == entry.epoch_name or (name == entry.name and entry.on_epoch):
+                return "epoch"
+            if name == entry.step_name:
+                return "step"
+        return "validation" if name in self.evaluation["validation"].names() else None
 
     def take(self, values: Mapping[str, Any]) -> None:
         """Show values that were measured or reduced elsewhere."""

@@ -23,6 +23,10 @@ if TYPE_CHECKING:
 
     from core.contract import Strategy
 
+    LogOptions: TypeAlias = tuple[bool, bool, bool | None, bool | None, str | Callable[..., Any], bool | None, bool]
+    """The arguments of `log` that have to be the same in every call, in this order: `prog_bar`, `logger`, `on_step`,
+    `on_epoch`, `reduce_fx`, `sync_dist`, `rank_zero_only`. A plain tuple: it is made in each step."""
+
     _Reduction: TypeAlias = tuple[str, float, float]
     """The name of a reduction, its running total, and its weight."""
 
@@ -56,7 +60,7 @@ class Entry:
     reduce_fx: str
     sync_dist: bool | None
     rank_zero_only: bool
-    options: tuple[Any, ...]
+    options: LogOptions | tuple[()]
     default: bool = False
     syncs_steps: bool = False
     last: Any = None
@@ -168,22 +172,15 @@ class Metrics:
         self,
         name: str,
         value: Any,
-        prog_bar: bool,
-        logger: bool,
-        on_step: bool | None,
-        on_epoch: bool | None,
-        reduce_fx: str | Callable[..., Any],
-        sync_dist: bool | None,
-        batch_size: int | None,
-        add_dataloader_idx: bool,
-        rank_zero_only: bool,
+        options: LogOptions,
+        batch_size: int | None = None,
+        add_dataloader_idx: bool = True,
     ) -> None:
         """Record a value; see `core.Module.log`."""
         if self.closed is not None:
             raise ModuleError(log_errors.describe_closed(name, self.closed))
         if self.dataloader_idx is not None and add_dataloader_idx:
             name = f"{name}/dataloader_idx_{self.dataloader_idx}"
-        options = (prog_bar, logger, on_step, on_epoch, reduce_fx, sync_dist, rank_zero_only)
         entry = self.entries.get(name)
         if entry is None:
             entry = self.entries[name] = self._make_entry(name, value, options)
@@ -228,7 +225,7 @@ class Metrics:
                 warnings.warn(log_errors.describe_size(entry.name, self.batch, size), stacklevel=4)
         return 1 if size is None else size
 
-    def _make_entry(self, name: str, value: Any, options: tuple[Any, ...]) -> Entry:
+    def _make_entry(self, name: str, value: Any, options: LogOptions) -> Entry:
         prog_bar, logger, on_step, on_epoch, reduce_fx, sync_dist, rank_zero_only = options
         reduction = reduce_fx if isinstance(reduce_fx, str) else getattr(reduce_fx, "__name__", "")
         reduction = {"amin": "min", "amax": "max", "avg": "mean"}.get(reduction, reduction)
@@ -239,6 +236,8 @@ class Metrics:
             raise ModuleError(f"self.log({name!r}): on_step and on_epoch are both False, so nothing would be logged.")
         entry = Entry(name, by_step, by_epoch, prog_bar, logger, reduction, sync_dist, rank_zero_only, options)
         entry.default, entry.metric = self.on_epoch_default, value if _is_metric(value) else None
+        if entry.metric is not None and by_step and not by_epoch:
+            log_errors.check_called(name, value)
         entry.syncs_steps = by_step and sync_dist is True and not rank_zero_only
         entry.is_stepwise = not by_epoch and not entry.syncs_steps and entry.metric is None
         return entry
@@ -247,7 +246,7 @@ class Metrics:
         by_epoch = self.on_epoch_default if on_epoch is None else on_epoch
         return (not self.on_epoch_default) if on_step is None else on_step, by_epoch
 
-    def _compare(self, entry: Entry, options: tuple[Any, ...]) -> None:
+    def _compare(self, entry: Entry, options: LogOptions) -> None:
         """Take a call that comes from another hook, or after a restart, unless it wants something else."""
         if not entry.options:
             entry.options, entry.default = options, self.on_epoch_default

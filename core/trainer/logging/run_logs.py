@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import datetime
 import logging
-import platform
-from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
-from core import __version__
 from core.contract import Logger
-from core.trainer.module.hyperparameters import hparams_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from core.contract import Strategy
-    from core.trainer.trainer import Trainer
 
 
 class SilentLogger(Logger):
@@ -91,37 +85,13 @@ def loggers_of_rank(loggers: Sequence[Logger], strategy: Strategy) -> list[Logge
     return list(loggers) if strategy.is_global_zero else [SilentLogger(*each) for each in names]
 
 
-def log_hyperparameters(trainer: Trainer) -> None:
-    """Rank 0 hands the `hparams` of the data module and of the module, where there are some, to every logger."""
-    hparams = {**_hyperparameters_of(trainer.datamodule), **_hyperparameters_of(trainer.module)}
-    if not hparams or not trainer.is_global_zero:
-        return
-    for logger in trainer.loggers:
-        logger.log_hyperparams(hparams)
+def leave_no_folder(loggers: Sequence[Logger]) -> None:
+    """Rank 0. The stage had nothing to do: where nothing was written, a logger's folder goes."""
+    from core.loggers import RunFolderLogger
 
-
-def log_facts(trainer: Trainer) -> None:
-    """Rank 0 hands what was decided, and on what it runs, to the loggers that take it."""
-    takers = [logger for logger in trainer.loggers if hasattr(type(logger), "log_run")]
-    if not takers or not trainer.is_global_zero:
-        return
-    facts = {
-        "began": f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d %H:%M:%S} UTC",
-        "machine": platform.platform(),
-        "num_processes": trainer.world_size,
-        "versions": {"core": __version__, "torch": version("torch"), "Python": platform.python_version()},
-        "decisions": [
-            {"subject": each.subject, "choice": each.choice, "reason": each.reason, "provider": each.provider}
-            for each in trainer.fabric.resolution.decisions
-        ],
-    }
-    for logger in takers:
-        logger.log_run(facts)  # type: ignore[attr-defined]
-
-
-def _hyperparameters_of(owner: Any) -> Mapping[str, Any]:
-    wanted = getattr(owner, "_logs_hparams", True)  # self.save_hyperparameters(logger=False)
-    return hparams_of(owner) if wanted else {}
+    for logger in loggers:
+        if isinstance(logger, RunFolderLogger):
+            logger.remove_if_empty()
 
 
 def finalize(loggers: Sequence[Logger]) -> None:

@@ -15,24 +15,32 @@ from core.trainer.logging.scalars import narrow_for
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from core.trainer.trainer import Trainer
+    from core.trainer.logging.logged_values import LoggedValues
 
 _FLAGS = (
     "on_step", "on_epoch", "prog_bar", "logger", "reduce_fx", "sync_dist", "rank_zero_only", "default", "syncs_steps",
 )  # fmt: skip
 
 
-def collect(trainer: Trainer) -> dict[str, Any]:
+def collect(logged: LoggedValues, module: nn.Module) -> dict[str, Any]:
     """All ranks. Running reductions, the newest values of everything, and the states of torchmetrics objects."""
     return {
-        "reductions": {entry.name: _describe(entry) for entry in _running(trainer.logged.train)},
-        "values": trainer.callback_metrics,
-        "torchmetrics": {path: _metric_state(metric) for path, metric in _torchmetrics(trainer.module)},
-        "logged_objects": _describe_objects(trainer),
+        "reductions": {entry.name: _describe(entry) for entry in _running(logged.train)},
+        "values": logged.newest(),
+        "torchmetrics": {path: _metric_state(metric) for path, metric in _torchmetrics(module)},
+        "logged_objects": _describe_objects(logged, module),
     }
 
 
-def restore(trainer: Trainer, saved: Sequence[dict[str, Any]], *, share: int, num_shares: int) -> None:
+def restore(
+    logged: LoggedValues,
+    module: nn.Module,
+    device: torch.device,
+    saved: Sequence[dict[str, Any]],
+    *,
+    share: int,
+    num_shares: int,
+) -> None:
     """All ranks. Go on from what each share of the data had collected in the saved run.
 
     With fewer shares than before, one takes over the reductions of several; with more, some begin with nothing. Sums
@@ -40,22 +48,24 @@ def restore(trainer: Trainer, saved: Sequence[dict[str, Any]], *, share: int, nu
     handed on in this way, and begin anew.
 
     Args:
-        trainer: the running trainer.
+        logged: gets the values.
+        module: with the torchmetrics objects.
+        device: of this rank.
         saved: of each share of the saved run.
         share: that this rank has now.
         num_shares: that there are now.
     """
     # With more shares than were saved, the rest see what the last one saw.
     own = saved[min(share, len(saved) - 1)]
-    trainer.logged.take(own["values"])
+    logged.take(own["values"])
     # Each share that was saved goes to one of those that there are now.
     for part in saved[share::num_shares]:
         for name, state in part["reductions"].items():
-            _add(trainer.logged.train, name, state, trainer.strategy.root_device)
-    objects = dict(_torchmetrics(trainer.module))
+            _add(logged.train, name, state, device)
+    objects = dict(_torchmetrics(module))
     for name, state in own["logged_objects"].items():
         if (metric := objects.get(state["place"])) is not None:
-            trainer.logged.train.entries[name] = entry = _make_entry(name, state)
+            logged.train.entries[name] = entry = _make_entry(name, state)
             entry.metric = metric
     if len(saved) == num_shares:
         for path in objects.keys() & own["torchmetrics"].keys():
@@ -83,12 +93,12 @@ def _flags(entry: Entry) -> dict[str, Any]:
     return {flag: getattr(entry, flag) for flag in _FLAGS}
 
 
-def _describe_objects(trainer: Trainer) -> dict[str, dict[str, Any]]:
+def _describe_objects(logged: LoggedValues, module: nn.Module) -> dict[str, dict[str, Any]]:
     """The logging options of torchmetrics objects, by name, and their paths in the module."""
-    paths = {id(metric): path for path, metric in _torchmetrics(trainer.module)}
+    paths = {id(metric): path for path, metric in _torchmetrics(module)}
     return {
         entry.name: {"place": paths[id(entry.metric)], **_flags(entry)}
-        for entry in trainer.logged.train.entries.values()
+        for entry in logged.train.entries.values()
         if id(entry.metric) in paths
     }
 

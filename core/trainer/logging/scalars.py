@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 _CPU = torch.device("cpu")
 _LARGEST = torch.iinfo(torch.int64).max
@@ -30,6 +33,22 @@ def widen(value: Tensor, *, is_float: bool = False) -> Tensor:
     is_float = is_float or value.is_floating_point()
     wide = value.to(widest_float(value.device.type) if is_float else torch.int64)
     return wide.reshape(()) if wide.dim() else wide
+
+
+def read(values: Sequence[Any]) -> list[Any]:
+    """Numbers, and tensors of one element, as floats; None stays. Waits for a device once, however many it has."""
+    on_device = [value for value in values if _is_on_device(value)]
+    if len(on_device) > 1:
+        first = on_device[0].device
+        found = iter(torch.stack([widen(value.detach().to(first), is_float=True) for value in on_device]).tolist())
+        values = [next(found) if _is_on_device(value) else value for value in values]
+    # Detached: torch warns of a number that is made of a loss.
+    values = [value.detach() if isinstance(value, Tensor) else value for value in values]
+    return [None if value is None else float(value) for value in values]
+
+
+def _is_on_device(value: Any) -> bool:
+    return type(value) is Tensor and not value.is_cpu
 
 
 def narrow_for(device: torch.device, value: Tensor) -> Tensor:

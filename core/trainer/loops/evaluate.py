@@ -19,62 +19,60 @@ if TYPE_CHECKING:
 
     from core.trainer.data.loaders import StageLoader
     from core.trainer.logging.metrics import Metrics
-    from core.trainer.trainer import Trainer
+    from core.trainer.run import Run
 
 
-def evaluate(
-    trainer: Trainer, stage: Literal["validation", "test"], loaders: Sequence[StageLoader]
-) -> list[dict[str, float]]:
+def evaluate(run: Run, stage: Literal["validation", "test"], loaders: Sequence[StageLoader]) -> list[dict[str, float]]:
     """All ranks. Run `validation_step` or `test_step` over all loaders, without gradients.
 
     Returns:
         For each loader what was logged for it, by name, reduced over batches and ranks.
     """
-    events, metrics = trainer.events, trainer.logged.evaluation[stage]
-    with phase(stage, has_steps=True), evaluation_mode(trainer, metrics):
-        with without_gradients(trainer):
+    events, metrics = run.events, run.logged.evaluation[stage]
+    with phase(stage), evaluation_mode(run, metrics):
+        with without_gradients(run):
             metrics.open(on_epoch_default=True)
             events.emit(f"on_{stage}_start")
             events.emit(f"on_{stage}_epoch_start")
-            run_loaders(trainer, stage, require_method(trainer.module, f"{stage}_step", stage), loaders)
-            trainer.show_epoch(metrics)
+            run_loaders(run, stage, require_method(run.module, f"{stage}_step", stage), loaders)
+            run.publisher.show_epoch(metrics, run.module)
             events.emit(f"on_{stage}_epoch_end")
-            values = trainer.publish_epoch(metrics)
+            values = run.publisher.publish_epoch(metrics, run.module, hands_over=not run.sanity_checking)
             metrics.close()
         events.emit(f"on_{stage}_end")
     return _by_loader(values, len(loaders))
 
 
 @contextmanager
-def evaluation_mode(trainer: Trainer, metrics: Metrics) -> Iterator[None]:
+def evaluation_mode(run: Run, metrics: Metrics) -> Iterator[None]:
     """All ranks. The module is in evaluation mode, and logs to `metrics`; afterwards all is as it was."""
-    training = [child for child in trainer.module.modules() if child.training]
-    trainer.logged.settle_steps()
-    previous, trainer.metrics = trainer.metrics, metrics
-    trainer.module.eval()
+    training = [child for child in run.module.modules() if child.training]
+    run.logged.settle_steps()
+    previous, run.metrics = run.metrics, metrics
+    run.module.eval()
     try:
         yield
     finally:
         metrics.close()
-        trainer.module.eval()
+        run.module.eval()
         # One by one, and not by `train()`: the user may have left some parts in evaluation mode.
         for child in training:
             child.training = True
-        trainer.logged.settle_steps()
-        trainer.metrics = previous
+        run.logged.settle_steps()
+        run.metrics = previous
 
 
 @contextmanager
-def without_gradients(trainer: Trainer) -> Iterator[None]:
+def without_gradients(run: Run) -> Iterator[None]:
     """All ranks. A context in which no graph is kept."""
-    inference = trainer.options.inference_mode and Capability.INFERENCE_MODE in trainer.strategy.capabilities
+    inference = run.options.inference_mode and Capability.INFERENCE_MODE in run.strategy.capabilities
     # `inference_mode(False)` turns gradients on, so no_grad is inside of it.
     with torch.inference_mode(inference), torch.no_grad():
         yield
 
 
 def run_loaders(
-    trainer: Trainer,
+    run: Run,
     stage: Literal["validation", "test", "predict"],
     method: Callable[..., Any],
     loaders: Sequence[StageLoader],
@@ -83,24 +81,24 @@ def run_loaders(
     """All ranks. Call the stage's step, and the hooks around it, for each batch of each loader.
 
     Args:
-        trainer: in the stage.
+        run: in the stage.
         stage: as names of steps and hooks have it.
         method: the module's step, as the user wrote it.
         loaders: of the stage.
         collect: gets the number of the loader and what the step returned.
     """
-    step = trainer.strategy.step_callable(f"{stage}_step", trainer.module)
+    step = run.strategy.step_callable(f"{stage}_step", run.module)
     call = call_with(step, method, num_arguments=3, num_loaders=len(loaders))
-    call = trainer.profiled(f"{stage}_step", call)
-    context = trainer.strategy.forward_context()
-    start, end = (trainer.events.hook(f"on_{stage}_batch_{edge}") for edge in ("start", "end"))
-    if trainer.stage != "fit":
-        end = mark_steps(trainer.profiler, end)
-    metrics = trainer.metrics
+    call = run.profiled(f"{stage}_step", call)
+    context = run.strategy.forward_context()
+    start, end = (run.events.hook(f"on_{stage}_batch_{edge}") for edge in ("start", "end"))
+    if run.stage != "fit":
+        end = mark_steps(run.profiler, end)
+    metrics = run.metrics
     for dataloader_idx, loader in enumerate(loaders):
-        transfer, batch_idx = trainer.make_transfer(dataloader_idx), -1
+        transfer, batch_idx = run.make_transfer(dataloader_idx), -1
         metrics.dataloader_idx = dataloader_idx if len(loaders) > 1 else None
-        for batch_idx, batch in enumerate(profiled_batches(trainer.profiler, loader.batches())):
+        for batch_idx, batch in enumerate(profiled_batches(run.profiler, loader.batches())):
             pulse.count += 1
             if transfer is not None:
                 batch = transfer(batch)

@@ -9,29 +9,29 @@ from torch import Tensor
 
 from core.checkpoint import collect_random_state, restore_random_state
 from core.contract import Capability, ModuleError, TrainingStep
+from core.trainer.checks.stage_checks import check_max_steps
 from core.trainer.data.epoch_end import await_others
 from core.trainer.data.loaders import length_of
-from core.trainer.data.look_ahead import LookAhead
 from core.trainer.hooks.argument_counts import call_with
+from core.trainer.logging.loss_watch import guarded
 from core.trainer.loops.evaluate import evaluate
-from core.trainer.loops.loss_watch import guarded
 from core.trainer.loops.nothing_learned import NothingLearned
 from core.trainer.loops.profiling import mark_steps, profile_parts
-from core.trainer.loops.scheduling import schedulers_by, step_schedulers
+from core.trainer.loops.scheduling import schedulers_by, step_schedulers, step_waiting
+from core.trainer.loops.stop_agreement import StopAgreement
 from core.trainer.loops.validation_schedule import ValidationSchedule
+from core.trainer.loops.window import Window
 from core.trainer.loops.window_weights import weighed
 from core.trainer.module.module import require_method
 from core.trainer.module.module_steps import apply_overrides
-from core.trainer.module.optimization import evaluates_loss
-from core.trainer.settings.checks import check_max_steps
-from core.trainer.signals.stop_agreement import StopAgreement
+from core.trainer.module.optimization import evaluates_loss, takes_metric
 from core.watch import pulse
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from core.contract import StepOutput
-    from core.trainer.trainer import Trainer
+    from core.trainer.run import Run
 
 _END = object()
 
@@ -39,64 +39,66 @@ _END = object()
 class FitLoop:
     """Runs epochs until a limit is reached. Everything that can be decided before the first batch is decided here."""
 
-    def __init__(self, trainer: Trainer) -> None:
-        self.trainer = trainer
-        self.options = trainer.options
-        self.progress = trainer.progress
-        self.strategy = trainer.strategy
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self.options = run.options
+        self.progress = run.progress
+        self.strategy = run.strategy
         self.outputs: Any = None
 
     def run(self) -> None:
         """All ranks. Train from the restored position to a limit, or a stop."""
-        trainer = self.trainer
+        run = self._run
         self.progress.start_clock()
-        self.stops = trainer.stops = StopAgreement(trainer)
+        self.stops = StopAgreement(run)
+        run.wake = self.stops.wake
         try:
             self._run_to_end()
         finally:
             self.progress.stop_clock()
-            trainer.stops = None
+            run.wake = None
 
     def _run_to_end(self) -> None:
-        trainer = self.trainer
+        run = self._run
         self._prepare()
-        if not trainer.module.training:  # parts that the user has put into evaluation mode stay there
-            trainer.module.train()
-        trainer.metrics = trainer.logged.train
-        trainer.logged.train.open(on_epoch_default=True, strategy=self.strategy)
-        trainer.events.emit("on_train_start")
-        trainer.logged.train.on_epoch_default = False
-        with trainer.signals.training(self.stops.wake):
+        if not run.module.training:  # parts that the user has put into evaluation mode stay there
+            run.module.train()
+        run.metrics = run.logged.train
+        run.logged.train.open(on_epoch_default=True, strategy=self.strategy)
+        run.events.emit("on_train_start")
+        run.logged.train.on_epoch_default = False
+        with run.signals.training(self.stops.wake):
             while not self._stops():
                 self._run_epoch()
-        trainer.logged.train.close()
+        run.logged.train.close()
         self.strategy.synchronize_model()
-        trainer.events.emit("on_train_end")
+        run.events.emit("on_train_end")
 
     def _prepare(self) -> None:
-        check_max_steps(self.trainer)
-        events = self.trainer.events
-        self.nothing_learned = NothingLearned(self.trainer)
+        check_max_steps(self._run)
+        events, options = self._run.events, self.options
+        self.nothing_learned = NothingLearned(self._run)
         self.step = self._make_step()
         self.batch_start = events.hook("on_train_batch_start")
-        self.batch_end = mark_steps(self.trainer.profiler, events.hook("on_train_batch_end"))
-        self.transfer = self.trainer.make_transfer()
-        self.schedule = ValidationSchedule(self.trainer)
-        self.log_every = self.options.log_every_n_steps if self.trainer.loggers else 0
+        self.batch_end = mark_steps(self._run.profiler, events.hook("on_train_batch_end"))
+        self.transfer = self._run.make_transfer()
+        self.schedule = ValidationSchedule(self._run)
+        self.log_every = options.log_every_n_steps if self._run.publisher.loggers else 0
+        self.max_steps = options.max_steps if options.max_steps >= 0 else math.inf
 
     def _make_step(self) -> TrainingStep:
-        trainer, options, strategy = self.trainer, self.options, self.strategy
-        module = trainer.module
-        events, capabilities = trainer.events, strategy.capabilities
+        run, options, strategy = self._run, self.options, self.strategy
+        module = run.module
+        events, capabilities = run.events, strategy.capabilities
         manual = not getattr(module, "automatic_optimization", True)
         owns_accumulation = Capability.OWNS_ACCUMULATION in capabilities
         optimizers = strategy.optimizers
         step = TrainingStep(
             compute_loss=self._make_compute_loss(manual),
-            module=trainer.session.handle_of(module).wrapped,
+            module=run.session.handle_of(module).wrapped,
             optimizers=optimizers,
             manual=manual,
-            num_accumulated=1 if owns_accumulation else trainer.accumulate_grad_batches,
+            num_accumulated=1 if owns_accumulation else run.accumulate_grad_batches,
             clipping=None if Capability.OWNS_CLIPPING in capabilities else options.clipping,
             needs_closure=any(evaluates_loss(optimizer) for optimizer in optimizers),
             before_backward=events.hook("on_before_backward"),
@@ -104,13 +106,13 @@ class FitLoop:
             before_optimizer_step=events.hook("on_before_optimizer_step"),
             before_zero_grad=events.hook("on_before_zero_grad"),
         )
-        apply_overrides(trainer, step)
-        profile_parts(trainer.profiler, step, strategy)
-        trainer.running_step = step
+        apply_overrides(run, step)
+        profile_parts(run.profiler, step, strategy)
+        run.running_step = step
         return step
 
     def _make_compute_loss(self, manual: bool) -> Callable[[Any, int], Tensor | None]:
-        module = self.trainer.module
+        module = self._run.module
         training_step = require_method(module, "training_step", "fit")
         call = call_with(self.strategy.step_callable("training_step", module), training_step, num_arguments=2)
         context = self.strategy.forward_context()
@@ -157,40 +159,42 @@ class FitLoop:
     # epochs ---------------------------------------------------------------------------------------------------------
 
     def _run_epoch(self) -> None:
-        trainer, progress = self.trainer, self.progress
-        trainer.metrics = trainer.logged.train
+        run, progress = self._run, self.progress
+        run.metrics = run.logged.train
         # Within an epoch, the random state is restored once the loader was opened.
         if progress.batch == 0:
             self._restore_random_state()
-        trainer.loaders.begin_epoch(progress.epoch)
-        trainer.take_window()
+        run.loaders.begin_epoch(progress.epoch)
+        run.take_window()
         if progress.batch == 0:
             self._emit_epoch("on_train_epoch_start")
         self._take_changes()
-        # Other ranks than before may cut what is left of an epoch into another number of batches.
-        self.num_batches: int | float = math.inf if progress.is_recut else trainer.loaders.num_train_batches
+        # Other ranks than before, or batches of another size, may cut what is left into another number of batches.
+        self.num_batches: int | float = math.inf if progress.is_recut else run.loaders.num_train_batches
+        run.loaders.epoch_end = self.num_batches
         self.is_validation_due = self.schedule.begin_epoch()
         self.nothing_learned.begin_epoch()
         is_over = self._run_batches()
-        self._look_at_loss()
+        run.logged.losses.look_at_output(self.outputs, run.module, self.strategy)
         if is_over:
             self._end_epoch()
         else:
-            trainer.publish_epoch(trainer.logged.train, is_over=False)
-
-    def _look_at_loss(self) -> None:
-        self.trainer.logged.losses.look_at_output(self.outputs, self.trainer.module, self.strategy)
+            run.publisher.publish_epoch(run.logged.train, run.module, is_over=False)
 
     def _end_epoch(self) -> None:
         """End the epoch. Not called where a limit is reached within it: a resumed run has the rest of it to do."""
-        trainer, progress = self.trainer, self.progress
-        trainer.show_epoch(trainer.logged.train)
+        run, progress = self._run, self.progress
+        run.publisher.show_epoch(run.logged.train, run.module)
         progress.epoch_is_ending = True
         self._emit_epoch("on_train_epoch_end", last=False)
-        trainer.publish_epoch(trainer.logged.train)
-        step_schedulers(trainer, self.epoch_schedulers, progress.epoch + 1)
+        run.publisher.publish_epoch(run.logged.train, run.module)
+        for item in self.plateaus:
+            item.renewed_by.add("epoch")
+        step_schedulers(run, self.epoch_schedulers, progress.epoch + 1)
+        step_waiting(run, self.plateaus)
         progress.epoch_is_ending, progress.epoch_is_over = False, True
-        trainer.write_pending()
+        if run.pending_saves:
+            self._write_pending()
         self._emit_epoch("on_train_epoch_end", last=True)
         progress.end_epoch()
 
@@ -202,15 +206,16 @@ class FitLoop:
             self.step = self._make_step()
         self.step.ends_window = True
         if Capability.OWNS_ACCUMULATION not in capabilities:
-            self.step.num_accumulated = self.trainer.accumulate_grad_batches
+            self.step.num_accumulated = self._run.accumulate_grad_batches
         manual = self.step.manual
-        self.step_schedulers = schedulers_by(self.trainer, "step", manual=manual)
-        self.epoch_schedulers = schedulers_by(self.trainer, "epoch", manual=manual)
+        self.step_schedulers = schedulers_by(self._run, "step", manual=manual)
+        self.epoch_schedulers = schedulers_by(self._run, "epoch", manual=manual)
+        self.plateaus = [item for item in (*self.step_schedulers, *self.epoch_schedulers) if takes_metric(item)]
 
     def _emit_epoch(self, name: str, **which: bool) -> None:
-        self.trainer.logged.train.on_epoch_default = True
-        self.trainer.events.emit(name, **which)
-        self.trainer.logged.train.on_epoch_default = False
+        self._run.logged.train.on_epoch_default = True
+        self._run.events.emit(name, **which)
+        self._run.logged.train.on_epoch_default = False
 
     def _stops(self) -> bool:
         """All ranks, between two epochs. True if the run ends here, by a limit, a request, or a signal."""
@@ -231,89 +236,92 @@ class FitLoop:
         if options.max_epochs is not None and 0 <= options.max_epochs <= progress.epoch:
             return True
         least = progress.epoch >= options.min_epochs and progress.global_step >= options.min_steps
-        return self.trainer.should_stop and least
+        return self._run.should_stop and least
 
     # batches --------------------------------------------------------------------------------------------------------
 
     def _run_batches(self) -> bool:
         """Train the epoch's batches. True if the epoch came to its end."""
-        trainer, progress, step = self.trainer, self.progress, self.step
-        metrics = trainer.logged.train
-        run: Callable[[Any, int, TrainingStep], StepOutput]
-        run = trainer.profiled("run_training_step", self.strategy.run_training_step)
-        if (feed := trainer.loaders.windowed_feed) is not None:
-            run = weighed(run, feed, self.strategy.data_parallel_size)
-        fetch: Callable[..., Any] = trainer.profiled("fetch_batch", next)
-        transfer = self.transfer
-        batch_start, batch_end = self.batch_start, self.batch_end
-        accumulated, num_batches = trainer.window, self.num_batches
-        is_validation_due = self.is_validation_due
-        max_steps = self.options.max_steps if self.options.max_steps >= 0 else math.inf
-        signals, stops, window_start = trainer.signals, self.stops, progress.window_start
-        batches = self._open_loader()
-        knows_length = trainer.loaders.knows_length and num_batches < math.inf
-        ahead = LookAhead(batches) if accumulated > 1 and not knows_length else None
-        batches = ahead or batches
+        run, progress, step, stops = self._run, self.progress, self.step, self.stops
+        signals, metrics, num_batches = run.signals, run.logged.train, self.num_batches
+        fetch: Callable[..., Any] = run.profiled("fetch_batch", next)
+        train, (batches, window) = self._make_train_batch(), self._open_batches()
         self._validate_belatedly()
         batch_idx = progress.batch
         stops.begin(batch_idx)
         pulse.phase = "step"
         while batch_idx < num_batches:
             pulse.count += 1
-            # A signal doesn't wait for data that never comes.
-            signals.is_fetching = True
+            signals.is_fetching = True  # a signal doesn't wait for data that never comes
             batch = fetch(batches, _END)
             signals.is_fetching = False
             if batch is _END:
                 break
-            if transfer is not None:
-                batch = transfer(batch)
+            if self.transfer is not None:
+                batch = self.transfer(batch)
             metrics.batch = batch
-            # A window ends after so many batches, or with the epoch; a loader of unknown length has to be asked for one
-            # more.
-            if accumulated > 1:
-                step.ends_window = (batch_idx + 1 - window_start) % accumulated == 0 or batch_idx + 1 == num_batches
-                if ahead is not None and not step.ends_window and ahead.is_last():
-                    step.ends_window, trainer.loaders.epoch_end = True, batch_idx + 1
-            if batch_start is not None and batch_start(batch, batch_idx) == -1:
+            if window is not None:
+                step.ends_window = window.ends_with(batch_idx)
+            if self.batch_start is not None and self.batch_start(batch, batch_idx) == -1:
                 return True
-            # The step. An engine may take several batches in it, and optimizers that a module steps itself count by
-            # themselves.
+            # An engine may take several batches in its step. Optimizers that a module steps itself count by themselves.
             steps_before = progress.global_step
-            output = run(batch, batch_idx, step)
-            batch_idx += output.num_batches
-            progress.batch = batch_idx
+            output = train(batch, batch_idx, step)
+            batch_idx = progress.batch = batch_idx + output.num_batches
             progress.total_batches += output.num_batches
             progress.global_step += output.num_optimizer_steps
-            stepped = progress.global_step > steps_before  # with manual optimization, the optimizers have counted
+            stepped = progress.global_step > steps_before
             if stepped and self.step_schedulers:
-                step_schedulers(trainer, self.step_schedulers, progress.global_step)
-            if batch_end is not None:
+                step_schedulers(run, self.step_schedulers, progress.global_step)
+            if self.batch_end is not None:
                 outputs = output.loss if type(self.outputs) is Tensor else self._outputs(output)
-                batch_end(outputs, batch, batch_idx - output.num_batches)
+                self.batch_end(outputs, batch, batch_idx - output.num_batches)
             if stepped and self.log_every and progress.global_step // self.log_every > steps_before // self.log_every:
-                trainer.publish_step(metrics)
-                self._look_at_loss()
-            if is_validation_due is not None and is_validation_due(batch_idx):
+                run.publisher.publish_step(metrics, self.outputs, run.module)
+            if self.is_validation_due is not None and self.is_validation_due(batch_idx):
                 self._validate()
             # Checkpoints and stops come between two optimizer steps only.
-            if trainer.pending_saves and step.ends_window:
-                trainer.write_pending()
-            may_stop = batch_idx >= stops.look_at or progress.global_step >= max_steps
-            if may_stop and step.ends_window and self._stops_after(batch_idx) and batch_idx < num_batches:
-                return False
-        # The epoch's batches are done.
+            if step.ends_window:
+                if run.pending_saves:
+                    self._write_pending()
+                may_stop = batch_idx >= stops.look_at or progress.global_step >= self.max_steps
+                if may_stop and self._stops_after(batch_idx) and batch_idx < num_batches:
+                    return False
+        self._end_batches(batches, batch_idx)
+        return True
+
+    def _make_train_batch(self) -> Callable[[Any, int, TrainingStep], StepOutput]:
+        train = self._run.profiled("run_training_step", self.strategy.run_training_step)
+        feed = self._run.loaders.windowed_feed
+        return train if feed is None else weighed(train, feed, self.strategy.data_parallel_size)
+
+    def _open_batches(self) -> tuple[Iterator[Any], Window | None]:
+        """The epoch's remaining batches; and where windows end, if gradients are accumulated."""
+        run, batches = self._run, self._open_loader()
+        if run.window == 1:
+            return batches, None
+        window = Window(run.window, self.progress.window_start, self.num_batches, batches, run.loaders)
+        return window.batches, window
+
+    def _write_pending(self) -> None:
+        from core.trainer.state import saving  # a run without checkpoints waits for none of it
+
+        saving.write_pending(self._run)
+
+    def _end_batches(self, batches: Iterator[Any], num_batches: int) -> None:
+        """All ranks, when the epoch's batches are done: see that they are for all, and validate if that is due."""
+        run = self._run
         pulse.phase = "end of epoch"
-        metrics.batch = None
-        if batch_idx == 0:
-            trainer.loaders.refuse_empty_loader()
-        self.nothing_learned.end_epoch(batch_idx)
-        await_others(trainer, batch_idx)
-        if batch_idx == length_of(trainer.loaders.train):
+        run.logged.train.batch = None
+        if num_batches == 0:
+            run.loaders.refuse_empty_loader()
+        self.nothing_learned.end_epoch(num_batches)
+        if not run.loaders.knows_length:
+            await_others(self.strategy, epoch=self.progress.epoch, num_batches=num_batches)
+        if num_batches == length_of(run.loaders.train):
             next(batches, None)  # as a `for` loop asks once more: the order of some samplers depends on it
         if self.schedule.is_due_after_epoch():
             self._validate()
-        return True
 
     def _open_loader(self) -> Iterator[Any]:
         """An iterator over the epoch's remaining batches, with the restored random state where a run goes on.
@@ -321,13 +329,13 @@ class FitLoop:
         torch's loader draws from the random state when it is opened: within an epoch that draw has been made before.
         One that is read again up to its position draws the same once more, its order perhaps.
         """
-        trainer, place = self.trainer, (self.strategy.accelerator, self.strategy.root_device)
-        at_opening = (trainer.restored_random_state or {}).get("at_opening")
+        run, place = self._run, (self.strategy.accelerator, self.strategy.root_device)
+        at_opening = (run.restored_random_state or {}).get("at_opening")
         if at_opening is not None:
             restore_random_state(at_opening, *place)
-        trainer.random_state_at_opening = collect_random_state(*place) if trainer.loaders.reads_again else None
-        with trainer.signals.hidden_from_children():
-            batches: Iterator[Any] = trainer.loaders.open_train()
+        run.random_state_at_opening = collect_random_state(*place) if run.loaders.reads_again else None
+        with run.signals.hidden_from_children():
+            batches: Iterator[Any] = run.loaders.open_train()
         if self.progress.batch >= self.num_batches:
             next(batches, None)  # the order of an epoch that is over is drawn too, so that the next one's follows it
         self._restore_random_state()
@@ -335,7 +343,7 @@ class FitLoop:
 
     def _restore_random_state(self) -> None:
         """Restore random numbers: once, as the last of all that is restored."""
-        state, self.trainer.restored_random_state = self.trainer.restored_random_state, None
+        state, self._run.restored_random_state = self._run.restored_random_state, None
         if state is not None:
             restore_random_state(state, self.strategy.accelerator, self.strategy.root_device)
 
@@ -350,22 +358,29 @@ class FitLoop:
         due, progress = self.is_validation_due, self.progress
         if progress.batch > 0 and not progress.is_validated and due is not None and due(progress.batch):
             self._validate()
+        step_waiting(self._run, self.plateaus)  # if it was saved in the last hooks of a validation
 
     def _validate(self) -> None:
         """Validate. An interrupted validation is undone: resuming validates again, with the same random numbers."""
-        trainer, progress, place = self.trainer, self.progress, (self.strategy.accelerator, self.strategy.root_device)
+        run, progress, place = self._run, self.progress, (self.strategy.accelerator, self.strategy.root_device)
         self._settle()
         before, progress.validated_batch = progress.validated_batch, progress.batch
         state = collect_random_state(*place)
+        renewed = [set(item.renewed_by) for item in self.plateaus]
+        for item in self.plateaus:
+            item.renewed_by.add("validation")
         try:
-            with trainer.signals.apart_from_steps():
+            with run.signals.apart_from_steps():
                 self.strategy.synchronize_model()
-                evaluate(trainer, "validation", trainer.loaders.validation)
+                evaluate(run, "validation", run.loaders.validation)
         except BaseException:
             progress.validated_batch = before
+            for item, renewed_by in zip(self.plateaus, renewed, strict=True):
+                item.renewed_by = renewed_by
             restore_random_state(state, *place)
             raise
         self.schedule.note()
+        step_waiting(run, self.plateaus)
         self._settle()
 
     def _settle(self) -> None:

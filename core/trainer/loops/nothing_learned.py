@@ -9,21 +9,21 @@ from core.contract import ModuleError
 from core.trainer.module.optimization import evaluates_loss
 
 if TYPE_CHECKING:
-    from core.trainer.trainer import Trainer
+    from core.trainer.run import Run
 
 
 class NothingLearned:
     """Hears of each batch without a loss and of each epoch's end, and speaks where parameters could have changed."""
 
-    def __init__(self, trainer: Trainer) -> None:
-        self._trainer, self._name = trainer, type(trainer.module).__name__
-        self._is_manual = not getattr(trainer.module, "automatic_optimization", True)
+    def __init__(self, run: Run) -> None:
+        self._run, self._name = run, type(run.module).__name__
+        self._is_manual = not getattr(run.module, "automatic_optimization", True)
         self._has_warned = False
         self.begin_epoch()
 
     def begin_epoch(self) -> None:
         """Count from here."""
-        progress = self._trainer.progress
+        progress = self._run.progress
         self._first_batch, self._steps_before, self._skipped = progress.batch, progress.global_step, set[int]()
 
     def note_missing_loss(self) -> None:
@@ -32,7 +32,7 @@ class NothingLearned:
         Raises:
             ModuleError: the optimizer needs one, or other ranks have one.
         """
-        progress, optimizers = self._trainer.progress, self._trainer.optimizers
+        progress, optimizers = self._run.progress, self._run.strategy.optimizers
         if owner := next((type(each).__name__ for each in optimizers if evaluates_loss(each)), None):
             raise ModuleError(
                 f"{self._name}.training_step returned None for batch {progress.batch} of epoch {progress.epoch}, and "
@@ -46,7 +46,7 @@ class NothingLearned:
                 "batch is skipped, and nothing is learned from it. If that isn't meant, end it with `return loss`."
             )
         # At every batch of an accumulation window: what ranks exchange depends on all before it.
-        if self._has_gradients() and (others := self._trainer.strategy.absent_ranks(self._batch)):
+        if self._has_gradients() and (others := self._run.strategy.absent_ranks(self._batch)):
             raise ModuleError(self._missed_by(others))
 
     def end_epoch(self, num_batches: int) -> None:
@@ -55,7 +55,7 @@ class NothingLearned:
         Raises:
             ModuleError: none of them had a loss.
         """
-        progress = self._trainer.progress
+        progress = self._run.progress
         if self._first_batch or not self._learns():
             return
         if self._is_manual and progress.global_step == self._steps_before:
@@ -73,10 +73,10 @@ class NothingLearned:
 
     @property
     def _batch(self) -> str:
-        return f"batch {self._trainer.progress.batch} of epoch {self._trainer.progress.epoch}"
+        return f"batch {self._run.progress.batch} of epoch {self._run.progress.epoch}"
 
     def _missed_by(self, others: list[int]) -> str:
-        rank = self._trainer.strategy.global_rank
+        rank = self._run.strategy.global_rank
         return (
             f"{self._name}.training_step returned None for {self._batch} on rank {rank}, and not on "
             f"{', '.join(f'rank {other}' for other in others)}: a rank with a loss waits for the gradients of all. "
@@ -85,13 +85,13 @@ class NothingLearned:
         )
 
     def _learns(self) -> bool:
-        return bool(self._trainer.optimizers) and self._has_gradients()
+        return bool(self._run.strategy.optimizers) and self._has_gradients()
 
     def _has_gradients(self) -> bool:
-        return any(each.requires_grad for each in self._trainer.module.parameters())
+        return any(each.requires_grad for each in self._run.module.parameters())
 
     def _warn(self, message: str) -> None:
         """Warn once, on rank 0."""
-        if self._trainer.is_global_zero and not self._has_warned:
+        if self._run.strategy.is_global_zero and not self._has_warned:
             warnings.warn(message, stacklevel=3)
         self._has_warned = True

@@ -17,42 +17,42 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from core.trainer.data.loaders import StageLoader
-    from core.trainer.trainer import Trainer
+    from core.trainer.run import Run
 
 _CPU = torch.device("cpu")
 _MISSING = object()
 
 
-def predict(trainer: Trainer, loaders: Sequence[StageLoader], *, returns: bool) -> list[Any] | None:
+def predict(run: Run, loaders: Sequence[StageLoader], *, returns: bool) -> list[Any] | None:
     """All ranks. Run `predict_step` over all loaders, without gradients; see `Trainer.predict`."""
-    events = trainer.events
-    with phase("prediction", has_steps=True), evaluation_mode(trainer, _NoMetrics(on_epoch_default=True)):
-        with without_gradients(trainer):
+    events = run.events
+    with phase("prediction"), evaluation_mode(run, _NoMetrics(on_epoch_default=True)):
+        with without_gradients(run):
             events.emit("on_predict_start")
             events.emit("on_predict_epoch_start")
-            predictions = _collect_predictions(trainer, loaders, returns)
+            predictions = _collect_predictions(run, loaders, returns)
             events.emit("on_predict_epoch_end")
         events.emit("on_predict_end")
     if not returns:
         return None
-    gathered = _gather(trainer, predictions)
+    gathered = _gather(run, predictions)
     return gathered[0] if len(gathered) == 1 else gathered
 
 
-def _collect_predictions(trainer: Trainer, loaders: Sequence[StageLoader], returns: bool) -> list[list[Any]]:
-    moves = trainer.strategy.root_device != _CPU
+def _collect_predictions(run: Run, loaders: Sequence[StageLoader], returns: bool) -> list[list[Any]]:
+    moves = run.strategy.root_device != _CPU
     predictions: list[list[Any]] = [[] for _ in loaders]
 
     def collect(dataloader_idx: int, output: Any) -> None:
         predictions[dataloader_idx].append(to_device(output, _CPU) if moves else output)
 
-    run_loaders(trainer, "predict", trainer.module.predict_step, loaders, collect if returns else None)
+    run_loaders(run, "predict", run.module.predict_step, loaders, collect if returns else None)
     return predictions
 
 
-def _gather(trainer: Trainer, predictions: list[list[Any]]) -> list[list[Any]]:
+def _gather(run: Run, predictions: list[list[Any]]) -> list[list[Any]]:
     """The batches of all shares of the data, step by step, on rank 0; elsewhere this rank's."""
-    strategy = trainer.strategy
+    strategy = run.strategy
     if not strategy.session.has_peers:
         return predictions
     gathered = strategy.gather_objects((strategy.data_parallel_rank, predictions))

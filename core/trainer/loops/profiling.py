@@ -1,4 +1,4 @@
-"""The attachment of a profiler to a trainer, once when a stage begins. Without one, nothing here is in a step."""
+"""The attachment of a profiler to a run, once when a stage begins. Without one, nothing here is in a step."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ if TYPE_CHECKING:
 
     from core.contract import Strategy, TrainingStep
     from core.trainer.profilers import Profiler
-    from core.trainer.trainer import Trainer
+    from core.trainer.run import Run
 
 
 @contextmanager
-def profiled_stage(trainer: Trainer) -> Iterator[None]:
+def profiled_stage(run: Run) -> Iterator[None]:
     """All ranks. Measure what happens inside, and report it afterwards."""
-    profiler = trainer.profiler
+    profiler = run.profiler
     if profiler is None:
         yield
         return
-    assert trainer.stage is not None
-    profiler.setup(trainer.stage, trainer.log_dir, trainer.global_rank)
+    assert run.stage is not None
+    profiler.setup(run.stage, run.log_dir, run.strategy.global_rank)
     try:
         yield
     finally:
         profiler.teardown()
-        trainer.print(profiler.describe())
+        run.fabric.print(profiler.describe())
 
 
 def profile_parts(profiler: Profiler | None, step: TrainingStep, strategy: Strategy) -> None:

@@ -1,4 +1,4 @@
-"""One stage in the worker, from the process group's beginning to its end; and what each stage does in between."""
+"""A run in the worker, from the process group's beginning to its end; and what each stage does in between."""
 
 from __future__ import annotations
 
@@ -6,168 +6,184 @@ from typing import TYPE_CHECKING, Any
 
 from core.checkpoint import collect_random_state, restore_random_state
 from core.contract import HangError
-from core.trainer.callbacks.progress_bar import ProgressBar
 from core.trainer.data.prepare import prepare_data
 from core.trainer.hooks.events import Events
 from core.trainer.logging import run_logs
+from core.trainer.loops import run_facts
 from core.trainer.loops.evaluate import evaluate
 from core.trainer.loops.fit import FitLoop
 from core.trainer.loops.predict import predict
 from core.trainer.loops.profiling import profiled_stage
+from core.trainer.loops.told_end import tell_end
 from core.trainer.module.module import Module
-from core.trainer.settings import quick_runs
 from core.trainer.settings.torch_modes import torch_modes
-from core.trainer.signals import requeue
 from core.trainer.signals.interruption import SignalGuard
-from core.trainer.signals.told_end import tell_end
+from core.trainer.state import requeue
 from core.trainer.state.checkpoint_path import find_checkpoint
 from core.trainer.state.finished_fit import FinishedFit
-from core.watch import explain
+from core.trainer.state.finished_run import tell_of_end
+from core.trainer.state.return_to_cpu import return_to_cpu
+from core.watch import explain, phase
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from core.contract import Stage
-    from core.trainer.trainer import Trainer
+    from core.trainer.run import Run
 
 
-def run(trainer: Trainer, crosses_processes: bool) -> Any:
-    """All ranks, in the worker. Run `trainer.stage` from the process group's beginning to its end.
+def run_stage(run: Run, crosses_processes: bool) -> Any:
+    """All ranks, in the worker. Run `run.stage` from the process group's beginning to its end.
 
     Args:
-        trainer: with module, data and stage as the user's call has set them.
+        run: with module, data and stage as the user's call has set them.
         crosses_processes: pack what has changed into an `Outcome`, for the caller in another process.
     """
-    trainer.signals = SignalGuard(trainer.progress, requeue.warning_signals(trainer))
-    with trainer.signals:
-        outcome = _run(trainer, crosses_processes)
-        return outcome.after_teardown(trainer.module) if crosses_processes else outcome
+    run.signals = SignalGuard(run.progress, requeue.warning_signals(run))
+    with run.signals:
+        outcome = _run(run, crosses_processes)
+        return outcome.after_teardown(run.module) if crosses_processes else outcome
 
 
-def _run(trainer: Trainer, crosses_processes: bool) -> Any:
-    strategy, module = trainer.strategy, trainer.module
-    trainer.fabric.join()
-    trainer.is_running = True
-    if isinstance(module, Module):
-        module.trainer = trainer
-    if trainer.datamodule is not None:
-        trainer.datamodule.trainer = trainer
-    for callback in trainer.callbacks:
-        if isinstance(callback, ProgressBar):
-            callback.trainer = trainer
-            if not trainer.is_global_zero:
-                callback.disable()
+def _run(run: Run, crosses_processes: bool) -> Any:
+    strategy, module = run.strategy, run.module
+    run.fabric.join()
+    run.is_running = True
+    _attach(run)
     # From here on, an exception reaches the hooks, and the stage is torn down.
-    trainer.events = Events(trainer, module, trainer.callbacks, trainer.datamodule)
+    run.events = Events(run.trainer, module, run.callbacks, run.datamodule, run.profiler)
     try:
-        trainer.loggers = run_logs.loggers_of_rank(trainer.fabric.loggers, strategy)
-        if trainer.fast_dev_run:
-            quick_runs.announce(trainer, trainer.fast_dev_run)
-        with torch_modes(trainer.options), profiled_stage(trainer):
-            prepare_data(strategy, (trainer.datamodule, module))
-            trainer.events.emit("setup", trainer.stage)
-            trainer.ckpt_path = find_checkpoint(trainer, trainer.ckpt_path)
-            trainer.profiled("setup_strategy", _set_up)(trainer)
-            result = _BODIES[trainer.stage](trainer)
-        run_logs.finalize(trainer.loggers)
+        run.publisher.loggers = run_logs.loggers_of_rank(run.loggers, strategy)
+        if run.fast_dev_run:
+            _announce_quick_run(run)
+        with torch_modes(run.options), profiled_stage(run):
+            prepare_data(strategy, (run.datamodule, module))
+            run.events.emit("setup", run.stage)
+            run.ckpt_path = find_checkpoint(run, run.ckpt_path)
+            run.profiled("setup_strategy", _set_up)(run)
+            result = _BODIES[run.stage](run)
+        run_logs.finalize(run.publisher.loggers)
         if crosses_processes:
             from core.trainer.state.outcome import Outcome
 
-            return Outcome.of(trainer, result)
+            return Outcome.of(run, result)
         return result
     except BaseException as raised:
-        _return_to_step(trainer)
-        error = explain(trainer.signals.explain(raised))
+        _return_to_step(run)
+        error = explain(run.signals.explain(raised))
         try:
-            requeue.requeue_after(trainer, error)
+            requeue.requeue_after(run, error)
             if (hears := getattr(strategy, "on_exception", None)) is not None:
                 hears(error)
-            trainer.events.emit("on_exception", error)
-            tell_end(trainer)
+            run.events.emit("on_exception", error)
+            tell_end(run)
         finally:
-            run_logs.finalize_after(trainer.loggers, error)
+            run_logs.finalize_after(run.publisher.loggers, error)
         if error is raised:
             raise
         raise error from (None if isinstance(error, HangError) else raised)
     finally:
-        _end(trainer)
+        _end(run)
 
 
-def _set_up(trainer: Trainer) -> None:
+def _attach(run: Run) -> None:
+    """Give the Trainer to those who have it as an attribute; a progress bar shows something on rank 0 only."""
+    if isinstance(run.module, Module):
+        run.module.trainer = run.trainer
+    if run.datamodule is not None:
+        run.datamodule.trainer = run.trainer
+    for callback in run.callbacks:
+        if callback.found_as == "progress_bar_callback":
+            callback.trainer = run.trainer  # type: ignore[attr-defined]
+            if not run.strategy.is_global_zero:
+                callback.disable()  # type: ignore[attr-defined]
+
+
+def _announce_quick_run(run: Run) -> None:
+    batches = "1 batch" if run.fast_dev_run == 1 else f"{run.fast_dev_run} batches"
+    run.fabric.print(
+        f"fast_dev_run: {batches} of each stage; loggers, checkpoints, early stopping and monitors are off, and other "
+        "limits don't count."
+    )
+
+
+def _set_up(run: Run) -> None:
     """Let the strategy set everything up. An override may do its part only, and leave out `super().setup(trainer)`."""
-    strategy = trainer.strategy
-    if trainer.trains and trainer.options.global_batch_size is not None:
+    strategy = run.strategy
+    if run.trains and run.options.global_batch_size is not None:
         # The window follows from the loader, and engines want to know it when they are set up.
-        trainer.setup_dataloaders()
-        trainer.take_window()
-    strategy.setup(trainer)
+        run.loaders.setup(strategy)
+        run.take_window()
+    strategy.setup(run.trainer)
     # The classes that are next in line, as `super()` would ask them, as long as nothing is set up.
     overridden = [owner for owner in type(strategy).__mro__ if "setup" in vars(owner)][1:]
     for owner in overridden:
-        if not trainer.session.handles:
-            vars(owner)["setup"](strategy, trainer)
+        if not run.session.handles:
+            vars(owner)["setup"](strategy, run.trainer)
 
 
-def _end(trainer: Trainer) -> None:
+def _end(run: Run) -> None:
     try:
-        trainer.events.emit("teardown", trainer.stage)
+        with phase("teardown"):
+            run.events.emit("teardown", run.stage)
     finally:
-        trainer.forget_optimizers()
-        if trainer.running_step is not None:
-            # Loop and step hold each other: a wrapper would outlive its process group until garbage is collected.
-            trainer.running_step.release()
-        trainer.running_step, trainer.is_running = None, False
-        trainer.fabric.teardown()
+        run.end()
+        run.fabric.teardown()
+        return_to_cpu(run)
 
 
-def _fit(trainer: Trainer) -> None:
-    if trainer.described_module is not trainer.module:
-        run_logs.log_hyperparameters(trainer)
-        run_logs.log_facts(trainer)
-        trainer.described_module = trainer.module
-    _sanity_check(trainer)
-    FitLoop(trainer).run()
-    trainer.events.emit("on_fit_end")
-    trainer.finished_fit = FinishedFit.of(trainer)
-    requeue.forget(trainer)
+def _fit(run: Run) -> None:
+    has_ended = tell_of_end(run)
+    if run.described_module is not run.module and not has_ended:
+        run_facts.log_hyperparameters(run)
+        run_facts.log_facts(run)
+        run.described_module = run.module
+    _sanity_check(run)
+    FitLoop(run).run()
+    with phase("end of fit"):
+        run.events.emit("on_fit_end")
+    run.finished_fit = FinishedFit.of(run)
+    requeue.forget(run)
+    if has_ended:
+        run_logs.leave_no_folder(run.publisher.loggers)
 
 
-def _sanity_check(trainer: Trainer) -> None:
-    if not trainer.loaders.validation or not trainer.options.num_sanity_val_steps or trainer.ckpt_path is not None:
+def _sanity_check(run: Run) -> None:
+    if not run.loaders.validation or not run.options.num_sanity_val_steps or run.ckpt_path is not None:
         return
-    trainer.sanity_checking = True
-    place = trainer.strategy.accelerator, trainer.strategy.root_device
+    run.sanity_checking = True
+    place = run.strategy.accelerator, run.strategy.root_device
     random_state = collect_random_state(*place)  # training must not depend on whether this was done
-    trainer.events.emit("on_sanity_check_start")
-    with trainer.loaders.limited_validation(trainer.options.num_sanity_val_steps) as loaders:
-        evaluate(trainer, "validation", loaders)
-    trainer.events.emit("on_sanity_check_end")
+    run.events.emit("on_sanity_check_start")
+    with run.loaders.limited_validation(run.options.num_sanity_val_steps) as loaders:
+        evaluate(run, "validation", loaders)
+    run.events.emit("on_sanity_check_end")
     restore_random_state(random_state, *place)
-    trainer.logged.forget_epoch_values()
-    trainer.sanity_checking = False
+    run.logged.forget_epoch_values()
+    run.sanity_checking = False
 
 
-def _validate(trainer: Trainer) -> list[dict[str, float]]:
-    return evaluate(trainer, "validation", trainer.loaders.validation)
+def _validate(run: Run) -> list[dict[str, float]]:
+    return evaluate(run, "validation", run.loaders.validation)
 
 
-def _test(trainer: Trainer) -> list[dict[str, float]]:
-    return evaluate(trainer, "test", trainer.loaders.test)
+def _test(run: Run) -> list[dict[str, float]]:
+    return evaluate(run, "test", run.loaders.test)
 
 
-def _predict(trainer: Trainer) -> list[Any] | None:
-    return predict(trainer, trainer.loaders.predict, returns=trainer.returns_predictions)
+def _predict(run: Run) -> list[Any] | None:
+    return predict(run, run.loaders.predict, returns=run.returns_predictions)
 
 
-def _return_to_step(trainer: Trainer) -> None:
+def _return_to_step(run: Run) -> None:
     """Uncount the batches of an unfinished window after an exception, since its gradients are lost."""
-    unfinished = trainer.count_unfinished()
-    trainer.progress.batch -= unfinished
-    trainer.progress.total_batches -= unfinished
-    trainer.progress.epoch_is_ending = False
+    unfinished = run.count_unfinished()
+    run.progress.batch -= unfinished
+    run.progress.total_batches -= unfinished
+    run.progress.epoch_is_ending = False
 
 
-_BODIES: dict[Stage | None, Callable[[Trainer], Any]] = {
+_BODIES: dict[Stage | None, Callable[[Run], Any]] = {
     "fit": _fit,
     "validate": _validate,
     "test": _test,

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from core.contract import ConfigurationError
-from core.trainer.callbacks.common_decisions import PacedQuestion
-from core.trainer.settings.options import is_whole, resolve_limit
+from core.trainer.data.validation_interval import batches_between
+from core.trainer.signals.pace import PacedQuestion
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from core.trainer.settings.options import TrainerOptions
-    from core.trainer.trainer import Trainer
+    from core.trainer.run import Run
 
 
 class ValidationSchedule:
@@ -23,12 +21,12 @@ class ValidationSchedule:
     the end of the validation before, and is asked for at intervals.
     """
 
-    def __init__(self, trainer: Trainer) -> None:
-        self._options, self._progress = trainer.options, trainer.progress
-        self._loaders, self._strategy = trainer.loaders, trainer.strategy
+    def __init__(self, run: Run) -> None:
+        self._options, self._progress = run.options, run.progress
+        self._loaders, self._strategy = run.loaders, run.strategy
         self._question = PacedQuestion()
         self._ended_s = time.monotonic()
-        self._last_at = trainer.progress.total_batches if trainer.progress.is_validated else -1
+        self._last_at = run.progress.total_batches if run.progress.is_validated else -1
 
     def note(self) -> None:
         """A validation has just ended."""
@@ -74,32 +72,3 @@ class ValidationSchedule:
     def _is_late_here(self) -> bool:
         duration = self._options.val_check_time
         return duration is not None and time.monotonic() - self._ended_s >= duration.total_seconds()
-
-
-def batches_between(options: TrainerOptions, loaders: Any) -> int:
-    """Batches from one validation to the next; 0 if batches don't decide it.
-
-    Raises:
-        ConfigurationError: a fraction of an epoch of unknown length, or of less than one batch.
-    """
-    interval = options.val_check_interval
-    if not loaders.validation or is_whole(interval):
-        return 0
-    if isinstance(interval, int):
-        return interval
-    return int(resolve_limit(interval, loaders.num_train_batches, name="val_check_interval"))
-
-
-def check_interval(options: TrainerOptions, loaders: Any) -> None:
-    """Refuse an interval that no epoch reaches.
-
-    Raises:
-        ConfigurationError: with the ways out.
-    """
-    interval, available = batches_between(options, loaders), loaders.num_train_batches
-    if options.check_val_every_n_epoch is not None and interval > available:
-        raise ConfigurationError(
-            f"val_check_interval={interval} is more than the {available} batches of an epoch, so validation would "
-            "never run. Pass check_val_every_n_epoch=None to count batches over epochs, or limit_val_batches=0 not to "
-            "validate."
-        )

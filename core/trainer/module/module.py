@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -10,9 +11,9 @@ from torch import Tensor, nn
 from torch.compiler import is_compiling
 
 from core.contract import ConfigurationError, ModuleError, empty_hook, near_names
-from core.trainer.data.data_hooks import DataHooks
+from core.trainer.hooks.data_hooks import DataHooks
+from core.trainer.hparams.hyperparameters import HasHyperparameters
 from core.trainer.module.class_only_method import ClassOnlyMethod
-from core.trainer.module.hyperparameters import HasHyperparameters
 from core.trainer.module.module_hooks import ModuleHooks
 from core.trainer.module.module_steps import ModuleSteps
 
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
     from core.contract import Logger, PathLike
-    from core.trainer.trainer import Trainer
+    from core.trainer.views.trainer_views import TrainerViews
 
 
 T = TypeVar("T", bound="Module")
@@ -44,7 +45,7 @@ class Module(nn.Module, ModuleHooks, ModuleSteps, DataHooks, HasHyperparameters)
     example_input_array: Any = None
     """An input of `forward`: a tensor, or a tuple or dict of arguments. The summary tells shapes by it."""
 
-    _trainer: Trainer | None = None
+    _trainer: TrainerViews | None = None
 
     # the user's own ------------------------------------------------------------------------------------------------
 
@@ -88,7 +89,7 @@ class Module(nn.Module, ModuleHooks, ModuleSteps, DataHooks, HasHyperparameters)
     # while it is being trained --------------------------------------------------------------------------------------
 
     @property
-    def trainer(self) -> Trainer:
+    def trainer(self) -> TrainerViews:
         """The trainer that runs this module.
 
         Raises:
@@ -101,7 +102,7 @@ class Module(nn.Module, ModuleHooks, ModuleSteps, DataHooks, HasHyperparameters)
         return self._trainer
 
     @trainer.setter
-    def trainer(self, trainer: Trainer) -> None:
+    def trainer(self, trainer: TrainerViews) -> None:
         # Past nn.Module's own bookkeeping; a copy of the module has no trainer, see __getstate__.
         self.__dict__["_trainer"] = trainer
 
@@ -140,7 +141,7 @@ class Module(nn.Module, ModuleHooks, ModuleSteps, DataHooks, HasHyperparameters)
             CheckpointError: the file can't be read, or doesn't fit.
             ConfigurationError: `hparams_file` can't be read.
         """
-        from core.trainer.state.from_checkpoint import load_module  # who reads no checkpoint waits for none of it
+        from core.trainer.hparams.from_checkpoint import load_module  # who reads no checkpoint waits for none of it
 
         return load_module(  # type: ignore[no-any-return]
             cls, checkpoint_path, map_location, strict, arguments, hparams_file
@@ -209,7 +210,7 @@ class Module(nn.Module, ModuleHooks, ModuleSteps, DataHooks, HasHyperparameters)
         add_dataloader_idx: bool = True,
         rank_zero_only: bool = False,
     ) -> None:
-        """Record a value under a name. Does nothing without a trainer.
+        """Record a value under a name. Does nothing while no trainer runs the module, and says so once.
 
         Args:
             name: under which loggers, callbacks and the progress bar find it.
@@ -228,20 +229,24 @@ class Module(nn.Module, ModuleHooks, ModuleSteps, DataHooks, HasHyperparameters)
         Raises:
             ModuleError: not a number, logged in another way before, or nothing is being collected now.
         """
-        if self._trainer is None:
+        if self._trainer is None or not self._trainer.run.is_running:
+            self._warn_of_log(name)
             return
+        options = (prog_bar, logger, on_step, on_epoch, reduce_fx, sync_dist, rank_zero_only)
         if is_compiling():  # torch traces this: the graph is interrupted here, since recording is no part of it
             from core.trainer.module.uncompiled import record
 
-            record(
-                self, name, value, prog_bar, logger, on_step, on_epoch, reduce_fx, sync_dist, batch_size,
-                add_dataloader_idx, rank_zero_only,
-            )  # fmt: skip
-            return
-        self._trainer.metrics.log(
-            name, value, prog_bar, logger, on_step, on_epoch, reduce_fx, sync_dist, batch_size,
-            add_dataloader_idx, rank_zero_only,
-        )  # fmt: skip
+            record(self, name, value, options, batch_size, add_dataloader_idx)
+        else:
+            self._trainer.run.metrics.log(name, value, options, batch_size, add_dataloader_idx)
+
+    def _warn_of_log(self, name: str) -> None:
+        if not vars(self).get("_has_warned_of_log"):
+            vars(self)["_has_warned_of_log"] = True
+            warnings.warn(
+                f"{type(self).__name__}: self.log({name!r}) records nothing, since no Trainer runs the module.",
+                stacklevel=3,
+            )
 
     def log_dict(self, values: Mapping[str, Any], **options: Any) -> None:
         """Record several values, or a torchmetrics `MetricCollection`; the options are those of `log`."""
@@ -275,7 +280,12 @@ class Module(nn.Module, ModuleHooks, ModuleSteps, DataHooks, HasHyperparameters)
 
     def manual_backward(self, loss: Tensor, **kwargs: Any) -> None:
         """Backward through the strategy, which scales and exchanges gradients. `kwargs` of `Tensor.backward`."""
-        strategy, step = self.trainer.strategy, self.trainer.running_step
+        trainer, strategy, step = self.trainer, self.trainer.strategy, self.trainer.running_step
+        if trainer.options.terminate_on_nan:
+            from core.trainer.logging.loss_watch import refuse_non_finite
+
+            what = f"{type(self).__name__}.manual_backward got"
+            refuse_non_finite(loss, what, trainer.progress, trainer.progress.batch)
         if step is not None and step.before_backward is not None:
             step.before_backward(loss)
         strategy.backward(loss, self.trainer.session.handle_of(self).wrapped, manual=True, **kwargs)

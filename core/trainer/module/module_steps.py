@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
     from core.contract import ClippingAlgorithm, TrainingStep
-    from core.trainer.trainer import Trainer
+    from core.trainer.run import Run
 
 
 class ModuleSteps:
@@ -114,9 +114,9 @@ class ModuleSteps:
             scheduler.step(metric)
 
 
-def apply_overrides(trainer: Trainer, step: TrainingStep) -> None:
+def apply_overrides(run: Run, step: TrainingStep) -> None:
     """Put what the module does in its own way into the step. Nothing changes for what it doesn't."""
-    module, progress = trainer.module, trainer.progress
+    module, progress = run.module, run.progress
     if step.manual:
         return
     if overrides(module, "backward"):
@@ -130,7 +130,7 @@ def apply_overrides(trainer: Trainer, step: TrainingStep) -> None:
     if overrides(module, "configure_gradient_clipping"):
         step.clip_gradients, step.clipping = _own_clipping(module, step.clipping), None
     if overrides(module, "optimizer_step"):
-        step.step_optimizer, step.needs_closure = _own_optimizer_step(trainer), True
+        step.step_optimizer, step.needs_closure = _own_optimizer_step(run), True
 
 
 def _own_clipping(module: Any, clipping: GradientClipping | None) -> Callable[[Optimizer], None]:
@@ -143,8 +143,8 @@ def _own_clipping(module: Any, clipping: GradientClipping | None) -> Callable[[O
     return clip
 
 
-def _own_optimizer_step(trainer: Trainer) -> Callable[[Optimizer, Callable[[], Any] | None], int]:
-    module, progress = trainer.module, trainer.progress
+def _own_optimizer_step(run: Run) -> Callable[[Optimizer, Callable[[], Any] | None], int]:
+    module, progress = run.module, run.progress
 
     def step(optimizer: Optimizer, closure: Callable[[], Any] | None) -> int:
         assert closure is not None
@@ -156,7 +156,7 @@ def _own_optimizer_step(trainer: Trainer) -> Callable[[Optimizer, Callable[[], A
             return closure()
 
         before = progress.global_step
-        wrapped = trainer.wrapped_optimizers[trainer.strategy.optimizers.index(optimizer)]
+        wrapped = run.wrapped_optimizers[run.strategy.optimizers.index(optimizer)]
         module.optimizer_step(progress.epoch, progress.batch, wrapped, evaluate)
         if not evaluated:
             raise ModuleError(

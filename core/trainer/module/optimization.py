@@ -5,17 +5,19 @@ from __future__ import annotations
 import inspect
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
-from core.contract import ConfigurationError, ModuleError
+from core.contract import Capability, ConfigurationError, ModuleError
+from core.trainer.module.module import has_method, require_method
 
 if TYPE_CHECKING:
     from torch import nn
 
+    from core.contract import Strategy
     from core.trainer.settings.options import TrainerOptions
 
 _FORMS = (
@@ -36,6 +38,8 @@ class Scheduler:
         strict: True to make a missing metric an error, False to skip the step.
         name: for the learning-rate monitor.
         reduce_on_plateau: hand the metric to `step` of a scheduler that isn't torch's ReduceLROnPlateau.
+        is_waiting: a step is due, and the metric that it takes hasn't been renewed since the step before.
+        renewed_by: what has ended since then: `"validation"`, and the training `"epoch"`.
     """
 
     scheduler: Any
@@ -45,6 +49,8 @@ class Scheduler:
     strict: bool = True
     name: str | None = None
     reduce_on_plateau: bool = False
+    is_waiting: bool = field(default=False, init=False)
+    renewed_by: set[str] = field(default_factory=set, init=False)
 
     def state_dict(self) -> dict[str, Any]:
         """The scheduler's own state."""
@@ -203,3 +209,32 @@ def _describe(value: Any) -> str:
     if isinstance(value, list | tuple):
         return f"{type(value).__name__} of ({', '.join(type(item).__name__ for item in value)})"
     return f"{type(value).__name__} {value!r}"[:120]
+
+
+def check_schedulers(strategy: Strategy, schedulers: Sequence[Scheduler]) -> None:
+    """All ranks. Refuse a scheduler that would have to be stepped between the updates of one batch.
+
+    Raises:
+        ConfigurationError: with what fits.
+    """
+    if strategy.updates_per_batch > 1 and any(item.interval == "step" for item in schedulers):
+        raise ConfigurationError(
+            f"configure_optimizers returned a scheduler with interval='step', and {type(strategy).__name__} makes "
+            f"{strategy.updates_per_batch} updates in each batch, all with one learning rate. Use interval='epoch', or "
+            "let the strategy make one update in a batch."
+        )
+
+
+def require_optimizers(module: nn.Module, strategy: Strategy) -> None:
+    """Main process. Refuse a module without optimizers, or with some beside those that the strategy makes.
+
+    Raises:
+        ModuleError: with what to do.
+    """
+    if Capability.MAKES_OPTIMIZERS not in strategy.capabilities:
+        require_method(module, "configure_optimizers", "fit")
+    elif has_method(module, "configure_optimizers"):
+        raise ModuleError(
+            f"{type(module).__name__} has configure_optimizers(), and the configuration that "
+            f"{type(strategy).__name__} was given names an optimizer too. Leave one of them out."
+        )

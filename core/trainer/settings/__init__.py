@@ -1,1 +1,1 @@
-"""The arguments of `Trainer`: their checks, meanings and defaults."""
+"""The meanings of options, durations and names, which need no other room."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any, Literal
 
 from core.contract import ConfigurationError, GradientClipping
-from core.trainer.callbacks.duration import parse_duration
+from core.trainer.settings.duration import parse_duration
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -55,9 +55,10 @@ class TrainerOptions:
     sync_batchnorm: bool
     use_distributed_sampler: bool
     seed_samples: bool
+    keep_on_device: bool
 
     @classmethod
-    def of(cls, given: Mapping[str, Any]) -> TrainerOptions:
+    def of(cls, **given: Any) -> TrainerOptions:
         """The options that the Trainer's arguments, by name, stand for.
 
         Raises:

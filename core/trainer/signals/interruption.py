@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from types import CodeType, FrameType, TracebackType
 
-    from core.trainer.loops.progress import Progress
+    from core.trainer.progress import Progress
 
 _WAIT_FOR_DATA_S = 2.0
 """Time that a signal waits for a batch that is being loaded, before it interrupts the wait."""

@@ -3,6 +3,12 @@
 from __future__ import annotations
 
 import time
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from core.contract import Strategy
 
 _PERIOD_S = 0.5
 
@@ -31,3 +37,25 @@ class Pace:
         if num_made < self.num_steps or elapsed_s <= 0:
             return self.num_steps
         return max(1, min(int(_PERIOD_S * num_made / elapsed_s), 2 * num_made))
+
+
+class PacedQuestion:
+    """A question that rank 0 answers by its clock. Asked on all ranks in every step, exchanged about twice a second."""
+
+    def __init__(self) -> None:
+        self._pace, self._num_steps = Pace(), 0
+
+    def ask(self, strategy: Strategy, decide: Callable[[], bool]) -> bool:
+        """All ranks, in every step. Rank 0's answer, if it is due; until then no.
+
+        Args:
+            strategy: connects the ranks.
+            decide: called on all ranks when the question is due; rank 0's answer counts.
+        """
+        self._num_steps += 1
+        if self._num_steps < self._pace.num_steps:
+            return False
+        answer, self._pace.num_steps = strategy.broadcast((decide(), self._pace.propose(self._num_steps)))
+        self._num_steps = 0
+        self._pace.begin()
+        return bool(answer)

@@ -8,23 +8,23 @@ import posixpath
 from typing import TYPE_CHECKING, Any
 
 from core.contract import CheckpointNotFoundError, ConfigurationError
-from core.trainer.signals import requeue
+from core.trainer.state import requeue
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from core.contract import PathLike
-    from core.trainer.trainer import Trainer
+    from core.trainer.run import Run
 
 _EXTENSION = ".ckpt"
 
 
-def find_checkpoint(trainer: Trainer, wanted: PathLike | None) -> PathLike | None:
+def find_checkpoint(run: Run, wanted: PathLike | None) -> PathLike | None:
     """All ranks, which get what rank 0 finds. A path stays as it is.
 
     - `"best"`: what the ModelCheckpoint says; the first that has a `monitor`, if there are several.
     - `"last"`: what a scheduler's warning has saved, if the job was requeued; or the `newest_valid` checkpoint
-      that any ModelCheckpoint of this trainer has written, in this process or in an earlier run of the same experiment.
+      that any ModelCheckpoint of this Trainer has written, in this process or in an earlier run of the same experiment.
       One that is damaged is passed over, and a warning names it. `fit` begins anew if there is none, so that the same
       command starts a run and goes on with it.
 
@@ -35,28 +35,28 @@ def find_checkpoint(trainer: Trainer, wanted: PathLike | None) -> PathLike | Non
     if wanted not in ("last", "best"):
         return wanted
     found: str | Exception | None = None
-    if trainer.is_global_zero:
+    if run.strategy.is_global_zero:
         try:
-            found = _find_best(trainer) if wanted == "best" else _find_last(trainer)
+            found = _find_best(run) if wanted == "best" else _find_last(run)
         except (ConfigurationError, CheckpointNotFoundError) as error:
             found = error
-    found = trainer.strategy.broadcast(found)
+    found = run.strategy.broadcast(found)
     if isinstance(found, Exception):
         raise found
-    if wanted == "last" and (keeper := next((each for each in trainer.callbacks if hasattr(each, "newest")), None)):
-        found = keeper.newest(trainer, found) or found
-    if trainer.is_global_zero:
+    if wanted == "last" and (keeper := next((each for each in run.callbacks if hasattr(each, "newest")), None)):
+        found = keeper.newest(run.trainer, found) or found
+    if run.strategy.is_global_zero:
         text = f"goes on from {found}" if found else "finds no checkpoint, and training begins anew"
         logging.getLogger("core").info("ckpt_path=%r %s", wanted, text)
     return found
 
 
-def _savers(trainer: Trainer) -> list[Any]:
-    return [callback for callback in trainer.callbacks if hasattr(callback, "best_model_path")]
+def _savers(run: Run) -> list[Any]:
+    return [callback for callback in run.callbacks if hasattr(callback, "best_model_path")]
 
 
-def _find_best(trainer: Trainer) -> str:
-    savers = _savers(trainer)
+def _find_best(run: Run) -> str:
+    savers = _savers(run)
     if not savers:
         raise ConfigurationError(
             "ckpt_path='best' asks a ModelCheckpoint, and callbacks has none. Add one with monitor=..., or pass a path."
@@ -69,15 +69,15 @@ def _find_best(trainer: Trainer) -> str:
     return str(judge.best_model_path)
 
 
-def _find_last(trainer: Trainer) -> str | None:
+def _find_last(run: Run) -> str | None:
     from core.checkpoint import newest_valid
 
-    savers = _savers(trainer)
-    folders = sorted({folder for saver in savers for folder in _folders(trainer, saver)})
+    savers = _savers(run)
+    folders = sorted({folder for saver in savers for folder in _folders(run, saver)})
     endings = tuple({str(getattr(saver, "FILE_EXTENSION", _EXTENSION)) for saver in savers})
-    saved, storage = requeue.checkpoint_path(trainer), trainer.strategy.checkpoint_io
+    saved, storage = requeue.checkpoint_path(run), run.strategy.checkpoint_io
     newest = newest_valid(*folders, first=saved, storage=storage, suffix=endings)
-    if newest is None and not trainer.trains:
+    if newest is None and not run.trains:
         raise CheckpointNotFoundError(
             f"ckpt_path='last': no checkpoint is in {', '.join(folders) or 'any folder, for nothing saves one'}. "
             "Pass a path."
@@ -85,13 +85,13 @@ def _find_last(trainer: Trainer) -> str | None:
     return newest
 
 
-def _folders(trainer: Trainer, saver: Any) -> Iterator[str]:
+def _folders(run: Run, saver: Any) -> Iterator[str]:
     """The folders of a saver's checkpoints: its own, and those of earlier runs, which a logger counts."""
-    folder = os.fspath(getattr(saver, "dirpath", None) or posixpath.join(trainer.log_dir, "checkpoints"))
+    folder = os.fspath(getattr(saver, "dirpath", None) or posixpath.join(run.log_dir, "checkpoints"))
     yield folder
     # Only where a logger has given this run a folder of its own, beside those of earlier runs.
-    if not folder.startswith(posixpath.join(trainer.log_dir, "")) or trainer.log_dir == trainer.default_root_dir:
+    if not folder.startswith(posixpath.join(run.log_dir, "")) or run.log_dir == run.default_root_dir:
         return
-    inside, runs = os.path.relpath(folder, trainer.log_dir), os.path.dirname(trainer.log_dir)
+    inside, runs = os.path.relpath(folder, run.log_dir), os.path.dirname(run.log_dir)
     if "://" not in runs and os.path.isdir(runs):
         yield from (os.path.join(entry.path, inside) for entry in os.scandir(runs) if entry.is_dir())

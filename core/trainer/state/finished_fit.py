@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
     from core.contract import Strategy
-    from core.trainer.trainer import Trainer
+    from core.trainer.run import Run
 
 # With these, the state of an optimizer ends with the stage: it lies in shards, an engine or a compiled program.
 OWN_OPTIMIZERS = (
@@ -39,19 +39,19 @@ class Position:
     loaders: dict[str, Any]
 
     @classmethod
-    def of(cls, trainer: Trainer) -> Position:
+    def of(cls, run: Run) -> Position:
         """All ranks, while a stage runs."""
-        strategy, loaders = trainer.strategy, trainer.loaders
+        strategy, loaders = run.strategy, run.loaders
         random = collect_random_state(strategy.accelerator, strategy.root_device)
-        if (at_opening := trainer.random_state_at_opening) is not None:
+        if (at_opening := run.random_state_at_opening) is not None:
             random["at_opening"] = at_opening
         return cls(
             rank={
                 "share": share_of(strategy)[0],
                 "random": random,
-                "metrics": running_metrics.collect(trainer),
+                "metrics": running_metrics.collect(run.logged, run.module),
             },
-            loaders={"loaders": UserData(loaders.state_dict(trainer.progress.batch))} if loaders.has_position else {},
+            loaders={"loaders": UserData(loaders.state_dict(run.progress.batch))} if loaders.has_position else {},
         )
 
 
@@ -70,20 +70,20 @@ class FinishedFit:
     position: Position
 
     @classmethod
-    def of(cls, trainer: Trainer) -> FinishedFit | None:
+    def of(cls, run: Run) -> FinishedFit | None:
         """All ranks, at the end of `fit`. None if the optimizers end with the stage."""
-        strategy = trainer.strategy
+        strategy = run.strategy
         if (
             not strategy.launcher.calls_in_place
             or strategy.capabilities & OWN_OPTIMIZERS
             or (isinstance(strategy, KeepsRankState) and strategy.rank_state_dict() is not None)
         ):
             return None
-        return cls(list(strategy.optimizers), list(strategy.lr_schedulers), Position.of(trainer))
+        return cls(list(strategy.optimizers), list(strategy.lr_schedulers), Position.of(run))
 
-    def belongs_to(self, trainer: Trainer) -> bool:
+    def belongs_to(self, run: Run) -> bool:
         """Tell whether the optimizers still train the module's parameters. A teardown may have replaced those."""
-        own = {id(parameter) for parameter in trainer.module.parameters()}
+        own = {id(parameter) for parameter in run.module.parameters()}
         return all(
             id(parameter) in own
             for optimizer in self.optimizers

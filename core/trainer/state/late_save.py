@@ -10,47 +10,47 @@ from core.trainer.state import snapshot
 
 if TYPE_CHECKING:
     from core.contract import PathLike
+    from core.trainer.run import Run
     from core.trainer.state.finished_fit import FinishedFit
-    from core.trainer.trainer import Trainer
 
 
-def save(trainer: Trainer, path: PathLike, *, weights_only: bool) -> None:
+def save(run: Run, path: PathLike, *, weights_only: bool) -> None:
     """All ranks, while no stage runs. Set the module up again, and write what is left when a stage is over.
 
     Raises:
         ConfigurationError: no stage has run yet, so there is no module.
     """
-    if trainer.module is None:
+    if run.module is None:
         raise ConfigurationError(
             "trainer.save_checkpoint: this Trainer has no module yet. Call it after fit, or in a hook; a module that "
             "was never trained is saved by torch.save(module.state_dict(), path)."
         )
-    finished = trainer.finished_fit
-    if finished is not None and not finished.belongs_to(trainer):
+    finished = run.finished_fit
+    if finished is not None and not finished.belongs_to(run):
         finished = None
-    if finished is None and not weights_only and trainer.progress.global_step:
+    if finished is None and not weights_only and run.progress.global_step:
         warnings.warn(
             f"trainer.save_checkpoint({str(path)!r}): the optimizers are gone, so training can't go on from this "
             "checkpoint; it can be evaluated. To go on, let ModelCheckpoint save, or save in a hook such as "
             "on_train_end. If that is meant, say weights_only=True.",
             stacklevel=3,
         )
-    launcher = trainer.strategy.launcher
+    launcher = run.strategy.launcher
     if launcher.calls_in_place:
-        launcher.launch(_save_in_group, trainer, path, weights_only=weights_only, finished=finished)
+        launcher.launch(_save_in_group, run, path, weights_only=weights_only, finished=finished)
     else:  # the ranks are gone, and this process has got all that they had
-        snapshot.save(trainer, path, weights_only=weights_only)
+        snapshot.save(run, path, weights_only=weights_only)
 
 
-def _save_in_group(trainer: Trainer, path: PathLike, *, weights_only: bool, finished: FinishedFit | None) -> None:
-    trainer.fabric.join()
+def _save_in_group(run: Run, path: PathLike, *, weights_only: bool, finished: FinishedFit | None) -> None:
+    run.fabric.join()
     try:
-        trainer.session.add_module(trainer.module)  # as for evaluation: the strategy says what its state is
+        run.session.add_module(run.module)  # as for evaluation: the strategy says what its state is
         if finished is None or weights_only:
-            snapshot.save(trainer, path, weights_only=weights_only)
+            snapshot.save(run, path, weights_only=weights_only)
             return
         # As the strategy has set them up: a second time, one might scale learning rates or wrap them again.
-        trainer.strategy.optimizers, trainer.strategy.lr_schedulers = finished.optimizers, finished.lr_schedulers
-        snapshot.save(trainer, path, position=finished.position)
+        run.strategy.optimizers, run.strategy.lr_schedulers = finished.optimizers, finished.lr_schedulers
+        snapshot.save(run, path, position=finished.position)
     finally:
-        trainer.fabric.teardown()
+        run.fabric.teardown()

@@ -13,7 +13,7 @@ from core.session import canonical_name, from_canonical, to_canonical
 if TYPE_CHECKING:
     from torch import nn
 
-    from core.trainer.trainer import Trainer
+    from core.trainer.run import Run
 
 
 class Format(NamedTuple):
@@ -37,19 +37,19 @@ class Outcome:
     formats: dict[str, Format]
 
     @classmethod
-    def of(cls, trainer: Trainer, result: Any) -> Outcome:
+    def of(cls, run: Run, result: Any) -> Outcome:
         """All ranks, in the worker, before teardown."""
-        weights = trainer.strategy.get_module_state_dict(trainer.module, layout="full")
+        weights = run.strategy.get_module_state_dict(run.module, layout="full")
         return cls(
             result=result,
             weights={
                 name: value.detach().cpu() if isinstance(value, Tensor) else value for name, value in weights.items()
             },
-            metrics=trainer.callback_metrics,
-            progress=trainer.progress.state_dict(),
-            callbacks={callback.state_key: callback.state_dict() for callback in trainer.callbacks},
-            loggers=[logger.state_dict() for logger in trainer.loggers],
-            should_stop=trainer.should_stop,
+            metrics=run.logged.newest(),
+            progress=run.progress.state_dict(),
+            callbacks={callback.state_key: callback.state_dict() for callback in run.callbacks},
+            loggers=[logger.state_dict() for logger in run.publisher.loggers],
+            should_stop=run.should_stop,
             formats={},
         )
 
@@ -58,18 +58,18 @@ class Outcome:
         tensors = _tensors(module)
         return replace(self, formats={name: Format(own.dtype, own.requires_grad) for name, own in tensors.items()})
 
-    def restore(self, trainer: Trainer) -> None:
-        """Put everything into the caller's own trainer, module and callbacks. In the caller's process."""
+    def restore(self, run: Run) -> None:
+        """Put everything into the caller's own run, module and callbacks. In the caller's process."""
         # Parts that the workers have built in this hook have weights, too.
-        trainer.configure_model()
-        self._restore_formats(trainer.module)
-        trainer.module.load_state_dict(from_canonical(trainer.module, self.weights))
-        trainer.progress.load_state_dict(self.progress)
-        trainer.should_stop = self.should_stop
-        trainer.logged.take(self.metrics)
-        for callback in trainer.callbacks:
+        run.trainer.configure_model()
+        self._restore_formats(run.module)
+        run.module.load_state_dict(from_canonical(run.module, self.weights))
+        run.progress.load_state_dict(self.progress)
+        run.should_stop = self.should_stop
+        run.logged.take(self.metrics)
+        for callback in run.callbacks:
             callback.load_state_dict(self.callbacks[callback.state_key])
-        for logger, state in zip(trainer.loggers, self.loggers, strict=True):
+        for logger, state in zip(run.publisher.loggers, self.loggers, strict=True):
             logger.load_state_dict(state)
 
     def _restore_formats(self, module: nn.Module) -> None:

@@ -3,114 +3,141 @@
 from __future__ import annotations
 
 import contextlib
+import warnings
 from typing import TYPE_CHECKING, Any
 
-from core import __version__
+from core.checkpoint import check_random_state
 from core.contract import CheckpointCorruptedError, CheckpointError
+from core.registry import CORE_VERSION
 from core.session import UserData
 from core.trainer.hooks.events import overrides
+from core.trainer.hparams import foreign_state, hyperparameters
 from core.trainer.logging import running_metrics
-from core.trainer.module import hyperparameters
-from core.trainer.state import foreign_state
+from core.trainer.state import scheduler_class, sections
 from core.trainer.state.finished_fit import Position, share_of
+from core.trainer.state.finished_run import check_limits
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from core.contract import PathLike
-    from core.trainer.trainer import Trainer
+    from core.trainer.run import Run
 
 FORMAT_VERSION = 1
 
 
-def save(trainer: Trainer, path: PathLike, *, weights_only: bool = False, position: Position | None = None) -> None:
+def save(run: Run, path: PathLike, *, weights_only: bool = False, position: Position | None = None) -> None:
     """All ranks. Write the state between two optimizer steps, or only what evaluation needs of it.
 
     Args:
-        trainer: whose module, optimizers and schedulers are set up.
+        run: whose module, optimizers and schedulers are set up.
         path: a local path or a URL.
         weights_only: leave out what only training needs.
         position: of a stage that is over; None asks the one that runs.
     """
-    strategy = trainer.strategy
+    strategy = run.strategy
     strategy.synchronize_model()
     module_section: dict[str, Any] = {}
-    if overrides(trainer.module, "on_save_checkpoint"):
-        trainer.module.on_save_checkpoint(module_section)
+    if overrides(run.module, "on_save_checkpoint"):
+        run.module.on_save_checkpoint(module_section)
     state = {
-        "format": {"version": FORMAT_VERSION, "core": __version__, "world_size": strategy.world_size},
-        "model": trainer.module,
+        "format": {"version": FORMAT_VERSION, "core": CORE_VERSION, "world_size": strategy.world_size},
+        "model": run.module,
         "module_section": UserData(module_section),
-        **hyperparameters.to_checkpoint(trainer.module),
+        **hyperparameters.to_checkpoint(run.module),
     }
     if not weights_only:
-        state |= _training_state(trainer, position or Position.of(trainer))
-    trainer.session.save_checkpoint(path, state)
+        state |= _training_state(run, position or Position.of(run))
+    run.session.save_checkpoint(path, state)
 
 
-def _training_state(trainer: Trainer, position: Position) -> dict[str, Any]:
+def _training_state(run: Run, position: Position) -> dict[str, Any]:
     return {
-        **_parts(trainer),
-        "callbacks": {callback.state_key: _callback_state(trainer, callback) for callback in trainer.callbacks},
+        **_parts(run),
+        "max_steps": run.options.max_steps,
+        "schedulers": [_scheduler_state(item) for item in run.strategy.lr_schedulers],
+        "callbacks": {callback.state_key: _callback_state(run, callback) for callback in run.callbacks},
         **position.loaders,
-        **_datamodule_state(trainer),
-        "ranks": trainer.strategy.gather_objects(position.rank) or [],
+        **_datamodule_state(run),
+        "ranks": run.strategy.gather_objects(position.rank) or [],
     }
 
 
-def load(trainer: Trainer, path: PathLike) -> None:
+def load(run: Run, path: PathLike) -> None:
     """All ranks. Restore in place; the random state is kept until the first batch is asked for.
 
     Raises:
         CheckpointError: it can't be read, or doesn't fit.
     """
-    strategy = trainer.strategy
+    strategy = run.strategy
     prepared: list[bool] = []
 
     def check(content: dict[str, Any]) -> None:
-        _check(trainer, content, path)
-        if trainer.trains and not prepared:
+        _check(run, content, path)
+        if run.trains and not prepared:
             prepared.append(True)
-            _prepare_callbacks(trainer, content)
+            _prepare_callbacks(run, content)
+            with sections.restoring("schedulers", path):
+                _check_schedulers(run, content)
 
-    with _storage_of(trainer, path):
-        saved = trainer.session.read_checkpoint(
+    with _storage_of(run, path):
+        saved = run.session.read_checkpoint(
             path,
-            _parts(trainer) if trainer.trains else {"model": trainer.module},
+            _parts(run) if run.trains else {"model": run.module},
             check=check,
         )
-    if overrides(trainer.module, "on_load_checkpoint"):
-        trainer.module.on_load_checkpoint(saved["module_section"])
+    if overrides(run.module, "on_load_checkpoint"):
+        run.module.on_load_checkpoint(saved["module_section"])
     # The weights may be of another module; everything else has to be there.
-    strict = getattr(trainer.module, "strict_loading", True)
-    rest = trainer.session.restore_state(saved, {"model": trainer.module}, strict=strict)
-    if trainer.trains:
-        trainer.session.restore_state(rest, {name: part for name, part in _parts(trainer).items() if name != "model"})
-    for callback in trainer.callbacks:
+    strict = getattr(run.module, "strict_loading", True)
+    with sections.restoring("model", path):
+        rest = run.session.restore_state(saved, {"model": run.module}, strict=strict)
+    if run.trains:
+        for name, part in _parts(run).items():
+            if name != "model":
+                with sections.restoring(name, path):
+                    sections.check_like(part, rest.get(name), name, path)
+                    rest = run.session.restore_state(rest, {name: part})
+        with sections.restoring("schedulers", path):
+            _restore_schedulers(run, saved.get("schedulers", []))
+        with sections.restoring("callbacks", path):
+            _warn_of_lacking_callbacks(run, saved)
+    for callback in run.callbacks:
         if (state := saved.get("callbacks", {}).get(callback.state_key)) is not None:
-            _restore_callback(trainer, callback, state)
-    if not trainer.trains:
+            with sections.restoring(f"callbacks[{callback.state_key!r}]", path):
+                _restore_callback(run, callback, state)
+    if not run.trains:
         return
-    _restore_datamodule(trainer, saved.get("datamodule", {}).get("state"))
+    with sections.restoring("datamodule", path):
+        _restore_datamodule(run, saved.get("datamodule", {}).get("state"))
     for optimizer in strategy.optimizers:
         # It has stepped, if not in this process: torch's schedulers look here, and would warn.
-        optimizer._opt_called = trainer.progress.global_step > 0  # type: ignore[attr-defined]
+        optimizer._opt_called = run.progress.global_step > 0  # type: ignore[attr-defined]
     if "loaders" in saved:  # what another program saved has weights and counters only
-        _restore_position(trainer, saved)
+        with sections.restoring("loaders", path):
+            _restore_position(run, saved)
+    with sections.restoring("ranks", path):
+        _restore_ranks(run, saved.get("ranks", []))
+
+
+def _restore_ranks(run: Run, ranks: list[dict[str, Any]]) -> None:
+    strategy = run.strategy
     share, num_shares = share_of(strategy)
-    if ranks := saved.get("ranks", []):
+    if (random := _random_state_of(ranks, strategy.global_rank, share)) is not None:
+        check_random_state(random)  # it is put back when the first batch is asked for
+    if ranks:
         metrics = {state["share"]: state["metrics"] for state in reversed(ranks)}  # of the first rank that has it
         parts = [metrics[number] for number in sorted(metrics)]
-        running_metrics.restore(trainer, parts, share=share, num_shares=num_shares)
-    trainer.restored_random_state = _random_state_of(ranks, strategy.global_rank, share)
+        running_metrics.restore(run.logged, run.module, strategy.root_device, parts, share=share, num_shares=num_shares)
+    run.restored_random_state = random
 
 
 @contextlib.contextmanager
-def _storage_of(trainer: Trainer, path: PathLike) -> Iterator[None]:
+def _storage_of(run: Run, path: PathLike) -> Iterator[None]:
     """A context in which the strategy reads by the storage of a callback that knows this path, if there is one."""
-    strategy = trainer.strategy
+    strategy = run.strategy
     usual = strategy.checkpoint_io
-    own = (callback.storage_of(path) for callback in trainer.callbacks if hasattr(callback, "storage_of"))
+    own = (callback.storage_of(path) for callback in run.callbacks if hasattr(callback, "storage_of"))
     strategy.checkpoint_io = next(filter(None, own), usual)
     try:
         yield
@@ -118,11 +145,28 @@ def _storage_of(trainer: Trainer, path: PathLike) -> Iterator[None]:
         strategy.checkpoint_io = usual
 
 
-def _prepare_callbacks(trainer: Trainer, saved: dict[str, Any]) -> None:
-    for callback in trainer.callbacks:
+def _prepare_callbacks(run: Run, saved: dict[str, Any]) -> None:
+    for callback in run.callbacks:
         if overrides(callback, "before_restore"):
             state = saved.get("callbacks", {}).get(callback.state_key, {})
-            callback.before_restore(trainer, trainer.module, state.get("section", {}))
+            callback.before_restore(run.trainer, run.module, state.get("section", {}))
+
+
+def _warn_of_lacking_callbacks(run: Run, saved: dict[str, Any]) -> None:
+    """Rank 0. Name the saved states that go to no callback. Of one that only saves, training doesn't depend."""
+    own = {callback.state_key for callback in run.callbacks}
+    states = saved.get("callbacks", {}).items()
+    lacking = [
+        key
+        for key, state in states
+        if key not in own and not key.startswith("ModelCheckpoint") and (state["state"] or state["section"])
+    ]
+    if lacking and run.strategy.is_global_zero:
+        warnings.warn(
+            f"The checkpoint has the state of {', '.join(lacking)}, and no callback of this Trainer takes it. If "
+            "training is to go on as before, pass the callbacks that it was saved with.",
+            stacklevel=2,
+        )
 
 
 def _random_state_of(ranks: list[dict[str, Any]], rank: int, share: int) -> dict[str, Any] | None:
@@ -131,17 +175,18 @@ def _random_state_of(ranks: list[dict[str, Any]], rank: int, share: int) -> dict
     return next((state["random"] for state in candidates if state["share"] == share), None)
 
 
-def _check(trainer: Trainer, saved: dict[str, Any], path: PathLike) -> None:
+def _check(run: Run, saved: dict[str, Any], path: PathLike) -> None:
     """Check what was saved, or its description, before any of it is restored."""
     _check_format(saved, path)
-    if not trainer.trains:
+    if not run.trains:
         return
     if "progress" not in saved:
         raise CheckpointError(
             f"{path} holds weights only, so training can't go on from it. Load it for evaluation, or pass a checkpoint "
             "that was saved with save_weights_only=False."
         )
-    _check_optimizers(saved, len(trainer.strategy.optimizers), path)
+    check_limits(run, saved, path)
+    _check_optimizers(saved, len(run.strategy.optimizers), path)
 
 
 def _check_optimizers(saved: dict[str, Any], num_made: int, path: PathLike) -> None:
@@ -154,37 +199,60 @@ def _check_optimizers(saved: dict[str, Any], num_made: int, path: PathLike) -> N
         )
 
 
-def _restore_datamodule(trainer: Trainer, state: dict[str, Any] | None) -> None:
-    datamodule = trainer.datamodule
+def _check_schedulers(run: Run, saved: dict[str, Any]) -> None:
+    schedulers = [item.scheduler for item in run.strategy.lr_schedulers]
+    scheduler_class.check(schedulers, saved.get("lr_schedulers", []), saved.get("schedulers", []))
+
+
+def _scheduler_state(item: Any) -> dict[str, Any]:
+    """What the state of the scheduler itself doesn't say."""
+    renewed_by = sorted(item.renewed_by)
+    return {**scheduler_class.describe(item.scheduler), "is_waiting": item.is_waiting, "renewed_by": renewed_by}
+
+
+def _restore_schedulers(run: Run, states: Sequence[dict[str, Any]]) -> None:
+    for item, state in zip(run.strategy.lr_schedulers, states, strict=False):
+        item.is_waiting, item.renewed_by = state["is_waiting"], set(state["renewed_by"])
+
+
+def _restore_datamodule(run: Run, state: dict[str, Any] | None) -> None:
+    datamodule = run.datamodule
     if state and datamodule is not None and overrides(datamodule, "load_state_dict"):
         datamodule.load_state_dict(state)
-        trainer.loaders.ask_again()
+        run.loaders.ask_again()
 
 
-def _restore_position(trainer: Trainer, saved: dict[str, Any]) -> None:
-    progress = trainer.progress
-    batch = trainer.loaders.load_state_dict(saved["loaders"], progress.batch)
-    is_limited = trainer.options.limit_train_batches is not None
-    if (feed := trainer.loaders.windowed_feed) is not None:
+def _restore_position(run: Run, saved: dict[str, Any]) -> None:
+    progress, num_saved, num_ranks = run.progress, saved["format"]["world_size"], run.strategy.world_size
+    shares_itself = run.loaders.reads_again and not run.options.use_distributed_sampler
+    if progress.batch and shares_itself and num_saved != num_ranks:
+        raise CheckpointError(
+            f"The checkpoint was saved within an epoch by {num_saved} ranks, of which each read a share of its own "
+            f"(use_distributed_sampler=False), and {num_ranks} are to go on: what they have left can't be told. Go on "
+            f"with {num_saved}, pass a checkpoint of an epoch's end, or use a map-style data set."
+        )
+    batch = run.loaders.load_state_dict(saved["loaders"], progress.batch)
+    is_limited = run.options.limit_train_batches is not None
+    if (feed := run.loaders.windowed_feed) is not None:
         is_recut = not feed.is_between_windows  # else what is left is as many windows on any number of ranks
     else:
-        is_recut = saved["format"]["world_size"] != trainer.strategy.world_size
+        is_recut = num_saved != num_ranks or run.loaders.is_cut_anew
     progress.go_on_at(batch, is_recut=is_recut and batch > 0 and not is_limited)
 
 
-def _parts(trainer: Trainer) -> dict[str, Any]:
-    strategy = trainer.strategy
+def _parts(run: Run) -> dict[str, Any]:
+    strategy = run.strategy
     return {
-        "model": trainer.module,
+        "model": run.module,
         "optimizers": list(strategy.optimizers),
         "lr_schedulers": list(strategy.lr_schedulers),
         "precision": strategy.precision_plugin,
-        "progress": trainer.progress,
+        "progress": run.progress,
     }
 
 
-def _datamodule_state(trainer: Trainer) -> dict[str, Any]:
-    datamodule = trainer.datamodule
+def _datamodule_state(run: Run) -> dict[str, Any]:
+    datamodule = run.datamodule
     if datamodule is None:
         return {}
     state = datamodule.state_dict()
@@ -192,17 +260,17 @@ def _datamodule_state(trainer: Trainer) -> dict[str, Any]:
     return {"datamodule": section} if section else {}
 
 
-def _callback_state(trainer: Trainer, callback: Any) -> dict[str, Any]:
+def _callback_state(run: Run, callback: Any) -> dict[str, Any]:
     section: dict[str, Any] = {}
     if overrides(callback, "on_save_checkpoint"):
-        callback.on_save_checkpoint(trainer, trainer.module, section)
+        callback.on_save_checkpoint(run.trainer, run.module, section)
     return {"state": UserData(callback.state_dict()), "section": UserData(section)}
 
 
-def _restore_callback(trainer: Trainer, callback: Any, state: dict[str, Any]) -> None:
+def _restore_callback(run: Run, callback: Any, state: dict[str, Any]) -> None:
     if overrides(callback, "on_load_checkpoint"):
-        callback.on_load_checkpoint(trainer, trainer.module, state["section"])
-    if trainer.trains:
+        callback.on_load_checkpoint(run.trainer, run.module, state["section"])
+    if run.trains:
         callback.load_state_dict(state["state"])
 
 
@@ -210,8 +278,9 @@ def _check_format(saved: dict[str, Any], path: PathLike) -> None:
     form = saved.get("format")
     if not isinstance(form, dict) or "version" not in form:
         raise foreign_state.refusal(saved, path)
+    sections.check(saved, path)
     if form["version"] > FORMAT_VERSION:
         raise CheckpointCorruptedError(
-            f"{path} has format {form['version']}, written by core {form['core']!r}; this is core {__version__}, which "
-            f"reads up to {FORMAT_VERSION}. Install that release, or a later one."
+            f"{path} has format {form['version']}, written by core {form.get('core')!r:.80}; this is core "
+            f"{CORE_VERSION}, which reads up to {FORMAT_VERSION}. Install that release, or a later one."
         )

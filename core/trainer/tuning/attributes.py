@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from core.contract import ConfigurationError
-from core.trainer.module.hyperparameters import hparams_of
+from core.trainer.hparams.hyperparameters import hparams_of
 
 if TYPE_CHECKING:
     from collections.abc import MutableMapping, Sequence

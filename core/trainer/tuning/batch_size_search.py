@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 from core.contract import Capability, ConfigurationError, DeviceError, UnsupportedError
-from core.trainer.callbacks.callback import Callback
 from core.trainer.data.combined import CombinedLoader
 from core.trainer.data.loaders import length_of
+from core.trainer.hooks.callback import Callback
 from core.trainer.module.optimization import evaluates_loss
 from core.trainer.tuning.attributes import write_attribute
 
@@ -21,9 +21,19 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-    from core.trainer.trainer import Trainer
+    from core.trainer.views.trainer_views import TrainerViews
 
-_CPU_MESSAGE = "can't allocate memory"
+# What is said where no exception of a class of its own is raised: by the CPU; by CUDA's runtime, MPS and others; by
+# cuBLAS and cuDNN, which ask the device for memory by themselves, and where cuDNN has too little to try what it could.
+_MESSAGES = (
+    "can't allocate memory",
+    "out of memory",
+    "ALLOC_FAILED",
+    "ALLOCATION_FAILED",
+    "CUDNN_STATUS_NOT_SUPPORTED",
+    "Unable to find a valid cuDNN algorithm",
+    "unable to find an engine to execute this computation",
+)
 
 
 class BatchSizeSearch(Callback):
@@ -51,7 +61,7 @@ class BatchSizeSearch(Callback):
         """Take it over."""
         self.size = state["size"]
 
-    def on_train_start(self, trainer: Trainer, module: nn.Module) -> None:
+    def on_train_start(self, trainer: TrainerViews, module: nn.Module) -> None:
         """Search, and let the run end before its first step."""
         _check_ranks(trainer)
         limit = _samples_of_rank(trainer)
@@ -60,7 +70,7 @@ class BatchSizeSearch(Callback):
         )
         trainer.should_stop = True
 
-    def _fits(self, trainer: Trainer, size: int) -> bool:
+    def _fits(self, trainer: TrainerViews, size: int) -> bool:
         """All ranks. Try a size; the same answer everywhere."""
         owners = [owner for owner in (trainer.datamodule, trainer.module) if owner is not None]
         write_attribute(owners, self._attribute, size)
@@ -75,7 +85,7 @@ class BatchSizeSearch(Callback):
 class _Trial:
     """A few batches of one size, with all that a step needs memory for."""
 
-    def __init__(self, trainer: Trainer, num_steps: int) -> None:
+    def __init__(self, trainer: TrainerViews, num_steps: int) -> None:
         assert trainer.running_step is not None
         self._trainer, self._num_steps = trainer, num_steps
         self._step, self._transfer = trainer.running_step, trainer.make_transfer()
@@ -144,7 +154,7 @@ def _next_size(mode: str, good: int, bad: int | float, limit: int | float) -> in
     return (good + int(bad)) // 2
 
 
-def _agreed(trainer: Trainer, part: Callable[[], None]) -> bool:
+def _agreed(trainer: TrainerViews, part: Callable[[], None]) -> bool:
     """All ranks. Do something that may need more memory than there is. True if no rank ran out of it.
 
     Raises:
@@ -162,10 +172,11 @@ def _agreed(trainer: Trainer, part: Callable[[], None]) -> bool:
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Tell errors of too little memory, on whatever device, from others."""
-    return isinstance(error, torch.OutOfMemoryError | MemoryError) or _CPU_MESSAGE in str(error)
+    text = str(error)
+    return isinstance(error, torch.OutOfMemoryError | MemoryError) or any(message in text for message in _MESSAGES)
 
 
-def _free(trainer: Trainer) -> None:
+def _free(trainer: TrainerViews) -> None:
     for parameter in trainer.module.parameters():
         parameter.grad = None
     gc.collect()
@@ -173,19 +184,19 @@ def _free(trainer: Trainer) -> None:
         torch.accelerator.empty_cache()
 
 
-def _leaves(trainer: Trainer) -> Sequence[Any]:
+def _leaves(trainer: TrainerViews) -> Sequence[Any]:
     loader = trainer.loaders.train
     return [leaf for _, leaf in loader.leaves] if isinstance(loader, CombinedLoader) else [loader]
 
 
-def _samples_of_rank(trainer: Trainer) -> int | float:
+def _samples_of_rank(trainer: TrainerViews) -> int | float:
     """Samples of a rank's share of the smallest data set; infinite if that isn't known."""
     length = min(length_of(getattr(leaf, "dataset", None)) for leaf in _leaves(trainer))
     num_shares = trainer.strategy.data_parallel_size if trainer.session.has_peers else 1
     return length if length == math.inf else max(1, int(length) // num_shares)
 
 
-def _check_taken(trainer: Trainer, attribute: str, size: int) -> None:
+def _check_taken(trainer: TrainerViews, attribute: str, size: int) -> None:
     for leaf in _leaves(trainer):
         if getattr(leaf, "batch_size", None) not in (None, size):
             raise ConfigurationError(
@@ -195,7 +206,7 @@ def _check_taken(trainer: Trainer, attribute: str, size: int) -> None:
             )
 
 
-def _check_ranks(trainer: Trainer) -> None:
+def _check_ranks(trainer: TrainerViews) -> None:
     strategy = trainer.strategy
     if any(evaluates_loss(optimizer) for optimizer in strategy.optimizers):
         raise ConfigurationError(

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from core.trainer.callbacks.callback import Callback
+from core.trainer.hooks.callback import Callback
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from core.trainer.trainer import Trainer
     from core.trainer.tuning.learning_rate_curve import LearningRateCurve
+    from core.trainer.views.trainer_views import TrainerViews
 
 _SMOOTHING = 0.98
 _NUM_UNSETTLED = 10  # the mean of so few losses may be low by luck
@@ -37,7 +37,7 @@ class LearningRateSearch(Callback):
         """Take it over."""
         self.curve.results = dict(state)
 
-    def on_train_start(self, trainer: Trainer, module: nn.Module) -> None:
+    def on_train_start(self, trainer: TrainerViews, module: nn.Module) -> None:
         """Let the module's schedulers rest, and begin with the smallest rate."""
         trainer.strategy.lr_schedulers = []
         [groups] = [optimizer.param_groups for optimizer in trainer.strategy.optimizers]
@@ -47,7 +47,9 @@ class LearningRateSearch(Callback):
         ]
         self._set_rate()
 
-    def on_train_batch_end(self, trainer: Trainer, module: nn.Module, outputs: Any, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_end(
+        self, trainer: TrainerViews, module: nn.Module, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
         """Note a batch's loss, and after an optimizer step their mean."""
         loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
         if isinstance(loss, Tensor):

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 from core.checkpoint import collect_random_state, restore_random_state
 from core.contract import Capability, ConfigurationError, UnsupportedError
+from core.trainer.data.loaders import Loaders
 from core.trainer.logging.logged_values import LoggedValues
-from core.trainer.loops.loss_watch import LossWatch
-from core.trainer.loops.progress import Progress
-from core.trainer.settings.barebones import NoMetrics
-from core.trainer.signals.interruption import SignalGuard
+from core.trainer.logging.loss_watch import LossWatch
+from core.trainer.logging.no_metrics import NoMetrics
+from core.trainer.loops.launch import launch
+from core.trainer.progress import Progress
 from core.trainer.state.finished_fit import OWN_OPTIMIZERS
 from core.trainer.tuning.copies import copy_loaders, copy_owner
 
@@ -22,11 +23,13 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-    from core.trainer.callbacks.callback import Callback
+    from core.contract import Strategy
     from core.trainer.data.datamodule import DataModule
     from core.trainer.data.sources import Source
+    from core.trainer.hooks.callback import Callback
     from core.trainer.loops.fit_call import FitCall
-    from core.trainer.trainer import Trainer
+    from core.trainer.run import Run
+    from core.trainer.views.trainer_views import TrainerViews
 
 _OWN_STEPS = OWN_OPTIMIZERS | Capability.OWNS_STEP | Capability.OWNS_ACCUMULATION | Capability.OWNS_SCHEDULER
 
@@ -38,15 +41,7 @@ class _NoLossWatch(LossWatch):
         pass
 
 
-class _NoModuleCallbacks:
-    """Leaves the callbacks of a module out."""
-
-    def join(self, callbacks: list[Callback], module: Any) -> list[Callback]:
-        """The given callbacks."""
-        return callbacks
-
-
-def check_searchable(who: str, trainer: Trainer, module: Any) -> None:
+def check_searchable(who: str, trainer: TrainerViews, module: Any) -> None:
     """Refuse what can't be searched for.
 
     Raises:
@@ -67,7 +62,7 @@ def check_searchable(who: str, trainer: Trainer, module: Any) -> None:
         )
 
 
-def run_apart(trainer: Trainer, call: FitCall, callback: Callback, *, max_steps: int) -> None:
+def run_apart(trainer: TrainerViews, call: FitCall, callback: Callback, *, max_steps: int) -> None:
     """Run `fit` on copies for so many optimizer steps. What the callback has found is in the callback itself.
 
     The Trainer, its loggers and callbacks, the module, the positions of loaders and the random state stay as they are.
@@ -75,20 +70,25 @@ def run_apart(trainer: Trainer, call: FitCall, callback: Callback, *, max_steps:
     Raises:
         ConfigurationError: something can't be copied.
     """
-    with _random_state_kept(trainer):
-        search = _copy_of(trainer, callback, max_steps)
-        module = copy_owner(search.fabric.uncompiled(call.module))
-        datamodule = copy_owner(call.datamodule) if call.datamodule is not None else None
-        search.described_module = module  # its hyperparameters are for the loggers of the run itself
-        search._launch("fit", module, [_copied_source(call, module, datamodule)], datamodule, None)
+    with _random_state_kept(trainer.strategy):
+        run = _search_run(trainer.run, call, callback, max_steps)
+        source = _copied_source(call, run.module, run.datamodule)
+        run.loaders = Loaders(run.options, [source])
+        # A Trainer of the user's own kind, which has this run and leaves that of the other one alone.
+        run.trainer = copy.copy(trainer)
+        run.trainer.run = run
+        launch(run, [source])
 
 
-def _copy_of(trainer: Trainer, callback: Callback, max_steps: int) -> Trainer:
-    search = copy.copy(trainer)
-    search.fabric = copy.copy(trainer.fabric)
-    search.fabric.loggers = search.loggers = []
-    search.options = replace(
-        trainer.options,
+def _search_run(run: Run, call: FitCall, callback: Callback, max_steps: int) -> Run:
+    """A run that has of another one the backend, and the options that aren't limits."""
+    progress = Progress()
+    logged = LoggedValues(NoMetrics, progress)
+    logged.losses = _NoLossWatch(progress)
+    module = copy_owner(run.fabric.uncompiled(call.module))
+    datamodule = copy_owner(call.datamodule) if call.datamodule is not None else None
+    options = replace(
+        run.options,
         max_epochs=None,
         min_epochs=0,
         max_steps=max_steps,
@@ -98,16 +98,21 @@ def _copy_of(trainer: Trainer, callback: Callback, max_steps: int) -> Trainer:
         num_sanity_val_steps=0,
         terminate_on_nan=False,
     )
-    search.callbacks, search._module_callbacks = [callback], _NoModuleCallbacks()  # type: ignore[assignment]
-    search.profiler, search.progress = None, Progress()
-    search.logged = LoggedValues(NoMetrics, search.progress)
-    search.logged.losses = _NoLossWatch(search.progress)
-    search.metrics, search.signals = search.logged.train, SignalGuard(search.progress)
-    search.stops, search.pending_saves, search.finished_fit = None, [], None
-    search.restored_random_state = search.random_state_at_opening = None
-    search.running_step = search._wrapped_optimizers = None
-    search._should_stop = False
-    return search
+    return replace(
+        run,
+        options=options,
+        callbacks=[callback],
+        loggers=[],
+        profiler=None,
+        progress=progress,
+        logged=logged,
+        stage="fit",
+        module=module,
+        datamodule=datamodule,
+        ckpt_path=None,
+        is_asked_to_stop=False,
+        described_module=module,  # its hyperparameters are for the loggers of the run itself
+    )
 
 
 def _copied_source(call: FitCall, module: nn.Module, datamodule: DataModule | None) -> Source:
@@ -118,8 +123,7 @@ def _copied_source(call: FitCall, module: nn.Module, datamodule: DataModule | No
 
 
 @contextmanager
-def _random_state_kept(trainer: Trainer) -> Iterator[None]:
-    strategy = trainer.strategy
+def _random_state_kept(strategy: Strategy) -> Iterator[None]:
     if not strategy.launcher.calls_in_place:  # the ranks are other processes, and a device must not be touched here
         yield
         return

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from core import Capability, CheckpointError, ConfigurationError, did_you_mean
-from core.strategies import LeftOutParameters, ParallelStrategy, refuse_unlike_modules
+from core.strategies import LeftOutParameters, ParallelStrategy, refuse_sparse_layers, refuse_unlike_modules
 from core_bagua.algorithm import Algorithm
 from core_bagua.asynchronous import AsyncModelAverage
 from core_bagua.centralized import ByteGrad, GradientAllReduce
@@ -133,8 +133,9 @@ class BaguaStrategy(ParallelStrategy):
         """All ranks. Convert and move the module, and begin with the weights and buffers of rank 0.
 
         Raises:
-            ModuleError: the ranks have built different modules.
+            ModuleError: the ranks have built different modules, or a layer gives sparse gradients.
         """
+        refuse_sparse_layers(self, module)
         refuse_unlike_modules(self, module)
         super().setup_module(module)
         if self.world_size > 1:

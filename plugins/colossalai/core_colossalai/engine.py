@@ -110,6 +110,6 @@ _OWN_FORM = (
 
 
 class ForwardEngine(Engine):
-    """An engine of `hybrid_parallel`, whose Shardformer looks at the model's class: called by its forward only."""
+    """An engine whose Shardformer looks at the model's class, in hybrid and in Gemini: called by its forward only."""
 
     routes = False

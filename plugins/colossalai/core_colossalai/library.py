@@ -84,6 +84,11 @@ def plugin_class(plugin: str) -> Any:
     return getattr(load("colossalai.booster.plugin"), _CLASSES[plugin])
 
 
+def gemini_optimizers() -> frozenset[type]:
+    """The classes of optimizers that Gemini steps, as Colossal-AI itself lists them."""
+    return frozenset(load("colossalai.zero.gemini.gemini_optimizer")._AVAIL_OPTIM_LIST)
+
+
 def booster(plugin: str, options: Mapping[str, Any], device_type: str) -> Any:
     """All ranks, in the process group. A Booster with one of its plugins."""
     # Colossal-AI calls in each step what torch 2.13 has given other names.

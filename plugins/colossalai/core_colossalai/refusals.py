@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -10,6 +10,8 @@ from torch import nn
 from core import ConfigurationError
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from core_colossalai.options import Options
 
 _GPUS = ("cuda", "npu")
@@ -19,6 +21,8 @@ _NEEDS_GPUS = {
     "hybrid_parallel": "its optimizers and kernels are made for them",
 }
 _ON_CPU = "Use plugin='torch_ddp' on CPUs, or strategy='fsdp' or 'deepspeed', which cut state over ranks there too."
+MODES_WITHIN_A_LAYER = ("split_gather", "ring")
+"""Modes of sequence parallelism in which a sequence is shared by the ranks that share a layer, and by no others."""
 _WHOLE_TENSORS = ("Adafactor", "CAME", "GaLoreAdamW8bit", "Lamb", "LBFGS", "Muon", "SparseAdam")
 _INSTEAD = "Use strategy='ddp', or 'fsdp', which can."
 
@@ -58,12 +62,28 @@ def refuse_sizes(plugin: str, options: Options, world_size: int) -> None:
             "batches itself, and core calls the step that you have written. Leave pp_size out."
         )
     sizes = {name: getattr(options, name) or 1 for name in ("tp_size", "sp_size", "extra_dp_size")}
+    if options.sequence_parallelism_mode in MODES_WITHIN_A_LAYER and options.sp_size == options.tp_size:
+        sizes["sp_size"] = 1  # these are the same ranks
     product = sizes["tp_size"] * sizes["sp_size"] * sizes["extra_dp_size"]
     if world_size % product:
         named = " x ".join(f"{name}={size}" for name, size in sizes.items() if size > 1)
         raise ConfigurationError(f"{named} must divide the number of ranks, which is {world_size}.")
     if sizes["sp_size"] > 1 and not options.enable_sequence_parallelism:
         raise ConfigurationError(f"sp_size={sizes['sp_size']} has no effect without enable_sequence_parallelism=True.")
+    mode = options.sequence_parallelism_mode
+    if not options.enable_sequence_parallelism or mode not in MODES_WITHIN_A_LAYER:
+        return
+    if sizes["tp_size"] == 1:
+        raise ConfigurationError(
+            f"sequence_parallelism_mode={mode!r} shares a sequence between the ranks that share a layer, and there is "
+            "one of them: pass tp_size, or mode 'all_to_all' or 'ring_attn'."
+        )
+    if options.sp_size not in (None, 1, sizes["tp_size"]):
+        raise ConfigurationError(
+            f"sp_size={options.sp_size} has no effect with sequence_parallelism_mode={mode!r}, in which a sequence is "
+            f"shared by the tp_size={sizes['tp_size']} ranks of a layer. Leave it out, or use mode 'all_to_all' or "
+            "'ring_attn'."
+        )
 
 
 def refuse_precision(plugin: str, options: Options, name: str) -> None:
@@ -93,6 +113,45 @@ def refuse_normalization(module: nn.Module, device_type: str) -> None:
                 f"SyncBatchNorm of it, which torch has for GPUs only; this run is on {device_type!r}. Use another "
                 "normalization, such as LayerNorm, or strategy='ddp'."
             )
+
+
+def refuse_gemini_optimizer(optimizer: torch.optim.Optimizer, known: Collection[type]) -> None:
+    """Refuse an optimizer that Gemini doesn't step. It knows them by their class, and derived ones neither.
+
+    Args:
+        optimizer: the user's.
+        known: Colossal-AI's own list.
+
+    Raises:
+        ConfigurationError: with those that it steps.
+    """
+    if type(optimizer) not in known:
+        names = ", ".join(sorted(kind.__name__ for kind in known))
+        raise ConfigurationError(
+            f"plugin='gemini' steps {names} of Colossal-AI only, and this is a {type(optimizer).__name__} of "
+            f"{type(optimizer).__module__}. Use one of them: from colossalai.nn.optimizer import HybridAdam. With "
+            "plugin='low_level_zero' every optimizer works that steps each element by itself."
+        )
+
+
+def refuse_unknown_model(module: nn.Module, policies: Any) -> None:
+    """Refuse a model for which Shardformer has no policy, by which it shares out layers.
+
+    Args:
+        module: the user's.
+        policies: Colossal-AI's module of them.
+
+    Raises:
+        ConfigurationError: with the ways out.
+    """
+    try:
+        policies.get_autopolicy(module)
+    except NotImplementedError as error:
+        raise ConfigurationError(
+            f"Shardformer has no policy for {type(module).__module__}.{type(module).__qualname__}: it knows models of "
+            "transformers by their class, and not those that hold one. Set up such a model itself, or pass "
+            "custom_policy=... to plugin='hybrid_parallel'."
+        ) from error
 
 
 def refuse_cut(module: nn.Module, optimizer: torch.optim.Optimizer) -> None:

@@ -5,6 +5,7 @@ Li et al., "Colossal-AI: A Unified Deep Learning System For Large-Scale Parallel
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -20,7 +21,7 @@ from core_colossalai.zero import ZeroEngine
 from core_ddp import DDPStrategy
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
     from contextlib import AbstractContextManager
 
     from torch import Tensor, nn
@@ -120,7 +121,19 @@ class ColossalAIStrategy(DDPStrategy):
 
     @property
     def _ranks_of_a_share(self) -> int:
-        return (self.options.tp_size or 1) * (self.options.sp_size or 1)
+        # Colossal-AI takes the ranks of a layer for those of a sequence too in these modes, whatever sp_size is.
+        joint = self.options.sequence_parallelism_mode in refusals.MODES_WITHIN_A_LAYER
+        return (self.options.tp_size or 1) * (1 if joint else self.options.sp_size or 1)
+
+    @property
+    def calls_forward(self) -> bool:
+        """True if a model is called by its forward only: Shardformer, which shares out layers, looks at its class."""
+        return self.plugin == "hybrid_parallel" or (self.plugin == "gemini" and (self.options.tp_size or 1) > 1)
+
+    @property
+    def _takes_apart(self) -> bool:
+        """True if the plugin itself takes a model to the device: in parts, so that it may be larger than that."""
+        return self.plugin in ("gemini", "hybrid_parallel")
 
     def configure_precision(self, name: str) -> Precision | None:
         """The formats that Colossal-AI converts to; core's own with `torch_ddp`, which leaves that to others.
@@ -183,12 +196,24 @@ class ColossalAIStrategy(DDPStrategy):
                 f"gradient_clip_val={trainer.clipping.value}: Gemini clips inside its own step. Pass max_norm=... to "
                 "the strategy, and leave gradient_clip_val out."
             )
-        if self.plugin == "hybrid_parallel":
+        if self.calls_forward:
+            with_layers = "" if self.plugin == "hybrid_parallel" else f" with tp_size={self.options.tp_size}"
             raise ConfigurationError(
-                "plugin='hybrid_parallel' calls a model's forward, since Shardformer looks at its class: train it with "
-                "Fabric, model, optimizer = fabric.setup(model, optimizer), and not with a Trainer."
+                f"plugin={self.plugin!r}{with_layers} calls a model's forward, since Shardformer looks at its class: "
+                "train it with Fabric, model, optimizer = fabric.setup(model, optimizer), and not with a Trainer."
             )
         super().setup(trainer)
+
+    @contextmanager
+    def init_context(self, *, empty: bool = False) -> Iterator[None]:
+        """All ranks. A context in which a model is built: for Gemini and hybrid by Colossal-AI's LazyInitContext.
+
+        Those then give memory and values to one parameter after the other, as they cut them, so that the whole model
+        is never on a GPU.
+        """
+        lazy = library.load("colossalai.lazy").LazyInitContext() if self._takes_apart else None
+        with lazy or super().init_context(empty=empty):
+            yield
 
     def setup_module(self, module: nn.Module) -> nn.Module:
         """All ranks. A module with `torch_ddp`, or one that isn't trained; all ranks have the weights of rank 0.
@@ -239,16 +264,34 @@ class ColossalAIStrategy(DDPStrategy):
                 f"plugin={self.plugin!r} can set up one module. Put both into one nn.Module.",
                 capability=Capability.SEVERAL_MODULES,
             )
+        if self.plugin == "gemini":
+            refusals.refuse_gemini_optimizer(optimizer, library.gemini_optimizers())
+        if self.calls_forward and self.options.custom_policy is None:
+            refusals.refuse_unknown_model(module, library.load("colossalai.shardformer.policies.auto_policy"))
         refusals.refuse_cut(module, optimizer)
         refuse_unlike_modules(self, module)
-        self.module_to_device(module)
-        self._share([*module.parameters(), *module.buffers()])
+        if not self._takes_apart:
+            self.module_to_device(module)
+        lazy = library.load("colossalai.lazy").LazyTensor
+        tensors = [*module.parameters(), *module.buffers()]
+        self._share([one for one in tensors if not isinstance(one, lazy)])
         self._cut.watch(module.named_parameters())
         booster = self._make_booster(**self._settings())
+        with self._same_draws():  # by which lazy parameters get the same values on all ranks
+            return self._boosted(booster, module, optimizer)
+
+    def _boosted(self, booster: Any, module: nn.Module, optimizer: Optimizer) -> Engine:
         if self.plugin == "low_level_zero":
             left_out = LeftOutParameters(self) if self.world_size > 1 else None
             return ZeroEngine(booster, module, optimizer, left_out)
-        return (ForwardEngine if self.plugin == "hybrid_parallel" else Engine)(booster, module, optimizer)
+        return (ForwardEngine if self.calls_forward else Engine)(booster, module, optimizer)
+
+    @contextmanager
+    def _same_draws(self) -> Iterator[None]:
+        seed = self.broadcast(int(torch.randint(2**62, ())))
+        with torch.random.fork_rng(devices=()):
+            torch.default_generator.manual_seed(seed)
+            yield
 
     def _settings(self) -> dict[str, Any]:
         """The settings that a plugin needs besides the options: the format, and sizes that it has no defaults for."""
@@ -256,6 +299,9 @@ class ColossalAIStrategy(DDPStrategy):
         settings: dict[str, Any] = {"precision": names[self.precision_plugin.name]}
         if self.plugin == "hybrid_parallel":
             settings |= {"tp_size": self.options.tp_size or 1, "pp_size": 1}
+            if self.options.enable_sequence_parallelism and self.options.sequence_parallelism_mode is None:
+                # Left out it is this one to the plugin, which counts ranks, and another one to its ShardConfig.
+                settings["sequence_parallelism_mode"] = "all_to_all"
         return settings
 
     def refresh_modules(self) -> bool:
@@ -272,7 +318,10 @@ class ColossalAIStrategy(DDPStrategy):
     def _share(self, tensors: list[Tensor]) -> None:
         if self.world_size > 1:
             for tensor in tensors:
-                dist.broadcast(tensor.detach(), src=0)
+                held = tensor.detach().to(self.root_device)
+                dist.broadcast(held, src=0)
+                if held.device != tensor.device:
+                    tensor.detach().copy_(held)
 
     # steps ----------------------------------------------------------------------------------------------------------
 
@@ -366,7 +415,8 @@ class ColossalAIStrategy(DDPStrategy):
         handle = self.session.handle_of(module)
         index = next(index for index, one in enumerate(self.session.handles) if one is handle)
         # Gemini walks through the router itself, and the others through what stands in for the user's module.
-        prefix = "module." if self.plugin == "gemini" else ""
+        is_walked = self.plugin == "gemini" and not self.calls_forward
+        prefix = "module." if is_walked else ""
         own = (prefix + name for name in handle.module.state_dict())
         name = native_files.numbered(native_files.MODEL, index)
         return native_files.module_mark(name, dict(zip(own, names, strict=True)))

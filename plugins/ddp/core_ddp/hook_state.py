@@ -83,7 +83,7 @@ class HookState:
 
     def begin_anew(self) -> None:
         """Restore what the state was when it was given."""
-        self._buckets, self._saved, self._num_waits = {}, {}, 0
+        self._buckets, self._saved = {}, {}
         if self._at_first is not None:
             self.load_state_dict(copy.deepcopy(self._at_first))
             self._saved = {}
@@ -137,6 +137,7 @@ class HookState:
             getattr(state, name).clear()
         kind, key, *rest = saved["rng"]
         state.rng.set_state((kind, key.numpy().astype("uint32"), *rest))
+        self._num_waits = 0
         self._saved = {name: value for name, value in saved.items() if name != "kind"} if saved["buckets"] else {}
 
 

@@ -1,26 +1,30 @@
-"""Sparse gradients, as of `nn.Embedding(..., sparse=True)`, beside dense ones."""
+"""Sparse gradients, as of `nn.Embedding(..., sparse=True)`."""
 
 from __future__ import annotations
 
-import warnings
+from typing import TYPE_CHECKING
 
+import torch
 from torch import nn
 
+if TYPE_CHECKING:
+    from torch import Tensor
+    from torch.utils.hooks import RemovableHandle
 
-def warn_of_mixture(module: nn.Module, backend: str) -> None:
-    """Warn once a module if gloo averages both kinds of gradients: torch has been seen to get them wrong together."""
-    tables = {
-        name: part.weight
-        for name, part in module.named_modules()
-        if isinstance(part, nn.Embedding | nn.EmbeddingBag) and part.sparse and part.weight.requires_grad
-    }
-    sparse = set(tables.values())
-    has_dense = any(own.requires_grad and own not in sparse for own in module.parameters())
-    if "gloo" in backend and sparse and has_dense:
-        warnings.warn(
-            f"{', '.join(map(repr, tables))} of {type(module).__name__} gives sparse gradients, and other layers give "
-            "dense ones. DDP over gloo has been seen to average the two together wrongly. Compare a few steps with "
-            "devices=1, or make the layer with sparse=False.",
-            UserWarning,
-            stacklevel=2,
-        )
+
+def copy_sparse_gradients(module: nn.Module, hooks: dict[Tensor, RemovableHandle]) -> None:
+    """Give each sparse gradient memory of its own before torch's reducer divides it in place, during backward.
+
+    An embedding gives the gradient of its outputs on, without a copy, as the values of its weight's. A layer whose
+    outputs are added to them reads the same memory later in the backward, and would get a share of its gradient
+    (torch 2.13, with and without a communication hook).
+
+    Args:
+        module: whose layers are looked through.
+        hooks: those that are there, by weight; new ones are added.
+    """
+    for part in module.modules():
+        if isinstance(part, nn.Embedding | nn.EmbeddingBag) and part.sparse:
+            weight = part.weight
+            if weight.requires_grad and weight not in hooks:
+                hooks[weight] = weight.register_hook(torch.clone)

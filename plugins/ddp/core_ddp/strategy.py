@@ -17,8 +17,8 @@ from torch.nn.parallel import DistributedDataParallel
 from core import Capability, ConfigurationError, did_you_mean
 from core.strategies import FrozenParameters, MethodRouter, ParallelStrategy, refuse_unlike_modules
 from core_ddp.hook_state import HookState
-from core_ddp.late import GRADIENTS_STAY, refuse_difference
-from core_ddp.sparse import warn_of_mixture
+from core_ddp.late import GRADIENTS_STAY, WrappedParameters, refuse_difference
+from core_ddp.sparse import copy_sparse_gradients
 from core_ddp.unused import explain_unused
 
 if TYPE_CHECKING:
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from torch.optim import Optimizer
+    from torch.utils.hooks import RemovableHandle
 
     from core import ModuleHandle, StepOutput, TrainingStep
 
@@ -96,6 +97,8 @@ class DDPStrategy(ParallelStrategy):
         self._averager: PeriodicModelAverager | None = None
         self._is_apart = False
         self._frozen = FrozenParameters(GRADIENTS_STAY)
+        self._wrapped: dict[nn.Module, WrappedParameters] = {}
+        self._sparse_hooks: dict[Tensor, RemovableHandle] = {}
         self._is_wrapped_anew = False
         self._leaves_some_out = False
 
@@ -122,8 +125,6 @@ class DDPStrategy(ParallelStrategy):
         """
         refuse_unlike_modules(self, module, getattr(module, "_ddp_params_and_buffers_to_ignore", ()))
         super().setup_module(module)
-        if self.world_size > 1 and self.is_global_zero:
-            warn_of_mixture(module, self.process_group_backend)
         self._wrap(module)
         return self.model
 
@@ -137,27 +138,33 @@ class DDPStrategy(ParallelStrategy):
         # A wrapper of the user's, or parameters that DDP ignores, may let weights drift apart.
         is_whole = isinstance(self.model, DistributedDataParallel) and not self.model.parameters_to_ignore
         self._leaves_some_out = self._leaves_some_out or not is_whole
+        copy_sparse_gradients(module, self._sparse_hooks)
         if self.world_size > 1 and (self.model is module or _holds_torchs(self.model)):
             ignored = getattr(module, "_ddp_params_and_buffers_to_ignore", ())
             self._frozen.watch((name, own) for name, own in module.named_parameters() if name not in ignored)
+            if (before := self._wrapped.get(module)) is not None:
+                before.close()
+            self._wrapped[module] = WrappedParameters(module)
 
     def refresh_modules(self) -> bool:
-        """All ranks, when an epoch of the Trainer begins. Wrap those modules anew of which a parameter was unfrozen.
+        """All ranks, when an epoch begins. Wrap those modules anew of which a parameter was frozen, unfrozen, replaced.
 
         Raises:
-            ConfigurationError: ranks have unfrozen different parameters, or a communication hook knows the old wrapper.
+            ConfigurationError: it was so on some ranks only.
         """
-        if not self._frozen:
+        if self.world_size == 1:
             return False
-        unfrozen = self._frozen.unfrozen()
-        refuse_difference(list(unfrozen.values()), self.reduce)
+        watched = [one for one in self.session.handles if one.module in self._wrapped]
+        changes = [(one, changed) for one in watched if (changed := self._wrapped[one.module].changes())]
+        refuse_difference([name for _, changed in changes for name in changed], self.reduce)
         if self._comm_hook is not None:
-            return False  # its state may be that of the old buckets; a gradient will be refused
-        changed = [one for one in self.session.handles if not unfrozen.keys().isdisjoint(one.module.parameters())]
-        for handle in changed:
+            return False  # its state may be that of the old buckets; a gradient will be refused, or be waited for
+        for handle, _ in changes:
+            for parameter in self._wrapped[handle.module].new_parameters():
+                torch.distributed.broadcast(parameter.detach(), src=0)
             self._wrap_anew(handle)
         self.model = self.session.handles[-1].wrapped
-        return bool(changed)
+        return bool(changes)
 
     def _wrap_anew(self, handle: ModuleHandle) -> None:
         self.model, self._is_wrapped_anew = handle.module, True
@@ -245,8 +252,8 @@ class DDPStrategy(ParallelStrategy):
         if isinstance(wrapper, DistributedDataParallel) and not getattr(user, "automatic_optimization", True):
             return _manual_step(router, wrapper, name, replacement)
         if isinstance(wrapper, DistributedDataParallel) and name == "training_step":
-            self._check_gradients = explain_unused(wrapper._check_reducer_finalized, wrapper)
-        return explain_unused(router.route(wrapper, name, replacement=replacement), wrapper)
+            self._check_gradients = explain_unused(wrapper._check_reducer_finalized, self._wrapped.get(user))
+        return explain_unused(router.route(wrapper, name, replacement=replacement), self._wrapped.get(user))
 
     def run_training_step(self, batch: Any, batch_idx: int, step: TrainingStep) -> StepOutput:
         """All ranks, each batch. One step, after which gradients are complete on this rank; see `Strategy`.
@@ -287,6 +294,10 @@ class DDPStrategy(ParallelStrategy):
         self._hook_state.begin_anew()
         self._leaves_some_out = False
         self._frozen.forget()
+        while self._wrapped:
+            self._wrapped.popitem()[1].close()
+        while self._sparse_hooks:
+            self._sparse_hooks.popitem()[1].remove()
 
 
 def _manual_step(
@@ -340,6 +351,21 @@ def _wrap(hook: Callable[..., Any] | None, wrapper: Callable[..., Any]) -> Calla
         raise ConfigurationError("ddp_comm_wrapper wraps a hook, and ddp_comm_hook is None. Pass both.")
     wrapped: Callable[..., Any] = wrapper(hook)
     return wrapped
+
+
+def _name_options_of(wrapper: type, constructor: Callable[..., Any]) -> None:
+    """Show the options of a wrapper in the signature of what hands them on, where `core describe` and `help` look."""
+    own = inspect.signature(constructor)
+    *named, rest = own.parameters.values()
+    added = [
+        parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
+        for name, parameter in inspect.signature(wrapper).parameters.items()
+        if name in _DDP_OPTIONS - own.parameters.keys()
+    ]
+    constructor.__signature__ = own.replace(parameters=[*named, *added, rest])  # type: ignore[attr-defined]
+
+
+_name_options_of(DistributedDataParallel, DDPStrategy.__init__)
 
 
 def _refuse_unknown(options: dict[str, Any]) -> None:

@@ -5,21 +5,27 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
-from torch.nn.parallel import DistributedDataParallel
-
 from core import ModuleError
+from core_ddp.late import IN_TIME
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
-    from torch import nn
+    from torch import Tensor
+
+    from core_ddp.late import WrappedParameters
 
 _SYMPTOM = "Expected to have finished reduction in the prior iteration"
 _INDICES = re.compile(r"did not receive grad for rank \d+: ([\d ]+)")
 
 
-def explain_unused(step: Callable[..., Any], wrapper: nn.Module) -> Callable[..., Any]:
-    """The step, with an error of ours where the one before it has left gradients out."""
+def explain_unused(step: Callable[..., Any], wrapped: WrappedParameters | None) -> Callable[..., Any]:
+    """The step, with an error of ours where the one before it has left gradients out.
+
+    Args:
+        step: is called.
+        wrapped: the parameters of the module; None for those of a wrapper that isn't known.
+    """
 
     def call(*args: Any, **kwargs: Any) -> Any:
         try:
@@ -27,22 +33,31 @@ def explain_unused(step: Callable[..., Any], wrapper: nn.Module) -> Callable[...
         except RuntimeError as error:
             if _SYMPTOM not in str(error):
                 raise
-            raise ModuleError(
-                f"The loss does not depend on {_names(wrapper, str(error))}, and DDP waits for gradients of all "
-                "parameters. Let the loss use them, freeze them (requires_grad_(False)) before fit, or pass "
-                "strategy='ddp_find_unused_parameters_true', which searches for them in every step."
-            ) from error
+            raise ModuleError(_explanation(wrapped, str(error))) from error
 
     return call
 
 
-def _names(wrapper: nn.Module, message: str) -> str:
+def _explanation(wrapped: WrappedParameters | None, message: str) -> str:
+    left_out = _left_out(wrapped, message)
+    for fate in ("replaced", "frozen"):
+        if wrapped and (names := [name for own, name in left_out.items() if wrapped.fate(own) == fate]):
+            return f"{_shown(names)} was {fate} after DDP was set up, which waits for its gradient. {IN_TIME}"
+    return (
+        f"The loss does not depend on {_shown(left_out.values()) or 'some parameters'}, and DDP waits for gradients of "
+        "all parameters. Let the loss use them, freeze them (requires_grad_(False)) before fit, or pass "
+        "strategy='ddp_find_unused_parameters_true', which searches for them in every step."
+    )
+
+
+def _left_out(wrapped: WrappedParameters | None, message: str) -> dict[Tensor, str]:
     """The parameters whose indices torch tells, if it does."""
     found = _INDICES.search(message)
-    if found is None or not isinstance(wrapper, DistributedDataParallel):
-        return "some parameters"
-    ignored = wrapper.parameters_to_ignore
-    own = wrapper.module.named_parameters()
-    # torch counts the parameters that it averages: those that require gradients and aren't ignored, in their order.
-    names = [name.removeprefix("module.") for name, p in own if p.requires_grad and name not in ignored]
-    return ", ".join(repr(names[index]) for index in map(int, found[1].split()))
+    if found is None or wrapped is None:
+        return {}
+    named = list(wrapped.trained.items())
+    return dict(named[index] for index in map(int, found[1].split()))
+
+
+def _shown(names: Iterable[str]) -> str:
+    return ", ".join(map(repr, names))

@@ -39,6 +39,17 @@ def test_each_rank_writes_a_half(tmp_path):
     assert all(torch.equal(loaded["model"][name], value) for name, value in state.items())
 
 
+def test_ranks_save_together_in_the_background(tmp_path):
+    def body(fabric):
+        torch.manual_seed(0)
+        fabric.save(tmp_path / "last.ckpt", {"model": fabric.setup(nn.Linear(200, 200))})
+        fabric.teardown()
+
+    Fabric(accelerator="cpu", devices=2, strategy="ddp_fork", plugins="async").launch(body)
+    torch.manual_seed(0)
+    assert torch.equal(load_checkpoint(tmp_path / "last.ckpt")["model"]["weight"], nn.Linear(200, 200).weight)
+
+
 @pytest.mark.parametrize("option", ["a hook", "a wrapper"])
 def test_rank_zero_writes_all_where_weights_may_differ(tmp_path, option):
     from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook

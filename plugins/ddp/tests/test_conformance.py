@@ -11,3 +11,5 @@ for _name, _suite in vars(conformance).items():
     if "_find_unused_parameters" in _name and _name != "Test_ddp_find_unused_parameters_true":
         pytest.mark.slow(_suite)
 globals().update({name: suite for name, suite in vars(conformance).items() if name.startswith("Test")})
+
+pytestmark = pytest.mark.numbers

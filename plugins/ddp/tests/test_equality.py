@@ -17,6 +17,8 @@ CASES = ("plain", "shuffled", "fabric_accumulated")
 # Relative to the largest weight. Averaging two halves rounds once more than one whole does.
 TOLERANCE = 1e-10
 
+pytestmark = pytest.mark.numbers
+
 WAYS = {
     "ddp": ([sys.executable], "ddp"),
     "ddp_spawn": ([sys.executable], "ddp_spawn"),

@@ -194,6 +194,70 @@ def test_what_is_unfrozen_between_two_epochs_is_trained_as_on_one_device(frozen,
     assert trained.requires_grad
 
 
+class WithOwnBuffer(FineTuned):
+    """Has a buffer in which each rank has put another value when the second epoch begins."""
+
+    def __init__(self):
+        super().__init__(in_second_epoch, "used.bias")
+        self.register_buffer("own", torch.zeros(1))
+
+    def on_train_epoch_start(self):
+        super().on_train_epoch_start()
+        self.own.fill_(self.global_rank)
+
+    def on_train_batch_start(self, batch, batch_idx):
+        if batch_idx == 0:  # the first forward sends the buffers of rank 0
+            assert self.own.item() == self.global_rank
+
+
+def test_wrapping_anew_leaves_the_buffers_of_ranks_as_they_are():
+    _, module = fit("ddp_fork", WithOwnBuffer(), max_epochs=2)
+    assert not torch.equal(module.used.bias, Net().used.bias), "it was not wrapped anew"
+
+
+class Frozen(FineTuned):
+    """The other way round: they are trained until then."""
+
+    def __init__(self, when, frozen):
+        super().__init__(when, frozen)
+        super().set_trained(True)
+
+    def set_trained(self, is_trained):
+        super().set_trained(not is_trained)
+
+
+class Replaced(FineTuned):
+    """The layer is another one from then on, which each rank has begun with other weights."""
+
+    def set_trained(self, is_trained):
+        if is_trained:
+            torch.manual_seed(self.global_rank)
+            self.used = nn.Linear(4, 1)
+            self.optimizers().param_groups[0]["params"] = list(self.used.parameters())
+
+
+@pytest.mark.parametrize("kind", [Frozen, Replaced])
+def test_what_is_frozen_or_replaced_between_two_epochs_is_left_and_trained_as_on_one_device(kind):
+    _, module = fit("ddp_fork", kind(in_second_epoch, "used.weight"), max_epochs=3)
+    _, single = fit("single_device", kind(in_second_epoch, "used.weight"), devices=1, max_epochs=3)
+    for name, expected in single.state_dict().items():
+        torch.testing.assert_close(module.state_dict()[name], expected, msg=name)
+
+
+@pytest.mark.parametrize(
+    ("kind", "when", "options", "message"),
+    [
+        (Frozen, lambda rank, epoch, batch_idx: batch_idx == 2, {}, "'used.bias' was frozen after DDP was set up"),
+        (Frozen, in_second_epoch, {"ddp_comm_hook": default_hooks.allreduce_hook}, "'used.bias' was frozen after"),
+        (Replaced, lambda rank, epoch, batch_idx: batch_idx == 2, {}, "'used.(weight|bias)' gets gradients, and has c"),
+        (Frozen, lambda rank, epoch, batch_idx: epoch == rank == 1, {}, "Ranks have frozen, unfrozen or replaced diff"),
+    ],
+)
+def test_what_is_frozen_or_replaced_where_ddp_waits_for_it_is_named(kind, when, options, message):
+    with pytest.raises(WorkerError, match=message):
+        fit(DDPStrategy(start_method="fork", **options), kind(when, "used.bias"), max_epochs=2)
+
+
 @pytest.mark.parametrize(
     ("when", "options", "message"),
     [
@@ -210,7 +274,7 @@ def test_what_is_unfrozen_between_two_epochs_is_trained_as_on_one_device(frozen,
         (
             lambda rank, epoch, batch_idx: epoch == rank == 1,
             {},
-            "Ranks have unfrozen different parameters, this one (none|'used.bias')",
+            "Ranks have frozen, unfrozen or replaced different parameters, this one (none|'used.bias')",
         ),
         (
             in_second_epoch,
@@ -252,8 +316,10 @@ def test_modules_that_differ_are_refused_and_what_is_unfrozen_in_a_loop_of_the_u
 
 def test_unused_parameters_are_an_error_that_names_the_preset_unless_asked_for():
     message = r"does not depend on 'unused.weight', 'unused.bias', .* strategy='ddp_find_unused_parameters_true'"
+    with_frozen = Net(unused=True)
+    with_frozen.used.bias.requires_grad_(False)  # torch counts those that are trained only
     with pytest.raises(WorkerError, match=message):
-        fit("ddp_fork", Net(unused=True))
+        fit("ddp_fork", with_frozen)
     with pytest.raises(WorkerError, match=rf"^Rank 1 failed with .*ModuleError: The loss {message}"):
         fit("ddp_fork", UnusedOnRankOne(unused=True))
     _, module = fit("ddp_fork_find_unused_parameters_true", Net(unused=True))
@@ -335,6 +401,31 @@ def test_post_local_sgd_averages_weights_every_period():
     assert on_two_ranks(run, strategy()) == [True, False, True, False, True]
 
 
+def test_post_local_sgd_averages_moments_and_leaves_each_rank_the_number_of_its_steps():
+    """A rank whose gradients overflow under fp16 has taken fewer of them."""
+    module = nn.Linear(2, 1, bias=False)
+
+    def run(fabric):
+        _, optimizer = fabric.setup(module, torch.optim.Adam(module.parameters(), lr=0.1))
+        for step in range(4):
+            module.weight.grad = torch.full((1, 2), (-1.0) ** (step * fabric.global_rank))
+            optimizer.step()
+        (moments,) = optimizer.state.values()
+        moments["step"] -= fabric.global_rank
+        before = fabric.all_gather(moments["exp_avg"])
+        fabric.strategy.synchronize_model()
+        return before, fabric.all_gather(moments["exp_avg"]), fabric.all_gather(moments["step"]).tolist()
+
+    state = post_localSGD_hook.PostLocalSGDState(None, None, 0, post_local_gradient_allreduce=False)
+    hook = post_localSGD_hook.post_localSGD_hook
+    before, after, steps = on_two_ranks(
+        run, DDPStrategy(start_method="fork", ddp_comm_state=state, ddp_comm_hook=hook, model_averaging_period=2)
+    )
+    assert not torch.equal(*before)
+    assert torch.equal(*after)
+    assert steps == [4, 3]
+
+
 def test_model_averaging_without_local_steps_is_refused():
     with pytest.raises(ConfigurationError, match="PostLocalSGDState"):
         DDPStrategy(model_averaging_period=4)
@@ -394,21 +485,53 @@ def test_an_unknown_reduction_lists_those_that_exist():
         DDPStrategy().reduce(torch.ones(1), reduce_op="median")
 
 
-def test_sparse_gradients_beside_dense_ones_are_warned_of():
-    def set_up(fabric):
-        table, alone = nn.Embedding(4, 3, sparse=True), nn.Embedding(4, 3, sparse=True)
-        fabric.setup(alone)  # pytest makes an error of a warning
-        model = nn.Sequential(table, nn.Linear(3, 1))
-        if fabric.global_rank > 0:
-            fabric.setup(model)
-            return
-        message = (
-            r"^'0' of Sequential gives sparse gradients, and other layers give dense ones.*or make the layer with s"
-        )
-        with pytest.warns(UserWarning, match=message):
-            fabric.setup(model)
+class Summed(nn.Module):
+    """A layer and a table whose outputs are added, so that both get the same gradient; either may be called first."""
 
-    on_two_ranks(set_up)
+    def __init__(self, order):
+        super().__init__()
+        torch.manual_seed(3)
+        self.order = order
+        for name in order:
+            part = nn.Embedding(6, 3, sparse=True) if name == "table" else nn.Linear(4, 3)
+            self.add_module(name, part)
+
+    def forward(self, x):
+        inputs = {"dense": x, "table": (x[:, 0].abs() * 10).long() % 6}
+        return sum(getattr(self, name)(inputs[name]) for name in self.order)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"find_unused_parameters": True},
+        {"static_graph": True},
+        {"gradient_as_bucket_view": True},
+        {"ddp_comm_hook": default_hooks.allreduce_hook},
+    ],
+    ids=lambda options: "".join(options) or "default",
+)
+def test_gradients_beside_sparse_ones_are_the_mean_of_all_ranks(options):
+    def compare(fabric):
+        differences = []
+        for order in (("dense", "table"), ("table", "dense")):
+            alone, module = Summed(order), Summed(order)
+            model = fabric.setup_module(module)
+            for step in range(3):
+                batches = [torch.randn(3, 4, generator=torch.Generator().manual_seed(10 * step + r)) for r in range(2)]
+                with fabric.no_backward_sync(model, enabled=step == 1):
+                    fabric.backward(model(batches[fabric.global_rank]).square().mean(), model=model)
+                own = batches if step != 1 else [batches[fabric.global_rank]] * 2
+                sum(alone(each).square().mean() / 2 for each in own).backward()
+                if step == 1:  # what isn't exchanged is each rank's own, and is exchanged with the next
+                    continue
+                for name, parameter in module.named_parameters():
+                    expected = fabric.all_reduce(alone.get_parameter(name).grad.to_dense())
+                    differences.append((parameter.grad.to_dense() - expected).abs().max().item())
+        return max(differences)
+
+    assert on_two_ranks(compare, DDPStrategy(start_method="fork", **options)) < 1e-6
 
 
 def test_nothing_to_train_needs_no_wrapper():
@@ -426,3 +549,10 @@ def test_launching_from_a_prompt_names_the_notebook_alias(tmp_path):
     assert finished.returncode == 1
     assert "ddp_notebook" in finished.stderr
     assert LaunchError.__name__ in finished.stderr
+
+
+def test_options_of_torchs_wrapper_are_described():
+    done = programs.run([*programs.CORE, "describe", "ddp"])
+    assert "gradient_as_bucket_view = False" in done.stdout
+    assert "static_graph = False" in done.stdout
+    assert "process_group " not in done.stdout, "the strategy's own"

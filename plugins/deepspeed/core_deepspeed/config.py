@@ -72,6 +72,10 @@ _NEEDED = {
 _BLOCKS = {"16-mixed": "fp16", "16-true": "fp16", "bf16-mixed": "bf16", "bf16-true": "bf16", "32-true": None}
 """The block of the config that a precision turns on. Either keeps float32 masters, and the module in 16 bits."""
 
+_AUTOCAST = "torch_autocast"
+"""The block of a user's config that means torch.autocast in place of that of `bf16-mixed`: weights stay float32."""
+_BFLOAT16 = ("bfloat16", "bf16", "torch.bfloat16")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
@@ -128,7 +132,8 @@ def fit_to_run(config: Config, run: Run) -> Config:
     _fit_number(fitted, "gradient_clipping", run.max_norm, "gradient_clip_val", default=0.0)
     _fit_number(fitted, "gradient_accumulation_steps", run.num_accumulated, "accumulate_grad_batches", default=1)
     _fit_batch_size(fitted, run)
-    refusals.refuse_formats(fitted, run.precision)
+    # With the block of autocast all that DeepSpeed keeps is in float32.
+    refusals.refuse_formats(fitted, "32-true" if look_up(fitted, (_AUTOCAST, "enabled")) else run.precision)
     refusals.refuse_checkpointing(fitted, run.device_type)
     return fitted
 
@@ -197,11 +202,14 @@ def _contradiction(key_path: KeyPath, said: Any, other: str) -> ConfigurationErr
 def _fit_precision(config: Config, run: Run) -> None:
     if run.precision not in _BLOCKS:
         raise ConfigurationError(f"precision={run.precision!r}: DeepSpeed computes in {', '.join(map(repr, _BLOCKS))}.")
-    wanted = _BLOCKS[run.precision]
-    for block in ("fp16", "bf16", "torch_autocast"):
+    wanted = _AUTOCAST if look_up(config, (_AUTOCAST, "enabled")) else _BLOCKS[run.precision]
+    if wanted == _AUTOCAST:
+        _check_autocast(config, run)
+    for block in ("fp16", "bf16"):
         said = look_up(config, (block, "enabled"))
         if said is not None and bool(said) != (block == wanted):
-            raise _contradiction((block, "enabled"), said, f"precision={run.precision!r}")
+            other = f"{_AUTOCAST}.enabled = True" if wanted == _AUTOCAST else f"precision={run.precision!r}"
+            raise _contradiction((block, "enabled"), said, other)
     if wanted:
         put(config, (wanted, "enabled"), True)
     idle = sorted(config.get("fp16", {}).keys() - {"enabled"})
@@ -210,6 +218,27 @@ def _fit_precision(config: Config, run: Run) -> None:
             f"{idle[0]}={config['fp16'][idle[0]]!r} has no effect with precision={run.precision!r}: only '16-mixed' "
             "and '16-true' scale the loss. Choose one of these, or leave it out."
         )
+
+
+def _check_autocast(config: Config, run: Run) -> None:
+    """The block goes with `bf16-mixed`, in bfloat16, which DeepSpeed is told if the block doesn't say it.
+
+    Raises:
+        ConfigurationError: another precision or another format.
+    """
+    if run.precision != "bf16-mixed":
+        raise ConfigurationError(
+            f"config says {_AUTOCAST}.enabled = True, and precision={run.precision!r}. torch.autocast computes in 16 "
+            "bits from weights in float32: pass precision='bf16-mixed', or leave the block out."
+        )
+    said = look_up(config, (_AUTOCAST, "dtype"))
+    if said is not None and said not in _BFLOAT16:
+        raise ConfigurationError(
+            f"config says {_AUTOCAST}.dtype = {said!r}, and precision='bf16-mixed'. DeepSpeed's block is taken in "
+            "bfloat16 only: in float16 its scale of the loss isn't saved, and is divided out at stage 0 only. Use "
+            "'bfloat16', or leave the block out, and pass precision='16-mixed'."
+        )
+    put(config, (_AUTOCAST, "dtype"), "bfloat16")
 
 
 def _fit_number(config: Config, key: str, value: float | None, argument: str, *, default: float) -> None:

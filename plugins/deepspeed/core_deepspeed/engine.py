@@ -6,6 +6,7 @@ import shutil
 from contextlib import suppress
 from itertools import chain
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,6 +14,7 @@ import torch
 from core import ConfigurationError
 from core.strategies import MethodRouter
 from core_deepspeed.layout_guard import LayoutGuard
+from core_deepspeed.left_out import refuse_frozen
 from core_deepspeed.state import EngineState
 
 if TYPE_CHECKING:
@@ -51,9 +53,11 @@ class ZeroEngine:
         wrapped: DeepSpeed's engine, around a `MethodRouter`.
         zero: DeepSpeed's own optimizer around it, or the same.
         gradients: looks for parameters without one, where a rank can't leave some out alone.
+        stepped: names of the parameters that an optimizer of DeepSpeed's own steps, whatever is frozen later.
     """
 
     gradients: GradientsOfAll | None = None
+    stepped: Mapping[Any, str] = MappingProxyType({})
 
     def __init__(self, deepspeed: Any, module: nn.Module, optimizer: Optimizer | None, config: dict[str, Any]) -> None:
         """All ranks. Make the engine, which converts the module and cuts what its stage cuts."""
@@ -123,6 +127,7 @@ class ZeroEngine:
             engine._begin_backward(ends_window=False)
             engine.wrapped._running_engine_backward = True  # else a hook ends it, where one forward was run only
         self._begin_backward(ends_window=ends_window)
+        refuse_frozen(self.stepped)
         if self.gradients is not None:
             self.gradients.check_in_backward(loss, begins_window=not self._num_backwards)
         self.wrapped.backward(loss, scale_wrt_gas=False, **kwargs)
@@ -230,6 +235,8 @@ class ZeroEngine:
                 self._layout_guard.allow()
         if self._sets_checkpointing:
             self._deepspeed.checkpointing.configure(None)  # it is the process's, and the next run says its own
+        # A mark of the process too, by which the next engine would reduce in another format than its config says.
+        self._deepspeed.runtime.torch_autocast.TORCH_AUTOCAST_INITIALIZED = False
         # Looked up before `destroy`, after which the swappers that know them may be gone.
         swap_folders = self._swap_folders()
         self.wrapped.destroy()

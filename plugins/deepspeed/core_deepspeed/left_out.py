@@ -8,12 +8,30 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.autograd.graph import get_gradient_edge
 
+from core import UnsupportedError
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from torch import Tensor
 
     from core.strategies import LeftOutParameters
+
+
+def refuse_frozen(names: Mapping[Any, str]) -> None:
+    """Refuse parameters that were frozen since set-up: an optimizer of DeepSpeed's own would step them all the same.
+
+    Args:
+        names: of the trained parameters.
+
+    Raises:
+        UnsupportedError: names the parameter.
+    """
+    if frozen := next((name for one, name in names.items() if not one.requires_grad), None):
+        raise UnsupportedError(
+            f"{frozen!r} was frozen after set-up, and DeepSpeed's optimizer steps what it was given. Freeze it before "
+            "set-up, such as in configure_model() or __init__, or use strategy='fsdp'."
+        )
 
 
 class GradientsOfAll:

@@ -266,8 +266,11 @@ class DeepSpeedStrategy(ParallelStrategy):
                     engine: ZeroEngine = WholeEngine(deepspeed, module, optimizer, config)
                 else:
                     engine = ZeroEngine(deepspeed, module, optimizer, config)
+        named = {one: name for name, one in module.named_parameters() if one in engine.group_of}
+        # At stage 0 in float32 the user's own optimizer steps, and passes over what has no gradient.
+        if engine.zero is not engine.optimizer:
+            engine.stepped = named
         if self.stage > 0 and self.world_size > 1:
-            named = {one: name for name, one in module.named_parameters() if one in engine.group_of}
             engine.gradients = GradientsOfAll(named, engine.zero, self.stage, LeftOutParameters(self))
         self.engines.append(engine)
         return engine

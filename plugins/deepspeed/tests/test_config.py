@@ -240,6 +240,27 @@ class TestRun:
     def test_a_contradiction_shows_both(self, own, run, both):
         assert f"config says {both}. Leave one of them out" in refusal_of_run(own, run=run)
 
+    def test_autocast_takes_the_place_of_the_block_of_its_precision(self):
+        own, mixed = {"torch_autocast": {"enabled": True}}, {"precision": "bf16-mixed"}
+        config = fitted(own, run=mixed)
+        assert (config["torch_autocast"], "bf16" in config) == ({"enabled": True, "dtype": "bfloat16"}, False)
+        assert fitted({"torch_autocast": {"enabled": False}}, run=mixed)["bf16"] == {"enabled": True}
+        assert fitted({**own, "bf16": {"enabled": False}}, run=mixed)["bf16"] == {"enabled": False}
+        # Its gradients are in float32, those of the other block at stage 0 in bfloat16.
+        sums = {"zero_optimization": {"stage": 0}, "data_types": {"grad_accum_dtype": "fp32"}}
+        fitted({**own, **sums}, run=mixed)
+
+    def test_autocast_in_another_format_or_beside_another_block(self):
+        own, mixed = {"torch_autocast": {"enabled": True}}, {"precision": "bf16-mixed"}
+        for precision in ("32-true", "bf16-true", "16-mixed", "16-true"):
+            assert f"torch_autocast.enabled = True, and precision='{precision}'" in refusal_of_run(
+                own, run={"precision": precision}
+            )
+        in_float16 = {"torch_autocast": {"enabled": True, "dtype": "float16"}}
+        assert "torch_autocast.dtype = 'float16', and precision='bf16-mixed'" in refusal_of_run(in_float16, run=mixed)
+        both = refusal_of_run({**own, "bf16": {"enabled": True}}, run=mixed)
+        assert "bf16.enabled = True, and torch_autocast.enabled = True" in both
+
     def test_loss_scale(self):
         in_float16 = {"precision": "16-mixed"}
         assert fitted(loss_scale=128, run=in_float16)["fp16"] == {"loss_scale": 128, "enabled": True}

@@ -1,6 +1,7 @@
 """Obstacles to compiling DeepSpeed's parts in C++, with real locks of torch and real compilers."""
 
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -198,9 +199,9 @@ class TestTools:
         compiler = shutil.which("c++")
         only(tmp_path, monkeypatch, ninja="")
         wrapper = tmp_path / "without_headers"
-        wrapper.write_text(f'#!/bin/sh\nPATH=/usr/bin:/bin exec {compiler} -nostdinc "$@"\n')
+        wrapper.write_text(f'#!/bin/sh\nPATH=/usr/bin:/bin exec "{compiler}" -nostdinc "$@"\n')
         wrapper.chmod(0o755)
-        monkeypatch.setenv("CXX", str(wrapper))
+        monkeypatch.setenv("CXX", shlex.quote(str(wrapper)))
         assert "Offloading to NVMe needs the library libaio and its header, which aren't here" in refusal(["async_io"])
 
     def test_who_waits_is_told_why(self, folder, caplog, monkeypatch):

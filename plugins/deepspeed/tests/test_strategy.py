@@ -3,6 +3,7 @@
 import functools
 import logging
 import re
+import sys
 from datetime import timedelta
 from unittest.mock import Mock
 
@@ -11,7 +12,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 from torch.utils.data import DataLoader, TensorDataset
-from zero_ranks import STAGES, loss_of, make_batch, make_model, on_two_ranks
+from zero_ranks import CUT, STAGES, loss_of, make_batch, make_model, on_two_ranks
 
 from core import ConfigurationError, Fabric, Module, ModuleError, Trainer, UnsupportedError, WorkerError
 from core.checkpoint import TorchCheckpointIO
@@ -80,6 +81,40 @@ def test_clipping_by_hand_gives_the_norm(stage):
         torch.testing.assert_close(found, norm, rtol=1e-5, atol=0)
     for name, value in weights.items():
         torch.testing.assert_close(results[0][1][name], value, rtol=1e-5, atol=1e-6)
+
+
+def autocast(rank):
+    """Two steps; what the forward computes in, what weights are in, and them; and what is left of it in the process."""
+    fabric = rank.fabric()
+    model = make_model()
+    user_model, formats = model, []
+    model, optimizer = fabric.setup(model, torch.optim.AdamW(model.parameters(), lr=0.02))
+    first = next(part for part in user_model.modules() if isinstance(part, nn.Linear))
+    first.register_forward_hook(lambda layer, inputs, output: formats.append(str(output.dtype)))
+    for step in range(2):
+        fabric.backward(loss_of(model, make_batch(step, rank.number if fabric.world_size == 2 else None)))
+        formats.append(str(next(user_model.parameters()).dtype))
+        optimizer.step()
+        optimizer.zero_grad()
+    weights = fabric.strategy.get_module_state_dict(model.module, layout="full")
+    fabric.teardown()
+    marked = [name for name, parameter in user_model.named_parameters() if hasattr(parameter, "comm_dtype")]
+    of_library = sys.modules.get("deepspeed.runtime.torch_autocast")
+    return formats, weights, (marked, of_library is not None and of_library.is_autocast_initialized())
+
+
+@STAGES
+def test_the_block_of_autocast_computes_in_bfloat16_from_float32(stage):
+    """As `bf16-mixed` does on one device, and nothing of it stays on the user's parameters or in the process."""
+    options = {"precision": "bf16-mixed"}
+    expected = Backend(lambda: "single_device", options=options).run(autocast)[0]
+    config = {"torch_autocast": {"enabled": True}, **(CUT if stage == 3 else {})}
+    make = functools.partial(DeepSpeedStrategy, stage=stage, config=config)
+    formats, weights, left = Backend(make, num_processes=2, num_shares=2, options=options).run(autocast)[0]
+    assert formats == expected[0] == ["torch.bfloat16", "torch.float32"] * 2
+    for name, value in expected[1].items():
+        torch.testing.assert_close(weights[name], value, rtol=0, atol=0.01)
+    assert left == ([], False)
 
 
 def test_clipping_by_value_is_refused():

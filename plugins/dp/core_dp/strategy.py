@@ -15,7 +15,7 @@ from core_ddp import DDPStrategy
 from core_dp.replicas import Replicas
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     import torch
 
@@ -25,10 +25,7 @@ class DataParallelStrategy(Strategy):
 
     @property
     def capabilities(self) -> Capability:
-        """The capabilities of one process. Replicas live for one forward, so a backward inside it would be lost.
-
-        Random numbers of devices other than the first are not in a checkpoint.
-        """
+        """The capabilities of one process. Replicas live for one forward, so a backward inside it would be lost."""
         return super().capabilities & ~(Capability.MANUAL_OPTIMIZATION | Capability.BIT_EXACT_RESUME)
 
     def check(self) -> None:
@@ -56,6 +53,14 @@ class DataParallelStrategy(Strategy):
         wrapper = self.session.handle_of(module).wrapped
         call = _router_in(wrapper).route(wrapper, name)
         return call if name == "forward" else _averaged(call)
+
+    def rank_state_dict(self) -> dict[str, Any] | None:
+        """The random state of the devices beside the first, on which replicas draw too."""
+        return _random_states(self)
+
+    def load_rank_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Put it back, as far as there are such devices."""
+        _restore_random_states(self, state)
 
     def reduce(self, tensor: Tensor, group: Any = None, reduce_op: Any = "mean") -> Tensor:
         """Combine what was gathered from the devices.
@@ -111,6 +116,18 @@ class DDP2Strategy(DDPStrategy):
         self.model = Replicas(self.model, device_ids=_indices(self))
         super().configure_ddp()
 
+    def rank_state_dict(self) -> dict[str, Any] | None:
+        """All ranks. What `ddp` keeps, and the random state of the devices beside the first."""
+        own, random = super().rank_state_dict(), _random_states(self)
+        return None if own is None and random is None else {"ddp": own, "devices": random}
+
+    def load_rank_state_dict(self, state: Mapping[str, Any]) -> None:
+        """All ranks. Put both back."""
+        if state["ddp"] is not None:
+            super().load_rank_state_dict(state["ddp"])
+        if state["devices"] is not None:
+            _restore_random_states(self, state["devices"])
+
     def ddp_device_ids(self) -> list[int] | None:
         """None: DataParallel moves the inputs."""
         return None
@@ -119,6 +136,18 @@ class DDP2Strategy(DDPStrategy):
         """The method through both wrappers; losses are averaged over the node's devices."""
         call = super().step_callable(name, module)
         return _averaged(call) if name == "training_step" else call
+
+
+def _random_states(strategy: Strategy) -> dict[str, Any] | None:
+    """None where there is one device, or none of them has a generator of its own."""
+    states = [strategy.accelerator.get_rng_state(device) for device in strategy.parallel_devices[1:]]
+    return {"random": states} if any(state is not None for state in states) else None
+
+
+def _restore_random_states(strategy: Strategy, saved: Mapping[str, Any]) -> None:
+    for device, state in zip(strategy.parallel_devices[1:], saved["random"], strict=False):
+        if state is not None:
+            strategy.accelerator.set_rng_state(state, device)
 
 
 def _refuse_compiler(strategy: Strategy, *, alias: str) -> None:

@@ -39,3 +39,32 @@ def test_declared_capabilities():
     assert DataParallelStrategy().capabilities == of_replicas
     assert DDP2Strategy().capabilities == of_replicas | Capability.COLLECTIVES | Capability.NO_SYNC
     assert DDP2Strategy().num_processes_per_node == 1
+
+
+class Drawing(CPUAccelerator):
+    """Devices with a generator each, which the test turns on."""
+
+    def __init__(self):
+        self.states = {torch.device("cuda", index): torch.tensor([index], dtype=torch.uint8) for index in range(3)}
+
+    def get_rng_state(self, device):
+        return self.states[device].clone()
+
+    def set_rng_state(self, state, device):
+        self.states[device] = state
+
+
+@pytest.mark.parametrize("kind", [DataParallelStrategy, DDP2Strategy])
+def test_random_numbers_of_every_device_are_kept(kind):
+    """The first device's are in every checkpoint."""
+    accelerator = Drawing()
+    strategy = kind(accelerator=accelerator, parallel_devices=["cuda:0", "cuda:1", "cuda:2"])
+    saved = strategy.rank_state_dict()
+    for state in accelerator.states.values():
+        state += 10
+    strategy.load_rank_state_dict(saved)
+    assert [state.item() for state in accelerator.states.values()] == [10, 1, 2]
+
+
+def test_one_device_keeps_nothing_more():
+    assert DataParallelStrategy(accelerator=Drawing(), parallel_devices=["cuda:0"]).rank_state_dict() is None

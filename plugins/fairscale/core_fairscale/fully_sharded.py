@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from core import Capability, ConfigurationError
 from core.registry import require_package
-from core.strategies import LeftOutParameters, ParallelStrategy, refuse_unlike_modules
+from core.strategies import LeftOutParameters, ParallelStrategy, refuse_sparse_layers, refuse_unlike_modules
 from core_fairscale import flat_parts, norms, refusals
 
 if TYPE_CHECKING:
@@ -162,6 +162,7 @@ class FullyShardedFairScaleStrategy(ParallelStrategy):
         """
         refuse_unlike_modules(self, module)
         super().setup_module(module)
+        refuse_sparse_layers(self, module)
         refusals.refuse_cut_module(module, in_units=self.min_num_params is not None)
         self._share([*module.parameters(), *module.buffers()])
         if any(True for _ in module.parameters()):
@@ -175,7 +176,7 @@ class FullyShardedFairScaleStrategy(ParallelStrategy):
         warnings.filterwarnings("ignore", "TypedStorage is deprecated", UserWarning, module="fairscale")
         warnings.filterwarnings("ignore", "`torch.distributed._(all_gather|reduce_scatter)_base`", FutureWarning)
         if self._reduce_group is None:
-            self._reduce_group = dist.new_group(timeout=self._timeout)
+            self._reduce_group = dist.new_group(timeout=self._group_timeout)
         groups = {"process_group": dist.group.WORLD, "process_group_reduce_scatter": self._reduce_group}
         device = {"compute_device": self.root_device}
         units = Units(module, min_num_params=self.min_num_params, **self.settings, **groups, **device)

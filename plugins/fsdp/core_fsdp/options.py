@@ -30,11 +30,16 @@ COMMON_OPTIONS = frozenset(
     }
 )
 
+_UNREDUCED = (
+    "fully_shard neither cuts nor reduces what it ignores, so that each rank would train such a parameter for itself. "
+    "Keep it outside of the module that you train."
+)
 _GONE = {
     "backward_prefetch": "FSDP2 always gathers the next unit while backward computes this one. Leave it out.",
     "device_id": "the device comes from accelerator= and devices=. Leave it out.",
     "ignored_modules": "FSDP2 leaves out parameters, not modules. Keep such a module outside of the one you train.",
-    "ignored_states": "FSDP2 shards whatever the module holds. Keep such a tensor outside of the module you train.",
+    "ignored_params": _UNREDUCED,
+    "ignored_states": _UNREDUCED,
     "param_init_fn": "what is built on the meta device is filled by each module's own reset_parameters().",
     "process_group": "pass device_mesh=, the mesh over which parameters are sharded.",
 }

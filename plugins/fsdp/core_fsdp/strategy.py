@@ -23,13 +23,13 @@ from torch.distributed.fsdp import (
 from torch.distributed.tensor import DTensor
 
 from core import Capability, ConfigurationError
+from core.session import ReplacedParameters
 from core.strategies import ParallelStrategy, refuse_unlike_modules
 from core_fsdp import cutting, forward, gradients, mesh, options, wrapping
 from core_fsdp import state as states
 from core_fsdp.initialization import InitialWeights
 from core_fsdp.left_out import LeftOutOfUnits
 from core_fsdp.precision import DTYPES, ShardedMixedPrecision
-from core_fsdp.rebinding import ReplacedParameters
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -116,7 +116,7 @@ class FSDPStrategy(ParallelStrategy):
         self.sync_module_states = sync_module_states
         self.forward_prefetch = forward_prefetch
         self._mesh_option = device_mesh
-        self._replaced = ReplacedParameters()
+        self._replaced = ReplacedParameters(states.placed_state)
         self._left_out = LeftOutOfUnits(self)
 
     @classmethod

@@ -8,3 +8,5 @@ pytest.mark.slow(TestModelParallel)
 pytest.mark.slow(TestCPUOffload)
 
 __all__ = ["TestCPUOffload", "TestFSDP", "TestModelParallel"]
+
+pytestmark = pytest.mark.numbers

@@ -10,6 +10,8 @@ from core_fsdp import FSDPStrategy, ModelParallelStrategy
 from core_testing import Backend
 from core_testing.ranks import end_kept_ranks
 
+pytestmark = pytest.mark.numbers
+
 # Relative to the largest weight. Averaging parts rounds more often than one whole does.
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-6}
 

@@ -115,12 +115,14 @@ def test_values_of_rank_zero_reach_ranks_that_built_on_meta():
         torch.manual_seed(fabric.global_rank)
         with torch.device("cpu" if fabric.global_rank == 0 else "meta"):
             module = nn.Sequential(nn.Linear(3, 5), nn.BatchNorm1d(5))
+        module[1].running_mean += 3  # nothing shards it
         expected = [value.clone() for value in module.state_dict().values()] if fabric.global_rank == 0 else None
         fabric.setup(module)
         whole = fabric.strategy.get_module_state_dict(module, layout="full")
-        return expected is None or all(map(torch.equal, whole.values(), expected))
+        means = fabric.strategy.gather_objects(module[1].running_mean.tolist())
+        return means, expected is None or all(map(torch.equal, whole.values(), expected))
 
-    assert run(setup, FSDPStrategy(start_method="fork"))
+    assert run(setup, FSDPStrategy(start_method="fork")) == ([[3.0] * 5] * 2, True)
 
 
 def test_what_cannot_fill_itself_holds_nan_and_is_named():

@@ -100,6 +100,8 @@ def test_objects_of_the_old_wrapper_mean_what_they_meant():
         ({"limit_all_gathers": False}, "forward_prefetch=True gathers one unit earlier"),
         ({"backward_prefetch": 1}, "no option 'backward_prefetch' any more: FSDP2 always"),
         ({"param_init_fn": print}, "reset_parameters"),
+        ({"ignored_states": []}, "neither cuts nor reduces what it ignores, so that each rank would train such a"),
+        ({"ignored_params": set()}, "Keep it outside of the module that you train"),
         ({"auto_wrap": None}, "Did you mean 'auto_wrap_policy'"),
         ({"sharding_strategy": "ZERO"}, "expected one of 'FULL_SHARD'"),
         ({"state_dict_type": StateDictType.LOCAL_STATE_DICT}, "every number of processes can load"),
@@ -154,7 +156,11 @@ def test_a_policy_that_needs_more_than_it_is_called_with(policy, message):
     ("strategy", "options", "message"),
     [
         (FSDPStrategy(sharding_strategy="HYBRID_SHARD", device_mesh=(3, 2)), {}, r"whose product is the number .*, 4"),
-        (ModelParallelStrategy(tensor_parallel_size=3), {}, "1 x 3 = 3 processes, and there are 4"),
+        (
+            ModelParallelStrategy(tensor_parallel_size=3),
+            {},
+            "'auto' and tensor_parallel_size=3 make 1 x 3 = 3 processes, ",
+        ),
         (FSDPStrategy(mixed_precision=MixedPrecisionPolicy(torch.bfloat16)), {"precision": "bf16-mixed"}, "Keep one"),
         (FSDPStrategy(state_dict_type="sharded"), {"plugins": "torch"}, "TorchCheckpointIO stores the full form"),
         (FSDPStrategy(), {"precision": "16-mixed"}, "Use precision='bf16-mixed'"),
@@ -506,6 +512,36 @@ def test_parameters_that_one_rank_alone_leaves_out_are_named(units):
         torch.testing.assert_close(sharded.state_dict()[name], expected, msg=name)
 
 
+class Pair(nn.Module):
+    """Two layers, of which it may leave out the second; or two such pairs."""
+
+    def __init__(self, make):
+        super().__init__()
+        self.first, self.second = make(), make()
+
+    def forward(self, x, *leaves_out):
+        outputs = self.first(x, *leaves_out[1:])
+        return outputs if leaves_out and leaves_out[0] else self.second(outputs)
+
+
+def test_a_rank_may_leave_out_parameters_where_gradients_are_not_exchanged():
+    """Those of a whole unit that doesn't run, and some of one that does, in the first batch of a window."""
+
+    def train(fabric):
+        module = Pair(lambda: Pair(lambda: nn.Linear(2, 2)))
+        model = fabric.setup(module)
+        with fabric.no_backward_sync(model):
+            leaves_out = fabric.global_rank == 1
+            fabric.backward(model(torch.ones(1, 2), leaves_out, leaves_out).sum())
+        fabric.backward(model(torch.ones(1, 2)).sum())
+        return [one.grad is not None for one in module.parameters()]
+
+    strategy = FSDPStrategy(
+        start_method="fork", auto_wrap_policy={Pair}, sharding_strategy="HYBRID_SHARD", device_mesh=(2, 1)
+    )
+    assert on_two_ranks(train, strategy) == [True] * 8
+
+
 def test_manual_optimization_needs_parameters_in_submodules():
     with pytest.raises(WorkerError, match="holds the parameter 'factor' itself"):
         fit(FSDPStrategy(start_method="fork"), Gan(own=True))
@@ -678,6 +714,16 @@ def test_options_that_save_memory_or_time_change_no_number(options):
     for name, value in expected_weights.items():
         if "num_calls" not in name:  # counted again when activations are computed again
             torch.testing.assert_close(weights[name], value, rtol=1e-9, atol=1e-11, msg=name)
+
+
+def test_checkpointed_layers_are_computed_again_in_the_backward():
+    def count(fabric):
+        module, calls = nn.Sequential(Block(), Block()), []
+        module[0].up.register_forward_hook(lambda *unused: calls.append(1))
+        fabric.backward(fabric.setup(module)(torch.ones(1, 6)).sum())
+        return len(calls)
+
+    assert on_two_ranks(count, FSDPStrategy(start_method="fork", activation_checkpointing={Block})) == 2
 
 
 def test_activation_checkpointing_without_layers_says_what_to_pass():

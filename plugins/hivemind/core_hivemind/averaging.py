@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import multiprocessing
+import time
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import hivemind
@@ -12,6 +15,7 @@ from hivemind.averaging import DecentralizedAverager
 from hivemind.optim.grad_averager import GradientAverager
 from hivemind.optim.progress_tracker import ProgressTracker
 from hivemind.optim.state_averager import TrainingStateAverager, dump_optimizer_state, load_optimizer_state
+from hivemind.p2p import PeerID
 from hivemind.utils import ValueWithExpiration, get_dht_time
 
 from core_hivemind.errors import PeersError
@@ -24,6 +28,7 @@ if TYPE_CHECKING:
 
 _START_TIMEOUT_S = 60
 _ANSWER_TIMEOUT_S = 3
+_PING_TIMEOUT_S = 5
 _FORK = multiprocessing.get_context("fork")
 
 
@@ -160,6 +165,8 @@ class State(_Child, TrainingStateAverager, _Noting):  # type: ignore[misc]
         Returns:
             False if there is none that is as new as our own.
         """
+        if not self.is_alive():
+            return False  # hivemind would try again for ever, and `Swarm` says that this has ended
         loaded = super(TrainingStateAverager, self).load_state_from_peers(**options)
         if loaded is None:
             return False
@@ -189,9 +196,31 @@ class State(_Child, TrainingStateAverager, _Noting):  # type: ignore[misc]
 class Progress(ProgressTracker):  # type: ignore[misc]
     """The samples that all peers have seen for the step that is on."""
 
+    _entries: Any = None
+    _gone: dict[bytes, float] = {}  # noqa: RUF012  # replaced, never changed; hivemind's __init__ reads it already
+
+    def forget_gone(self) -> None:
+        """While updates pause. Leave out peers that don't answer, until they report again.
+
+        Each round of averaging would wait for them, until what they have reported expires.
+        """
+        others = {peer: when for peer, when in _reachable(self._entries) if peer != self.local_progress.peer_id}
+        asked = self.dht.run_coroutine(partial(_answering, peers=list(others)), return_future=True)
+        try:
+            answering = asked.result(_PING_TIMEOUT_S)
+        except Exception:  # nothing is known of them
+            return
+        if gone := {peer: when for peer, when in others.items() if peer not in answering}:
+            self._gone = self._gone | gone
+            self.global_progress = self._parse_swarm_progress_data(self._entries)
+
     def _parse_swarm_progress_data(self, metadata: Any) -> Any:
         """Count our own samples as they are now. What peers have been told may be older, and a step be missed."""
+        self._entries = metadata
         if isinstance(metadata, dict):
+            metadata = {
+                key: value for key, value in metadata.items() if _time_of(value) > self._gone.get(_peer_of(value), -1.0)
+            }
             own = self.local_progress
             entries = {key: value for key, value in metadata.items() if _peer_of(value) != own.peer_id}
             mine = next((value for value in metadata.values() if _peer_of(value) == own.peer_id), None)
@@ -228,8 +257,6 @@ class Progress(ProgressTracker):  # type: ignore[misc]
 
     def run(self) -> None:
         """The thread. Leave no thread of its own behind."""
-        import asyncio
-
         loop = asyncio.new_event_loop()
         asyncio.set_event_loop(loop)
         try:
@@ -299,9 +326,22 @@ class SwarmOptimizer(hivemind.Optimizer):  # type: ignore[misc]
         return bool(began)
 
     def _average_gradients_and_load_into_optimizer(self, maybe_step_control: Any) -> None:
+        if maybe_step_control is not None:
+            self._await_round(maybe_step_control)
         super()._average_gradients_and_load_into_optimizer(maybe_step_control)
         if maybe_step_control is not None and not self._is_loaded:
             self.group_size = len(maybe_step_control.result(0))
+
+    def _await_round(self, round_: Any) -> None:
+        """Wait for a round, and give it up if nobody is left to meet: hivemind would wait for its whole time limit."""
+        until_s = time.monotonic() + self.averaging_timeout
+        while not round_.done() and time.monotonic() < until_s:
+            with contextlib.suppress(Exception):  # the round's own too, which hivemind tells
+                round_.exception(self.matchmaking_time)
+            if not round_.done():
+                self.tracker.forget_gone()
+                if self.tracker.global_progress.num_peers <= 1:
+                    round_.cancel()
 
     def _load_local_gradients_into_optimizer(self) -> None:
         super()._load_local_gradients_into_optimizer()
@@ -330,9 +370,30 @@ def state_prefix(run_id: str) -> str:
     return f"{run_id}_state_averager"
 
 
-def _peer_of(entry: Any) -> bytes | None:
+def _peer_of(entry: Any) -> bytes:
+    return bytes(_reported(entry).get("peer_id", b""))
+
+
+def _time_of(entry: Any) -> float:
+    return float(_reported(entry).get("time", 0.0))
+
+
+def _reported(entry: Any) -> dict[str, Any]:
     value = getattr(entry, "value", None)
-    return value.get("peer_id") if isinstance(value, dict) else None
+    return value if isinstance(value, dict) else {}
+
+
+def _reachable(entries: Any) -> Iterator[tuple[bytes, float]]:
+    """Peers that can be asked whether they are here, and when they last reported."""
+    for entry in entries.values() if isinstance(entries, dict) else ():
+        if (peer := _peer_of(entry)) and not _reported(entry).get("client_mode"):
+            yield peer, _time_of(entry)
+
+
+async def _answering(dht: Any, node: Any, *, peers: Sequence[bytes]) -> list[bytes]:
+    """In the node's process. Those of the peers that answer."""
+    answers = await asyncio.gather(*(node.protocol.call_ping(PeerID(peer)) for peer in peers))
+    return [peer for peer, answer in zip(peers, answers, strict=True) if answer is not None]
 
 
 def _mismatch(own: Sequence[Tensor], found: Sequence[Tensor]) -> PeersError | None:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 _POLL_S = 0.25
 _EXPIRES_S = 30.0
 _GOODBYE_S = 5.0
+_LISTENS = "listens"
 
 
 class Meeting:
@@ -72,10 +73,16 @@ class Meeting:
                     raise PeersError(
                         f"Peers train under run_id={self._options.run_id!r}, and none hands out its state: they can't "
                         "be reached from here, or have gone. Try again in a minute; peers behind a firewall need "
-                        "dht_options={'client_mode': True}."
+                        "client_mode=True."
                     )
-            elif min(self._present() | {self.id}) == self.id or time.monotonic() > patience:
-                return False
+            elif not self._options.client_mode:
+                if min(self._present(listens=True) | {self.id}) == self.id or time.monotonic() > patience:
+                    return False
+            elif time.monotonic() > deadline:
+                raise PeersError(
+                    f"No peer of run {self._options.run_id!r} has come within {self._options.peers_timeout_s:g} s that "
+                    "hands out its state, and with client_mode=True this one can't begin: it takes no connections."
+                )
             self._announce()
             time.sleep(_POLL_S)
 
@@ -88,11 +95,12 @@ class Meeting:
         for key in (self._key, f"{state_prefix(self._options.run_id)}.all_averagers"):
             self._store(key, None, timeout_s=_GOODBYE_S)
 
-    def _present(self) -> set[bytes]:
-        return self._ids(self._key)
+    def _present(self, *, listens: bool = False) -> set[bytes]:
+        """Ids of the other peers that wait; with `listens` of those that can hand out a state."""
+        return self._ids(self._key, _LISTENS if listens else None)
 
     def _announce(self) -> None:
-        self._store(self._key, True)
+        self._store(self._key, "connects" if self._options.client_mode else _LISTENS)
 
     @property
     def _key(self) -> str:
@@ -103,7 +111,8 @@ class Meeting:
         future = self._dht.store(key, value=value, subkey=self.id, expiration_time=until, return_future=True)
         future.result(timeout_s)
 
-    def _ids(self, key: str) -> set[bytes]:
+    def _ids(self, key: str, wanted: str | None = None) -> set[bytes]:
         found = self._dht.get(key, latest=True)
         entries = found.value if found is not None and isinstance(found.value, dict) else {}
-        return {peer for peer, entry in entries.items() if getattr(entry, "value", None) is not None} - {self.id}
+        values = {peer: getattr(entry, "value", None) for peer, entry in entries.items()}
+        return {peer for peer, value in values.items() if value is not None and wanted in (None, value)} - {self.id}

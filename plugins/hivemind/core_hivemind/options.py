@@ -28,6 +28,7 @@ class SwarmOptions:
     min_peers: int = 1
     peers_timeout_s: float = 300.0
     host_maddrs: Sequence[str] = ()
+    client_mode: bool = False
     dht_options: Mapping[str, Any] = field(default_factory=dict)
     matchmaking_time: float = 5.0
     averaging_timeout: float = 30.0

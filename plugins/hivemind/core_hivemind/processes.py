@@ -7,22 +7,27 @@ import ctypes
 import os
 import signal
 import sys
+import threading
 import warnings
-from multiprocessing import resource_sharer
+from multiprocessing import connection, resource_sharer
 from typing import TYPE_CHECKING, Any
 
+from core_hivemind.errors import PeersError
+
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
 _LOCK_TIMEOUT_S = 1.0
+_FREE_EVERY_S = 0.5
 _TELL_WHEN_PARENT_ENDS = 1  # PR_SET_PDEATHSIG of linux/prctl.h
 
 
 @contextlib.contextmanager
 def ends_with_parent() -> Iterator[None]:
-    """In a child. A context that leaves no p2pd and no socket, also when the parent is killed; Ctrl-C is the parent's.
+    """In a child. A context that leaves no p2pd and no socket, also when the parent is killed.
 
-    hivemind's children would go on without it, and so would p2pd, and be taken for a peer.
+    hivemind's children would go on without it, and so would p2pd, and be taken for a peer. What is sent to the parent's
+    process group, such as Ctrl-C, or SIGTERM by `timeout`, is the parent's to answer: it still needs them, and p2pd.
     """
     made = _note_clients()
     warnings.simplefilter("ignore", DeprecationWarning)  # hivemind's own, which would end it under "error"
@@ -34,6 +39,7 @@ def ends_with_parent() -> Iterator[None]:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, end)
     if sys.platform == "linux":
+        os.setpgid(0, 0)
         ctypes.CDLL(None).prctl(_TELL_WHEN_PARENT_ENDS, signal.SIGTERM)
     try:
         yield
@@ -71,6 +77,44 @@ def _close_all(clients: list[Any]) -> None:
         for address in filter(None, sockets):
             with contextlib.suppress(OSError):
                 os.remove(address["unix"])
+
+
+class ChildWatch:
+    """Frees this process, when a child has ended, from waiting for its answers: hivemind waits without limit.
+
+    Args:
+        children: hivemind's processes.
+    """
+
+    def __init__(self, children: Sequence[Any]) -> None:
+        self._children, self._is_over = children, threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="watch over hivemind's processes", daemon=True)
+        self._thread.start()
+
+    def _watch(self) -> None:
+        connection.wait([child.sentinel for child in self._children])
+        while not self._is_over.is_set():
+            _free_waits()
+            self._is_over.wait(_FREE_EVERY_S)
+
+    def end(self) -> None:
+        """To be called before the children are ended by this process."""
+        self._is_over.set()
+
+    def join(self) -> None:
+        """Wait for the thread, once a child has ended."""
+        self._thread.join(5)
+
+
+def _free_waits() -> None:
+    """End each wait for an answer of a child by an error."""
+    from hivemind.utils.mpfuture import MPFuture
+
+    for reference in list(MPFuture._active_futures.values()):
+        future = reference()
+        if future is not None and not future.done():
+            with contextlib.suppress(Exception):  # an answer that has come meanwhile
+                future.set_exception(PeersError("A process of this peer has ended, which was to answer."))
 
 
 @contextlib.contextmanager

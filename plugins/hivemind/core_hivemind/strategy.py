@@ -55,6 +55,7 @@ class HivemindStrategy(SingleDeviceStrategy):
         peers_timeout: timedelta = timedelta(minutes=5),
         stream: int | None = None,
         host_maddrs: Sequence[str] = _LOOPBACK,
+        client_mode: bool = False,
         dht_options: Mapping[str, Any] | None = None,
         endpoint: str | None = None,
         peer_endpoint: str | None = None,
@@ -86,12 +87,13 @@ class HivemindStrategy(SingleDeviceStrategy):
                 the first peer. None draws one for every other peer.
             host_maddrs: where to listen for other peers. The default reaches peers on this machine only;
                 `["/ip4/0.0.0.0/tcp/0"]` all.
-            dht_options: further options of `hivemind.DHT`, such as `identity_path`, `announce_maddrs`, `client_mode`.
+            client_mode: this peer takes no connections from others, as behind a firewall: it makes them itself.
+            dht_options: further options of `hivemind.DHT`, such as `identity_path`, `announce_maddrs`.
             endpoint: `"host:port"` at which this peer tells its addresses to those that ask, by HTTP.
             peer_endpoint: `"host:port"` of another peer's `endpoint`, which is asked for the initial peers.
             matchmaking_time: seconds that a peer waits for others when a step is due.
             averaging_timeout: seconds after which a round of averaging is given up, and the step made with the
-                gradients of this peer alone.
+                gradients of this peer alone. Peers that don't answer are waited for less: `matchmaking_time`.
             delay_state_averaging: average weights while the next batches are computed, rather than before.
             average_state_every: steps from one averaging of the weights to the next.
             compression: of gradients on their way.
@@ -115,6 +117,7 @@ class HivemindStrategy(SingleDeviceStrategy):
             min_peers=min_peers,
             peers_timeout_s=peers_timeout.total_seconds(),
             host_maddrs=tuple(host_maddrs),
+            client_mode=client_mode or bool((dht_options or {}).get("client_mode")),
             dht_options=dict(dht_options or {}),
             matchmaking_time=matchmaking_time,
             averaging_timeout=averaging_timeout,
@@ -167,6 +170,11 @@ class HivemindStrategy(SingleDeviceStrategy):
             raise ConfigurationError(
                 f"peer_endpoint={self.peer_endpoint!r} asks for the initial peers, and initial_peers="
                 f"{list(self.initial_peers)} names them. Pass one of the two."
+            )
+        if self.options.client_mode and not self.initial_peers and self.peer_endpoint is None:
+            raise ConfigurationError(
+                "client_mode=True takes no connections, so that a run can't begin with this peer. Pass initial_peers, "
+                "or peer_endpoint of one that listens."
             )
         for name in ("endpoint", "peer_endpoint"):
             if (place := getattr(self, name)) is not None:
@@ -224,7 +232,8 @@ class HivemindStrategy(SingleDeviceStrategy):
         self._hook = optimizer.register_step_pre_hook(self._prepare_step)
         if self.options.reuse_grad_buffers:
             vars(optimizer)["zero_grad"] = _keep_gradients
-        notices.tell(self.options.run_id, self._swarm.addresses)
+        if self._swarm.addresses:
+            notices.tell(self.options.run_id, self._swarm.addresses)
         return optimizer
 
     @staticmethod

@@ -31,7 +31,7 @@ class Swarm:
     """The peers of one run as this one sees them. `leave` ends what `__init__` has started.
 
     Attributes:
-        addresses: by which others reach this peer: their `initial_peers`.
+        addresses: by which others reach this peer: their `initial_peers`. None in client mode.
         joint_steps: steps that were made with others.
         lone_steps: steps that were made without.
         missed: what was averaged with less than all peers in the last call of `step`, as text; empty if nothing.
@@ -61,10 +61,12 @@ class Swarm:
             self.dht = self._start_node()
             buffers = [one for one in module.buffers() if one.is_floating_point()]
             self._hivemind = self._start_averaging(optimizer, buffers)
+            averagers = (self._hivemind.state_averager, self._hivemind.grad_averager)
+            self._watch = processes.ChildWatch((self._node, *averagers))
             self._hivemind.state_averager.keeps_options = keeps_rates
             trained = {one for group in optimizer.param_groups for one in group["params"]}
             self._frozen = [one for one in module.parameters() if one not in trained]
-            self.addresses = [str(one) for one in self.dht.get_visible_maddrs()]
+            self.addresses = [] if options.client_mode else [str(one) for one in self.dht.get_visible_maddrs()]
             _before_threads_are_awaited(self.leave)
         except BaseException:
             self.leave()
@@ -79,7 +81,7 @@ class Swarm:
                 initial_peers=list(options.initial_peers) or None,
                 host_maddrs=list(options.host_maddrs),
                 start=False,
-                **{"startup_timeout": _TIMEOUT_S, **options.dht_options},
+                **{"startup_timeout": _TIMEOUT_S, "client_mode": options.client_mode, **options.dht_options},
             )
             self._node.run_in_background(await_ready=True, timeout=2 * _TIMEOUT_S)
         except (TypeError, ValueError, AssertionError) as error:
@@ -102,6 +104,7 @@ class Swarm:
             run_id=options.run_id,
             target_batch_size=options.target_batch_size,
             optimizer=optimizer,
+            client_mode=options.client_mode,  # hivemind takes the node's, unless this is None
             matchmaking_time=options.matchmaking_time,
             averaging_timeout=options.averaging_timeout,
             load_state_timeout=options.peers_timeout_s,
@@ -164,7 +167,11 @@ class Swarm:
     def step(self, num_samples: int) -> None:
         """Add the gradients of so many samples, and make the run's step if it is due."""
         self._hivemind.group_size, wanted = 0, self.num_peers
-        self._hivemind.step(batch_size=num_samples)
+        try:
+            self._hivemind.step(batch_size=num_samples)
+        except Exception:
+            self._check_alive()  # says more
+            raise
         self._raise_refusal()
         self._check_alive()
         if size := self._hivemind.group_size:
@@ -204,6 +211,7 @@ class Swarm:
     def leave(self) -> None:
         """Say goodbye, and end all processes and threads; idempotent."""
         optimizer, node = self.__dict__.pop("_hivemind", None), self.__dict__.pop("_node", None)
+        watch = self.__dict__.pop("_watch", None)
         if optimizer is not None:
             # multiprocessing may have ended the node already. The others learn of it by and by, if not from us.
             with contextlib.suppress(Exception):
@@ -211,10 +219,14 @@ class Swarm:
                     self._meeting.leave()
             with contextlib.suppress(Exception):
                 optimizer.shutdown()
+        if watch is not None:
+            watch.end()
         if node is not None:
             node.shutdown()
         if optimizer is not None:
             optimizer.end()
+        if watch is not None:
+            watch.join()
         processes.end_future_thread()
 
 

@@ -57,6 +57,8 @@ class Tells(Callback):
         if trainer.global_step == self.step:
             return
         self.step = trainer.global_step
+        if (part := self.told.get("kills")) and trainer.strategy.num_joint_steps:
+            os.kill(getattr(trainer.strategy._swarm._hivemind, part).pid, signal.SIGKILL)
         optimizer = trainer.strategy.optimizers[0]
         tell(
             "step",

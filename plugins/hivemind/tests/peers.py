@@ -80,6 +80,15 @@ class Peer:
         self._process.wait(timeout_s)
         self._close()
 
+    def wait_for_code(self, timeout_s=300):
+        """Wait for its end; the exit code."""
+        try:
+            return self._process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"a peer hangs: {self.events}") from None
+        finally:
+            self.end()
+
     def end(self):
         """Kill what still runs of it."""
         if self._process.poll() is None:
@@ -94,15 +103,15 @@ class Peer:
         self._process.stderr.close()
 
 
-def alive_in_group(group):
-    """Names of the processes that a peer has left running."""
+def alive_in_session(session):
+    """Names of the processes that a peer has left running, in whatever group."""
     found = []
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
             name, rest = stat.read_text().split("(", 1)[1].rsplit(")", 1)
         except OSError:
             continue
-        state, _, of_group = rest.split()[:3]
-        if int(of_group) == group and state != "Z":
+        state, _, _, of_session = rest.split()[:4]
+        if int(of_session) == session and state != "Z":
             found.append(name)
     return found

@@ -1,13 +1,16 @@
 """Real peers on this machine: programs of their own, which find each other by their addresses."""
 
+import os
+import signal
 import time
 from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from peers import Peer, alive_in_group
+from peers import Peer, alive_in_session
 
+SLOW = {"averaging_timeout": 3600.0, "tracker_options": {"default_refresh_period": 0.1, "metadata_expiration": 3600.0}}
 IN_THREES = {"averager_options": {"request_timeout": 1.0, "target_group_size": 3}}
 
 pytestmark = pytest.mark.timeout(900)  # for programs on two cores that others may use too
@@ -113,9 +116,9 @@ def test_a_peer_with_another_model_is_refused(run):
 def test_nothing_is_left(run):
     peers = (run.first, run.second, run.third, run.other_run, run.other_model)
     deadline = time.monotonic() + 20
-    while any(alive_in_group(peer.group) for peer in peers) and time.monotonic() < deadline:
+    while any(alive_in_session(peer.group) for peer in peers) and time.monotonic() < deadline:
         time.sleep(0.2)
-    assert [alive_in_group(peer.group) for peer in peers] == [[]] * len(peers)
+    assert [alive_in_session(peer.group) for peer in peers] == [[]] * len(peers)
     assert sockets() <= run.sockets_before
 
 
@@ -123,6 +126,77 @@ def test_peers_that_do_not_come_are_an_error(tmp_path):
     peer = Peer(stop_at=tmp_path / "stop", steps=2, options={"min_peers": 2}, patience_s=2)
     assert peer.finish()["step"] == 0
     assert "min_peers=2, and 1 of run 'test' came within 2 s" in peer.error
+
+
+@pytest.fixture
+def pair(tmp_path):
+    """Two peers that have made a step together, and would wait for each other for an hour."""
+    patient = {**SLOW, "min_peers": 2}
+    with ExitStack() as ending:
+
+        def start(**told):
+            peer = Peer(stop_at=tmp_path / "stop", **told)
+            ending.callback(peer.end)
+            return peer
+
+        first = start(seed=0, options=patient)
+        second = start(seed=1, options={**patient, "initial_peers": first.addresses})
+        while not any(step["joint"] for step in first.steps.values()):
+            first.wait_for("step", number=max(first.steps, default=0) + 1)
+        yield SimpleNamespace(first=first, second=second, stop_at=tmp_path / "stop")
+
+
+def test_a_peer_that_was_killed_is_not_waited_for(pair):
+    before = max(pair.first.steps)
+    os.kill(pair.second.group, signal.SIGKILL)
+    pair.first.wait_for("step", number=before + 3, timeout_s=120)
+    pair.stop_at.touch()
+    pair.first.finish()
+    assert pair.first.error is None
+    assert pair.first.events[-2]["peers"] == 1
+
+
+def test_a_signal_to_the_whole_group_ends_the_peer(pair):
+    """As `timeout` sends it, and hivemind's processes would end before the step that they are needed for."""
+    os.kill(pair.second.group, signal.SIGKILL)
+    os.killpg(pair.first.group, signal.SIGTERM)
+    assert pair.first.wait_for_code(120) == 128 + signal.SIGTERM
+    assert "has ended" not in pair.first.errors
+
+
+@pytest.mark.parametrize("part", ["state_averager", "grad_averager"])
+def test_a_part_that_ends_is_an_error_and_no_wait(tmp_path, part):
+    """As it ends by a lack of memory: the next step asks it for a round with the other peer."""
+    with ExitStack() as ending:
+
+        def start(**told):
+            peer = Peer(stop_at=tmp_path / "stop", **told)
+            ending.callback(peer.end)
+            return peer
+
+        each_batch = {**SLOW, "min_peers": 2, "target_batch_size": 8}
+        first = start(seed=0, options=each_batch)
+        second = start(seed=1, options={**each_batch, "initial_peers": first.addresses}, kills=part)
+        second.finish(150)
+        assert "A part of this peer has ended in the middle of run 'test'" in second.error
+
+
+def test_a_peer_behind_a_firewall_takes_part(tmp_path):
+    """It connects to the others, and nobody to it; the run can't begin with it."""
+    with ExitStack() as ending:
+
+        def start(**told):
+            peer = Peer(stop_at=tmp_path / "stop", **told)
+            ending.callback(peer.end)
+            return peer
+
+        first = start(seed=0, options={"min_peers": 2})
+        second = start(seed=1, options={"min_peers": 2, "initial_peers": first.addresses, "client_mode": True})
+        await_equal_steps(first, second, count=2, after=0)
+        assert second.addresses == []
+        (tmp_path / "stop").touch()
+        assert [peer.finish()["event"] for peer in (first, second)] == ["end", "end"]
+        assert (first.error, second.error) == (None, None)
 
 
 @pytest.mark.slow

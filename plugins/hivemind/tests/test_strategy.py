@@ -58,6 +58,8 @@ def fit(strategy, net=None, **options):
         ({"min_peers": 0}, r"min_peers=0: at least 1"),
         ({"matchmaking_time": 40.0}, r"matchmaking_time=40.0 and averaging_timeout=30.0"),
         ({"compression": "zip"}, r"compression='zip': one of 'none', 'float16'"),
+        ({"client_mode": True}, r"client_mode=True takes no connections, .* Pass initial_peers, or peer_endpoint"),
+        ({"dht_options": {"client_mode": True}}, r"client_mode=True takes no connections"),
         ({"endpoint": "nowhere"}, r"endpoint='nowhere': expected 'host:port'"),
         ({"peer_endpoint": "a:1", "initial_peers": NOBODY}, r"Pass one of the two"),
     ],

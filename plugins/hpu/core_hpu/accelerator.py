@@ -29,7 +29,6 @@ class HPUAccelerator(TorchDeviceAccelerator):
     """
 
     device_type = "hpu"
-    extension = f"{vendor.LIBRARY}.core"
     process_group_backend = "hccl"
     priority = detection.PRIORITY
 
@@ -51,6 +50,7 @@ class HPUAccelerator(TorchDeviceAccelerator):
         chosen = [usable[index] for index in indices] if isinstance(usable, list) else []
         # Local rank n gets the n-th module that is visible: only others than the first ones need the variable.
         self._modules = None if list(indices) == list(range(len(indices))) else chosen
+        vendor.load("core")
         return super().torch_devices([0] * len(indices))
 
     def default_strategy(self, num_devices: int, num_nodes: int) -> str:
@@ -74,6 +74,7 @@ class HPUAccelerator(TorchDeviceAccelerator):
 
     def setup(self) -> None:
         """All ranks; idempotent. Load the vendor's library, and show it the devices that were asked for."""
+        vendor.load("core")
         super().setup()
         if self._modules is not None and self._before is None:
             self._before = os.environ.get(detection.VISIBLE, "")

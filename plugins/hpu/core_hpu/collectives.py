@@ -100,10 +100,7 @@ class HCCLStrategy(ParallelStrategy):
     def leave_group(self) -> None:
         """All ranks; idempotent. Leave the group, and put back the variables that were set for it."""
         super().leave_group()
-        for name, value in (self._variables or {}).items():
-            os.environ.pop(name, None)
-            if value is not None:
-                os.environ[name] = value
+        vendor.put_back(self._variables or {})
         self._variables = None
 
 

@@ -4,8 +4,9 @@ import sys
 
 import pytest
 
+from core import ConfigurationError
 from core.accelerators import Absent, Broken, Found
-from core_hpu import HPUAccelerator, detection
+from core_hpu import HPUAccelerator, detection, presets
 
 TOOL = "#!/bin/sh\n{}\n"
 LISTS_FOUR = "printf 'module_id\\n3\\n1\\n0\\n2\\n'"
@@ -104,6 +105,13 @@ def test_some_devices_are_shown(machine, monkeypatch, told, modules):
     else:
         assert isinstance(found, modules)
         assert repr(told) in found.reason
+
+
+def test_the_vendors_deepspeed_is_refused(monkeypatch):
+    """Before work, where core-deepspeed isn't installed either."""
+    monkeypatch.setattr("core_hpu.presets.metadata.version", lambda name: "0.14.4+hpu.synapse.v1.23.0")
+    with pytest.raises(ConfigurationError, match=r"needs DeepSpeed 0\.19, and 0\.14\.4\+hpu.* no release serves both"):
+        presets.hpu_deepspeed()
 
 
 def test_the_other_name_and_deepspeed_are_offered():

@@ -16,9 +16,17 @@ from core_lightning.installing import install, install_trusted
 
 if TYPE_CHECKING:
     from core_lightning.checkpoint_io import LightningCheckpointIO
+    from core_lightning.checkpoint_reader import LightningCheckpointReader
     from core_lightning.objects import PickledObjects
 
-__all__ = ["LightningCheckpointIO", "PickledObjects", "__version__", "install", "install_trusted"]
+__all__ = [
+    "LightningCheckpointIO",
+    "LightningCheckpointReader",
+    "PickledObjects",
+    "__version__",
+    "install",
+    "install_trusted",
+]
 
 
 def __getattr__(name: str) -> Any:
@@ -26,6 +34,10 @@ def __getattr__(name: str) -> Any:
         from core_lightning.checkpoint_io import LightningCheckpointIO
 
         return LightningCheckpointIO
+    if name == "LightningCheckpointReader":
+        from core_lightning.checkpoint_reader import LightningCheckpointReader
+
+        return LightningCheckpointReader
     if name == "PickledObjects":
         from core_lightning.objects import PickledObjects
 

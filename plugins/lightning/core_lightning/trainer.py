@@ -169,12 +169,14 @@ class Trainer(CoreTrainer):
 
 
 def _with_checkpoint_io(plugins: Any) -> list[Any]:
-    """The plugins, with Lightning's form of checkpoints if they have none."""
+    """The plugins, with Lightning's form of checkpoints as the default if they have none."""
     given = list(plugins) if isinstance(plugins, list | tuple) else [] if plugins is None else [plugins]
     named = (plugin in CHECKPOINT_IO_REGISTRY for plugin in given if isinstance(plugin, str))
     if any(isinstance(plugin, CheckpointIO) for plugin in given) or any(named):
         return given
-    return [*given, LightningCheckpointIO()]
+    default = LightningCheckpointIO()
+    default.is_default = True
+    return [*given, default]
 
 
 _OTHERS = inspect.signature(CoreTrainer.__init__).parameters

@@ -9,7 +9,7 @@ import threading
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from core import LaunchError
+from core import DeviceError, LaunchError
 from core_ray import library
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def connected(address: str, bundles: Sequence[Mapping[str, float]], options: Map
     try:
         try:
             ray.init(**({"address": address} | (_local(bundles) if address == LOCAL else {}) | dict(options)))
-        except (ConnectionError, RuntimeError, ValueError) as error:
+        except Exception as error:  # Ray's own, and a bare one where it starts slowly
             raise LaunchError(
                 f"No Ray cluster can be used at {address!r}: {str(error).strip()} Start one with `ray start --head`, "
                 "or leave out the address (and RAY_ADDRESS) for a local one that ends with the run."
@@ -57,6 +57,25 @@ def connected(address: str, bundles: Sequence[Mapping[str, float]], options: Map
         ray.shutdown()
         for name in os.environ.keys() - variables.keys():  # what Ray has set here
             del os.environ[name]
+
+
+def gpus_of_a_node(address: str, num_nodes: int, options: Mapping[str, Any]) -> int:
+    """The number of GPUs that each of so many machines of a running cluster has.
+
+    Raises:
+        DeviceError: there are none, or not on as many machines.
+        LaunchError: no cluster is there.
+    """
+    with connected(address, [], options):
+        nodes = [node["Resources"] for node in library.load().nodes() if node["Alive"]]
+    counts = sorted((int(node.get("GPU", 0)) for node in nodes), reverse=True)
+    if len(counts) < num_nodes or not counts[num_nodes - 1]:
+        raise DeviceError(
+            f"devices='auto' takes all GPUs of num_nodes={num_nodes} machines, and those of the Ray cluster have "
+            f"{', '.join(map(str, counts))} GPUs. If more machines are started when they are asked for, say how many "
+            "GPUs each has: devices=8."
+        )
+    return counts[num_nodes - 1]
 
 
 def _local(bundles: Sequence[Mapping[str, float]]) -> dict[str, Any]:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import io
 import os
 import warnings
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
-from core import ConfigurationError, Launcher, LaunchError
+from core import ConfigurationError, DeviceError, Launcher, LaunchError
+from core.accelerators import CUDAAccelerator
 from core.launch import LaunchedCall, SignalForwarder, read_result
 from core_ray import cluster, library
 from core_ray.environment import RayEnvironment
@@ -17,7 +18,7 @@ from core_ray.ranks import Ranks
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from core import ClusterEnvironment
+    from core import Accelerator, ClusterEnvironment
 
 _OF_A_RANK = (
     "CORE_CHANNEL",
@@ -46,7 +47,7 @@ class RayLauncher(Launcher):
         address: str | None = None,
         *,
         resources_per_worker: Mapping[str, float] | None = None,
-        use_gpu: bool = False,
+        use_gpu: bool | None = None,
         placement_strategy: str = "STRICT_SPREAD",
         placement_timeout_s: float = 100.0,
         max_failures: int = 0,
@@ -60,7 +61,8 @@ class RayLauncher(Launcher):
                 this process has; or what `RAY_ADDRESS` says; or a local cluster, which starts and ends with each
                 launch.
             resources_per_worker: of Ray's, that each rank takes, such as `{"CPU": 4}`. None: one CPU.
-            use_gpu: each rank takes one GPU besides.
+            use_gpu: Ray gives each rank the GPUs that it uses. None: if the accelerator is `"cuda"`. False leaves them
+                to those who start several runs: Ray hides none and counts none.
             placement_strategy: how the nodes of the run lie on the machines of the cluster. `"STRICT_SPREAD"`: each on
                 a machine of its own. `"SPREAD"` and `"PACK"` try to spread or to join them, and `"STRICT_PACK"` puts
                 all on one machine. The ranks of one node of the run are always on one machine.
@@ -74,7 +76,9 @@ class RayLauncher(Launcher):
             ConfigurationError: an option makes no sense.
         """
         self.address = address
-        self.resources_per_worker = dict(resources_per_worker or {"CPU": 1}) | ({"GPU": 1} if use_gpu else {})
+        self.resources_per_worker = dict(resources_per_worker or {"CPU": 1})
+        self.use_gpu = use_gpu
+        self._num_gpus = 0
         self.placement_strategy = placement_strategy
         self.placement_timeout_s = placement_timeout_s
         self.max_failures = max_failures
@@ -99,6 +103,41 @@ class RayLauncher(Launcher):
         if wrong := {name: amount for name, amount in self.resources_per_worker.items() if not amount > 0}:
             raise ConfigurationError(f"resources_per_worker has {wrong}: expected amounts above 0; leave out the rest.")
 
+    def count_devices(
+        self, accelerator: Accelerator, devices: int | list[int] | Literal["auto"], num_nodes: int
+    ) -> int | None:
+        """The number of GPUs that each node of the run takes, whatever this machine has; None for other devices.
+
+        Raises:
+            ConfigurationError: GPUs were asked for that the accelerator doesn't use.
+            DeviceError: indices, which Ray chooses; or the cluster has no GPUs, or not on as many machines.
+        """
+        self._num_gpus = 0
+        if not isinstance(accelerator, CUDAAccelerator):
+            if self.use_gpu:
+                raise ConfigurationError(
+                    f"use_gpu=True takes GPUs, and the ranks are on accelerator {accelerator.name!r}. Pass "
+                    "accelerator='cuda', which this machine needs no GPU for, or leave use_gpu out."
+                )
+            return None
+        if isinstance(devices, list):
+            raise DeviceError(
+                f"devices={devices}: Ray chooses GPUs for the ranks. Say how many: devices={len(devices)}."
+            )
+        if self._is_local:
+            number = len(accelerator.parse_devices(devices))
+        elif devices in ("auto", -1):
+            number = cluster.gpus_of_a_node(cluster.where(self.address), num_nodes, self.init_options)
+        else:
+            number = int(devices)
+        self._num_gpus = 0 if self.use_gpu is False else number
+        return number
+
+    @property
+    def _is_local(self) -> bool:
+        """True if the cluster would begin with the run, on this machine."""
+        return not library.load().is_initialized() and cluster.where(self.address) == cluster.LOCAL
+
     def configure_cluster_environment(self) -> ClusterEnvironment:
         """The environment of ranks that are on nodes where the script isn't started."""
         return RayEnvironment()
@@ -110,9 +149,7 @@ class RayLauncher(Launcher):
             LaunchError: a local cluster can't have as many nodes as are asked for.
             PluginLoadError: Ray can't be imported.
         """
-        ray = library.load()
-        is_local = not ray.is_initialized() and cluster.where(self.address) == cluster.LOCAL
-        if is_local and self.num_nodes > 1 and self.placement_strategy in ("STRICT_SPREAD", "SPREAD"):
+        if self._is_local and self.num_nodes > 1 and self.placement_strategy in ("STRICT_SPREAD", "SPREAD"):
             raise LaunchError(
                 f"num_nodes={self.num_nodes} needs a Ray cluster of as many machines, and this launcher would start a "
                 "local one. Pass RayLauncher(address='auto') on a machine of a running cluster, or set RAY_ADDRESS; or "
@@ -137,7 +174,7 @@ class RayLauncher(Launcher):
             cure="Make it in the module or function that runs on the ranks.",
             pickle_module=library.load("ray.cloudpickle"),
         )
-        node = {name: amount * self.num_processes for name, amount in self.resources_per_worker.items()}
+        node = {name: amount * self.num_processes for name, amount in self._resources().items()}
         bundles = [node] * self.num_nodes
         with (
             cluster.connected(cluster.where(self.address), bundles, self.init_options),
@@ -168,8 +205,12 @@ class RayLauncher(Launcher):
                     ranks.end()
         raise AssertionError("the last attempt returns or raises")
 
+    def _resources(self) -> dict[str, float]:
+        """The resources of a rank. Most strategies have one for each device; some drive all of a node by one."""
+        return ({"GPU": self._num_gpus / self.num_processes} if self._num_gpus else {}) | self.resources_per_worker
+
     def _actor_options(self) -> dict[str, Any]:
-        resources = dict(self.resources_per_worker)
+        resources = self._resources()
         own = {
             "num_cpus": resources.pop("CPU", 0),
             "num_gpus": resources.pop("GPU", 0),

@@ -20,7 +20,8 @@ from ray.cluster_utils import Cluster
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from core import Callback, LaunchError, Module, Trainer, WorkerError
+from core import Absent, Accelerator, Callback, LaunchError, Module, Trainer, WorkerError
+from core.accelerators import CPUAccelerator, CUDAAccelerator
 from core.callbacks import ModelCheckpoint
 from core_ray import RayLauncher
 
@@ -244,6 +245,66 @@ def without_room(folder):
         return str(error)
 
 
+class Claimed(CPUAccelerator, CUDAAccelerator):
+    """CPUs that pass for GPUs, of which the program's machine has none."""
+
+    setup_device, synchronize = Accelerator.setup_device, Accelerator.synchronize
+    get_rng_state, set_rng_state = Accelerator.get_rng_state, Accelerator.set_rng_state
+
+    @classmethod
+    def detect(cls):
+        return Absent("no GPU here")
+
+
+class TellsGPUs(Callback):
+    def __init__(self):
+        self.ranks = []
+
+    def on_train_start(self, trainer, module):
+        context = ray.get_runtime_context()
+        gpus = context.get_accelerator_ids()["GPU"]
+        mine = {"gpus": gpus, "visible": os.environ["CUDA_VISIBLE_DEVICES"], "node": context.get_node_id()}
+        self.ranks = trainer.strategy.gather_objects(mine) or []
+
+    def state_dict(self):
+        return {"ranks": self.ranks}
+
+    def load_state_dict(self, state):
+        self.ranks = state["ranks"]
+
+
+def on_gpus(folder):
+    """On the one node that has GPUs, which isn't the program's."""
+    tells, launcher = TellsGPUs(), RayLauncher()
+    options = {**QUIET, "accelerator": Claimed(), "max_epochs": 1, "enable_checkpointing": False}
+    trainer = Trainer(strategy="ddp", devices="auto", plugins=[launcher], callbacks=[tells], **options)
+    trainer.fit(Net(), loader(8))
+    node = next(node["NodeID"] for node in ray.nodes() if "GPU" in node["Resources"])
+    return {"devices": len(trainer.strategy.parallel_devices), "ranks": tells.ranks, "node": node}
+
+
+def callback_of_a_function(folder):
+    class Counts(Callback):
+        seen = 0
+
+        def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx):
+            self.seen += 1
+
+        def state_dict(self):
+            return {"seen": self.seen}
+
+        def load_state_dict(self, state):
+            self.seen = state["seen"]
+
+    brought, loaded = Counts(), Counts()
+    options = {**QUIET, "max_epochs": 1, "default_root_dir": folder}
+    saves = ModelCheckpoint(folder)
+    Trainer(strategy="ddp", devices=2, plugins=["ray"], callbacks=[brought, saves], **options).fit(Net(), loader(4))
+    alone = Trainer(devices=1, callbacks=[loaded], enable_checkpointing=False, **options)
+    alone.fit(Net(), loader(8), ckpt_path=saves.best_model_path)
+    return {"brought": brought.seen, "loaded": loaded.seen}
+
+
 def in_ray_train(folder):
     from ray.train import RunConfig, ScalingConfig
     from ray.train.torch import TorchTrainer
@@ -284,7 +345,7 @@ def main():
     what, folder = sys.argv[1], Path(sys.argv[2])
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 2, "include_dashboard": False, **NODE})
     try:
-        cluster.add_node(num_cpus=2, **NODE)
+        cluster.add_node(num_cpus=2, num_gpus=2 * (what == "on_gpus"), **NODE)
         cluster.wait_for_nodes()
         if what == "by_address":
             told = by_address(folder, cluster)

@@ -90,6 +90,22 @@ def test_no_room_is_an_error_that_says_what_there_is(tmp_path):
     assert "Free now: CPU: 4" in text
 
 
+def test_ranks_take_the_gpus_of_a_node_that_the_program_is_not_on(tmp_path):
+    """Ray counts GPUs that a node says it has; the ranks of this run compute on its CPU."""
+    told = run("on_gpus", tmp_path)
+    assert told["devices"] == 2
+    assert sorted(rank["gpus"] for rank in told["ranks"]) == [["0"], ["1"]]
+    assert len({rank["visible"] for rank in told["ranks"]}) == 1
+    assert sorted(told["ranks"][0]["visible"].split(",")) == ["0", "1"]
+    assert {rank["node"] for rank in told["ranks"]} == {told["node"]}
+
+
+def test_a_callback_of_a_function_brings_its_state_back(tmp_path):
+    """And it is found in a checkpoint by a run without Ray."""
+    told = run("callback_of_a_function", tmp_path)
+    assert told == {"brought": 8, "loaded": 8}
+
+
 def test_ray_train_has_made_the_processes(tmp_path):
     told = run("in_ray_train", tmp_path)
     assert [rank[:3] for rank in told] == [["RayTrainEnvironment", "InPlaceLauncher", 2]] * 2

@@ -9,10 +9,12 @@ import pytest
 
 pytest.importorskip("core_ray", reason="core-ray isn't installed here: `tox run -e ray`, or -e plugins/ray")
 
-from core import ConfigurationError, PluginLoadError, Trainer
+from core import Absent, ConfigurationError, DeviceError, LaunchError, PluginLoadError, Trainer
+from core.accelerators import CPUAccelerator, CUDAAccelerator
 from core.cluster import LocalEnvironment
 from core.launch import Report
-from core_ray import LostWorkerError, RayEnvironment, RayLauncher, library
+from core_ddp import DDPStrategy
+from core_ray import LostWorkerError, RayEnvironment, RayLauncher, cluster, library
 from core_ray.ranks import Ranks
 from core_ray.worker import Ending, Place
 
@@ -95,6 +97,120 @@ def test_an_environment_knows_no_port_before_there_is_a_rank():
 def test_nodes_are_on_machines_of_their_own_unless_it_is_said():
     """Ray's SPREAD may put two of them on one."""
     assert RayLauncher().placement_strategy == "STRICT_SPREAD"
+
+
+class NoGPUHere(CUDAAccelerator):
+    """GPUs that this machine has none of."""
+
+    @classmethod
+    def detect(cls):
+        return Absent("the driver counts no GPU")
+
+
+@pytest.fixture
+def with_nodes(monkeypatch):
+    """A connection to a cluster whose nodes have so many GPUs."""
+
+    def connect(*gpus):
+        nodes = [{"Alive": True, "Resources": {"CPU": 8, **({"GPU": number} if number else {})}} for number in gpus]
+        nodes.append({"Alive": False, "Resources": {"GPU": 16}})
+        fake = SimpleNamespace(is_initialized=lambda: True, nodes=lambda: nodes)
+        monkeypatch.setattr(library, "load", lambda module="ray": fake)
+
+    return connect
+
+
+@pytest.mark.parametrize(
+    ("devices", "num_nodes", "found"), [(2, 1, 2), (16, 2, 16), ("auto", 1, 8), ("auto", 2, 4), (-1, 2, 4)]
+)
+def test_gpus_are_the_clusters(with_nodes, devices, num_nodes, found):
+    """A head node has none, and nodes that start when they are asked for aren't known yet."""
+    with_nodes(0, 4, 8)
+    launcher = RayLauncher(resources_per_worker={"CPU": 3})
+    trainer = Trainer(
+        strategy=DDPStrategy(process_group_backend="gloo"),
+        accelerator=NoGPUHere(),
+        devices=devices,
+        num_nodes=num_nodes,
+        plugins=[launcher],
+        **QUIET,
+    )
+    assert [str(device) for device in trainer.strategy.parallel_devices] == [f"cuda:{n}" for n in range(found)]
+    options = launcher._actor_options()
+    assert (options["num_cpus"], options["num_gpus"]) == (3, 1)
+
+
+@pytest.mark.parametrize(
+    ("devices", "num_nodes", "message"),
+    [
+        ("auto", 3, r"num_nodes=3 machines, and those of the Ray cluster have 8, 4, 0 GPUs"),
+        (-1, 4, r"num_nodes=4 machines, and those of the Ray cluster have 8, 4, 0 GPUs"),
+        ([0, 1], 1, r"devices=\[0, 1\]: Ray chooses GPUs for the ranks. Say how many: devices=2"),
+    ],
+)
+def test_gpus_that_no_machine_has_are_refused(with_nodes, devices, num_nodes, message):
+    with_nodes(0, 4, 8)
+    with pytest.raises(DeviceError, match=message):
+        RayLauncher().count_devices(NoGPUHere(), devices, num_nodes)
+
+
+def test_one_process_may_take_all_gpus_of_its_node(with_nodes):
+    with_nodes(0, 4)
+    launcher = RayLauncher()
+    assert launcher.count_devices(NoGPUHere(), 4, 1) == 4
+    launcher.connect(cluster_environment=None, num_processes=1, num_nodes=1)
+    assert launcher._actor_options()["num_gpus"] == 4
+
+
+@pytest.mark.parametrize(
+    ("options", "number"),
+    [({"use_gpu": False}, 0), ({"use_gpu": True}, 1), ({"resources_per_worker": {"GPU": 0.5}}, 0.5)],
+)
+def test_the_user_may_count_gpus_otherwise(with_nodes, options, number):
+    with_nodes(4)
+    launcher = RayLauncher(**options)
+    Trainer(
+        strategy=DDPStrategy(process_group_backend="gloo"),
+        accelerator=NoGPUHere(),
+        devices=2,
+        plugins=[launcher],
+        **QUIET,
+    )
+    assert launcher._actor_options()["num_gpus"] == number
+
+
+def test_a_cpu_takes_no_gpus(with_nodes):
+    with_nodes(4)
+    launcher = RayLauncher()
+    launcher.count_devices(NoGPUHere(), 2, 1)
+    assert launcher.count_devices(CPUAccelerator(), 2, 1) is None
+    assert launcher._actor_options()["num_gpus"] == 0
+    with pytest.raises(ConfigurationError, match=r"use_gpu=True takes GPUs.* on accelerator 'cpu'"):
+        Trainer(accelerator="cpu", devices=2, strategy="ddp", plugins=[RayLauncher(use_gpu=True)], **QUIET)
+
+
+def test_a_local_cluster_has_the_gpus_of_this_machine(monkeypatch):
+    fake = SimpleNamespace(is_initialized=lambda: False)
+    monkeypatch.setattr(library, "load", lambda module="ray": fake)
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    with pytest.raises(DeviceError, match=r"but there are 0 here; the driver counts no GPU"):
+        RayLauncher().count_devices(NoGPUHere(), 1, 1)
+    assert RayLauncher("auto").count_devices(NoGPUHere(), 1, 1) == 1
+
+
+def test_a_slow_start_is_an_error_of_ours(monkeypatch):
+    """Ray raises a bare Exception where a node isn't there after its fixed 30 s (`ray/_private/node.py`)."""
+
+    def init(**options):
+        raise Exception("The current node timed out during startup.")
+
+    fake = SimpleNamespace(is_initialized=lambda: False, init=init, shutdown=lambda: None)
+    monkeypatch.setattr(library, "load", lambda module="ray": fake)
+    with (
+        pytest.raises(LaunchError, match=r"No Ray cluster can be used at 'auto': The current node timed out"),
+        cluster.connected("auto", [], {}),
+    ):
+        pass
 
 
 class Gone(Exception):

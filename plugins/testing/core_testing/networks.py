@@ -111,6 +111,37 @@ class ThawedAmidst(Frozen):
             self.first.requires_grad_(True)
 
 
+class Stopped(Perceptron):
+    """The first layer is trained in the first epoch, and frozen from the second on."""
+
+    def on_train_epoch_start(self) -> None:
+        """Freeze between two epochs."""
+        if self.trainer.current_epoch == 1:
+            self.first.requires_grad_(False)
+
+
+class StoppedAmidst(Perceptron):
+    """The first layer is trained until the third batch, and frozen from there on."""
+
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        """Freeze between two steps."""
+        if batch_idx == 2:
+            self.first.requires_grad_(False)
+
+
+class LooksUp(Perceptron):
+    """A network that adds a row of a table to a layer's outputs: the table's gradient is sparse, the layer's dense."""
+
+    def add_parts(self) -> None:
+        """The table."""
+        self.table = nn.Embedding(3, _WIDTH, sparse=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Shape (batch, 6) to (batch, 2)."""
+        rows = (x[:, 0] > 0).long() + (x[:, 1] > 0).long()
+        return self.last(torch.tanh(self.first(x) + self.table(rows)))  # type: ignore[no-any-return]
+
+
 class Unused(Perceptron):
     """A network with some weights that take no part in the loss."""
 

@@ -11,6 +11,8 @@ import sys
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
 
 import pytest
 from packaging.requirements import Requirement
@@ -199,8 +201,11 @@ def _options(target: Any) -> Iterator[tuple[str, inspect.Parameter, str]]:
         text for owner in owners for text in (owner.__doc__, getattr(owner.__init__, "__doc__", "")) if text
     )
     variadic = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
+    code = getattr(inspect.unwrap(function), "__code__", None)
     for name, parameter in inspect.signature(function).parameters.items():
-        if name != "self" and parameter.kind not in variadic:
+        # A `__signature__` may show what is passed on, too.
+        is_own = code is None or name in code.co_varnames
+        if name != "self" and parameter.kind not in variadic and is_own:
             yield name, parameter, documentation
 
 
@@ -210,4 +215,4 @@ def _editable_source(distribution: importlib.metadata.Distribution) -> Path | No
     direct = json.loads(text) if text else {}
     if not direct.get("dir_info", {}).get("editable"):
         return None
-    return Path(direct["url"].removeprefix("file://")).resolve()
+    return Path(url2pathname(urlsplit(direct["url"]).path)).resolve()

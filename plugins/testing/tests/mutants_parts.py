@@ -6,6 +6,7 @@ import pickle
 import threading
 import time
 from pathlib import Path
+from urllib.parse import unquote
 
 import click
 import torch
@@ -325,7 +326,7 @@ class WritesInPlace(TorchCheckpointIO):
 
 
 def _local(path):
-    return Path(str(path).removeprefix("file://"))
+    return Path(unquote(str(path).removeprefix("file://")))
 
 
 def _write_slowly(path, content, num_parts=64):

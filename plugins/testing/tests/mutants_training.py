@@ -68,6 +68,22 @@ class AveragesWhatWasTrainable(AveragingStrategy):
         return self.trainable
 
 
+@mutant("test_weights_frozen_within_a_run_stay_or_are_refused[between two steps]", passes=f"{EQUAL}[frozen_weights]")
+class FillsInZeros(AveragingStrategy):
+    """Gives a gradient of zeros to each weight that was to be trained when it was set up: momentum moves it on."""
+
+    def setup_module(self, module):
+        wrapped = super().setup_module(module)
+        self.trainable = [parameter for parameter in module.parameters() if parameter.requires_grad]
+        return wrapped
+
+    def average(self, manual):
+        for parameter in self.trainable:
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+        super().average(manual)
+
+
 @mutant(f"{EQUAL}[sgd_momentum]", passes=f"{EQUAL}[fabric_zeroed_gradients]")
 class DetachesItsBuffer(AveragingStrategy):
     """Reduces one flat buffer, from which zero_grad(set_to_none=True) has detached the gradients: ranks agree, the
@@ -197,6 +213,27 @@ class StopsAtFrozenWeights(AveragingStrategy):
             if parameter.grad is None:
                 break
             self.exchange(parameter.grad)
+
+
+@mutant("test_sparse_gradients_are_trained_or_refused", passes=f"{EQUAL}[sgd_momentum]")
+class SharesMemoryOfGradients(AveragingStrategy):
+    """Divides a sparse gradient as it comes, in the memory of the outputs' gradient, which other layers still need."""
+
+    def setup_module(self, module):
+        super().setup_module(module)
+        for part in module.modules():
+            if isinstance(part, torch.nn.Embedding) and self.world_size > 1:
+                part.weight.register_post_accumulate_grad_hook(self.divide)
+        return self.model
+
+    def divide(self, weight):
+        weight.grad.div_(self.world_size)
+
+    def exchange(self, gradient):
+        if gradient.is_sparse:
+            dist.all_reduce(gradient)
+        else:
+            super().exchange(gradient)
 
 
 @mutant(f"{EQUAL}[unused_weights]", passes=f"{EQUAL}[sgd_momentum]")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import nn
 
 from core import Capability, ConfigurationError, Precision, Strategy
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+_WIDTH = 64
+"""Of the layer by which products are looked at."""
 _TAKES_WEIGHTS = Capability.SHARDED_STATE | Capability.COMPILED_STEP
 
 
@@ -60,19 +63,22 @@ class TorchAOPrecision(Precision):
         """Refuse strategies that have the weights in a form of their own.
 
         Raises:
-            ConfigurationError: with those that can.
+            ConfigurationError: with those that can; or on a CPU that gets products of 8 bits wrong.
         """
         if isinstance(strategy, Strategy) and strategy.capabilities & _TAKES_WEIGHTS:
             raise ConfigurationError(
                 f"precision={self.name!r} quantizes weights that are whole, and {type(strategy).__name__} keeps or "
                 "computes them in a form of its own. Use a single device, or strategy='ddp'."
             )
+        if isinstance(strategy, Strategy) and strategy.root_device.type == "cpu":
+            self._check_products(strategy.root_device)
 
     def convert_module(self, module: nn.Module) -> nn.Module:
         """Quantize the linear layers of a module once, so that what can't be is known; nothing is changed.
 
         Raises:
-            ConfigurationError: torchao can't quantize a layer so, or there is none.
+            ConfigurationError: torchao can't quantize a layer so, or there is none; or this processor gets its
+                products wrong.
         """
         found = {name: layer for name, layer in module.named_modules() if self._takes(name, layer)}
         if not found:
@@ -82,6 +88,8 @@ class TorchAOPrecision(Precision):
             )
         for name, layer in found.items():
             self._layers[layer] = self._checked(name, layer)
+        for device in {layer.weight.device for layer in found.values()}:  # one that processes made later have, too
+            self._check_products(device)
         return module
 
     def forward_context(self, device_type: str) -> QuantizedForward:
@@ -103,6 +111,27 @@ class TorchAOPrecision(Precision):
                 f"Leave it out by {type(self).__name__}(config, filter_fn=...), or use another configuration."
             ) from error
         return forward
+
+    def _check_products(self, device: torch.device) -> None:
+        """Refuse a device whose products of whole numbers don't fit: processors without VNNI cut them off in silence.
+
+        Raises:
+            ConfigurationError: a product of the largest values isn't near the exact one.
+        """
+        layer = nn.Linear(_WIDTH, _WIDTH, bias=False, device=device)
+        with torch.no_grad():
+            layer.weight.fill_(1.0)  # quantized, each is the largest value
+            try:
+                product = type(self)._forward(layer, self._config)(layer.weight)
+            except Exception:  # of a width that isn't the user's
+                return
+        value = float(product.float().abs().min())
+        if not _WIDTH / 2 < value < _WIDTH * 2:
+            raise ConfigurationError(
+                f"precision={self.name!r} computes wrong numbers on this {device.type!r}: a product that is {_WIDTH} "
+                f"comes out as {value:.3g}, since sums of 8-bit products don't fit where it adds them up. A CPU "
+                "with AVX512-VNNI or AVX-VNNI adds them right; elsewhere use precision='int8-weight-only'."
+            )
 
 
 class QATPrecision(TorchAOPrecision):

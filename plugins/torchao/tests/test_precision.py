@@ -2,7 +2,10 @@
 
 import copy
 import importlib
+import os
 import pickle
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -53,8 +56,41 @@ def predict(tmp_path, module, precision=None, ckpt_path=None, **options):
     return make(tmp_path, precision, **options).predict(module, loader(), ckpt_path=ckpt_path)[0]
 
 
+def adds_up():
+    """Whether products of 8 bits are right on this processor."""
+    return int(torch._int_mm(*torch.full((2, 64, 64), 127, dtype=torch.int8))[0, 0]) == 64 * 127**2
+
+
+PROGRAM = """
+import torch
+from core import ConfigurationError, Fabric
+for precision in ("int8-dynamic", "int8-weight-only"):
+    try:
+        Fabric(accelerator="cpu", devices=1, precision=precision).setup(torch.nn.Linear(32, 8))
+    except ConfigurationError as error:
+        print(error)
+    else:
+        print(precision, "is taken", torch._int_mm(*torch.full((2, 64, 64), 127, dtype=torch.int8))[0, 0].item())
+"""
+
+
+def test_a_processor_whose_products_saturate_is_refused():
+    environment = {**os.environ, "ONEDNN_MAX_CPU_ISA": "AVX2"}
+    ran = subprocess.run([sys.executable, "-c", PROGRAM], env=environment, capture_output=True, text=True)
+    first, second = ran.stdout.splitlines()
+    if first == f"int8-dynamic is taken {64 * 127**2}":
+        pytest.skip("products are right here without VNNI too")
+    assert first.startswith(
+        "precision='int8-dynamic' computes wrong numbers on this 'cpu': a product that is 64 comes out"
+    )
+    assert first.endswith("use precision='int8-weight-only'.")
+    assert second.startswith("int8-weight-only is taken")
+
+
 @pytest.mark.parametrize(("precision", "bound"), BOUNDS.items())
 def test_outputs_are_as_near_as_stated(tmp_path, precision, bound):
+    if precision == "int8-dynamic" and not adds_up():
+        pytest.skip("this processor's products of 8 bits saturate: it is refused")
     module = Net()
     before = copy.deepcopy(module.state_dict())
     exact, quantized = predict(tmp_path, module), predict(tmp_path, module, precision)

@@ -16,14 +16,19 @@ class DeviceLoader:
         loader: the user's, sharded.
         place: brings one batch to the devices.
         num_ahead: batches that are placed before they are asked for.
+        compare: looks at the first batch of each iteration before it is placed; None looks at none.
     """
+
+    compare: Callable[[Any], None] | None = None
 
     def __init__(self, loader: Any, place: Callable[[Any], Any], num_ahead: int) -> None:
         self.loader, self.place, self.num_ahead = loader, place, num_ahead
 
     def __iter__(self) -> Iterator[Any]:
         placed: deque[Any] = deque()
-        for batch in self.loader:
+        for number, batch in enumerate(self.loader):
+            if self.compare is not None and number == 0:
+                self.compare(batch)
             placed.append(self.place(batch))
             if len(placed) > self.num_ahead:
                 yield placed.popleft()

@@ -8,6 +8,7 @@ import torch
 
 from core import Capability, ConfigurationError, Strategy
 from core.data import make_transfer
+from core.strategies import refuse_sparse_layers
 from core_xla import library
 from core_xla.device_loader import DeviceLoader, num_ahead_of
 from core_xla.host_copies import on_host
@@ -80,7 +81,11 @@ class LazyExecution(Strategy):
         """All ranks. Move parameters and buffers to the device; a parameter stays the same object.
 
         torch would make new ones: an optimizer would keep the old ones, and weights that are tied would part.
+
+        Raises:
+            ModuleError: a layer gives sparse gradients, which torch_xla doesn't add.
         """
+        refuse_sparse_layers(self, module)
         swaps = torch.__future__.get_swap_module_params_on_conversion()
         torch.__future__.set_swap_module_params_on_conversion(True)
         try:

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from core import Capability, ConfigurationError
 from core.strategies import ParallelStrategy
-from core_xla import library
+from core_xla import in_graph, library
 from core_xla.lazy import LazyExecution
+from core_xla.metrics import exchange_by, gather_over_host
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -30,6 +31,7 @@ class XLAStrategy(LazyExecution, ParallelStrategy):
 
     launcher_name: str = "xla"
     _keeps_gradients: bool = False
+    _rows: tuple[int, ...] = ()
 
     def __init__(
         self,
@@ -54,6 +56,7 @@ class XLAStrategy(LazyExecution, ParallelStrategy):
         super().__init__(*given, **{"process_group_backend": "gloo", **parts})
         self.sync_module_states = sync_module_states
         self.prefetch_batches, self.debug = prefetch_batches, debug
+        self._metrics: list[Any] = []
 
     @property
     def capabilities(self) -> Capability:
@@ -77,6 +80,8 @@ class XLAStrategy(LazyExecution, ParallelStrategy):
         library.begin(1, debug=self.debug)
         self.check_replication()
         super().setup_distributed()
+        if self.world_size > 1:
+            self._rows = in_graph.rows_of_ranks(self.global_rank, self.world_size)
 
     def check_replication(self) -> None:
         """This rank. See that torch_xla's own count of ranks is that of the run, before anything hangs or does nothing.
@@ -99,7 +104,16 @@ class XLAStrategy(LazyExecution, ParallelStrategy):
         if self.world_size > 1 and self.sync_module_states:
             library.torch_xla("core.xla_model").broadcast_master_param(module)
             self.mark_step()
+        if self.world_size > 1:
+            self._metrics += exchange_by(gather_over_host, module)
         return model
+
+    def release(self) -> None:
+        """All ranks; idempotent. Forget the modules, and give their metrics back as they were."""
+        super().release()
+        for metric in self._metrics:
+            metric.dist_sync_fn = None
+        self._metrics = []
 
     def backward(self, loss: Tensor, module: nn.Module | None, *, manual: bool = False, **kwargs: Any) -> None:
         """All ranks. Backward, and the mean of the gradients over ranks.
@@ -131,3 +145,9 @@ class XLAStrategy(LazyExecution, ParallelStrategy):
             tensor = tensor.float()
         combined: Tensor = library.torch_xla("core.xla_model").all_reduce(_IN_GRAPH[name], tensor.clone())
         return combined / self.world_size if name in ("mean", "avg") else combined
+
+    def all_gather(self, tensor: Tensor, group: Any = None, sync_grads: bool = False) -> Tensor:
+        """All ranks. Stack over ranks: in the graph for a tensor of the device, over gloo for one of the CPU."""
+        if self.world_size == 1 or group is not None or tensor.device.type != "xla":
+            return super().all_gather(tensor, group, sync_grads)
+        return in_graph.gather(tensor if sync_grads else tensor.detach(), self.global_rank, self._rows)

@@ -1,4 +1,4 @@
-"""One process over many devices: XLA spreads one computation (GSPMD, https://arxiv.org/abs/2105.04663)."""
+"""One process a host over all devices: XLA spreads one computation (GSPMD, https://arxiv.org/abs/2105.04663)."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from core import ConfigurationError
 from core.data import map_leaves
 from core_xla import library
+from core_xla.hosts import Hosts
 from core_xla.lazy import LazyExecution
 from core_xla.mesh import DATA, Mesh, plan_parameters, sizes_of
 
@@ -18,14 +19,17 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
     from torch.utils.hooks import RemovableHandle
 
+    from core import Stage
     from core_xla.mesh import Axis
 
 
-class XLASPMDStrategy(LazyExecution):
-    """Trains in one process on all its devices, along the axes of a mesh.
+class XLASPMDStrategy(LazyExecution, Hosts):
+    """Trains in one process a host on all devices, along the axes of a mesh.
 
     The program is that of one device: a batch is the batch of all devices, of which each takes its part of the axis
     `"data"`. XLA puts in the communication. Parameters are whole on every device, unless options cut them.
+
+    On several hosts each runs this program: see `Hosts`.
     """
 
     _always_places = True
@@ -66,21 +70,16 @@ class XLASPMDStrategy(LazyExecution):
         self._hooks: list[RemovableHandle] = []
 
     def check(self) -> None:
-        """Refuse axes that don't make up the devices, and several nodes.
+        """Refuse axes that don't make up the devices of all hosts.
 
         Raises:
             ConfigurationError: with the numbers.
         """
         super().check()
-        sizes = sizes_of(self.axes, len(self.parallel_devices))
+        sizes = sizes_of(self.axes, self.num_devices)
         if self.shard_parameters and DATA not in sizes:
             raise ConfigurationError(
                 f"shard_parameters=True cuts over the axis {DATA!r}, and the mesh has {', '.join(sizes)}."
-            )
-        if self.num_nodes > 1:
-            raise ConfigurationError(
-                f"{type(self).__name__} spreads over the devices of one machine, and num_nodes={self.num_nodes} were "
-                "asked for. Use strategy='xla' on several, a process a device."
             )
 
     @property
@@ -95,15 +94,21 @@ class XLASPMDStrategy(LazyExecution):
         return self._mesh
 
     def setup_distributed(self) -> None:
-        """This process; idempotent. Begin to use all devices at once, and lay out the mesh."""
-        num_devices = len(self.parallel_devices)
-        library.begin(num_devices, spmd=True, debug=self.debug)
-        if self._mesh is None or self._mesh.of_library.size() != num_devices:
-            self._mesh = Mesh(sizes_of(self.axes, num_devices))
+        """All hosts; idempotent. Begin to use all devices at once, meet the other hosts, and lay out the mesh.
+
+        Raises:
+            ConfigurationError: torch_xla sees other devices than those of the run.
+        """
+        library.begin(len(self.parallel_devices), spmd=True, debug=self.debug)
+        self.check_runtime()
+        super().setup_distributed()
+        if self._mesh is None or self._mesh.of_library.size() != self.num_devices:
+            self._mesh = Mesh(sizes_of(self.axes, self.num_devices))
             library.torch_xla("distributed.spmd").set_global_mesh(self._mesh.of_library)
 
     def setup_module(self, module: nn.Module) -> nn.Module:
-        """This process. Convert the module, and spread its parameters over the devices."""
+        """All hosts. Convert the module, and spread its parameters, those of host 0, over the devices."""
+        self.share(module)
         model = super().setup_module(module)
         plan = plan_parameters(
             module, self.parameter_shardings, self.mesh.sizes, shards_over_data=self.shard_parameters
@@ -134,8 +139,15 @@ class XLASPMDStrategy(LazyExecution):
 
     # data -----------------------------------------------------------------------------------------------------------
 
+    def setup_dataloader(self, loader: Any, stage: Stage) -> Any:
+        """All hosts. Place batches, some ahead of time; hosts compare the first of each iteration."""
+        placed = super().setup_dataloader(loader, stage)
+        if self.num_nodes > 1:
+            placed.compare = self.refuse_unlike_batches
+        return placed
+
     def place_batch(self, batch: Any) -> Any:
-        """This process. Bring a batch to the devices, each its part along the first dimension."""
+        """This host. Bring a batch to the devices, each its part along the first dimension."""
         return map_leaves(self.mesh.spread_batch, super().place_batch(batch))
 
     # state ----------------------------------------------------------------------------------------------------------
@@ -155,7 +167,7 @@ class XLASPMDStrategy(LazyExecution):
                     self.mesh.spread(value, axes)  # type: ignore[arg-type]  # there is no loop without axes
 
     def release(self) -> None:
-        """This process; idempotent. Forget the modules."""
+        """All hosts; idempotent. Forget the modules."""
         super().release()
         self._plans = {}
         for hook in self._hooks:

@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader
 
 from core import Callback, ConfigurationError, Fabric
 from core.checkpoint import load_checkpoint
+from core.loggers import CSVLogger
 
 
 class Counting(Callback):
@@ -41,6 +42,9 @@ def main():
     counting, saving = Counting(), Saving(folder / "xla", at=12)
     module, trainer, losses = train(callbacks=[counting, saving], gradient_clip_val=0.5, **options)
     told["last_steps"], told["strategy"] = counting.last_steps, type(trainer.strategy).__name__
+    each_step = Counting()
+    train(callbacks=[each_step], logger=CSVLogger(folder / "logs"), log_every_n_steps=1, **options)
+    told["last_logged_steps"] = each_step.last_steps
     told["is_tied"] = module.first.weight is module.last.weight
     told["device"] = str(module.first.weight.device)
     told["validated"] = float(trainer.callback_metrics["validated"])

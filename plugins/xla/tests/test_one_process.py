@@ -47,6 +47,11 @@ def test_a_step_neither_compiles_nor_waits(told):
     assert told["last_steps"] == [0, 0, 0]
 
 
+def test_a_step_that_is_logged_is_read_once(told):
+    """Its values and its loss, of which a warning looks whether it is finite, come in one transfer."""
+    assert told["last_logged_steps"] == [0, 6, 0]
+
+
 def test_mark_step_sends_off_what_was_noted(told):
     """In a loop by hand; and nothing when nothing was."""
     assert told["graphs_by_hand"] == [1, 0]

@@ -14,7 +14,10 @@ from core_testing.cases import ADAMW, CASES, SGD, Case
 from core_testing.marks import needs, unless
 from core_testing.networks import (
     GLOBAL_BATCH_SIZE,
+    LooksUp,
     Perceptron,
+    Stopped,
+    StoppedAmidst,
     Thawed,
     ThawedAmidst,
     Validated,
@@ -30,6 +33,7 @@ if TYPE_CHECKING:
     from core_testing.ranks import Rank
 
 _THAWED = {"between two epochs": Thawed, "between two steps": ThawedAmidst}
+_STOPPED = {"between two epochs": Stopped, "between two steps": StoppedAmidst}
 _FORMATS = {
     "32-true": torch.float32,
     "64-true": torch.float64,
@@ -74,6 +78,25 @@ class TrainingTests(StrategySuite):
         for rank, found in enumerate(self.run(_train_or_refuse, case)):
             if isinstance(found, str):
                 assert "'first." in found, f"rank {rank} refuses, and does not say what: {found}"
+            elif rank == 0:
+                self.assert_like_one_device(found, reference(case, self.reference_accelerator, self.shares))
+
+    @pytest.mark.parametrize("moment", list(_STOPPED))
+    def test_weights_frozen_within_a_run_stay_or_are_refused(self, moment: str) -> None:
+        """Weights that a hook freezes stay as they are from then on, as on one device, or are refused by name."""
+        case = self.adapted(Case(f"frozen {moment}", network=_STOPPED[moment]))
+        for rank, found in enumerate(self.run(_train_or_refuse, case)):
+            if isinstance(found, str):
+                assert "'first." in found, f"rank {rank} refuses, and does not say what: {found}"
+            elif rank == 0:
+                self.assert_like_one_device(found, reference(case, self.reference_accelerator, self.shares))
+
+    def test_sparse_gradients_are_trained_or_refused(self) -> None:
+        """A table with sparse gradients and the layers beside it are trained as on one device, or refused by name."""
+        case = self.adapted(Case("sparse", network=LooksUp, optimizer=partial(SGD, momentum=0.0)))
+        for rank, found in enumerate(self.run(_train_or_refuse, case)):
+            if isinstance(found, str):
+                assert "'table" in found, f"rank {rank} refuses, and does not say what: {found}"
             elif rank == 0:
                 self.assert_like_one_device(found, reference(case, self.reference_accelerator, self.shares))
 

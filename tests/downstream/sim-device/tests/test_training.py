@@ -6,6 +6,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from core import Fabric, Module, Trainer
+from core.checkpoint import load_checkpoint
 
 
 class Net(Module):
@@ -21,6 +22,7 @@ class Net(Module):
 
     def on_train_end(self):
         assert self.devices == {str(self.device)}
+        self.trained = [id(parameter) for parameter in self.parameters()]
 
     def configure_optimizers(self):
         return torch.optim.AdamW(self.parameters(), lr=0.01)
@@ -70,3 +72,44 @@ def test_a_tensor_of_another_device_is_refused():
     Fabric(accelerator="sim").launch()
     with pytest.raises(RuntimeError, match="expected all tensors on one device"):
         torch.ones(2, device="sim") + torch.ones(2)
+
+
+def loader():
+    return DataLoader(TensorDataset(torch.randn(16, 4, dtype=torch.float64)), batch_size=8)
+
+
+def test_a_module_returns_to_the_cpu_and_its_optimizers_too(tmp_path, monkeypatch):
+    freed = []
+    Fabric(accelerator="sim").launch()  # torch knows the device from here on
+    monkeypatch.setattr(type(torch.sim), "empty_cache", lambda module: freed.append(True), raising=False)
+    module = Net()
+    for _ in range(2):
+        trainer = make_trainer(accelerator="sim")
+        trainer.fit(module, loader())
+        assert {parameter.device.type for parameter in module.parameters()} == {"cpu"}
+        assert [id(parameter) for parameter in module.parameters()] == module.trained
+    assert freed
+    assert module.layers(torch.ones(2, 4, dtype=torch.float64)).shape == (2, 1)
+    trainer.save_checkpoint(tmp_path / "a.ckpt")
+    moments = trainer.run.finished_fit.optimizers[0].state.values()
+    assert {value.device.type for entry in moments for value in entry.values()} == {"cpu"}
+    assert load_checkpoint(tmp_path / "a.ckpt")["optimizers"]
+
+
+def test_a_module_stays_if_it_is_asked_to():
+    module = Net()
+    make_trainer(accelerator="sim", keep_on_device=True).fit(module, loader())
+    assert {parameter.device.type for parameter in module.parameters()} == {"sim"}
+
+
+def test_a_module_stays_after_an_error():
+    """The device may be what has failed."""
+
+    class Failing(Net):
+        def training_step(self, batch, batch_idx):
+            raise ValueError("mine")
+
+    module = Failing()
+    with pytest.raises(ValueError, match="mine"):
+        make_trainer(accelerator="sim").fit(module, loader())
+    assert {parameter.device.type for parameter in module.parameters()} == {"sim"}

@@ -5,7 +5,8 @@ mode operations are deferred and accumulated into a graph, whose execution is tr
 required, or explicitly. "mark_step", docs.habana.ai/en/latest/PyTorch/Reference/mark_step.html:
 what was accumulated is looked for in a cache, compiled if it isn't there, and launched.
 "Runtime Environment Variables", docs.habana.ai/en/latest/PyTorch/Reference/Runtime_Flags.html: `PT_HPU_LAZY_MODE` is 1
-for lazy mode, 0 for eager mode, which is the default.
+for lazy mode, 0 for eager mode. Unset is lazy in the vendor's published source,
+github.com/HabanaAI/gaudi-pytorch-bridge 1.19, utils/internal.py:27, and here; in the newest pages it is eager.
 """
 
 import os
@@ -13,7 +14,7 @@ from typing import NamedTuple
 
 import torch
 
-IS_LAZY = os.environ.get("PT_HPU_LAZY_MODE", "0") == "1"  # read once, when the library is imported
+IS_LAZY = os.environ.get("PT_HPU_LAZY_MODE", "1") != "0"  # read once, when the library is imported
 
 _pending = []
 _names = []

@@ -5,9 +5,11 @@ from simulated_gaudi import autocast as _autocast
 from simulated_gaudi import device as _device
 from simulated_gaudi import graph as _graph
 from simulated_gaudi import undocumented as _undocumented
+from simulated_gaudi import weight_sharing as _weight_sharing
 
 _device.register(_hpu)
 _autocast.register()
+_weight_sharing.register()
 
 
 def mark_step(device_str="", sync=False):

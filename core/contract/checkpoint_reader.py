@@ -1,0 +1,41 @@
+"""The CheckpointReader contract: reads the files of another program as the state of a run."""
+
+from __future__ import annotations
+
+import abc
+from typing import TYPE_CHECKING, Any, ClassVar
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Set
+
+
+class CheckpointReader(abc.ABC):
+    """Reads files of another program as the state of a run. Meant to be subclassed, and made without arguments.
+
+    The core reads the file itself, and nothing in it is executed. A reader is asked only for a file that isn't the
+    core's own. The call sequence, in each process that reads:
+
+    1. `recognizes(head)`, of every installed reader, until one says yes.
+    2. `translate(saved)`, of that one.
+    """
+
+    program: ClassVar[str]
+    """The name of the program that writes these files, for messages: `"PyTorch Lightning"`."""
+    unread: ClassVar[Set[str]] = frozenset()
+    """The keys of the file that `translate` doesn't look at: objects of other classes below them may stay unread."""
+
+    @abc.abstractmethod
+    def recognizes(self, head: bytes) -> bool:
+        """True if a file that begins with these bytes, up to a megabyte, is one of the program's."""
+
+    @abc.abstractmethod
+    def translate(self, saved: Mapping[str, Any]) -> dict[str, Any]:
+        """The state of a run, as a Trainer of core saves it: weights, hyperparameters, optimizers, progress.
+
+        Args:
+            saved: the content of the file: plain types, tensors and arrays. Objects of other classes are left out.
+
+        Raises:
+            KeyError, IndexError, TypeError, ValueError, AttributeError: the file isn't what it looked like; the core
+                names it.
+        """

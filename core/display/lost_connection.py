@@ -1,0 +1,23 @@
+"""Errors that only follow from the end of another rank, which has an error of its own."""
+
+from __future__ import annotations
+
+import re
+
+from core.contract.errors import HangError, WorkerError
+
+_LOST_CONNECTION = re.compile(
+    r"gloo|nccl|connection (closed|reset|refused)|broken pipe|socket (closed|timeout)|timed out waiting", re.IGNORECASE
+)
+
+
+def is_lost_connection(error: BaseException) -> bool:
+    """True if the error says only that the connection to another rank is lost."""
+    if isinstance(error, HangError):
+        return False
+    if isinstance(error, WorkerError | ConnectionError):
+        return True
+    if isinstance(error, RuntimeError) and _LOST_CONNECTION.search(str(error)):
+        return True  # torch's DistError and its subclasses are RuntimeErrors
+    # The user's own error that was raised from a lost connection counts too.
+    return error.__cause__ is not None and is_lost_connection(error.__cause__)

@@ -1,0 +1,77 @@
+"""The error of a rank that torchrun has started: shown once a node, and written to the file that torchrun reads.
+
+torchrun names a file to each rank, in a folder that the ranks of a node share and that is new with each start of them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import sys
+import time
+
+_VARIABLE = "TORCHELASTIC_ERROR_FILE"
+_MARK = "core-shown-"
+
+
+def show_once_per_node(text: str) -> None:
+    """Write a text to stderr, unless another rank of this node has written it to the same place.
+
+    Ranks that write to files of their own show all of it, each in its own.
+    """
+    try:
+        with open(_mark_of(text), "a+b") as mark:
+            fcntl.flock(mark, fcntl.LOCK_EX)  # another that is at it may be ended in the middle
+            if not os.fstat(mark.fileno()).st_size:
+                _write(text)
+                mark.write(b"shown")
+    except (OSError, ValueError, LookupError):  # no torchrun, no such folder, no such stream
+        _write(text)
+
+
+def is_error_shown(timeout_s: float) -> bool:
+    """True if another rank of this node has shown an error, or does so within a time."""
+    if not os.environ.get(_VARIABLE):
+        return False
+    end_s = time.monotonic() + timeout_s
+    while not (is_shown := any(name.startswith(_MARK) for name in _names())) and time.monotonic() < end_s:
+        time.sleep(0.02)
+    return is_shown
+
+
+def write_error_file(message: str) -> None:
+    """Write the error of this rank into the file from which torchrun makes its summary, if there is none yet."""
+    path = os.environ.get(_VARIABLE)
+    if not path or os.path.exists(path):
+        return
+    extra = {"py_callstack": message, "timestamp": str(int(time.time()))}
+    with contextlib.suppress(OSError):
+        # torchrun may end this process at any time, and fails itself at half a file.
+        with open(f"{path}.begun", "w", encoding="utf-8") as file:
+            json.dump({"message": {"message": message, "extraInfo": extra}}, file)
+        os.replace(file.name, path)
+
+
+def _folder() -> str:
+    return os.path.dirname(os.path.dirname(os.environ[_VARIABLE]))
+
+
+def _names() -> list[str]:
+    with contextlib.suppress(OSError):
+        return os.listdir(_folder())
+    return []
+
+
+def _mark_of(text: str) -> str:
+    """The file by which ranks of a node know that this text was written to this stderr."""
+    place = os.fstat(sys.stderr.fileno())
+    digest = hashlib.sha256(f"{place.st_dev} {place.st_ino} {text}".encode(errors="replace")).hexdigest()
+    return os.path.join(_folder(), f"{_MARK}{digest[:32]}")
+
+
+def _write(text: str) -> None:
+    sys.stderr.write(text)
+    sys.stderr.flush()

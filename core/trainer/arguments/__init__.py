@@ -1,0 +1,1 @@
+"""The arguments of `Trainer` and of its stages, and the objects that they stand for."""

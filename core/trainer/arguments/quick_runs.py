@@ -1,0 +1,69 @@
+"""`fast_dev_run`: a few batches of everything, to find mistakes, with nothing that stays."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from core.contract import ConfigurationError
+from core.trainer.logging.run_logs import SilentLogger
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from core.contract import Logger
+    from core.trainer.hooks.callback import Callback
+    from core.trainer.settings.options import TrainerOptions
+
+
+def count_batches(fast_dev_run: Any) -> int:
+    """The number of batches of everything that a quick run takes; 0 if it is none.
+
+    Raises:
+        ConfigurationError: not a number of batches.
+    """
+    if not isinstance(fast_dev_run, int) or fast_dev_run < 0:
+        raise ConfigurationError(
+            f"fast_dev_run={fast_dev_run!r}: expected True for one batch, a number of batches, or False."
+        )
+    return int(fast_dev_run)
+
+
+def limit_options(options: TrainerOptions, num_batches: int) -> TrainerOptions:
+    """The options of a run of so many batches of each stage."""
+    return replace(
+        options,
+        max_epochs=1,
+        max_steps=num_batches,
+        min_epochs=0,
+        min_steps=0,
+        max_time=None,
+        limit_train_batches=num_batches,
+        limit_val_batches=num_batches,
+        limit_test_batches=num_batches,
+        limit_predict_batches=num_batches,
+        overfit_batches=0,
+        val_check_interval=None,
+        val_check_time=None,
+        check_val_every_n_epoch=1,
+        num_sanity_val_steps=0,
+    )
+
+
+def without_traces(callbacks: Sequence[Callback]) -> list[Callback]:
+    """The callbacks, but those that write, log or stop."""
+    from core.trainer import callbacks as known
+
+    switched_off = (
+        known.ModelCheckpoint,
+        known.OnExceptionCheckpoint,
+        known.EarlyStopping,
+        known.LearningRateMonitor,
+        known.DeviceStatsMonitor,
+    )
+    return [callback for callback in callbacks if not isinstance(callback, switched_off)]
+
+
+def silence(loggers: Sequence[Logger]) -> list[Logger]:
+    """Loggers that take everything and write nothing, so that a module may use its logger as it does."""
+    return [SilentLogger("fast_dev_run", None, None) for _ in loggers]

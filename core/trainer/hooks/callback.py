@@ -1,0 +1,118 @@
+"""The base of all callbacks."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from core.contract import EventHooks, empty_hook
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+class Callback(EventHooks):
+    """Actions around training, apart from the research code. Meant to be subclassed.
+
+    Override the hooks that you need (`core.contract.EventHooks` lists them in the order in which they happen); one that
+    isn't overridden is never called and costs nothing. All ranks call every hook. A hook may also be an attribute of
+    the instance, set in `__init__`, for a callback that needs it with some arguments only.
+    """
+
+    runs_last: bool = False
+    """True to be called after all others and the module, as a callback that judges or saves the outcome has to be."""
+
+    found_as: ClassVar[str] = ""
+    """The attribute of a Trainer that finds callbacks of this kind, such as `checkpoint_callback`; empty for most."""
+
+    @property
+    def state_key(self) -> str:
+        """The name under which a checkpoint keeps the state; must differ between two callbacks of one trainer.
+
+        The class's own name, wherever it stands: a class that was pickled by value has no other in the process that
+        unpickles it.
+        """
+        return type(self).__name__
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state that must survive a restart: plain types, tensors and arrays. The same on all ranks."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Put back what `state_dict` gave."""
+
+    def check_fit(self, trainer: Any, module: nn.Module) -> None:
+        """Main process, when `fit` begins and no process has been made: refuse what can't work.
+
+        Raises:
+            ConfigurationError: with the ways out.
+        """
+
+    @empty_hook
+    def before_fit(self, trainer: Any, call: Any) -> None:
+        """Each process that calls `fit`, after all checks, unless training resumes: find what training begins with.
+
+        Args:
+            trainer: runs no stage yet.
+            call: a `FitCall`, what `fit` was given.
+        """
+
+    @empty_hook
+    def before_restore(self, trainer: Any, module: nn.Module, checkpoint: dict[str, Any]) -> None:
+        """All ranks, when `fit` goes on, before anything is restored: make what the optimizers' state needs.
+
+        Args:
+            trainer: with optimizers as `configure_optimizers` has made them.
+            module: set up.
+            checkpoint: what `on_save_checkpoint` has put there; nothing if it was saved without this callback.
+        """
+
+    @property
+    def keeps_state(self) -> bool:
+        """True if checkpoints hold anything of this callback."""
+        kind = type(self)
+        return any(
+            getattr(kind, name) is not getattr(Callback, name)
+            for name in ("state_dict", "load_state_dict", "on_save_checkpoint", "on_load_checkpoint")
+        )
+
+    def _key_with(self, **options: Any) -> str:
+        """A state key that tells callbacks of one class apart by their options."""
+        return f"{type(self).__name__}{options}"
+
+    # pluggy's specs of these take no defaults; an override that calls `super()` may leave the index out --------------
+
+    @empty_hook
+    def on_validation_batch_start(
+        self, trainer: Any, module: nn.Module, batch: Any, batch_idx: int, dataloader_idx: int = 0
+    ) -> None:
+        """The batch is on the device; `validation_step` comes next."""
+
+    @empty_hook
+    def on_validation_batch_end(
+        self, trainer: Any, module: nn.Module, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
+    ) -> None:
+        """`outputs`: what `validation_step` returned."""
+
+    @empty_hook
+    def on_test_batch_start(
+        self, trainer: Any, module: nn.Module, batch: Any, batch_idx: int, dataloader_idx: int = 0
+    ) -> None:
+        """The batch is on the device; `test_step` comes next."""
+
+    @empty_hook
+    def on_test_batch_end(
+        self, trainer: Any, module: nn.Module, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
+    ) -> None:
+        """`outputs`: what `test_step` returned."""
+
+    @empty_hook
+    def on_predict_batch_start(
+        self, trainer: Any, module: nn.Module, batch: Any, batch_idx: int, dataloader_idx: int = 0
+    ) -> None:
+        """The batch is on the device; `predict_step` comes next."""
+
+    @empty_hook
+    def on_predict_batch_end(
+        self, trainer: Any, module: nn.Module, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
+    ) -> None:
+        """`outputs`: what `predict_step` returned."""

@@ -1,0 +1,1 @@
+"""The hyperparameters of modules and data modules: kept, saved, and read again."""

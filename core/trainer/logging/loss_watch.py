@@ -1,0 +1,127 @@
+"""Losses that are NaN or infinite: a warning where a loss is read anyway, or the end of the run if a user wants it."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from core.contract import NonFiniteLossError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Mapping
+
+    from torch import nn
+
+    from core.contract import Strategy
+    from core.trainer.progress import Progress
+
+_TRAINING = "training"
+_CURE = (
+    "Weights that come of it are useless. Trainer(terminate_on_nan=True) ends the run before such a loss reaches them, "
+    "and detect_anomaly=True finds the operation whose gradient is NaN. A smaller learning rate, gradient_clip_val, or "
+    "another precision may prevent it."
+)
+
+
+class LossWatch:
+    """Warns once a stage of a training loss, and once of every other loss that is logged. Never waits for the device.
+
+    Its callers look where values are read in any case: when the bar is drawn, when loggers get a step's values, and at
+    an epoch's end. What is logged counts as a loss if its name says so.
+    """
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+        self._told: set[str] = set()
+
+    def begin_stage(self) -> None:
+        """Forget the warnings given so far."""
+        self._told.clear()
+
+    @staticmethod
+    def loss_of(output: Any) -> Tensor | None:
+        """The plain loss, of one element, in an output of `training_step`; None if there is none."""
+        loss = _loss_in(output)
+        return loss if type(loss) is Tensor and loss.numel() == 1 else None
+
+    def look_at_output(self, output: Any, module: nn.Module, strategy: Strategy, *, value: float | None = None) -> None:
+        """Check the last output of the module's `training_step` on this rank.
+
+        Args:
+            output: a loss, or a dict with one.
+            module: whose step it is.
+            strategy: tells the rank.
+            value: of the loss, where it was read already; None to wait for it here.
+        """
+        loss = _loss_in(output)
+        if isinstance(loss, Tensor) and not (_is_finite(loss) if value is None else math.isfinite(value)):
+            shown = loss.item() if loss.numel() == 1 else loss
+            where = f" on rank {strategy.global_rank}" if strategy.world_size > 1 else ""
+            self._tell(_TRAINING, f"{type(module).__name__}.training_step returned a loss of {shown}{where}")
+
+    def look_at_values(self, values: Mapping[str, float], *, training: Collection[str] = ()) -> None:
+        """Logged values by name, of which some are training's."""
+        for name, value in values.items():
+            if not math.isfinite(value) and "loss" in name.lower():
+                # The loss that training_step returned and one that it logged are told as one.
+                self._tell(_TRAINING if name in training else name, f"The logged loss {name!r} is {value}")
+
+    def _tell(self, key: str, what: str) -> None:
+        if key not in self._told:
+            self._told.add(key)
+            warnings.warn(
+                f"{what}, seen at step {self._progress.global_step}, in epoch {self._progress.epoch}. {_CURE}",
+                stacklevel=3,
+            )
+
+
+def guarded(
+    compute_loss: Callable[[Any, int], Tensor | None], module: nn.Module, progress: Progress
+) -> Callable[[Any, int], Tensor | None]:
+    """A function that computes the loss, and ends the run by one that isn't finite. Waits for the device each time."""
+    name = type(module).__name__
+
+    def compute_finite_loss(batch: Any, batch_idx: int) -> Tensor | None:
+        loss = compute_loss(batch, batch_idx)
+        if loss is not None:
+            refuse_non_finite(loss, f"{name}.training_step returned", progress, batch_idx)
+        return loss
+
+    return compute_finite_loss
+
+
+def refuse_non_finite(loss: Tensor, what: str, progress: Progress, batch_idx: int) -> None:
+    """End the run by a loss that is NaN or infinite. Waits for the device.
+
+    Args:
+        loss: of any shape.
+        what: says where it comes from, as in `"Net.training_step returned"`.
+        progress: of the run.
+        batch_idx: of the epoch.
+
+    Raises:
+        NonFiniteLossError: it isn't finite.
+    """
+    if _is_finite(loss):
+        return
+    value = loss.item() if loss.numel() == 1 else loss
+    raise NonFiniteLossError(
+        f"{what} a loss of {value} for batch {batch_idx} of epoch {progress.epoch}, after {progress.global_step} "
+        "optimizer steps, and terminate_on_nan=True. With automatic optimization nothing was learned from that batch: "
+        "weights are those of the step before. detect_anomaly=True finds the operation whose gradient is NaN.",
+        epoch=progress.epoch,
+        batch_idx=batch_idx,
+        global_step=progress.global_step,
+    )
+
+
+def _loss_in(output: Any) -> Any:
+    return output.get("loss") if isinstance(output, dict) else output
+
+
+def _is_finite(loss: Tensor) -> bool:
+    return bool(torch.isfinite(loss.detach()).all())

@@ -1,0 +1,58 @@
+"""The way of a stage to its ranks, and of its result back to the caller."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from core.trainer.checks.stage_checks import check_stage
+from core.trainer.hooks.events import overrides
+from core.trainer.loops.fit_call import FitCall
+from core.trainer.signals.interruption import workers_interruption
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from core.trainer.data.sources import Source
+    from core.trainer.run import Run
+
+
+def launch(run: Run, sources: Sequence[Source]) -> Any:
+    """Main process. Check the stage, run it on all ranks, and bring back what has changed.
+
+    Args:
+        run: that of its Trainer.
+        sources: of its loaders.
+
+    Returns:
+        What the stage returns to the user.
+    """
+    run.logged.begin_stage()
+    check_stage(run, sources)
+    if run.trains and run.ckpt_path is None and not run.fast_dev_run:
+        _prepare_fit(run, sources)
+    launcher = run.strategy.launcher
+    run.status = "running"
+    try:
+        with workers_interruption(launcher.calls_in_place):
+            outcome = launcher.launch(_run_in_worker, run, not launcher.calls_in_place)
+    except BaseException:
+        run.status = "interrupted"
+        raise
+    run.status = "finished"
+    if launcher.calls_in_place:
+        return outcome
+    outcome.restore(run)
+    return outcome.result
+
+
+def _prepare_fit(run: Run, sources: Sequence[Source]) -> None:
+    """Let callbacks find what training begins with; a run that resumes has begun before."""
+    for callback in run.callbacks:
+        if overrides(callback, "before_fit"):
+            callback.before_fit(run.trainer, FitCall(run.module, sources, run.datamodule))
+
+
+def _run_in_worker(run: Run, crosses_processes: bool) -> Any:
+    from core.trainer.loops import stage_lifecycle  # who is refused by a check waits for none of it
+
+    return stage_lifecycle.run_stage(run, crosses_processes)

@@ -1,0 +1,49 @@
+"""The parts of a stage's set-up that a strategy asks the Trainer for; see `core.contract.SetupHost`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+from core.contract import Capability
+from core.trainer.hooks.events import overrides
+from core.trainer.module.optimization import check_optimizers, check_schedulers, parse_optimizers
+from core.watch import phase
+
+if TYPE_CHECKING:
+    from torch.optim import Optimizer
+
+    from core.trainer.run import Run
+
+
+def configure_model(run: Run) -> None:
+    """All ranks. Let the module build its large parts."""
+    if overrides(run.module, "configure_model"):
+        run.module.configure_model()
+    if run.options.sync_batchnorm and Capability.COLLECTIVES in run.strategy.capabilities:
+        run.module = nn.SyncBatchNorm.convert_sync_batchnorm(run.module)
+
+
+def configure_optimizers(run: Run) -> tuple[list[Optimizer], list[Any]]:
+    """All ranks. The module's optimizers and schedulers, in one form."""
+    strategy = run.strategy
+    optimizers, schedulers = parse_optimizers(strategy.configure_optimizers(run.module))
+    window, is_global_zero = run.accumulate_grad_batches, strategy.is_global_zero
+    check_optimizers(run.module, optimizers, run.options, window=window, is_global_zero=is_global_zero)
+    check_schedulers(strategy, schedulers)
+    return list(optimizers), list(schedulers)
+
+
+def restore(run: Run) -> None:
+    """All ranks. Load the checkpoint that the user named, if any."""
+    if run.trains:
+        run.events.emit("on_fit_start")
+        run.logged.train.begin_epoch()
+        run.progress.restart_epoch()
+    if run.ckpt_path is not None:
+        from core.trainer.state import snapshot  # who resumes nothing waits for none of it
+
+        with phase("checkpoint"):
+            snapshot.load(run, run.ckpt_path)
+    run.session.refuse_half_loaded("trained" if run.trains else "evaluated")

@@ -1,0 +1,106 @@
+"""The counters of a fit's progress."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(slots=True)
+class Progress:
+    """Counters of a fit, saved with every checkpoint.
+
+    Attributes:
+        epoch: number of the running epoch, from 0.
+        batch: batches of the running epoch that were consumed on this rank.
+        global_step: optimizer steps that updated parameters.
+        total_batches: batches of all epochs that were consumed on this rank.
+        epoch_is_ending: the first hooks of the epoch's end are running, which is no time to save.
+        epoch_is_over: the last hooks of the epoch are running; what is saved now goes on with the next one.
+        window_start: the batch at which accumulation windows of the running epoch begin to be counted: 0, or where a
+            resumed run goes on, which may be anywhere if the number of ranks has changed.
+        is_recut: the running epoch goes on with other ranks, or batches of another size, than it began with.
+        validated_batch: the batch after which the newest validation of the running epoch was made, -1 for none.
+    """
+
+    epoch: int = 0
+    batch: int = 0
+    global_step: int = 0
+    total_batches: int = 0
+    epoch_is_ending: bool = False
+    epoch_is_over: bool = False
+    is_recut: bool = False
+    window_start: int = 0
+    validated_batch: int = -1
+    _earlier_s: float = 0.0
+    _began_s: float | None = None
+
+    @property
+    def elapsed_s(self) -> float:
+        """Seconds of training, over all restarts."""
+        running_s = 0.0 if self._began_s is None else time.monotonic() - self._began_s
+        return self._earlier_s + running_s
+
+    def start_clock(self) -> None:
+        """Training begins, or goes on."""
+        self.stop_clock()
+        self._began_s = time.monotonic()
+
+    def stop_clock(self) -> None:
+        """Idempotent. Training pauses."""
+        self._earlier_s, self._began_s = self.elapsed_s, None
+
+    @property
+    def is_validated(self) -> bool:
+        """True if the validation that may be due at this batch has been made."""
+        return self.validated_batch == self.batch
+
+    def count_unfinished(self, window: int, epoch_end: int | float) -> int:
+        """Batches since the last optimizer step, of an accumulation window that isn't complete.
+
+        Args:
+            window: batches of an accumulation window.
+            epoch_end: batches of the epoch, whose last window may be shorter.
+        """
+        if self.epoch_is_over or self.epoch_is_ending or self.batch >= epoch_end:
+            return 0
+        return (self.batch - self.window_start) % window
+
+    def end_epoch(self) -> None:
+        """Go on with the next epoch."""
+        self.epoch += 1
+        self.restart_epoch()
+
+    def restart_epoch(self) -> None:
+        """Go on with the running epoch's first batch."""
+        self.batch = self.window_start = 0
+        self.validated_batch = -1
+        self.epoch_is_ending = self.epoch_is_over = self.is_recut = False
+
+    def go_on_at(self, batch: int, *, is_recut: bool) -> None:
+        """A resumed epoch goes on after so many batches of this rank."""
+        if self.is_validated:
+            self.validated_batch = batch
+        self.batch = self.window_start = batch
+        self.is_recut = is_recut
+
+    def state_dict(self) -> dict[str, Any]:
+        """The position from which a run that loads this goes on."""
+        return {
+            "epoch": self.epoch + self.epoch_is_over,
+            "batch": 0 if self.epoch_is_over else self.batch,
+            "is_validated": self.is_validated and not self.epoch_is_over,
+            "global_step": self.global_step,
+            "total_batches": self.total_batches,
+            "elapsed_s": self.elapsed_s,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Put back what `state_dict` gave."""
+        self.epoch, self.batch = state["epoch"], state["batch"]
+        self.global_step, self.total_batches = state["global_step"], state["total_batches"]
+        self.epoch_is_ending = self.epoch_is_over = self.is_recut = False
+        self.window_start = self.batch
+        self.validated_batch = self.batch if state["is_validated"] else -1
+        self._earlier_s, self._began_s = state["elapsed_s"], None

@@ -1,0 +1,229 @@
+"""A run: one stage of one Trainer."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeAlias, TypeVar
+
+import torch
+
+from core.contract import Capability
+from core.trainer.logging.publisher import Publisher
+from core.trainer.signals.interruption import SignalGuard
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from contextlib import AbstractContextManager
+
+    from torch import nn
+    from torch.optim import Optimizer
+
+    from core.contract import Logger, PathLike, Stage, Strategy, TrainingStep
+    from core.fabric import Fabric, FabricOptimizer
+    from core.session import Session
+    from core.trainer.data.datamodule import DataModule
+    from core.trainer.hooks.callback import Callback
+    from core.trainer.hooks.events import Events
+    from core.trainer.logging.logged_values import LoggedValues, Origin
+    from core.trainer.profilers import Profiler
+    from core.trainer.progress import Progress
+    from core.trainer.settings.options import TrainerOptions
+
+P = ParamSpec("P")
+R = TypeVar("R")
+Status: TypeAlias = Literal["initializing", "running", "finished", "interrupted"]
+
+
+@dataclass(eq=False, kw_only=True)
+class Run:
+    """One stage of one Trainer, from the user's call to its end. Loops, state and searches work on it.
+
+    The Trainer makes one for each stage by `dataclasses.replace` of the one before: what is passed here goes on from
+    stage to stage, all else begins anew. The first one has no stage, and holds the Trainer's arguments.
+
+    Attributes:
+        fabric: joins the ranks, wraps optimizers, prints.
+        options: of the Trainer.
+        callbacks: of this stage, those of the module too.
+        loggers: all of them, whichever rank this is.
+        profiler: or none.
+        default_root_dir: where checkpoints and logs go.
+        fast_dev_run: batches of each stage in a quick run; 0 if it is none.
+        progress: counts on from one `fit` to the next.
+        logged: the newest values of everything that was logged.
+        accumulate_grad_batches: batches of an accumulation window; callbacks may change it between epochs.
+        trainer: the object that hooks and the strategy get, from the first stage on; the run itself asks it nothing.
+        stage: None before the first one.
+        module: the user's own; None before the first stage.
+        datamodule: or none.
+        loaders: a `Loaders`, from the first stage on.
+        ckpt_path: the user's wish; from the beginning of the stage on, the checkpoint that it stands for.
+        is_asked_to_stop: what `Trainer.should_stop` shows.
+        status: how the stage stands.
+        described_module: whose hyperparameters the loggers have.
+        returns_predictions: `predict` collects what `predict_step` returns.
+        tells_results: the progress bar shows the results of an evaluation.
+
+    Attributes that begin anew:
+        publisher: hands logged values to this rank's loggers.
+        metrics: where `self.log` goes now.
+        events: the listeners of hooks, from the beginning of the stage in the worker on.
+        signals: answers Ctrl-C and its like.
+        wake: is called when a stop is asked for while the training loop runs.
+        is_running: True from the group's beginning to its end.
+        sanity_checking: True while the sanity check runs.
+        running_step: how one batch is trained, while `fit` runs.
+        pending_saves: (path, weights_only) of checkpoints that wait for the end of the accumulation window.
+        restored_random_state: to put back before the first batch.
+        random_state_at_opening: before the training loader was opened, if a resumed run has to open it alike.
+        finished_fit: what a later save needs, once `fit` has ended well.
+    """
+
+    fabric: Fabric
+    options: TrainerOptions
+    callbacks: list[Callback]
+    loggers: list[Logger]
+    profiler: Profiler | None
+    default_root_dir: str
+    fast_dev_run: int
+    progress: Progress
+    logged: LoggedValues
+    accumulate_grad_batches: int
+    trainer: Any = None
+    stage: Stage | None = None
+    module: Any = None  # an nn.Module, whose methods no type checker knows
+    datamodule: DataModule | None = None
+    loaders: Any = None
+    ckpt_path: PathLike | None = None
+    is_asked_to_stop: bool = False
+    status: Status = "initializing"
+    described_module: nn.Module | None = None
+    returns_predictions: bool = True
+    tells_results: bool = True
+
+    events: Events = field(init=False)
+    wake: Callable[[], None] | None = field(init=False, default=None)
+    is_running: bool = field(init=False, default=False)
+    sanity_checking: bool = field(init=False, default=False)
+    running_step: TrainingStep | None = field(init=False, default=None)
+    pending_saves: list[tuple[PathLike, bool]] = field(init=False, default_factory=list)
+    restored_random_state: dict[str, Any] | None = field(init=False, default=None)
+    random_state_at_opening: dict[str, Any] | None = field(init=False, default=None)
+    finished_fit: Any = field(init=False, default=None)
+    _wrapped_optimizers: list[FabricOptimizer] | None = field(init=False, default=None)
+
+    def __post_init__(self) -> None:
+        self.metrics = self.logged.train
+        self.signals = SignalGuard(self.progress)
+        self.publisher = Publisher(self.logged, self.progress, self.loggers, self.strategy, self.profiler)
+
+    @property
+    def strategy(self) -> Strategy:
+        """The strategy that trains the module."""
+        return self.fabric.strategy
+
+    @property
+    def session(self) -> Session:
+        """The strategy's session: what was set up, and states as a whole."""
+        return self.fabric.session
+
+    @property
+    def trains(self) -> bool:
+        """True if this stage needs optimizers."""
+        return self.stage == "fit"
+
+    @property
+    def log_dir(self) -> str:
+        """Folder of the first logger that has one, or else `default_root_dir`."""
+        folders = (logger.log_dir for logger in self.publisher.loggers)
+        return next(filter(None, folders), self.default_root_dir)
+
+    # stops ----------------------------------------------------------------------------------------------------------
+
+    @property
+    def should_stop(self) -> bool:
+        """True to stop training. Ranks agree on it at steps that all of them know beforehand."""
+        return self.is_asked_to_stop
+
+    @should_stop.setter
+    def should_stop(self, stops: bool) -> None:
+        self.is_asked_to_stop = stops
+        if stops and self.wake is not None:
+            self.wake()
+
+    # the accumulation window ----------------------------------------------------------------------------------------
+
+    @property
+    def window(self) -> int:
+        """Batches of an accumulation window, as the loop counts them: a compiled step is handed whole windows."""
+        is_compiled = Capability.COMPILED_STEP in self.strategy.capabilities
+        return 1 if is_compiled else self.accumulate_grad_batches
+
+    def take_window(self) -> None:
+        """All ranks, once there are loaders. The accumulation window that `global_batch_size` asks for."""
+        if self.loaders is not None and self.loaders.global_batch is not None:
+            self.accumulate_grad_batches = self.loaders.global_batch.num_accumulated
+
+    def count_unfinished(self) -> int:
+        """Batches of a window whose optimizer step is still to come."""
+        return self.progress.count_unfinished(self.window, self.loaders.epoch_end) if self.trains else 0
+
+    # metrics --------------------------------------------------------------------------------------------------------
+
+    def origin_of(self, name: str) -> Origin | None:
+        """What renews this metric, as this rank sees it. A name that nobody knows yet may be validation's."""
+        origin = self.logged.origin(name)
+        if origin is None and self.loaders.validation and not self.logged.evaluation["validation"].entries:
+            return "validation"
+        return origin
+
+    # profiling ------------------------------------------------------------------------------------------------------
+
+    def profile(self, action: str) -> AbstractContextManager[None]:
+        """A context whose time the profiler reports under this name; without a profiler it does nothing."""
+        return self.profiler.profile(action) if self.profiler is not None else nullcontext()
+
+    def profiled(self, action: str, function: Callable[P, R]) -> Callable[P, R]:
+        """The function, measured if there is a profiler. Called once a stage."""
+        return self.profiler.wrap(action, function) if self.profiler is not None else function
+
+    # data -----------------------------------------------------------------------------------------------------------
+
+    def make_transfer(self, dataloader_idx: int = 0) -> Callable[[Any], Any] | None:
+        """The function that moves a loader's batches to the device; None if they are there."""
+        from core.trainer.data.batch_transfer import batch_transfer
+
+        transfer = batch_transfer(self.strategy, (self.datamodule, self.module), dataloader_idx)
+        return transfer and self.profiled("transfer_batch", transfer)
+
+    # optimizers -----------------------------------------------------------------------------------------------------
+
+    @property
+    def wrapped_optimizers(self) -> list[FabricOptimizer]:
+        """The optimizers as a module sees them in manual optimization: their `step` goes through the strategy."""
+        if self._wrapped_optimizers is None:
+            self._wrapped_optimizers = [
+                self.fabric.wrap_optimizer(optimizer, on_step=self._count_step, before_step=self._prepare_manual_step)
+                for optimizer in self.strategy.optimizers
+            ]
+        return self._wrapped_optimizers
+
+    def end(self) -> None:
+        """The stage is over. Idempotent. Nothing here holds optimizers or wrappers any more."""
+        self._wrapped_optimizers = None
+        if self.running_step is not None:
+            # Loop and step hold each other: a wrapper would outlive its process group until garbage is collected.
+            self.running_step.release()
+        self.running_step, self.is_running = None, False
+
+    def _prepare_manual_step(self, optimizer: Optimizer) -> None:
+        step = self.running_step
+        if step is not None and step.manual and step.before_optimizer_step is not None:
+            self.strategy.precision_plugin.unscale_gradients(optimizer)
+            step.before_optimizer_step(optimizer)
+
+    def _count_step(self, updated: int) -> None:
+        """A step that the module asked for, perhaps in the middle of its training step."""
+        self.progress.global_step += updated
+        torch.clear_autocast_cache()  # else what the module computes next would use copies of the old weights

@@ -1,0 +1,1 @@
+"""The Trainer as its modules, callbacks and users see it."""

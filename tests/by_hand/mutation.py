@@ -1,0 +1,100 @@
+"""Changes one place of the code after the other, as cosmic-ray does, and runs the tests that should fail then.
+
+    python tests/by_hand/mutation.py --seed 1 --number 100            # of core, core-ddp and core-fsdp
+    python tests/by_hand/mutation.py --seed 1 --number 100 --list     # which ones: nothing runs
+    python tests/by_hand/mutation.py --seed 1 --only 7 31 --tests tests/cli
+
+It needs `pip install cosmic-ray`, and a clone of its own whose packages are installed editable: files are changed in
+place, and put back. It runs the tests of the mutant's area only, so try one that survives against other tests. Then it
+needs a test, or a sentence that says why nobody can tell it from the code. Pick mutants before you write tests.
+"""
+
+import argparse
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from cosmic_ray.commands import init
+from cosmic_ray.mutating import apply_mutation
+from cosmic_ray.plugins import get_operator
+from cosmic_ray.work_db import WorkDB, use_db
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGES = ("core", "plugins/ddp/core_ddp", "plugins/fsdp/core_fsdp")
+UNSEEN = ("RemoveDecorator", "BinaryOperator_BitOr")  # for the most part, types
+TIMEOUT_S = 600
+
+
+def mutants(seed: int, number: int) -> list[tuple[str, str, int, int]]:
+    """File, operator, occurrence and line of mutants: of files drawn by their size a place, and of it a change."""
+    files = [file for package in PACKAGES for file in sorted((ROOT / package).rglob("*.py"))]
+    draw = random.Random(seed)
+    drawn = draw.choices(files, weights=[file.stat().st_size for file in files], k=number)
+    return [mutant for file in drawn if (mutant := one_of(file, draw)) is not None]
+
+
+def one_of(file: Path, draw: random.Random) -> tuple[str, str, int, int] | None:
+    """One mutant of a file; None if it has none."""
+    with tempfile.TemporaryDirectory() as folder, use_db(Path(folder) / "all.sqlite", WorkDB.Mode.create) as db:
+        init([file], db, {})
+        found = [change for item in db.work_items for change in item.mutations]
+    places: dict[tuple[int, int], list[tuple[str, str, int, int]]] = {}
+    for each in found:
+        if not any(part in each.operator_name for part in UNSEEN):
+            mutant = (str(file.relative_to(ROOT)), each.operator_name, each.occurrence, each.start_pos[0])
+            places.setdefault(each.start_pos, []).append(mutant)
+    return draw.choice(sorted(places[draw.choice(sorted(places))])) if places else None
+
+
+def tests_of(path: str) -> list[str]:
+    """The folders of tests that are for a file."""
+    parts = Path(path).parts
+    if parts[0] == "plugins":
+        return [f"plugins/{parts[1]}/tests"]
+    if parts[1] == "strategies":
+        return ["plugins/ddp/tests", "tests/fabric"]
+    return [f"tests/{name}" for name in parts[1:-1] if (ROOT / "tests" / name).is_dir()] or ["tests"]
+
+
+def is_caught(path: str, operator: str, occurrence: int, tests: list[str]) -> bool:
+    """Make the change, run the tests, and put the file back; tests that don't end have noticed it."""
+    file = ROOT / path
+    before = file.read_bytes()
+    try:
+        apply_mutation(file, get_operator(operator)(), occurrence)
+        command = [sys.executable, "-m", "pytest", "-q", "-x", *tests]
+        run = subprocess.Popen(
+            command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.STDOUT, start_new_session=True
+        )
+        try:
+            return run.wait(TIMEOUT_S) != 0
+        except subprocess.TimeoutExpired:
+            return True
+        finally:
+            if run.poll() is None:
+                os.killpg(run.pid, signal.SIGKILL)
+                run.wait()
+    finally:
+        file.write_bytes(before)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seed", type=int, required=True)
+    parser.add_argument("--number", type=int, default=100)
+    parser.add_argument("--only", type=int, nargs="+")
+    parser.add_argument("--tests", nargs="+")
+    parser.add_argument("--list", action="store_true", dest="lists")
+    asked = parser.parse_args()
+    for place, (path, operator, occurrence, line) in enumerate(mutants(asked.seed, asked.number)):
+        if asked.only is None or place in asked.only:
+            told = "" if asked.lists else is_caught(path, operator, occurrence, asked.tests or tests_of(path))
+            print(place, f"{path}:{line}", operator, {True: "caught", False: "SURVIVES", "": ""}[told], flush=True)
+
+
+if __name__ == "__main__":
+    main()

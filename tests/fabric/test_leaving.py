@@ -1,0 +1,115 @@
+"""How ranks come into a process group and out of it when something is wrong: no rank waits for what won't come."""
+
+import os
+import subprocess
+import sys
+from datetime import timedelta
+
+import pytest
+
+import queued_group  # registers the backend
+from core import Fabric
+from core.strategies import ParallelStrategy
+from core_testing import programs
+
+
+@pytest.fixture
+def told(tmp_path, monkeypatch):
+    """A function that returns what the group has told."""
+    file = tmp_path / "told.txt"
+    monkeypatch.setenv("QUEUED_GROUP", str(file))
+    return lambda: file.read_text().splitlines()
+
+
+def make_fabric(**options):
+    strategy = ParallelStrategy(process_group_backend="queued", **options)
+    return Fabric(strategy=strategy, accelerator="cpu", devices=1)
+
+
+def fail(fabric):
+    try:
+        fabric.launch()
+        raise ValueError("my own")
+    finally:
+        fabric.teardown()
+
+
+def test_an_error_does_not_wait_for_what_other_ranks_never_join(told):
+    with pytest.raises(ValueError, match="my own"):
+        fail(make_fabric())
+    assert told()[1:] == ["aborts"]
+
+
+def test_a_run_that_ends_well_finishes_what_it_began(told):
+    fabric = make_fabric()
+    fabric.launch()
+    fabric.teardown()
+    assert told()[1:] == ["waits for the others"]
+
+
+PROGRAM = """
+import queued_group
+from core import Fabric
+from core.strategies import ParallelStrategy
+
+Fabric(strategy=ParallelStrategy(process_group_backend="queued"), accelerator="cpu", devices=1).launch()
+1 / 0
+"""
+
+
+def test_an_error_that_ends_a_program_does_not_wait_either(told):
+    """In an interpreter of its own: how that ends is the point."""
+    environment = os.environ | {"PYTHONPATH": os.path.dirname(queued_group.__file__)}
+    done = subprocess.run([sys.executable, "-c", PROGRAM], env=environment, capture_output=True, text=True, timeout=120)
+    assert "ZeroDivisionError" in done.stderr, done.stderr
+    assert told()[1:] == ["aborts"]
+
+
+def test_torch_has_the_timeout_that_the_user_gave(told):
+    for options in ({}, {"timeout": None}, {"timeout": timedelta(seconds=7)}):
+        fabric = make_fabric(**options)
+        fabric.launch()
+        fabric.teardown()
+    assert [line for line in told() if line.startswith("timeout")] == ["timeout 1800 s"] * 2 + ["timeout 7 s"]
+
+
+def test_nccl_has_the_timeout_of_torch(told, monkeypatch):
+    """Such a torch isn't here: what it is asked for is looked at."""
+    asked = []
+    monkeypatch.setattr("torch.distributed.init_process_group", lambda *_, timeout, **__: asked.append(timeout))
+    make_fabric().launch()
+    assert asked == [None]  # 10 minutes for NCCL, 30 for others
+
+
+BROKEN_DEVICE = """
+import os
+import torch.distributed as dist
+from core import DeviceError, Fabric, WorkerError
+from core.accelerators import CPUAccelerator
+
+real = dist.init_process_group
+
+def shown(*arguments, **options):
+    os.write(1, b"connects\\n")
+    return real(*arguments, **options)
+
+dist.init_process_group = shown
+
+class Busy(CPUAccelerator):
+    def setup_device(self, device):
+        if os.environ["RANK"] == "1":
+            raise DeviceError("the device of rank 1 is busy")
+
+try:
+    Fabric(strategy="ddp_fork", accelerator=Busy(), devices=2).launch(lambda fabric: None)
+except WorkerError as error:
+    os.write(1, f"told: {error}\\n".encode())
+"""
+
+
+def test_a_device_that_cannot_be_used_is_told_before_any_rank_connects(tmp_path):
+    script = tmp_path / "program.py"
+    script.write_text(BROKEN_DEVICE)
+    done = programs.run([sys.executable, script], cwd=tmp_path, timeout=120)
+    told = "told: Rank 1 failed with core.contract.errors.DeviceError: the device of rank 1 is busy"
+    assert done.stdout.startswith(told), done.stdout + done.stderr

@@ -1,0 +1,55 @@
+"""The errors that ranks of torchrun show. One process plays them, with the variables of each."""
+
+import json
+import sys
+
+import pytest
+
+from core import ConfigurationError
+from core.display import tracebacks
+
+
+@pytest.fixture
+def ends(tmp_path, monkeypatch, capfd):
+    """Ends a rank by an error; returns what it shows, and what it leaves for torchrun."""
+
+    def end(rank, error):
+        file = tmp_path / str(rank) / "error.json"
+        file.parent.mkdir(exist_ok=True)
+        monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(file))
+        monkeypatch.setenv("RANK", str(rank))
+        try:
+            raise error
+        except Exception:
+            tracebacks._show(*sys.exc_info())
+        left = json.loads(file.read_text())["message"]["extraInfo"]["py_callstack"] if file.exists() else None
+        return capfd.readouterr().err, left
+
+    monkeypatch.setattr(tracebacks, "_origin", lambda frame: "core")
+    monkeypatch.setattr(tracebacks, "_CAUSE_S", 0.0)
+    return end
+
+
+def test_what_ranks_have_alike_is_shown_once_and_left_for_torchrun(ends):
+    shown, left = ends(0, ConfigurationError("devices=0"))
+    assert left == "core.ConfigurationError: devices=0"
+    assert shown.endswith(f"{left}\n")
+    assert ends(1, ConfigurationError("devices=0")) == ("", left)
+    assert "devices=1" in ends(2, ConfigurationError("devices=1"))[0], "another error is shown"
+
+
+def test_who_has_lost_another_rank_takes_a_line_beside_its_error(ends):
+    lost = RuntimeError("gloo: Connection closed by peer")
+    shown, left = ends(0, lost)
+    assert "Traceback" in shown, "no other has told why"
+    assert left == "RuntimeError: gloo: Connection closed by peer"
+    ends(1, ConfigurationError("devices=0"))
+    assert ends(2, lost) == ("Rank 2 then stopped with RuntimeError: gloo: Connection closed by peer\n", None)
+
+
+def test_a_file_of_its_own_has_all_that_a_rank_shows(ends, tmp_path, monkeypatch):
+    for rank in (0, 1):
+        with open(tmp_path / f"{rank}.log", "w") as log:
+            monkeypatch.setattr(sys, "stderr", log)
+            ends(rank, ConfigurationError("devices=0"))
+        assert "devices=0" in (tmp_path / f"{rank}.log").read_text()

@@ -1,0 +1,89 @@
+"""Lines of code that each kind of user loads. A number that grows is a decision: its reason belongs beside it."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+COUNT = """
+import io, json, sys, tokenize
+
+BEFORE = {tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENCODING}  # a statement
+BETWEEN = {tokenize.COMMENT, tokenize.NL}
+
+def code_lines(path):
+    # Lines that hold neither a comment nor a docstring only.
+    lines, is_start = set(), True
+    with open(path, "rb") as file:
+        for token in tokenize.tokenize(file.readline):
+            if token.type not in BEFORE | BETWEEN and not (token.type == tokenize.STRING and is_start):
+                lines |= set(range(token.start[0], token.end[0] + 1))
+            is_start = token.type in BEFORE or (token.type in BETWEEN and is_start)
+    return len(lines)
+
+def loaded():
+    own = [module for name, module in sys.modules.items() if name.partition(".")[0] in ("core", "core_ddp")]
+    paths = {getattr(module, "__file__", None) for module in own}
+    return sum(code_lines(path) for path in paths if path and path.endswith(".py"))
+
+counts = {}
+"""
+
+AUTHOR = """
+from core import Strategy
+counts["a strategy's author"] = loaded()
+import core_ddp.strategy
+counts["a plugin"] = loaded()
+"""
+
+LISTING = """
+import contextlib, io
+from core.cli import main
+sys.argv = ["core", "list-strategies"]
+with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(SystemExit):
+    main()
+counts["a listing"] = loaded()
+"""
+
+TRAINING = """
+import torch
+from core import Fabric, Module, Trainer
+model = torch.nn.Linear(1, 1)
+Fabric(accelerator="cpu").setup(model, torch.optim.SGD(model.parameters(), lr=0.1))
+counts["a Fabric"] = loaded()
+
+class Net(Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(1, 1)
+
+    def training_step(self, batch):
+        return self.layer(batch[0]).square().mean()
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+off = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary", "watch"), False)
+data = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.ones(2, 1)))
+Trainer(accelerator="cpu", max_steps=1, **off).fit(Net(), data)
+counts["a fit with everything off"] = loaded()
+"""
+
+# Only those who train load what shows errors. A fit grew by checks before anything is restored: limits, schedulers and
+# sections of a checkpoint.
+MOST = {
+    AUTHOR: {"a strategy's author": 800, "a plugin": 4_400},
+    LISTING: {"a listing": 2_650},
+    TRAINING: {"a Fabric": 11_800, "a fit with everything off": 15_850},
+}
+
+
+@pytest.mark.parametrize(("program", "most"), MOST.items(), ids=["author", "listing", "training"])
+def test_what_is_loaded_grows_by_decision_only(program, most, tmp_path):
+    source = f"{COUNT}{program}\nprint(json.dumps(counts))"
+    command = [sys.executable, "-W", "ignore", "-c", source]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+    counts = json.loads(done.stdout.splitlines()[-1])
+    assert {user: count for user, count in counts.items() if count > most[user]} == {}, "lines of code that are loaded"

@@ -122,6 +122,8 @@ class Watching:
         self._errands.close(_WAKE_S)
         if self._thread is not threading.current_thread():
             self._thread.join(_WAKE_S)
+        if not self.ending.is_over and sys.exception() is None:  # a run that ends has gone on
+            self._teller.go_on(self._standstill.since_s)
         self._remove_files()
         self.ending.close()
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
 
 from core import ConfigurationError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
+    from torch import nn
     from torch.optim import Optimizer
 
 _INSTEAD = "Use strategy='ddp', which can."
@@ -51,11 +51,6 @@ def _refuse_module(module: nn.Module) -> None:
         )
     if any(dtype.is_complex for dtype in dtypes):
         raise ConfigurationError(f"FairScale can't send gradients of complex parameters. {_INSTEAD}")
-    for name, part in module.named_modules():
-        if isinstance(part, nn.Embedding | nn.EmbeddingBag) and part.sparse:
-            raise ConfigurationError(
-                f"FairScale can't send sparse gradients, and {name!r} has sparse=True. Make it without. {_INSTEAD}"
-            )
 
 
 def _refuse_optimizers(optimizers: Iterable[Optimizer]) -> None:

@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from core import Capability, Chunk, ConfigurationError, ShardedLeaf
 from core.registry import require_package
-from core.strategies import MethodRouter, ParallelStrategy, refuse_unlike_modules
+from core.strategies import MethodRouter, ParallelStrategy, refuse_sparse_layers, refuse_unlike_modules
 from core_fairscale import norms, refusals
 
 if TYPE_CHECKING:
@@ -110,8 +110,9 @@ class DDPShardedStrategy(ParallelStrategy):
         """All ranks. Convert and move a module that isn't trained; all ranks have the weights of rank 0.
 
         Raises:
-            ModuleError: the ranks have built different modules.
+            ModuleError: a layer gives sparse gradients, or the ranks have built different modules.
         """
+        refuse_sparse_layers(self, module)
         refuse_unlike_modules(self, module)
         super().setup_module(module)
         self._share_weights(module)

@@ -68,7 +68,6 @@ def test_checkpoints_go_on_under_ddp_and_come_from_it(found):
     ("module", "optimizer", "message"),
     [
         (lambda: nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2).double()), torch.optim.SGD, "'0.bias' is float32"),
-        (lambda: nn.Embedding(4, 2, sparse=True), torch.optim.SparseAdam, "sparse=True"),
         (lambda: nn.Linear(2, 2), torch.optim.LBFGS, "LBFGS needs all parameters in one place"),
         (lambda: nn.Linear(2, 2, dtype=torch.complex64), torch.optim.SGD, "complex"),
     ],

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from core import ConfigurationError
-from core.strategies import SingleDeviceStrategy, Strategy
+from core.strategies import SingleDeviceStrategy, Strategy, refuse_sparse_layers
 from core_ddp import DDPStrategy
 from core_hpu import vendor
 from core_hpu.collectives import HCCLStrategy
@@ -40,6 +40,15 @@ class HPUStrategy(Strategy):
                 "Pass accelerator='hpu', or leave the strategy to strategy='auto'."
             )
         super().check()
+
+    def setup_module(self, module: nn.Module) -> nn.Module:
+        """All ranks. See `Strategy.setup_module`.
+
+        Raises:
+            ModuleError: a layer gives sparse gradients, which these devices don't have.
+        """
+        refuse_sparse_layers(self, module)
+        return super().setup_module(module)
 
     def mark_step(self) -> None:
         """All ranks. Launch the graph that has been collected so far; in eager mode nothing waits.

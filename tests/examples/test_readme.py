@@ -24,7 +24,8 @@ from printed import lines_of
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md")), *sorted(ROOT.glob("plugins/*/README.md"))]
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-LINK = re.compile(r"\[[^\]]*\]\(([^)#\s]+)[^)]*\)")
+LINK = re.compile(r"\[[^\]]*\]\(([^)#\s]*)(#[^)\s]+)?\)")
+HEADING = re.compile(r"^#+ (.*)$", re.MULTILINE)
 LIBRARIES = {
     "colossalai": "colossalai",
     "deepspeed": "deepspeed",
@@ -132,10 +133,28 @@ def test_a_command_prints_what_stands_below_it(block, tmp_path):
     assert not [line for line in shown if line != "..." and line.split() not in printed]
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
-def test_links_lead_to_files(page):
-    targets = [target for target in LINK.findall(page.read_text(encoding="utf-8")) if "://" not in target]
-    assert not [target for target in targets if not (page.parent / target).exists()]
+def anchors_of(page):
+    """The anchors that a code host makes of a page's headings."""
+    headings = HEADING.findall(FENCE.sub("", page.read_text(encoding="utf-8")))
+    plain = (re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading).lower() for heading in headings)
+    return {"#" + re.sub(r"[^\w -]", "", heading).strip().replace(" ", "-") for heading in plain}
+
+
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "CONTRIBUTING.md"], ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_to_files_and_headings(page):
+    links = [(target, anchor) for target, anchor in LINK.findall(page.read_text(encoding="utf-8")) if ":" not in target]
+    lost = [target for target, _ in links if not (page.parent / target).exists()]
+    ends = [((page.parent / target) if target else page, anchor) for target, anchor in links if anchor]
+    lost += [f"{end.name}{anchor}" for end, anchor in ends if end.suffix == ".md" and anchor not in anchors_of(end)]
+    assert lost == []
+
+
+def test_pages_that_code_names_are_there():
+    """Errors and docstrings send their readers to `docs/...`."""
+    sources = [*ROOT.glob("core/**/*.py"), *ROOT.glob("plugins/*/core_*/**/*.py"), *ROOT.glob("benchmarks/*.py")]
+    named = {name for path in sources for name in re.findall(r"docs/[\w/-]+\.md", path.read_text(encoding="utf-8"))}
+    assert len(named) > 3
+    assert [name for name in sorted(named) if not (ROOT / name).exists()] == []
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))

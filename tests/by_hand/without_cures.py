@@ -2,7 +2,7 @@
 
     python tests/by_hand/without_cures.py fairscale bagua        # plugins whose libraries are in this environment
     python tests/by_hand/without_cures.py ray --only echo        # those whose text has this in it
-    python tests/by_hand/without_cures.py --write docs/traps.md  # the table, which runs nothing
+    python tests/by_hand/without_cures.py --write                # the tables of the plugins' READMEs; runs nothing
 
 The plugin is changed in a copy, which comes first on the path of a process of its own. A test that passes without the
 cure, or fails with it (which is looked at with `--with-cures`), is a fault of the test.
@@ -82,25 +82,27 @@ def try_all(traps: list[Trap], *, is_cured: bool) -> list[Trap]:
     return wrong
 
 
-def table() -> str:
-    """All traps, a table for each library."""
-    lines = [BEGIN]
-    for library, traps in groupby(TRAPS, key=lambda trap: trap.library):
-        lines += ["", f"## {library}", "", "| without the cure | cure in | test that fails |", "| --- | --- | --- |"]
-        for trap in traps:
-            file = source_of(trap).relative_to(ROOT)
-            test = trap.test.partition("::")
-            tests = f"[{test[0]}](../plugins/{trap.plugin}/tests/{test[0]})"
-            lines.append(
-                f"| {trap.what} | [{trap.file}](../{file}) | `{test[2]}` in {tests}{', slow' * trap.is_slow} |"
-            )
-    return "\n".join([*lines, "", END])
+def readmes() -> dict[Path, list[Trap]]:
+    """The README of each plugin that has traps, and those."""
+    by_plugin = groupby(TRAPS, key=lambda trap: trap.plugin)
+    return {ROOT / "plugins" / plugin / "README.md": list(traps) for plugin, traps in by_plugin}
 
 
-def with_table(text: str) -> str:
-    """The page, with the tables between its two marks."""
+def table(traps: list[Trap]) -> str:
+    """The traps of one plugin."""
+    lines = [BEGIN, "| without the cure | cure in | test that fails |", "| --- | --- | --- |"]
+    for trap in traps:
+        file = source_of(trap).relative_to(ROOT / "plugins" / trap.plugin)
+        test = trap.test.partition("::")
+        slow = ", slow" * trap.is_slow
+        lines.append(f"| {trap.what} | [{trap.file}]({file}) | `{test[2]}` in [{test[0]}](tests/{test[0]}){slow} |")
+    return "\n".join([*lines, END])
+
+
+def with_table(text: str, traps: list[Trap]) -> str:
+    """The README, with the table between its two marks."""
     before, _, rest = text.partition(BEGIN)
-    return before + table() + rest.partition(END)[2]
+    return before + table(traps) + rest.partition(END)[2]
 
 
 def main() -> int:
@@ -108,10 +110,11 @@ def main() -> int:
     parser.add_argument("plugins", nargs="*", choices=[*dict.fromkeys(trap.plugin for trap in TRAPS), []])
     parser.add_argument("--only", default="")
     parser.add_argument("--with-cures", action="store_true")
-    parser.add_argument("--write", type=Path)
+    parser.add_argument("--write", action="store_true")
     arguments = parser.parse_args()
     if arguments.write:
-        arguments.write.write_text(with_table(arguments.write.read_text(encoding="utf-8")), encoding="utf-8")
+        for page, traps in readmes().items():
+            page.write_text(with_table(page.read_text(encoding="utf-8"), traps), encoding="utf-8")
         return 0
     words = arguments.only.lower()
     traps = [trap for trap in TRAPS if trap.plugin in arguments.plugins and words in f"{trap.what} {trap.test}".lower()]

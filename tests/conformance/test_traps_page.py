@@ -1,14 +1,16 @@
-"""docs/traps.md lists the traps of libraries, and each cure and test stand where it says."""
+"""READMEs of plugins list the traps of their libraries, and each cure and test stand where they say."""
 
 import re
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 sys.path.append(str(ROOT / "tests" / "by_hand"))
 
 from traps import TRAPS  # noqa: E402
-from without_cures import source_of, with_table  # noqa: E402
+from without_cures import readmes, source_of, with_table  # noqa: E402
 
 
 def test_each_cure_and_its_test_are_there():
@@ -19,6 +21,7 @@ def test_each_cure_and_its_test_are_there():
         assert f"def {names[-1]}(" in tests or names[0].startswith("Test"), trap
 
 
-def test_the_page_has_the_table():
-    page = (ROOT / "docs" / "traps.md").read_text(encoding="utf-8")
-    assert with_table(page) == page, "python tests/by_hand/without_cures.py --write docs/traps.md"
+@pytest.mark.parametrize("page", readmes(), ids=lambda page: page.parent.name)
+def test_the_readme_has_the_table(page):
+    text = page.read_text(encoding="utf-8")
+    assert with_table(text, readmes()[page]) == text, "python tests/by_hand/without_cures.py --write"

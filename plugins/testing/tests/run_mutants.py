@@ -3,7 +3,7 @@
 python run_mutants.py --json out.json
 python run_mutants.py --whole --only ForgetsToAverage   # all tests: those fail that `failures.json` has
 python run_mutants.py --record   # all tests of each strategy that `failures.json` doesn't have yet
-python run_mutants.py --write ../../../docs/conformance.md   # the table, once all are caught
+python run_mutants.py --write mutants.md   # the table, once all are caught
 """
 
 import argparse

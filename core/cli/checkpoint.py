@@ -37,7 +37,7 @@ Examples:
 def checkpoint() -> None:
     """List checkpoints, look at them, verify and convert them, and clean up. A PATH is a folder, a file or a URL.
 
-    Checkpoints of PyTorch Lightning can be read too. Nothing that is read is executed.
+    With core-lightning, checkpoints of PyTorch Lightning can be read too. Nothing that is read is executed.
     """
 
 

@@ -1,18 +1,19 @@
-"""Finds the newest checkpoint to go on from."""
+"""Finds the newest checkpoint to go on from, and sees to it that the next one is newer."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import posixpath
 import warnings
+from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from core.checkpoint import formats, manifest
 from core.checkpoint.folder import folder_of
-from core.checkpoint.remote_path import modified_at
+from core.checkpoint.remote_path import RemotePath, modified_at, path_of
 from core.contract.errors import CheckpointCorruptedError
-from core.text.file_urls import filesystem_of
 from core.text.plain_file import NotAFileError
 
 if TYPE_CHECKING:
@@ -30,8 +31,8 @@ def newest_valid(
     """One rank. The newest checkpoint in the folders that verifies; a warning names each newer one that doesn't.
 
     A checkpoint that is a folder is as old as its manifest says, which copying doesn't change; any other is as old as
-    its last change, which a save sets: later than that of all that its process has found or loaded, also if the clock
-    was set back.
+    its last change, which a save sets. Each save is later than all that lay beside it when its process first saved
+    there, and than all that the process has found or loaded, also if the clock was set back.
 
     Args:
         folders: local paths or URLs; those that don't exist hold nothing.
@@ -48,6 +49,24 @@ def newest_valid(
     if first is not None:
         paths = [os.fspath(first), *(path for path in paths if path != os.fspath(first))]
     return next((path for path in paths if _is_whole(path, storage)), None)
+
+
+def look_beside(path: PathLike) -> None:
+    """One process, before a save. Note when what lies beside it was saved, once a folder, so that the save is newer.
+
+    What can't be read counts for nothing: it is no reason not to save.
+    """
+    place = path_of(path)
+    folder = place.url.rpartition("/")[0] + "/" if isinstance(place, RemotePath) else str(place.absolute().parent)
+    if folder not in _looked_at:
+        _looked_at.add(folder)
+        with contextlib.suppress(Exception):  # of any store's making
+            for _ in _dated(folder, ""):
+                pass
+
+
+_looked_at: set[str] = set()
+"""The folders whose checkpoints' times this process has noted."""
 
 
 def _is_whole(path: str, storage: CheckpointIO | None) -> bool:
@@ -68,24 +87,30 @@ def _dated(folder: str, suffix: str | tuple[str, ...]) -> Iterator[tuple[float, 
 
     What can't be dated comes first: its damage is told.
     """
-    from fsspec.implementations.local import LocalFileSystem
-
-    filesystem, name = filesystem_of(folder)
-    try:
-        entries = filesystem.ls(name, detail=True)
-    except FileNotFoundError:
-        return
-    for entry in entries:
-        base = entry["name"].rstrip("/").rpartition("/")[2]
+    place = path_of(folder)
+    for base, is_folder, changed in _listed(place):
         path = posixpath.join(folder, quote(base) if folder.startswith("file:") else base)
         if base.startswith(".") or not base.endswith(suffix):
             continue
-        if entry["type"] == "directory" or (entry.get("islink") and filesystem.isdir(entry["name"])):
-            yield _saved_at(path), modified_at(entry), path
+        if is_folder:
+            yield _saved_at(path), changed, path
         elif suffix or base.endswith(formats.FILE_SUFFIXES):
-            if isinstance(filesystem, LocalFileSystem):  # a store's clock is its own
-                manifest.note_time(int(modified_at(entry) * 1e9))
-            yield modified_at(entry), 0.0, path
+            if isinstance(place, Path):  # a store's clock is its own
+                manifest.note_time(int(changed * 1e9))
+            yield changed, 0.0, path
+
+
+def _listed(place: Path | RemotePath) -> Iterator[tuple[str, bool, float]]:
+    """Name, whether it is a folder, and time of the last change of each thing in a folder, if there is one."""
+    if isinstance(place, RemotePath):
+        with contextlib.suppress(FileNotFoundError):
+            for entry in place.filesystem.ls(place.name, detail=True):
+                is_folder = entry["type"] == "directory"
+                yield entry["name"].rstrip("/").rpartition("/")[2], is_folder, modified_at(entry)
+        return
+    for path in place.iterdir() if place.is_dir() else ():
+        with contextlib.suppress(FileNotFoundError):  # deleted meanwhile
+            yield path.name, path.is_dir(), path.stat(follow_symlinks=path.exists()).st_mtime
 
 
 def _saved_at(path: str) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
-from core.checkpoint import messages
+from core.checkpoint import finding, messages
 from core.checkpoint.agreement import gather_results, on_rank_zero, together
 from core.checkpoint.manifest import FileEntry, Manifest
 from core.checkpoint.part_writer import PartWriter
@@ -35,9 +35,7 @@ def write(folder: Folder, state: dict[str, Any], collectives: Collectives) -> No
     part = together(collectives, lambda: PartWriter(state, collectives.rank))
     with ExitStack() as stack:
         # What rank 0 enters here stays locked until the checkpoint is in place.
-        token, replaces = on_rank_zero(
-            collectives, lambda: _explained(folder, lambda: (stack.enter_context(folder.begin()), _is_there(folder)))
-        )
+        token, replaces = on_rank_zero(collectives, lambda: _explained(folder, lambda: _begin(folder, stack)))
         committed = False
 
         def write() -> Written:
@@ -57,6 +55,12 @@ def write(folder: Folder, state: dict[str, Any], collectives: Collectives) -> No
         finally:
             if collectives.rank == 0 and not committed:
                 folder.discard(token)
+
+
+def _begin(folder: Folder, stack: ExitStack) -> tuple[str, bool]:
+    """Rank 0. The save's own name, and whether a checkpoint would be replaced."""
+    finding.look_beside(str(folder))
+    return stack.enter_context(folder.begin()), _is_there(folder)
 
 
 def _commit(

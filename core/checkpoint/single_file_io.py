@@ -5,7 +5,7 @@ from __future__ import annotations
 import abc
 from typing import TYPE_CHECKING, Any
 
-from core.checkpoint import formats
+from core.checkpoint import finding, formats
 from core.checkpoint.agreement import on_rank_zero, together
 from core.checkpoint.any_form_io import AnyFormCheckpointIO
 
@@ -37,6 +37,7 @@ class SingleFileCheckpointIO(AnyFormCheckpointIO):
 
         def write() -> None:
             assert state is not None, "rank 0 has the state of layout 'full'"
+            finding.look_beside(path)
             self.write_file(state, path)
 
         on_rank_zero(collectives, write)

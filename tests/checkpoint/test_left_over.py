@@ -17,6 +17,7 @@ from core.checkpoint import (
     AsyncCheckpointIO,
     DistributedCheckpointIO,
     TorchCheckpointIO,
+    finding,
     load_checkpoint,
     newest_valid,
     sweep_folder,
@@ -127,6 +128,22 @@ def test_the_newest_is_found_although_the_clock_has_jumped_back(tmp_path, monkey
     load_checkpoint(tmp_path / "a.ckpt")
     save(tmp_path / "0.ckpt", 4, kind)
     assert newest_valid(tmp_path) == str(tmp_path / "0.ckpt")
+
+
+@pytest.mark.parametrize(
+    ("place", "kind"),
+    [("here", DistributedCheckpointIO), ("here", TorchCheckpointIO), ("memory://set-back", DistributedCheckpointIO)],
+)
+def test_the_newest_is_that_of_a_process_that_has_found_nothing_and_whose_clock_was_set_back(
+    tmp_path, monkeypatch, place, kind
+):
+    folder = tmp_path if place == "here" else place
+    save(f"{folder}/b.ckpt", 1, kind)
+    monkeypatch.setattr(manifest_module.time, "time_ns", lambda: 1)
+    monkeypatch.setattr(manifest_module, "_seen_ns", 0)
+    monkeypatch.setattr(finding, "_looked_at", set())
+    save(f"{folder}/a.ckpt", 2, kind)
+    assert newest_valid(folder) == f"{folder}/a.ckpt"
 
 
 # core checkpoint ls and gc --------------------------------------------------------------------------------------------

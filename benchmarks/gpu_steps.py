@@ -309,7 +309,7 @@ import sys, time
 from datetime import timedelta
 import torch
 from core import Fabric
-from core.watch import Watch
+from core.watch import WatchdogOptions
 
 def train(fabric):
     fabric.all_reduce(torch.ones(2, device=fabric.device))
@@ -320,7 +320,7 @@ def train(fabric):
         torch.cuda.synchronize()
 
 if __name__ == "__main__":
-    watch = Watch(limit=timedelta(seconds=3), end_after=timedelta(seconds=6), grace=timedelta(seconds=5))
+    watch = WatchdogOptions(limit=timedelta(seconds=3), end_after=timedelta(seconds=6), grace=timedelta(seconds=5))
     Fabric(accelerator=sys.argv[1], devices=2, strategy="ddp_spawn", watch=watch).launch(train)
 """
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     )
     from core.session import ModuleHandle, Session
     from core.trainer import CombinedLoader, DataModule, Module, Trainer, Tuner, cli_for
-    from core.watch import Watch
+    from core.watch import WatchdogOptions
 
 __all__ = [  # noqa: F405  (what the star above brings)
     "ACCELERATOR_REGISTRY",
@@ -101,7 +101,7 @@ __all__ = [  # noqa: F405  (what the star above brings)
     "Tuner",
     "UnknownAliasError",
     "UnsupportedError",
-    "Watch",
+    "WatchdogOptions",
     "Whereabouts",
     "WorkerError",
     "World",
@@ -148,7 +148,7 @@ _OTHERS = {
         "Tuner",
         "cli_for",
     ),
-    ".watch": ("Watch",),
+    ".watch": ("WatchdogOptions",),
 }
 _CONTRACT = set(__all__).difference(*_OTHERS.values(), ["__version__"])
 

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from core.contract.step import Stage
     from core.data import GlobalBatch
     from core.resolve import Resolution
-    from core.watch import Watch
+    from core.watch import WatchdogOptions
 
 
 class Fabric(Processes):
@@ -69,7 +69,7 @@ class Fabric(Processes):
         callbacks: Any | Sequence[Any] | None = None,
         loggers: str | Logger | Sequence[str | Logger] | None = None,
         compile: bool | Mapping[str, Any] = False,
-        watch: bool | Watch | None = None,
+        watch: bool | WatchdogOptions | None = None,
         terminate_on_nan: bool = False,
     ) -> None:
         """Decide what is left open. No device is touched, and no process is made.
@@ -88,7 +88,7 @@ class Fabric(Processes):
                 that you have compiled before, by `torch.compile(module)`, is compiled in the same way again, inside of
                 the strategy's wrapper.
             watch: look whether ranks hang, tell which one, where and how, and end the run with a `HangError` if that
-                lasts: a `Watch` with limits of your own, False for none. None is True.
+                lasts: a `WatchdogOptions` with limits of your own, False for none. None is True.
             terminate_on_nan: look at each loss that `backward` gets, and end the run by a `NonFiniteLossError` before
                 gradients come of one that is NaN or infinite. Waits for the device each time.
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from core.contract import CheckpointError
 from core.data import sampler_of, set_epoch
-from core.watch.progress import pulse
+from core.watch.phases import heartbeat
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -68,16 +68,16 @@ class FabricDataLoader:
         advance = self._sampler.advance if self._sampler is not None else None
         transfer = self._transfer
         note_part = self._note_part if self._global_batch is not None else None
-        pulse.phase = "step"
+        heartbeat.phase = "step"
         for number, batch in enumerate(self.loader, start=1):
-            pulse.count += 1
+            heartbeat.count += 1
             if note_part is not None:
                 note_part(number)
             # Before the batch is handed out: a state that is saved while the user works on it counts it.
             if advance is not None:
                 advance()
             yield batch if transfer is None else transfer(batch)
-        pulse.phase = "end of epoch"
+        heartbeat.phase = "end of epoch"
         self.set_epoch(self.epoch + 1)
 
     def _note_part(self, number: int) -> None:

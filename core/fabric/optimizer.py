@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from torch.optim import Optimizer
 
 from core.fabric.delegation import delegates_to
-from core.watch.progress import pulse
+from core.watch.phases import heartbeat
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -56,8 +56,8 @@ class FabricOptimizer(Optimizer):
         Returns:
             The first loss that `closure` returned; None without one.
         """
-        pulse.count += 1
-        pulse.phase = "step"
+        heartbeat.count += 1
+        heartbeat.phase = "step"
         if closure is not None:
             return self._step_with(closure)
         if self._before_step is not None:

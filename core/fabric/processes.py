@@ -16,7 +16,7 @@ from core.data import map_leaves
 from core.fabric.ranks import Ranks
 from core.fabric.seed import checked_seed, seed_everything
 from core.fabric.state import unwrap
-from core.watch import begin, end, explain, let_abort, tell_of_the_late
+from core.watch import allow_abort, begin, end, explain, warn_of_late_ranks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from core.contract import Strategy
     from core.contract.world import ReduceOp
     from core.session import Session
-    from core.watch import Watch
+    from core.watch import WatchdogOptions
 
 
 class Processes(Ranks):
@@ -32,7 +32,7 @@ class Processes(Ranks):
 
     strategy: Strategy
 
-    def __init__(self, session: Session, watch: bool | Watch | None = None) -> None:
+    def __init__(self, session: Session, watch: bool | WatchdogOptions | None = None) -> None:
         self.session = session
         self.watch = watch
         self.strategy = session.strategy
@@ -98,7 +98,7 @@ class Processes(Ranks):
         if not self._is_set_up:
             self._require_processes()
             if self.strategy.world_size > 1:
-                tell_of_the_late(self.watch)
+                warn_of_late_ranks(self.watch)
             self.strategy.setup_environment()
             self._is_set_up = True
             if self.strategy.world_size > 1:
@@ -111,7 +111,7 @@ class Processes(Ranks):
         self.join()
         session = self.strategy.session
         atexit.register(session.tear_down_alone)
-        atexit.register(let_abort)  # comes before it
+        atexit.register(allow_abort)  # comes before it
         # For a Fabric that is gone before the end; at the end, the teardown above does it.
         weakref.finalize(self, _let_go, session, os.getpid()).atexit = False
 
@@ -129,7 +129,7 @@ class Processes(Ranks):
         atexit.unregister(self.strategy.session.tear_down_alone)
         if self._is_set_up:
             self._is_set_up = False
-            let_abort()
+            allow_abort()
             try:
                 self.strategy.teardown()
             finally:

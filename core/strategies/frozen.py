@@ -32,7 +32,7 @@ class FrozenParameters:
         return bool(self._known)
 
     def watch(self, named: Iterable[tuple[str, Tensor]]) -> None:
-        """Watch parameters that have just been set up, perhaps not for the first time."""
+        """WatchdogOptions parameters that have just been set up, perhaps not for the first time."""
         for name, parameter in named:
             if known := self._known.pop(parameter, None):
                 known[1].remove()

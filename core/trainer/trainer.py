@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from core.trainer.hooks.callback import Callback
     from core.trainer.loops.fit_call import FitCall
     from core.trainer.profilers import Profiler
-    from core.watch import Watch
+    from core.watch import WatchdogOptions
 
 
 class Trainer(TrainerViews):
@@ -86,7 +86,7 @@ class Trainer(TrainerViews):
         plugins: Any = None,
         profiler: Profiler | Literal["simple", "advanced", "pytorch"] | None = None,
         default_root_dir: PathLike | None = None,
-        watch: bool | Watch | None = None,
+        watch: bool | WatchdogOptions | None = None,
     ) -> None:
         """Check all arguments; nothing is started yet.
 
@@ -150,7 +150,7 @@ class Trainer(TrainerViews):
             profiler: measures where the time goes: `"simple"`, `"advanced"`, `"pytorch"`, or an instance.
             default_root_dir: where checkpoints and logs go; None is the current folder.
             watch: look whether ranks hang, tell which one, where and how, and end the run with a `HangError` if that
-                lasts: a `Watch` with limits of your own, False for none. None is True.
+                lasts: a `WatchdogOptions` with limits of your own, False for none. None is True.
 
         Raises:
             ConfigurationError: arguments that can't be met, with what can.

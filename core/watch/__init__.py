@@ -1,7 +1,7 @@
-"""A watch over the ranks of a run: it says which one hangs, where and how, and ends the run with that if it lasts.
+"""The watchdog over the ranks of a run: reports which one hangs, where and how, and ends the run if that lasts.
 
-A rank marks its progress by plain stores into `pulse`. One thread a rank looks at them once a second; only when nothing
-has moved for a while do ranks talk about it, through connections of their own.
+Each rank marks its progress by plain stores into `heartbeat`, which a thread reads once a second. Ranks exchange
+messages only after a while without progress, over connections of their own.
 """
 
 from typing import TYPE_CHECKING
@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING
 from core.door import door
 
 if TYPE_CHECKING:
-    from core.watch.options import Watch
-    from core.watch.progress import phase, pulse
-    from core.watch.run import begin, end, explain, let_abort, tell_of_the_late
+    from core.watch.lifecycle import allow_abort, begin, end, explain, warn_of_late_ranks
+    from core.watch.options import WatchdogOptions
+    from core.watch.phases import heartbeat, phase
 
-__all__ = ["Watch", "begin", "end", "explain", "let_abort", "phase", "pulse", "tell_of_the_late"]
+__all__ = ["WatchdogOptions", "allow_abort", "begin", "end", "explain", "heartbeat", "phase", "warn_of_late_ranks"]
 
 __getattr__, __dir__ = door(
     __name__,
     {
-        ".options": ("Watch",),
-        ".progress": ("phase", "pulse"),
-        ".run": ("begin", "end", "explain", "let_abort", "tell_of_the_late"),
+        ".options": ("WatchdogOptions",),
+        ".phases": ("heartbeat", "phase"),
+        ".lifecycle": ("begin", "end", "explain", "allow_abort", "warn_of_late_ranks"),
     },
 )

@@ -20,7 +20,7 @@ _ENDING = 0x4
 _TICKS = os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 100
 
 
-class Work(NamedTuple):
+class ProcessWork(NamedTuple):
     """The work of some processes.
 
     Attributes:
@@ -76,7 +76,7 @@ def is_gone(pid: int, began: str) -> bool:
     return process_state(pid) in ("Z", "X") or bool(began and now and now != began)
 
 
-def work_of_children(pid: int, without: Collection[int] = ()) -> Work:
+def work_of_children(pid: int, without: Collection[int] = ()) -> ProcessWork:
     """The work of a process's children, and of theirs, living and ended; of those in `without` there is none."""
     tree = [pid]
     for each in tree:  # it grows
@@ -85,7 +85,7 @@ def work_of_children(pid: int, without: Collection[int] = ()) -> Work:
             tree += [child for child in children if child not in without]
     ended_s = _seconds(_stat(f"{PROC}/{pid}/stat"), _CHILDREN_TICKS)
     living_s = sum(cpu_s(each) for each in tree[1:])
-    return Work(ended_s + living_s, any(is_running(each) for each in tree[1:]))
+    return ProcessWork(ended_s + living_s, any(is_running(each) for each in tree[1:]))
 
 
 def cpu_s(pid: int) -> float:

@@ -1,4 +1,4 @@
-"""Options of the watch: how long it waits, and what it does then."""
+"""Options of the watchdog: how long it waits, and what it does then."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ VARIABLE = "CORE_WATCH"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Watch:
-    """The options of the watch over the ranks, for `Fabric(watch=...)` and `Trainer(watch=...)`.
+class WatchdogOptions:
+    """Options of the watchdog over the ranks, for `Fabric(watch=...)` and `Trainer(watch=...)`.
 
-    A standstill is told first, and ends the run much later. Where calls of ranks can't match any more, it ends at once.
-    What a phase has already survived for longer than a limit isn't told, nor ended, before twice that time.
+    A standstill leads to a warning first, and ends the run much later. Collectives that can't match any more end it at
+    once. A phase that has already survived a longer standstill than a limit has twice that time as its limit.
 
     Attributes:
-        limit: how long no rank may come forward before that is told on stderr, with all stacks in a file.
-        end_after: how long no rank may come forward, nor be at work, before the run ends; never less than `limit`. A
-            rank at work has ten times that, since no watch can tell a long sum from an endless one.
+        limit: how long all ranks may stand still before a warning on stderr, with all stacks in a file.
+        end_after: how long all ranks may stand still, none of them busy, before the run ends; never less than `limit`.
+            A busy rank has ten times that, since no watchdog can tell a long computation from an endless one.
         grace: how long a rank may take to end by itself once the run ends; it is ended by force then.
-        ends_run: False only tells.
+        ends_run: False for warnings only.
         folder: for the file with all stacks; None is the temporary folder.
     """
 
@@ -39,22 +39,22 @@ class Watch:
         for name in ("limit", "end_after", "grace"):
             if not isinstance(getattr(self, name), timedelta) or getattr(self, name) <= timedelta():
                 raise ConfigurationError(
-                    f"Watch({name}={getattr(self, name)!r}): expected a timedelta above 0, as in "
-                    f"Watch({name}=timedelta(seconds=60)). watch=False turns the watch off."
+                    f"WatchdogOptions({name}={getattr(self, name)!r}): expected a timedelta above 0, as in "
+                    f"WatchdogOptions({name}=timedelta(seconds=60)). watch=False turns the watch off."
                 )
 
 
-def chosen(given: bool | Watch | None) -> Watch | None:
-    """The options that count: the user's, with what the environment variable says; None for no watch.
+def chosen(given: bool | WatchdogOptions | None) -> WatchdogOptions | None:
+    """The user's options, with those of the environment variable applied; None for no watchdog.
 
     Raises:
         ConfigurationError: neither an argument nor a value of the variable that there is.
     """
-    if not isinstance(given, bool | Watch | None):
-        raise ConfigurationError(f"watch={given!r}: expected True, False, or core.Watch(...).")
+    if not isinstance(given, bool | WatchdogOptions | None):
+        raise ConfigurationError(f"watch={given!r}: expected True, False, or core.WatchdogOptions(...).")
     if given is False or is_debugged():
         return None
-    options = given if isinstance(given, Watch) else Watch()
+    options = given if isinstance(given, WatchdogOptions) else WatchdogOptions()
     wish = os.environ.get(VARIABLE, "").strip().lower()
     if wish in ("off", "0", "false"):
         return None

@@ -6,7 +6,7 @@ import time
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from core.watch.progress import Pulse
+    from core.watch.phases import Heartbeat
 
 _TIMES_LONGEST = 2.0
 _TIMES_AT_WORK = 10.0
@@ -15,16 +15,16 @@ _LONGEST_LOOK_S = 3.0
 
 
 class Standstill:
-    """The time since a rank came forward: by a mark of its pulse, another phase, or another collective.
+    """The time since a rank last made progress: by its heartbeat's count, another phase, or another collective.
 
     Looked at once a second, always by the same thread. It ends by two limits, which follow what the same phase has
     needed before, without the time in which the rank waited for others.
     """
 
-    def __init__(self, pulse: Pulse, limit_s: float, end_after_s: float) -> None:
-        self._pulse, self._limit_s, self._end_after_s = pulse, limit_s, max(limit_s, end_after_s)
+    def __init__(self, heartbeat: Heartbeat, limit_s: float, end_after_s: float) -> None:
+        self._heartbeat, self._limit_s, self._end_after_s = heartbeat, limit_s, max(limit_s, end_after_s)
         self._longest_s: dict[str, float] = {}
-        self._seen: tuple[int, str, int] = (pulse.count, pulse.phase, 0)
+        self._seen: tuple[int, str, int] = (heartbeat.count, heartbeat.phase, 0)
         self._moved_s = self._looked_s = time.monotonic()
         self._passed_s = self._waited_s = self._worked_s = 0.0
 
@@ -34,7 +34,7 @@ class Standstill:
         return self._looked_s - self._moved_s
 
     def look(self, num_collectives: int = 0) -> float:
-        """Look again; `since_s`, which is 0 if the rank has come forward since the last look.
+        """Sample the heartbeat. Returns `since_s`, which is 0 if the rank has made progress since the last sample.
 
         Args:
             num_collectives: that the rank has begun: a loop that marks nothing comes forward by those.
@@ -43,7 +43,7 @@ class Standstill:
         self._passed_s = min(now_s - self._looked_s, _LONGEST_LOOK_S)
         self._moved_s += now_s - self._looked_s - self._passed_s
         self._looked_s = now_s
-        seen = self._pulse.count, self._pulse.phase, num_collectives
+        seen = self._heartbeat.count, self._heartbeat.phase, num_collectives
         if seen != self._seen:
             phase, own_s = self._seen[1], self.since_s - self._waited_s
             self._longest_s[phase] = max(self._longest_s.get(phase, 0.0), own_s)
@@ -62,8 +62,8 @@ class Standstill:
             self._worked_s = self.since_s
 
     @property
-    def tell_after_s(self) -> float:
-        """Seconds after which a standstill is told."""
+    def warn_after_s(self) -> float:
+        """Seconds after which a standstill is worth a warning."""
         return self._allowed_s(self._limit_s)
 
     @property

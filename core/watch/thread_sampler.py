@@ -50,7 +50,7 @@ class ThreadSampler:
     """Samples one thread of this process again and again, always from the same other thread."""
 
     def __init__(self, thread: int, native_thread: int, waits_in: Sequence[str] = ()) -> None:
-        """Look at the thread with these two numbers, Python's and the kernel's; see `World.waits_in`."""
+        """Sample the thread with these identifiers, Python's and the kernel's. For `waits_in`, see `World.waits_in`."""
         self._thread, self._native = thread, native_thread
         self._waits_in = ("torch.distributed", *waits_in)
         self._can_see = kernel.can_see()
@@ -60,7 +60,7 @@ class ThreadSampler:
         self._runs = self._children_run = 0
 
     def leave_out(self, *watchers: threading.Thread) -> None:
-        """What these running threads do is no work."""
+        """Exclude the work of these running threads."""
         self._ignored.update(each.native_id for each in watchers if each.native_id is not None)
         self._ignored_clocks = _clocks(*(each.ident for each in watchers if each.ident is not None))
         self._last = self._spent(kernel.work_of_children(os.getpid()).cpu_s)

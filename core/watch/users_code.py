@@ -1,4 +1,4 @@
-"""The user's own code, told from core's, a plugin's, and that of installed libraries."""
+"""Which code is the user's own, and not core's, a plugin's, or an installed library's."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ _plugins: set[str] = set()
 
 
 def leave_out(parts: Iterable[object]) -> None:
-    """Packages of these objects' classes, such as a strategy's, are no user's."""
+    """Treat the packages of these objects' classes, such as a strategy's, as not the user's code."""
     _plugins.update(each.__module__.partition(".")[0] for part in parts for each in type(part).__mro__)
     _plugins.discard("__main__")
 
 
 def innermost(frames: Sequence[FrameType], waits_in: tuple[str, ...] = ()) -> int:
-    """The place of the innermost frame of the user's, or else of a plugin; their number if there is none.
+    """The index of the innermost frame of the user's code, or else of a plugin; the number of frames if there is none.
 
     Args:
         frames: innermost first.
@@ -62,7 +62,7 @@ def _stdlib() -> tuple[str, ...]:
 
 @lru_cache(256)
 def _uses_core(package: str, num_modules: int) -> bool:
-    """True if a module of an installed package has something of core's by name: it is the program, and no library."""
+    """True if a module of an installed package imports a name from core: it is the program, and no library."""
     own = [each for name, each in [*sys.modules.items()] if name == package or name.startswith(f"{package}.")]
     return any(_is_of_core(value) for each in own for value in [*getattr(each, "__dict__", {}).values()])
 

@@ -1,4 +1,4 @@
-"""The verdict on what all ranks say of themselves."""
+"""The verdict on the statuses of all ranks."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from core.watch.account import Account
+    from core.watch.rank_status import RankStatus
 
 _SURE = ("stopped", "gone", "left")
 _WORDS = {
@@ -30,12 +30,12 @@ _MOST_SHOWN = 64
 
 @dataclass(frozen=True)
 class Verdict:
-    """The ranks that don't come, and what they do instead.
+    """The absent ranks, and what they do instead.
 
     Attributes:
         absent: the ranks that don't come.
         reason: in words.
-        ends: the run ends by it; else it is told.
+        ends: True if the verdict ends the run, False if it is a warning only.
         is_abort: native code ends a process; nobody has waited for long.
     """
 
@@ -45,28 +45,28 @@ class Verdict:
     is_abort: bool = False
 
 
-def find(accounts: Sequence[Account]) -> Verdict | None:
-    """The verdict on what all ranks say; None as long as one may yet come forward.
+def find(statuses: Sequence[RankStatus]) -> Verdict | None:
+    """The verdict on the statuses of all ranks; None as long as one may still make progress.
 
     Args:
-        accounts: one a rank.
+        statuses: one a rank.
     """
-    if any(each.state == "debugged" for each in accounts):
+    if any(each.state == "debugged" for each in statuses):
         return None
-    if aborting := [each for each in accounts if each.state == "aborts"]:
-        return _on_an_abort(accounts, aborting)
-    others = [each for each in accounts if each.state != "waits"]
+    if aborting := [each for each in statuses if each.state == "aborts"]:
+        return _on_an_abort(statuses, aborting)
+    others = [each for each in statuses if each.state != "waits"]
     if not others:
-        return _on_those_who_all_wait(accounts)
-    standing = [each for each in accounts if not each.is_lost]
+        return _on_those_who_all_wait(statuses)
+    standing = [each for each in statuses if not each.is_lost]
     if standing and all(each.state == "waits" for each in standing):
         # Who waits for one that won't come waits for ever.
-        is_sure = all(each.since_s > each.least_s for each in accounts)
+        is_sure = all(each.since_s > each.least_s for each in statuses)
         return Verdict(_ranks(others), _listed(others)) if is_sure else None
     # A rank with time left may be who the others wait for.
-    if not standing or not all(each.is_to_tell for each in standing):
+    if not standing or not all(each.warns for each in standing):
         return None
-    ends = all(each.is_to_end for each in standing)
+    ends = all(each.ends for each in standing)
     if all(each.state != "waits" for each in standing):
         return Verdict(_ranks(standing), f"no rank waits for another: {_listed(standing)}", ends)
     # Where some are certainly lost, another that is merely slow is not the reason.
@@ -74,19 +74,19 @@ def find(accounts: Sequence[Account]) -> Verdict | None:
     return Verdict(_ranks(named), _listed(named), ends)
 
 
-def _on_an_abort(accounts: Sequence[Account], aborting: Sequence[Account]) -> Verdict | None:
-    """The verdict when native code of some has given up, and all that can have told what that call was to them."""
-    telling = [each for each in accounts if each.state not in (*_SURE, "silent")]
-    if any(each.call != aborting[0].call for each in telling):
+def _on_an_abort(statuses: Sequence[RankStatus], aborting: Sequence[RankStatus]) -> Verdict | None:
+    """The verdict after native code of some ranks has aborted, once each rank that can has published its call."""
+    responding = [each for each in statuses if each.state not in (*_SURE, "silent")]
+    if any(each.call != aborting[0].call for each in responding):
         return None
     groups = defaultdict(list)
-    for each in telling:
+    for each in responding:
         groups[each.collective, each.line].append(each)
     if len(groups) == 1:
         return Verdict(_ranks(aborting), f"{_listed(aborting)}, which says why on stderr", is_abort=True)
     parted = sorted(groups.values(), key=len)
-    # Who hasn't come to it may be slow, which tells nothing.
-    odd = (_odd(parted) if all(group[0].collective for group in parted) else []) or telling
+    # A rank that hasn't reached the call may just be slow.
+    odd = (_odd(parted) if all(group[0].collective for group in parted) else []) or responding
     calls = "; ".join(
         f"rank {group[0].rank}{f' and {len(group) - 1} more' * (len(group) > 1)} {_called(group[0])}"
         for group in parted[:_MOST_SHOWN]
@@ -94,37 +94,37 @@ def _on_an_abort(accounts: Sequence[Account], aborting: Sequence[Account]) -> Ve
     return Verdict(_ranks(odd), f"ranks came to one collective with different calls: {calls}", is_abort=True)
 
 
-def _called(each: Account) -> str:
+def _called(each: RankStatus) -> str:
     return f"called {each.collective} at {each.line}" if each.collective else "did not come to it"
 
 
-def _on_those_who_all_wait(accounts: Sequence[Account]) -> Verdict | None:
+def _on_those_who_all_wait(statuses: Sequence[RankStatus]) -> Verdict | None:
     places = defaultdict(list)
-    for each in accounts:
+    for each in statuses:
         places[each.phase == "end of epoch", each.collective.partition(" ")[0], each.line].append(each)
     if len(places) == 1:
         shapes = defaultdict(list)
-        for each in accounts:
+        for each in statuses:
             shapes[each.collective].append(each)
         if len(shapes) > 1:
-            is_sure = all(each.since_s > each.least_s for each in accounts)
+            is_sure = all(each.since_s > each.least_s for each in statuses)
             return _on_groups(list(shapes.values()), *[_SAME_CALL] * 2) if is_sure else None
-        if not all(each.is_to_tell for each in accounts):
+        if not all(each.warns for each in statuses):
             return None
         reason = "all ranks wait in the same place, and nothing arrives: look at the network"
-        return Verdict(_ranks(accounts), reason, all(each.is_to_end for each in accounts))
+        return Verdict(_ranks(statuses), reason, all(each.ends for each in statuses))
     # Ranks that wait for each other in different places wait for ever.
-    if not all(each.since_s > each.least_s for each in accounts):
+    if not all(each.since_s > each.least_s for each in statuses):
         return None
-    ended = [each for each in accounts if each.phase == "end of epoch"]
-    if ended and len(ended) < len(accounts):
+    ended = [each for each in statuses if each.phase == "end of epoch"]
+    if ended and len(ended) < len(statuses):
         cure = ". Give all ranks as many batches, for example by limit_train_batches"
         return Verdict(_ranks(ended), "out of data, while the others have more batches: " + _listed(ended) + cure)
     return _on_groups(list(places.values()), "in another collective than the others", "in different collectives")
 
 
-def _on_groups(groups: list[list[Account]], some: str, all_of_them: str) -> Verdict:
-    """The verdict on ranks that have parted: `some` went another way, or nothing tells who did."""
+def _on_groups(groups: list[list[RankStatus]], some: str, all_of_them: str) -> Verdict:
+    """The verdict on ranks whose calls differ: `some` diverged, or it is unknown which ones did."""
     if odd := _odd(groups):
         others = [group for group in groups if group is not odd]
         return Verdict(_ranks(odd), f"{some}: {_listed(odd)}; while {_listed_first(others)}")
@@ -133,8 +133,8 @@ def _on_groups(groups: list[list[Account]], some: str, all_of_them: str) -> Verd
     return Verdict(tuple(everyone), reason)
 
 
-def _odd(groups: list[list[Account]]) -> list[Account]:
-    """The ranks that have gone another way: the only ones that never did so before, else the fewer; none if unknown."""
+def _odd(groups: list[list[RankStatus]]) -> list[RankStatus]:
+    """The diverged ranks: the only ones whose call is new to them, else the minority; empty if unknown."""
     unusual = [group for group in groups if not all(each.is_usual for each in group)]
     if len(unusual) == 1:
         return unusual[0]
@@ -142,34 +142,34 @@ def _odd(groups: list[list[Account]]) -> list[Account]:
     return fewest if len(fewest) < len(more[0]) else []
 
 
-def _listed_first(groups: list[list[Account]]) -> str:
+def _listed_first(groups: list[list[RankStatus]]) -> str:
     """The first rank of each group, and how many are with it."""
     firsts = [(_described(group[0]), len(group) - 1) for group in groups[:_MOST_SHOWN]]
     return "; ".join(first + (f" (and {num_more} more there)" if num_more else "") for first, num_more in firsts)
 
 
-def _ranks(accounts: Sequence[Account]) -> tuple[int, ...]:
-    return tuple(each.rank for each in accounts)
+def _ranks(statuses: Sequence[RankStatus]) -> tuple[int, ...]:
+    return tuple(each.rank for each in statuses)
 
 
-def _listed(accounts: Sequence[Account]) -> str:
-    return "; ".join(_described(each) for each in accounts[:_MOST_SHOWN])
+def _listed(statuses: Sequence[RankStatus]) -> str:
+    return "; ".join(_described(each) for each in statuses[:_MOST_SHOWN])
 
 
-def _described(each: Account) -> str:
+def _described(each: RankStatus) -> str:
     where = f" at {each.line}" if each.line else ""
     inside = f" ({each.collective})" if each.collective and each.state == "waits" else ""
     phase = f", phase {each.phase}" if each.phase else ""
     return f"rank {each.rank} {_WORDS.get(each.state, each.state)}{where}{inside}{phase}, for {each.since_s:.0f} s"
 
 
-def table(accounts: Sequence[Account]) -> str:
-    """A line a rank."""
+def table(statuses: Sequence[RankStatus]) -> str:
+    """The statuses as a table, one line for each rank."""
     rows = [
         (f"rank {each.rank}", each.state, each.phase, f"{each.since_s:.0f} s", each.line or "?", each.collective)
-        for each in accounts[:_MOST_SHOWN]
+        for each in statuses[:_MOST_SHOWN]
     ]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ["  " + "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
-    more = [f"  and {len(accounts) - _MOST_SHOWN} more"] if len(accounts) > _MOST_SHOWN else []
+    more = [f"  and {len(statuses) - _MOST_SHOWN} more"] if len(statuses) > _MOST_SHOWN else []
     return "\n".join([line.rstrip() for line in lines] + more)

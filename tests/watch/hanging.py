@@ -18,7 +18,7 @@ from datetime import timedelta
 
 import torch
 
-from core import Fabric, Module, Trainer, Watch
+from core import Fabric, Module, Trainer, WatchdogOptions
 
 STEPS = {"first": 0, "fourth": 3, "usual": 30, "late": 200}
 PAUSE_S = 0.04
@@ -181,7 +181,7 @@ if __name__ == "__main__":
         time.sleep(90)
     if HOW == "differs" and own_rank == str(HANGS):
         STRATEGY = "fsdp"
-    limits = Watch(
+    limits = WatchdogOptions(
         limit=timedelta(seconds=LIMIT_S),
         end_after=timedelta(seconds=END_S),
         grace=timedelta(seconds=6),

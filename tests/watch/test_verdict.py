@@ -19,86 +19,86 @@ import pytest
 from torch import nn
 from torch.distributed import HashStore
 
-from core import ConfigurationError, Fabric, HangError, Watch
+from core import ConfigurationError, Fabric, HangError, WatchdogOptions
 from core.contract.world import World
 from core.launch.report import Report, worker_error
-from core.watch import kernel, options, run, standstill, users_code
-from core.watch.account import Account
-from core.watch.board import FolderBoard
-from core.watch.ending import SIGNAL
+from core.watch import kernel, lifecycle, options, standstill, users_code
+from core.watch.boards import FolderBoard
+from core.watch.faulthandler_stack import line_in
 from core.watch.kernel import began_at, process_state
-from core.watch.neighbours import Neighbours
-from core.watch.progress import Pulse, phase, pulse
+from core.watch.local_ranks import LocalRanks
+from core.watch.phases import Heartbeat, heartbeat, phase
+from core.watch.rank_status import RankStatus
 from core.watch.standstill import Standstill
+from core.watch.termination import SIGNAL
 from core.watch.thread_sampler import ThreadSampler
 from core.watch.users_code import innermost
 from core.watch.verdict import find
-from core.watch.watching import Watching
-from core.watch.written_stack import line_in
+from core.watch.watchdog import Watchdog
 
 
-def account(rank, state, since_s=40.0, **more):
-    limits = {"tell_after_s": 30.0, "end_after_s": 300.0, "least_s": 10.0}
-    return Account(rank, state, **{"phase": "step", "since_s": since_s} | limits | more)
+def status(rank, state, since_s=40.0, **more):
+    limits = {"warn_after_s": 30.0, "end_after_s": 300.0, "least_s": 10.0}
+    return RankStatus(rank, state, **{"phase": "step", "since_s": since_s} | limits | more)
 
 
-WAITS = account(0, "waits", collective="gloo:all_reduce [[10]]", line="a.py:1 in f", is_usual=True)
+WAITS = status(0, "waits", collective="gloo:all_reduce [[10]]", line="a.py:1 in f", is_usual=True)
 
 GIVES_UP = replace(WAITS, state="aborts", since_s=1.0, call="0:7")
 
 
 @pytest.mark.parametrize(
-    ("accounts", "absent", "says"),
+    ("statuses", "absent", "says"),
     [
-        ([WAITS, account(1, "asleep", line="a.py:9 in g")], (1,), "rank 1 is asleep at a.py:9 in g, phase step"),
-        ([WAITS, account(1, "stopped"), account(2, "asleep")], (1,), "rank 1 is stopped by a signal"),
-        ([WAITS, account(1, "asleep", 29.0)], None, ""),
+        ([WAITS, status(1, "asleep", line="a.py:9 in g")], (1,), "rank 1 is asleep at a.py:9 in g, phase step"),
+        ([WAITS, status(1, "stopped"), status(2, "asleep")], (1,), "rank 1 is stopped by a signal"),
+        ([WAITS, status(1, "asleep", 29.0)], None, ""),
         # It came forward not long ago, though it waits now.
-        ([replace(WAITS, since_s=5.0), account(1, "asleep")], None, ""),
-        ([WAITS, account(1, "asleep"), account(2, "computes", tell_after_s=90.0)], None, ""),
+        ([replace(WAITS, since_s=5.0), status(1, "asleep")], None, ""),
+        ([WAITS, status(1, "asleep"), status(2, "computes", warn_after_s=90.0)], None, ""),
         # Nobody waits.
-        ([account(0, "asleep"), account(1, "stopped")], (0, 1), "no rank waits for another: rank 0 is asleep, phase"),
-        ([account(0, "asleep"), account(1, "computes", tell_after_s=300.0)], None, ""),
-        ([account(0, "asleep"), account(1, "left")], (0,), "no rank waits for another: rank 0 is asleep"),
-        ([account(0, "left"), account(1, "left")], None, ""),
-        ([WAITS, account(1, "debugged")], None, ""),
-        ([WAITS, account(1, "waits", collective=WAITS.collective, line=WAITS.line)], (0, 1), "look at the network"),
-        ([WAITS, account(1, "waits", 20.0, collective=WAITS.collective, line=WAITS.line)], None, ""),
+        ([status(0, "asleep"), status(1, "stopped")], (0, 1), "no rank waits for another: rank 0 is asleep, phase"),
+        ([status(0, "asleep"), status(1, "computes", warn_after_s=300.0)], None, ""),
+        ([status(0, "asleep"), status(1, "left")], (0,), "no rank waits for another: rank 0 is asleep"),
+        ([status(0, "left"), status(1, "left")], None, ""),
+        ([WAITS, status(1, "debugged")], None, ""),
+        ([WAITS, status(1, "waits", collective=WAITS.collective, line=WAITS.line)], (0, 1), "look at the network"),
+        ([WAITS, status(1, "waits", 20.0, collective=WAITS.collective, line=WAITS.line)], None, ""),
     ],
 )
-def test_a_standstill_is_told_after_the_limit_and_ends_the_run_later(accounts, absent, says):
-    verdict = find(accounts)
+def test_a_standstill_is_told_after_the_limit_and_ends_the_run_later(statuses, absent, says):
+    verdict = find(statuses)
     if absent is None:
         assert verdict is None
         return
     assert (verdict.absent, verdict.ends) == (absent, False)
     assert says in verdict.reason
-    later = [replace(each, since_s=301.0) for each in accounts]
+    later = [replace(each, since_s=301.0) for each in statuses]
     assert find(later).ends
     at_work = replace(later[0], end_after_s=600.0)  # one that may yet come forward is enough
     assert not find([at_work, *later[1:]]).ends
 
 
 @pytest.mark.parametrize(
-    ("accounts", "absent", "says"),
+    ("statuses", "absent", "says"),
     [
-        ([WAITS, account(1, "left")], (1,), "rank 1 has left the run"),
-        ([WAITS, account(1, "gone")], (1,), "rank 1 is gone: its process has ended"),
-        ([replace(WAITS, since_s=9.0), account(1, "gone")], None, ""),
+        ([WAITS, status(1, "left")], (1,), "rank 1 has left the run"),
+        ([WAITS, status(1, "gone")], (1,), "rank 1 is gone: its process has ended"),
+        ([replace(WAITS, since_s=9.0), status(1, "gone")], None, ""),
         (
-            [WAITS, account(1, "waits", 12.0, line="a.py:2 in f", collective="gloo:barrier []")],
+            [WAITS, status(1, "waits", 12.0, line="a.py:2 in f", collective="gloo:barrier []")],
             (1,),
             "in another collective",
         ),
-        ([WAITS, account(1, "waits", 9.0, line="a.py:2 in f", collective="gloo:barrier []")], None, ""),
+        ([WAITS, status(1, "waits", 9.0, line="a.py:2 in f", collective="gloo:barrier []")], None, ""),
         (
-            [WAITS, account(1, "waits", line="a.py:1 in f", collective="gloo:all_reduce [[9]]")],
+            [WAITS, status(1, "waits", line="a.py:1 in f", collective="gloo:all_reduce [[9]]")],
             (1,),
             "in the same call, with other shapes",
         ),
         # New to both: nothing tells which one has gone astray, and both are shown.
         (
-            [replace(WAITS, is_usual=False), account(1, "waits", line="a.py:2 in f", collective="gloo:barrier []")],
+            [replace(WAITS, is_usual=False), status(1, "waits", line="a.py:2 in f", collective="gloo:barrier []")],
             (0, 1),
             "in different collectives, and nothing tells who went astray: rank 0 waits for the others at a.py:1 in f "
             "(gloo:all_reduce [[10]]), phase step, for 40 s; rank 1 waits for the others at a.py:2 in f (gloo:barrier",
@@ -107,7 +107,7 @@ def test_a_standstill_is_told_after_the_limit_and_ends_the_run_later(accounts, a
         (
             [
                 replace(WAITS, is_usual=False),
-                account(1, "waits", line="a.py:2 in f", collective="gloo:barrier []"),
+                status(1, "waits", line="a.py:2 in f", collective="gloo:barrier []"),
                 replace(WAITS, rank=2, is_usual=False),
             ],
             (1,),
@@ -115,7 +115,7 @@ def test_a_standstill_is_told_after_the_limit_and_ends_the_run_later(accounts, a
             " the others at a.py:1 in f (gloo:all_reduce [[10]]), phase step, for 40 s (and 1 more there)",
         ),
         # Gloo has given up in rank 0, and both tell of the same call.
-        ([GIVES_UP, account(1, "waits", 1.0)], None, ""),
+        ([GIVES_UP, status(1, "waits", 1.0)], None, ""),
         (
             [
                 GIVES_UP,
@@ -126,7 +126,7 @@ def test_a_standstill_is_told_after_the_limit_and_ends_the_run_later(accounts, a
             "rank 1 called gloo:all_gather [[4]] at a.py:9 in g",
         ),
         (
-            [GIVES_UP, *[account(rank, "waits", call="0:7") for rank in (1, 2)]],
+            [GIVES_UP, *[status(rank, "waits", call="0:7") for rank in (1, 2)]],
             (0, 1, 2),
             "rank 1 and 1 more did not come",
         ),
@@ -136,11 +136,11 @@ def test_a_standstill_is_told_after_the_limit_and_ends_the_run_later(accounts, a
             "rank 1 called gloo:all_redu",
         ),
         ([GIVES_UP, replace(GIVES_UP, rank=1, state="waits")], (0,), "rank 0 was ended by native code at a.py:1 in f"),
-        ([WAITS, account(1, "waits", phase="end of epoch", line="a.py:1 in f")], (1,), "out of data"),
+        ([WAITS, status(1, "waits", phase="end of epoch", line="a.py:1 in f")], (1,), "out of data"),
     ],
 )
-def test_what_can_not_match_any_more_ends_the_run_at_once(accounts, absent, says):
-    verdict = find(accounts)
+def test_what_can_not_match_any_more_ends_the_run_at_once(statuses, absent, says):
+    verdict = find(statuses)
     if absent is None:
         assert verdict is None
     else:
@@ -151,7 +151,7 @@ def test_what_can_not_match_any_more_ends_the_run_at_once(accounts, absent, says
 def test_the_limits_follow_the_runs_own_phases(monkeypatch):
     now_s = 0.0
     monkeypatch.setattr(standstill.time, "monotonic", lambda: now_s)
-    own = Pulse()
+    own = Heartbeat()
     own.phase = "step"
     watched = Standstill(own, 30.0, 300.0)
 
@@ -161,7 +161,7 @@ def test_the_limits_follow_the_runs_own_phases(monkeypatch):
             now_s += 1.0
             watched.look()
             watched.note(is_waiting=is_waiting, is_at_work=is_at_work)
-        return watched.tell_after_s, watched.end_after_s
+        return watched.warn_after_s, watched.end_after_s
 
     def move():
         own.count += 1
@@ -191,11 +191,11 @@ def test_the_limits_follow_the_runs_own_phases(monkeypatch):
 
 
 def test_a_phase_marks_its_beginning_and_its_end():
-    pulse.begin()
+    heartbeat.begin()
     with suppress(OSError), phase("checkpoint"):
-        assert (pulse.phase, pulse.count) == ("checkpoint", 1)
+        assert (heartbeat.phase, heartbeat.count) == ("checkpoint", 1)
         raise OSError("full")
-    assert (pulse.phase, pulse.count) == ("set-up", 2)
+    assert (heartbeat.phase, heartbeat.count) == ("set-up", 2)
 
 
 def test_the_state_and_line_of_a_thread_are_seen():
@@ -279,17 +279,17 @@ def test_a_rank_that_holds_pythons_lock_is_looked_at_from_outside():
         script.write_text(program, encoding="utf-8")
         with subprocess.Popen([sys.executable, script, stacks], stdout=subprocess.PIPE, text=True) as process:
             thread, watcher = map(int, process.stdout.readline().split())
-            last = account(1, "asleep", pid=process.pid, began=began_at(process.pid), stacks=str(stacks))
+            last = status(1, "asleep", pid=process.pid, began=began_at(process.pid), stacks=str(stacks))
             last = replace(last, thread=thread, watcher=watcher)
-            neighbours, seen = Neighbours(300.0), last
+            local_ranks, seen = LocalRanks(300.0), last
             while process.poll() is None and not seen.stack:
-                seen = neighbours.look_at(last, WAITS)
+                seen = local_ranks.examine(last, WAITS)
                 time.sleep(0.05)
             slept = process.stdout.read()
         assert seen.line == f"{script}:8 in <module>"
         assert seen.state in ("silent", "computes")  # under load it may not sleep yet
-        assert (seen.tell_after_s, slept.split()) == (30.0, ["0"])
-        assert neighbours.look_at(last, WAITS).state == "gone"
+        assert (seen.warn_after_s, slept.split()) == (30.0, ["0"])
+        assert local_ranks.examine(last, WAITS).state == "gone"
 
 
 def test_what_faulthandler_writes_is_read():
@@ -329,37 +329,37 @@ def test_the_users_own_package_is_known_wherever_it_is(tmp_path, monkeypatch, fo
 
 
 def test_a_standstill_is_told_once_and_a_line_says_when_it_is_over(tmp_path, capfd):
-    options = Watch(limit=timedelta(seconds=1), end_after=timedelta(minutes=5), folder=tmp_path)
-    watching = Watching(options, HashStore(), World(), 0)
+    options = WatchdogOptions(limit=timedelta(seconds=1), end_after=timedelta(minutes=5), folder=tmp_path)
+    watchdog = Watchdog(options, HashStore(), World(), 0)
     try:
         ends_s = time.monotonic() + 60
         while not (reports := [*tmp_path.glob("core-hang-*.txt")]) and time.monotonic() < ends_s:
             time.sleep(0.2)
         time.sleep(2.5)
-        pulse.count += 1
+        heartbeat.count += 1
         told = ""
         while "come forward again" not in told and time.monotonic() < ends_s:
             time.sleep(0.2)
             told += capfd.readouterr().err
     finally:
-        watching.close()
+        watchdog.close()
     signal.raise_signal(SIGNAL)  # of a rank that doesn't know yet
     assert told.count("s. No rank waits for another: rank 0 ") == 1
     assert f"All stacks: {reports[0]}\nThe run goes on. It ends if this lasts for 0:05:00, or ten times that" in told
     assert told.count("core: The ranks have come forward again, after ") == 1
-    assert watching.ending.error is None
+    assert watchdog.termination.error is None
 
 
 def test_a_folder_is_a_board(tmp_path):
     board = FolderBoard(tmp_path)
     board.write("seen/1", WAITS.to_text())
     assert board.read(["seen/0", "seen/1"]) == ["", WAITS.to_text()]
-    assert Account.from_text(WAITS.to_text()) == WAITS
+    assert RankStatus.from_text(WAITS.to_text()) == WAITS
     assert [board.is_first_to_decide(0), board.is_first_to_decide(0), board.is_first_to_decide(1)] == [1, 0, 1]
 
 
 def test_the_verdict_of_a_worker_is_the_launchers_error():
-    ranks = [WAITS.whereabouts(), account(1, "asleep").whereabouts()]
+    ranks = [WAITS.whereabouts(), status(1, "asleep").whereabouts()]
     error = HangError("Rank 1 is asleep.", absent=[1], ranks=ranks, report="/a")
     report = Report.from_message(Report.of(error).to_message())
     found = worker_error(0, 1, report)
@@ -371,36 +371,36 @@ def test_the_verdict_of_a_worker_is_the_launchers_error():
 def test_options_come_from_the_argument_and_the_environment(monkeypatch):
     monkeypatch.setattr(options, "is_debugged", lambda: False)
     monkeypatch.delenv("CORE_WATCH", raising=False)
-    assert options.chosen(None) == options.chosen(True) == Watch()
+    assert options.chosen(None) == options.chosen(True) == WatchdogOptions()
     assert options.chosen(False) is None
     for wish, expected in {
         "off": None,
-        "report": Watch(ends_run=False),
-        "90": Watch(end_after=timedelta(seconds=90)),
-        "5": Watch(limit=timedelta(seconds=5), end_after=timedelta(seconds=5)),
-        "on": Watch(),
+        "report": WatchdogOptions(ends_run=False),
+        "90": WatchdogOptions(end_after=timedelta(seconds=90)),
+        "5": WatchdogOptions(limit=timedelta(seconds=5), end_after=timedelta(seconds=5)),
+        "on": WatchdogOptions(),
     }.items():
         monkeypatch.setenv("CORE_WATCH", wish)
         assert options.chosen(None) == expected
     monkeypatch.setenv("CORE_WATCH", "soon")
     with pytest.raises(ConfigurationError, match="CORE_WATCH='soon': expected off, report, or a number of seconds"):
         options.chosen(None)
-    with pytest.raises(ConfigurationError, match=r"watch=30: expected True, False, or core\.Watch"):
+    with pytest.raises(ConfigurationError, match=r"watch=30: expected True, False, or core\.WatchdogOptions"):
         options.chosen(30)
     with pytest.raises(ConfigurationError, match="expected a timedelta above 0"):
-        Watch(limit=timedelta())
+        WatchdogOptions(limit=timedelta())
 
 
 def test_native_code_may_end_the_process_before_the_group_is_left(monkeypatch):
     """To leave a group is to join its threads under Python's lock, for which one of them would wait."""
     order = []
-    watching = SimpleNamespace(pid=os.getpid(), let_abort=lambda: order.append("let abort"))
-    monkeypatch.setattr(run, "_watching", [watching])
+    watchdog = SimpleNamespace(pid=os.getpid(), allow_abort=lambda: order.append("allow abort"))
+    monkeypatch.setattr(lifecycle, "_watchdogs", [watchdog])
     fabric = Fabric(accelerator="cpu", devices=1)
     fabric.setup(nn.Linear(1, 1))
     monkeypatch.setattr(fabric.strategy, "teardown", lambda: order.append("left"))
     fabric.teardown()
-    assert order == ["let abort", "left"]
+    assert order == ["allow abort", "left"]
 
 
 def test_a_debugger_turns_the_watch_off():

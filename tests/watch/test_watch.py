@@ -75,7 +75,7 @@ from datetime import timedelta
 
 import torch
 
-from core import Fabric, Watch
+from core import Fabric, WatchdogOptions
 
 class SlowState:
     def state_dict(self):
@@ -91,7 +91,7 @@ def steps(number):
         time.sleep(0.02)
 
 
-watch = Watch(limit=timedelta(seconds=2), end_after=timedelta(seconds=3), ends_run=False, folder=sys.argv[1])
+watch = WatchdogOptions(limit=timedelta(seconds=2), end_after=timedelta(seconds=3), ends_run=False, folder=sys.argv[1])
 fabric = Fabric(accelerator="cpu", devices=2, strategy="ddp", watch=watch)
 fabric.launch()
 model = torch.nn.Linear(4, 2)

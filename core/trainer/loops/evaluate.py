@@ -12,7 +12,7 @@ from core.contract import Capability
 from core.trainer.hooks.argument_counts import call_with
 from core.trainer.loops.profiling import mark_steps, profiled_batches
 from core.trainer.module.module import require_method
-from core.watch import phase, pulse
+from core.watch import heartbeat, phase
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -99,7 +99,7 @@ def run_loaders(
         transfer, batch_idx = run.make_transfer(dataloader_idx), -1
         metrics.dataloader_idx = dataloader_idx if len(loaders) > 1 else None
         for batch_idx, batch in enumerate(profiled_batches(run.profiler, loader.batches())):
-            pulse.count += 1
+            heartbeat.count += 1
             if transfer is not None:
                 batch = transfer(batch)
             metrics.batch = batch

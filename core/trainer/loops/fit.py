@@ -25,7 +25,7 @@ from core.trainer.loops.window_weights import weighed
 from core.trainer.module.module import require_method
 from core.trainer.module.module_steps import apply_overrides
 from core.trainer.module.optimization import evaluates_loss, takes_metric
-from core.watch import pulse
+from core.watch import heartbeat
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -249,9 +249,9 @@ class FitLoop:
         self._validate_belatedly()
         batch_idx = progress.batch
         stops.begin(batch_idx)
-        pulse.phase = "step"
+        heartbeat.phase = "step"
         while batch_idx < num_batches:
-            pulse.count += 1
+            heartbeat.count += 1
             signals.is_fetching = True  # a signal doesn't wait for data that never comes
             batch = fetch(batches, _END)
             signals.is_fetching = False
@@ -311,7 +311,7 @@ class FitLoop:
     def _end_batches(self, batches: Iterator[Any], num_batches: int) -> None:
         """All ranks, when the epoch's batches are done: see that they are for all, and validate if that is due."""
         run = self._run
-        pulse.phase = "end of epoch"
+        heartbeat.phase = "end of epoch"
         run.logged.train.batch = None
         if num_batches == 0:
             run.loaders.refuse_empty_loader()

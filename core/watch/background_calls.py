@@ -1,4 +1,4 @@
-"""Calls that may never come back, made by a thread of their own."""
+"""Calls that may never return, made in a background thread."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-class Errands:
+class BackgroundCalls:
     """Runs one function at a time in a thread that sleeps in between. A store whose server is stopped never answers.
 
     Attributes:

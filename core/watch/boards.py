@@ -1,4 +1,4 @@
-"""Boards on which ranks confer: a store of torch's, or a folder of their machine when the store doesn't answer."""
+"""Boards on which ranks publish texts: a `Store` of torch, or a folder of the machine if the store doesn't answer."""
 
 from __future__ import annotations
 

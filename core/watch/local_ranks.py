@@ -1,4 +1,4 @@
-"""Ranks of this machine that don't answer, seen from outside."""
+"""Unresponsive ranks of this machine, examined from another process."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from core.watch import kernel
-from core.watch.ending import SIGNAL
+from core.watch.faulthandler_stack import line_in
 from core.watch.standstill import end_after
-from core.watch.written_stack import line_in
+from core.watch.termination import SIGNAL
 
 if TYPE_CHECKING:
-    from core.watch.account import Account
+    from core.watch.rank_status import RankStatus
 
 _WORKED_S = 0.02
-"""CPU seconds between two looks, above which a process has been at work."""
+"""CPU seconds between two examinations above which a process counts as busy."""
 _ASKS_EVERY = 5
-"""Looks from one question for a stack to the next."""
+"""Examinations from one request for a stack to the next."""
 _SHOWN = 50_000
 """Characters of what faulthandler has written, of which the newest are shown."""
 
 
-class Neighbours:
-    """Looks at other ranks of this machine, again and again."""
+class LocalRanks:
+    """Examines other ranks of this machine, again and again."""
 
     def __init__(self, end_after_s: float) -> None:
         self._end_after_s = end_after_s
@@ -32,15 +32,20 @@ class Neighbours:
 
     @property
     def longest_s(self) -> float:
-        """Seconds for which a rank may stand still that can't be looked at."""
+        """Seconds for which a rank that can't be examined may stand still."""
         return end_after(self._end_after_s, float("inf"))
 
     def forget(self, rank: int) -> None:
-        """It has answered."""
+        """Drop the history of a rank that has answered."""
         self._seen.pop(rank, None)
 
-    def look_at(self, last: Account, own: Account) -> Account:
-        """The account of a rank that has last said `last`; who waits for it says `own`."""
+    def examine(self, last: RankStatus, own: RankStatus) -> RankStatus:
+        """The status of a silent rank.
+
+        Args:
+            last: the last status that it published.
+            own: the status of the rank that waits for it.
+        """
         if kernel.is_gone(last.pid, last.began):
             return last.lost("gone")
         state = kernel.process_state(last.pid)
@@ -50,7 +55,7 @@ class Neighbours:
         worked_s = own.since_s if is_at_work else worked_s
         self._seen[last.rank] = cpu_s, worked_s, num_looks + 1
         last = replace(last, phase=last.phase or own.phase)
-        seen = replace(last, tell_after_s=own.tell_after_s, end_after_s=end_after(self._end_after_s, worked_s))
+        seen = replace(last, warn_after_s=own.warn_after_s, end_after_s=end_after(self._end_after_s, worked_s))
         if state in ("T", "t"):
             # The others wait where it is; what it has said itself may be old.
             return replace(seen, state="stopped", phase=own.phase, end_after_s=self._end_after_s)
@@ -60,14 +65,14 @@ class Neighbours:
         return with_written_stack(replace(seen, state="computes" if state and is_at_work else "silent"))
 
 
-def ask_for_stack(account: Account) -> None:
-    """Let faulthandler write the stacks of a process, in the thread that watches it: others would wake up."""
-    kernel.signal_thread(account.pid, account.watcher, SIGNAL)
+def ask_for_stack(status: RankStatus) -> None:
+    """Make faulthandler write the stacks of a process. Signals its watching thread, since others would wake up."""
+    kernel.signal_thread(status.pid, status.watcher, SIGNAL)
 
 
-def with_written_stack(account: Account) -> Account:
-    """With what faulthandler has written."""
+def with_written_stack(status: RankStatus) -> RankStatus:
+    """The status with the stack that faulthandler has written."""
     text = ""
     with suppress(OSError):
-        text = Path(account.stacks).read_text(encoding="utf-8", errors="replace")[-_SHOWN:]
-    return replace(account, stack=text, line=line_in(text, account.thread) or account.line) if text else account
+        text = Path(status.stacks).read_text(encoding="utf-8", errors="replace")[-_SHOWN:]
+    return replace(status, stack=text, line=line_in(text, status.thread) or status.line) if text else status

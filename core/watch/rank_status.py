@@ -1,4 +1,4 @@
-"""The account that a rank gives of itself while the ranks confer."""
+"""The status of a rank, as the ranks publish it during a standstill."""
 
 from __future__ import annotations
 
@@ -9,29 +9,29 @@ from core.contract.whereabouts import Whereabouts
 
 
 @dataclass(frozen=True, slots=True)
-class Account:
-    """The account that a rank gives of itself, or one of its host says of it.
+class RankStatus:
+    """The status of a rank, published by itself, or by a rank of its host.
 
     Attributes:
         rank: global rank.
         state: see `core.contract.whereabouts`.
-        phase: of its pulse.
+        phase: of its heartbeat.
         line: the user's own.
         since_s: seconds since it came forward.
-        tell_after_s: how long it may stand still before that is told.
+        warn_after_s: how long it may stand still before a warning.
         end_after_s: how long it may stand still before that ends the run.
         least_s: the same where it is certain that nothing will move.
-        collective: that it waits in.
-        is_usual: see `core.watch.recorded.Collective`.
-        call: the number of the collective that it tells of instead, which another rank's native code gave up in.
-        count: of its pulse.
+        collective: the one that it waits in.
+        is_usual: as in `core.watch.flight_recorder.Collective`.
+        call: the number of the collective in which another rank's native code aborted, if that is reported instead.
+        count: of its heartbeat.
         host: its machine.
         machine: see `core.watch.kernel.machine`.
         pid: its process.
         thread: the watched one, by Python's number.
         watcher: the thread that watches, by the kernel's number.
         stack: as Python prints it.
-        number: of what this rank has said so far.
+        number: of the statuses that this rank has published so far.
         began: when its process began, as the kernel counts.
         stacks: path of what faulthandler has written for it, for processes of its machine.
     """
@@ -41,7 +41,7 @@ class Account:
     phase: str = ""
     line: str = ""
     since_s: float = 0.0
-    tell_after_s: float = 0.0
+    warn_after_s: float = 0.0
     end_after_s: float = 0.0
     least_s: float = 0.0
     collective: str = ""
@@ -60,34 +60,34 @@ class Account:
 
     @property
     def is_lost(self) -> bool:
-        """True if it is certain that it won't come any more."""
+        """True if the rank has certainly left or ended."""
         return self.state in ("gone", "left")
 
     @property
-    def is_to_tell(self) -> bool:
-        """True if it has stood still for so long that this is told."""
-        return self.since_s > self.tell_after_s
+    def warns(self) -> bool:
+        """True if the rank has stood still for longer than `warn_after_s`."""
+        return self.since_s > self.warn_after_s
 
     @property
-    def is_to_end(self) -> bool:
-        """True if it has stood still for so long that this ends the run."""
+    def ends(self) -> bool:
+        """True if the rank has stood still for longer than `end_after_s`."""
         return self.since_s > self.end_after_s
 
-    def lost(self, state: str) -> Account:
-        """The account of the same rank once it is certain that it won't come any more."""
-        return replace(self, state=state, tell_after_s=self.least_s, end_after_s=self.least_s)
+    def lost(self, state: str) -> RankStatus:
+        """The status of the same rank once it has certainly left or ended."""
+        return replace(self, state=state, warn_after_s=self.least_s, end_after_s=self.least_s)
 
     def to_text(self) -> str:
-        """A form for the board."""
+        """The status as JSON, for the board."""
         return json.dumps(asdict(self))
 
     @classmethod
-    def from_text(cls, text: str) -> Account:
+    def from_text(cls, text: str) -> RankStatus:
         """Read what `to_text` wrote."""
         return cls(**json.loads(text))
 
     def whereabouts(self) -> Whereabouts:
-        """The part that the error carries."""
+        """The part of the status that a HangError carries."""
         return Whereabouts(
             self.rank, self.state, self.phase, self.line, self.since_s, self.collective, self.host, self.pid
         )

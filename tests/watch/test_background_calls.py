@@ -2,18 +2,18 @@
 
 import threading
 
-from core.watch.errand import Errands
+from core.watch.background_calls import BackgroundCalls
 
 
 def test_none_is_run_after_one_has_failed_or_while_one_is_at_work():
     done, release = [], threading.Event()
-    errands = Errands("errands")
-    assert errands.run(lambda: done.append("first"), 60)
-    assert not errands.run(release.wait, 0.01)
-    assert not errands.run(lambda: done.append("beside another"), 60)
+    calls = BackgroundCalls("calls")
+    assert calls.run(lambda: done.append("first"), 60)
+    assert not calls.run(release.wait, 0.01)
+    assert not calls.run(lambda: done.append("beside another"), 60)
     release.set()
-    errands.close(60)
-    failing = Errands("failing errands")
+    calls.close(60)
+    failing = BackgroundCalls("failing calls")
     assert not failing.run(lambda: 1 / 0, 60)
     assert not failing.run(lambda: done.append("after a failure"), 60)
     failing.close(60)

@@ -1,4 +1,4 @@
-"""The end of a rank by a verdict: by an exception where Python can raise one, else by force."""
+"""Termination of a rank by a verdict: by an exception where Python can raise one, else by force."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
     from types import CodeType, FrameType, TracebackType
 
 SIGNAL = signal.SIGURG
-"""It does nothing by default, so that one that comes to a forked copy, or too early, is harmless."""
+"""Ignored by default, so that it does no harm to a forked copy, or before the handler is installed."""
 _HEAR_S = 1.5
 
 
-class Ending:
+class Termination:
     """Raises the verdict in the watched thread. One a watch; made in that thread.
 
     Attributes:
@@ -35,7 +35,7 @@ class Ending:
     """
 
     def __init__(self, store_port: int, ask: Callable[[], None]) -> None:
-        """Take over the signal and the hook of uncaught errors. `ask` looks whether there is a verdict already."""
+        """Install the signal handler and the excepthook. `ask` fetches a verdict that another rank has decided."""
         self.error: HangError | None = None
         self._ask = ask
         self.is_over = False
@@ -48,7 +48,7 @@ class Ending:
         self._previous = signal.signal(SIGNAL, self._on_signal) if self._is_main else None
 
     def end(self, error: HangError, grace_s: float) -> None:
-        """Called by the watching thread. Returns if the process ends by itself, or has nothing left to end."""
+        """Called by the watching thread. Returns if the watched thread ends by itself, or after the grace period."""
         self.error, began_s = error, time.monotonic()
         if self._is_main:
             signal.pthread_kill(self._thread, SIGNAL)
@@ -75,7 +75,7 @@ class Ending:
         return self.error.with_traceback(error.__traceback__)
 
     def close(self) -> None:
-        """Give back what was taken over. Before, faulthandler has to give back the signal: it puts back a handler."""
+        """Restore the signal handler and the excepthook. Call `faulthandler.unregister` first: it restores one too."""
         if sys.excepthook is self._hook:
             sys.excepthook = self._previous_hook
         if self._is_main and threading.current_thread() is threading.main_thread():
@@ -83,7 +83,7 @@ class Ending:
 
     def _on_signal(self, number: int, frame: Any) -> None:
         # Not into an `except` or `finally` block that runs: it would replace the error that is handled there.
-        is_late = self.is_over or sys.exception() is not None or _is_in(frame, Ending._on_uncaught.__code__)
+        is_late = self.is_over or sys.exception() is not None or _is_in(frame, Termination._on_uncaught.__code__)
         if self.error is None or is_late or self._is_raised.is_set():
             return
         self._is_raised.set()
@@ -129,12 +129,12 @@ def leave_at_once(error: HangError) -> None:
 
 
 def end_by_force(pid: int, began: str) -> None:
-    """End another process of this machine, if it is still the one that began then."""
+    """Kill another process of this machine, if it is still the one that began then."""
     if process_state(pid) not in ("Z", "") and began_at(pid) == began:
         os.kill(pid, signal.SIGKILL)
 
 
-def let_go_on(pid: int, began: str) -> None:
-    """Let a stopped process of this machine go on, so that it can end by itself."""
+def continue_process(pid: int, began: str) -> None:
+    """Send SIGCONT to a stopped process of this machine, so that it can end by itself."""
     if process_state(pid) in ("T", "t") and began_at(pid) == began:
         os.kill(pid, signal.SIGCONT)

@@ -1,4 +1,4 @@
-"""Collectives that torch's flight recorder has of this process."""
+"""Collectives of this process, from torch's flight recorder."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from core.watch.users_code import is_users_file
 
 @dataclass(frozen=True)
 class Collective:
-    """A collective that this rank has begun.
+    """A collective that this rank has issued.
 
     Attributes:
         name: with its shapes, such as `"gloo:all_reduce [[10]]"`, and formats other than float32; empty if unknown.
-        is_usual: True if this rank has gone from the one before to this one earlier.
-        number: its group's, and its own among those of the group: ranks count alike, if they make the same calls.
-        line: the user's; empty where Python's stack wasn't recorded, as in backward.
+        is_usual: True if this rank has issued this one after the same predecessor before.
+        number: its group, and its sequence number in the group, which is the same on ranks that make the same calls.
+        line: the user's line; empty where Python's stack wasn't recorded, as in backward.
     """
 
     name: str = ""
@@ -29,27 +29,27 @@ class Collective:
 
 
 def newest() -> Collective:
-    """The one that was begun last, if it isn't over."""
+    """The collective that was issued last, if it is still under way; else an empty one."""
     entries = _entries()
     return _made(entries, len(entries) - 1) if entries and _is_under_way(entries[-1]) else Collective()
 
 
 def oldest() -> Collective:
-    """The one that was begun first, of those that aren't over; where all are, the last."""
+    """The earliest collective that is still under way; the last one if all have completed."""
     entries = _entries()
     under_way = [place for place, entry in enumerate(entries) if _is_under_way(entry)]
     return _made(entries, under_way[0] if under_way else len(entries) - 1) if entries else Collective()
 
 
 def numbered(number: str) -> Collective:
-    """The one of that number; nothing but the number if this rank hasn't begun it."""
+    """The collective with this sequence number; empty but for the number if this rank hasn't issued it."""
     entries = _entries()
     places = [place for place, entry in enumerate(entries) if _number(entry) == number]
     return _made(entries, places[-1]) if places else Collective(number=number)
 
 
 def num_begun() -> int:
-    """Collectives that this rank has begun in the group of all ranks."""
+    """The number of collectives that this rank has issued in the default group."""
     import torch.distributed as dist
 
     with suppress(Exception):  # no backend has to count, and the group may be left meanwhile

@@ -1,4 +1,4 @@
-"""The texts about a standstill: what is told of it, the error that ends the run, and the file with all stacks."""
+"""The texts about a standstill: the warning, the error that ends the run, and the file with all stacks."""
 
 from __future__ import annotations
 
@@ -16,67 +16,67 @@ from core.watch.verdict import table
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from core.watch.account import Account
-    from core.watch.options import Watch
+    from core.watch.options import WatchdogOptions
+    from core.watch.rank_status import RankStatus
     from core.watch.verdict import Verdict
 
 
-class Teller:
-    """Tells of the standstills of a run. What is told first and what ends the run share a file with all stacks."""
+class StandstillWarnings:
+    """Writes the texts about the standstills of a run. A warning and the error after it share a file of stacks."""
 
-    def __init__(self, options: Watch) -> None:
+    def __init__(self, options: WatchdogOptions) -> None:
         self._options, self._report = options, ""
-        self._is_told = False
+        self._has_warned = False
 
-    def tell(self, verdict: Verdict, accounts: Sequence[Account]) -> None:
-        """Say on stderr that the ranks stand still, once until they go on."""
-        if self._is_told:
+    def warn(self, verdict: Verdict, statuses: Sequence[RankStatus]) -> None:
+        """Warn on stderr that the ranks stand still, once until they make progress."""
+        if self._has_warned:
             return
-        self._is_told = True
+        self._has_warned = True
         if self._options.ends_run:
             end_after = max(self._options.end_after, self._options.limit)
             what_comes = (
                 f"The run goes on. It ends if this lasts for {end_after}, or ten times that where a rank is at "
             )
-            what_comes += "work: Watch(end_after=...)."
+            what_comes += "work: WatchdogOptions(end_after=...)."
         else:
             what_comes = "The run goes on."
-        _write(f"{self._describe(verdict, accounts)}{what_comes}")
+        _write(f"{self._describe(verdict, statuses)}{what_comes}")
 
-    def go_on(self, stood_s: float) -> None:
-        """Say that the rank that has told has come forward, if it has told."""
-        if self._is_told:
+    def clear(self, stood_s: float) -> None:
+        """Write that the ranks have come forward again, if there was a warning."""
+        if self._has_warned:
             _write(f"The ranks have come forward again, after {stood_s:.0f} s.")
-        self._is_told, self._report = False, ""
+        self._has_warned, self._report = False, ""
 
-    def error(self, verdict: Verdict, accounts: Sequence[Account]) -> HangError:
+    def error(self, verdict: Verdict, statuses: Sequence[RankStatus]) -> HangError:
         """The error that ends the run; its first line is on stderr already."""
-        message = self._describe(verdict, accounts)
+        message = self._describe(verdict, statuses)
         if not verdict.is_abort:
             message += (
-                "If this was merely slow, allow more: watch=Watch(end_after=timedelta(minutes=30)), or "
+                "If this was merely slow, allow more: watch=WatchdogOptions(end_after=timedelta(minutes=30)), or "
                 "CORE_WATCH=1800; CORE_WATCH=report lets the run go on, CORE_WATCH=off looks at nothing."
             )
-        ranks = [each.whereabouts() for each in accounts]
+        ranks = [each.whereabouts() for each in statuses]
         error = HangError(message, absent=verdict.absent, ranks=ranks, report=self._report)
         # Where the run ends, its error says the rest.
         _write(message.partition("\n")[0] if self._options.ends_run else message)
         return error
 
-    def _describe(self, verdict: Verdict, accounts: Sequence[Account]) -> str:
+    def _describe(self, verdict: Verdict, statuses: Sequence[RankStatus]) -> str:
         """The state of all ranks, and the file with their stacks."""
-        stood_s = min((each.since_s for each in accounts if not each.is_lost), default=0.0)
+        stood_s = min((each.since_s for each in statuses if not each.is_lost), default=0.0)
         stood = "" if verdict.is_abort else f"The ranks have not come forward for {stood_s:.0f} s. "
-        message = f"{stood}{verdict.reason[:1].upper()}{verdict.reason[1:]}.\n{table(accounts)}\n"
-        self._write_report(message, accounts)
+        message = f"{stood}{verdict.reason[:1].upper()}{verdict.reason[1:]}.\n{table(statuses)}\n"
+        self._write_report(message, statuses)
         return message + (f"All stacks: {self._report}\n" if self._report else "")
 
-    def _write_report(self, message: str, accounts: Sequence[Account]) -> None:
+    def _write_report(self, message: str, statuses: Sequence[RankStatus]) -> None:
         folder = Path(self._options.folder or tempfile.gettempdir())
         name = f"core-hang-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.txt"
         path = Path(self._report or folder / name)
         stacks = "".join(
-            f"\nrank {each.rank} on {each.host}, process {each.pid}, {each.state}:\n{each.stack}" for each in accounts
+            f"\nrank {each.rank} on {each.host}, process {each.pid}, {each.state}:\n{each.stack}" for each in statuses
         )
         with suppress(OSError):
             folder.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""The user's line in what faulthandler has written."""
+"""The user's line in a stack that faulthandler has written."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _ESCAPED = re.compile(r"\\x([0-9a-f]{2})|\\u([0-9a-f]{4})|\\U([0-9a-f]{8})")
 
 
 def line_in(text: str, thread: int) -> str:
-    """The innermost line of the user's in the last stack of a thread, whose number is Python's."""
+    """The innermost line of the user's code in the last stack of the thread with this Python identifier."""
     _, is_there, stack = text.rpartition(f"hread 0x{thread:016x}")
     for match in _FRAME.finditer(stack.partition("\n\n")[0] if is_there else ""):
         path = _ESCAPED.sub(lambda found: chr(int(found[found.lastindex or 1], 16)), match["file"])

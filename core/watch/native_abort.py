@@ -1,4 +1,4 @@
-"""The moment in which native code gives up, and what may still be done in it."""
+"""A handler for `std::terminate`, by which native code such as gloo's aborts the process."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _made: list[Any] = []
 
 
 class TerminateHandler:
-    """Calls a function when C++ is about to abort this process, then the handler of before.
+    """Calls a function when C++ is about to abort this process, then the previous handler.
 
     So does gloo where a rank sends more than another has room for, in a thread of its own. Nothing can keep the process
     from its end, but until the function returns, its other threads go on.
     """
 
     def __init__(self, function: Callable[[], None]) -> None:
-        """Take over `std::set_terminate`, where there is a C++ library with it."""
+        """Install the handler by `std::set_terminate`, if the C++ library is there."""
         self._function, self._pid, self._previous = function, os.getpid(), None
         self._set: Any = None
         if sys.platform == "linux":
@@ -38,7 +38,7 @@ class TerminateHandler:
             self._previous = self._set(self._own)
 
     def close(self) -> None:
-        """Give it back, unless another library has taken it over since."""
+        """Restore the previous handler, unless another library has installed its own since."""
         if self._set is not None:
             current = self._set(self._previous)
             if current != self._own:

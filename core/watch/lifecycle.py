@@ -1,4 +1,4 @@
-"""The watch of this process: begun with its process group, ended with it."""
+"""The watchdog of this process, which lives as long as its process group."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store  # torch.distributed's own, with types
 
     from core.contract import Strategy
-    from core.watch.options import Watch
-    from core.watch.watching import Watching
+    from core.watch.options import WatchdogOptions
+    from core.watch.watchdog import Watchdog
 
-_watching: list[Watching] = []
+_watchdogs: list[Watchdog] = []
 
 
-def begin(strategy: Strategy, given: bool | Watch | None = None) -> None:
-    """All ranks, once the strategy has set up the environment. Watch this rank, and the others with them.
+def begin(strategy: Strategy, given: bool | WatchdogOptions | None = None) -> None:
+    """All ranks, once the strategy has set up the environment. Start this process's watchdog.
 
     Nothing begins with one process, without a store that all ranks reach, or where there is a watch already.
 
     Args:
-        strategy: tells ranks, the store, and where ranks wait.
+        strategy: has the ranks, the store, and the modules in which ranks wait.
         given: True or None for the defaults, False for no watch, or its options.
 
     Raises:
@@ -32,23 +32,23 @@ def begin(strategy: Strategy, given: bool | Watch | None = None) -> None:
     from core.watch.options import chosen
 
     options = chosen(given)
-    if options is None or strategy.world_size < 2 or (_watching and _watching[0].pid == os.getpid()):
+    if options is None or strategy.world_size < 2 or (_watchdogs and _watchdogs[0].pid == os.getpid()):
         return
     if (store := _own_connection(strategy)) is None:
         return
     from core.watch.users_code import leave_out
-    from core.watch.watching import Watching
+    from core.watch.watchdog import Watchdog
 
     environment = strategy.cluster_environment
     port = environment.main_port if environment is not None else 0
     is_hosted = environment is not None and environment.store_is_hosted
     leave_out([strategy, strategy.accelerator, strategy.precision_plugin, strategy.checkpoint_io, environment])
-    _watching[:] = [Watching(options, store, strategy, port, is_store_hosted=is_hosted)]
+    _watchdogs[:] = [Watchdog(options, store, strategy, port, is_store_hosted=is_hosted)]
     atexit.register(end)
 
 
-def tell_of_the_late(given: bool | Watch | None) -> None:
-    """Before ranks meet. Let one that doesn't come be told after the limit of these options."""
+def warn_of_late_ranks(given: bool | WatchdogOptions | None) -> None:
+    """Before the rendezvous. Set when the ranks warn of one that is late: after the limit of these options."""
     from core.strategies import late
     from core.watch.options import chosen
 
@@ -70,28 +70,28 @@ def _own_connection(strategy: Strategy) -> Store | None:
     return None
 
 
-def let_abort() -> None:
-    """All ranks; idempotent, before a group is left. Native code that gives up ends the process at once from here on.
+def allow_abort() -> None:
+    """All ranks; idempotent, before a group is left. From here on, native code that aborts ends the process at once.
 
-    The group's end joins threads while it holds Python's lock. One of them that gave up, and told Python of it, would
+    The group's end joins threads while it holds Python's lock. One of them that aborts, and calls into Python, would
     wait for that lock for ever.
     """
-    atexit.unregister(let_abort)
-    if _watching and _watching[0].pid == os.getpid():
-        _watching[0].let_abort()
+    atexit.unregister(allow_abort)
+    if _watchdogs and _watchdogs[0].pid == os.getpid():
+        _watchdogs[0].allow_abort()
 
 
 def end() -> None:
-    """All ranks; idempotent. Watch no more; the others are told that this rank has left."""
+    """All ranks; idempotent. Stop the watchdog, and publish to the other ranks that this one has left."""
     atexit.unregister(end)
-    if _watching:
-        watching = _watching.pop()
-        if watching.pid == os.getpid():  # a forked copy has no thread of it
-            watching.close()
+    if _watchdogs:
+        watchdog = _watchdogs.pop()
+        if watchdog.pid == os.getpid():  # a forked copy has no thread of it
+            watchdog.close()
 
 
 def explain(error: BaseException) -> BaseException:
     """The cause of an error that ends the run: the verdict, if there is one, else the error itself."""
     with suppress(IndexError):
-        return _watching[0].ending.explain(error)
+        return _watchdogs[0].termination.explain(error)
     return error

@@ -1,4 +1,4 @@
-"""The thread that watches one rank, and confers with those of the others when nothing moves."""
+"""The thread that watches one rank, and exchanges statuses with the other ranks' threads when nothing moves."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from typing import TYPE_CHECKING
 from core.contract import HangError
 from core.contract.whereabouts import Whereabouts
 from core.watch import kernel
-from core.watch.account import Account
-from core.watch.board import CALL, VERDICT, Board, FolderBoard, StoreBoard
-from core.watch.ending import SIGNAL, Ending, end_by_force, leave_at_once, let_go_on
-from core.watch.errand import Errands
-from core.watch.neighbours import Neighbours, ask_for_stack, with_written_stack
-from core.watch.progress import pulse
-from core.watch.recorded import Collective, newest, num_begun, numbered, oldest, run_on_device
+from core.watch.background_calls import BackgroundCalls
+from core.watch.boards import CALL, VERDICT, Board, FolderBoard, StoreBoard
+from core.watch.flight_recorder import Collective, newest, num_begun, numbered, oldest, run_on_device
+from core.watch.local_ranks import LocalRanks, ask_for_stack, with_written_stack
+from core.watch.native_abort import TerminateHandler
+from core.watch.phases import heartbeat
+from core.watch.rank_status import RankStatus
 from core.watch.standstill import Standstill
-from core.watch.telling import Teller
-from core.watch.terminate import TerminateHandler
+from core.watch.standstill_warnings import StandstillWarnings
+from core.watch.termination import SIGNAL, Termination, continue_process, end_by_force, leave_at_once
 from core.watch.thread_sampler import ThreadSample, ThreadSampler
 from core.watch.verdict import find
 
@@ -41,30 +41,30 @@ if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
     from core.contract.world import World
-    from core.watch.options import Watch
+    from core.watch.options import WatchdogOptions
 
 _WAKE_S = 1.0
 _LONGEST_PAUSE_S = 5.0
 _CONFERS_S = 15.0
-"""Seconds for which a rank goes on to tell of itself after it was called."""
+"""Seconds for which a rank keeps publishing its status after a call."""
 _CALLS_EVERY_S = 5.0
 _STORE_ANSWERS_S = 5.0
 _PART_SURE = 3.0
-"""Part of the limit after which what is certain ends the run."""
+"""Fraction of the limit after which a certain hang ends the run."""
 _ABORTS_S = 20.0
-"""Seconds for which native code that gives up waits for the ranks to say what they called."""
+"""Seconds for which aborting native code waits until the ranks have published which collective they called."""
 
 
-class Watching:
+class Watchdog:
     """Watches the thread that it is made in, until `close`.
 
     Attributes:
         pid: of the watched process.
-        ending: raises the verdict.
+        termination: raises the verdict.
     """
 
     def __init__(
-        self, options: Watch, store: Store, world: World, store_port: int, *, is_store_hosted: bool = False
+        self, options: WatchdogOptions, store: Store, world: World, store_port: int, *, is_store_hosted: bool = False
     ) -> None:
         """All ranks.
 
@@ -86,56 +86,56 @@ class Watching:
         self._host, self._machine, self._began = socket.gethostname(), kernel.machine(), kernel.began_at(self.pid)
         # Healthy ranks look for a call less often than they look at themselves.
         self._looks_every = max(1, round(min(self._limit_s / 6, _LONGEST_PAUSE_S) / _WAKE_S))
-        pulse.begin()
-        self._standstill = Standstill(pulse, self._limit_s, options.end_after.total_seconds())
+        heartbeat.begin()
+        self._standstill = Standstill(heartbeat, self._limit_s, options.end_after.total_seconds())
         self._watched = threading.get_ident()
         self._sampler = ThreadSampler(self._watched, threading.get_native_id(), world.waits_in)
-        self._neighbours = Neighbours(max(options.limit, options.end_after).total_seconds())
+        self._local_ranks = LocalRanks(max(options.limit, options.end_after).total_seconds())
         self._collective: tuple[int, str, Collective] = (-1, "", Collective())
         self._number = self._num_wakes = self._num_rounds = self._call = 0
         self._called_s = self._began_call_s = self._calls_s = self._answered_s = -1e9
         self._call_began_round = 0
         self._others: dict[int, tuple[int, int, float]] = {}
-        """By rank: the number of its last account, and the round and the time at which that was read."""
-        self._accounts: dict[int, Account] = {}
+        """By rank: the number of its last status, and the round and the time at which that was read."""
+        self._statuses: dict[int, RankStatus] = {}
         self._suspicion: tuple[object, ...] = ()
         self._verdict, self._num_verdicts = "", 0
-        self._teller = Teller(options)
-        self.ending = Ending(store_port, self._ask)
+        self._warnings = StandstillWarnings(options)
+        self.termination = Termination(store_port, self._ask)
         self._has_enabled = False
         self._is_aborting, self._is_shown = False, threading.Event()
         self._is_closed = threading.Event()
-        self._errands = Errands("watch over ranks: store")
+        self._store_calls = BackgroundCalls("watch over ranks: store")
         self._terminate = TerminateHandler(self._hold)
         self._thread = threading.Thread(target=self._run, name="watch over ranks", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
-        """Watch no more. The others are told."""
+        """Stop watching, and publish to the other ranks that this one has left."""
         self._is_closed.set()
-        self.let_abort()
+        self.allow_abort()
         self._is_shown.set()
         left = replace(self._named("left"), number=self._number + 1)
         # After an error the store may be gone, and torch prints a page about that.
-        if not self.ending.is_over and sys.exception() is None:
+        if not self.termination.is_over and sys.exception() is None:
             self._ask_store(lambda: self._store.write(self._seen(), left.to_text()), _WAKE_S)
-        self._errands.close(_WAKE_S)
+        self._store_calls.close(_WAKE_S)
         if self._thread is not threading.current_thread():
             self._thread.join(_WAKE_S)
-        if not self.ending.is_over and sys.exception() is None:  # a run that ends has gone on
-            self._teller.go_on(self._standstill.since_s)
+        if not self.termination.is_over and sys.exception() is None:  # a run that ends has gone on
+            self._warnings.clear(self._standstill.since_s)
         self._remove_files()
-        self.ending.close()
+        self.termination.close()
 
-    def let_abort(self) -> None:
-        """Tell nothing any more of native code that gives up."""
+    def allow_abort(self) -> None:
+        """Stop intercepting `std::terminate`: native code that aborts ends the process at once."""
         self._terminate.close()
 
     # the thread -----------------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        self._errands.run(self._enter, _WAKE_S)
-        self._sampler.leave_out(self._thread, self._errands.thread)
+        self._store_calls.run(self._enter, _WAKE_S)
+        self._sampler.leave_out(self._thread, self._store_calls.thread)
         while not self._is_closed.wait(_WAKE_S):
             self._wake()
             if self._verdict:
@@ -145,14 +145,14 @@ class Watching:
                     return
 
     def _hold(self) -> None:
-        """In a thread of native code, which is about to end the process: let the ranks find out why before."""
+        """Called in a thread of native code that is about to end the process: waits until the ranks know why."""
         self._is_aborting = True
         self._is_shown.wait(_ABORTS_S)
         if self._verdict and self._options.ends_run:
             self._is_closed.wait(_ABORTS_S)  # the watch ends the process, with the verdict
 
     def _enter(self) -> None:
-        """Say where this rank is, and learn where rank 0 is, with which the store may be lost."""
+        """Publish this rank's host and process, and read those of rank 0, with which the store may be lost."""
         # Where there is no verdict on what native code gives up about, the stack is all that is left.
         if not faulthandler.is_enabled():
             with suppress(AttributeError, OSError, RuntimeError, ValueError):  # a stderr that is no file
@@ -161,13 +161,13 @@ class Watching:
         self._stacks = _open_in_memory()
         faulthandler.register(SIGNAL, self._stacks, all_threads=True, chain=True)
         own = self._named("computes")
-        self._write_account(self._store, own)
+        self._write_status(self._store, own)
         if self._rank == 0:
             self._store.write("run", json.dumps([uuid.uuid4().hex, own.to_text()]))
         while not (text := self._store.read(["run"])[0]):
             time.sleep(0.05)
         run, first = json.loads(text)
-        self._accounts.setdefault(0, Account.from_text(first))
+        self._statuses.setdefault(0, RankStatus.from_text(first))
         self._folder = Path(tempfile.gettempdir(), f"core-watch-{run}")
 
     def _wake(self) -> None:
@@ -175,22 +175,22 @@ class Watching:
         since_s, now_s = self._standstill.look(num_begun()), time.monotonic()
         self._num_wakes += 1
         if not since_s:
-            self._teller.go_on(stood_s)
+            self._warnings.clear(stood_s)
         if since_s > max(_WAKE_S, min(_LONGEST_PAUSE_S, self._limit_s / 2)) or self._is_aborting:
             self._be_called(now_s)
         is_called = now_s - self._called_s < _CONFERS_S
         if since_s or is_called:
-            accounts = [*self._accounts.values()]  # another thread may add to it
-            sample = self._sampler.sample({each.pid for each in accounts if each.machine == self._machine})
+            statuses = [*self._statuses.values()]  # another thread may add to it
+            sample = self._sampler.sample({each.pid for each in statuses if each.machine == self._machine})
             self._standstill.note(is_waiting=sample.state == "waits", is_at_work=sample.is_at_work)
             if is_called:
-                self._confer(self._account_now(sample), calls=self._called_s == now_s)
+                self._confer(self._status_now(sample), calls=self._called_s == now_s)
         if not is_called and self._num_wakes % self._looks_every == 0:
             self._ask_store(self._listen, _WAKE_S / 4)
 
     def _ask_store(self, function: Callable[[], None], timeout_s: float) -> bool:
         """Run a function that asks the store; False if there is no answer yet, or the store is gone with rank 0."""
-        return not self._is_store_gone() and self._errands.run(function, timeout_s)
+        return not self._is_store_gone() and self._store_calls.run(function, timeout_s)
 
     def _is_store_gone(self) -> bool:
         """True if it has ended with the process of rank 0: torch would print a page about the connection."""
@@ -198,11 +198,11 @@ class Watching:
 
     def _is_gone(self, rank: int) -> bool:
         """True if the process of a rank of this machine has ended."""
-        last = self._accounts.get(rank)
+        last = self._statuses.get(rank)
         return last is not None and last.machine == self._machine and kernel.is_gone(last.pid, last.began)
 
     def _listen(self) -> None:
-        """Look whether another rank calls."""
+        """Check for a call or a verdict of another rank."""
         call = int(self._store.read([CALL])[0] or 0)
         if call > self._call:
             self._call = call
@@ -214,9 +214,9 @@ class Watching:
             self._began_call_s, self._call_began_round = now_s, self._num_rounds
         self._called_s = max(self._called_s, now_s)
 
-    def _account_now(self, sample: ThreadSample) -> Account:
+    def _status_now(self, sample: ThreadSample) -> RankStatus:
         state = "debugged" if sys.gettrace() is not None else sample.state
-        aborting = [each for each in self._accounts.values() if each.state == "aborts"]
+        aborting = [each for each in self._statuses.values() if each.state == "aborts"]
         call = min(aborting, key=lambda each: each.rank).call if aborting else ""
         recorded, line = Collective(), sample.line
         if self._is_aborting or call:
@@ -226,30 +226,30 @@ class Watching:
             line = recorded.line or line
         elif state == "waits" or (self._standstill.since_s > _WAKE_S and run_on_device()):
             # Reading torch's record takes a while, and it doesn't change while the rank stands still.
-            if self._collective[:2] != (pulse.count, sample.line):
+            if self._collective[:2] != (heartbeat.count, sample.line):
                 with suppress(Exception):  # what torch records is for debugging, and differs between releases
-                    self._collective = (pulse.count, sample.line, newest())
+                    self._collective = (heartbeat.count, sample.line, newest())
             recorded = self._collective[2]
             state = "waits" if recorded.name and state != "debugged" else state
         end_after_s = self._standstill.end_after_s
         return replace(
             self._named(state),
-            phase=pulse.phase,
+            phase=heartbeat.phase,
             line=line,
             since_s=self._standstill.since_s,
-            tell_after_s=self._standstill.tell_after_s,
+            warn_after_s=self._standstill.warn_after_s,
             end_after_s=end_after_s,
             least_s=end_after_s if sample.is_moving else self._limit_s / _PART_SURE,
             collective=recorded.name,
             is_usual=recorded.is_usual,
             call=call,
-            count=pulse.count,
+            count=heartbeat.count,
             stack=self._sampler.stack(),
         )
 
-    def _named(self, state: str) -> Account:
-        """An account that says which process this is, and no more."""
-        return Account(
+    def _named(self, state: str) -> RankStatus:
+        """A status that only identifies this process."""
+        return RankStatus(
             self._rank,
             state,
             least_s=self._limit_s / _PART_SURE,
@@ -264,7 +264,7 @@ class Watching:
 
     # conferring -----------------------------------------------------------------------------------------------------
 
-    def _confer(self, own: Account, *, calls: bool) -> None:
+    def _confer(self, own: RankStatus, *, calls: bool) -> None:
         self._answered_s = max(self._answered_s, self._began_call_s)  # a new call: the store has all its time
         self._ask_store(lambda: self._round(self._store, own, calls), _WAKE_S / 2)
         is_lost = time.monotonic() - self._answered_s > _STORE_ANSWERS_S or self._is_store_gone()
@@ -273,11 +273,11 @@ class Watching:
             self._folder.mkdir(mode=0o700, exist_ok=True)
             self._round(FolderBoard(self._folder), own, calls)
 
-    def _round(self, board: Board, own: Account, calls: bool) -> None:
-        """Tell of this rank, hear of the others, and decide if that is this rank's part."""
+    def _round(self, board: Board, own: RankStatus, calls: bool) -> None:
+        """Publish this rank's status, read the others', and decide if this is the deciding rank."""
         now_s = time.monotonic()
         self._num_rounds += 1
-        self._write_account(board, own)
+        self._write_status(board, own)
         if calls and now_s - self._calls_s > _CALLS_EVERY_S:
             self._calls_s = now_s
             self._call = max(self._call, int(board.read([CALL])[0] or 0)) + 1
@@ -285,80 +285,80 @@ class Watching:
         self._read_verdict(board)
         if self._verdict:
             return
-        self._read_accounts(board, now_s)
+        self._read_statuses(board, now_s)
         if board is self._store:
             self._answered_s = time.monotonic()
         silent = [rank for rank in range(self._world_size) if self._is_silent(rank)]
         for rank in silent:
-            self._speak_for(board, rank, own)
-        if len(self._accounts) == self._world_size and self._rank == min(
-            (rank for rank, each in self._accounts.items() if rank not in silent and not each.is_lost), default=-1
+            self._report_silent(board, rank, own)
+        if len(self._statuses) == self._world_size and self._rank == min(
+            (rank for rank, each in self._statuses.items() if rank not in silent and not each.is_lost), default=-1
         ):
             self._decide(board)
 
     def _read_verdict(self, board: Board) -> None:
-        """Look on the board, and in the folder, where it is written if the board's server was stopped."""
+        """Read the verdict from the board, or from the folder if the board's server was stopped."""
         boards = [board] if self._folder is None else [board, FolderBoard(self._folder)]
         for each in boards:
             while text := each.read([self._verdict_name()])[0]:
                 self._verdict = text
                 self._num_verdicts += 1
 
-    def _write_account(self, board: Board, account: Account) -> None:
+    def _write_status(self, board: Board, status: RankStatus) -> None:
         self._number += 1
-        board.write(self._seen(), replace(account, number=self._number, began=self._began).to_text())
+        board.write(self._seen(), replace(status, number=self._number, began=self._began).to_text())
 
-    def _read_accounts(self, board: Board, now_s: float) -> None:
+    def _read_statuses(self, board: Board, now_s: float) -> None:
         texts = board.read([self._seen(rank) for rank in range(self._world_size)])
         for rank, text in enumerate(texts):
             if not text:
                 continue
-            account = Account.from_text(text)
+            status = RankStatus.from_text(text)
             number, _, heard_s = self._others.get(rank, (-1, 0, 0.0))
-            if account.number != number:
-                self._others[rank] = account.number, self._num_rounds, now_s
-                self._accounts[rank] = account
-                self._neighbours.forget(rank)
-            elif account.state == "left":
-                self._accounts[rank] = replace(account.lost("left"), since_s=now_s - heard_s)
+            if status.number != number:
+                self._others[rank] = status.number, self._num_rounds, now_s
+                self._statuses[rank] = status
+                self._local_ranks.forget(rank)
+            elif status.state == "left":
+                self._statuses[rank] = replace(status.lost("left"), since_s=now_s - heard_s)
 
     def _is_silent(self, rank: int) -> bool:
-        """True if a rank hasn't told of itself since the ranks have begun to confer, though it had the time."""
-        if rank == self._rank or (rank in self._accounts and self._accounts[rank].state == "left"):
+        """True if a rank has published no status since the call began, though it had the time."""
+        if rank == self._rank or (rank in self._statuses and self._statuses[rank].state == "left"):
             return False
         heard = max(self._others.get(rank, (0, 0, 0.0))[1], self._call_began_round)
         return self._is_gone(rank) or self._num_rounds - heard > self._looks_every + 2
 
-    def _speak_for(self, board: Board, rank: int, own: Account) -> None:
-        """Tell of a rank that doesn't: of this machine, from what the kernel says; else what others say of it."""
-        last = self._accounts.get(rank)
+    def _report_silent(self, board: Board, rank: int, own: RankStatus) -> None:
+        """Publish the status of a silent rank: from `/proc` on this machine, else as a rank of its own reports it."""
+        last = self._statuses.get(rank)
         if last is None:
             return
         if last.machine != self._machine:
             said = board.read([f"peer/{rank}"])[0]
             # Where no rank can look, it may be at work.
-            end_after_s = self._neighbours.longest_s
-            seen = replace(last, state="silent", tell_after_s=own.tell_after_s, end_after_s=end_after_s)
-            seen = Account.from_text(said) if said else seen
+            end_after_s = self._local_ranks.longest_s
+            seen = replace(last, state="silent", warn_after_s=own.warn_after_s, end_after_s=end_after_s)
+            seen = RankStatus.from_text(said) if said else seen
         else:
-            seen = self._neighbours.look_at(last, own)
+            seen = self._local_ranks.examine(last, own)
             board.write(f"peer/{rank}", seen.to_text())
-        self._accounts[rank] = replace(seen, since_s=max(seen.since_s, own.since_s))
+        self._statuses[rank] = replace(seen, since_s=max(seen.since_s, own.since_s))
 
     def _decide(self, board: Board) -> None:
-        accounts = [self._accounts[rank] for rank in range(self._world_size)]
-        verdict = find(accounts)
-        # Accounts are up to a second old: only what is so twice is so.
+        statuses = [self._statuses[rank] for rank in range(self._world_size)]
+        verdict = find(statuses)
+        # Statuses are up to a second old: a verdict counts when it is found twice.
         before, self._suspicion = self._suspicion, ()
         if verdict is not None:
-            self._suspicion = (verdict.absent, verdict.ends, *(each.count for each in accounts))
+            self._suspicion = (verdict.absent, verdict.ends, *(each.count for each in statuses))
         if verdict is None or before != self._suspicion:
             return
         if not verdict.ends or not (self._options.ends_run or verdict.is_abort):
-            self._teller.tell(verdict, accounts)
+            self._warnings.warn(verdict, statuses)
         elif board.is_first_to_decide(self._num_verdicts):
-            shown = [self._asked_to_show(each) for each in accounts]
-            error = self._teller.error(find(shown) or verdict, shown)
+            shown = [self._asked_to_show(each) for each in statuses]
+            error = self._warnings.error(find(shown) or verdict, shown)
             self._verdict = json.dumps(
                 {
                     "message": error.args[0],
@@ -369,30 +369,30 @@ class Watching:
             )
             board.write(self._verdict_name(), self._verdict)
 
-    def _asked_to_show(self, account: Account) -> Account:
-        """A stopped process shows its stack as soon as it goes on, and it is about to be ended."""
-        if account.state != "stopped" or account.machine != self._machine or not self._options.ends_run:
-            return account
+    def _asked_to_show(self, status: RankStatus) -> RankStatus:
+        """The status with the stack of a stopped process, which can write it only while it runs."""
+        if status.state != "stopped" or status.machine != self._machine or not self._options.ends_run:
+            return status
         with suppress(OSError):
-            ask_for_stack(account)
-            let_go_on(account.pid, account.began)
+            ask_for_stack(status)
+            continue_process(status.pid, status.began)
             time.sleep(_WAKE_S / 4)
-            os.kill(account.pid, signal.SIGSTOP)  # so that it does no step of its own before it hears of the verdict
-        return with_written_stack(account)
+            os.kill(status.pid, signal.SIGSTOP)  # so that it does no step of its own before it hears of the verdict
+        return with_written_stack(status)
 
     # the verdict ----------------------------------------------------------------------------------------------------
 
     def _end(self) -> None:
-        """End this process by the verdict, and those of this machine that don't come."""
-        error = self.ending.error or self._error()
+        """End this process by the verdict, and the absent processes of this machine."""
+        error = self.termination.error or self._error()
         if self._is_aborting:
             self._await_others(error)
             self._remove_files()
             leave_at_once(error)
         leads = self._leads_machine(error)
         if leads:
-            self._for_each_absent(error, let_go_on)
-        self.ending.end(error, self._options.grace.total_seconds())
+            self._for_each_absent(error, continue_process)
+        self.termination.end(error, self._options.grace.total_seconds())
         if leads:
             self._for_each_absent(error, end_by_force)
         if not self._is_closed.is_set():
@@ -400,7 +400,7 @@ class Watching:
             leave_at_once(error)
 
     def _await_others(self, error: HangError) -> None:
-        """Let the others end with the verdict before this process breaks their connections, and is seen to fail."""
+        """Wait until the others have ended with the verdict: this process breaks their connections when it ends."""
         ends_s = time.monotonic() + self._options.grace.total_seconds()
         others = [each for each in error.ranks if each.state not in ("aborts", "gone", "left")]
         while time.monotonic() < ends_s and any(
@@ -414,13 +414,13 @@ class Watching:
         return HangError(said["message"], absent=said["absent"], ranks=ranks, report=said["report"])
 
     def _ask(self) -> None:
-        """In the watched thread, when a connection was lost: the verdict, if another rank has come to one."""
+        """Called in the watched thread after a lost connection: fetch the verdict, if another rank has decided."""
         if not self._options.ends_run:
             return
         if not self._verdict:
             self._ask_store(self._listen, _WAKE_S)
         if self._verdict:
-            self.ending.error = self.ending.error or self._error()
+            self.termination.error = self.termination.error or self._error()
 
     def _leads_machine(self, error: HangError) -> bool:
         own = [each.rank for each in error.ranks if each.host == self._host and each.rank not in error.absent]
@@ -430,9 +430,9 @@ class Watching:
         assert callable(act)
         for each in error.ranks:
             if each.rank in error.absent and each.host == self._host and each.pid != self.pid:
-                account = self._accounts.get(each.rank)
+                status = self._statuses.get(each.rank)
                 with suppress(OSError):
-                    act(each.pid, account.began if account is not None else "")
+                    act(each.pid, status.began if status is not None else "")
 
     def _remove_files(self) -> None:
         faulthandler.unregister(SIGNAL)
@@ -455,7 +455,7 @@ class Watching:
 
 
 def _open_in_memory() -> IO[str]:
-    """A file without a name: nothing of it is left, however the process ends."""
+    """An anonymous file in memory, which vanishes with the process."""
     if hasattr(os, "memfd_create"):
         return os.fdopen(os.memfd_create("core-watch"), "w")
     return tempfile.TemporaryFile("w")

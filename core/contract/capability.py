@@ -14,7 +14,7 @@ class Capability(enum.Flag):
     NONE = 0
     COLLECTIVES = enum.auto()
     """`reduce`, `all_gather`, `broadcast` and `barrier` connect all ranks. Without it, the strategy is a world of one
-    to the core, and gives its share of the data itself."""
+    to the core, and gives its shard of the data itself."""
     JOINT_SETUP = enum.auto()
     """Module, optimizers and scheduler are set up together: `setup_module_and_optimizers` replaces
     `setup_module` and `setup_optimizer`."""

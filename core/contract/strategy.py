@@ -52,8 +52,8 @@ class Strategy(World):
     11. `teardown()`, all ranks: idempotent, also after an exception. Workers stay; the launcher ends those.
 
     Ranks and world size count **processes**; `num_devices` counts **devices**, of which one process may have many;
-    `data_parallel_size` and `data_parallel_rank` count **shares of the data**, which ranks of one tensor-parallel group
-    have in common. Samplers, loss scaling, positions and logged sums use the last pair only. Ranks of one share compute
+    `data_parallel_size` and `data_parallel_rank` count **shards of the data**, which ranks of one tensor-parallel group
+    have in common. Samplers, loss scaling, positions and logged sums use the last pair only. Ranks of one shard compute
     what they have in common alike, so they have to draw the same random numbers; the strategy sees to that.
     """
 

@@ -15,7 +15,7 @@ ReduceOp: TypeAlias = Literal["mean", "sum", "min", "max", "product"]
 class World:
     """The ranks of a strategy, and what they tell each other. This one is of one process.
 
-    Ranks and world size count processes; `data_parallel_size` and `data_parallel_rank` count shares of the data.
+    Ranks and world size count processes; `data_parallel_size` and `data_parallel_rank` count shards of the data.
     """
 
     watch_store: Store | None = None
@@ -48,12 +48,12 @@ class World:
 
     @property
     def data_parallel_size(self) -> int:
-        """Number of shares that the data is split into."""
+        """Number of shards that the data is split into."""
         return self.world_size
 
     @property
     def data_parallel_rank(self) -> int:
-        """Number of this rank's share of the data, from 0."""
+        """Number of this rank's shard of the data, from 0."""
         return self.global_rank
 
     @property

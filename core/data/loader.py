@@ -1,4 +1,4 @@
-"""Re-creates a user's DataLoader so that it yields one rank's share, in the user's own order."""
+"""Re-creates a user's DataLoader so that it yields one rank's shard, in the user's own order."""
 
 from __future__ import annotations
 
@@ -39,15 +39,15 @@ def shard_loader(
     broadcast: Callable[[Any], Any] | None = None,
     global_batch: GlobalBatch | None = None,
 ) -> Any:
-    """A loader of this rank's share; the user's own isn't changed.
+    """A loader of this rank's shard; the user's own isn't changed.
 
     All ranks, with the same `size`, `seed` and `stage`. On one device too, so that its order is the same.
 
     Args:
         loader: a DataLoader, or a subclass. One that can't be sharded comes back as it is, with a warning if there is
             more than one rank: another kind of iterable, or a loader of an IterableDataset.
-        rank: the data-parallel rank that gets the share.
-        size: number of shares.
+        rank: the data-parallel rank that gets the shard.
+        size: number of shards.
         seed: of the shuffling, the same on all ranks.
         stage: in `"fit"` all ranks make the same number of steps; in the others no sample is counted twice.
         broadcast: hands rank 0's object to all ranks. With it, a generator of the user's starts from rank 0's state.
@@ -151,7 +151,7 @@ def _warn_unsharded(loader: Any, size: int) -> None:
         else type(loader).__name__
     )
     warnings.warn(
-        f"{what} can't be sharded from outside: each of the {size} ranks reads all of it. Let it yield the share of "
+        f"{what} can't be sharded from outside: each of the {size} ranks reads all of it. Let it yield the shard of "
         "its own rank, which torch.distributed.get_rank() tells, and say so with use_distributed_sampler=False.",
         stacklevel=5,
     )

@@ -1,4 +1,4 @@
-"""One rank's share of the user's own sampler, with a position that doesn't depend on the number of ranks."""
+"""One rank's shard of the user's own sampler, with a position that doesn't depend on the number of ranks."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import torch
 from torch.utils.data import RandomSampler, Sampler, SequentialSampler, SubsetRandomSampler, WeightedRandomSampler
 
 from core.contract import CheckpointError
-from core.data.dealing import deal_batches, deal_samples, deal_windows
 from core.data.randomness import DrawingRng, mix_seed
 from core.data.sampler_chain import find_generator, sampler_chain
+from core.data.sharding import shard_batches, shard_samples, shard_windows
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from core.data.dealing import Step
+    from core.data.sharding import Step
 
 # What needs no `DrawingRng`, or none after the first batch.
 _DRAW_NOTHING = (SequentialSampler, range, list, tuple)
@@ -31,8 +31,8 @@ class SeededIndex(NamedTuple):
     seed: int
 
 
-class WindowPart(NamedTuple):
-    """One batch of an accumulation window that was cut out of the order as a whole.
+class MicroBatch(NamedTuple):
+    """The size of one batch of an accumulation window, and of the window, which was cut out of the order as a whole.
 
     Attributes:
         num_samples: of this rank in the batch.
@@ -49,7 +49,7 @@ class ShardedSampler(Sampler[Any]):
     """Yields this rank's batches of the user's order, epoch after epoch. Used on one device too. Not for subclassing.
 
     All ranks draw the same global order from seed and epoch, which is also the order of one device. A user's sampler
-    that has a generator of its own draws from that. How the order becomes batches stands in `core.data.dealing`.
+    that has a generator of its own draws from that. How the order becomes batches stands in `core.data.sharding`.
 
     The call sequence, all ranks:
 
@@ -88,13 +88,13 @@ class ShardedSampler(Sampler[Any]):
             batch_size: samples for each rank in a step.
             drop_last: leave out a short last step.
             yields_batches: False for a loader that takes single indices and doesn't collate.
-            rank: the rank that gets this share.
-            size: number of shares.
+            rank: number of this shard.
+            size: number of shards.
             seed: of the draws; the same on all ranks.
             repeats: where a last step can't have a sample for every rank, the others take one that another rank has
                 too, so that all make the same number of steps. False, for evaluation: they end one step earlier.
             num_accumulated: cut accumulation windows of so many batches: the same samples on any number of ranks.
-                `drop_last` then leaves out a last window that is short. `take_part` tells of each batch.
+                `drop_last` then leaves out a last window that is short. `next_micro_batch` tells of each batch.
             loader_generator: the loader's, from which it seeds workers, if it is the sampler's too.
         """
         self.order = order
@@ -114,14 +114,14 @@ class ShardedSampler(Sampler[Any]):
         """The user's batches are others than those of the state that was loaded last."""
         self._on_the_way: deque[tuple[int, Any]] = deque()
         """Samples over all ranks, and our own, for each batch that the loader took and the user wasn't given yet."""
-        self._parts: deque[WindowPart] = deque()
+        self._micro_batches: deque[MicroBatch] = deque()
 
     def __iter__(self) -> Iterator[Any]:
         # Not a generator: the loader draws its workers' seed right after this call.
         self._rewind_generator()
         self._generator_after = None
         self._seed_workers()
-        self._on_the_way, self._parts = deque(), deque()
+        self._on_the_way, self._micro_batches = deque(), deque()
         return self._batches(self._draw(self.epoch, self.position), self._on_the_way, self.epoch, self.position)
 
     def __len__(self) -> int:
@@ -166,9 +166,9 @@ class ShardedSampler(Sampler[Any]):
         self.position += num_samples
         return indices
 
-    def take_part(self) -> WindowPart:
-        """The part of its window that the batch is which the loop takes now. Called once for each batch, in order."""
-        return self._parts.popleft()
+    def next_micro_batch(self) -> MicroBatch:
+        """The share of the accumulation window that the next batch covers. Called once for each batch, in order."""
+        return self._micro_batches.popleft()
 
     def num_batches_given(self, *, default: int) -> int:
         """Number of this rank's batches up to the position; `default` where batches are of any size."""
@@ -202,7 +202,7 @@ class ShardedSampler(Sampler[Any]):
         return {**state, "generator": generator, "generator_after": after}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Let the next `iter` go on from there.
+        """Restore a position, from which the next `iter` continues.
 
         Raises:
             CheckpointError: `state` doesn't come from such a sampler.
@@ -241,11 +241,11 @@ class ShardedSampler(Sampler[Any]):
 
     def _draw(self, epoch: int, position: int) -> Iterator[Step]:
         if type(self.order) in _DRAW_NOTHING:
-            return self._deal(position)
+            return self._shard(position)
         rng = DrawingRng(mix_seed(self.seed, epoch))
         if type(self.order) in _DRAW_AT_ONCE:
             with rng:
-                steps = self._deal(position)
+                steps = self._shard(position)
                 # torch's samplers draw, or seed a generator of their own, when the first sample is taken: take the
                 # first step here.
                 return chain(list(islice(steps, 1)), steps)
@@ -255,19 +255,19 @@ class ShardedSampler(Sampler[Any]):
 
     def _draw_each(self, rng: DrawingRng, position: int) -> Iterator[Step]:
         with rng:
-            steps = self._deal(position)
+            steps = self._shard(position)
             step = next(steps, None)
         while step is not None:
             yield step
             with rng:
                 step = next(steps, None)
 
-    def _deal(self, position: int) -> Iterator[Step]:
+    def _shard(self, position: int) -> Iterator[Step]:
         if self.batch_size is None:
-            return deal_batches(self.order, size=self.size, position=position, drop_last=self.drop_last)
+            return shard_batches(self.order, size=self.size, position=position, drop_last=self.drop_last)
         if self.num_accumulated is not None:
             return self._note(
-                deal_windows(
+                shard_windows(
                     self.order,
                     self.batch_size,
                     num_accumulated=self.num_accumulated,
@@ -275,44 +275,44 @@ class ShardedSampler(Sampler[Any]):
                     position=position,
                     drop_last=self.drop_last,
                 ),
-                self._parts,
+                self._micro_batches,
             )
-        return deal_samples(self.order, self.batch_size, size=self.size, position=position, drop_last=self.drop_last)
+        return shard_samples(self.order, self.batch_size, size=self.size, position=position, drop_last=self.drop_last)
 
-    def _note(self, windows: Iterator[list[Step]], parts: deque[WindowPart]) -> Iterator[Step]:
-        """The steps of windows, one after the other, and beside them what each is in its window."""
+    def _note(self, windows: Iterator[list[Step]], micro_batches: deque[MicroBatch]) -> Iterator[Step]:
+        """The steps of windows, one after the other. Appends the MicroBatch of each to `micro_batches`."""
         for window in windows:
-            num_all = sum(len(share) for step in window for share in step)
+            num_all = sum(len(shard) for step in window for shard in step)
             for number, step in enumerate(window, start=1):
-                parts.append(WindowPart(len(step[self.rank]), num_all, number == len(window)))
+                micro_batches.append(MicroBatch(len(step[self.rank]), num_all, number == len(window)))
                 yield step
 
     def _batches(
         self, steps: Iterator[Step], on_the_way: deque[tuple[int, Any]], epoch: int, position: int
     ) -> Iterator[Any]:
         for step in steps:
-            # `first` is the number of this rank's first sample in the global order, where the ranks' shares stand in a
+            # `first` is the number of this rank's first sample in the global order, where the ranks' shards stand in a
             # row.
-            share, first = step[self.rank], position + sum(map(len, step[: self.rank]))
+            shard, first = step[self.rank], position + sum(map(len, step[: self.rank]))
             # No sample is left for this rank. In training it takes one that another rank has too; an evaluation ends
             # here.
-            if not share:
+            if not shard:
                 if not self.repeats:
                     return
                 samples = list(chain.from_iterable(step))
                 number = self.rank % len(samples)
-                share, first = [samples[number]], position + number
+                shard, first = [samples[number]], position + number
             num_samples = sum(map(len, step))
-            on_the_way.append((num_samples, share if self.yields_batches else share[0]))
+            on_the_way.append((num_samples, shard if self.yields_batches else shard[0]))
             position += num_samples
-            given = self._seed(share, epoch, first) if self.seeds_samples else share
+            given = self._seed(shard, epoch, first) if self.seeds_samples else shard
             yield given if self.yields_batches else given[0]
 
-    def _seed(self, share: list[Any], epoch: int, first: int) -> list[Any]:
+    def _seed(self, shard: list[Any], epoch: int, first: int) -> list[Any]:
         """Add seeds, made from numbers in the global order and from indices. Own sharding counts alike on all ranks."""
-        own = [index if isinstance(index, int) else 0 for index in share]
+        own = [index if isinstance(index, int) else 0 for index in shard]
         seeds = (mix_seed(self.seed, epoch, first + number, index) for number, index in enumerate(own))
-        return [SeededIndex(*pair) for pair in zip(share, seeds, strict=True)]
+        return [SeededIndex(*pair) for pair in zip(shard, seeds, strict=True)]
 
 
 def _length_of(order: Iterable[Any]) -> int | None:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from core.contract import Capability, ConfigurationError, GradientClipping, ModuleError, UnsupportedError
-from core.data import LoaderShares, divide_global_batch, make_transfer, to_device
+from core.data import LoaderSharder, divide_global_batch, make_transfer, to_device
 from core.display import install_for
 from core.fabric import raw_state
 from core.fabric.compilation import make_compiler, split_compiled
@@ -113,7 +113,7 @@ class Fabric(Processes):
         self._ends_by_non_finite_loss = terminate_on_nan
         self._target: nn.Module | None = None
         """The module whose loss `backward` gets by default: the only one that was set up."""
-        self._shares = LoaderShares(self.strategy)
+        self._sharder = LoaderSharder(self.strategy)
         self._num_logs = 0
         self._saving: weakref.finalize[..., Any] | None = None
 
@@ -232,7 +232,7 @@ class Fabric(Processes):
         stage: Stage = "fit",
         global_batch_size: int | None = None,
     ) -> Any:
-        """All ranks. Give each rank its share of the data, in the order of your own samplers, on its device.
+        """All ranks. Give each rank its shard of the data, in the order of your own samplers, on its device.
 
         Args:
             loaders: DataLoaders, or other iterables of batches, which can't be sharded.
@@ -264,7 +264,7 @@ class Fabric(Processes):
             raise ConfigurationError(f"setup_dataloaders: {type(loader).__name__} {state}. Pass your own DataLoader.")
         divided = self._divide(num_samples, loader, shard, stage) if num_samples is not None else None
         if shard:
-            loader = self._shares.take(loader, stage, divided)
+            loader = self._sharder.shard(loader, stage, divided)
         transfer = make_transfer(self.device) if move else None
         return FabricDataLoader(self.strategy.setup_dataloader(loader, stage), loader, transfer, divided)
 
@@ -278,8 +278,8 @@ class Fabric(Processes):
                 f"setup_dataloaders(global_batch_size={num_samples}, stage={stage!r}): only training makes optimizer "
                 "steps. Leave it out for this loader."
             )
-        num_shares, warns = self.strategy.data_parallel_size, self.is_global_zero
-        return divide_global_batch(num_samples, loader, num_shares=num_shares, shards=shard, warns=warns)
+        num_shards, warns = self.strategy.data_parallel_size, self.is_global_zero
+        return divide_global_batch(num_samples, loader, num_shards=num_shards, shards=shard, warns=warns)
 
     def init_module(self, empty_init: bool = False) -> AbstractContextManager[Any]:
         """All ranks. A context in which a model is built on the rank's device, in the precision's format.

@@ -1,4 +1,4 @@
-"""The user's loader: this rank's share of it, on the device, epoch after epoch."""
+"""The user's loader: this rank's shard of it, on the device, epoch after epoch."""
 
 from __future__ import annotations
 
@@ -67,12 +67,12 @@ class FabricDataLoader:
         set_epoch(self._source, self.epoch)
         advance = self._sampler.advance if self._sampler is not None else None
         transfer = self._transfer
-        note_part = self._note_part if self._global_batch is not None else None
+        set_weight = self._set_weight if self._global_batch is not None else None
         heartbeat.phase = "step"
         for number, batch in enumerate(self.loader, start=1):
             heartbeat.count += 1
-            if note_part is not None:
-                note_part(number)
+            if set_weight is not None:
+                set_weight(number)
             # Before the batch is handed out: a state that is saved while the user works on it counts it.
             if advance is not None:
                 advance()
@@ -80,14 +80,14 @@ class FabricDataLoader:
         heartbeat.phase = "end of epoch"
         self.set_epoch(self.epoch + 1)
 
-    def _note_part(self, number: int) -> None:
-        """Tell of the batch of this number, from 1, in this iteration."""
+    def _set_weight(self, number: int) -> None:
+        """Set `ends_window` and `loss_weight` for the batch with this number, from 1, of this iteration."""
         divided = self._global_batch
         assert divided is not None
         if self._sampler is not None and self._sampler.num_accumulated is not None:
-            part = self._sampler.take_part()
-            self.ends_window = part.ends_window
-            self.loss_weight = part.num_samples * divided.num_shares / part.num_all
+            micro_batch = self._sampler.next_micro_batch()
+            self.ends_window = micro_batch.ends_window
+            self.loss_weight = micro_batch.num_samples * divided.num_shards / micro_batch.num_all
         else:
             is_last = hasattr(self.loader, "__len__") and number == len(self.loader)
             self.ends_window = is_last or number % self.num_accumulated == 0

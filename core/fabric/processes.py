@@ -200,7 +200,7 @@ class Processes(Ranks):
         Args:
             seed: from 0 to 2**32 - 1; the same on all ranks.
             workers: known from other trainers. Loaders' workers follow from the seed in any case.
-            per_rank: add the number of this rank's share of the data, so that ranks draw other noise. Not while a
+            per_rank: add the number of this rank's shard of the data, so that ranks draw other noise. Not while a
                 model is being built.
 
         Returns:

@@ -141,7 +141,7 @@ class Trainer(TrainerViews):
                 wrapper. Names in checkpoints don't change with it.
             barebones: nothing but the loop, to measure what the rest costs: no logger, checkpoints, bar, summary or
                 sanity check, and `self.log` does nothing.
-            use_distributed_sampler: give each rank its share of the data.
+            use_distributed_sampler: give each rank its shard of the data.
             seed_samples: seed Python's, NumPy's and torch's generators for every training sample that is loaded, so
                 that random augmentation doesn't depend on workers and ranks, and goes on exactly after a resume.
             keep_on_device: leave the module where it was trained when a stage is over. Else it returns to the CPU, as

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Literal
 
 from core.contract import ConfigurationError
-from core.trainer.callbacks.batch_size_finder import BatchSizeFinder
-from core.trainer.callbacks.learning_rate_finder import LearningRateFinder
+from core.trainer.callbacks.finders.batch_size_finder import BatchSizeFinder
+from core.trainer.callbacks.finders.learning_rate_finder import LearningRateFinder
 
 if TYPE_CHECKING:
     from torch import nn

@@ -15,8 +15,8 @@ from rich.console import Console
 from callbacks.tiny import Tiny, loader, make_trainer
 from core import ConfigurationError, Trainer
 from core.callbacks import LambdaCallback, ProgressBar, RichProgressBar
-from core.trainer.callbacks.epoch_table import EpochTable
-from core.trainer.callbacks.progress_view import Work, format_seconds, format_value
+from core.trainer.callbacks.progress_bar.epoch_table import EpochTable
+from core.trainer.callbacks.progress_bar.view import ProgressTask, format_seconds, format_value
 from core_testing import programs
 
 PROGRAM = Path(__file__).with_name("bar_program.py")
@@ -297,7 +297,7 @@ def test_values(value, text):
 
 
 def test_nobody_knows_how_long_an_endless_loader_takes():
-    assert Work("Epoch", float("inf")).remaining_s is None
+    assert ProgressTask("Epoch", float("inf")).remaining_s is None
 
 
 # in a notebook ------------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader
 from core import Callback, Module, Trainer
 from core.callbacks import ModelCheckpoint
 from core.trainer.loops import stop_agreement
-from core.trainer.signals import pace
+from core.trainer.signals import exchange_interval
 from resuming import Samples, on_ranks
 
 
@@ -125,7 +125,7 @@ def test_ranks_talk_twice_a_second_and_not_at_each_step(seconds_a_step, expected
         clock.talked_at.append(batch)
         settle(self, batch)
 
-    monkeypatch.setattr(pace, "time", clock)
+    monkeypatch.setattr(exchange_interval, "time", clock)
     monkeypatch.setattr(stop_agreement.StopAgreement, "settle", note)
     trainer = make(clock, strategy="ddp_fork", devices=2, max_epochs=1, use_distributed_sampler=False)
     trainer.fit(Net(), [(torch.ones(1, 3), torch.ones(1, 1))] * 100)

@@ -10,7 +10,7 @@ import torch
 
 from core.contract import ConfigurationError
 from core.trainer.callbacks.arguments import check_int, check_mode
-from core.trainer.callbacks.common_decisions import agree_on_metrics, not_logged, origin_of, validates_within_epochs
+from core.trainer.callbacks.rank_zero_decisions import agree_on_metrics, not_logged, origin_of, validates_within_epochs
 from core.trainer.hooks.callback import Callback
 
 if TYPE_CHECKING:

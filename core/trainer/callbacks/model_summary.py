@@ -11,7 +11,7 @@ import torch
 from core.contract import Capability
 from core.trainer.callbacks.arguments import check_int
 from core.trainer.callbacks.layer_summary import Summary, count_here, summarize
-from core.trainer.callbacks.terminal import find_console
+from core.trainer.callbacks.progress_bar.terminal import find_console
 from core.trainer.hooks.callback import Callback
 
 if TYPE_CHECKING:

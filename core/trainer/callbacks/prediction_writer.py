@@ -20,7 +20,7 @@ _INTERVALS = ("batch", "epoch", "batch_and_epoch")
 class BasePredictionWriter(Callback):
     """Hands over the predictions of `trainer.predict`, batch by batch, or all at its end. Meant to be subclassed.
 
-    Override `write_on_batch_end`, `write_on_epoch_end`, or both. Every rank writes its own share: put the rank into the
+    Override `write_on_batch_end`, `write_on_epoch_end`, or both. Every rank writes its own shard: put the rank into the
     file's name. Pass `return_predictions=False` to `predict`, and memory holds one batch at a time.
     """
 
@@ -82,7 +82,7 @@ class BasePredictionWriter(Callback):
         Args:
             trainer: the running trainer.
             module: the user's module.
-            predictions: for each loader what `predict_step` returned, batch after batch, of this rank's share.
+            predictions: for each loader what `predict_step` returned, batch after batch, of this rank's shard.
             batch_indices: for each of them where its samples are in the data set; see `write_on_batch_end`.
         """
         raise NotImplementedError
@@ -117,7 +117,7 @@ class BasePredictionWriter(Callback):
 
 
 def _take_indices(loader: Any) -> Any:
-    """Indices of the batch that the loop has just taken; the sampler that deals out the shares knows them."""
+    """Indices of the batch that the loop has just taken; the sampler that cuts the shards knows them."""
     samplers = (getattr(loader, name, None) for name in ("batch_sampler", "sampler"))
     sampler = next((sampler for sampler in samplers if hasattr(sampler, "advance")), None)
     return sampler.advance() if sampler is not None else None

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from core.contract import ConfigurationError
 from core.trainer.hooks.callback import Callback
 from core.trainer.settings.duration import parse_duration
-from core.trainer.signals.pace import PacedQuestion
+from core.trainer.signals.exchange_interval import PeriodicVote
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -51,7 +51,7 @@ class Timer(Callback):
         self._started_s: dict[str, float] = {}
         self._ended_s: dict[str, float] = {}
         self._earlier_s = dict.fromkeys(_STAGES, 0.0)
-        self._is_time = PacedQuestion()
+        self._is_time = PeriodicVote()
         if self._duration_s is not None:
             # Only the hook that is needed: one that is defined is called, and paid for, in each step.
             if interval == "step":

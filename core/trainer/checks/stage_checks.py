@@ -69,7 +69,7 @@ def _check_global_batch(num_samples: int, strategy: Strategy) -> None:
             "and say batch_size and accumulate_grad_batches.",
             capability=Capability.COMPILED_STEP,
         )
-    # Where ranks have shares in common, their number isn't known yet.
+    # Where ranks have shards in common, their number isn't known yet.
     if type(strategy).data_parallel_size is World.data_parallel_size:
         check_global_batch(num_samples, strategy.num_processes_per_node * strategy.num_nodes)
 

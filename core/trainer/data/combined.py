@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from core.contract import CheckpointError, ConfigurationError
-from core.data import Feed
+from core.data import ResumableLoader
 from core.trainer.data.collection import fill, leaves_of
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ class CombinedLoader:
             known = ", ".join(map(repr, get_args(CombinationMode)))
             raise ConfigurationError(f"CombinedLoader(mode={mode!r}): expected one of {known}.")
         self.loaders, self.mode = loaders, mode
-        self._lanes = [_Lane(name, Feed(loader)) for name, loader in leaves_of(loaders)]
+        self._lanes = [_Lane(name, ResumableLoader(loader)) for name, loader in leaves_of(loaders)]
         if not self._lanes:
             raise ConfigurationError("CombinedLoader got no loader. Put at least one into the dict or list.")
         self._epoch, self._has_begun = 0, False
@@ -60,11 +60,11 @@ class CombinedLoader:
         """The loaders with their names in the structure, in the order in which they are read."""
         return list(leaves_of(self.loaders))
 
-    def with_feeds(self, feeds: Sequence[Feed]) -> CombinedLoader:
+    def with_resumables(self, resumables: Sequence[ResumableLoader]) -> CombinedLoader:
         """The same combination of other loaders, one for each of `leaves`."""
-        clone = CombinedLoader(fill(self.loaders, (feed.loader for feed in feeds)), self.mode)
+        clone = CombinedLoader(fill(self.loaders, (resumable.loader for resumable in resumables)), self.mode)
         names = [name for name, _ in self.leaves]
-        clone._lanes = [_Lane(name, feed) for name, feed in zip(names, feeds, strict=True)]
+        clone._lanes = [_Lane(name, resumable) for name, resumable in zip(names, resumables, strict=True)]
         return clone
 
     def __len__(self) -> int:
@@ -73,7 +73,7 @@ class CombinedLoader:
         Raises:
             TypeError: that depends on a loader which doesn't know its length.
         """
-        lengths = [len(lane.feed.loader) for lane in self._lanes]
+        lengths = [len(lane.resumable.loader) for lane in self._lanes]
         if self.mode == "sequential":
             return sum(lengths)
         return min(lengths) if self.mode == "min_size" else max(lengths)
@@ -99,7 +99,7 @@ class CombinedLoader:
 
     def state_dict(self) -> dict[str, Any]:
         """The position of every loader, after the batches that were given."""
-        return {"mode": self.mode, "loaders": {lane.name: lane.feed.state_dict() for lane in self._lanes}}
+        return {"mode": self.mode, "loaders": {lane.name: lane.resumable.state_dict() for lane in self._lanes}}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """The next iteration goes on from there.
@@ -114,26 +114,26 @@ class CombinedLoader:
                 f"{sorted(saved)}; this is mode={self.mode!r} with {sorted(here)}. Combine the same loaders."
             )
         for lane in self._lanes:
-            lane.feed.load_state_dict(saved[lane.name])
+            lane.resumable.load_state_dict(saved[lane.name])
         # The first loader may be in a later pass of the same epoch.
-        self._epoch, self._has_begun = self._lanes[0].feed.epoch % _PASS_STRIDE, False
+        self._epoch, self._has_begun = self._lanes[0].resumable.epoch % _PASS_STRIDE, False
 
 
-class CombinedFeed:
-    """A `core.data.Feed` for a combination of feeds; its loaders count as they are read."""
+class CombinedResumableLoader:
+    """A `core.data.ResumableLoader` for several loaders at once, each of which counts as it is read."""
 
-    def __init__(self, loader: CombinedLoader, feeds: Sequence[Feed]) -> None:
-        self.loader, self.feeds = loader.with_feeds(feeds), feeds
+    def __init__(self, loader: CombinedLoader, resumables: Sequence[ResumableLoader]) -> None:
+        self.loader, self.resumables = loader.with_resumables(resumables), resumables
 
     @property
     def differs_by_rank(self) -> bool:
         """True if `state_dict` is right for this rank only."""
-        return any(feed.differs_by_rank for feed in self.feeds)
+        return any(resumable.differs_by_rank for resumable in self.resumables)
 
     @property
     def num_batches(self) -> int:
         """Batches of this epoch that were given, a loader that is in its second pass aside."""
-        counts = [feed.num_batches for feed in self.feeds if feed.epoch < _PASS_STRIDE]
+        counts = [resumable.num_batches for resumable in self.resumables if resumable.epoch < _PASS_STRIDE]
         return sum(counts) if self.loader.mode == "sequential" else max(counts, default=0)
 
     def begin(self, epoch: int) -> None:
@@ -159,20 +159,20 @@ class CombinedFeed:
 class _Lane:
     """One of the loaders, which may be read several times in an epoch."""
 
-    def __init__(self, name: str, feed: Feed) -> None:
-        self.name, self.feed = name, feed
+    def __init__(self, name: str, resumable: ResumableLoader) -> None:
+        self.name, self.resumable = name, resumable
         self.has_ended = False
         self._batches: Iterator[Any] | None = None
 
     def begin(self, epoch: int) -> None:
         # A position that was restored may be in a later pass of this epoch: there it goes on.
-        same = self.feed.epoch % _PASS_STRIDE == epoch
-        self.feed.begin(self.feed.epoch if same else epoch)
+        same = self.resumable.epoch % _PASS_STRIDE == epoch
+        self.resumable.begin(self.resumable.epoch if same else epoch)
 
     def open(self) -> None:
         # Read once more means read to the end before.
-        self.has_ended = self.feed.epoch >= _PASS_STRIDE
-        self._batches = self.feed.open()
+        self.has_ended = self.resumable.epoch >= _PASS_STRIDE
+        self._batches = self.resumable.open()
 
     def take(self) -> Any:
         """The next batch, or `_END`, once and for all."""
@@ -180,7 +180,7 @@ class _Lane:
         if batch is _END:
             self.has_ended, self._batches = True, None
         else:
-            self.feed.count(self.feed.num_batches + 1)
+            self.resumable.count(self.resumable.num_batches + 1)
         return batch
 
     def take_again(self) -> Any:
@@ -189,8 +189,8 @@ class _Lane:
         Raises:
             ConfigurationError: there is none.
         """
-        self.feed.begin(self.feed.epoch + _PASS_STRIDE)
-        self._batches = self.feed.open()
+        self.resumable.begin(self.resumable.epoch + _PASS_STRIDE)
+        self._batches = self.resumable.open()
         if (batch := self.take()) is _END:
             raise ConfigurationError(
                 f"The loader {self.name!r} gave no batch when it began again: it is empty, or an iterator that can be "

@@ -22,7 +22,7 @@ def await_others(strategy: Strategy, *, epoch: int, num_batches: int) -> None:
         return
     message = (
         f"Rank {strategy.global_rank} has ended epoch {epoch} after {num_batches} batches, and has "
-        f"been waiting for the other ranks for {WARNING_DELAY_S:.0f} s. If their shares of the data have more batches, "
+        f"been waiting for the other ranks for {WARNING_DELAY_S:.0f} s. If their shards of the data have more batches, "
         "they wait for this rank, until the watch over ranks or the process group's timeout ends the run. Give all "
         f"ranks as many batches, for example by limit_train_batches={num_batches}."
     )

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 from torch.utils.data import DataLoader, IterableDataset
 
 from core.contract import CheckpointError, ConfigurationError
-from core.data import Feed, LoaderShares, divide_global_batch, seed_samples, shuffles, without_shuffling
+from core.data import LoaderSharder, ResumableLoader, divide_global_batch, seed_samples, shuffles, without_shuffling
 from core.trainer.data.collection import is_collection, leaves_of
-from core.trainer.data.combined import CombinedFeed, CombinedLoader
+from core.trainer.data.combined import CombinedLoader, CombinedResumableLoader
 from core.trainer.data.sources import PREDICTION, TEST, TRAIN, VALIDATION
 from core.trainer.data.validation_interval import check_interval
 from core.trainer.settings.options import resolve_limit
@@ -59,7 +59,7 @@ class Loaders:
         self._options = options
         self._sources = {source.role: source for source in sources}
         self._strategy: Strategy | None = None
-        self._feed: Feed | CombinedFeed | None = None
+        self._resumable: ResumableLoader | CombinedResumableLoader | None = None
         self._restored: dict[str, Any] | None = None
         self._asked_in_epoch = 0
         self._has_warned_of_empty = False
@@ -86,12 +86,12 @@ class Loaders:
         """All ranks. Make all loaders anew; a position that was restored holds for the new ones."""
         self._ask()
         if self._restored is not None:
-            self._train_feed.load_state_dict(self._restored)
+            self._train_loader.load_state_dict(self._restored)
 
     def _ask(self) -> None:
         assert self._strategy is not None
-        # New shares, so that loaders that are asked for again have the seeds of the first ones.
-        self._shares = LoaderShares(self._strategy)
+        # New shards, so that loaders that are asked for again have the seeds of the first ones.
+        self._sharder = LoaderSharder(self._strategy)
         self.test = self._make_evaluation(TEST)
         self.predict = self._make_evaluation(PREDICTION)
         self.validation = self._make_evaluation(VALIDATION)
@@ -109,10 +109,12 @@ class Loaders:
         combined = CombinedLoader(loaders, "max_size_cycle") if is_collection(loaders) else loaders
         self._divide(combined)
         if isinstance(combined, CombinedLoader):
-            self._feed = CombinedFeed(combined, [self._make_feed(leaf, TRAIN) for _, leaf in combined.leaves])
+            self._resumable = CombinedResumableLoader(
+                combined, [self._make_resumable(leaf, TRAIN) for _, leaf in combined.leaves]
+            )
         else:
-            self._feed = self._make_feed(combined, TRAIN)
-        self.train = self._feed.loader
+            self._resumable = self._make_resumable(combined, TRAIN)
+        self.train = self._resumable.loader
         available = length_of(self.train)
         self.knows_length = available != _UNKNOWN and not any(map(_estimates_length, _leaves(combined)))
         self.num_train_batches = resolve_limit(self._limit(TRAIN), available, name=TRAIN.limit)
@@ -130,8 +132,8 @@ class Loaders:
                 f"{len(loader.leaves)}. Leave it out, and say accumulate_grad_batches=..., or train on one loader."
             )
         shards = self._options.use_distributed_sampler
-        num_shares, warns = strategy.data_parallel_size, strategy.is_global_zero
-        self.global_batch = divide_global_batch(wanted, loader, num_shares=num_shares, shards=shards, warns=warns)
+        num_shards, warns = strategy.data_parallel_size, strategy.is_global_zero
+        self.global_batch = divide_global_batch(wanted, loader, num_shards=num_shards, shards=shards, warns=warns)
 
     def _check_train(self, counts: list[int | float]) -> None:
         if min(counts) == 0:
@@ -152,11 +154,11 @@ class Loaders:
             return []
         # Read together they are one loader; one after the other they are several, each with its own index.
         if isinstance(loaders, CombinedLoader) and loaders.mode != "sequential":
-            feeds = [self._make_feed(leaf, role) for _, leaf in loaders.leaves]
-            made = [loaders.with_feeds(feeds)]
+            resumables = [self._make_resumable(leaf, role) for _, leaf in loaders.leaves]
+            made = [loaders.with_resumables(resumables)]
         else:
             leaves = loaders.leaves if isinstance(loaders, CombinedLoader) else leaves_of(loaders)
-            made = [self._make_feed(leaf, role).loader for _, leaf in leaves]
+            made = [self._make_resumable(leaf, role).loader for _, leaf in leaves]
         return self._count(made, role)
 
     def _count(self, loaders: list[Any], role: Role) -> list[StageLoader]:
@@ -171,17 +173,17 @@ class Loaders:
         wanted = [resolve_limit(limit, available, name=role.limit) if available else 0 for available in longest]
         return [StageLoader(*pair) for pair in zip(loaders, map(min, wanted, lengths), strict=True)]
 
-    def _make_feed(self, source: Any, role: Role) -> Feed:
+    def _make_resumable(self, source: Any, role: Role) -> ResumableLoader:
         """Shard one loader, and hand it to the strategy."""
         strategy, options = self._strategy, self._options
         assert strategy is not None
         if shuffles(source):
             source = self._take_shuffling(source, role)
         if options.use_distributed_sampler:
-            source = self._shares.take(source, role.stage, self.global_batch if role is TRAIN else None)
+            source = self._sharder.shard(source, role.stage, self.global_batch if role is TRAIN else None)
         if options.seed_samples and role is TRAIN:
             source = seed_samples(source)
-        return Feed(strategy.setup_dataloader(source, role.stage), source)
+        return ResumableLoader(strategy.setup_dataloader(source, role.stage), source)
 
     def _take_shuffling(self, loader: Any, role: Role) -> Any:
         """Shuffling is for training, and for a different batch each time."""
@@ -259,12 +261,12 @@ class Loaders:
             self._asked_in_epoch = epoch - epoch % every
             self.ask_again()
         self._restored = None
-        self._train_feed.begin(epoch)
+        self._train_loader.begin(epoch)
         self.epoch_end = self.num_train_batches
 
     def open_train(self) -> Iterator[Any]:
         """All ranks. The epoch's batches from the position on."""
-        return self._train_feed.open()
+        return self._train_loader.open()
 
     def refuse_empty_loader(self) -> None:
         """An epoch has ended without a batch.
@@ -278,32 +280,36 @@ class Loaders:
         )
 
     @property
-    def windowed_feed(self) -> Feed | None:
+    def windowed_loader(self) -> ResumableLoader | None:
         """The training data, if its order is cut into whole accumulation windows."""
-        return self._feed if isinstance(self._feed, Feed) and self._feed.num_accumulated is not None else None
+        loader = self._resumable
+        return loader if isinstance(loader, ResumableLoader) and loader.num_accumulated is not None else None
 
     @property
     def reads_again(self) -> bool:
         """True if a run goes on within an epoch by reading its batches again; not where several loaders are read."""
-        return isinstance(self._feed, Feed) and self._feed.reads_again
+        return isinstance(self._resumable, ResumableLoader) and self._resumable.reads_again
 
     @property
     def is_cut_anew(self) -> bool:
         """True if what is left of a restored epoch has another number of batches than `num_train_batches` says."""
-        feed = self._train_feed
-        return any(each.is_cut_anew for each in (feed.feeds if isinstance(feed, CombinedFeed) else [feed]))
+        resumable = self._train_loader
+        return any(
+            each.is_cut_anew
+            for each in (resumable.resumables if isinstance(resumable, CombinedResumableLoader) else [resumable])
+        )
 
     @property
     def has_position(self) -> bool:
         """True if this process has read the training data: if launched ranks have, it hasn't."""
-        return self._feed is not None
+        return self._resumable is not None
 
     def state_dict(self, num_batches: int) -> dict[str, Any]:
         """All ranks. The training data's position after so many batches of this epoch on this rank."""
-        feed = self._train_feed
-        feed.count(num_batches)
-        state = feed.state_dict()
-        return {"train_by_rank": self._gather(state)} if feed.differs_by_rank else {"train": state}
+        resumable = self._train_loader
+        resumable.count(num_batches)
+        state = resumable.state_dict()
+        return {"train_by_rank": self._gather(state)} if resumable.differs_by_rank else {"train": state}
 
     def load_state_dict(self, state: dict[str, Any], num_batches: int) -> int:
         """All ranks. Go on from a position; the loader begins there.
@@ -313,17 +319,17 @@ class Loaders:
             num_batches: of the epoch, as the rank that saved it counted.
 
         Returns:
-            What that is for this rank, whose batches may be larger shares.
+            What that is for this rank, whose batches may be larger shards.
 
         Raises:
             CheckpointError: it was saved by other loaders, or by another number of ranks where that matters.
         """
-        feed, saved = self._train_feed, self._state_of_rank(state)
+        resumable, saved = self._train_loader, self._state_of_rank(state)
         if saved is None:
             return num_batches
-        feed.load_state_dict(saved)
+        resumable.load_state_dict(saved)
         self._restored = saved
-        return feed.num_batches if num_batches else 0
+        return resumable.num_batches if num_batches else 0
 
     def _state_of_rank(self, state: dict[str, Any]) -> dict[str, Any] | None:
         strategy = self._strategy
@@ -340,9 +346,9 @@ class Loaders:
         return found
 
     @property
-    def _train_feed(self) -> Feed | CombinedFeed:
-        assert self._feed is not None
-        return self._feed
+    def _train_loader(self) -> ResumableLoader | CombinedResumableLoader:
+        assert self._resumable is not None
+        return self._resumable
 
 
 def length_of(loader: Any) -> int | float:

@@ -287,7 +287,7 @@ class Metrics:
     def reduce_epoch(
         self, strategy: Strategy, module: nn.Module | None = None, *, is_over: bool = True
     ) -> dict[str, float]:
-        """All ranks. The epoch's values, over all shares of the data where asked; begins a new epoch.
+        """All ranks. The epoch's values, over all shards of the data where asked; begins a new epoch.
 
         Values that are not logged with `sync_dist=False` are exact over all samples: sums and weights are added, ranks
         that saw fewer samples, or none, included.
@@ -362,7 +362,7 @@ def _as_number(name: str, value: Any) -> int | float:
 def _reduce_step(strategy: Strategy, value: Any, reduction: str) -> Any:
     wide = widen(to_tensor(value, strategy.root_device), is_float=reduction == "mean")
     reduced = strategy.reduce(wide, reduce_op=reduction)
-    num_copies = strategy.world_size // strategy.data_parallel_size  # ranks of one share have logged the same
+    num_copies = strategy.world_size // strategy.data_parallel_size  # ranks of one shard have logged the same
     if reduction != "sum" or num_copies == 1:
         return reduced
     return reduced / num_copies if reduced.is_floating_point() else reduced // num_copies
@@ -379,7 +379,7 @@ def _module_paths(metrics: dict[str, Any], module: nn.Module | None) -> dict[str
 def _gather(
     strategy: Strategy, local: dict[str, _Reduction], module_paths: dict[str, str], has_changed: bool
 ) -> tuple[dict[str, _Reduction], dict[str, str], bool]:
-    """All ranks. Merged reductions of all shares, the metrics of any rank, and True if any rank's have changed."""
+    """All ranks. Merged reductions of all shards, the metrics of any rank, and True if any rank's have changed."""
     merged: dict[str, _Reduction] = {}
     found: dict[str, str] = {}
     seen: set[tuple[int, str]] = set()
@@ -389,7 +389,7 @@ def _gather(
         found = {**metrics, **found}
         has_changed = has_changed or other_has_changed
         for name, (reduction, total, weight) in part.items():
-            if (share, name) in seen:  # ranks of one share have logged the same: the first one counts
+            if (share, name) in seen:  # ranks of one shard have logged the same: the first one counts
                 continue
             seen.add((share, name))
             if name not in merged:

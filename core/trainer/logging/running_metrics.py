@@ -39,27 +39,27 @@ def restore(
     saved: Sequence[dict[str, Any]],
     *,
     share: int,
-    num_shares: int,
+    num_shards: int,
 ) -> None:
-    """All ranks. Go on from what each share of the data had collected in the saved run.
+    """All ranks. Go on from what each shard of the data had collected in the saved run.
 
-    With fewer shares than before, one takes over the reductions of several; with more, some begin with nothing. Sums
-    and weights are added over shares in the end, so that the epoch's value is the same. Torchmetrics objects can't be
+    With fewer shards than before, one takes over the reductions of several; with more, some begin with nothing. Sums
+    and weights are added over shards in the end, so that the epoch's value is the same. Torchmetrics objects can't be
     handed on in this way, and begin anew.
 
     Args:
         logged: gets the values.
         module: with the torchmetrics objects.
         device: of this rank.
-        saved: of each share of the saved run.
+        saved: of each shard of the saved run.
         share: that this rank has now.
-        num_shares: that there are now.
+        num_shards: that there are now.
     """
-    # With more shares than were saved, the rest see what the last one saw.
+    # With more shards than were saved, the rest see what the last one saw.
     own = saved[min(share, len(saved) - 1)]
     logged.take(own["values"])
-    # Each share that was saved goes to one of those that there are now.
-    for part in saved[share::num_shares]:
+    # Each shard that was saved goes to one of those that there are now.
+    for part in saved[share::num_shards]:
         for name, state in part["reductions"].items():
             _add(logged.train, name, state, device)
     objects = dict(_torchmetrics(module))
@@ -67,12 +67,12 @@ def restore(
         if (metric := objects.get(state["place"])) is not None:
             logged.train.entries[name] = entry = _make_entry(name, state)
             entry.metric = metric
-    if len(saved) == num_shares:
+    if len(saved) == num_shards:
         for path in objects.keys() & own["torchmetrics"].keys():
             _restore_metric(objects[path], own["torchmetrics"][path])
     elif any(state["update_count"] for part in saved for state in part["torchmetrics"].values()):
         warnings.warn(
-            f"The checkpoint was saved by {len(saved)} ranks within an epoch, and goes on with {num_shares}: "
+            f"The checkpoint was saved by {len(saved)} ranks within an epoch, and goes on with {num_shards}: "
             "torchmetrics objects begin anew, and will tell of this epoch what comes from here on.",
             stacklevel=2,
         )

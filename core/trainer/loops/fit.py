@@ -14,14 +14,14 @@ from core.trainer.data.epoch_end import await_others
 from core.trainer.data.loaders import length_of
 from core.trainer.hooks.argument_counts import call_with
 from core.trainer.logging.loss_watch import guarded
+from core.trainer.loops.accumulation import AccumulationWindow
 from core.trainer.loops.evaluate import evaluate
-from core.trainer.loops.nothing_learned import NothingLearned
+from core.trainer.loops.microbatch_weights import weight_loss
+from core.trainer.loops.no_update_check import NoUpdateCheck
 from core.trainer.loops.profiling import mark_steps, profile_parts
 from core.trainer.loops.scheduling import schedulers_by, step_schedulers, step_waiting
 from core.trainer.loops.stop_agreement import StopAgreement
 from core.trainer.loops.validation_schedule import ValidationSchedule
-from core.trainer.loops.window import Window
-from core.trainer.loops.window_weights import weighed
 from core.trainer.module.module import require_method
 from core.trainer.module.module_steps import apply_overrides
 from core.trainer.module.optimization import evaluates_loss, takes_metric
@@ -77,7 +77,7 @@ class FitLoop:
     def _prepare(self) -> None:
         check_max_steps(self._run)
         events, options = self._run.events, self.options
-        self.nothing_learned = NothingLearned(self._run)
+        self.no_update_check = NoUpdateCheck(self._run)
         self.step = self._make_step()
         self.batch_start = events.hook("on_train_batch_start")
         self.batch_end = mark_steps(self._run.profiler, events.hook("on_train_batch_end"))
@@ -136,7 +136,7 @@ class FitLoop:
     def _unpack(self, output: Any) -> Tensor | None:
         self.outputs = output
         if output is None:
-            self.nothing_learned.note_missing_loss()
+            self.no_update_check.note_missing_loss()
             return None
         loss = output.get("loss") if isinstance(output, dict) else output
         if not isinstance(loss, Tensor) or loss.numel() != 1:
@@ -173,7 +173,7 @@ class FitLoop:
         self.num_batches: int | float = math.inf if progress.is_recut else run.loaders.num_train_batches
         run.loaders.epoch_end = self.num_batches
         self.is_validation_due = self.schedule.begin_epoch()
-        self.nothing_learned.begin_epoch()
+        self.no_update_check.begin_epoch()
         is_over = self._run_batches()
         run.logged.losses.look_at_output(self.outputs, run.module, self.strategy)
         if is_over:
@@ -292,15 +292,15 @@ class FitLoop:
 
     def _make_train_batch(self) -> Callable[[Any, int, TrainingStep], StepOutput]:
         train = self._run.profiled("run_training_step", self.strategy.run_training_step)
-        feed = self._run.loaders.windowed_feed
-        return train if feed is None else weighed(train, feed, self.strategy.data_parallel_size)
+        loader = self._run.loaders.windowed_loader
+        return train if loader is None else weight_loss(train, loader, self.strategy.data_parallel_size)
 
-    def _open_batches(self) -> tuple[Iterator[Any], Window | None]:
+    def _open_batches(self) -> tuple[Iterator[Any], AccumulationWindow | None]:
         """The epoch's remaining batches; and where windows end, if gradients are accumulated."""
         run, batches = self._run, self._open_loader()
         if run.window == 1:
             return batches, None
-        window = Window(run.window, self.progress.window_start, self.num_batches, batches, run.loaders)
+        window = AccumulationWindow(run.window, self.progress.window_start, self.num_batches, batches, run.loaders)
         return window.batches, window
 
     def _write_pending(self) -> None:
@@ -315,7 +315,7 @@ class FitLoop:
         run.logged.train.batch = None
         if num_batches == 0:
             run.loaders.refuse_empty_loader()
-        self.nothing_learned.end_epoch(num_batches)
+        self.no_update_check.end_epoch(num_batches)
         if not run.loaders.knows_length:
             await_others(self.strategy, epoch=self.progress.epoch, num_batches=num_batches)
         if num_batches == length_of(run.loaders.train):

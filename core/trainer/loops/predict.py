@@ -51,16 +51,16 @@ def _collect_predictions(run: Run, loaders: Sequence[StageLoader], returns: bool
 
 
 def _gather(run: Run, predictions: list[list[Any]]) -> list[list[Any]]:
-    """The batches of all shares of the data, step by step, on rank 0; elsewhere this rank's."""
+    """The batches of all shards of the data, step by step, on rank 0; elsewhere this rank's."""
     strategy = run.strategy
     if not strategy.session.has_peers:
         return predictions
     gathered = strategy.gather_objects((strategy.data_parallel_rank, predictions))
     if gathered is None:
         return predictions
-    shares = dict(reversed(gathered))  # ranks of one share have predicted the same: the first one counts
-    # Step by step, the batches of all shares in their order: that of the data set.
-    by_loader = zip(*(shares[rank] for rank in sorted(shares)), strict=True)
+    shards = dict(reversed(gathered))  # ranks of one shard have predicted the same: the first one counts
+    # Step by step, the batches of all shards in their order: that of the data set.
+    by_loader = zip(*(shards[rank] for rank in sorted(shards)), strict=True)
     return [
         [output for output in chain.from_iterable(zip_longest(*parts, fillvalue=_MISSING)) if output is not _MISSING]
         for parts in by_loader

@@ -12,9 +12,9 @@ from core.trainer.logging import run_logs
 from core.trainer.loops import run_facts
 from core.trainer.loops.evaluate import evaluate
 from core.trainer.loops.fit import FitLoop
+from core.trainer.loops.interruption_message import write_interruption_message
 from core.trainer.loops.predict import predict
 from core.trainer.loops.profiling import profiled_stage
-from core.trainer.loops.told_end import tell_end
 from core.trainer.module.module import Module
 from core.trainer.settings.torch_modes import torch_modes
 from core.trainer.signals.interruption import SignalGuard
@@ -76,7 +76,7 @@ def _run(run: Run, crosses_processes: bool) -> Any:
             if (hears := getattr(strategy, "on_exception", None)) is not None:
                 hears(error)
             run.events.emit("on_exception", error)
-            tell_end(run)
+            write_interruption_message(run)
         finally:
             run_logs.finalize_after(run.publisher.loggers, error)
         if error is raised:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from core.trainer.signals.pace import Pace
+from core.trainer.signals.exchange_interval import ExchangeInterval
 
 if TYPE_CHECKING:
     from core.trainer.run import Run
@@ -32,7 +32,7 @@ class StopAgreement:
         self._is_alone = not run.session.has_peers
         max_time = run.options.max_time
         self._max_s = math.inf if max_time is None else max_time.total_seconds()
-        self._pace, self._batch = Pace(), 0
+        self._interval, self._batch = ExchangeInterval(), 0
         self.look_at = math.inf
         self.is_late = False
 
@@ -40,8 +40,8 @@ class StopAgreement:
         """All ranks. The loop goes on with steps after this batch of the epoch."""
         self._batch = batch
         if not self._is_alone:
-            self._pace.begin()
-            self.look_at = batch + self._pace.num_steps
+            self._interval.begin()
+            self.look_at = batch + self._interval.num_steps
             return
         self.look_at = math.inf
         if self._max_s < math.inf or self._run.should_stop or self._guard.signal is not None:
@@ -65,16 +65,16 @@ class StopAgreement:
         number = self._guard.signal or 0
         self.is_late = self._run.progress.elapsed_s >= self._max_s
         if not self._is_alone:
-            number = self._exchange(number, self._pace.propose(batch - self._batch))
+            number = self._exchange(number, self._interval.propose(batch - self._batch))
             self.begin(batch)
         if number:
             raise self._guard.agree(number)
 
-    def _exchange(self, number: int, pace: int) -> int:
+    def _exchange(self, number: int, num_steps: int) -> int:
         """The signal of any rank, 0 for none; the slowest rank's pace counts."""
         run, strategy = self._run, self._run.strategy
         # The largest of each. Of the negative paces that is the slowest rank's.
-        wishes = [int(run.should_stop), int(self.is_late), number, -pace]
+        wishes = [int(run.should_stop), int(self.is_late), number, -num_steps]
         agreed = strategy.reduce(torch.tensor(wishes, device=strategy.root_device), reduce_op="max").tolist()
-        run.should_stop, self.is_late, self._pace.num_steps = bool(agreed[0]), bool(agreed[1]), -int(agreed[3])
+        run.should_stop, self.is_late, self._interval.num_steps = bool(agreed[0]), bool(agreed[1]), -int(agreed[3])
         return int(agreed[2])

@@ -6,7 +6,7 @@ import time
 from typing import TYPE_CHECKING
 
 from core.trainer.data.validation_interval import batches_between
-from core.trainer.signals.pace import PacedQuestion
+from core.trainer.signals.exchange_interval import PeriodicVote
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -24,7 +24,7 @@ class ValidationSchedule:
     def __init__(self, run: Run) -> None:
         self._options, self._progress = run.options, run.progress
         self._loaders, self._strategy = run.loaders, run.strategy
-        self._question = PacedQuestion()
+        self._question = PeriodicVote()
         self._ended_s = time.monotonic()
         self._last_at = run.progress.total_batches if run.progress.is_validated else -1
 

@@ -31,7 +31,7 @@ class Position:
     """The state of a run that is nowhere to be found once its stage is over.
 
     Attributes:
-        rank: this rank's share of the data, random state and running metrics.
+        rank: this rank's shard of the data, random state and running metrics.
         loaders: the position within the data, or nothing.
     """
 
@@ -93,5 +93,5 @@ class FinishedFit:
 
 
 def share_of(strategy: Strategy) -> tuple[int, int]:
-    """The number of this rank's share of the data, and of all shares, among the ranks that know of each other."""
+    """The number of this rank's shard of the data, and of all shards, among the ranks that know of each other."""
     return (strategy.data_parallel_rank, strategy.data_parallel_size) if strategy.session.has_peers else (0, 1)

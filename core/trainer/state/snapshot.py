@@ -122,13 +122,13 @@ def load(run: Run, path: PathLike) -> None:
 
 def _restore_ranks(run: Run, ranks: list[dict[str, Any]]) -> None:
     strategy = run.strategy
-    share, num_shares = share_of(strategy)
+    share, num_shards = share_of(strategy)
     if (random := _random_state_of(ranks, strategy.global_rank, share)) is not None:
         check_random_state(random)  # it is put back when the first batch is asked for
     if ranks:
         metrics = {state["share"]: state["metrics"] for state in reversed(ranks)}  # of the first rank that has it
         parts = [metrics[number] for number in sorted(metrics)]
-        running_metrics.restore(run.logged, run.module, strategy.root_device, parts, share=share, num_shares=num_shares)
+        running_metrics.restore(run.logged, run.module, strategy.root_device, parts, share=share, num_shards=num_shards)
     run.restored_random_state = random
 
 
@@ -170,7 +170,7 @@ def _warn_of_lacking_callbacks(run: Run, saved: dict[str, Any]) -> None:
 
 
 def _random_state_of(ranks: list[dict[str, Any]], rank: int, share: int) -> dict[str, Any] | None:
-    """The random state of this rank if it had the same share of the data, or else of the first one that had it."""
+    """The random state of this rank if it had the same shard of the data, or else of the first one that had it."""
     candidates = [*ranks[rank : rank + 1], *ranks]
     return next((state["random"] for state in candidates if state["share"] == share), None)
 
@@ -233,8 +233,8 @@ def _restore_position(run: Run, saved: dict[str, Any]) -> None:
         )
     batch = run.loaders.load_state_dict(saved["loaders"], progress.batch)
     is_limited = run.options.limit_train_batches is not None
-    if (feed := run.loaders.windowed_feed) is not None:
-        is_recut = not feed.is_between_windows  # else what is left is as many windows on any number of ranks
+    if (resumable := run.loaders.windowed_loader) is not None:
+        is_recut = not resumable.is_between_windows  # else what is left is as many windows on any number of ranks
     else:
         is_recut = num_saved != num_ranks or run.loaders.is_cut_anew
     progress.go_on_at(batch, is_recut=is_recut and batch > 0 and not is_limited)

@@ -190,10 +190,10 @@ def _leaves(trainer: TrainerViews) -> Sequence[Any]:
 
 
 def _samples_of_rank(trainer: TrainerViews) -> int | float:
-    """Samples of a rank's share of the smallest data set; infinite if that isn't known."""
+    """Samples of a rank's shard of the smallest data set; infinite if that isn't known."""
     length = min(length_of(getattr(leaf, "dataset", None)) for leaf in _leaves(trainer))
-    num_shares = trainer.strategy.data_parallel_size if trainer.session.has_peers else 1
-    return length if length == math.inf else max(1, int(length) // num_shares)
+    num_shards = trainer.strategy.data_parallel_size if trainer.session.has_peers else 1
+    return length if length == math.inf else max(1, int(length) // num_shards)
 
 
 def _check_taken(trainer: TrainerViews, attribute: str, size: int) -> None:

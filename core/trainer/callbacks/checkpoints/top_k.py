@@ -9,7 +9,7 @@ from typing import Literal
 
 
 @dataclass(slots=True)
-class BestModels:
+class TopKCheckpoints:
     """The best checkpoints by score, at most so many.
 
     Attributes:

@@ -11,7 +11,7 @@ from torch.nn.utils import prune
 
 from core.checkpoint import await_copies
 from core.contract import Capability, ConfigurationError, UnsupportedError, did_you_mean
-from core.trainer.callbacks.weight_averaging import WeightAveraging
+from core.trainer.callbacks.weights.weight_averaging import WeightAveraging
 from core.trainer.hooks.callback import Callback
 
 if TYPE_CHECKING:

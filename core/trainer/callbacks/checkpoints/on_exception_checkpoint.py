@@ -6,7 +6,7 @@ import os
 import posixpath
 from typing import TYPE_CHECKING
 
-from core.trainer.callbacks.exception_save import can_save_after, save_after
+from core.trainer.callbacks.checkpoints.exception_save import can_save_after, save_after
 from core.trainer.hooks.callback import Callback
 
 if TYPE_CHECKING:

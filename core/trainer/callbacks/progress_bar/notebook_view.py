@@ -6,7 +6,7 @@ from typing import Any
 
 from rich.text import Text
 
-from core.trainer.callbacks.live_view import LiveView
+from core.trainer.callbacks.progress_bar.live_view import LiveView
 
 
 class NotebookView(LiveView):

@@ -1,4 +1,4 @@
-"""Epochs in which nothing is learned: each step without a loss, or, in manual optimization, without an optimizer's."""
+"""The check that an epoch updates parameters: that steps return a loss, or step an optimizer in manual optimization."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from core.trainer.run import Run
 
 
-class NothingLearned:
-    """Hears of each batch without a loss and of each epoch's end, and speaks where parameters could have changed."""
+class NoUpdateCheck:
+    """Warns of batches without a loss, and refuses epochs without an update, if the module has trainable parameters."""
 
     def __init__(self, run: Run) -> None:
         self._run, self._name = run, type(run.module).__name__
@@ -22,12 +22,12 @@ class NothingLearned:
         self.begin_epoch()
 
     def begin_epoch(self) -> None:
-        """Count from here."""
+        """Reset the counts for a new epoch."""
         progress = self._run.progress
         self._first_batch, self._steps_before, self._skipped = progress.batch, progress.global_step, set[int]()
 
     def note_missing_loss(self) -> None:
-        """The running batch has no loss. Warns of the first one, and waits for the other ranks to say the same.
+        """Called for a batch without a loss. Warns of the first one, and checks that no other rank has a loss.
 
         Raises:
             ModuleError: the optimizer needs one, or other ranks have one.
@@ -50,7 +50,7 @@ class NothingLearned:
             raise ModuleError(self._missed_by(others))
 
     def end_epoch(self, num_batches: int) -> None:
-        """All batches of an epoch were seen. Warns of one without an optimizer step, in manual optimization.
+        """Called at the end of an epoch. Warns if no optimizer has stepped in manual optimization.
 
         Raises:
             ModuleError: none of them had a loss.

@@ -5,19 +5,19 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from core.launch import on_told, tell_main
-from core.trainer.callbacks.progress_view import Work
+from core.trainer.callbacks.progress_bar.view import ProgressTask
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from core.trainer.callbacks.progress_view import View
+    from core.trainer.callbacks.progress_bar.view import View
 
 _SUBJECT = "progress"
 _WAIT_S = 1.0
 """Seconds to wait until a message that must not be lost is on its way."""
 
 
-class ViewOfRank:
+class RemoteProgressView:
     """The rank's side: a View whose calls are made again in the main process.
 
     Args:
@@ -28,16 +28,16 @@ class ViewOfRank:
         self.interval_s = interval_s
         self._tell("open")
 
-    def begin(self, work: Work) -> None:
+    def begin(self, task: ProgressTask) -> None:
         """Show it from now on."""
-        total = None if work.total == float("inf") else work.total
-        self._tell("begin", name=work.name, total=total, done=work.done)
+        total = None if task.total == float("inf") else task.total
+        self._tell("begin", name=task.name, total=total, done=task.done)
 
-    def update(self, work: Work) -> None:
+    def update(self, task: ProgressTask) -> None:
         """Show its position. One that finds the line full is left out."""
-        tell_main(_SUBJECT, {"call": "update", "done": work.done, "metrics": _plain(work.metrics)})
+        tell_main(_SUBJECT, {"call": "update", "done": task.done, "metrics": _plain(task.metrics)})
 
-    def end(self, work: Work) -> None:
+    def end(self, task: ProgressTask) -> None:
         """Show it no longer."""
         self._tell("end")
 
@@ -54,7 +54,7 @@ class ViewOfRank:
         return tell_main(_SUBJECT, {"call": call, **values}, wait_s=_WAIT_S)
 
 
-class ViewForRank:
+class ProgressViewServer:
     """The main process's side: draws what rank 0 tells.
 
     Args:
@@ -64,7 +64,7 @@ class ViewForRank:
     def __init__(self, make_view: Callable[[], View]) -> None:
         self._make_view = make_view
         self._view: View | None = None
-        self._works: list[Work] = []
+        self._tasks: list[ProgressTask] = []
 
     def listen(self) -> None:
         """Draw from now on; nothing happens before there are ranks."""
@@ -81,19 +81,19 @@ class ViewForRank:
 
     def _begin(self, name: str, total: float | None, done: int) -> None:
         assert self._view is not None
-        self._works.append(Work(name, float("inf") if total is None else total, done))
-        self._view.begin(self._works[-1])
+        self._tasks.append(ProgressTask(name, float("inf") if total is None else total, done))
+        self._view.begin(self._tasks[-1])
 
     def _update(self, done: int, metrics: Mapping[str, Any]) -> None:
         assert self._view is not None
-        self._works[-1].advance(done, metrics)
-        self._view.update(self._works[-1])
+        self._tasks[-1].advance(done, metrics)
+        self._view.update(self._tasks[-1])
 
     def _end(self) -> None:
         assert self._view is not None
-        self._view.end(self._works.pop())
-        if self._works:
-            self._works[-1].mark()
+        self._view.end(self._tasks.pop())
+        if self._tasks:
+            self._tasks[-1].mark()
 
     def _write(self, line: str, is_header: bool) -> None:
         assert self._view is not None
@@ -102,7 +102,7 @@ class ViewForRank:
     def _close(self) -> None:
         if self._view is not None:
             self._view.close()
-        self._view, self._works = None, []
+        self._view, self._tasks = None, []
 
 
 def _plain(metrics: Mapping[str, Any]) -> dict[str, Any]:

@@ -144,18 +144,18 @@ class ThroughputMonitor(Callback):
         trainer.log_metrics(values)
         self._clear()
 
-    def _rates(self, num_shares: int, seconds: float) -> dict[str, float]:
-        """The rates. Every share of the data is counted as this one."""
+    def _rates(self, num_shards: int, seconds: float) -> dict[str, float]:
+        """The rates. Every shard of the data is counted as this one."""
         values = {
-            "batches_per_s": self._batches * num_shares / seconds,
-            "samples_per_s": self._samples * num_shares / seconds,
-            "samples": float(self._totals["samples"] * num_shares),
+            "batches_per_s": self._batches * num_shards / seconds,
+            "samples_per_s": self._samples * num_shards / seconds,
+            "samples": float(self._totals["samples"] * num_shards),
         }
         if self.num_tokens_fn is not None:
-            values["tokens_per_s"] = self._tokens * num_shares / seconds
-            values["tokens"] = float(self._totals["tokens"] * num_shares)
+            values["tokens_per_s"] = self._tokens * num_shards / seconds
+            values["tokens"] = float(self._totals["tokens"] * num_shards)
         if self.flops_per_batch is not None:
-            values["flops_per_s"] = self._flops * num_shares / seconds
+            values["flops_per_s"] = self._flops * num_shards / seconds
         if self.peak_flops_per_s is not None:
             values["model_flops_utilization"] = self._flops / seconds / self.peak_flops_per_s
         return {f"{_PREFIX}/{name}": value for name, value in values.items()}

@@ -8,7 +8,13 @@ from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Column
 from rich.text import Text
 
-from core.trainer.callbacks.progress_view import Work, format_metrics, format_position, format_speed, format_times
+from core.trainer.callbacks.progress_bar.view import (
+    ProgressTask,
+    format_metrics,
+    format_position,
+    format_speed,
+    format_times,
+)
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -40,22 +46,22 @@ class LiveView:
             expand=True,
         )
 
-    def begin(self, work: Work) -> None:
+    def begin(self, task: ProgressTask) -> None:
         """Add its bar."""
         if not self._tasks:
             self._start()
-        total = None if work.total == float("inf") else work.total
-        self._tasks[id(work)] = self._progress.add_task(work.name, total=total, **_fields(work))
+        total = None if task.total == float("inf") else task.total
+        self._tasks[id(task)] = self._progress.add_task(task.name, total=total, **_fields(task))
         self._draw()
 
-    def update(self, work: Work) -> None:
+    def update(self, task: ProgressTask) -> None:
         """Redraw."""
-        self._progress.update(self._tasks[id(work)], completed=work.done, **_fields(work))
+        self._progress.update(self._tasks[id(task)], completed=task.done, **_fields(task))
         self._draw()
 
-    def end(self, work: Work) -> None:
+    def end(self, task: ProgressTask) -> None:
         """Remove its bar; after the last one, the screen is free."""
-        self._progress.remove_task(self._tasks.pop(id(work)))
+        self._progress.remove_task(self._tasks.pop(id(task)))
         self._draw()
         if not self._tasks:
             self._stop()
@@ -87,10 +93,10 @@ def _text(name: str, *, style: str = "", ratio: int | None = None) -> TextColumn
     return TextColumn(template, style=style or "none", markup=False, table_column=column)
 
 
-def _fields(work: Work) -> dict[str, Any]:
+def _fields(task: ProgressTask) -> dict[str, Any]:
     return {
-        "position": format_position(work),
-        "speed": format_speed(work),
-        "times": format_times(work),
-        "metrics": format_metrics(work.metrics),
+        "position": format_position(task),
+        "speed": format_speed(task),
+        "times": format_times(task),
+        "metrics": format_metrics(task.metrics),
     }

@@ -1,4 +1,4 @@
-"""The progress of some work, and its display: redrawn on a terminal, or as lines."""
+"""A task with its progress, and the views that show it: lines, or bars that are redrawn."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ _SPEED_WINDOW = 30
 
 
 @dataclass(slots=True)
-class Work:
-    """A piece of work that takes many batches.
+class ProgressTask:
+    """A task that takes many batches.
 
     Attributes:
-        name: of the work, as it is shown.
+        name: as it is shown.
         total: batches; infinite if unknown.
         done: batches so far.
         metrics: the newest values that the user wants to see.
@@ -65,18 +65,18 @@ class Work:
 
 
 class View(Protocol):
-    """Shows work. One piece may run inside another, as validation does inside an epoch."""
+    """Shows the progress of tasks. One may run inside another, as validation does inside an epoch."""
 
     interval_s: float
     """Seconds between two updates, so that showing one is worth its cost."""
 
-    def begin(self, work: Work) -> None:
+    def begin(self, task: ProgressTask) -> None:
         """Show it from now on."""
 
-    def update(self, work: Work) -> None:
+    def update(self, task: ProgressTask) -> None:
         """Show its position."""
 
-    def end(self, work: Work) -> None:
+    def end(self, task: ProgressTask) -> None:
         """Show it no longer."""
 
     def write(self, line: str, *, is_header: bool = False) -> None:
@@ -93,15 +93,15 @@ class LineView:
         self.interval_s = interval_s
         self._write = write
 
-    def begin(self, work: Work) -> None:
+    def begin(self, task: ProgressTask) -> None:
         """Do nothing: a short piece of work needs no line."""
 
-    def update(self, work: Work) -> None:
+    def update(self, task: ProgressTask) -> None:
         """A line with position, speed, times and metrics."""
-        parts = [work.name, format_position(work), format_speed(work), format_times(work), format_metrics(work.metrics)]
+        parts = [task.name, format_position(task), format_speed(task), format_times(task), format_metrics(task.metrics)]
         self._write("  ".join(part for part in parts if part))
 
-    def end(self, work: Work) -> None:
+    def end(self, task: ProgressTask) -> None:
         """Do nothing: its lines are written already."""
 
     def write(self, line: str, *, is_header: bool = False) -> None:
@@ -112,23 +112,23 @@ class LineView:
         """Do nothing: nothing is open."""
 
 
-def format_position(work: Work) -> str:
+def format_position(task: ProgressTask) -> str:
     """Such as `400/938`; without a known total `400`."""
-    return f"{work.done}" if work.total == float("inf") else f"{work.done}/{int(work.total)}"
+    return f"{task.done}" if task.total == float("inf") else f"{task.done}/{int(task.total)}"
 
 
-def format_speed(work: Work) -> str:
+def format_speed(task: ProgressTask) -> str:
     """Such as `12.3 it/s`; slow ones as `4.2 s/it`."""
-    speed = work.batches_per_s
+    speed = task.batches_per_s
     if speed == 0:
         return ""
     return f"{shorten_number(speed)} it/s" if speed >= 1 else f"{shorten_number(1 / speed)} s/it"
 
 
-def format_times(work: Work) -> str:
+def format_times(task: ProgressTask) -> str:
     """Elapsed and remaining time, such as `1:10 < 0:35`."""
-    remaining_s = work.remaining_s
-    elapsed = format_seconds(work.elapsed_s)
+    remaining_s = task.remaining_s
+    elapsed = format_seconds(task.elapsed_s)
     return elapsed if remaining_s is None else f"{elapsed} < {format_seconds(remaining_s)}"
 
 

@@ -1,4 +1,4 @@
-"""The last words of a run that a signal has ended: how far it came, and how to go on."""
+"""The message after a fit that a signal has ended: how far it came, and how to resume."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ if TYPE_CHECKING:
     from core.trainer.run import Run
 
 
-def tell_end(run: Run) -> None:
-    """Rank 0. Write a line about a `fit` that a signal has ended; else nothing."""
+def write_interruption_message(run: Run) -> None:
+    """Write a line on rank 0 if a signal has ended `fit`."""
     number = run.signals.signal
     if number is None or run.stage != "fit" or not run.strategy.is_global_zero:
         return

@@ -8,7 +8,7 @@ from torch import nn
 
 from core.contract import ConfigurationError, ModuleError
 from core.trainer.callbacks.arguments import check_int
-from core.trainer.callbacks.base_finetuning import BaseFinetuning
+from core.trainer.callbacks.weights.base_finetuning import BaseFinetuning
 
 if TYPE_CHECKING:
     from collections.abc import Callable

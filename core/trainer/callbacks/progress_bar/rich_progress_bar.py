@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 from core.contract import ConfigurationError
 from core.launch import is_heard
-from core.trainer.callbacks.epoch_table import EpochTable
-from core.trainer.callbacks.progress_bar import ProgressBar
-from core.trainer.callbacks.progress_view import LineView, View, Work, format_metrics
-from core.trainer.callbacks.terminal import can_redraw, find_console, is_fork_of_notebook
-from core.trainer.callbacks.view_of_rank import ViewForRank, ViewOfRank
+from core.trainer.callbacks.progress_bar.base import ProgressBar
+from core.trainer.callbacks.progress_bar.epoch_table import EpochTable
+from core.trainer.callbacks.progress_bar.remote_view import ProgressViewServer, RemoteProgressView
+from core.trainer.callbacks.progress_bar.terminal import can_redraw, find_console, is_fork_of_notebook
+from core.trainer.callbacks.progress_bar.view import LineView, ProgressTask, View, format_metrics
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -57,11 +57,11 @@ class RichProgressBar(ProgressBar):
         self.refresh_interval_s, self.line_interval_s, self.leave = refresh_interval_s, line_interval_s, leave
         self._console = console
         self._forget()
-        ViewForRank(self._make_view).listen()
+        ProgressViewServer(self._make_view).listen()
 
     def _forget(self) -> None:
         self._view: View | None = None
-        self._work: list[Work] = []
+        self._tasks: list[ProgressTask] = []
         self._due_s = float("inf")
         self._paused_s, self._first_batch = 0.0, 0
         self._table = EpochTable()
@@ -82,7 +82,7 @@ class RichProgressBar(ProgressBar):
         self._forget()
         if trainer.is_global_zero and self.is_enabled:
             is_mute = self._console is None and is_fork_of_notebook() and is_heard()
-            self._view = ViewOfRank(self.refresh_interval_s) if is_mute else self._make_view()
+            self._view = RemoteProgressView(self.refresh_interval_s) if is_mute else self._make_view()
 
     def on_train_epoch_start(self, trainer: TrainerViews, module: nn.Module) -> None:
         """Show the epoch."""
@@ -102,11 +102,11 @@ class RichProgressBar(ProgressBar):
 
     def on_train_epoch_end(self, trainer: TrainerViews, module: nn.Module) -> None:
         """Write the epoch's row."""
-        if self._view is None or not self._work:
+        if self._view is None or not self._tasks:
             return
-        work = self._work[-1]
-        work.advance(trainer.progress.batch, self.get_metrics(trainer, module))
-        seconds = work.elapsed_s
+        task = self._tasks[-1]
+        task.advance(trainer.progress.batch, self.get_metrics(trainer, module))
+        seconds = task.elapsed_s
         self._end()
         if self.leave:
             # Without the validation runs in between, which took no batch of training.
@@ -116,8 +116,8 @@ class RichProgressBar(ProgressBar):
                 epoch=trainer.current_epoch,
                 step=trainer.global_step,
                 seconds=seconds,
-                batches_per_s=(work.done - self._first_batch) / training_s,
-                metrics=work.metrics,
+                batches_per_s=(task.done - self._first_batch) / training_s,
+                metrics=task.metrics,
             )
 
     def on_sanity_check_start(self, trainer: TrainerViews, module: nn.Module) -> None:
@@ -197,41 +197,43 @@ class RichProgressBar(ProgressBar):
         limit = trainer.options.max_epochs
         last = "" if limit is None else f"/{limit - 1}"
         self._paused_s, self._first_batch = 0.0, trainer.progress.batch
-        work = Work(f"Epoch {trainer.current_epoch}{last}", trainer.loaders.num_train_batches, trainer.progress.batch)
-        self._begin(work)
+        task = ProgressTask(
+            f"Epoch {trainer.current_epoch}{last}", trainer.loaders.num_train_batches, trainer.progress.batch
+        )
+        self._begin(task)
 
     def _begin_loaders(self, name: str, loaders: Sequence[Any], limit: float = float("inf")) -> None:
         counts = [min(loader.num_batches, limit) for loader in loaders]
         finite = [0 if count == float("inf") else int(count) for count in counts]
         self._batches_before = [sum(finite[:index]) for index in range(len(finite))]
-        self._begin(Work(name, sum(counts)))
+        self._begin(ProgressTask(name, sum(counts)))
 
-    def _begin(self, work: Work) -> None:
+    def _begin(self, task: ProgressTask) -> None:
         if self._view is not None:
-            self._work.append(work)
-            self._view.begin(work)
+            self._tasks.append(task)
+            self._view.begin(task)
             self._due_s = time.monotonic() + self._view.interval_s
 
     def _draw(self, done: int, metrics: Mapping[str, Any] = _NOTHING) -> None:
         """Metrics are shown for epochs of training: those of a validation run are complete at its end."""
         assert self._view is not None
-        work = self._work[-1]
-        work.advance(done, metrics)
-        self._view.update(work)
+        task = self._tasks[-1]
+        task.advance(done, metrics)
+        self._view.update(task)
         self._due_s = time.monotonic() + self._view.interval_s
 
     def _end(self) -> float:
-        """The innermost work is over; seconds that it took."""
-        if self._view is None or not self._work:
+        """The innermost task is over; seconds that it took."""
+        if self._view is None or not self._tasks:
             return 0.0
-        work = self._work.pop()
-        self._view.end(work)
-        if self._work:
-            self._work[-1].mark()
+        task = self._tasks.pop()
+        self._view.end(task)
+        if self._tasks:
+            self._tasks[-1].mark()
             self._due_s = time.monotonic() + self._view.interval_s
         else:
             self._due_s = float("inf")
-        return work.elapsed_s
+        return task.elapsed_s
 
     def _tell_results(self, trainer: TrainerViews, name: str) -> None:
         shown = trainer.metrics.names()
@@ -247,9 +249,9 @@ class RichProgressBar(ProgressBar):
 
 def _make_live_view(console: Console, interval_s: float) -> View:
     if console.is_jupyter:
-        from core.trainer.callbacks.notebook_view import NotebookView
+        from core.trainer.callbacks.progress_bar.notebook_view import NotebookView
 
         return NotebookView(console, interval_s)
-    from core.trainer.callbacks.live_view import LiveView
+    from core.trainer.callbacks.progress_bar.live_view import LiveView
 
     return LiveView(console, interval_s)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from core.contract import ConfigurationError
-from core.trainer.callbacks.weight_averaging import WeightAveraging
+from core.trainer.callbacks.weights.weight_averaging import WeightAveraging
 
 if TYPE_CHECKING:
     import torch

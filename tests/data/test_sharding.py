@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from core.data.dealing import deal_batches, deal_samples
+from core.data.sharding import shard_batches, shard_samples
 
 sizes = st.integers(1, 5)
 totals = st.integers(0, 80)
@@ -16,21 +16,21 @@ def in_order(steps):
 
 @given(totals, st.integers(1, 6), sizes)
 def test_every_sample_comes_once_and_in_order(total, batch_size, size):
-    steps = list(deal_samples(range(total), batch_size, size=size))
+    steps = list(shard_samples(range(total), batch_size, size=size))
     assert in_order(steps) == list(range(total))
 
 
 @given(totals, st.integers(2, 6), sizes)
 def test_no_rank_goes_without_a_batch(total, batch_size, size):
     """Then nobody waits in a collective for a rank that has no batch."""
-    steps = list(deal_samples(range(total), batch_size, size=size))
+    steps = list(shard_samples(range(total), batch_size, size=size))
     if total >= size:
         assert all(share for step in steps for share in step)
 
 
 @given(totals, st.integers(1, 6), sizes)
 def test_shares_of_a_step_are_even(total, batch_size, size):
-    for step in deal_samples(range(total), batch_size, size=size):
+    for step in shard_samples(range(total), batch_size, size=size):
         lengths = list(map(len, step))
         assert max(lengths) - min(lengths) <= 1
         assert max(lengths) <= batch_size
@@ -39,7 +39,7 @@ def test_shares_of_a_step_are_even(total, batch_size, size):
 @given(totals, st.integers(1, 6), sizes)
 def test_a_step_is_the_batch_that_one_device_would_have(total, batch_size, size):
     """But for the last two, if the last has to borrow."""
-    steps = list(map(in_order, ([step] for step in deal_samples(range(total), batch_size, size=size))))
+    steps = list(map(in_order, ([step] for step in shard_samples(range(total), batch_size, size=size))))
     whole = batch_size * size
     alone = [list(range(total))[start : start + whole] for start in range(0, total, whole)]
     assert len(steps) == len(alone)
@@ -50,24 +50,24 @@ def test_a_step_is_the_batch_that_one_device_would_have(total, batch_size, size)
 
 @given(totals, st.integers(1, 6), sizes)
 def test_drop_last_leaves_whole_steps(total, batch_size, size):
-    steps = list(deal_samples(range(total), batch_size, size=size, drop_last=True))
+    steps = list(shard_samples(range(total), batch_size, size=size, drop_last=True))
     assert all(len(share) == batch_size for step in steps for share in step)
     assert len(steps) == total // (batch_size * size)
 
 
 @given(totals, st.integers(1, 6), sizes, sizes, st.integers(0, 20))
 def test_going_on_from_a_position_with_another_number_of_ranks(total, batch_size, size, other_size, num_steps):
-    before = list(islice(deal_samples(range(total), batch_size, size=size), num_steps))
+    before = list(islice(shard_samples(range(total), batch_size, size=size), num_steps))
     position = len(in_order(before))
-    after = deal_samples(range(total), batch_size, size=other_size, position=position)
+    after = shard_samples(range(total), batch_size, size=other_size, position=position)
     assert in_order(before) + in_order(after) == list(range(total))
 
 
 @given(totals, st.integers(1, 6), sizes, st.integers(0, 20))
 def test_going_on_repeats_the_steps_that_were_left(total, batch_size, size, num_steps):
-    steps = list(deal_samples(range(total), batch_size, size=size))
+    steps = list(shard_samples(range(total), batch_size, size=size))
     position = len(in_order(steps[:num_steps]))
-    assert list(deal_samples(range(total), batch_size, size=size, position=position)) == steps[num_steps:]
+    assert list(shard_samples(range(total), batch_size, size=size, position=position)) == steps[num_steps:]
 
 
 batches = st.lists(st.integers(1, 5), max_size=12).map(
@@ -77,32 +77,32 @@ batches = st.lists(st.integers(1, 5), max_size=12).map(
 
 @given(batches, sizes, st.integers(0, 12))
 def test_whole_batches_stay_whole_and_the_rest_is_shared_out(batches, size, num_steps):
-    steps = list(deal_batches(batches, size=size))
+    steps = list(shard_batches(batches, size=size))
     assert in_order(steps) == in_order([batches])
     whole = len(batches) // size - 1
     assert [share for step in steps[: max(0, whole)] for share in step] == batches[: max(0, whole) * size]
     position = len(in_order(steps[:num_steps]))
-    assert in_order(deal_batches(batches, size=size, position=position)) == in_order(steps[num_steps:])
+    assert in_order(shard_batches(batches, size=size, position=position)) == in_order(steps[num_steps:])
 
 
 def test_a_round_of_whole_batches_is_dealt_as_it_is():
-    assert list(deal_batches([[0], [1, 2, 3], [4, 5], [6]], size=2)) == [[[0], [1, 2, 3]], [[4, 5], [6]]]
+    assert list(shard_batches([[0], [1, 2, 3], [4, 5], [6]], size=2)) == [[[0], [1, 2, 3]], [[4, 5], [6]]]
 
 
 def test_a_lone_last_batch_is_split():
-    assert list(deal_batches([[0, 1], [2, 3], [4, 5, 6]], size=2)) == [[[0, 1], [2, 3]], [[4, 5], [6]]]
+    assert list(shard_batches([[0, 1], [2, 3], [4, 5, 6]], size=2)) == [[[0, 1], [2, 3]], [[4, 5], [6]]]
 
 
 def test_a_last_step_with_too_few_samples_borrows_from_the_one_before():
-    assert list(deal_samples(range(9), 2, size=2)) == [[[0, 1], [2, 3]], [[4, 5], [6]], [[7], [8]]]
+    assert list(shard_samples(range(9), 2, size=2)) == [[[0, 1], [2, 3]], [[4, 5], [6]], [[7], [8]]]
 
 
 def test_a_last_step_that_can_not_borrow_leaves_a_rank_without():
-    assert list(deal_samples(range(3), 1, size=2)) == [[[0], [1]], [[2], []]]
+    assert list(shard_samples(range(3), 1, size=2)) == [[[0], [1]], [[2], []]]
 
 
 def test_an_order_without_end_is_dealt_as_it_comes():
-    assert list(islice(deal_samples(count(), 2, size=2), 2)) == [[[0, 1], [2, 3]], [[4, 5], [6, 7]]]
+    assert list(islice(shard_samples(count(), 2, size=2), 2)) == [[[0, 1], [2, 3]], [[4, 5], [6, 7]]]
 
 
 @pytest.mark.parametrize("size", [1, 2])
@@ -113,4 +113,4 @@ def test_a_sampler_may_fill_the_same_list_again(size):
             batch[:] = [start, start + 1]
             yield batch
 
-    assert in_order(deal_batches(reuses(), size=size)) == list(range(8))
+    assert in_order(shard_batches(reuses(), size=size)) == list(range(8))

@@ -22,7 +22,7 @@ class BatchSizeFinder(Callback):
 
     The search runs when `fit` begins. The size is written to the attribute `batch_size` of the data module or module
     (or of their `hparams`), whose `train_dataloader` makes the loader with it. It is never more than the samples of a
-    rank's share of the data. A run that resumes doesn't search, and has the size that it was begun with.
+    rank's shard of the data. A run that resumes doesn't search, and has the size that it was begun with.
 
     A trial is forward, backward and the optimizer's step. On several ranks each makes them by itself; a training step
     that talks to other ranks can't be tried.

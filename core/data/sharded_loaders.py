@@ -1,4 +1,4 @@
-"""The shares of a run's loaders, each with an order of its own."""
+"""The sharding of a run's loaders, each with a seed of its own."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from core.data.global_batch import GlobalBatch
 
 
-class LoaderShares:
-    """This rank's shares of the user's loaders, in orders that follow from the run's seed.
+class LoaderSharder:
+    """Makes this rank's shards of the user's loaders, in orders that follow from the run's seed.
 
     That is rank 0's `torch.initial_seed()`. The first loader of each stage is drawn from it, and each further one has a
     seed of its own, so that loaders of one length are shuffled apart.
@@ -27,8 +27,8 @@ class LoaderShares:
         self._strategy = strategy
         self._counts: Counter[Stage] = Counter()
 
-    def take(self, loader: Any, stage: Stage, global_batch: GlobalBatch | None = None) -> Any:
-        """All ranks, for the same loaders in the same order. The next loader's share; see `shard_loader`."""
+    def shard(self, loader: Any, stage: Stage, global_batch: GlobalBatch | None = None) -> Any:
+        """All ranks, for the same loaders in the same order. Shard the next loader, as `shard_loader` does."""
         strategy, number = self._strategy, self._counts[stage]
         self._counts[stage] += 1
         seed = strategy.broadcast(torch.initial_seed())

@@ -1,4 +1,4 @@
-"""A loader with a position: the point that the loop has reached, at which the next iteration goes on."""
+"""A loader whose position can be saved and restored."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from core.data.loader import sampler_of, set_epoch
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from core.data.sampler import WindowPart
+    from core.data.sampler import MicroBatch
 
 _CUT = ("batch_size", "num_workers")
 """Attributes of a DataLoader that decide into which batches, and in which order, an iterable data set is cut."""
 
 
-class Feed:
-    """One rank's loader, read epoch after epoch. Counting costs a step nothing: it happens on demand.
+class ResumableLoader:
+    """Wraps one rank's loader, with a position that can be saved and restored. Batches are counted on demand only.
 
     What a position consists of depends on the loader:
 
     - with a `ShardedSampler`: samples of the global order, the same on every rank;
-    - with `state_dict` and `load_state_dict` of its own, as torchdata's StatefulDataLoader: what it says, on each rank
-      another. An epoch that begins at its first batch is begun anew;
+    - with `state_dict` and `load_state_dict` of its own, as torchdata's StatefulDataLoader: its state, which differs
+      between ranks. An epoch that begins at its first batch is begun anew;
     - any other: batches of this rank, which are read again up to there. The caller puts the random state back in which
       the epoch was opened (`reads_again`), so that a loader that drew its order then draws it once more.
 
@@ -110,10 +110,10 @@ class Feed:
         """True if the epoch that goes on at the position has another number of batches than the loader says."""
         return self._sampler is not None and self._sampler.is_cut_anew
 
-    def take_part(self) -> WindowPart:
-        """The part of its window that the batch is which the loop takes now. Called once for each batch."""
-        assert self._sampler is not None, "only an order that is cut into windows has parts"
-        return self._sampler.take_part()
+    def next_micro_batch(self) -> MicroBatch:
+        """The share of the accumulation window that the next batch covers. Called once for each batch."""
+        assert self._sampler is not None, "only an order that is cut into windows has micro-batches"
+        return self._sampler.next_micro_batch()
 
     def count(self, num_batches: int) -> None:
         """Set the number of batches of this epoch that the loop was given so far."""
@@ -130,7 +130,7 @@ class Feed:
         return {**state, "loader": self.loader.state_dict()} if self._keeps_state else {**state, "cut": self._cut()}
 
     def _cut(self) -> dict[str, int | None]:
-        """What decides into which batches an order is cut that can only be read again."""
+        """The attributes that decide how an order is cut into batches, if a position is reached by reading again."""
         source = self._source
         cut: dict[str, int | None] = {
             name: value if type(value := getattr(source, name, None)) is int else None for name in _CUT
@@ -143,7 +143,7 @@ class Feed:
             return {**cut, "number of batches": None}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Let the next iteration go on from there; `num_batches` is then what that is for this rank.
+        """Restore a position, from which the next iteration continues; `num_batches` is then for this rank.
 
         Raises:
             CheckpointError: `state` was saved by another kind of loader.

@@ -1,11 +1,10 @@
-"""Cuts the global order of samples into steps, and each step into one share a rank.
+"""Sharding: cuts the global order of samples into steps, and each step into one shard for each rank.
 
 A step takes as many whole batches as there are ranks: with `batch_size` b on n ranks it is a slice of n * b samples
-of the global order, and rank r gets the r-th b of them. A user's own batches are dealt as they are, to keep what they
-were composed for.
+of the global order, and rank r gets the r-th b of them. A user's own batches are kept whole.
 
-The last step may be short. Its samples are shared out evenly, one after the other. If there are fewer of them than
-ranks, it borrows from the step before, so that every rank has the same number of batches and every sample comes once.
+The last step may be short. Its samples are split evenly. If there are fewer of them than ranks, samples of the step
+before it are moved there, so that every rank has the same number of batches and every sample comes once.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
     """The samples of one step: for each rank its own."""
 
 
-def deal_samples(
+def shard_samples(
     order: Iterable[Any], batch_size: int, *, size: int, position: int = 0, drop_last: bool = False
 ) -> Iterator[Step]:
     """Steps of a global order of samples, from the `position`-th sample on.
@@ -35,10 +34,10 @@ def deal_samples(
     """
     samples = islice(order, position, None)
     steps = _steps_of_samples(samples, batch_size, size, drop_last)
-    return _borrow(steps, size) if size > 1 else steps
+    return _rebalance(steps, size) if size > 1 else steps
 
 
-def deal_windows(
+def shard_windows(
     order: Iterable[Any],
     batch_size: int,
     *,
@@ -69,7 +68,7 @@ def deal_windows(
         yield [_split(part, size) for part in _split(taken, num_steps)]
 
 
-def deal_batches(
+def shard_batches(
     order: Iterable[Iterable[Any]], *, size: int, position: int = 0, drop_last: bool = False
 ) -> Iterator[Step]:
     """Steps of a global order of whole batches, from the `position`-th sample on.
@@ -81,7 +80,7 @@ def deal_batches(
         drop_last: leave out a last step that doesn't have a batch for every rank.
     """
     steps = _steps_of_batches(_skip(order, position), size, drop_last)
-    return _borrow(steps, size) if size > 1 else steps
+    return _rebalance(steps, size) if size > 1 else steps
 
 
 def _steps_of_samples(samples: Iterator[Any], batch_size: int, size: int, drop_last: bool) -> Iterator[Step]:
@@ -110,7 +109,7 @@ def _skip(batches: Iterable[Iterable[Any]], position: int) -> Iterator[list[Any]
 
 
 def _split(samples: list[Any], size: int) -> Step:
-    """Contiguous shares, as even as can be; the first ranks get one more."""
+    """Contiguous shards, as even as possible; the first ranks get one sample more."""
     if size == 1:
         return [samples]
     least, extra = divmod(len(samples), size)
@@ -118,19 +117,19 @@ def _split(samples: list[Any], size: int) -> Step:
     return [samples[start:stop] for start, stop in pairwise(starts)]
 
 
-def _borrow(steps: Iterator[Step], size: int) -> Iterator[Step]:
-    """Look one step ahead, for the last one may need samples of the one before."""
+def _rebalance(steps: Iterator[Step], size: int) -> Iterator[Step]:
+    """The same steps, with the last one rebalanced. Reads one step ahead."""
     if (held := next(steps, None)) is None:
         return
     for step in steps:
-        held, step = _lend(held, step, size)
+        held, step = _rebalance_last_step(held, step, size)
         yield held
         held = step
     yield held
 
 
-def _lend(before: Step, step: Step, size: int) -> tuple[Step, Step]:
-    """Move samples from the step before if a rank would have none in this one, and both have enough together."""
+def _rebalance_last_step(before: Step, step: Step, size: int) -> tuple[Step, Step]:
+    """Move samples from the step before if a rank has none in the last one, and both have enough together."""
     # The last rank has the least, so if it has a sample, all have.
     if step[-1]:
         return before, step

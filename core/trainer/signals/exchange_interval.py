@@ -1,4 +1,4 @@
-"""The rhythm in which ranks exchange what one of them alone may know."""
+"""The interval at which ranks exchange state that only one of them may have, such as a signal."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ if TYPE_CHECKING:
 _PERIOD_S = 0.5
 
 
-class Pace:
-    """A number of steps between two exchanges, such that these come about twice a second.
+class ExchangeInterval:
+    """The number of steps between two exchanges, adapted so that there are about two a second.
 
     An exchange after each step would cost many times as much as the step's own bookkeeping. Each rank proposes a
-    number by its own clock, and all take the same one.
+    number by its own clock, and all ranks use the same one.
 
     Attributes:
         num_steps: that the ranks have agreed on.
@@ -28,7 +28,7 @@ class Pace:
         self._began_s: float | None = None
 
     def begin(self) -> None:
-        """Start the clock: steps are made from here on."""
+        """Start the clock, before the first step."""
         self._began_s = time.monotonic()
 
     def propose(self, num_made: int) -> int:
@@ -39,11 +39,11 @@ class Pace:
         return max(1, min(int(_PERIOD_S * num_made / elapsed_s), 2 * num_made))
 
 
-class PacedQuestion:
-    """A question that rank 0 answers by its clock. Asked on all ranks in every step, exchanged about twice a second."""
+class PeriodicVote:
+    """A vote whose result is rank 0's answer. Called on all ranks in every step, broadcast about twice a second."""
 
     def __init__(self) -> None:
-        self._pace, self._num_steps = Pace(), 0
+        self._interval, self._num_steps = ExchangeInterval(), 0
 
     def ask(self, strategy: Strategy, decide: Callable[[], bool]) -> bool:
         """All ranks, in every step. Rank 0's answer, if it is due; until then no.
@@ -53,9 +53,9 @@ class PacedQuestion:
             decide: called on all ranks when the question is due; rank 0's answer counts.
         """
         self._num_steps += 1
-        if self._num_steps < self._pace.num_steps:
+        if self._num_steps < self._interval.num_steps:
             return False
-        answer, self._pace.num_steps = strategy.broadcast((decide(), self._pace.propose(self._num_steps)))
+        answer, self._interval.num_steps = strategy.broadcast((decide(), self._interval.propose(self._num_steps)))
         self._num_steps = 0
-        self._pace.begin()
+        self._interval.begin()
         return bool(answer)

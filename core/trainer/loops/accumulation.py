@@ -1,4 +1,4 @@
-"""The ends of accumulation windows: the batches that an optimizer step comes after."""
+"""Gradient accumulation: after which batches the optimizer steps."""
 
 from __future__ import annotations
 
@@ -12,12 +12,11 @@ if TYPE_CHECKING:
     from core.trainer.data.loaders import Loaders
 
 
-class Window:
-    """Answers for each batch of an epoch whether a window ends with it: after so many batches, or with the epoch.
+class AccumulationWindow:
+    """Decides for each batch of an epoch whether it ends an accumulation window: after so many batches, or as the last.
 
     Attributes:
-        batches: those of the epoch. A loader that doesn't know its length is asked for one more within a window, to
-            know which is the last.
+        batches: of the epoch. A loader without a length is read one batch ahead, to find the last one.
     """
 
     def __init__(

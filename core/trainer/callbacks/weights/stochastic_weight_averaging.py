@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm as BatchNorm
 
 from core.contract import ConfigurationError
-from core.trainer.callbacks.weight_averaging import WeightAveraging
+from core.trainer.callbacks.weights.weight_averaging import WeightAveraging
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -173,7 +173,7 @@ class StochasticWeightAveraging(WeightAveraging):
         with trainer.strategy.forward_context() or nullcontext():
             update_bn(_training_batches(trainer), module)
         for child in module.modules():
-            # Each rank has the statistics of its own share.
+            # Each rank has the statistics of its own shard.
             if isinstance(child, BatchNorm) and child.running_mean is not None and child.running_var is not None:
                 for statistic in (child.running_mean, child.running_var):
                     statistic.copy_(trainer.strategy.reduce(statistic, reduce_op="mean"))
@@ -185,7 +185,7 @@ def _state_of(scheduler: SWALR) -> dict[str, Any]:
 
 
 def _training_batches(trainer: TrainerViews) -> Iterator[Any]:
-    """This rank's share of one epoch, on the device."""
+    """This rank's shard of one epoch, on the device."""
     loaders, transfer = trainer.loaders, trainer.make_transfer()
     loaders.begin_epoch(trainer.current_epoch)
     limit = loaders.num_train_batches

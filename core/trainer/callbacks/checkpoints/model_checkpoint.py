@@ -14,26 +14,26 @@ import torch
 
 from core.contract import ConfigurationError
 from core.trainer.callbacks.arguments import check_mode
-from core.trainer.callbacks.best_models import BestModels
-from core.trainer.callbacks.checkpoint_arguments import check_arguments
-from core.trainer.callbacks.checkpoint_files import (
+from core.trainer.callbacks.checkpoints.arguments import check_arguments
+from core.trainer.callbacks.checkpoints.exception_save import can_save_after, save_after
+from core.trainer.callbacks.checkpoints.files import (
     can_link,
     clean_up,
     find_free_path,
     link_checkpoint,
     retire_checkpoint,
 )
-from core.trainer.callbacks.checkpoint_name import format_name
-from core.trainer.callbacks.common_decisions import (
+from core.trainer.callbacks.checkpoints.names import format_name
+from core.trainer.callbacks.checkpoints.top_k import TopKCheckpoints
+from core.trainer.callbacks.rank_zero_decisions import (
     agree_on_metrics,
     not_logged,
     origin_of,
     validates_within_epochs,
 )
-from core.trainer.callbacks.exception_save import can_save_after, save_after
 from core.trainer.hooks.callback import Callback
 from core.trainer.settings.duration import parse_duration
-from core.trainer.signals.pace import PacedQuestion
+from core.trainer.signals.exchange_interval import PeriodicVote
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -141,7 +141,7 @@ class ModelCheckpoint(Callback):
         self.verbose = verbose
         self.last_model_path = ""
         self._newest_path = ""
-        self._best = BestModels(mode, save_top_k)
+        self._best = TopKCheckpoints(mode, save_top_k)
         self._best_so_far: tuple[str, float] | None = None
         self._named_path: str | None = None
         self._last_score: float | None = None
@@ -150,7 +150,7 @@ class ModelCheckpoint(Callback):
         self._validated_step: int | None = None
         self._waits = False
         self._saved_s = 0.0
-        self._is_time = PacedQuestion()
+        self._is_time = PeriodicVote()
         # Hooks that most runs don't need, and so shouldn't pay for in every step.
         if every_n_train_steps or self.train_time_interval is not None:
             self.on_train_batch_end = self._save_within_epoch  # type: ignore[method-assign]

@@ -15,14 +15,14 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
 
-class WeightParts(nn.Module):
+class LocalWeights(nn.Module):
     """The parameters and buffers of a module, without anything else that a copy would copy too.
 
     What `parameters()` and `buffers()` yield, and what a copy consists of, are this rank's parts of those in shards.
     """
 
     def __init__(self, strategy: Any, module: nn.Module, leaves: Mapping[str, Any], num_parameters: int) -> None:
-        """Take what `find_parts` has found.
+        """Take what `find_local_weights` has found.
 
         Args:
             strategy: that keeps the weights.
@@ -82,7 +82,7 @@ def _gathered(strategy: Any, part: ShardedLeaf) -> Tensor:
     return part.gather(total, partial(strategy.reduce, reduce_op="sum")).cpu()
 
 
-def find_parts(strategy: Any, module: nn.Module) -> WeightParts:
+def find_local_weights(strategy: Any, module: nn.Module) -> LocalWeights:
     """All ranks. The module's parameters and buffers, or what the strategy keeps in their place.
 
     Raises:
@@ -98,7 +98,7 @@ def find_parts(strategy: Any, module: nn.Module) -> WeightParts:
             "gives copies of them. Keep the weights in the memory of the devices or of the CPU.",
             capability=Capability.SHARDED_STATE,
         )
-    return WeightParts(strategy, module, leaves, len(parameters))
+    return LocalWeights(strategy, module, leaves, len(parameters))
 
 
 def _leaves(strategy: Any, module: nn.Module, own: Mapping[str, Any]) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import torch
 
 from core.checkpoint import await_copies
 from core.contract import Capability, CheckpointError, ConfigurationError, UnsupportedError
-from core.trainer.callbacks.weight_parts import WeightParts, find_parts, own_part
+from core.trainer.callbacks.weights.local_weights import LocalWeights, find_local_weights, own_part
 from core.trainer.hooks.callback import Callback
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ class WeightAveraging(Callback):
         self._average_fn, self._use_buffers, self._device = average_fn, use_buffers, device
         self._evaluates_in_fit, self._evaluates = evaluates_in_fit, evaluates
         self._average: AveragedModel | None = None
-        self._source: WeightParts | None = None
+        self._source: LocalWeights | None = None
         self._is_exchanged = False
 
     def __getstate__(self) -> dict[str, Any]:
@@ -204,7 +204,7 @@ class WeightAveraging(Callback):
     def _build(self, trainer: TrainerViews, module: nn.Module) -> AveragedModel:
         from torch.optim.swa_utils import AveragedModel
 
-        self._source = find_parts(trainer.strategy, module)
+        self._source = find_local_weights(trainer.strategy, module)
         self._average = AveragedModel(
             self._source,
             device=torch.device(self._device) if self._device is not None else None,

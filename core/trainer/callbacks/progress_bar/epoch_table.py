@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
-from core.trainer.callbacks.progress_view import format_seconds, format_value, shorten_number
+from core.trainer.callbacks.progress_bar.view import format_seconds, format_value, shorten_number
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

@@ -1,0 +1,1 @@
+"""Callbacks that save checkpoints, and their helpers: names, files, the best k."""

@@ -1,0 +1,1 @@
+"""Callbacks that change or average weights."""

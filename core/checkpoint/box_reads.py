@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
@@ -17,11 +16,10 @@ if TYPE_CHECKING:
     from core.checkpoint.verified_file import File
     from core.contract.sharded_leaf import Chunk
 
-_PLAIN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
+DENSE = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 
 
-@dataclass(frozen=True, slots=True)
-class SavedChunk:
+class SavedChunk(NamedTuple):
     """A box of a tensor, and where its bytes are."""
 
     offsets: tuple[int, ...]
@@ -30,8 +28,7 @@ class SavedChunk:
     position: int
 
 
-@dataclass(frozen=True, slots=True)
-class BoxRead:
+class BoxRead(NamedTuple):
     """A box within a saved one, and its place in memory.
 
     Attributes:
@@ -90,7 +87,7 @@ def box_read(saved: SavedChunk, dtype: torch.dtype, offsets: tuple[int, ...], ta
 def _memory_of(target: torch.Tensor, dtype: torch.dtype, num_bytes: int) -> memoryview | None:
     # A conjugated or negated view is a flag on bytes that mean something else; a subclass may have no bytes.
     fits = (
-        type(target) in _PLAIN
+        type(target) in DENSE
         and target.dtype == dtype
         and target.device.type == "cpu"
         and target.is_contiguous()

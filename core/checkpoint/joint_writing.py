@@ -77,7 +77,7 @@ def _commit(
         raise CheckpointError(
             f"The ranks have {total} elements of tensors to save, and the state has {part.num_elements}. {expected}"
         )
-    if sum(boxes for _, _, boxes in written) != part.to_write(token):
+    if sum(boxes for _, _, boxes in written) != part.to_write():
         raise CheckpointError(f"The chunks of the ranks overlap, and leave holes elsewhere. {expected}")
     files = {
         f"{token}-{rank:05}.{end}": FileEntry(size, content.hex())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import math
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -41,19 +42,17 @@ def pieces(tensors: Iterable[torch.Tensor]) -> Iterator[tuple[int, Any]]:
         bounce.finish()  # an error: no device may go on writing to memory that is given back
 
 
-def _parts(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
+def _parts(tensor: torch.Tensor) -> Iterable[torch.Tensor]:
     if not tensor.numel():
-        return
+        return ()
     if (tensor.device.type == "cpu" and tensor.is_contiguous()) or tensor.nbytes <= _PIECE_BYTES:
-        yield tensor
-        return
+        return (tensor,)
     # By rows, so that pieces are contiguous; a row that is itself too large is cut by its own rows.
     row_bytes = tensor.nbytes // tensor.shape[0]
     if row_bytes > _PIECE_BYTES:
-        for row in tensor:
-            yield from _parts(row)
-    else:
-        yield from tensor.split(_PIECE_BYTES // row_bytes)
+        return chain.from_iterable(map(_parts, tensor))
+    rows: tuple[torch.Tensor, ...] = tensor.split(_PIECE_BYTES // row_bytes)
+    return rows
 
 
 def _begin_copy(part: torch.Tensor, bounce: Bounce) -> torch.Tensor:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from core.checkpoint import digest, manifest
-from core.checkpoint.box_reads import BoxRead, SavedChunk, box_read, reads_of
+from core.checkpoint.box_reads import DENSE, BoxRead, SavedChunk, box_read, reads_of
 from core.checkpoint.memory import ALIGNMENT_BYTES
 from core.checkpoint.shards import chunks_to_fill, shape_of
 from core.checkpoint.tiling import Point, tile, tile_box
@@ -143,7 +143,9 @@ class OpenedCheckpoint:
 
     def _take_leaves(self, leaves: dict[str, Any], file: File) -> None:
         for leaf, chunks in leaves.items():
-            self.chunks.setdefault(leaf, []).extend(_chunk_from(*chunk, file=file) for chunk in chunks)
+            found = self.chunks.setdefault(leaf, [])
+            for chunk in chunks:
+                found.append(_chunk_from(*chunk, file=file))
 
     def _open(self, name: str, blocks: list[str]) -> File:
         entry, described = self.manifest.files[name], digest.Blocks(blocks, self.manifest.block_bytes)
@@ -180,11 +182,10 @@ class OpenedCheckpoint:
         """
 
         def take(key_path: KeyPath, dtype: torch.dtype, shape: tuple[int, ...], _: Any) -> TensorDescription:
-            if looks:
-                self._chunks_of(leaf_name(key_path), dtype.itemsize, shape)
+            self._chunks_of(leaf_name(key_path), dtype.itemsize, shape)
             return TensorDescription(shape, dtype)
 
-        return self._decode(take)
+        return self._decode(take if looks else None)
 
     def plan(self, targets: Any = None) -> Plan:
         """The reads that a load needs. Tensors without a target are on mapped memory of their own, or read.
@@ -199,6 +200,11 @@ class OpenedCheckpoint:
 
         def take(key_path: KeyPath, dtype: torch.dtype, shape: tuple[int, ...], target: Any) -> Any:
             name = leaf_name(key_path)
+            # The usual case, a tensor that was saved in one piece, is one read.
+            if type(target) in DENSE and target.shape == shape and (whole := self._one_chunk(name, dtype, shape)):
+                filled.append(target)
+                reads.append(box_read(whole, dtype, whole.offsets, target.detach()))
+                return target
             if isinstance(target, torch.Tensor) or is_sharded(target):
                 self._check_shape(key_path, shape, target)
                 filled.append(target)
@@ -243,7 +249,7 @@ class OpenedCheckpoint:
         if share is None:
             self.describe(looks=True)
 
-    def _decode(self, tensor: Callable[..., Any], targets: Any = None) -> Any:
+    def _decode(self, tensor: Callable[..., Any] | None, targets: Any = None) -> Any:
         self._num_copied, self._wholes = 0, {}
         try:
             state = Decoder(tensor, self._array).decode(self.tree, (), targets)
@@ -297,6 +303,15 @@ class OpenedCheckpoint:
             whole = SavedChunk((0,), (num_bytes,), saved.file, saved.position)
             reads.append(box_read(whole, torch.uint8, (0,), content))
         return self._wholes[key]
+
+    def _one_chunk(self, name: str, dtype: torch.dtype, shape: tuple[int, ...]) -> SavedChunk | None:
+        """The only chunk of a tensor, if it is the whole tensor and its bytes are in the file."""
+        chunks = self.chunks.get(name, ())
+        if len(chunks) != 1 or chunks[0].sizes != shape or chunks[0].offsets != (0,) * len(shape):
+            return None
+        (chunk,) = chunks
+        fits = chunk.position + math.prod(shape) * dtype.itemsize <= chunk.file.size_bytes
+        return chunk if fits else None
 
     def _count_copy(self, num_bytes: int) -> None:
         self._num_copied += num_bytes
@@ -361,7 +376,8 @@ def _chunk_from(offsets: Any, sizes: Any, position: Any, *, file: File) -> Saved
     """
     if type(position) is not int or position < 0 or position % ALIGNMENT_BYTES:
         raise ValueError(f"a position of {position!r}")
-    chunk = SavedChunk(shape_from(offsets), shape_from(sizes), file, position)
+    box = shape_from(offsets + sizes)
+    chunk = SavedChunk(box[: len(offsets)], box[len(offsets) :], file, position)
     if not math.prod(chunk.sizes):
         raise ValueError(f"an empty box of sizes {sizes}")
     return chunk
@@ -376,10 +392,10 @@ def _empty(dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
 
 def _distinct(reads: list[BoxRead]) -> list[BoxRead]:
     """The same reads without repetitions: what is tied here and was tied then is read once."""
-
-    def place(read: BoxRead) -> tuple[Any, ...]:
-        target = read.target
-        return (id(read.saved.file), read.start, read.stop, target.data_ptr(), target.shape, target.stride())
-
-    # Only where there is memory: other tensors may all have the address 0.
-    return list({place(read) if read.memory is not None else id(read): read for read in reads}.values())
+    places: dict[Any, BoxRead] = {}
+    for read in reads:
+        target, place = read.target, (id(read.saved.file), read.start, read.stop)
+        # Only where there is memory: other tensors may all have the address 0.
+        is_here = read.memory is not None
+        places[(*place, target.data_ptr(), target.shape, target.stride()) if is_here else id(read)] = read
+    return list(places.values())

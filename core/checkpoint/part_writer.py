@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from core.checkpoint import digest, manifest
 from core.checkpoint.manifest import FileEntry
 from core.checkpoint.memory import ALIGNMENT_BYTES, pieces
-from core.checkpoint.shards import chunks_to_write, shape_of
+from core.checkpoint.shards import chunks_to_write
 from core.checkpoint.tiling import Point
 from core.checkpoint.tree import MAX_DEPTH, Encoder
 from core.contract.errors import CheckpointError
@@ -47,21 +47,21 @@ class PartWriter:
                 "Save plain, finite data."
             ) from None
         self._leaves: Mapping[str, Any] = encoder.leaves
+        self._shapes = encoder.shapes
         self._rank = rank
         self._index: dict[str, list[Any]] = {}
+        self._point = Point()
         self.num_written = 0
         self.written = 0
 
     @property
     def num_elements(self) -> int:
         """Elements of all leaves, on all ranks."""
-        return sum(math.prod(shape_of(leaf)) for leaf in self._leaves.values())
+        return sum(map(math.prod, self._shapes.values()))
 
-    def to_write(self, token: str) -> int:
-        """The sum of `written` over all ranks if their chunks tile each leaf."""
-        point = Point(token.encode())
-        shapes = {name: shape_of(leaf) for name, leaf in self._leaves.items()}
-        return sum(point.value(name, [((0,) * len(shape), shape)]) for name, shape in shapes.items())
+    def to_write(self) -> int:
+        """The sum of `written` over all ranks if their chunks tile each leaf; known once this rank has written."""
+        return sum([self._point.value(name, [((0,) * len(shape), shape)]) for name, shape in self._shapes.items()])
 
     def write(self, folder: Folder, token: str) -> dict[str, FileEntry]:
         """Write the files of this rank.
@@ -69,7 +69,7 @@ class PartWriter:
         Returns:
             The files by name; the file with the bytes is left out if there are none.
         """
-        stem, point = f"{token}-{self._rank:05}", Point(token.encode())
+        stem, self._point = f"{token}-{self._rank:05}", Point(token.encode())
         parts = [
             (name, chunk)
             for name, leaf in self._leaves.items()
@@ -78,10 +78,10 @@ class PartWriter:
         ]
         # Those whose sizes are multiples of a block's first, and so on down: without a gap between them, each begins at
         # a multiple of what its size is one of. Reading a part of them, or all but the small ones, needs fewer blocks.
-        parts.sort(key=lambda part: -_evenness(part[1].tensor.nbytes))
+        parts.sort(key=_evenness, reverse=True)
         # With these two numbers rank 0 can tell whether the ranks' chunks tile each leaf, without seeing the chunks.
-        self.num_written = sum(chunk.tensor.numel() for _, chunk in parts)
-        self.written = sum(point.value(name, [(chunk.offsets, chunk.sizes)]) for name, chunk in parts)
+        self.num_written = sum([chunk.tensor.numel() for _, chunk in parts])
+        self.written = sum([self._point.value(name, [(chunk.offsets, chunk.sizes)]) for name, chunk in parts])
         if not parts and self._rank:  # rank 0's index also has what isn't in tensors
             return {}
         entries, blocks = {}, []
@@ -136,8 +136,9 @@ def _encoded(content: dict[str, Any]) -> bytes:
     return encoded
 
 
-def _evenness(num_bytes: int) -> int:
-    """The largest power of two that a number is a multiple of, up to a block's bytes."""
+def _evenness(part: tuple[str, Chunk]) -> int:
+    """The largest power of two that a chunk's number of bytes is a multiple of, up to a block's bytes."""
+    num_bytes = part[1].tensor.nbytes
     return min(num_bytes & -num_bytes, digest.BLOCK_BYTES)
 
 

@@ -65,7 +65,7 @@ class Converter:
         if kind in (dict, OrderedDict, Counter):
             return self._mapping(value, path)
         if kind in (list, tuple):
-            if are_ints(value):
+            if are_plain(value):
                 return kind(value)
             return kind(self.convert(item, f"{path}[{index}]") for index, item in enumerate(value))
         if kind is set:
@@ -117,9 +117,12 @@ class Converter:
         return moved.clone() if is_part else moved
 
 
-def are_ints(items: list[Any] | tuple[Any, ...]) -> bool:
-    """Tell whether all items are ints that can be saved: a random state has 625 of them, looked at here in one go."""
-    if set(map(type, items)) != {int}:  # the exact type: a bool is an int too
+def are_plain(items: list[Any] | tuple[Any, ...]) -> bool:
+    """Whether all items are ints, or ASCII text, that can be saved: a random state has 625, looked at in one go."""
+    kinds = set(map(type, items))  # the exact types: a bool is an int too
+    if kinds == {str}:
+        return all(map(str.isascii, items))
+    if kinds != {int}:
         return False
     num_bits: int = max(max(items).bit_length(), min(items).bit_length())
     return num_bits <= _MAX_INT_BITS
@@ -176,6 +179,11 @@ def check_key(key: Any, path: str) -> Any:
     if not is_key(key):
         raise refusal(f"the key {key!r} of {path}", key)
     return key
+
+
+def are_names(keys: dict[Any, Any]) -> bool:
+    """Whether all keys are ASCII text without a `$`, looked at in one go. Such keys need no further check."""
+    return {str}.issuperset(map(type, keys)) and (text := "".join(keys)).isascii() and "$" not in text
 
 
 def is_key(key: Any) -> bool:

@@ -7,6 +7,7 @@ without it, is dropped.
 
 from __future__ import annotations
 
+import operator
 import os
 from typing import TYPE_CHECKING
 
@@ -62,10 +63,10 @@ def _apart(reads: Iterable[BoxRead]) -> tuple[list[BoxRead], list[BoxRead]]:
     chosen: list[BoxRead] = []
     left: list[BoxRead] = []
     position = 0
-    for start, stop, _, read in sorted((read.start, read.stop, number, read) for number, read in enumerate(reads)):
-        if start >= position:
+    for read in sorted(reads, key=operator.attrgetter("start", "stop")):
+        if read.start >= position:
             chosen.append(read)
-            position = stop
+            position = read.stop
         else:
             left.append(read)
     return chosen, left

@@ -34,15 +34,14 @@ class Point:
 
     def value(self, name: str, boxes: Iterable[Box]) -> int:
         """The sum of boxes of the tensor `name`."""
+        coordinate, total = self._coordinate, 0
+        for offsets, sizes in boxes:
+            volume = 1
+            for dim, (start, size) in enumerate(zip(offsets, sizes, strict=True)):
+                volume *= coordinate(f"{dim},{start}") - coordinate(f"{dim},{start + size}")
+            total += volume
         # A factor for each tensor, so that a hole in one isn't filled by an overlap in another.
-        return self._coordinate(name) * sum(map(self._box, boxes))
-
-    def _box(self, box: Box) -> int:
-        ranges = enumerate(zip(*box, strict=True))
-        return math.prod(self._end(dim, start) - self._end(dim, start + size) for dim, (start, size) in ranges)
-
-    def _end(self, dim: int, position: int) -> int:
-        return self._coordinate(f"{dim},{position}")
+        return coordinate(name) * total
 
     def _of_text(self, text: str) -> int:
         # Coordinates of 64 bits. By the lemma of Schwartz and Zippel, two polynomials of degree d, here the number of

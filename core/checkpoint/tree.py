@@ -17,7 +17,8 @@ import torch
 
 from core.checkpoint import array_types
 from core.checkpoint.plain_state import (
-    are_ints,
+    are_names,
+    are_plain,
     check_array,
     check_int,
     check_key,
@@ -58,7 +59,7 @@ _COMPRESSED = {
 def leaf_name(key_path: KeyPath) -> str:
     """The key path of a leaf as text, by which files name it."""
     # Nearly always as it stands. Otherwise encoded as values are, so that the keys 1 and "1" make two names.
-    if all(type(part) is str for part in key_path):
+    if {str}.issuperset(map(type, key_path)):
         return _TO_JSON(key_path)
     return _TO_JSON([Encoder().encode(part, key_path, "key") for part in key_path])
 
@@ -91,10 +92,12 @@ class Encoder:
 
     Attributes:
         leaves: the tensors and arrays that were met, by their name. An array is a tensor of bytes.
+        shapes: of the whole of each leaf.
     """
 
     def __init__(self) -> None:
         self.leaves: dict[str, Any] = {}
+        self.shapes: dict[str, tuple[int, ...]] = {}
 
     def encode(self, value: Any, key_path: KeyPath, path: str) -> Any:
         """Encode `value` for JSON.
@@ -124,11 +127,16 @@ class Encoder:
         return self._array(value, key_path, path)
 
     def _items(self, value: Any, key_path: KeyPath, path: str) -> list[Any]:
-        if len(key_path) < MAX_DEPTH and are_ints(value):  # at the limit, each item is one too deep
+        if len(key_path) < MAX_DEPTH and are_plain(value):  # at the limit, each item is one too deep
             return list(value)
         return [self.encode(item, (*key_path, index), f"{path}[{index}]") for index, item in enumerate(value)]
 
     def _mapping(self, value: Any, key_path: KeyPath, path: str) -> dict[str, Any]:
+        if are_names(value):
+            encoded = {}
+            for key, item in value.items():
+                encoded[key] = self.encode(item, (*key_path, key), f"{path}[{key!r}]")
+            return encoded
         pairs = [
             (check_key(key, path), self.encode(item, (*key_path, key), f"{path}[{key!r}]"))
             for key, item in value.items()
@@ -166,8 +174,12 @@ class Encoder:
         return {"$sparse": [_name_of(tensor.layout), list(tensor.shape), encoded, *extra]}
 
     def _leaf(self, leaf: Any, key_path: KeyPath) -> dict[str, Any]:
-        self.leaves[leaf_name(key_path)] = leaf
-        return {"$tensor": [_name_of(leaf.dtype), list(shape_of(leaf))]}
+        self._add(key_path, leaf, shape := shape_of(leaf))
+        return {"$tensor": [_name_of(leaf.dtype), list(shape)]}
+
+    def _add(self, key_path: KeyPath, leaf: Any, shape: tuple[int, ...]) -> None:
+        self.leaves[name := leaf_name(key_path)] = leaf
+        self.shapes[name] = shape
 
     def _array(self, value: Any, key_path: KeyPath, path: str) -> dict[str, Any]:
         array = check_array(value, path)
@@ -177,7 +189,7 @@ class Encoder:
         content = bytearray(array.tobytes())
         # A file has no place for a leaf without bytes.
         if content:
-            self.leaves[leaf_name(key_path)] = torch.frombuffer(content, dtype=torch.uint8)
+            self._add(key_path, torch.frombuffer(content, dtype=torch.uint8), (len(content),))
         return {"$array": [array.dtype.str, list(array.shape)]}
 
 
@@ -185,6 +197,7 @@ def _text(content: Any) -> str:
     return base64.b64encode(content).decode("ascii")
 
 
+@functools.cache
 def _name_of(thing: Any) -> str:
     """`float32` for `torch.float32`."""
     return str(thing).removeprefix("torch.")
@@ -213,13 +226,13 @@ class Decoder:
     """Builds the state again.
 
     Args:
-        tensor: asked for each tensor: `(key_path, dtype, shape, target) -> value`.
+        tensor: asked for each tensor: `(key_path, dtype, shape, target) -> value`; None for descriptions of them.
         array: asked for the bytes of each array: `(key_path, size_bytes) -> buffer`.
     """
 
     def __init__(
         self,
-        tensor: Callable[[KeyPath, torch.dtype, tuple[int, ...], Any], Any],
+        tensor: Callable[[KeyPath, torch.dtype, tuple[int, ...], Any], Any] | None,
         array: Callable[[KeyPath, int], Any],
     ) -> None:
         self._read_tensor = tensor
@@ -246,17 +259,30 @@ class Decoder:
         # A tag comes first, and JSON keeps the order.
         tag = next(iter(node), "")
         if not tag.startswith("$"):
-            return {
-                check_text(key, "a key in it"): self.decode(item, (*key_path, key), _part(target, key))
-                for key, item in node.items()
-            }
+            return self._mapping(node, key_path, target)
         if node.keys() - _BESIDE.get(tag, set()) != {tag}:
             raise ValueError(f"{tag} with {sorted(node)}")
+        if tag == "$tensor":  # nearly all of them
+            name, shape = described if type(described := node[tag]) is list else _list(described)
+            dtype, shape = _dtype_of(name), shape_from(shape)
+            if self._read_tensor is None:
+                return TensorDescription(shape, dtype)
+            return self._read_tensor(key_path, dtype, shape, target)
         # An unknown tag is an AttributeError, as damaged as anything else that isn't known.
         return getattr(self, f"_decode_{tag[1:]}")(node[tag], key_path, target, node)
 
+    def _mapping(self, nodes: dict[str, Any], key_path: KeyPath, target: Any) -> dict[str, Any]:
+        if not are_names(nodes):
+            for key in nodes:
+                check_text(key, "a key in it")
+        targets = target if isinstance(target, dict) else {}
+        decoded = {}
+        for key, item in nodes.items():
+            decoded[key] = self.decode(item, (*key_path, key), targets.get(key))
+        return decoded
+
     def _items(self, nodes: Any, key_path: KeyPath, target: Any = None) -> list[Any]:
-        if len(key_path) < MAX_DEPTH and are_ints(_list(nodes)):
+        if len(key_path) < MAX_DEPTH and are_plain(_list(nodes)):
             return list(nodes)
         return [self._item(item, key_path, index, target) for index, item in enumerate(_list(nodes))]
 
@@ -314,10 +340,6 @@ class Decoder:
 
     def _decode_device(self, name: Any, *_: Any) -> torch.device:
         return torch.device(_text_of(name))
-
-    def _decode_tensor(self, described: Any, key_path: KeyPath, target: Any, _: Any) -> Any:
-        name, shape = _list(described)
-        return self._read_tensor(key_path, _dtype_of(_text_of(name)), shape_from(shape), target)
 
     def _decode_sparse(self, described: Any, key_path: KeyPath, *_: Any) -> Any:
         layout, shape, encoded, *extra = _list(described)
@@ -382,7 +404,7 @@ def shape_from(sizes: Any) -> tuple[int, ...]:
     Raises:
         TypeError, ValueError: they aren't a list of numbers, none of which is negative.
     """
-    for size in _list(sizes):
+    for size in sizes if type(sizes) is list else _list(sizes):
         if type(size) is not int or not 0 <= size < _MAX_SIZE:
             raise ValueError(f"{size!r} in a shape")
     return tuple(sizes)

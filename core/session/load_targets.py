@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from core.session.session import Session
 
 
-_PLAIN = (("torch", "Tensor"), ("torch.nn.parameter", "Parameter"))
+_PLAIN = {("torch", "Tensor"), ("torch.nn.parameter", "Parameter")}
 
 
 def targets_of(session: Session, described: Any, value: Any) -> Any:
@@ -40,12 +40,14 @@ def module_targets(described: Any, own: Mapping[str, Any]) -> dict[str, Any] | N
     """The module's own tensors, if the checkpoint has exactly these; else its own hooks have a say in what fits."""
     if not isinstance(described, dict) or described.keys() != own.keys():
         return None
-    pairs = [(described[name], value) for name, value in own.items()]
-    fits = all(
-        isinstance(part, TensorDescription) == (_shape(value) is not None) and _shape(part) == _shape(value)
-        for part, value in pairs
-    )
-    return {name: value for name, value in own.items() if _shape(value) is not None} if fits else None
+    targets = {}
+    for name, value in own.items():
+        part, shape = described[name], _shape(value)
+        if getattr(part, "shape", None) != shape or isinstance(part, TensorDescription) != (shape is not None):
+            return None
+        if shape is not None:
+            targets[name] = value
+    return targets
 
 
 def optimizer_targets(strategy: Strategy, described: Mapping[str, Any], optimizer: Any) -> dict[str, Any] | None:
@@ -62,27 +64,24 @@ def optimizer_targets(strategy: Strategy, described: Mapping[str, Any], optimize
     # What doesn't fit will be refused when it is restored, and the optimizer's own tensors are as they were then.
     fits = optimizer_state.fits(described, names, [len(group["params"]) for group in optimizer.param_groups])
     own = getattr(optimizer, "state", {}) if fits else {}
-    return {
-        "state": {
-            name: {key: _target(by_name[name], _own(own, by_name[name], key), part) for key, part in entry.items()}
-            for name, entry in entries.items()
-            if name in by_name and isinstance(entry, dict)
-        }
-    }
-
-
-def _own(state: Mapping[Any, Any], parameter: Any, key: str) -> Any:
-    entry = state.get(parameter)
-    return entry.get(key) if isinstance(entry, dict) else None
+    targets: dict[str, dict[str, Any]] = {}
+    for name, entry in entries.items():
+        if name in by_name and isinstance(entry, dict):
+            kept = own.get(by_name[name])
+            kept = kept if isinstance(kept, dict) else {}
+            targets[name] = into = {}
+            for key, part in entry.items():
+                into[key] = _target(by_name[name], kept.get(key), part)
+    return {"state": targets}
 
 
 def _target(parameter: Any, own: Any, described: Any) -> Any:
     # A step counter has no dims, and a factored moment (Adafactor's) has others: both are read whole.
-    if not isinstance(described, TensorDescription) or described.shape != _shape(parameter) or not described.shape:
+    if not isinstance(described, TensorDescription) or described.shape != parameter.shape or not described.shape:
         return None
     # Not by what `detach` gives: of a DTensor that takes long.
-    is_alike = type(own) is type(parameter) or (_is_plain(own) and _is_plain(parameter))
-    if is_alike and _kind(own) == (described.shape, described.dtype, parameter.device):
+    is_alike = type(own) is type(parameter) or _are_plain(own, parameter)
+    if is_alike and (tuple(own.shape), own.dtype, own.device) == (described.shape, described.dtype, parameter.device):
         return own
     parameter = parameter.detach()
     # Made for its layout, such as a DTensor's; every element is read over.
@@ -91,13 +90,10 @@ def _target(parameter: Any, own: Any, described: Any) -> Any:
     return parameter.to(described.dtype, copy=True)
 
 
-def _is_plain(tensor: Any) -> bool:
-    """Tell whether it is a tensor of torch's own, or a parameter."""
-    return (type(tensor).__module__, type(tensor).__name__) in _PLAIN
-
-
-def _kind(tensor: Any) -> tuple[Any, ...]:
-    return (tuple(tensor.shape), tensor.dtype, tensor.device)
+def _are_plain(one: Any, other: Any) -> bool:
+    """Whether both are plain tensors or parameters."""
+    kinds = {(type(one).__module__, type(one).__name__), (type(other).__module__, type(other).__name__)}
+    return kinds <= _PLAIN
 
 
 def _shape(value: Any) -> tuple[int, ...] | None:

@@ -76,7 +76,7 @@ def canonical_name(name: str) -> str:
 
 def to_canonical(state: Mapping[str, Any]) -> Mapping[str, Any]:
     """A module's `state_dict()` under canonical names; the same object if it has those already."""
-    if not any(_COMPILED in name for name in state):
+    if _COMPILED not in "\n".join(state):
         return state
     renamed = OrderedDict((canonical_name(name), value) for name, value in state.items())
     if metadata := getattr(state, "_metadata", None):

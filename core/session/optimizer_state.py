@@ -6,7 +6,7 @@ A position says nothing under another world size or strategy, a name does. `para
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from core.contract.errors import CheckpointError, ConfigurationError
 
@@ -59,7 +59,7 @@ def to_positional(state: Mapping[str, Any], names: Sequence[str], group_sizes: S
     position = {name: index for index, name in enumerate(names)}
     # torch pairs a group's saved positions with the group's own parameters in order: sorted, each meets itself.
     groups = [
-        {**group, "params": sorted(position[name] for name in group["params"])} for group in state["param_groups"]
+        {**group, "params": sorted(map(position.__getitem__, group["params"]))} for group in state["param_groups"]
     ]
     return {
         **state,
@@ -84,8 +84,9 @@ def _check_groups(saved: Sequence[Mapping[str, Any]], names: Sequence[str], grou
         CheckpointError: a parameter is in another group than it was.
     """
     there = {name: index for index, group in enumerate(saved) for name in group["params"]}
-    here = dict(zip(names, (index for index, size in enumerate(group_sizes) for _ in range(size)), strict=True))
-    if (moved := next((name for name in names if here[name] != there[name]), None)) is not None:
+    here = dict(zip(names, [index for index, size in enumerate(group_sizes) for _ in range(size)], strict=True))
+    if here != there:
+        moved = next(name for name in names if here[name] != there[name])
         raise CheckpointError(
             f"The optimizer has {len(group_sizes)} parameter group(s) and its saved state {len(saved)}; "
             f"{moved!r} is in group {here[moved]}, and was in group {there[moved]}. Build the optimizer with the same "
@@ -105,16 +106,13 @@ def parameter_names(optimizer: Optimizer, modules: Sequence[Mapping[int, str]]) 
         ConfigurationError: a parameter belongs to none of the modules.
     """
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    owners = [_owner_of(parameter, modules) for parameter in parameters]
+    known = {key: (index, name) for index, names in reversed([*enumerate(modules)]) for key, name in names.items()}
+    owners = [known.get(id(parameter)) or _refuse(parameter) for parameter in parameters]
     several = len({index for index, _ in owners}) > 1
     return [f"{index}.{name}" if several else name for index, name in owners]
 
 
-def _owner_of(parameter: Any, modules: Sequence[Mapping[int, str]]) -> tuple[int, str]:
-    """Number of the module that a parameter belongs to, and its name there."""
-    for index, names in enumerate(modules):
-        if (name := names.get(id(parameter))) is not None:
-            return index, name
+def _refuse(parameter: Any) -> NoReturn:
     raise ConfigurationError(
         f"The optimizer holds a parameter of shape {tuple(parameter.shape)} that belongs to no module that was "
         "set up. Set up its module first, and build the optimizer from that module's parameters."

@@ -46,12 +46,14 @@ def check(optimizer: Optimizer, saved: Any) -> None:
             kept = [_kept(optimizer, group, shape) for shape in shapes]
         except Exception as error:
             raise _wrong(optimizer, f"has options with which it can't step: {error!s:.200}") from error
-        for key in group["params"]:
-            entry, is_position = saved["state"].get(key), type(key) is int and key < len(parameters)
-            shape = parameters[key].shape if is_position else None
-            reasons = [_differing(entry, own, shape) for own in kept] if entry else [""]
-            if all(reasons):
-                raise _wrong(optimizer, f"has for the parameter {key!r:.80} {reasons[-1]}")
+        for key in filter(saved["state"].get, group["params"]):
+            shape = parameters[key].shape if type(key) is int and key < len(parameters) else None
+            reason = ""
+            for own in kept:
+                if not (reason := _differing(saved["state"][key], own, shape)):
+                    break
+            else:
+                raise _wrong(optimizer, f"has for the parameter {key!r:.80} {reason}")
 
 
 def _is_form(saved: Any) -> bool:
@@ -61,7 +63,8 @@ def _is_form(saved: Any) -> bool:
     groups = saved.get("param_groups")
     is_list = isinstance(groups, list) and all(isinstance(group, dict) for group in groups)
     return is_list and all(
-        isinstance(group.get("params"), list) and all(isinstance(name, int | str) for name in group["params"])
+        isinstance(group.get("params"), list)
+        and all(issubclass(kind, int | str) for kind in set(map(type, group["params"])))
         for group in groups or []
     )
 

@@ -1,4 +1,4 @@
-"""Core beside Lightning, Accelerate and a loop by hand: the figures of README's table.
+"""Core beside Lightning, Accelerate and a loop by hand: the figures of a table in docs/benchmarks.md.
 
     python -m pip install lightning accelerate torchdata
     python benchmarks/against_others.py

@@ -183,7 +183,9 @@ def test_a_promise_names_a_test_that_there_is(cells):
     assert all(f"def {name}(" in tests for _, name in named if name)
 
 
-def test_the_opening_fits_on_a_screen():
+def test_the_opening_fits_on_a_screen_and_installs_before_it_runs():
     opening = (ROOT / "README.md").read_text(encoding="utf-8").partition("\n## ")[0]
-    assert len(opening.splitlines()) < 40
+    assert len(opening.splitlines()) < 50
+    assert opening.index("pip install") < opening.index("```python")
+    assert "Nothing has been run on a GPU yet" in opening
     assert "```python" in opening

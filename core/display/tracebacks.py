@@ -88,7 +88,7 @@ def _mark_for_pytest() -> None:
     global _newest
     if (newest := (len(sys.modules), next(reversed(sys.modules)))) != _newest:
         _marked.clear()
-        for name, module in [*sys.modules.items()]:
+        for name, module in sys.modules.copy().items():
             if name.partition(".")[0] in _own_packages():
                 vars(module).setdefault("__tracebackhide__", hides_frames)
             elif name in _CALLERS:

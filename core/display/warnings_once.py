@@ -46,7 +46,7 @@ class GivenWarning(NamedTuple):
     def of(cls, message: Warning | str, category: type[Warning], filename: str, lineno: int) -> GivenWarning:
         """The form of one that Python is about to show."""
         bases = tuple(f"{base.__module__}:{base.__qualname__}" for base in category.__mro__[:-1])
-        files = {getattr(each, "__dict__", {}).get("__file__"): name for name, each in [*sys.modules.items()]}
+        files = {getattr(each, "__dict__", {}).get("__file__"): name for name, each in sys.modules.copy().items()}
         module = files.get(filename, filename)
         return cls(str(message), bases, filename, lineno, "__main__" if module == "__mp_main__" else module)
 

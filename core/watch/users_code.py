@@ -41,7 +41,7 @@ def innermost(frames: Sequence[FrameType], waits_in: tuple[str, ...] = ()) -> in
 
 def is_users_file(path: str) -> bool:
     """True for a file of the user's code. Looks through all modules, to know those of plugins."""
-    files = {getattr(each, "__dict__", {}).get("__file__"): name for name, each in [*sys.modules.items()]}
+    files = {getattr(each, "__dict__", {}).get("__file__"): name for name, each in sys.modules.copy().items()}
     return _is_users(files.get(path, ""), path, _plugins)
 
 
@@ -63,7 +63,7 @@ def _stdlib() -> tuple[str, ...]:
 @lru_cache(256)
 def _uses_core(package: str, num_modules: int) -> bool:
     """True if a module of an installed package imports a name from core: it is the program, and no library."""
-    own = [each for name, each in [*sys.modules.items()] if name == package or name.startswith(f"{package}.")]
+    own = [each for name, each in sys.modules.copy().items() if name == package or name.startswith(f"{package}.")]
     return any(_is_of_core(value) for each in own for value in [*getattr(each, "__dict__", {}).values()])
 
 

@@ -149,7 +149,7 @@ def test_nobody_is_left_under_the_deepspeed_launcher(tmp_path, end):
         os.killpg(process.pid, signal.SIGINT)
     else:
         os.kill(ranks[0], signal.SIGKILL)
-    assert process.wait(timeout=60) != 0
+    assert process.wait(timeout=100) != 0
     await_(lambda: not any(map(is_alive, ranks)))
     if end == "ctrl-c":
         assert (tmp_path / "saved" / "on_exception.ckpt").exists()
@@ -162,7 +162,7 @@ def is_alive(pid):
         return False
 
 
-def await_(condition, timeout_s=60):
+def await_(condition, timeout_s=100):
     deadline = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline

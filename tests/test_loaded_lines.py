@@ -71,9 +71,9 @@ counts["a fit with everything off"] = loaded()
 """
 
 # Only those who train load what shows errors. A fit grew by checks before anything is restored: limits, schedulers and
-# sections of a checkpoint.
+# sections of a checkpoint. A plugin grew by the options that eight plugins wrote for themselves, 250 lines in all.
 MOST = {
-    AUTHOR: {"a strategy's author": 800, "a plugin": 4_400},
+    AUTHOR: {"a strategy's author": 800, "a plugin": 4_420},
     LISTING: {"a listing": 2_650},
     TRAINING: {"a Fabric": 11_800, "a fit with everything off": 15_850},
 }

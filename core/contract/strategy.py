@@ -62,6 +62,8 @@ class Strategy(World):
 
     interactive_alias: str | None = None
     """Alias to recommend where this strategy's launcher can't work, such as in a notebook."""
+    device_types: tuple[str, ...] = ()
+    """Types of torch's devices that it trains on, such as `"cuda"`; others are refused before `check`. Empty: all."""
     updates_per_batch: int = 1
     """Updates of the parameters in one batch, from `check` on; more than one only with `Capability.COMPILED_STEP`."""
 

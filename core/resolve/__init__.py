@@ -19,7 +19,7 @@ from core.resolve.parts import choose_checkpoint_io, choose_precision, launchers
 from core.resolve.plugins import sort_plugins
 from core.resolve.strategy import check_strategy_argument, choose_strategy
 from core.session import Session
-from core.session.overrides import check_capabilities
+from core.session.declared import check_declared
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -112,7 +112,7 @@ def resolve(
 
 def _check(strategy: Strategy, num_nodes: int) -> None:
     """Check, before any process starts, that it all goes together."""
-    check_capabilities(strategy)
+    check_declared(strategy)
     strategy.check()
     if strategy.cluster_environment is not None:
         strategy.cluster_environment.validate(strategy.num_processes_per_node, num_nodes)

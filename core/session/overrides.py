@@ -1,30 +1,15 @@
-"""Checks for what an override of a strategy's member may have forgotten: a `return`, a decorator."""
+"""The check for what an override of a strategy's method may have forgotten: a `return`."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, TypeVar
 
-from core.contract.capability import Capability
 from core.contract.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from core.contract.strategy import Strategy
 
 T = TypeVar("T")
-
-
-def check_capabilities(strategy: Strategy) -> None:
-    """Main process, once the strategy is connected.
-
-    Raises:
-        ConfigurationError: they are no `Capability`.
-    """
-    found: object = strategy.capabilities
-    if not isinstance(found, Capability):
-        raise ConfigurationError(
-            f"{type(strategy).__name__}.capabilities is {found!r:.100}; expected a core.Capability. If it is a method, "
-            "put @property before it."
-        )
 
 
 def required(strategy: Strategy, method: str, returned: T | None, expected: str) -> T:

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from core.strategies.frozen import FrozenParameters
     from core.strategies.left_out import LeftOutParameters
     from core.strategies.method_router import MethodRouter
+    from core.strategies.options import check_options, known_options, with_options_of
     from core.strategies.parallel import ParallelStrategy
     from core.strategies.single_device import SingleDeviceStrategy
     from core.strategies.sparse_layers import refuse_sparse_layers
@@ -24,8 +25,11 @@ __all__ = [
     "SingleDeviceStrategy",
     "Strategy",
     "StrategyRegistry",
+    "check_options",
+    "known_options",
     "refuse_sparse_layers",
     "refuse_unlike_modules",
+    "with_options_of",
 ]
 
 __getattr__, __dir__ = door(
@@ -35,6 +39,7 @@ __getattr__, __dir__ = door(
         ".frozen": ("FrozenParameters",),
         ".left_out": ("LeftOutParameters",),
         ".method_router": ("MethodRouter",),
+        ".options": ("check_options", "known_options", "with_options_of"),
         ".parallel": ("ParallelStrategy",),
         ".single_device": ("SingleDeviceStrategy",),
         ".sparse_layers": ("refuse_sparse_layers",),

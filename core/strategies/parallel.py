@@ -13,6 +13,7 @@ from core.contract import Capability, ConfigurationError, Strategy
 from core.strategies import arrivals, process_group
 from core.strategies.gather import GatherWithGradients
 from core.strategies.group_collectives import GroupCollectives, gather_objects
+from core.strategies.options import check_options, known_options
 
 if TYPE_CHECKING:
     from datetime import timedelta
@@ -38,24 +39,39 @@ class ParallelStrategy(Strategy):
     """
 
     launcher_name: str = "subprocess"
+    start_methods: tuple[str, ...] = ("subprocess", "spawn", "fork", "forkserver")
+    """The launchers that the user may choose by `start_method`."""
 
     def __init__(
         self,
         *given: Any,
         process_group_backend: str | None = None,
         timeout: timedelta | None = None,
+        start_method: str | None = None,
         **parts: Any,
     ) -> None:
-        """Say how the processes talk to each other.
+        """The options of every parallel strategy. A subclass adds its own, and hands on the rest.
 
         Args:
             given: any of `parts` without its name.
             process_group_backend: `"gloo"`, `"nccl"` or another one of torch; None asks the accelerator.
             timeout: after which a collective that not all ranks join is an error; None is torch's own for the backend:
                 10 minutes for NCCL, 30 for others. Ranks have ten minutes for the start of the group then.
+            start_method: way to start processes if no cluster has: `"subprocess"` runs the script again, `"spawn"`,
+                `"fork"` and `"forkserver"` call the function in new processes. None is the class's `launcher_name`.
             parts: `accelerator`, `parallel_devices`, `cluster_environment`, `checkpoint_io`, `precision_plugin`.
+
+        Raises:
+            ConfigurationError: an option that no constructor of the class and its bases names, or an unknown
+                `start_method`.
         """
+        check_options(type(self).__name__, parts, known_options(type(self)))
         super().__init__(*given, **parts)
+        if start_method is not None:
+            if start_method not in self.start_methods:
+                expected = ", ".join(map(repr, self.start_methods))
+                raise ConfigurationError(f"start_method={start_method!r}: expected one of {expected}.")
+            self.launcher_name = start_method
         self._process_group_backend = process_group_backend
         self._group_timeout = timeout
 

@@ -50,7 +50,6 @@ class BaguaStrategy(ParallelStrategy):
         communication_interval: int | None = None,
         sync_interval_ms: int | None = None,
         warmup_steps: int | None = None,
-        start_method: str = "subprocess",
         **parts: Any,
     ) -> None:
         """Choose an algorithm, and its options.
@@ -67,8 +66,7 @@ class BaguaStrategy(ParallelStrategy):
                 exchange to the next, 1 by default.
             sync_interval_ms: of `async`: time from one average to the next, in milliseconds, 500 by default.
             warmup_steps: of `async`: number of steps in which gradients are averaged instead, 0 by default.
-            start_method: name of the launcher that makes the processes if no cluster has.
-            parts: of `core.strategies.ParallelStrategy`.
+            parts: of `ParallelStrategy` (`start_method`, `process_group_backend`, `timeout`, `parallel_devices`, ...).
 
         Raises:
             ConfigurationError: an algorithm that isn't known, or an option that it doesn't take.
@@ -87,7 +85,6 @@ class BaguaStrategy(ParallelStrategy):
             "warmup_steps": warmup_steps,
         }
         self.algorithm = algorithm
-        self.launcher_name = start_method
         self._options = {name: value for name, value in options.items() if value is not None} | {"flatten": flatten}
         self._refuse_options_of_others()
         self._left_out = LeftOutParameters(self)

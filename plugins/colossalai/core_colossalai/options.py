@@ -3,28 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
-import inspect
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal
 
-from core import ConfigurationError, Strategy, did_you_mean
-from core.strategies import ParallelStrategy
+from core import ConfigurationError
+from core.strategies import ParallelStrategy, check_options, known_options
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
     import torch
 
-F = TypeVar("F", bound="Callable[..., None]")
-
 PluginName = Literal["torch_ddp", "low_level_zero", "gemini", "hybrid_parallel"]
-START_METHODS = ("subprocess", "spawn", "fork", "forkserver")
-PARTS = frozenset(
-    {
-        *("accelerator", "parallel_devices", "cluster_environment", "checkpoint_io", "precision_plugin"),
-        *("process_group_backend", "timeout"),
-    }
-)
+PARTS = frozenset(known_options(ParallelStrategy))
 """Options of every parallel strategy."""
 
 
@@ -229,7 +220,7 @@ _FRACTIONS = frozenset(
 _NOT_NEGATIVE = frozenset({"max_norm"})
 
 
-def split(plugin: str, given: Mapping[str, Any], start_method: str) -> tuple[Options, dict[str, Any]]:
+def split(plugin: str, given: Mapping[str, Any]) -> tuple[Options, dict[str, Any]]:
     """Options of one of Colossal-AI's plugins, and those of every parallel strategy.
 
     Raises:
@@ -237,26 +228,16 @@ def split(plugin: str, given: Mapping[str, Any], start_method: str) -> tuple[Opt
     """
     if plugin not in OF_PLUGIN:
         raise ConfigurationError(f"plugin={plugin!r}: expected one of {', '.join(map(repr, OF_PLUGIN))}.")
-    if start_method not in START_METHODS:
-        raise ConfigurationError(
-            f"start_method={start_method!r}: expected one of {', '.join(map(repr, START_METHODS))}."
-        )
-    for name in sorted(given.keys() - OF_PLUGIN[plugin] - PARTS):
-        raise ConfigurationError(_unknown(plugin, name))
+    known = {*OF_PLUGIN[plugin], *PARTS, "plugin", "colossalai_checkpoint"}
+    for name in sorted(given.keys() - known):
+        if others := [other for other, names in OF_PLUGIN.items() if name in names]:
+            owner = " or ".join(map(repr, others))
+            raise ConfigurationError(f"{name!r} is an option of plugin={owner}, and plugin={plugin!r} has no such.")
+    check_options(f"ColossalAIStrategy(plugin={plugin!r})", given, known)
     own = {name: value for name, value in given.items() if name in OF_PLUGIN[plugin] and value is not None}
     for name, value in own.items():
         _check(name, value)
     return Options(**own), {name: value for name, value in given.items() if name in PARTS}
-
-
-def _unknown(plugin: str, name: str) -> str:
-    known = OF_PLUGIN[plugin] | PARTS
-    if others := [other for other, names in OF_PLUGIN.items() if name in names]:
-        return f"{name!r} is an option of plugin={' or '.join(map(repr, others))}, and plugin={plugin!r} has no such."
-    return (
-        f"ColossalAIStrategy(plugin={plugin!r}) has no option {name!r}.{did_you_mean(name, known)} "
-        f"Its options: {', '.join(sorted({*known, 'plugin', 'start_method'}))}."
-    )
 
 
 def _check(name: str, value: Any) -> None:
@@ -280,19 +261,3 @@ def _check_number(name: str, value: Any, kind: str) -> None:
         raise ConfigurationError(
             f"{name}={value!r}: expected a number {'of at least 0' if name in _NOT_NEGATIVE else 'above 0'}."
         )
-
-
-def with_every_option(init: F) -> F:
-    """Decorator of the strategy's `__init__`: adds each option, its type and description to signature and docstring."""
-    declared = inspect.signature(init)
-    given = {name: one for name, one in declared.parameters.items() if one.kind is not one.VAR_KEYWORD}
-    options = list(inspect.signature(Options).parameters.values())
-    of_parts = {
-        **inspect.signature(Strategy.__init__).parameters,
-        **inspect.signature(ParallelStrategy.__init__).parameters,
-    }
-    parts = [of_parts[name].replace(kind=inspect.Parameter.KEYWORD_ONLY) for name in sorted(PARTS)]
-    init.__signature__ = declared.replace(parameters=[*given.values(), *options, *parts])  # type: ignore[attr-defined]
-    described = inspect.getdoc(Options) or ""
-    init.__doc__ = f"{init.__doc__}\n\nOptions:\n{described[described.index('    stage:') :]}"
-    return init

@@ -12,11 +12,17 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 import torch.distributed as dist
 
-from core import Capability, ConfigurationError, UnsupportedError
-from core.strategies import FrozenParameters, LeftOutParameters, refuse_unlike_modules
+from core import Capability, ConfigurationError, Strategy, UnsupportedError
+from core.strategies import (
+    FrozenParameters,
+    LeftOutParameters,
+    ParallelStrategy,
+    refuse_unlike_modules,
+    with_options_of,
+)
 from core_colossalai import library, native, native_files, precision, refusals
 from core_colossalai.engine import Engine, ForwardEngine
-from core_colossalai.options import PluginName, split, with_every_option
+from core_colossalai.options import Options, PluginName, split
 from core_colossalai.zero import ZeroEngine
 from core_ddp import DDPStrategy
 
@@ -42,12 +48,11 @@ class ColossalAIStrategy(DDPStrategy):
     module and optimizer together, convert the model themselves, and step parts of it; they need GPUs.
     """
 
-    @with_every_option
+    @with_options_of(Options, ParallelStrategy.__init__, Strategy.__init__, closed=True)
     def __init__(
         self,
         plugin: PluginName = "torch_ddp",
         *,
-        start_method: str = "subprocess",
         colossalai_checkpoint: Literal["canonical", "native"] = "canonical",
         **options: Any,
     ) -> None:
@@ -57,18 +62,16 @@ class ColossalAIStrategy(DDPStrategy):
             plugin: `"torch_ddp"` has a replica on each rank; `"low_level_zero"` cuts the optimizer's state over them,
                 and gradients with `stage=2`; `"gemini"` parameters too, and moves them to the CPU and back;
                 `"hybrid_parallel"` shares the work of a layer between ranks, for models that Shardformer knows.
-            start_method: way to start processes if no cluster has: `"subprocess"` runs the script again, `"spawn"`,
-                `"fork"` and `"forkserver"` call the function in new processes.
             colossalai_checkpoint: `"canonical"` checkpoints load under any strategy and number of processes; `"native"`
                 ones have Colossal-AI's own layout, which its Booster writes. There ZeRO, and all that computes in 16
                 bits, keeps no masters: a run goes on from rounded weights.
-            options: of `core_colossalai.Options`, and of `ParallelStrategy`: `process_group_backend`, `timeout`,
-                `parallel_devices`, `cluster_environment`, `checkpoint_io`, `precision_plugin`, `accelerator`.
+            options: of `core_colossalai.Options`, and of `ParallelStrategy` (`start_method`, `process_group_backend`,
+                `timeout`, `parallel_devices`, ...).
 
         Raises:
             ConfigurationError: an unknown option, one of another plugin, or a value that it can't have.
         """
-        self.options, parts = split(plugin, options, start_method)
+        self.options, parts = split(plugin, options)
         if colossalai_checkpoint not in ("canonical", "native"):
             raise ConfigurationError(
                 f"colossalai_checkpoint={colossalai_checkpoint!r}: expected 'canonical' or 'native'."
@@ -77,7 +80,7 @@ class ColossalAIStrategy(DDPStrategy):
             if "precision_plugin" in parts:
                 raise ConfigurationError("precision=... and precision_plugin=... are two formats. Leave one out.")
             parts["precision_plugin"] = precision.choose(precision.NAMES[self.options.precision]) or _float32()
-        super().__init__(start_method=start_method, find_unused_parameters=self.options.find_unused_parameters, **parts)
+        super().__init__(find_unused_parameters=self.options.find_unused_parameters, **parts)
         self.plugin: PluginName = plugin
         self.colossalai_checkpoint = colossalai_checkpoint
         self.engine: Engine | None = None

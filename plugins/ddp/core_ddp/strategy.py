@@ -14,8 +14,14 @@ from torch.distributed.algorithms.ddp_comm_hooks.post_localSGD_hook import PostL
 from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
 from torch.nn.parallel import DistributedDataParallel
 
-from core import Capability, ConfigurationError, did_you_mean
-from core.strategies import FrozenParameters, MethodRouter, ParallelStrategy, refuse_unlike_modules
+from core import Capability, ConfigurationError
+from core.strategies import (
+    FrozenParameters,
+    MethodRouter,
+    ParallelStrategy,
+    refuse_unlike_modules,
+    with_options_of,
+)
 from core_ddp.hook_state import HookState
 from core_ddp.late import GRADIENTS_STAY, WrappedParameters, refuse_difference
 from core_ddp.sparse import copy_sparse_gradients
@@ -30,8 +36,8 @@ if TYPE_CHECKING:
 
     from core import ModuleHandle, StepOutput, TrainingStep
 
-_START_METHODS = ("subprocess", "spawn", "fork", "forkserver")
-_DDP_OPTIONS = frozenset(inspect.signature(DistributedDataParallel).parameters) - {"module", "process_group"}
+_NO_OPTIONS = frozenset({"module", "process_group"})
+_DDP_OPTIONS = frozenset(inspect.signature(DistributedDataParallel).parameters) - _NO_OPTIONS
 # Steps whose backward needs gradients averaged; the others run without the wrapper, so that ranks may differ in length.
 _WRAPPED = frozenset({"training_step", "forward"})
 
@@ -42,6 +48,7 @@ class DDPStrategy(ParallelStrategy):
     interactive_alias: str | None = "ddp_notebook"
     _check_gradients: Callable[..., Any] | None = None  # of the stage that runs
 
+    @with_options_of(DistributedDataParallel, leave_out=_NO_OPTIONS)
     def __init__(
         self,
         *given: Any,
@@ -49,7 +56,6 @@ class DDPStrategy(ParallelStrategy):
         ddp_comm_hook: Callable[..., Any] | None = None,
         ddp_comm_wrapper: Callable[..., Any] | None = None,
         model_averaging_period: int | None = None,
-        start_method: str = "subprocess",
         find_unused_parameters: bool | None = None,
         **options: Any,
     ) -> None:
@@ -63,31 +69,22 @@ class DDPStrategy(ParallelStrategy):
             ddp_comm_wrapper: wraps the hook, such as `fp16_compress_wrapper`.
             model_averaging_period: average the weights every so many optimizer steps. Needs the post-local SGD hook and
                 its `PostLocalSGDState` (Lin et al., "Don't Use Large Mini-Batches, Use Local SGD", ICLR 2020).
-            start_method: way to start processes if no cluster has: `"subprocess"` runs the script again, `"spawn"`,
-                `"fork"` and `"forkserver"` call the function in new processes.
             find_unused_parameters: some parameters get no gradient in some steps. None is yes with manual
                 optimization, where each backward uses a part of them, and no otherwise.
             options: of DistributedDataParallel (`static_graph`, `gradient_as_bucket_view`, `bucket_cap_mb`, ...) and of
-                `ParallelStrategy` (`process_group_backend`, `timeout`, `parallel_devices`, `cluster_environment`,
-                `checkpoint_io`, `precision_plugin`, `accelerator`).
+                `ParallelStrategy` (`start_method`, `process_group_backend`, `timeout`, `parallel_devices`, ...).
 
         Raises:
             ConfigurationError: an unknown option, or options that contradict each other.
         """
         ddp_options = {name: options.pop(name) for name in _DDP_OPTIONS & options.keys()}
-        _refuse_unknown(options)
         super().__init__(*given, **options)
-        if start_method not in _START_METHODS:
-            raise ConfigurationError(
-                f"start_method={start_method!r}: expected one of {', '.join(map(repr, _START_METHODS))}."
-            )
         if model_averaging_period is not None and not isinstance(ddp_comm_state, PostLocalSGDState):
             raise ConfigurationError(
                 f"model_averaging_period={model_averaging_period} averages weights that have drifted apart, and "
                 "without the post-local SGD hook gradients are averaged in every step. "
                 "Pass ddp_comm_state=PostLocalSGDState(...) and ddp_comm_hook=post_localSGD_hook too."
             )
-        self.launcher_name = start_method
         self.ddp_options = ddp_options
         self.find_unused_parameters = find_unused_parameters
         self._comm_hook = ddp_comm_hook if ddp_comm_wrapper is None else _wrap(ddp_comm_hook, ddp_comm_wrapper)
@@ -351,31 +348,3 @@ def _wrap(hook: Callable[..., Any] | None, wrapper: Callable[..., Any]) -> Calla
         raise ConfigurationError("ddp_comm_wrapper wraps a hook, and ddp_comm_hook is None. Pass both.")
     wrapped: Callable[..., Any] = wrapper(hook)
     return wrapped
-
-
-def _name_options_of(wrapper: type, constructor: Callable[..., Any]) -> None:
-    """Show the options of a wrapper in the signature of what hands them on, where `core describe` and `help` look."""
-    own = inspect.signature(constructor)
-    *named, rest = own.parameters.values()
-    added = [
-        parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
-        for name, parameter in inspect.signature(wrapper).parameters.items()
-        if name in _DDP_OPTIONS - own.parameters.keys()
-    ]
-    constructor.__signature__ = own.replace(parameters=[*named, *added, rest])  # type: ignore[attr-defined]
-
-
-_name_options_of(DistributedDataParallel, DDPStrategy.__init__)
-
-
-def _refuse_unknown(options: dict[str, Any]) -> None:
-    known = {
-        *(_DDP_OPTIONS),
-        *inspect.signature(ParallelStrategy).parameters,
-        *("accelerator", "parallel_devices", "cluster_environment", "checkpoint_io", "precision_plugin"),
-    } - {"parts"}
-    if unknown := sorted(options.keys() - known):
-        raise ConfigurationError(
-            f"DDPStrategy has no option {unknown[0]!r}.{did_you_mean(unknown[0], known)} "
-            f"Its options: {', '.join(sorted(known))}."
-        )

@@ -3,28 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-import inspect
 import logging
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal
 
-from core import ConfigurationError, Strategy, did_you_mean
-from core.strategies import ParallelStrategy
+from core import ConfigurationError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
     from os import PathLike
-
-F = TypeVar("F", bound="Callable[..., None]")
-
-START_METHODS = ("subprocess", "spawn", "fork", "forkserver")
-PARTS = frozenset(
-    {
-        *("accelerator", "parallel_devices", "cluster_environment", "checkpoint_io", "precision_plugin"),
-        *("process_group_backend", "timeout"),
-    }
-)
-"""Options of every parallel strategy."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,22 +103,13 @@ class Options:
     load_full_weights: bool = True
 
 
-def split(given: Mapping[str, Any], start_method: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Options of DeepSpeed, and those of every parallel strategy.
+def split(given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Options of DeepSpeed, and the others.
 
     Raises:
-        ConfigurationError: an unknown option, or an unknown start method.
+        ConfigurationError: a value that can't be had.
     """
     own = {field.name for field in dataclasses.fields(Options)}
-    if unknown := sorted(given.keys() - own - PARTS):
-        raise ConfigurationError(
-            f"DeepSpeedStrategy has no option {unknown[0]!r}.{did_you_mean(unknown[0], own | PARTS)} Its options: "
-            f"{', '.join(sorted({*own, *PARTS, 'start_method'}))}."
-        )
-    if start_method not in START_METHODS:
-        raise ConfigurationError(
-            f"start_method={start_method!r}: expected one of {', '.join(map(repr, START_METHODS))}."
-        )
     if not given.get("load_full_weights", True):
         raise ConfigurationError(
             "load_full_weights=False: checkpoints have one form for all stages, whole or in parts, and each loads at "
@@ -141,21 +119,5 @@ def split(given: Mapping[str, Any], start_method: str) -> tuple[dict[str, Any], 
         raise ConfigurationError(f"deepspeed_checkpoint={layout!r}: expected 'canonical' or 'native'.")
     return (
         {name: value for name, value in given.items() if name in own},
-        {name: value for name, value in given.items() if name in PARTS},
+        {name: value for name, value in given.items() if name not in own},
     )
-
-
-def with_every_option(init: F) -> F:
-    """Decorator of the strategy's `__init__`: adds each option, its type and description to signature and docstring."""
-    declared = inspect.signature(init)
-    given = {name: one for name, one in declared.parameters.items() if one.kind is not one.VAR_KEYWORD}
-    options = [one for name, one in inspect.signature(Options).parameters.items() if name not in given]
-    of_parts = {
-        **inspect.signature(Strategy.__init__).parameters,
-        **inspect.signature(ParallelStrategy.__init__).parameters,
-    }
-    parts = [of_parts[name].replace(kind=inspect.Parameter.KEYWORD_ONLY) for name in sorted(PARTS)]
-    init.__signature__ = declared.replace(parameters=[*given.values(), *options, *parts])  # type: ignore[attr-defined]
-    described = inspect.getdoc(Options) or ""
-    init.__doc__ = f"{init.__doc__}\n\nOptions:\n{described[described.index('    stage:') :]}"
-    return init

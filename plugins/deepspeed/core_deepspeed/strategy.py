@@ -15,14 +15,14 @@ import torch
 from torch import Tensor, nn
 
 from core import Capability, ConfigurationError, ShardedLeaf, UnsupportedError
-from core.strategies import LeftOutParameters, ParallelStrategy, refuse_unlike_modules
+from core.strategies import LeftOutParameters, ParallelStrategy, refuse_unlike_modules, with_options_of
 from core_deepspeed import config as configs
 from core_deepspeed import library, native, native_files, ops, refusals, sections
 from core_deepspeed import optimizers as stepping
 from core_deepspeed.engine import ZeroEngine
 from core_deepspeed.initial_values import same_on_all_ranks
 from core_deepspeed.left_out import GradientsOfAll
-from core_deepspeed.options import Options, split, with_every_option
+from core_deepspeed.options import Options, split
 from core_deepspeed.precision import ENGINE_SCALED
 from core_deepspeed.whole_engine import WholeEngine
 
@@ -40,24 +40,21 @@ _TRAINS = frozenset({"training_step", "forward"})
 class DeepSpeedStrategy(ParallelStrategy):
     """Sharded data parallelism with DeepSpeed's ZeRO, on one node or several."""
 
-    @with_every_option
-    def __init__(self, stage: int | None = None, *, start_method: str = "subprocess", **options: Any) -> None:
+    @with_options_of(Options)
+    def __init__(self, stage: int | None = None, **options: Any) -> None:
         """Options of DeepSpeed, and of every parallel strategy.
 
         Args:
             stage: of ZeRO. 0 cuts nothing over the ranks, 1 the optimizer's state, 2 gradients too, 3 parameters too.
                 None: what `config` says, where saying nothing means 0; without a `config` 2.
-            start_method: way to start processes if no cluster has: `"subprocess"` runs the script again, `"spawn"`,
-                `"fork"` and `"forkserver"` call the function in new processes.
-            options: of `core_deepspeed.Options`, and of `ParallelStrategy`: `process_group_backend`, `timeout`,
-                `parallel_devices`, `cluster_environment`, `checkpoint_io`, `precision_plugin`, `accelerator`.
+            options: of `core_deepspeed.Options`, and of `ParallelStrategy` (`start_method`, `process_group_backend`,
+                `timeout`, `parallel_devices`, ...).
 
         Raises:
             ConfigurationError: an unknown option, or options that contradict each other.
         """
-        own, parts = split(options, start_method)
+        own, parts = split(options)
         super().__init__(**parts)
-        self.launcher_name = start_method
         if stage is not None:
             own["stage"] = stage
         self.options = Options(**own)

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from core import GradientClipping, Precision
     from core_fairscale.units import Units
 
-_START_METHODS = ("subprocess", "spawn", "fork", "forkserver")
 _PRECISIONS = ("32-true", "bf16-mixed")
 
 
@@ -47,7 +46,6 @@ class FullyShardedFairScaleStrategy(ParallelStrategy):
         force_input_to_fp32: bool = False,
         gradient_predivide_factor: float | None = None,
         min_num_params: int | None = None,
-        start_method: str = "subprocess",
         **options: Any,
     ) -> None:
         """Options of FairScale's wrapper, by its own names, and of every parallel strategy.
@@ -66,20 +64,13 @@ class FullyShardedFairScaleStrategy(ParallelStrategy):
                 None takes about the square root of the number of ranks.
             min_num_params: a layer with so many parameters is a unit of its own, gathered and freed as a whole, by
                 FairScale's `default_auto_wrap_policy`; None makes one unit of all.
-            start_method: way to start processes if no cluster has: `"subprocess"` runs the script again, `"spawn"`,
-                `"fork"` and `"forkserver"` call the function in new processes.
-            options: of `ParallelStrategy` (`process_group_backend`, `timeout`, `parallel_devices`,
-                `cluster_environment`, `checkpoint_io`, `precision_plugin`, `accelerator`).
+            options: of `ParallelStrategy` (`start_method`, `process_group_backend`, `timeout`, ...).
 
         Raises:
             ConfigurationError: an unknown option, one that core decides, or a value that can't be had.
         """
         refusals.refuse_options(options)
         super().__init__(*given, **options)
-        if start_method not in _START_METHODS:
-            raise ConfigurationError(
-                f"start_method={start_method!r}: expected one of {', '.join(map(repr, _START_METHODS))}."
-            )
         if flatten_parameters:
             raise ConfigurationError(
                 "flatten_parameters=True puts one flat parameter in the place of the model's own, which optimizers, "
@@ -87,7 +78,6 @@ class FullyShardedFairScaleStrategy(ParallelStrategy):
             )
         if min_num_params is not None and min_num_params < 1:
             raise ConfigurationError(f"min_num_params={min_num_params}: expected a number from 1, or None.")
-        self.launcher_name = start_method
         self.min_num_params = min_num_params
         self.settings = {
             "reshard_after_forward": reshard_after_forward,

@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from core import GradientClipping, Precision
     from core_fairscale.sharded_model import ShardedModel
 
-_START_METHODS = ("subprocess", "spawn", "fork", "forkserver")
 # Steps whose backward needs gradients averaged; the others run without the wrapper, so that ranks may differ in length.
 _WRAPPED = frozenset({"training_step", "forward"})
 
@@ -37,7 +36,6 @@ class DDPShardedStrategy(ParallelStrategy):
     def __init__(
         self,
         *given: Any,
-        start_method: str = "subprocess",
         find_unused_parameters: bool | None = None,
         broadcast_buffers: bool = True,
         reduce_buffer_size: int = 0,
@@ -47,31 +45,23 @@ class DDPShardedStrategy(ParallelStrategy):
 
         Args:
             given: an accelerator, a list of devices and other parts, without their names.
-            start_method: way to start processes if no cluster has: `"subprocess"` runs the script again, `"spawn"`,
-                `"fork"` and `"forkserver"` call the function in new processes.
             find_unused_parameters: a parameter may get a gradient on some ranks and none on others, where it counts as
                 zero. None and False make that an error. What no rank uses is never an error.
             broadcast_buffers: the buffers of rank 0, such as running means, go to all before each training step.
             reduce_buffer_size: 0, FairScale's "no buckets". With its buckets, gradients that are None between two
                 steps, as `optimizer.zero_grad()` leaves them since torch 2.0, never reach the optimizer.
-            options: of `ParallelStrategy` (`process_group_backend`, `timeout`, `parallel_devices`,
-                `cluster_environment`, `checkpoint_io`, `precision_plugin`, `accelerator`).
+            options: of `ParallelStrategy` (`start_method`, `process_group_backend`, `timeout`, ...).
 
         Raises:
             ConfigurationError: an unknown option, or a value that trains wrongly.
         """
         super().__init__(*given, **options)
-        if start_method not in _START_METHODS:
-            raise ConfigurationError(
-                f"start_method={start_method!r}: expected one of {', '.join(map(repr, _START_METHODS))}."
-            )
         if reduce_buffer_size != 0:
             raise ConfigurationError(
                 f"reduce_buffer_size={reduce_buffer_size}: FairScale's buckets lose gradients after "
                 "optimizer.zero_grad(), which sets them to None since torch 2.0: the loss falls, and the weights are "
                 "wrong. Leave it at 0."
             )
-        self.launcher_name = start_method
         self.find_unused_parameters = bool(find_unused_parameters)
         self.broadcast_buffers = broadcast_buffers
         self._models: list[ShardedModel] = []

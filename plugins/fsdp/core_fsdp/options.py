@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from torch.distributed.fsdp import (
     CPUOffload,
@@ -14,21 +14,13 @@ from torch.distributed.fsdp import (
     StateDictType,
 )
 
-from core import ConfigurationError, did_you_mean
+from core import ConfigurationError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from typing import Literal
 
     import torch
-
-START_METHODS = ("subprocess", "spawn", "fork", "forkserver")
-COMMON_OPTIONS = frozenset(
-    {
-        *("accelerator", "parallel_devices", "cluster_environment", "checkpoint_io", "precision_plugin"),
-        *("process_group_backend", "timeout"),
-    }
-)
 
 _UNREDUCED = (
     "fully_shard neither cuts nor reduces what it ignores, so that each rank would train such a parameter for itself. "
@@ -148,30 +140,17 @@ def parse_state_dict_type(given: str | StateDictType | None) -> Literal["full", 
     raise ConfigurationError(f"state_dict_type={given!r}: expected 'full' or 'sharded'.")
 
 
-def refuse_gone(*, limit_all_gathers: bool) -> None:
-    """Refuse what FSDP2 does in one way only.
+def refuse_gone(owner: str, given: Iterable[str], *, limit_all_gathers: bool) -> None:
+    """Refuse what FSDP2 does in one way only, and options of the old wrapper that it doesn't have.
 
     Raises:
-        ConfigurationError: with the reason.
+        ConfigurationError: with the reason, or the successor.
     """
+    for name in given:
+        if (reason := _GONE.get(name)) is not None:
+            raise ConfigurationError(f"{owner} has no option {name!r} any more: {reason}")
     if not limit_all_gathers:
         raise ConfigurationError(
             "limit_all_gathers=False: FSDP2 bounds the memory of gathered parameters by its streams, at no cost, and "
             "can't leave that out. Leave the option out; forward_prefetch=True gathers one unit earlier."
         )
-
-
-def refuse_unknown(owner: str, options: dict[str, Any], known: Iterable[str]) -> None:
-    """Refuse unknown options.
-
-    Raises:
-        ConfigurationError: with the successor of an option of the old wrapper, or a near miss.
-    """
-    unknown = sorted(options.keys() - set(known) - COMMON_OPTIONS)
-    if not unknown:
-        return
-    if (reason := _GONE.get(unknown[0])) is not None:
-        raise ConfigurationError(f"{owner} has no option {unknown[0]!r} any more: {reason}")
-    names = sorted({*known, *COMMON_OPTIONS})
-    hint = did_you_mean(unknown[0], names)
-    raise ConfigurationError(f"{owner} has no option {unknown[0]!r}.{hint} Its options: {', '.join(names)}.")

@@ -6,7 +6,6 @@ Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Paramet
 
 from __future__ import annotations
 
-import inspect
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
@@ -66,7 +65,6 @@ class FSDPStrategy(ParallelStrategy):
         sync_module_states: bool = True,
         forward_prefetch: bool = False,
         device_mesh: tuple[int, int] | DeviceMesh | None = None,
-        start_method: str = "subprocess",
         **others: Any,
     ) -> None:
         """Options of the strategy, and of every parallel strategy.
@@ -90,22 +88,13 @@ class FSDPStrategy(ParallelStrategy):
             sync_module_states: begin with rank 0's weights and buffers on all ranks.
             forward_prefetch: gather the next unit, in the order of registration, before the running one is done.
             device_mesh: for hybrid sharding `(replicas, shards)`, or a mesh with these two axes.
-            start_method: way to start processes if no cluster has: `"subprocess"` runs the script again, `"spawn"`,
-                `"fork"` and `"forkserver"` call the function in new processes.
-            others: of `ParallelStrategy`: `process_group_backend`, `timeout`, `parallel_devices`,
-                `cluster_environment`, `checkpoint_io`, `precision_plugin`, `accelerator`.
+            others: of `ParallelStrategy` (`start_method`, `process_group_backend`, `timeout`, `parallel_devices`, ...).
 
         Raises:
             ConfigurationError: an unknown option, or one that FSDP2 doesn't have.
         """
-        options.refuse_unknown(type(self).__name__, others, self._known_options())
-        options.refuse_gone(limit_all_gathers=limit_all_gathers)
+        options.refuse_gone(type(self).__name__, others, limit_all_gathers=limit_all_gathers)
         super().__init__(*given, **others)
-        if start_method not in options.START_METHODS:
-            raise ConfigurationError(
-                f"start_method={start_method!r}: expected one of {', '.join(map(repr, options.START_METHODS))}."
-            )
-        self.launcher_name = start_method
         self.sharding = options.parse_sharding(sharding_strategy)
         self.cpu_offload = options.parse_offload(cpu_offload)
         self.mixed_precision, self._buffer_dtype = options.parse_mixed_precision(mixed_precision)
@@ -118,13 +107,6 @@ class FSDPStrategy(ParallelStrategy):
         self._mesh_option = device_mesh
         self._replaced = ReplacedParameters(states.placed_state)
         self._left_out = LeftOutOfUnits(self)
-
-    @classmethod
-    def _known_options(cls) -> set[str]:
-        # A subclass of the user's names its options in its own `__init__`, and hands on the others.
-        owners = [owner for owner in cls.__mro__ if "__init__" in vars(owner)]
-        named = {name for owner in owners for name in inspect.signature(owner).parameters}
-        return named - {"self", "given", "others", "options", "parts", "args", "kwargs"}
 
     # composition ----------------------------------------------------------------------------------------------------
 

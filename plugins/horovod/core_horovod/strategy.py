@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
     from core import Collectives, GradientClipping, ReduceOp
 
-_START_METHODS = ("horovod", "subprocess", "spawn", "fork", "forkserver")
 _TIMEOUT = timedelta(minutes=30)
 
 
@@ -36,6 +35,8 @@ class HorovodStrategy(ParallelStrategy):
     elsewhere Horovod's runner starts them. Collectives are Horovod's operations.
     """
 
+    launcher_name: str = "horovod"
+    start_methods: tuple[str, ...] = ("horovod", *ParallelStrategy.start_methods)
     interactive_alias: str | None = "ddp_notebook"
 
     def __init__(
@@ -51,7 +52,6 @@ class HorovodStrategy(ParallelStrategy):
         fusion_threshold_mb: int | None = None,
         cycle_time_ms: float | None = None,
         timeout: timedelta | None = _TIMEOUT,
-        start_method: str = "horovod",
         **parts: Any,
     ) -> None:
         """Options of Horovod's DistributedOptimizer by their own names, and of the strategy.
@@ -72,9 +72,8 @@ class HorovodStrategy(ParallelStrategy):
             fusion_threshold_mb: size up to which small tensors travel in one message, in MB; None is Horovod's 128.
             cycle_time_ms: time between two looks for tensors that are ready, in milliseconds; None is Horovod's 1.
             timeout: after which an operation that not all ranks join is an error.
-            start_method: launcher of the processes where nothing has started them: `"horovod"`, Horovod's own, or
-                `"subprocess"`, `"spawn"`, `"fork"`, `"forkserver"` of core's.
-            parts: `accelerator`, `parallel_devices`, `cluster_environment`, `checkpoint_io`, `precision_plugin`.
+            parts: of `ParallelStrategy`, such as `start_method`, the launcher where nothing has started the processes:
+                `"horovod"`, Horovod's own, or `"subprocess"`, `"spawn"`, `"fork"`, `"forkserver"`.
 
         Raises:
             ConfigurationError: an option that isn't known, or a value that it can't have.
@@ -85,11 +84,7 @@ class HorovodStrategy(ParallelStrategy):
                 "shown by `horovodrun --check-build`."
             )
         super().__init__(*given, timeout=timeout, **parts)
-        for name, value, known in (
-            ("compression", compression, get_args(Compression)),
-            ("op", op, get_args(Op)),
-            ("start_method", start_method, _START_METHODS),
-        ):
+        for name, value, known in (("compression", compression, get_args(Compression)), ("op", op, get_args(Op))):
             if value not in known:
                 raise ConfigurationError(f"{name}={value!r}: expected one of {', '.join(map(repr, known))}.")
         if backward_passes_per_step < 1:
@@ -104,7 +99,6 @@ class HorovodStrategy(ParallelStrategy):
             compression, backward_passes_per_step, op, gradient_predivide_factor, groups, sparse_as_dense
         )
         self.scale_learning_rate = scale_learning_rate
-        self.launcher_name = start_method
         self._limit_s = (timeout or _TIMEOUT).total_seconds()
         sizes = {
             "HOROVOD_FUSION_THRESHOLD": None if fusion_threshold_mb is None else fusion_threshold_mb * 2**20,

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from core import ConfigurationError
 from core.strategies import SingleDeviceStrategy, Strategy, refuse_sparse_layers
 from core_ddp import DDPStrategy
 from core_hpu import vendor
@@ -27,19 +26,7 @@ _EVALUATES = frozenset({"validation_step", "test_step", "predict_step"})
 class HPUStrategy(Strategy):
     """Launches the graph of lazy mode where a step has its seams. Meant to be mixed in."""
 
-    def check(self) -> None:
-        """Refuse another kind of device.
-
-        Raises:
-            ConfigurationError: with the accelerator to ask for.
-        """
-        device_type = self.parallel_devices[0].type
-        if device_type != "hpu":
-            raise ConfigurationError(
-                f"{type(self).__name__} trains on Gaudi devices, and this run is on {device_type!r}. "
-                "Pass accelerator='hpu', or leave the strategy to strategy='auto'."
-            )
-        super().check()
+    device_types: tuple[str, ...] = ("hpu",)
 
     def setup_module(self, module: nn.Module) -> nn.Module:
         """All ranks. See `Strategy.setup_module`.

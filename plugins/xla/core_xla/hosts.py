@@ -31,6 +31,7 @@ class Hosts(ParallelStrategy):
     """
 
     launcher_name: str = "in_place"
+    start_methods: tuple[str, ...] = ("in_place",)
 
     def __init__(self, *given: Any, **parts: Any) -> None:
         """Take the parts of every parallel strategy; hosts talk over gloo."""

@@ -34,6 +34,7 @@ class LazyExecution(Strategy):
         prefetch_batches: batches that are on their way to the device before the step asks for them.
     """
 
+    device_types: tuple[str, ...] = ("xla",)
     prefetch_batches: int = 2
     _is_in_step: bool = False
 
@@ -44,20 +45,6 @@ class LazyExecution(Strategy):
         after each batch that is only evaluated or accumulated.
         """
         library.torch_xla().sync()
-
-    def check(self) -> None:
-        """Refuse another kind of device.
-
-        Raises:
-            ConfigurationError: with the accelerator to ask for.
-        """
-        device_type = self.parallel_devices[0].type
-        if device_type != "xla":
-            raise ConfigurationError(
-                f"{type(self).__name__} trains on devices of XLA, and this run is on {device_type!r}. Pass "
-                "accelerator='xla' or 'tpu', or leave the strategy to strategy='auto'."
-            )
-        super().check()
 
     def configure_precision(self, name: str) -> Precision | None:
         """The generic ones serve. Main process.

@@ -30,6 +30,7 @@ class XLAStrategy(LazyExecution, ParallelStrategy):
     """
 
     launcher_name: str = "xla"
+    start_methods: tuple[str, ...] = ("xla",)
     _keeps_gradients: bool = False
     _rows: tuple[int, ...] = ()
 

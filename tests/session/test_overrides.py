@@ -1,4 +1,4 @@
-"""A strategy whose author forgot a `return`, or a decorator, is told so."""
+"""A strategy whose author forgot a `return` is refused."""
 
 import pytest
 import torch
@@ -41,17 +41,6 @@ class WithoutAnswer(Strategy):
 def test_a_forgotten_return(kind, method):
     with pytest.raises(ConfigurationError, match=rf"{kind.__name__}\.{method} returned None; expected .* super\(\)"):
         Trainer(**QUIET, strategy=kind(), max_epochs=1).fit(Net(), batches(1))
-
-
-def test_capabilities_as_a_method():
-    class WithoutProperty(Strategy):
-        def capabilities(self):
-            return Capability.NONE
-
-    with pytest.raises(
-        ConfigurationError, match=r"WithoutProperty\.capabilities is .*; expected .*Capability.*@property"
-    ):
-        Fabric(strategy=WithoutProperty(), accelerator="cpu")
 
 
 def test_a_module_without_parameters_is_one():

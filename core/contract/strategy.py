@@ -115,7 +115,7 @@ class Strategy(World):
         Raises:
             ConfigurationError: something without a name is none of these, or is given twice.
         """
-        from core.contract import own_parts
+        from core.contract import strategy_arguments
 
         named = {
             "accelerator": accelerator,
@@ -125,7 +125,7 @@ class Strategy(World):
             "precision_plugin": precision_plugin,
         }
         # What is left open isn't set: a subclass may leave out super().__init__() altogether.
-        for name, part in own_parts.by_name(type(self).__name__, given, named).items():
+        for name, part in strategy_arguments.by_name(type(self).__name__, given, named).items():
             setattr(self, name, part)
 
     if not TYPE_CHECKING:  # for type checkers every other name would be an attribute, too

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from core.fabric.loader import FabricDataLoader
     from core.fabric.module import FabricModule
     from core.fabric.optimizer import FabricOptimizer
-    from core.fabric.rank_zero import rank_zero_info, rank_zero_only, rank_zero_warn
+    from core.fabric.rank_zero_decorator import rank_zero_info, rank_zero_only, rank_zero_warn
     from core.fabric.ranks import Ranks
     from core.fabric.seed import seed_everything
 
@@ -34,7 +34,7 @@ __getattr__, __dir__ = door(
         ".loader": ("FabricDataLoader",),
         ".module": ("FabricModule",),
         ".optimizer": ("FabricOptimizer",),
-        ".rank_zero": ("rank_zero_info", "rank_zero_only", "rank_zero_warn"),
+        ".rank_zero_decorator": ("rank_zero_info", "rank_zero_only", "rank_zero_warn"),
         ".ranks": ("Ranks",),
         ".seed": ("seed_everything",),
     },

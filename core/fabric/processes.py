@@ -189,11 +189,6 @@ class Processes(Ranks):
             if goes_first:
                 self.barrier("rank_zero_first")
 
-    def print(self, *args: Any, **kwargs: Any) -> None:
-        """All ranks. Print on rank 0."""
-        if self.is_global_zero:
-            print(*args, **kwargs)  # noqa: T201  # it is what this method is for
-
     def seed_everything(self, seed: int = 0, workers: bool = True, *, per_rank: bool = False) -> int:
         """All ranks. Seed Python's, NumPy's and torch's generators, from which the shuffling of data follows too.
 

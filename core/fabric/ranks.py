@@ -1,21 +1,21 @@
-"""The ranks of this process, and the numbers of processes."""
+"""The ranks of this process, the number of processes, and printing on rank 0."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from core.contract import Strategy
 
 
 class Ranks:
-    """The part of `Fabric` and `Trainer` that tells processes apart. Ranks are right once the processes are made."""
+    """The ranks of a `Fabric` or `Trainer`, and `print` on rank 0. Ranks are right once the processes are made."""
 
     if TYPE_CHECKING:
 
         @property
         def strategy(self) -> Strategy:
-            """Knows the ranks."""
+            """The strategy, which has the ranks."""
 
     @property
     def world_size(self) -> int:
@@ -41,3 +41,8 @@ class Ranks:
     def is_global_zero(self) -> bool:
         """True on rank 0, which prints, logs and writes what only one may."""
         return self.strategy.is_global_zero
+
+    def print(self, *args: Any, **kwargs: Any) -> None:
+        """All ranks. Print on rank 0."""
+        if self.is_global_zero:
+            print(*args, **kwargs)  # noqa: T201  # it is what this method is for

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 from core.door import door
 
 if TYPE_CHECKING:
-    from core.trainer.command_line.cli_for import cli_for
     from core.trainer.data.combined import CombinedLoader
     from core.trainer.data.datamodule import DataModule
     from core.trainer.hparams.hyperparameters import HasHyperparameters
     from core.trainer.module.module import Module
+    from core.trainer.script_cli.cli_for import cli_for
     from core.trainer.trainer import Trainer
     from core.trainer.tuner import Tuner
 
@@ -20,7 +20,7 @@ __all__ = ["CombinedLoader", "DataModule", "HasHyperparameters", "Module", "Trai
 __getattr__, __dir__ = door(
     __name__,
     {
-        ".command_line.cli_for": ("cli_for",),
+        ".script_cli.cli_for": ("cli_for",),
         ".data.combined": ("CombinedLoader",),
         ".data.datamodule": ("DataModule",),
         ".hparams.hyperparameters": ("HasHyperparameters",),

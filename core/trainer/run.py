@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeAlias, TypeVar
 import torch
 
 from core.contract import Capability
-from core.trainer.logging.publisher import Publisher
+from core.trainer.logging.logger_publisher import LoggerPublisher
 from core.trainer.signals.interruption import SignalGuard
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from core.trainer.data.datamodule import DataModule
     from core.trainer.hooks.callback import Callback
     from core.trainer.hooks.events import Events
-    from core.trainer.logging.logged_values import LoggedValues, Origin
+    from core.trainer.logging.metric_values import MetricValues, Origin
     from core.trainer.profilers import Profiler
     from core.trainer.progress import Progress
     from core.trainer.settings.options import TrainerOptions
@@ -88,7 +88,7 @@ class Run:
     default_root_dir: str
     fast_dev_run: int
     progress: Progress
-    logged: LoggedValues
+    logged: MetricValues
     accumulate_grad_batches: int
     trainer: Any = None
     stage: Stage | None = None
@@ -116,7 +116,7 @@ class Run:
     def __post_init__(self) -> None:
         self.metrics = self.logged.train
         self.signals = SignalGuard(self.progress)
-        self.publisher = Publisher(self.logged, self.progress, self.loggers, self.strategy, self.profiler)
+        self.publisher = LoggerPublisher(self.logged, self.progress, self.loggers, self.strategy, self.profiler)
 
     @property
     def strategy(self) -> Strategy:

@@ -162,9 +162,9 @@ class Trainer(TrainerViews):
         from core.trainer.arguments.defaults import make_callbacks, make_loggers, make_profiler
         from core.trainer.arguments.module_callbacks import ModuleCallbacks
         from core.trainer.checks.stage_checks import check_arguments
-        from core.trainer.logging.logged_values import LoggedValues
-        from core.trainer.logging.metrics import Metrics
-        from core.trainer.logging.no_metrics import NoMetrics
+        from core.trainer.logging.metric_collector import MetricCollector
+        from core.trainer.logging.metric_values import MetricValues
+        from core.trainer.logging.null_metrics import NullMetricCollector
         from core.trainer.run import Run
         from core.trainer.settings.torch_modes import check_modes
 
@@ -250,7 +250,7 @@ class Trainer(TrainerViews):
             default_root_dir=os.fspath(root) if root is not None else os.getcwd(),
             fast_dev_run=num_quick_batches,
             progress=(progress := Progress()),
-            logged=LoggedValues(NoMetrics if barebones else Metrics, progress),
+            logged=MetricValues(NullMetricCollector if barebones else MetricCollector, progress),
             accumulate_grad_batches=accumulate_grad_batches,
         )
 

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from core import Logger, ModuleError, Trainer
 from core.callbacks import EarlyStopping, ModelCheckpoint
-from core.trainer.logging.scalars import widest_float
+from core.trainer.logging.scalar_widths import widest_float
 from small_nets import QUIET, Net, batches
 
 

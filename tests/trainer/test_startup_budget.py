@@ -33,8 +33,8 @@ UNUSED = (
     "core.loggers.",
     "core.trainer.profilers",
     "core.trainer.hparams.from_checkpoint",
-    "core.trainer.state.late_save",
-    "core.trainer.state.outcome",
+    "core.trainer.state.save_after_fit",
+    "core.trainer.state.worker_result",
     "core.trainer.state.snapshot",
 )
 

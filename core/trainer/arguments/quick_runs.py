@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from core.contract import ConfigurationError
-from core.trainer.logging.run_logs import SilentLogger
+from core.trainer.logging.rank_loggers import SilentLogger
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

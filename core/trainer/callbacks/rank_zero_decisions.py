@@ -10,7 +10,7 @@ from core.trainer.settings.options import is_whole
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from core.trainer.logging.logged_values import Origin
+    from core.trainer.logging.metric_values import Origin
     from core.trainer.views.trainer_views import TrainerViews
 
 

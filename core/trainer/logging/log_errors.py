@@ -10,7 +10,7 @@ from torch import Tensor
 from core.contract import EventHooks, ModuleError
 
 if TYPE_CHECKING:
-    from core.trainer.logging.metrics import Entry
+    from core.trainer.logging.metric_collector import Entry
 
 _OPTIONS = ("prog_bar", "logger", "on_step", "on_epoch", "reduce_fx", "sync_dist", "rank_zero_only")
 _STEPS = ("training_step", "validation_step", "test_step", "predict_step", "configure_model", "configure_optimizers")
@@ -33,7 +33,7 @@ def _find_hook() -> str:
         name, home = frame.f_code.co_name, frame.f_globals.get("__name__", "")
         if home.startswith("core.") and home not in (
             __name__,
-            "core.trainer.logging.metrics",
+            "core.trainer.logging.metric_collector",
             "core.trainer.module.module",
         ):
             return found  # the loop, which called the hook

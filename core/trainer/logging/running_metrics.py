@@ -9,20 +9,20 @@ import torch
 from torch import Tensor, nn
 
 from core.data import map_leaves
-from core.trainer.logging.metrics import Entry, Metrics
-from core.trainer.logging.scalars import narrow_for
+from core.trainer.logging.metric_collector import Entry, MetricCollector
+from core.trainer.logging.scalar_widths import narrow_for
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from core.trainer.logging.logged_values import LoggedValues
+    from core.trainer.logging.metric_values import MetricValues
 
 _FLAGS = (
     "on_step", "on_epoch", "prog_bar", "logger", "reduce_fx", "sync_dist", "rank_zero_only", "default", "syncs_steps",
 )  # fmt: skip
 
 
-def collect(logged: LoggedValues, module: nn.Module) -> dict[str, Any]:
+def collect(logged: MetricValues, module: nn.Module) -> dict[str, Any]:
     """All ranks. Running reductions, the newest values of everything, and the states of torchmetrics objects."""
     return {
         "reductions": {entry.name: _describe(entry) for entry in _running(logged.train)},
@@ -33,7 +33,7 @@ def collect(logged: LoggedValues, module: nn.Module) -> dict[str, Any]:
 
 
 def restore(
-    logged: LoggedValues,
+    logged: MetricValues,
     module: nn.Module,
     device: torch.device,
     saved: Sequence[dict[str, Any]],
@@ -78,7 +78,7 @@ def restore(
         )
 
 
-def _running(metrics: Metrics) -> Iterator[Entry]:
+def _running(metrics: MetricCollector) -> Iterator[Entry]:
     return (entry for entry in metrics.entries.values() if entry.metric is None and entry.total is not None)
 
 
@@ -93,7 +93,7 @@ def _flags(entry: Entry) -> dict[str, Any]:
     return {flag: getattr(entry, flag) for flag in _FLAGS}
 
 
-def _describe_objects(logged: LoggedValues, module: nn.Module) -> dict[str, dict[str, Any]]:
+def _describe_objects(logged: MetricValues, module: nn.Module) -> dict[str, dict[str, Any]]:
     """The logging options of torchmetrics objects, by name, and their paths in the module."""
     paths = {id(metric): path for path, metric in _torchmetrics(module)}
     return {
@@ -109,7 +109,7 @@ def _make_entry(name: str, state: dict[str, Any]) -> Entry:
     return Entry(name, **flags, options=())
 
 
-def _add(metrics: Metrics, name: str, state: dict[str, Any], device: torch.device) -> None:
+def _add(metrics: MetricCollector, name: str, state: dict[str, Any], device: torch.device) -> None:
     total = narrow_for(device, state["total"]) if state["is_on_device"] else state["total"]
     entry = metrics.entries.get(name)
     if entry is None:

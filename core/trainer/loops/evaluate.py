@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from core.trainer.data.loaders import StageLoader
-    from core.trainer.logging.metrics import Metrics
+    from core.trainer.logging.metric_collector import MetricCollector
     from core.trainer.run import Run
 
 
@@ -44,7 +44,7 @@ def evaluate(run: Run, stage: Literal["validation", "test"], loaders: Sequence[S
 
 
 @contextmanager
-def evaluation_mode(run: Run, metrics: Metrics) -> Iterator[None]:
+def evaluation_mode(run: Run, metrics: MetricCollector) -> Iterator[None]:
     """All ranks. The module is in evaluation mode, and logs to `metrics`; afterwards all is as it was."""
     training = [child for child in run.module.modules() if child.training]
     run.logged.settle_steps()

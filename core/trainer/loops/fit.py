@@ -13,7 +13,7 @@ from core.trainer.checks.stage_checks import check_max_steps
 from core.trainer.data.epoch_end import await_others
 from core.trainer.data.loaders import length_of
 from core.trainer.hooks.argument_counts import call_with
-from core.trainer.logging.loss_watch import guarded
+from core.trainer.logging.non_finite_losses import guarded
 from core.trainer.loops.accumulation import AccumulationWindow
 from core.trainer.loops.evaluate import evaluate
 from core.trainer.loops.microbatch_weights import weight_loss

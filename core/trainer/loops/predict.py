@@ -9,7 +9,7 @@ import torch
 
 from core.contract import ModuleError
 from core.data import to_device
-from core.trainer.logging.metrics import Metrics
+from core.trainer.logging.metric_collector import MetricCollector
 from core.trainer.loops.evaluate import evaluation_mode, run_loaders, without_gradients
 from core.watch import phase
 
@@ -26,7 +26,7 @@ _MISSING = object()
 def predict(run: Run, loaders: Sequence[StageLoader], *, returns: bool) -> list[Any] | None:
     """All ranks. Run `predict_step` over all loaders, without gradients; see `Trainer.predict`."""
     events = run.events
-    with phase("prediction"), evaluation_mode(run, _NoMetrics(on_epoch_default=True)):
+    with phase("prediction"), evaluation_mode(run, _NullMetricCollector(on_epoch_default=True)):
         with without_gradients(run):
             events.emit("on_predict_start")
             events.emit("on_predict_epoch_start")
@@ -67,7 +67,7 @@ def _gather(run: Run, predictions: list[list[Any]]) -> list[list[Any]]:
     ]
 
 
-class _NoMetrics(Metrics):
+class _NullMetricCollector(MetricCollector):
     """Refuses to log: values would neither be reduced nor shown."""
 
     def log(self, name: str, *args: Any, **kwargs: Any) -> None:

@@ -8,7 +8,7 @@ from core.checkpoint import collect_random_state, restore_random_state
 from core.contract import HangError
 from core.trainer.data.prepare import prepare_data
 from core.trainer.hooks.events import Events
-from core.trainer.logging import run_logs
+from core.trainer.logging import rank_loggers
 from core.trainer.loops import run_facts
 from core.trainer.loops.evaluate import evaluate
 from core.trainer.loops.fit import FitLoop
@@ -37,7 +37,7 @@ def run_stage(run: Run, crosses_processes: bool) -> Any:
 
     Args:
         run: with module, data and stage as the user's call has set them.
-        crosses_processes: pack what has changed into an `Outcome`, for the caller in another process.
+        crosses_processes: pack what has changed into an `WorkerResult`, for the caller in another process.
     """
     run.signals = SignalGuard(run.progress, requeue.warning_signals(run))
     with run.signals:
@@ -53,7 +53,7 @@ def _run(run: Run, crosses_processes: bool) -> Any:
     # From here on, an exception reaches the hooks, and the stage is torn down.
     run.events = Events(run.trainer, module, run.callbacks, run.datamodule, run.profiler)
     try:
-        run.publisher.loggers = run_logs.loggers_of_rank(run.loggers, strategy)
+        run.publisher.loggers = rank_loggers.loggers_of_rank(run.loggers, strategy)
         if run.fast_dev_run:
             _announce_quick_run(run)
         with torch_modes(run.options), profiled_stage(run):
@@ -62,11 +62,11 @@ def _run(run: Run, crosses_processes: bool) -> Any:
             run.ckpt_path = find_checkpoint(run, run.ckpt_path)
             run.profiled("setup_strategy", _set_up)(run)
             result = _BODIES[run.stage](run)
-        run_logs.finalize(run.publisher.loggers)
+        rank_loggers.finalize(run.publisher.loggers)
         if crosses_processes:
-            from core.trainer.state.outcome import Outcome
+            from core.trainer.state.worker_result import WorkerResult
 
-            return Outcome.of(run, result)
+            return WorkerResult.of(run, result)
         return result
     except BaseException as raised:
         _return_to_step(run)
@@ -78,7 +78,7 @@ def _run(run: Run, crosses_processes: bool) -> Any:
             run.events.emit("on_exception", error)
             write_interruption_message(run)
         finally:
-            run_logs.finalize_after(run.publisher.loggers, error)
+            rank_loggers.finalize_after(run.publisher.loggers, error)
         if error is raised:
             raise
         raise error from (None if isinstance(error, HangError) else raised)
@@ -145,7 +145,7 @@ def _fit(run: Run) -> None:
     run.finished_fit = FinishedFit.of(run)
     requeue.forget(run)
     if has_ended:
-        run_logs.leave_no_folder(run.publisher.loggers)
+        rank_loggers.leave_no_folder(run.publisher.loggers)
 
 
 def _sanity_check(run: Run) -> None:

@@ -282,7 +282,7 @@ class Module(nn.Module, ModuleHooks, ModuleSteps, DataHooks, HasHyperparameters)
         """Backward through the strategy, which scales and exchanges gradients. `kwargs` of `Tensor.backward`."""
         trainer, strategy, step = self.trainer, self.trainer.strategy, self.trainer.running_step
         if trainer.options.terminate_on_nan:
-            from core.trainer.logging.loss_watch import refuse_non_finite
+            from core.trainer.logging.non_finite_losses import refuse_non_finite
 
             what = f"{type(self).__name__}.manual_backward got"
             refuse_non_finite(loss, what, trainer.progress, trainer.progress.batch)

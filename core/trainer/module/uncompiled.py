@@ -9,5 +9,5 @@ import torch
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
 def record(module: Any, *arguments: Any) -> None:
-    """`Metrics.log` with these arguments, between two graphs."""
+    """`MetricCollector.log` with these arguments, between two graphs."""
     module._trainer.run.metrics.log(*arguments)

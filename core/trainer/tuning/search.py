@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 from core.checkpoint import collect_random_state, restore_random_state
 from core.contract import Capability, ConfigurationError, UnsupportedError
 from core.trainer.data.loaders import Loaders
-from core.trainer.logging.logged_values import LoggedValues
-from core.trainer.logging.loss_watch import LossWatch
-from core.trainer.logging.no_metrics import NoMetrics
+from core.trainer.logging.metric_values import MetricValues
+from core.trainer.logging.non_finite_losses import NonFiniteLossCheck
+from core.trainer.logging.null_metrics import NullMetricCollector
 from core.trainer.loops.launch import launch
 from core.trainer.progress import Progress
 from core.trainer.state.finished_fit import OWN_OPTIMIZERS
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 _OWN_STEPS = OWN_OPTIMIZERS | Capability.OWNS_STEP | Capability.OWNS_ACCUMULATION | Capability.OWNS_SCHEDULER
 
 
-class _NoLossWatch(LossWatch):
+class _NoLossCheck(NonFiniteLossCheck):
     """Says nothing: a loss that explodes is what a search looks for."""
 
     def _tell(self, key: str, what: str) -> None:
@@ -83,8 +83,8 @@ def run_apart(trainer: TrainerViews, call: FitCall, callback: Callback, *, max_s
 def _search_run(run: Run, call: FitCall, callback: Callback, max_steps: int) -> Run:
     """A run that has of another one the backend, and the options that aren't limits."""
     progress = Progress()
-    logged = LoggedValues(NoMetrics, progress)
-    logged.losses = _NoLossWatch(progress)
+    logged = MetricValues(NullMetricCollector, progress)
+    logged.losses = _NoLossCheck(progress)
     module = copy_owner(run.fabric.uncompiled(call.module))
     datamodule = copy_owner(call.datamodule) if call.datamodule is not None else None
     options = replace(

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from core.contract import Logger, Strategy
     from core.trainer.data.datamodule import DataModule
     from core.trainer.data.loaders import StageLoader
-    from core.trainer.logging.logged_values import LoggedValues
-    from core.trainer.logging.metrics import Metrics
+    from core.trainer.logging.metric_collector import MetricCollector
+    from core.trainer.logging.metric_values import MetricValues
     from core.trainer.progress import Progress
     from core.trainer.run import Run
     from core.trainer.settings.options import TrainerOptions
@@ -170,12 +170,12 @@ class DataViews(Ranks):
         return self.loggers[0] if self.loggers else None
 
     @property
-    def logged(self) -> LoggedValues:
+    def logged(self) -> MetricValues:
         """The newest values of everything that was logged."""
         return self.run.logged
 
     @property
-    def metrics(self) -> Metrics:
+    def metrics(self) -> MetricCollector:
         """The values that the running stage, or the last one, logs."""
         return self.run.metrics
 

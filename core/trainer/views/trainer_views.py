@@ -320,10 +320,6 @@ class TrainerViews(DataViews):
 
     # actions --------------------------------------------------------------------------------------------------------
 
-    def print(self, *args: Any, **kwargs: Any) -> None:
-        """Print on rank 0."""
-        self.run.fabric.print(*args, **kwargs)
-
     def profile(self, action: str) -> AbstractContextManager[None]:
         """A context whose time the profiler reports under this name; without a profiler it does nothing."""
         return self.run.profile(action)
@@ -349,9 +345,9 @@ class TrainerViews(DataViews):
 
             saving.save_at_step(self.run, path, weights_only=weights_only)
         else:
-            from core.trainer.state import late_save
+            from core.trainer.state import save_after_fit
 
-            late_save.save(self.run, path, weights_only=weights_only)
+            save_after_fit.save(self.run, path, weights_only=weights_only)
 
     # callbacks by kind ----------------------------------------------------------------------------------------------
 

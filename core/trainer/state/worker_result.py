@@ -24,7 +24,7 @@ class Format(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class WorkerResult:
     """Rank 0's result, weights, metrics, counters and callback states. Picklable; tensors are on the CPU."""
 
     result: Any
@@ -37,7 +37,7 @@ class Outcome:
     formats: dict[str, Format]
 
     @classmethod
-    def of(cls, run: Run, result: Any) -> Outcome:
+    def of(cls, run: Run, result: Any) -> WorkerResult:
         """All ranks, in the worker, before teardown."""
         weights = run.strategy.get_module_state_dict(run.module, layout="full")
         return cls(
@@ -53,7 +53,7 @@ class Outcome:
             formats={},
         )
 
-    def after_teardown(self, module: nn.Module) -> Outcome:
+    def after_teardown(self, module: nn.Module) -> WorkerResult:
         """The outcome with the formats of the module's tensors. In the worker, once the module is given back."""
         tensors = _tensors(module)
         return replace(self, formats={name: Format(own.dtype, own.requires_grad) for name, own in tensors.items()})

@@ -10,10 +10,10 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from core.trainer import callbacks
-from core.trainer.command_line import library
-from core.trainer.command_line.configured_optimizers import makes_optimizers
 from core.trainer.data.datamodule import DataModule
 from core.trainer.module.module import Module
+from core.trainer.script_cli import library
+from core.trainer.script_cli.configured_optimizers import makes_optimizers
 from core.trainer.trainer import Trainer
 
 if TYPE_CHECKING:

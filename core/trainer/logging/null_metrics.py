@@ -1,13 +1,13 @@
-"""Metrics that keep nothing."""
+"""A metric collector that keeps nothing."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from core.trainer.logging.metrics import Metrics
+from core.trainer.logging.metric_collector import MetricCollector
 
 
-class NoMetrics(Metrics):
+class NullMetricCollector(MetricCollector):
     """Takes everything that is logged, and keeps nothing."""
 
     def log(self, name: str, value: Any, *options: Any) -> None:

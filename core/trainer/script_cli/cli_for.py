@@ -6,16 +6,16 @@ import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from core.trainer.command_line.config_files import check_config_files
 from core.trainer.hooks.callback import Callback
+from core.trainer.script_cli.config_files import check_config_files
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from torch import nn
 
-    from core.trainer.command_line.arguments import Arguments
     from core.trainer.data.datamodule import DataModule
+    from core.trainer.script_cli.arguments import Arguments
     from core.trainer.trainer import Trainer
 
 
@@ -77,8 +77,8 @@ def cli_for(
         SystemExit: an argument that isn't known, or of another type; the message is on stderr.
     """
     from core.fabric import seed_everything
-    from core.trainer.command_line.arguments import Arguments, stage_options
-    from core.trainer.command_line.configured_optimizers import give_optimizers
+    from core.trainer.script_cli.arguments import Arguments, stage_options
+    from core.trainer.script_cli.configured_optimizers import give_optimizers
 
     arguments = Arguments(module, datamodule, subclasses, trainer_defaults or {}, configure)
     stage, parser, config = _parse(arguments, args, run=run)
@@ -106,7 +106,7 @@ def _parse(arguments: Arguments, args: Sequence[str] | None, *, run: bool) -> tu
 
 
 def _make_trainer(options: dict[str, Any], text: str | None, *, overwrite: bool) -> Trainer:
-    from core.trainer.command_line.saved_config import SavedConfig
+    from core.trainer.script_cli.saved_config import SavedConfig
     from core.trainer.trainer import Trainer
 
     if text is not None and not options["fast_dev_run"] and not options["barebones"]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
-from core.trainer.logging.scalars import read
+from core.trainer.logging.scalar_widths import read
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -13,13 +13,13 @@ if TYPE_CHECKING:
     from torch import nn
 
     from core.contract import Logger, Strategy
-    from core.trainer.logging.logged_values import LoggedValues
-    from core.trainer.logging.metrics import Metrics
+    from core.trainer.logging.metric_collector import MetricCollector
+    from core.trainer.logging.metric_values import MetricValues
     from core.trainer.profilers import Profiler
     from core.trainer.progress import Progress
 
 
-class Publisher:
+class LoggerPublisher:
     """Reduces what `self.log` has collected, and hands it to the loggers of this rank.
 
     Attributes:
@@ -28,7 +28,7 @@ class Publisher:
 
     def __init__(
         self,
-        logged: LoggedValues,
+        logged: MetricValues,
         progress: Progress,
         loggers: Sequence[Logger],
         strategy: Strategy,
@@ -40,10 +40,10 @@ class Publisher:
     def for_bar(self) -> dict[str, float]:
         """The metrics that were logged with `prog_bar=True`. Reading waits for the device."""
         values = self._logged.for_bar()
-        self._look_for_losses(values)
+        self._check_losses(values)
         return values
 
-    def publish_step(self, metrics: Metrics, output: Any, module: nn.Module) -> None:
+    def publish_step(self, metrics: MetricCollector, output: Any, module: nn.Module) -> None:
         """All ranks. Hand the newest step values to the loggers, and look at the last output of `training_step`.
 
         Waits for the device once.
@@ -53,16 +53,16 @@ class Publisher:
         *numbers, loss = read([*values.values(), losses.loss_of(output)])
         if values:
             logged = dict(zip(values, numbers, strict=True))
-            self._look_for_losses(logged)
+            self._check_losses(logged)
             self.log_metrics(logged)
         losses.look_at_output(output, module, self._strategy, value=loss)
 
-    def show_epoch(self, metrics: Metrics, module: nn.Module) -> None:
+    def show_epoch(self, metrics: MetricCollector, module: nn.Module) -> None:
         """All ranks, before the hooks of an epoch's end. Reduce what it has logged, and show it to callbacks."""
         self._logged.reduce_epoch(metrics, self._strategy, module, is_over=False)
 
     def publish_epoch(
-        self, metrics: Metrics, module: nn.Module, *, is_over: bool = True, hands_over: bool = True
+        self, metrics: MetricCollector, module: nn.Module, *, is_over: bool = True, hands_over: bool = True
     ) -> dict[str, float]:
         """All ranks. Reduce what an epoch has logged, show it to callbacks, and hand it to the loggers.
 
@@ -73,10 +73,10 @@ class Publisher:
             hands_over: False for a sanity check, of which loggers get nothing.
         """
         values = self._logged.reduce_epoch(metrics, self._strategy, module, is_over=is_over)
-        self._look_for_losses(values)
+        self._check_losses(values)
         # Those of single steps too: they may be shown nowhere.
         steps = {name: value for name, value in metrics.step_values().items() if "loss" in name.lower()}
-        self._look_for_losses({name: float(value) for name, value in steps.items()})
+        self._check_losses({name: float(value) for name, value in steps.items()})
         names = metrics.logger_names()
         logged = {name: float(value) for name, value in values.items() if name in names}
         if logged and hands_over:
@@ -98,6 +98,6 @@ class Publisher:
             for logger in self.loggers:
                 logger.log_metrics(values, step)
 
-    def _look_for_losses(self, values: Mapping[str, float]) -> None:
+    def _check_losses(self, values: Mapping[str, float]) -> None:
         if self._strategy.is_global_zero:
-            self._logged.look_for_losses(values)
+            self._logged.check_losses(values)

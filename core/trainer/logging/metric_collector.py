@@ -13,7 +13,7 @@ from torch import Tensor
 from core.contract import ModuleError
 from core.data import is_ambiguous, size_of
 from core.trainer.logging import log_errors
-from core.trainer.logging.scalars import add, pick, to_tensor, widen
+from core.trainer.logging.scalar_widths import add, pick, to_tensor, widen
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -41,7 +41,7 @@ class Entry:
 
     Attributes:
         options: the arguments that must be the same in every call; empty if a checkpoint brought this entry back.
-        default: `Metrics.on_epoch_default` when it was logged first.
+        default: `MetricCollector.on_epoch_default` when it was logged first.
         syncs_steps: reduce single steps over ranks too.
         last: the newest value, detached, on its device; of a step's tensor a copy, which the user can't change.
         last_dtype: of a tensor whose number alone is `last`.
@@ -124,7 +124,7 @@ class Computed:
 
 
 @dataclass(slots=True)
-class Metrics:
+class MetricCollector:
     """The values that one stage logs.
 
     Attributes:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
-from core.trainer.logging.loss_watch import LossWatch
-from core.trainer.logging.scalars import to_tensor
+from core.trainer.logging.non_finite_losses import NonFiniteLossCheck
+from core.trainer.logging.scalar_widths import to_tensor
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -13,13 +13,13 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from core.contract import Strategy
-    from core.trainer.logging.metrics import Metrics
+    from core.trainer.logging.metric_collector import MetricCollector
     from core.trainer.progress import Progress
 
 Origin: TypeAlias = Literal["step", "epoch", "validation"]
 
 
-class LoggedValues:
+class MetricValues:
     """The values of `self.log` and of callbacks, as they are shown. A value stays until its name is logged again.
 
     Attributes:
@@ -28,10 +28,10 @@ class LoggedValues:
         losses: warns of those that are NaN or infinite.
     """
 
-    def __init__(self, make_metrics: type[Metrics], progress: Progress) -> None:
+    def __init__(self, make_metrics: type[MetricCollector], progress: Progress) -> None:
         self.train = make_metrics(on_epoch_default=False)
         self.evaluation = {stage: make_metrics(on_epoch_default=True) for stage in ("validation", "test")}
-        self.losses = LossWatch(progress)
+        self.losses = NonFiniteLossCheck(progress)
         self._settled: dict[str, Any] = {}  # of epochs reduced, of steps of a stage that has paused, of callbacks
 
     def newest(self) -> dict[str, Tensor]:
@@ -78,7 +78,7 @@ class LoggedValues:
             metrics.settle()
 
     def reduce_epoch(
-        self, metrics: Metrics, strategy: Strategy, module: nn.Module, *, is_over: bool
+        self, metrics: MetricCollector, strategy: Strategy, module: nn.Module, *, is_over: bool
     ) -> dict[str, float]:
         """All ranks. Reduce what an epoch has logged, and show it."""
         self.settle_steps()
@@ -86,7 +86,7 @@ class LoggedValues:
         self._settled.update(values)
         return values
 
-    def look_for_losses(self, values: Mapping[str, float]) -> None:
+    def check_losses(self, values: Mapping[str, float]) -> None:
         """Warn of values that are NaN or infinite."""
         self.losses.look_at_values(values, training=self.train.names())
 
@@ -108,7 +108,7 @@ class LoggedValues:
             values.update(metrics.fresh_values())
         return values
 
-    def _all_metrics(self) -> list[Metrics]:
+    def _all_metrics(self) -> list[MetricCollector]:
         return [self.train, *self.evaluation.values()]
 
 

@@ -27,7 +27,7 @@ _CURE = (
 )
 
 
-class LossWatch:
+class NonFiniteLossCheck:
     """Warns once a stage of a training loss, and once of every other loss that is logged. Never waits for the device.
 
     Its callers look where values are read in any case: when the bar is drawn, when loggers get a step's values, and at

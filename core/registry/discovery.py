@@ -14,13 +14,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from core.contract.kinds import HOOKS_GROUP, KINDS, PRELUDES_GROUP
 from core.contract.spec import Spec, normalize_alias
+from core.registry.bystanders import without_bystanders
 from core.registry.install_hints import pip_install
 from core.registry.metadata import (
+    MAX_BYTES,
     EntryPoint,
+    about_core,
     clean_target,
     parse_entry_points,
     parse_headers,
-    requires_core,
 )
 from core.registry.names import fit_distribution, fit_version, normalize_distribution, unfit_alias
 from core.text.plain_file import read_file
@@ -28,7 +30,7 @@ from core.text.printable import printable
 from core.text.spelling import near_names
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable
 
 HOOKS = "event hooks"
 """Stands for the kind in the specs of modules with event hooks (group `core.hooks`)."""
@@ -37,8 +39,6 @@ PRELUDES = "prelude"
 BY_NAME_ONLY = (HOOKS, PRELUDES)
 """The kinds that no registry has, since nothing of them is ever chosen but by a user who names it."""
 
-_MAX_BYTES = 1 << 20
-"""The largest metadata file: those of real packages take kilobytes."""
 _MAX_BAD_LINES = 10
 """The most bad lines of a file that are told one by one."""
 
@@ -131,7 +131,7 @@ class _Scan:
     def __init__(self, *, refresh: bool) -> None:
         self.problems: list[Problem] = []
         self.copies: dict[str, list[_Copy]] = {}
-        for distribution in self._distributions(refresh):
+        for distribution in without_bystanders(self._distributions(refresh)):
             self._guarded_read(distribution)
 
     def result(self) -> Discovery:
@@ -139,7 +139,7 @@ class _Scan:
         providers = [self._provider(copy) for copy in effective if copy.entries and copy.name != "core"]
         return Discovery(tuple(sorted(providers, key=lambda provider: provider.name)), tuple(self.problems))
 
-    def _distributions(self, refresh: bool) -> Iterable[Any]:
+    def _distributions(self, refresh: bool) -> list[Any]:
         import importlib_metadata
 
         if refresh:
@@ -182,7 +182,7 @@ class _Scan:
         entries, bad_lines = parse_entry_points(text) if text else ([], [])
         strangers: set[str] = set()
         if text and "core." in text:  # most distributions offer nothing to core
-            copy.entries = tuple(entry for entry in entries if entry.group in _KIND_OF_GROUP)
+            copy.entries = tuple([entry for entry in entries if entry.group in _KIND_OF_GROUP])
             # A misspelt group of ours is worth a word. Groups of other programs aren't ours to judge.
             strangers = {entry.group for entry in entries if entry.group.startswith("core.")} - _KIND_OF_GROUP.keys()
         relevant = bool(copy.entries) or not text
@@ -218,7 +218,7 @@ class _Scan:
         if legacy:
             _text(copy.path, distribution, "requires.txt")  # is read without a look at what it is
         requires = (distribution.requires if legacy else headers.get("requires-dist")) or ()
-        copy.requires = tuple(line for line in requires if requires_core(line))
+        copy.requires = about_core(requires)
         return True
 
     def _report_near_miss(self, copy: _Copy, group: str) -> None:
@@ -246,13 +246,16 @@ class _Scan:
         return first
 
     def _provider(self, copy: _Copy) -> Provider:
-        specs = [self._spec(copy, entry) for entry in copy.entries]
-        named = [spec for spec in specs if spec is not None]
+        specs: list[Spec] = []
+        by_name: list[Spec] = []
+        for entry in copy.entries:
+            if (spec := self._spec(copy, entry)) is not None:
+                (by_name if spec.kind in BY_NAME_ONLY else specs).append(spec)
         return Provider(
             copy.name,
             copy.version,
-            tuple(spec for spec in named if spec.kind not in BY_NAME_ONLY),
-            tuple(spec for spec in named if spec.kind in BY_NAME_ONLY),
+            tuple(specs),
+            tuple(by_name),
             copy.requires,
             printable(copy.location),
             printable(copy.summary),
@@ -271,7 +274,7 @@ def _text(path: Any, distribution: Any, name: str) -> str | None:
         text: str | None = distribution.read_text(name)
         return text
     try:
-        return read_file(f"{path}{os.sep}{name}", _MAX_BYTES).decode()
+        return read_file(f"{path}{os.sep}{name}", MAX_BYTES).decode()
     except (FileNotFoundError, NotADirectoryError):
         return None
 

@@ -22,7 +22,7 @@ from core.registry.provider_plugins import InProcessPlugin, ProviderPlugin
 from core.registry.selection import Selection
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
 
     from core.contract.kinds import Kind
 
@@ -47,6 +47,7 @@ class PluginManager(pluggy.PluginManager):
         self._in_process = InProcessPlugin()
         self._unblocked: set[str] = set()
         self._blocked_by_environment: set[str] = set()
+        self._specs: dict[str, list[Spec]] = {}
         self._offers: dict[tuple[str, str | None], tuple[Offer, ...]] = {}
         self._hook_problems: dict[str, list[Problem]] = {}
         # One hook a kind: a provider's implementations yield its specs.
@@ -58,19 +59,19 @@ class PluginManager(pluggy.PluginManager):
 
     def register(self, plugin: Any, name: str | None = None) -> str | None:
         """Add a plugin, whose hooks yield specs. Its name is the `provider` of those specs."""
-        self._offers.clear()
+        self._forget()
         return super().register(plugin, name)
 
     def unregister(self, plugin: Any = None, name: str | None = None) -> Any:
         """Take a plugin out."""
-        self._offers.clear()
+        self._forget()
         return super().unregister(plugin, name)
 
     def set_blocked(self, name: str) -> None:
         """Take a plugin out, and keep it out."""
         super().set_blocked(name)
         self._unblocked.discard(name)
-        self._offers.clear()
+        self._forget()
 
     def unblock(self, name: str) -> bool:
         """Let a blocked plugin in again, also one that the environment blocks."""
@@ -82,6 +83,10 @@ class PluginManager(pluggy.PluginManager):
         elif name in self._written_down:
             self.register(ProviderPlugin(self._written_down[name]), name)
         return True
+
+    def _forget(self) -> None:
+        self._specs.clear()
+        self._offers.clear()
 
     # Who is there.
 
@@ -156,9 +161,10 @@ class PluginManager(pluggy.PluginManager):
         return self._offers[key]
 
     def _classify(self, kind: str, alias: str | None) -> tuple[Offer, ...]:
-        specs = list(self._named_specs(kind) if kind in BY_NAME_ONLY else self._collect(KINDS[kind]))
+        if kind not in self._specs:
+            self._specs[kind] = self._named_specs(kind) if kind in BY_NAME_ONLY else self._collect(KINDS[kind])
         # Reading requirements is what takes time, so only the alias that was asked for is judged.
-        judged = [(spec, self._refusal(spec)) for spec in specs if alias in (None, spec.alias)]
+        judged = [(spec, self._refusal(spec)) for spec in self._specs[kind] if alias in (None, spec.alias)]
         judged += [
             (spec, self._refusal(spec) or f"the plugin manager blocks {spec.provider}")
             for spec in self._out_of_reach(kind)
@@ -168,35 +174,35 @@ class PluginManager(pluggy.PluginManager):
         blocked = [(spec, reason) for spec, reason in judged if reason]
         return classify(let_in, blocked, self._written_down, __version__)
 
-    def _collect(self, kind: Kind) -> Iterator[Spec]:
+    def _collect(self, kind: Kind) -> list[Spec]:
         """Call one implementation after the other: one that raises is left out, by name, and the others stand."""
         problems = self._hook_problems[kind.name] = []
+        found: list[Spec] = []
         for implementation in getattr(self.hook, kind.hook).get_hookimpls():
             plugin = implementation.plugin_name
             try:
                 # pluggy's own executor, with one implementation: its tracing still sees the call. Private: pluggy
                 # (1.6) has no public call of one; `subset_hook_caller` takes the square of the number of plugins.
                 yielded: Any = self._hookexec(kind.hook, [implementation], {}, False)
-                specs = [_checked(spec, kind, plugin) for part in yielded for spec in part]
+                if isinstance(implementation.plugin, ProviderPlugin | InProcessPlugin):
+                    found += yielded[0]  # were checked when they were read, or registered
+                else:
+                    found += [_checked(spec, kind, plugin) for part in yielded for spec in part]
             except KeyboardInterrupt:
                 raise
             except BaseException as cause:  # a hook can also call sys.exit()
                 problems.append(Problem(plugin, f"its hook {kind.hook} raised {describe(cause)}"))
-            else:
-                yield from specs
+        return found
 
-    def _named_specs(self, kind: str) -> Iterator[Spec]:
-        for name, provider in self._written_down.items():
-            if not self.is_blocked(name):
-                yield from (spec for spec in provider.by_name if spec.kind == kind)
+    def _named_specs(self, kind: str) -> list[Spec]:
+        there = [provider for name, provider in self._written_down.items() if not self.is_blocked(name)]
+        return [spec for provider in there for spec in provider.by_name if spec.kind == kind]
 
-    def _out_of_reach(self, kind: str) -> Iterator[Spec]:
+    def _out_of_reach(self, kind: str) -> list[Spec]:
         """The offers that blocked providers would make: their hooks are gone, but the text is there."""
-        for name, provider in self._written_down.items():
-            if self.is_blocked(name):
-                yield from (spec for spec in (*provider.specs, *provider.by_name) if spec.kind == kind)
-        if self.is_blocked(IN_PROCESS):
-            yield from self._in_process.specs(kind)
+        out = [provider for name, provider in self._written_down.items() if self.is_blocked(name)]
+        found = [spec for provider in out for spec in (*provider.specs, *provider.by_name) if spec.kind == kind]
+        return [*found, *self._in_process.specs(kind)] if self.is_blocked(IN_PROCESS) else found
 
     # What the running process has registered.
 
@@ -207,12 +213,12 @@ class PluginManager(pluggy.PluginManager):
     def add(self, spec: Spec, target: Any) -> None:
         """Register an object of the running process. `Registry.register` has checked that the alias is free."""
         self._in_process.registered[spec.kind, spec.alias] = (spec, target)
-        self._offers.clear()
+        self._forget()
 
     def discard(self, kind: str, alias: str) -> None:
         """Take such a registration back."""
         del self._in_process.registered[kind, alias]
-        self._offers.clear()
+        self._forget()
 
 
 def _checked(spec: object, kind: Kind, plugin: str) -> Spec:

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import re
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from core.registry.names import normalize_distribution
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+MAX_BYTES = 1 << 20
+"""The largest metadata file: those of real packages take kilobytes."""
 
 _MAX_SHOWN = 200
 """Characters of a bad line."""
@@ -73,7 +77,9 @@ def split_target(target: str) -> tuple[str, str] | None:
     return (match["module"], match["attribute"] or "") if match else None
 
 
-def requires_core(requirement: str) -> bool:
-    """Tell whether a `Requires-Dist` line is about `core` itself."""
-    match = re.match(r"\s*([\w.-]+)", requirement)
-    return match is not None and normalize_distribution(match[1]) == "core"
+_ABOUT_CORE = re.compile(r"\s*core(?![\w.-])", re.IGNORECASE)
+
+
+def about_core(requirements: Iterable[str]) -> tuple[str, ...]:
+    """Those of the `Requires-Dist` lines that are about `core` itself."""
+    return tuple(filter(_ABOUT_CORE.match, requirements))

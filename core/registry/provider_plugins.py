@@ -21,10 +21,12 @@ class ProviderPlugin:
 
     def __init__(self, provider: Provider) -> None:
         self.provider = provider
+        offered: dict[str, list[Spec]] = {}
+        for spec in provider.specs:
+            offered.setdefault(spec.kind, []).append(spec)
         # pluggy finds hook implementations by their names among an object's attributes.
-        for kind in {spec.kind for spec in provider.specs}:
-            offered = tuple(spec for spec in provider.specs if spec.kind == kind)
-            setattr(self, KINDS[kind].hook, _implementation(functools.partial(tuple, offered)))
+        for kind, specs in offered.items():
+            setattr(self, KINDS[kind].hook, _implementation(functools.partial(tuple, specs)))
 
     def __dir__(self) -> list[str]:
         """The names of the hooks alone: pluggy looks at every name."""

@@ -97,7 +97,7 @@ def survey(kind: str) -> list[Candidate]:
                 if key in _given_up:
                     raise TimeIsUp("it hung before in this process")
                 with time_limit(DETECTION_TIMEOUT_S, IDLE_TIMEOUT_S):
-                    candidates.append(ask(kind, name))
+                    candidates.append(ask(kind, offer if offer.status is Status.OK else name))
             except KeyboardInterrupt:
                 raise
             except BaseException as cause:  # a plugin can also call sys.exit(), or never come to an end
@@ -118,13 +118,13 @@ def failure(cause: BaseException) -> str:
     return str(cause) if isinstance(cause, CoreError) else f"{type(cause).__name__}: {cause}"
 
 
-def ask(kind: str, name: str) -> Candidate:
+def ask(kind: str, name: str | Offer) -> Candidate:
     """Ask one registered part whether it is here."""
     registry = REGISTRIES[kind]
-    offer = registry.offer(name)
+    offer = name if isinstance(name, Offer) else registry.offer(name)
     target = registry.get(offer)
     detector: Any = target if isinstance(target, type) else registry.create(offer)
-    return Candidate(name, offer, detect(detector))
+    return Candidate(offer.spec.alias if isinstance(name, Offer) else name, offer, detect(detector))
 
 
 def detect(part: Any) -> Detection:

@@ -70,6 +70,41 @@ def test_a_distribution_that_offers_nothing_is_no_provider(site):
     assert scan().problems == ()
 
 
+def test_others_cost_the_pass_no_call_of_core(site):
+    def count_calls():
+        calls = 0
+
+        def count(frame, event, _):
+            nonlocal calls
+            calls += event == "call" and frame.f_globals.get("__name__", "").startswith("core.")
+
+        sys.setprofile(count)
+        scan()
+        sys.setprofile(None)
+        return calls
+
+    make_distribution(site, "core-good", entry_points_text=GOOD)
+    scan()
+    alone = count_calls()
+    for number in range(20):
+        text = "[console_scripts]\n# a comment\n\nother = core.other:x\n"
+        make_distribution(site, f"other-{number}", entry_points_text=text)
+        make_distribution(site, f"plain-{number}")
+    legacy = site / "older.egg-info"
+    legacy.mkdir()
+    (legacy / "PKG-INFO").write_text("Name: older\nVersion: 0.3\n")
+    (site / "oldest.egg-info").write_text("Name: oldest\nVersion: 0.1\n")
+    assert count_calls() == alone
+    assert names(scan()) == ["core-good"]
+
+
+def test_what_is_wrong_with_another_distribution_is_told(site):
+    make_distribution(site, "numerics", folder="~umerics-1.0.dist-info")
+    make_distribution(site, "huge", entry_points_text=b"[x]\n" + b"a = b:c\n" * 200_000)
+    make_distribution(site, "orphan", entry_points_text="a = b:c\n[x]\n")
+    assert sorted(problem.source for problem in scan().problems) == ["huge", "orphan", "~umerics"]
+
+
 def test_the_pass_is_cached_until_it_is_refreshed(site):
     scan()
     make_distribution(site, "core-good", entry_points_text=GOOD)

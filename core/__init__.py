@@ -14,7 +14,7 @@ import os
 from typing import TYPE_CHECKING
 
 from core._version import __version__
-from core.door import door
+from core.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
     from core.callbacks import Callback
@@ -175,7 +175,7 @@ _MODULES = (
     "watch",
 )
 
-__getattr__, __dir__ = door(__name__, {**_OTHERS, ".contract": _CONTRACT}, modules=_MODULES)
+__getattr__, __dir__ = lazy_exports(__name__, {**_OTHERS, ".contract": _CONTRACT}, modules=_MODULES)
 
 if "CORE_TALK" in os.environ:  # this may be a rank that runs the script again: its warnings go to the main process
     from core.launch.talk import begin_inherited

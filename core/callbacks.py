@@ -1,10 +1,10 @@
-"""The callbacks, which belong to the Trainer; this is their public door."""
+"""The callbacks, which belong to the Trainer; this is their public module."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from core.door import door
+from core.lazy_exports import lazy_exports
 from core.trainer import callbacks as _callbacks
 
 if TYPE_CHECKING:
@@ -12,4 +12,4 @@ if TYPE_CHECKING:
 
 __all__ = _callbacks.__all__
 
-__getattr__, __dir__ = door(__name__, {"core.trainer.callbacks": __all__})
+__getattr__, __dir__ = lazy_exports(__name__, {"core.trainer.callbacks": __all__})

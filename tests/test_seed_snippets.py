@@ -159,12 +159,12 @@ def test_several_nodes_without_a_scheduler_say_what_is_missing():
         ({"accelerator": "ipu", "devices": 8}, "core-ipu"),
     ],
 )
-@pytest.mark.parametrize("door", [Trainer, Fabric])
-def test_a_backend_that_is_not_installed(door, arguments, package):
+@pytest.mark.parametrize("made", [Trainer, Fabric])
+def test_a_backend_that_is_not_installed(made, arguments, package):
     if is_installed(package):
         pytest.skip(f"{package} is installed")
     with pytest.raises(UnknownAliasError, match=f"`pip install {package}`"):
-        door(**arguments)
+        made(**arguments)
 
 
 @pytest.mark.parametrize(

@@ -93,21 +93,21 @@ def test_the_rooms_of_the_trainer_import_downwards_for_types_too(path):
 
 
 @pytest.mark.parametrize("name", ["callbacks", "profilers"])
-def test_the_doors_of_the_trainer_lead_to_what_belongs_to_it(name):
-    door, home = importlib.import_module(f"core.{name}"), importlib.import_module(f"core.trainer.{name}")
-    assert dir(door) == sorted(home.__all__)
-    assert all(getattr(door, public) is getattr(home, public) for public in door.__all__)
+def test_the_trainers_public_modules_export_what_belongs_to_it(name):
+    module, home = importlib.import_module(f"core.{name}"), importlib.import_module(f"core.trainer.{name}")
+    assert dir(module) == sorted(home.__all__)
+    assert all(getattr(module, public) is getattr(home, public) for public in module.__all__)
     with pytest.raises(AttributeError, match=f"module 'core.{name}' has no attribute 'Missing'"):
-        _ = door.Missing
+        _ = module.Missing
 
 
 @pytest.mark.parametrize("path", sorted(ROOT.glob("core/*/__init__.py")), ids=lambda path: path.parent.name)
-def test_every_public_name_is_behind_its_door(path):
-    door = importlib.import_module(f"core.{path.parent.name}")
-    public = getattr(door, "__all__", [])
-    assert [name for name in public if not hasattr(door, name)] == []
+def test_every_public_name_can_be_imported(path):
+    package = importlib.import_module(f"core.{path.parent.name}")
+    public = getattr(package, "__all__", [])
+    assert [name for name in public if not hasattr(package, name)] == []
     with pytest.raises(AttributeError, match=f"module 'core.{path.parent.name}' has no attribute '_missing'"):
-        _ = door._missing
+        _ = package._missing
 
 
 def test_subpackages_are_attributes_from_the_first_line_on():
@@ -115,7 +115,7 @@ def test_subpackages_are_attributes_from_the_first_line_on():
     program = """
 import pkgutil, sys, core
 
-private = {"__main__", "_version", "door"}
+private = {"__main__", "_version", "lazy_exports"}
 names = {module.name for module in pkgutil.iter_modules(core.__path__)} - private
 print(sorted(names - set(dir(core))), "torch" in sys.modules)
 print([name for name in names if getattr(core, name).__name__ != f"core.{name}"], core.callbacks.EarlyStopping.__name__)

@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 from core.contract.accelerator import Absent, Accelerator, Broken, Found
-from core.door import door
+from core.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
     from core.accelerators.cpu import CPUAccelerator
@@ -24,7 +24,7 @@ __all__ = [
     "find_usable_cuda_devices",
 ]
 
-__getattr__, __dir__ = door(
+__getattr__, __dir__ = lazy_exports(
     __name__,
     {
         ".cpu": ("CPUAccelerator",),

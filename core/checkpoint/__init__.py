@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 from core.contract.checkpoint_io import CheckpointIO, Collectives
-from core.door import door
+from core.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
     from core.checkpoint.async_io import AsyncCheckpointIO
@@ -39,7 +39,7 @@ __all__ = [
     "verify_checkpoint",
 ]
 
-__getattr__, __dir__ = door(
+__getattr__, __dir__ = lazy_exports(
     __name__,
     {
         ".async_io": ("AsyncCheckpointIO",),

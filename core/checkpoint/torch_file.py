@@ -95,13 +95,12 @@ def unpickle(file: BinaryIO, stand_ins: list[Any] | None = None) -> Any:
 
 def _reader_of(file: BinaryIO, path: str) -> CheckpointReader | None:
     """The reader of an installed package that recognizes the file, which isn't the core's own."""
-    from core.door import checkpoint_reader
+    from core.registry.checkpoint_readers import reader_of
 
     file.seek(0)
     head = file.read(_HEAD_BYTES)
     file.seek(0)
-    reader: CheckpointReader | None = checkpoint_reader(head, path)
-    return reader
+    return reader_of(head, path)
 
 
 def _without_foreign_objects(file: BinaryIO, path: str, reader: CheckpointReader) -> Any:

@@ -9,7 +9,7 @@ from core.cluster.lsf import LSFEnvironment
 from core.cluster.mpi import MPIEnvironment
 from core.cluster.slurm import SLURMEnvironment
 from core.cluster.torchelastic import TorchElasticEnvironment
-from core.door import door
+from core.lazy_exports import lazy_exports
 
 __all__ = [
     "KubeflowEnvironment",
@@ -20,4 +20,4 @@ __all__ = [
     "TorchElasticEnvironment",
 ]
 
-__getattr__, __dir__ = door(__name__, {}, kind="cluster environment")
+__getattr__, __dir__ = lazy_exports(__name__, {}, kind="cluster environment")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from core.door import door
+from core.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
     from core.contract.accelerator import Absent, Accelerator, Broken, Devices, Found
@@ -115,7 +115,7 @@ __all__ = [
     "normalize_alias",
 ]
 
-__getattr__, __dir__ = door(
+__getattr__, __dir__ = lazy_exports(
     __name__,
     {
         ".accelerator": ("Absent", "Accelerator", "Broken", "Devices", "Found"),

@@ -6,7 +6,7 @@ others get an exception that says so and time for their `finally` blocks. No pro
 
 from typing import TYPE_CHECKING
 
-from core.door import door
+from core.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
     from core.contract.rank_variables import rank_variables
@@ -44,7 +44,7 @@ __all__ = [
     "write_result",
 ]
 
-__getattr__, __dir__ = door(
+__getattr__, __dir__ = lazy_exports(
     __name__,
     {
         "core.contract.rank_variables": ("rank_variables",),

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from core.door import door
+from core.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
     from core.contract.logger import Logger
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 __all__ = ["CSVLogger", "Logger", "RunFolderLogger", "flatten_names", "to_scalar"]
 
-__getattr__, __dir__ = door(
+__getattr__, __dir__ = lazy_exports(
     __name__,
     {
         ".csv": ("CSVLogger",),

@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 from core.contract.precision import NumberFormats, Precision
-from core.door import door
+from core.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
     from core.precision.mixed import MixedPrecision
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 __all__ = ["MixedPrecision", "NumberFormats", "Precision", "UniformPrecision"]
 
-__getattr__, __dir__ = door(
+__getattr__, __dir__ = lazy_exports(
     __name__,
     {
         ".mixed": ("MixedPrecision",),

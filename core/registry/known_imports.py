@@ -1,6 +1,6 @@
 """Names that people know from other trainers and look for here, each with what to write instead.
 
-The doors of the packages answer imports by it.
+Packages with lazy exports answer imports by it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""One registry a kind: the door through which users and the core reach the plugins."""
+"""One registry a kind: what users and the core ask for plugins."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from core.door import door
+from core.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
     from core.contract import Strategy
@@ -32,7 +32,7 @@ __all__ = [
     "with_options_of",
 ]
 
-__getattr__, __dir__ = door(
+__getattr__, __dir__ = lazy_exports(
     __name__,
     {
         ".alike": ("refuse_unlike_modules",),

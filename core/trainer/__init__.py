@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from core.door import door
+from core.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
     from core.trainer.data.combined import CombinedLoader
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = ["CombinedLoader", "DataModule", "HasHyperparameters", "Module", "Trainer", "Tuner", "cli_for"]
 
-__getattr__, __dir__ = door(
+__getattr__, __dir__ = lazy_exports(
     __name__,
     {
         ".script_cli.cli_for": ("cli_for",),

@@ -6,7 +6,7 @@ messages only after a while without progress, over connections of their own.
 
 from typing import TYPE_CHECKING
 
-from core.door import door
+from core.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
     from core.watch.lifecycle import allow_abort, begin, end, explain, warn_of_late_ranks
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 __all__ = ["WatchdogOptions", "allow_abort", "begin", "end", "explain", "heartbeat", "phase", "warn_of_late_ranks"]
 
-__getattr__, __dir__ = door(
+__getattr__, __dir__ = lazy_exports(
     __name__,
     {
         ".options": ("WatchdogOptions",),

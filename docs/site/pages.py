@@ -38,43 +38,43 @@ class Api:
         self.loader.resolve_aliases(implicit=False, external=False)
         core = tops[0]
         parts = [module for name, module in sorted(core.modules.items()) if is_public(name, module)]
-        self.doors: dict[str, griffe.Module] = {module.path: module for module in [core, *parts, *tops[1:]]}
+        self.public_modules: dict[str, griffe.Module] = {module.path: module for module in [core, *parts, *tops[1:]]}
         self.names = list(self.list_names())
         self.homes: dict[str, str] = {}
-        """By path of an object the door on whose page it stands."""
+        """By path of an object the public module on whose page it stands."""
 
         missing: set[str] = set()
-        for door, _, target in self.names:
+        for owner, _, target in self.names:
             # What `core` hands out stands on the page of the package that holds it.
-            held = target.path.startswith(f"{door}.")
+            held = target.path.startswith(f"{owner}.")
             best = self.homes.get(target.path)
-            if best is None or (held, door.count(".")) > (target.path.startswith(f"{best}."), best.count(".")):
-                self.homes[target.path] = door
+            if best is None or (held, owner.count(".")) > (target.path.startswith(f"{best}."), best.count(".")):
+                self.homes[target.path] = owner
             missing.update(self.undocumented(target.path, target))
         if missing:
             raise PluginError(f"Public names without a docstring: {', '.join(sorted(missing))}")
 
     def list_names(self) -> Iterator[tuple[str, str, griffe.Object]]:
-        """Every public name: its door, the name, and what it stands for."""
-        for path, door in self.doors.items():
-            for name in map(str, door.exports or ()):
+        """Every public name: its module, the name, and what it stands for."""
+        for path, module in self.public_modules.items():
+            for name in map(str, module.exports or ()):
                 if not name.startswith("__"):
-                    yield path, name, self.target(door, name)
+                    yield path, name, self.target(module, name)
 
-    def target(self, door: griffe.Module, name: str) -> griffe.Object:
-        """What a name of a door stands for; where stars and lazy doors hide it, the module that exports it tells."""
-        for module in [door, *self.modules(door)]:
+    def target(self, owner: griffe.Module, name: str) -> griffe.Object:
+        """What a public name stands for: the module that exports it tells, where stars and lazy exports hide it."""
+        for module in [owner, *self.modules(owner)]:
             if name in module.members and name in map(str, module.exports or ()):
                 member = module.members[name]
                 try:
                     return member.final_target if isinstance(member, griffe.Alias) else member
                 except griffe.AliasResolutionError:
                     continue
-        raise PluginError(f"{door.path}.{name} is in `__all__`, and no module of the package has it")
+        raise PluginError(f"{owner.path}.{name} is in `__all__`, and no module of the package has it")
 
-    def modules(self, door: griffe.Module) -> Iterator[griffe.Module]:
-        """All modules of the package that a door belongs to, those that are near the root first."""
-        level = [door.package]
+    def modules(self, owner: griffe.Module) -> Iterator[griffe.Module]:
+        """All modules of the package that a public module belongs to, those that are near the root first."""
+        level = [owner.package]
         while level:
             yield from level
             level = [child for module in level for child in module.modules.values() if not child.is_alias]
@@ -89,13 +89,13 @@ class Api:
         }
         return [key for key, member in {name: target, **methods}.items() if not member.has_docstring]
 
-    def page(self, door: str) -> str:
-        """The page of a door in Markdown."""
-        held = [(name, target) for path, name, target in self.names if path == door]
-        own = [(name, target) for name, target in held if self.homes[target.path] == door]
-        docstring = self.doors[door].docstring
-        blocks = [f"# {door}", docstring.value if docstring else ""]
-        if elsewhere := [(name, target) for name, target in held if self.homes[target.path] != door]:
+    def page(self, owner: str) -> str:
+        """The page of a public module in Markdown."""
+        held = [(name, target) for path, name, target in self.names if path == owner]
+        own = [(name, target) for name, target in held if self.homes[target.path] == owner]
+        docstring = self.public_modules[owner].docstring
+        blocks = [f"# {owner}", docstring.value if docstring else ""]
+        if elsewhere := [(name, target) for name, target in held if self.homes[target.path] != owner]:
             rows = [
                 f"| [`{name}`]({self.homes[target.path]}.md#{target.path}) | {summary(target)} |"
                 for name, target in sorted(elsewhere, key=lambda row: row[0].lower())
@@ -113,7 +113,7 @@ class Api:
 
 
 def is_public(name: str, module: griffe.Module | griffe.Alias) -> bool:
-    """Whether a module of `core` is a door."""
+    """Whether a module of `core` is public."""
     return not name.startswith("_") and not module.is_alias
 
 
@@ -133,7 +133,7 @@ def summary(target: griffe.Object) -> str:
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
     """MkDocs calls it first. Reads the API, and gives it a place in the navigation."""
     api = Api(ROOT)
-    config.extra["api"] = {f"api/{door}.md": api.page(door) for door in api.doors}
+    config.extra["api"] = {f"api/{owner}.md": api.page(owner) for owner in api.public_modules}
     sections: Any = next(section["Reference"] for section in config.nav or () if "Reference" in section)
     next(entry for entry in sections if "API" in entry)["API"] = [
         {path.removeprefix("api/").removesuffix(".md"): path} for path in config.extra["api"]

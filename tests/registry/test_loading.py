@@ -4,6 +4,7 @@ import sys
 
 import pytest
 
+import core.loggers
 from core.contract.errors import ConfigurationError, PluginLoadError
 from core.contract.logger import Logger
 from fake_distributions import make_distribution
@@ -201,11 +202,7 @@ def test_a_well_known_class_comes_from_its_distribution_only(site, registry):
         registry("strategy").class_named("DDPStrategy")
 
 
-def test_the_packages_of_core_hand_out_plugin_classes(acme):
-    from core.registry.plugin_class import plugin_class
-
-    acme()
-    with pytest.raises(AttributeError):
-        plugin_class("logger", "Acne", "core.loggers")
-    with pytest.raises(AttributeError, match=r"module 'core.loggers' has no attribute '_private'"):
-        plugin_class("logger", "_private", "core.loggers")
+@pytest.mark.parametrize("name", ["submodule", "_private", "__wrapped__"])
+def test_the_packages_of_core_look_at_no_plugin_for_what_is_no_class(name):
+    with pytest.raises(AttributeError, match=f"module 'core.loggers' has no attribute '{name}'"):
+        getattr(core.loggers, name)

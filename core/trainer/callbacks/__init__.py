@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from core.door import door
+from core.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
     from core.trainer.callbacks.checkpoints.memory_checkpoint import MemoryCheckpoint
@@ -57,7 +57,7 @@ __all__ = [
     "WeightAveraging",
 ]
 
-__getattr__, __dir__ = door(
+__getattr__, __dir__ = lazy_exports(
     __name__,
     {
         ".weights.ema": ("EMA",),

@@ -5,7 +5,7 @@ Names are imported when they are asked for: other strategies cost nothing of thi
 
 from typing import TYPE_CHECKING
 
-from core.door import door
+from core.lazy_exports import lazy_exports
 from core_hivemind._version import __version__
 
 if TYPE_CHECKING:
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 __all__ = ["HivemindStrategy", "PeersError", "__version__"]
 
-__getattr__, __dir__ = door(
+__getattr__, __dir__ = lazy_exports(
     __name__,
     {
         ".strategy": ("HivemindStrategy",),

@@ -5,7 +5,7 @@ Names are imported when they are asked for, and Ray itself when processes are ab
 
 from typing import TYPE_CHECKING
 
-from core.door import door
+from core.lazy_exports import lazy_exports
 from core_ray._version import __version__
 
 if TYPE_CHECKING:
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 __all__ = ["LostWorkerError", "RayEnvironment", "RayLauncher", "RayTrainEnvironment", "__version__"]
 
-__getattr__, __dir__ = door(
+__getattr__, __dir__ = lazy_exports(
     __name__,
     {
         ".environment": ("RayEnvironment", "RayTrainEnvironment"),

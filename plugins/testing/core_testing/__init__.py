@@ -16,7 +16,7 @@ import pkgutil
 import sys
 from typing import TYPE_CHECKING
 
-from core.door import door
+from core.lazy_exports import lazy_exports
 from core_testing._version import __version__
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ if "pytest" in sys.modules:
     _names = [module.name for module in pkgutil.iter_modules(__path__) if not module.name.startswith("_")]
     pytest.register_assert_rewrite(*(f"{__name__}.{name}" for name in _names))
 
-__getattr__, __dir__ = door(
+__getattr__, __dir__ = lazy_exports(
     __name__,
     {
         ".accelerator": ("AcceleratorConformance",),

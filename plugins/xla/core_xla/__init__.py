@@ -5,7 +5,7 @@ Names are imported when they are asked for: training on another kind of device c
 
 from typing import TYPE_CHECKING
 
-from core.door import door
+from core.lazy_exports import lazy_exports
 from core_xla._version import __version__
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ __all__ = [
     "xla_debug",
 ]
 
-__getattr__, __dir__ = door(
+__getattr__, __dir__ = lazy_exports(
     __name__,
     {
         ".single": (

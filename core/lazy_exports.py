@@ -1,4 +1,4 @@
-"""Doors: packages whose public names are imported when they are first used."""
+"""Lazy exports: the public names of a package, imported when they are first used."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
-__all__ = ["checkpoint_reader", "door"]
+__all__ = ["lazy_exports"]
 
 
-def door(
+def lazy_exports(
     package: str, names: Mapping[str, Iterable[str]], *, kind: str | None = None, modules: Iterable[str] = ()
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """The `__getattr__` and `__dir__` of a package. Type checkers see its `__all__`, and imports that only they run.
@@ -20,7 +20,8 @@ def door(
     Args:
         package: its `__name__`.
         names: by module the names that it has; a module of the package begins with a dot.
-        kind: what the package holds, a key of `core.contract.KINDS`: it hands out the classes of installed plugins too.
+        kind: of the plugins whose classes the package exports too, if they are installed; a key of
+            `core.contract.KINDS`.
         modules: public ones of the package, imported when they are first used as its attributes.
     """
     own_modules = frozenset(modules)
@@ -41,21 +42,15 @@ def door(
                 # An AttributeError would be replaced by Python's own ImportError, without the answer.
                 raise ImportError(text, name=package)
             raise AttributeError(text)
-        if kind is None:
+        # Python itself asks packages for submodules and dunder names: the installed plugins aren't searched for those.
+        if kind is None or not name[:1].isupper():
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         # Not kept: what is installed and registered may be another class the next time.
-        from core.registry.plugin_class import plugin_class
+        from core.registry.registry import REGISTRIES
 
-        return plugin_class(kind, name, package)
+        return REGISTRIES[kind].class_named(name)
 
     return get, lambda: sorted({*sys.modules[package].__all__, *own_modules})
-
-
-def checkpoint_reader(head: bytes, path: str) -> Any:
-    """The reader of an installed package for a file that isn't the core's own; see `core.registry`."""
-    from core.registry.checkpoint_readers import reader_of
-
-    return reader_of(head, path)
 
 
 def _is_asked_by_import(package: str) -> bool:

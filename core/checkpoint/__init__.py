@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from core.checkpoint.finding import newest_valid
     from core.checkpoint.formats import load_checkpoint, verify_checkpoint
     from core.checkpoint.left_over import sweep_folder
+    from core.checkpoint.mapped_file import load_mapped
     from core.checkpoint.neighbour_io import NeighbourCheckpointIO
     from core.checkpoint.plain_state import to_plain
     from core.checkpoint.random_state import check_random_state, collect_random_state, restore_random_state
@@ -32,6 +33,7 @@ __all__ = [
     "collect_random_state",
     "gather_whole",
     "load_checkpoint",
+    "load_mapped",
     "newest_valid",
     "restore_random_state",
     "sweep_folder",
@@ -51,6 +53,7 @@ __getattr__, __dir__ = lazy_exports(
             "verify_checkpoint",
         ),
         ".left_over": ("sweep_folder",),
+        ".mapped_file": ("load_mapped",),
         ".neighbour_io": ("NeighbourCheckpointIO",),
         ".plain_state": ("to_plain",),
         ".random_state": (

@@ -50,7 +50,7 @@ def load(file: BinaryIO, path: str) -> dict[str, Any]:
         reader = None if isinstance(error, pickle_cost.TooCostlyError) else _reader_of(file, path)
         if reader is None or (loaded := _without_foreign_objects(file, path, reader)) is None:
             raise CheckpointCorruptedError(
-                f"{path!r} is not a checkpoint that can be loaded without running code from it: {_reason(error)}. "
+                f"{path!r} is not a checkpoint that can be loaded without running code from it: {reason_of(error)}. "
                 "Expected a file written by core, or by torch.save with plain types and tensors only."
             ) from error
     if not isinstance(loaded, dict):
@@ -68,12 +68,13 @@ def load(file: BinaryIO, path: str) -> dict[str, Any]:
         ) from error
 
 
-def unpickle(file: BinaryIO, stand_ins: list[Any] | None = None) -> Any:
+def unpickle(file: BinaryIO, stand_ins: list[Any] | None = None, mapped_from: str | None = None) -> Any:
     """Read what torch has saved in a file: tensors, arrays and plain types. None of it accesses other memory.
 
     Args:
         file: seekable.
         stand_ins: other classes that may be in it, with their names.
+        mapped_from: the path of the file, if its tensors are to be on mapped memory.
 
     Raises:
         TooCostlyError: it takes more memory than what it holds allows.
@@ -89,7 +90,8 @@ def unpickle(file: BinaryIO, stand_ins: list[Any] | None = None) -> Any:
     ):
         # torch 2.14 says that it looks at all indices, which takes its time; here that isn't the user's choice.
         warnings.filterwarnings("ignore", "Validating sparse tensor invariants", UserWarning)
-        loaded = torch.load(file, map_location="cpu", weights_only=True)
+        source: Any = mapped_from or file
+        loaded = torch.load(source, map_location="cpu", weights_only=True, mmap=mapped_from is not None)
     return numpy_pickles.unwrap(loaded, _MAX_COPIES * file.seek(0, os.SEEK_END))
 
 
@@ -126,7 +128,7 @@ def _without_foreign_objects(file: BinaryIO, path: str, reader: CheckpointReader
     return content
 
 
-def _reason(error: Exception) -> str:
+def reason_of(error: Exception) -> str:
     """The reason why torch didn't load a file, without the advice to load it unsafely that its message begins with."""
     _, found, reason = str(error).partition("WeightsUnpickler error: ")
     if not found:

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from checkpoint.damaged_on_purpose import bounded_memory
-from core.checkpoint import load_checkpoint
+from core.checkpoint import load_checkpoint, load_mapped
 from core.checkpoint.conversion import convert_checkpoint
 from core.checkpoint.distributed_io import DistributedCheckpointIO
 from core.checkpoint.listing import list_checkpoints
@@ -102,12 +102,28 @@ def refused_by_all_that_read(path):
         for read in (load_checkpoint, summarize, convert):
             with pytest.raises(CheckpointCorruptedError, match=r"last\.pt' is not a checkpoint that can be loaded"):
                 read(path)
+        with pytest.raises(CheckpointCorruptedError, match=r"last\.pt' is missing or damaged"):
+            load_mapped(path)
         with pytest.warns(UserWarning, match="no digest"):
             assert [listed.state for listed in list_checkpoints(path.parent, verify=True)] == ["damaged"]
 
 
 def convert(path):
     convert_checkpoint(path, path.with_name("folder"), DistributedCheckpointIO())
+
+
+@pytest.mark.parametrize(
+    "tensor", [torch.zeros(1).expand(1 << 40), torch.zeros(3, device="meta"), torch.eye(3).to_sparse()]
+)
+def test_a_mapped_file_has_no_tensor_that_shows_more_than_it_holds(tmp_path, tensor):
+    path = tmp_path / "of-an-engine.pt"
+    torch.save({"state": {0: {"w": tensor}}}, path)
+    with pytest.raises(
+        CheckpointCorruptedError, match=r"pt' is missing or damaged: .*'state\.0\.w' of shape .* no dense"
+    ):
+        load_mapped(path)
+    torch.save(torch.arange(3.0), path)
+    assert load_mapped(path).tolist() == [0, 1, 2]
 
 
 @pytest.mark.parametrize("name", ["folder", "weights.safetensors"])

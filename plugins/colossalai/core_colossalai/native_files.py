@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from core import CheckpointCorruptedError, CheckpointError, CheckpointIO, CheckpointNotFoundError
-from core.checkpoint import load_checkpoint
+from core.checkpoint import load_checkpoint, load_mapped
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -108,7 +108,15 @@ class NativeCheckpointIO(CheckpointIO):
             CheckpointNotFoundError: nothing is there.
             CheckpointCorruptedError: a file is missing or damaged.
         """
-        whole: dict[str, Any] = with_marks(self.rest(path), lambda mark: _whole(Path(path), mark))
+        rest = self.rest(path)
+        try:
+            whole: dict[str, Any] = with_marks(rest, lambda mark: _whole(Path(path), mark))
+        except CheckpointError:
+            raise
+        except Exception as error:  # whatever a file that core hasn't written holds
+            raise CheckpointCorruptedError(
+                f"{str(Path(path) / REST)!r} is not what core has written: {error!r:.300}."
+            ) from error
         return whole
 
     def rest(self, path: PathLike) -> dict[str, Any]:
@@ -146,30 +154,32 @@ def _whole(folder: Path, mark: Mapping[str, Any]) -> dict[str, Any]:
     place, names = folder / name_of(mark), mark["names"]
     if GROUPS not in mark:
         return {names.get(name, name): value for name, value in _weights(place).items()}
-    saved = _torchs(place)
+    saved = load_mapped(place)
     try:
-        state = {names[index]: entry for index, entry in saved["state"].items()}
-    except (KeyError, IndexError, TypeError, AttributeError) as error:
-        raise CheckpointCorruptedError(f"{str(place)!r} is not the optimizer that {REST!r} names: {error!r}") from error
+        state = {names[index]: dict(entry) for index, entry in saved["state"].items()}
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
+        raise CheckpointCorruptedError(
+            f"{str(place)!r} is not the optimizer that {REST!r} names: {error!r:.300}"
+        ) from error
     return {**{key: value for key, value in mark.items() if key not in (_INSIDE, "names")}, "state": state}
 
 
 def _weights(folder: Path) -> dict[str, Tensor]:
     index = folder / _INDEX
     try:
-        places: dict[str, str] = json.loads(index.read_text())["weight_map"]
-        files = {file: _torchs(folder / file) for file in dict.fromkeys(places.values()) if _is_name(file)}
-        return {name: files[file][name] for name, file in places.items()}
-    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
-        raise CheckpointCorruptedError(f"{str(index)!r} is missing or damaged: {error!r}") from error
+        places = _places(index)
+        files = {file: load_mapped(folder / file) for file in dict.fromkeys(places.values()) if _is_name(file)}
+        weights = {name: files[file][name] for name, file in places.items()}
+        if others := [name for name, value in weights.items() if not hasattr(value, "layout")]:
+            raise TypeError(f"{others[0]!r:.80} is no tensor")
+    except (OSError, ValueError, KeyError, IndexError, AttributeError, TypeError, RecursionError) as error:
+        raise CheckpointCorruptedError(f"{str(index)!r} is missing or damaged: {error!r:.300}") from error
+    return weights
 
 
-def _torchs(file: Path) -> Any:
-    import torch
-
-    if not file.is_file():
-        raise CheckpointCorruptedError(f"{str(file)!r} is missing or damaged: no file is there.")
-    try:
-        return torch.load(file, map_location="cpu", mmap=True, weights_only=True)
-    except Exception as error:  # whatever torch raises on what isn't its file
-        raise CheckpointCorruptedError(f"{str(file)!r} is missing or damaged: {error}") from error
+def _places(index: Path) -> dict[str, str]:
+    """The name of the file that holds each weight."""
+    if not index.is_file():  # of a pipe nobody would ever write the end
+        raise FileNotFoundError("no file is there")
+    places: dict[str, str] = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+    return places

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from core import CheckpointCorruptedError, CheckpointError
 from core.checkpoint import load_checkpoint
 from core_deepspeed import native_files
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
     from torch import Tensor
@@ -25,6 +27,23 @@ def read(files: Path) -> list[dict[str, Any]]:
     from deepspeed.utils.zero_to_fp32 import get_model_state_files
 
     return [load_checkpoint(path) for path in get_model_state_files(str(files))]
+
+
+@contextmanager
+def as_written(files: Path) -> Iterator[None]:
+    """A context in which what isn't in its place in these files is told as damage.
+
+    Raises:
+        CheckpointCorruptedError: a file holds something else than DeepSpeed writes.
+    """
+    try:
+        yield
+    except CheckpointError:
+        raise
+    except Exception as error:  # whatever a file that DeepSpeed hasn't written holds
+        raise CheckpointCorruptedError(
+            f"A file of the module in {str(files)!r} isn't what DeepSpeed has written: {error!r:.300}."
+        ) from error
 
 
 def module_of(ranks: Sequence[dict[str, Any]]) -> dict[str, Tensor | str]:

@@ -56,8 +56,9 @@ class NativeCheckpointIO(DeepSpeedFolderIO):
         except Exception as error:  # whatever DeepSpeed and pickle raise
             raise CheckpointError(f"DeepSpeed can't put together the weights of {str(path)!r}: {error}") from error
         ranks = model_files.read(files)
-        model = {model_files.own_name(ranks, name): weight for name, weight in weights.items()}
-        return {"model": {**_untrained(ranks), **model}}
+        with model_files.as_written(files):
+            model = {model_files.own_name(ranks, name): weight for name, weight in weights.items()}
+            return {"model": {**_untrained(ranks), **model}}
 
 
 def _untrained(ranks: list[dict[str, Any]]) -> dict[str, Tensor]:
@@ -108,6 +109,11 @@ class EngineCheckpointIO(NativeCheckpointIO):
                 "processes that have written it. For others make a universal checkpoint of it: "
                 f"core checkpoint convert {str(path)!r} TARGET --to deepspeed_universal."
             ) from error
+        if not isinstance(rest, dict) or native_files.REST not in rest:
+            raise CheckpointError(
+                f"{str(path)!r} wasn't written through core: DeepSpeed's files don't hold the rest of a run's state. "
+                "Read its weights: core checkpoint convert --from deepspeed_native SOURCE TARGET."
+            )
         rest_of_state: dict[str, Any] = self._strategy.broadcast(rest[native_files.REST])
         return rest_of_state
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from core import CheckpointCorruptedError, CheckpointError
-from core.checkpoint import load_checkpoint
+from core.checkpoint import load_checkpoint, load_mapped
 from core_deepspeed import native_files
 from core_deepspeed.native_files import DeepSpeedFolderIO
 
@@ -90,7 +90,7 @@ class UniversalCheckpointIO(DeepSpeedFolderIO):
         except CheckpointError:
             raise
         except Exception as error:  # whatever a file that core hasn't written holds
-            raise CheckpointCorruptedError(f"{str(beside)!r} is not what core has written: {error!r}.") from error
+            raise CheckpointCorruptedError(f"{str(beside)!r} is not what core has written: {error!r:.300}.") from error
 
 
 class _Whole:
@@ -128,19 +128,17 @@ class _Whole:
         return {"state": entries, native_files.GROUPS: groups}
 
     def _tensor(self, name: str, key: str) -> Tensor:
-        import torch
-
         if not native_files.is_name(name):
             raise ValueError(f"a parameter of the name {name!r}")
         file = self._folder / name / f"{key}.pt"
-        if not file.is_file():
-            raise CheckpointCorruptedError(f"{str(file)!r} is missing or damaged: no file is there.")
+        saved = load_mapped(file)
         try:
-            saved = torch.load(file, map_location="cpu", mmap=True, weights_only=True)
             tensor: Tensor = saved["param"] if isinstance(saved, dict) else saved
+            if not tensor.is_floating_point():
+                raise TypeError(f"a tensor of {tensor.dtype}")
             return tensor.view(self._shapes[name])  # at stage 3 DeepSpeed has laid them out in a row
         except Exception as error:
-            raise CheckpointCorruptedError(f"{str(file)!r} is missing or damaged: {error}") from error
+            raise CheckpointCorruptedError(f"{str(file)!r} isn't what DeepSpeed has written: {error!r:.300}") from error
 
 
 def _flush(folder: Path) -> None:

@@ -68,8 +68,9 @@ def make(files: Path, folder: Path, collectives: Collectives) -> None:
         raise CheckpointError(
             f"DeepSpeed can't make a universal checkpoint of {str(files)!r}: {type(error).__name__}: {error}"
         ) from error
-    steps = [entry["step"] for entry in kept]
-    TorchCheckpointIO().save_checkpoint(_beside(ranks, steps), folder / BESIDE, collectives=collectives)
+    with model_files.as_written(files):
+        beside = _beside(ranks, [entry["step"] for entry in kept])
+    TorchCheckpointIO().save_checkpoint(beside, folder / BESIDE, collectives=collectives)
 
 
 def _check_characters(*paths: Path) -> None:

@@ -207,6 +207,52 @@ def test_what_core_has_not_written_beside_is_refused(tmp_path, beside):
         UniversalCheckpointIO().load_checkpoint(universal(tmp_path / "universal", beside), collectives=Alone())
 
 
+WHOLE = {"rest": {"model": MARK}, "module": {"w": "w"}, "shapes": {"w": [3]}, "steps": {}}
+
+
+@pytest.mark.parametrize(
+    "saved", [[1.0], {"param": 3}, {}, torch.zeros(4), torch.arange(3), torch.zeros(1).expand(3), bytearray(3)]
+)
+def test_what_deepspeed_has_not_written_is_named(tmp_path, saved):
+    folder = universal(tmp_path / "universal", WHOLE)
+    (folder / "core" / "zero" / "w").mkdir(parents=True)
+    torch.save({"param": torch.arange(3.0)}, folder / "core" / "zero" / "w" / "fp32.pt")
+    assert UniversalCheckpointIO().load_checkpoint(folder, collectives=Alone())["model"]["w"].tolist() == [0, 1, 2]
+    torch.save(saved, folder / "core" / "zero" / "w" / "fp32.pt")
+    with pytest.raises(CheckpointCorruptedError, match=r"fp32\.pt' is"):
+        UniversalCheckpointIO().load_checkpoint(folder, collectives=Alone())
+
+
+class ByCall:
+    """Pickles as a call."""
+
+    def __init__(self, *reduced):
+        self.reduced = reduced
+
+    def __reduce__(self):
+        return self.reduced
+
+
+@pytest.mark.parametrize("call", [(bytearray, (1 << 40,)), (os.system, ("exit 1",))])
+def test_nothing_is_called_for_a_file_of_a_parameter(tmp_path, call):
+    folder = universal(tmp_path / "universal", WHOLE)
+    (folder / "core" / "zero" / "w").mkdir(parents=True)
+    torch.save(ByCall(*call), folder / "core" / "zero" / "w" / "fp32.pt")
+    with pytest.raises(CheckpointCorruptedError, match=r"fp32\.pt' is missing or damaged"):
+        UniversalCheckpointIO().load_checkpoint(folder, collectives=Alone())
+
+
+@pytest.mark.parametrize("content", [{"module": 3}, {"module": {}, "param_shapes": 3}, {"module": {"w": 3}}])
+def test_a_file_of_the_module_that_deepspeed_has_not_written_is_named(source, tmp_path, content):
+    shutil.copytree(source(1, 2).native, tmp_path / "native")
+    (file,) = (tmp_path / "native").glob("*/mp_rank_00_model_states.pt")
+    saved = torch.load(file, weights_only=False)
+    torch.save({**{key: value for key, value in saved.items() if key != "core"}, **content}, file)
+    with pytest.raises(CheckpointError, match="native"):
+        NativeCheckpointIO().load_checkpoint(tmp_path / "native", collectives=Alone())
+    assert "native" in convert(tmp_path / "native", tmp_path / "universal")
+
+
 @pytest.mark.parametrize("name", ["../elsewhere", "/etc", "", "..", "a" * 300 + "/"])
 def test_a_folder_elsewhere_is_not_read(tmp_path, name):
     folder = universal(tmp_path / "universal", {})

@@ -1,4 +1,4 @@
-"""Runs the conformance kit, and writes docs/support.md from what it has found so far.
+"""Runs the conformance kit, and writes its results so far into docs/support.md, between two marks.
 
     python tests/conformance/write_support.py core-ddp core-hpu   # on this machine; what has a simulator, on that
     python tests/conformance/write_support.py core-ddp:ddp_fork   # or one plugin of a package
@@ -29,7 +29,9 @@ KINDS = {
 }
 OUTCOMES = {"failed": "**fails**", "xfailed": "known to fail"}
 GROUNDS = {"cpu": "CPU", "simulated": "simulated", "xla": "CPU, which plays the devices"}
-MARKS = {"proven": "yes", "failed": "**no**", "not declared": "", "not tested": "·"}
+BEGIN, END = "<!-- reports: begin -->", "<!-- reports: end -->"
+MOST_TESTS = 3
+"""Tests that a row of failures names; it counts the others."""
 
 # The folder of each simulator, and the variables that make its devices.
 SIMULATORS = {
@@ -56,22 +58,21 @@ NEEDS_HARDWARE = [
     (
         "`xla`, `xla_debug` and their launcher on several devices, or several hosts",
         "TPUs, v4 or later",
-        "torch_xla's runtime for the CPU has several devices as threads of one process. Each thread compiles graphs "
-        "of its own, and XLA pairs the calls of a collective by the graph: they wait for each other in vain, and "
-        "after ten seconds end the process. The strategy refuses it. TPU v2 and v3 have two devices in one process too",
+        "torch_xla's runtime for the CPU has several devices as threads of one process, whose collectives wait for each "
+        "other in vain: the strategy refuses it. TPU v2 and v3 have two devices in one process too",
     ),
     ("`tpu`", "TPUs", "it is `xla` by another name, and looks for nothing else"),
     (
         '`colossalai` with `plugin="low_level_zero"`, `"gemini"` or `"hybrid_parallel"`',
         "CUDA GPUs",
         "Colossal-AI runs them on GPUs only. The first has passed the kit in plugins/colossalai/tests, on a double for "
-        "the accelerator; Gemini's chunks and the hybrid plugin's kernels have no stand-in",
+        "the accelerator; the others have no stand-in",
     ),
     (
         "`fsdp_fairscale`",
         "CUDA GPUs",
-        "FairScale's FullyShardedDataParallel needs CUDA's streams, and has never been run on CUDA here. It has passed "
-        "the kit in plugins/fairscale/tests, patched on a CPU: over a double for the streams",
+        "FairScale's FullyShardedDataParallel needs CUDA's streams. It has passed the kit in plugins/fairscale/tests, "
+        "over a double for them on a CPU",
     ),
     (
         "speed, memory and compile times of `ipu_strategy`",
@@ -89,18 +90,15 @@ NEEDS_HARDWARE = [
 DEVICE_TESTS = ("test_computes", "test_computes_in_its_format", "test_trains", "test_training_equals_one_device")
 
 HEAD = """\
-# What has been proven
-
-The [conformance kit](conformance.md) has been run on what is listed here; what is not listed was not. Written by
-`tests/conformance/write_support.py`, which says how to run it, from the results of:
+The [conformance kit](conformance.md) has found these results, on the machines below. A plugin without a row has no result.
 
 {machines}
 
 - **hardware**: the kit has run it on the real device.
 - **CPU**: the kit has run it on a CPU, in real processes.
 - **simulated**: the kit ran on a stand-in for the device, or had the variables of a scheduler; or other tests did.
-- **needs hardware**: it is made, and has no stand-in: [why](#what-needs-hardware).
-- **detection**: tests made torch say what it says where the device is; nothing has been computed on it.
+- **needs hardware**: it has no stand-in ([why](#what-needs-hardware)).
+- **detection**: tests made torch report the device; nothing has been computed on it.
 
 "Tests" are those that passed, of those that ran. `core check ALIAS` runs them on your machine.
 """
@@ -182,35 +180,45 @@ def table(headers, rows):
 COLUMNS = ["alias", "package", "state", "tests", "date"]
 
 
+def joined(rows):
+    """Rows that differ in their alias only, as one."""
+    aliases = defaultdict(list)
+    for alias, *cells in rows:
+        aliases[tuple(cells)].append(alias)
+    return [[", ".join(names), *cells] for cells, names in aliases.items()]
+
+
 def row(record):
     return [f"`{record['alias']}`", record["provider"], state_of(record), counts(record), record["date"]]
 
 
+def capabilities(record):
+    """Those that are proven, and those that are declared and aren't."""
+    by_state = defaultdict(list)
+    for name, state in sorted(record["capabilities"].items()):
+        by_state[state].append(f"`{name}`")
+    failed = [f"{name} **fails**" for name in by_state["failed"]]
+    return [", ".join(by_state["proven"]), ", ".join(failed + by_state["not tested"])]
+
+
 def strategies(records):
     """Those that ran the whole suite with their capabilities, then presets."""
-    whole = [record for record in records if record["is_whole"]]
-    names = sorted(
-        {name for record in whole for name, state in record["capabilities"].items() if state != "not declared"}
-    )
-    rows = [
-        row(record) + [MARKS[record["capabilities"].get(name, "not declared")] for name in names] for record in whole
-    ]
+    whole = [row(record) + capabilities(record) for record in records if record["is_whole"]]
     presets = [row(record) for record in records if not record["is_whole"]]
-    yield "## Strategies\n"
-    yield table([*COLUMNS, *(f"`{name}`" for name in names)], rows)
-    yield "\nyes: declared and proven. **no**: a test fails, see below. ·: declared, and not tested here. Nothing: not"
-    yield "declared, so that the core doesn't use it.\n"
+    yield "### Strategies\n"
+    yield table([*COLUMNS, "proven capabilities", "declared, not proven here"], joined(whole))
+    yield "\nThe core doesn't use a capability that a strategy doesn't declare.\n"
     if presets:
-        yield "These set options of one above, or are tested by a short run only:\n"
-        yield table(COLUMNS, presets)
+        yield "These set options of a strategy above, or are tested by a short run only:\n"
+        yield table(COLUMNS, joined(presets))
         yield ""
 
 
 def parts(records, kind, title):
     rows = [row(record) for record in records if record["kind"] == kind]
     if rows:
-        yield f"## {title}\n"
-        yield table(COLUMNS, rows)
+        yield f"### {title}\n"
+        yield table(COLUMNS, joined(rows))
         yield ""
 
 
@@ -219,9 +227,14 @@ def failures(records):
     for record in records:
         for outcome, reason, test in record["failures"]:
             found[record["alias"], outcome, reason.replace("|", r"\|")].append(f"`{test}`")
-    rows = [[f"`{alias}`", OUTCOMES[outcome], ", ".join(names), why] for (alias, outcome, why), names in found.items()]
-    yield "## What fails\n"
-    yield table(["alias", "", "tests", "why"], rows) if rows else "Nothing."
+    rows = [[f"`{alias}`", OUTCOMES[outcome], listed(names), why] for (alias, outcome, why), names in found.items()]
+    yield "### What fails\n"
+    yield table(["alias", "", "tests", "why"], joined(rows)) if rows else "Nothing."
+
+
+def listed(names):
+    shown = ", ".join(names[:MOST_TESTS])
+    return f"{shown} and {len(names) - MOST_TESTS} more" if len(names) > MOST_TESTS else shown
 
 
 def machine(record):
@@ -233,7 +246,7 @@ def page(records):
     yield from strategies([record for record in records if record["kind"] == "strategy"])
     for kind, title in KINDS.items():
         yield from parts(records, kind, title)
-    yield "## What needs hardware\n"
+    yield "### What needs hardware\n"
     yield table(["what", "needs", "why"], NEEDS_HARDWARE)
     yield ""
     yield from failures(records)
@@ -254,7 +267,9 @@ def main():
             records = merged(records, records_of(each))
         lines = ",\n".join(json.dumps(record) for record in records)
         arguments.records.write_text(f"[\n{lines}\n]\n", encoding="utf-8")
-    arguments.page.write_text("\n".join(page(records)).rstrip() + "\n", encoding="utf-8")
+    before, _, rest = arguments.page.read_text(encoding="utf-8").partition(BEGIN)
+    reports = "\n".join([BEGIN, *page(records)]).rstrip() + f"\n{END}"
+    arguments.page.write_text(before + reports + rest.partition(END)[2], encoding="utf-8")
 
 
 if __name__ == "__main__":

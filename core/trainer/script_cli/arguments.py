@@ -66,7 +66,7 @@ class Arguments:
         _import_short_names()
         description = STAGES.get(stage or "", "Make the parts of a run.")
         parser = library.load().ArgumentParser(usage=_USAGE, description=description)
-        parser.add_argument("--config", action="config", help="a config file; what follows it comes before it")
+        parser.add_argument("--config", action="config", help="a config file; arguments after it override it")
         parser.add_argument(
             "--seed_everything",
             type=bool | int,

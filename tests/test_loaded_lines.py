@@ -71,8 +71,8 @@ counts["a fit with everything off"] = loaded()
 """
 
 # Only those who train load what shows errors. A fit grew by checks before anything is restored: limits, schedulers and
-# sections of a checkpoint. A plugin grew by the options that eight plugins wrote for themselves, 250 lines in all. All but
-# an author pass over the distributions of other programs in one loop, without a call for each.
+# sections of a checkpoint. A plugin grew by the options that eight plugins wrote for themselves, 250 lines in all. All
+# but an author pass over the distributions of other programs in one loop, without a call for each.
 MOST = {
     AUTHOR: {"a strategy's author": 800, "a plugin": 4_420},
     LISTING: {"a listing": 2_680},

@@ -58,8 +58,8 @@ NEEDS_HARDWARE = [
     (
         "`xla`, `xla_debug` and their launcher on several devices, or several hosts",
         "TPUs, v4 or later",
-        "torch_xla's runtime for the CPU has several devices as threads of one process, whose collectives wait for each "
-        "other in vain: the strategy refuses it. TPU v2 and v3 have two devices in one process too",
+        "torch_xla's runtime for the CPU has several devices as threads of one process, whose collectives wait for "
+        "each other in vain: the strategy refuses it. TPU v2 and v3 have two devices in one process too",
     ),
     ("`tpu`", "TPUs", "it is `xla` by another name, and looks for nothing else"),
     (
@@ -90,7 +90,8 @@ NEEDS_HARDWARE = [
 DEVICE_TESTS = ("test_computes", "test_computes_in_its_format", "test_trains", "test_training_equals_one_device")
 
 HEAD = """\
-The [conformance kit](conformance.md) has found these results, on the machines below. A plugin without a row has no result.
+The [conformance kit](conformance.md) has found these results, on the machines below. A plugin without a row has no
+result.
 
 {machines}
 

@@ -1,10 +1,16 @@
 """The core's side of a strategy: what was set up with it, and whole states saved and loaded."""
 
+from typing import TYPE_CHECKING
+
+from core.door import door
 from core.session.module_handle import ModuleHandle
 from core.session.module_tree import canonical_name, from_canonical, to_canonical
 from core.session.replaced import ReplacedParameters
 from core.session.session import Session
 from core.session.state_objects import UserData
+
+if TYPE_CHECKING:
+    from core.session.scheduler_class import check_schedulers, describe_scheduler
 
 __all__ = [
     "ModuleHandle",
@@ -12,6 +18,11 @@ __all__ = [
     "Session",
     "UserData",
     "canonical_name",
+    "check_schedulers",
+    "describe_scheduler",
     "from_canonical",
     "to_canonical",
 ]
+
+# Only those who save or load need them.
+__getattr__, __dir__ = door(__name__, {".scheduler_class": ("check_schedulers", "describe_scheduler")})

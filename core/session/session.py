@@ -376,8 +376,9 @@ class Session:
         Raises:
             CheckpointNotFoundError: nothing is at `path`.
             CheckpointCorruptedError: it is damaged or foreign.
-            CheckpointError: another class of optimizer has saved. Nothing was restored then. If `overwritten` is true
-                in an error, what `state` names is overwritten in part: it is refused until it is loaded again.
+            CheckpointError: another class of optimizer or scheduler has saved. Nothing was restored then. If
+                `overwritten` is true in an error, what `state` names is overwritten in part: it is refused until it is
+                loaded again.
         """
         checkpoint_io, collectives = self.strategy.checkpoint_io, self.collectives
         targets = described = None
@@ -386,7 +387,7 @@ class Session:
             described = checkpoint_io.describe_checkpoint(path, collectives=collectives)
             if check is not None and described is not None:
                 check(described)
-            state_objects.check_optimizers(self, dict(state), described)
+            state_objects.check_classes(self, dict(state), described)
             own = load_targets.targets_of(self, described, dict(state))
             targets = own and own | rank_state.targets(self, described, dict(state))
         try:
@@ -398,7 +399,7 @@ class Session:
         if described is None:
             if check is not None:
                 check(saved)
-            state_objects.check_optimizers(self, dict(state or {}), saved)
+            state_objects.check_classes(self, dict(state or {}), saved)
         return saved
 
     def restore_state(self, saved: dict[str, Any], state: Mapping[str, Any], *, strict: bool = True) -> dict[str, Any]:

@@ -13,6 +13,9 @@ if TYPE_CHECKING:
     from core.session.session import Session
 
 
+_SCHEDULER = "torch.optim.lr_scheduler.LRScheduler"
+
+
 class UserData(dict[str, Any]):
     """A dict that a user's hook has filled. Objects in it don't stand for their states: a CheckpointIO refuses them."""
 
@@ -33,6 +36,10 @@ def to_states(session: Session, value: Any) -> Any:
         return optimizer_class.with_class(session.strategy.get_optimizer_state_dict(value), value)
     if callable(method := getattr(value, "state_dict", None)):
         state = method()
+        if is_scheduler(value):
+            from core.session import scheduler_class
+
+            return scheduler_class.with_description(state, value)
         # A module that wasn't set up here, such as a metric, may be compiled all the same.
         return module_tree.to_canonical(state) if hasattr(value, "_modules") else state
     if isinstance(value, dict):
@@ -49,6 +56,10 @@ def restore(session: Session, target: Any, saved: Any, strict: bool) -> bool:
         session.strategy.load_module_state_dict(target, saved, strict=strict)
     elif is_optimizer(session, target):
         session.strategy.load_optimizer_state_dict(target, without_class(saved))
+    elif is_scheduler(target):
+        from core.session import scheduler_class
+
+        target.load_state_dict(_without(scheduler_class.KEY, saved))
     elif callable(method := getattr(target, "load_state_dict", None)):
         method(saved)
     elif isinstance(target, dict) and isinstance(saved, dict):
@@ -63,8 +74,8 @@ def restore(session: Session, target: Any, saved: Any, strict: bool) -> bool:
     return True
 
 
-def check_optimizers(session: Session, target: Any, saved: Any) -> None:
-    """Check, before anything is restored, that each optimizer can go on from what was saved.
+def check_classes(session: Session, target: Any, saved: Any) -> None:
+    """Check, before anything is restored, that each optimizer and scheduler can go on from what was saved.
 
     Raises:
         CheckpointError: one can't.
@@ -72,19 +83,25 @@ def check_optimizers(session: Session, target: Any, saved: Any) -> None:
     if is_optimizer(session, target):
         optimizer_class.check(target, saved)
         optimizer_trial.check(target, saved)
+    elif is_scheduler(target):
+        from core.session import scheduler_class
+
+        scheduler_class.check(target, saved)
     elif isinstance(target, dict) and isinstance(saved, dict):
         for key in target.keys() & saved.keys():
-            check_optimizers(session, target[key], saved[key])
+            check_classes(session, target[key], saved[key])
     elif isinstance(target, list | tuple) and isinstance(saved, list | tuple):
         for item, part in zip(target, saved, strict=False):  # their number is looked at where they are restored
-            check_optimizers(session, item, part)
+            check_classes(session, item, part)
 
 
 def without_class(saved: Any) -> Any:
     """The state as the optimizer itself has saved it."""
-    if not isinstance(saved, dict):
-        return saved
-    return {key: value for key, value in saved.items() if key != optimizer_class.KEY}
+    return _without(optimizer_class.KEY, saved)
+
+
+def _without(key: str, saved: Any) -> Any:
+    return {name: value for name, value in saved.items() if name != key} if isinstance(saved, dict) else saved
 
 
 def is_module(session: Session, value: Any) -> bool:
@@ -95,3 +112,8 @@ def is_module(session: Session, value: Any) -> bool:
 def is_optimizer(session: Session, value: Any) -> bool:
     """Tell whether the strategy has set up this optimizer."""
     return any(value is optimizer for optimizer in session.strategy.optimizers)
+
+
+def is_scheduler(value: Any) -> bool:
+    """Tell whether it is a learning-rate scheduler of torch's kind."""
+    return any(f"{kind.__module__}.{kind.__name__}" == _SCHEDULER for kind in type(value).__mro__)

@@ -3,6 +3,7 @@ import os
 import pytest
 import torch
 from torch import nn
+from torch.optim import lr_scheduler
 from torch.utils.data import DataLoader
 
 from core import CheckpointCorruptedError, CheckpointError, CheckpointNotFoundError, ConfigurationError, Fabric
@@ -56,6 +57,57 @@ def test_a_run_goes_on_bit_for_bit(tmp_path):
     assert state["parts"]["optimizer"] is resumed.optimizer
     assert state["model"] is resumed.model
     assert first + resumed.train(3) == whole
+
+
+SCHEDULERS = {
+    "step": lambda optimizer: lr_scheduler.StepLR(optimizer, 1, gamma=0.5),
+    "cosine": lambda optimizer: lr_scheduler.CosineAnnealingLR(optimizer, 10),
+    "exponential": lambda optimizer: lr_scheduler.ExponentialLR(optimizer, 0.9),
+    "one cycle": lambda optimizer: lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=40),
+    "lambda": lambda optimizer: lr_scheduler.LambdaLR(optimizer, lambda epoch: 0.9**epoch),
+    "sequence": lambda optimizer: lr_scheduler.SequentialLR(
+        optimizer, [lr_scheduler.StepLR(optimizer, 1), lr_scheduler.ExponentialLR(optimizer, 0.9)], [2]
+    ),
+}
+
+
+@pytest.mark.parametrize("storage", ["torch", "distributed"])
+@pytest.mark.parametrize("saved", SCHEDULERS)
+def test_a_scheduler_of_another_class_is_refused_before_anything_is_restored(tmp_path, saved, storage):
+    fabric = Fabric(accelerator="cpu", plugins=[storage])
+    layer = nn.Linear(1, 1)
+    model, optimizer = fabric.setup(layer, torch.optim.SGD(layer.parameters(), lr=0.1))
+
+    def state(kind):
+        return {"model": model, "parts": [SCHEDULERS[kind](optimizer)]}
+
+    fabric.save(tmp_path / "run.ckpt", state(saved))
+    before = layer.weight.detach().clone().add_(1)
+    for other in SCHEDULERS.keys() - {saved}:
+        layer.weight.data.copy_(before)
+        with pytest.raises(
+            CheckpointError, match=r"scheduler state in the checkpoint is of torch\.optim\.lr_sch.* is to go"
+        ):
+            fabric.load(tmp_path / "run.ckpt", state(other))
+        assert torch.equal(layer.weight, before)
+    again = state(saved)
+    expected = again["parts"][0].state_dict().keys()
+    assert fabric.load(tmp_path / "run.ckpt", again) == {}
+    assert vars(again["parts"][0]).keys() >= expected
+    assert "made_by" not in vars(again["parts"][0])
+
+
+def test_a_scheduler_state_that_does_not_say_whose_it_is_is_told_by_what_is_in_it(tmp_path):
+    """As in checkpoints of earlier releases, and of other programs."""
+    fabric = Fabric(accelerator="cpu")
+    layer = nn.Linear(1, 1)
+    _, optimizer = fabric.setup(layer, torch.optim.SGD(layer.parameters(), lr=0.1))
+    fabric.save(tmp_path / "run.ckpt", {"scheduler": SCHEDULERS["step"](optimizer).state_dict()})
+    fabric.load(tmp_path / "run.ckpt", {"scheduler": SCHEDULERS["step"](optimizer)})
+    with pytest.raises(
+        CheckpointError, match=r"one that keeps \['gamma', 'step_size'\], and torch.*CosineAnnealingLR is"
+    ):
+        fabric.load(tmp_path / "run.ckpt", {"scheduler": SCHEDULERS["cosine"](optimizer)})
 
 
 def test_names_in_the_file_are_the_users_own(tmp_path):

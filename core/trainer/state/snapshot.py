@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 from core.checkpoint import check_random_state
 from core.contract import CheckpointCorruptedError, CheckpointError
 from core.registry import CORE_VERSION
-from core.session import UserData
+from core.session import UserData, check_schedulers, describe_scheduler
 from core.trainer.hooks.events import overrides
 from core.trainer.hparams import foreign_state, hyperparameters
 from core.trainer.logging import running_metrics
-from core.trainer.state import scheduler_class, sections
+from core.trainer.state import sections
 from core.trainer.state.finished_fit import Position, share_of
 from core.trainer.state.finished_run import check_limits
 
@@ -201,13 +201,13 @@ def _check_optimizers(saved: dict[str, Any], num_made: int, path: PathLike) -> N
 
 def _check_schedulers(run: Run, saved: dict[str, Any]) -> None:
     schedulers = [item.scheduler for item in run.strategy.lr_schedulers]
-    scheduler_class.check(schedulers, saved.get("lr_schedulers", []), saved.get("schedulers", []))
+    check_schedulers(schedulers, saved.get("lr_schedulers", []), saved.get("schedulers", []))
 
 
 def _scheduler_state(item: Any) -> dict[str, Any]:
     """What the state of the scheduler itself doesn't say."""
     renewed_by = sorted(item.renewed_by)
-    return {**scheduler_class.describe(item.scheduler), "is_waiting": item.is_waiting, "renewed_by": renewed_by}
+    return {**describe_scheduler(item.scheduler), "is_waiting": item.is_waiting, "renewed_by": renewed_by}
 
 
 def _restore_schedulers(run: Run, states: Sequence[dict[str, Any]]) -> None:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import warnings
 from typing import TYPE_CHECKING, Any
 
-from torch.optim.lr_scheduler import LRScheduler
-
-from core.contract import CheckpointError
+from core.contract.errors import CheckpointError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+
+KEY = "made_by"
+"""Key in a saved state for the description of its scheduler."""
 
 _NESTED = "_schedulers"
 """The key, and attribute, under which torch's SequentialLR and ChainedScheduler keep schedulers."""
@@ -19,19 +20,38 @@ _COMMON = {"base_lrs", "last_epoch", "verbose"}
 """What schedulers of any class keep, in some release of torch."""
 
 
-def describe(scheduler: Any) -> dict[str, Any]:
+def describe_scheduler(scheduler: Any) -> dict[str, Any]:
     """The class of a scheduler and of those that it is made of, in plain types."""
-    return {"class": _name_of(type(scheduler)), "parts": [describe(part) for part in _parts_of(scheduler)]}
+    parts = [describe_scheduler(part) for part in _parts_of(scheduler)]
+    return {"class": _name_of(type(scheduler)), "parts": parts}
 
 
-def check(schedulers: Sequence[Any], states: Sequence[Any], described: Sequence[Any]) -> None:
+def with_description(state: dict[str, Any], scheduler: Any) -> dict[str, Any]:
+    """The saved state with the description of its scheduler added."""
+    return {**state, KEY: describe_scheduler(scheduler)}
+
+
+def check(scheduler: Any, saved: Any) -> None:
+    """Refuse the state of a scheduler that keeps other things, and warn of one that may.
+
+    Args:
+        scheduler: that is to go on.
+        saved: its saved state, or a description of it. One that doesn't say who has saved it is told by what is in it.
+
+    Raises:
+        CheckpointError: a scheduler of another class has saved; both are named.
+    """
+    _check(scheduler, saved, saved.get(KEY) if isinstance(saved, dict) else None)
+
+
+def check_schedulers(schedulers: Sequence[Any], states: Sequence[Any], described: Sequence[Any]) -> None:
     """Refuse the state of a scheduler that keeps other things, and warn of one that may.
 
     Args:
         schedulers: that are to go on.
         states: that were saved, or descriptions of them.
-        described: what `describe` gave of those that saved them; empty in a checkpoint that doesn't have it, whose
-            states are told by what is in them.
+        described: what `describe_scheduler` gave of those that saved them; empty in a checkpoint that doesn't have it,
+            whose states are told by what is in them.
 
     Raises:
         CheckpointError: schedulers of other classes have saved, or another number of them; both are named.
@@ -104,7 +124,7 @@ def _warn_of_none(schedulers: Sequence[Any]) -> None:
 def _differing_keys(scheduler: Any, saved: Mapping[str, Any]) -> tuple[list[str], list[str]]:
     """Names that the scheduler keeps and that weren't saved; and those that were and that it doesn't know."""
     own = {key for key in scheduler.state_dict() if _tells(key)}
-    there = {key for key in saved if _tells(key)}
+    there = {key for key in saved if _tells(key) and key != KEY}
     return sorted(own - there), sorted(there - own)
 
 
@@ -130,7 +150,8 @@ def _are_strangers(own: type, saved: str) -> bool:
     """True if both are torch's own, and neither is a kind of the other."""
     if not (saved.startswith("torch.") and own.__module__.startswith("torch.")):
         return False
-    other = next((kind for kind in _all_kinds(LRScheduler) if _name_of(kind) == saved), None)
+    # `mro()[-2]`, the class below `object`, is LRScheduler: found without importing torch.
+    other = next((kind for kind in _all_kinds(own.mro()[-2]) if _name_of(kind) == saved), None)
     return other is not None and not issubclass(own, other) and not issubclass(other, own)
 
 

@@ -117,9 +117,9 @@ class TorchDeviceAccelerator(Accelerator):
         return None if get is None else get(device)
 
     def set_rng_state(self, state: torch.Tensor, device: torch.device) -> None:
-        """Put back what `get_rng_state` gave; nothing if there is no generator."""
-        if (put_back := getattr(self._module, "set_rng_state", None)) is not None:
-            put_back(state, device)
+        """Restore what `get_rng_state` returned; nothing if there is no generator."""
+        if (set_state := getattr(self._module, "set_rng_state", None)) is not None:
+            set_state(state, device)
 
     def _import_extension(self) -> None:
         if self.extension is None:

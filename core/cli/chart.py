@@ -38,7 +38,7 @@ def line_chart(name: str, series: Sequence[tuple[float, float]], shown: Callable
     def text(px: float, py: float, anchor: str, what: str) -> str:
         return f'<text x="{px:.1f}" y="{py:.1f}" text-anchor="{anchor}">{escape(what)}</text>'
 
-    lines = [_path([(x(step), y(value)) for step, value in part]) for part in _parts(_thinned(series))]
+    lines = [_path([(x(step), y(value)) for step, value in part]) for part in _parts(_downsampled(series))]
     base = _HEIGHT - _BOTTOM
     labels = [
         text(_LEFT - 6, y(high) + 4, "end", shown(high)),
@@ -65,16 +65,16 @@ def _path(points: Sequence[tuple[float, float]]) -> str:
     return f'<path class="line" d="M{"L".join(f"{px:.1f} {py:.1f}" for px, py in points)}"/>'
 
 
-def _thinned(series: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """At most so many points: of each stretch the least and the greatest, so that no peak is lost."""
+def _downsampled(series: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Downsample, keeping each bucket's minimum and maximum."""
     if len(series) <= _MAX_POINTS:
         return list(series)
     size = math.ceil(2 * len(series) / _MAX_POINTS)
     kept = []
     for start in range(0, len(series), size):
-        stretch = series[start : start + size]
-        ends = {min(stretch, key=_value), max(stretch, key=_value)}
-        kept += [point for point in stretch if point in ends]
+        bucket = series[start : start + size]
+        ends = {min(bucket, key=_value), max(bucket, key=_value)}
+        kept += [point for point in bucket if point in ends]
     return kept
 
 

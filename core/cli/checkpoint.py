@@ -79,7 +79,7 @@ def list_(folders: tuple[str, ...], verify: bool, as_json: bool) -> None:
 @click.option("--stopped", is_flag=True, help="Nothing saves there now: ask neither locks nor ages.")
 @click.pass_context
 def gc(ctx: click.Context, folders: tuple[str, ...], keep: int | None, delete: bool, stopped: bool) -> None:
-    """Say what killed runs have left in FOLDERs of checkpoints; delete it with --delete.
+    """List what killed runs have left in FOLDERs of checkpoints; delete it with --delete.
 
     What a run that is alive needs stays: on a local file system locks tell, on an object store what hasn't been changed
     for a day is left over. With --keep, older checkpoints go, and damaged ones: as many as are to stay are read and
@@ -149,7 +149,7 @@ def _age(saved_at_s: float) -> str:
 @click.option("--tensors", is_flag=True, help="List each tensor, with its shape.")
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON object.")
 def inspect(path: str, tensors: bool, as_json: bool) -> None:
-    """Tell what is in a checkpoint: sections, sizes, dtypes, and the strategy and world size that wrote it."""
+    """Show what is in a checkpoint: sections, sizes, dtypes, and the strategy and world size that wrote it."""
     from core.checkpoint.summary import summarize
 
     summary = summarize(path)

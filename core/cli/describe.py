@@ -32,7 +32,7 @@ Examples:
 @click.argument("alias")
 @click.option("--kind", type=click.Choice(list(KINDS_BY_OPTION)), help="Where several kinds of plugin have this alias.")
 def describe(alias: str, kind: str | None) -> None:
-    """Tell what ALIAS stands for, and the options that it takes, with types, defaults and meaning.
+    """Show what ALIAS stands for, and the options that it takes, with types, defaults and meaning.
 
     ALIAS may be qualified by its package, `core-acme:acme`. The package is imported.
     """

@@ -143,7 +143,7 @@ def _torch() -> Iterator[Finding]:
 
 
 def _tested(version: str) -> Finding:
-    """Tell whether this torch is one of those that core was tested with, or between them."""
+    """A finding on whether core was tested with this torch, or with an older and a newer one."""
     found, oldest, newest = (Version(one).release[:2] for one in (version, TESTED_TORCH[0], TESTED_TORCH[-1]))
     tested = f"core is tested with torch {', '.join(TESTED_TORCH[:-1])} and {TESTED_TORCH[-1]}"
     if oldest <= found <= newest:

@@ -37,7 +37,7 @@ def explain(
     plugins: tuple[str, ...],
     as_json: bool,
 ) -> None:
-    """Tell what a run with these arguments would use on this machine, and why. No process is started."""
+    """Show what a run with these arguments would use on this machine, and why. No process is started."""
     from core.resolve import resolve
 
     resolution = resolve(

@@ -41,7 +41,7 @@ def shown(*parts: str) -> Shown:
 
 
 def styled(text: str, **style: Any) -> Shown:
-    """A text in a style of click's."""
+    """A text in a style of click."""
     return Shown(click.style(printable(text), **style))
 
 

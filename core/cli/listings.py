@@ -161,7 +161,7 @@ def _cells(row: Row, outcomes: dict[Row, Outcome]) -> list[str]:
 
 
 def _class_of(row: Row) -> str:
-    """The class as the metadata has it. A factory is told from it by its name: nothing is imported here."""
+    """The class as the metadata has it. A factory is recognized by its name: nothing is imported here."""
     if row.kind == "command":
         return "-"
     name = row.target.rpartition(":")[2].rpartition(".")[2]

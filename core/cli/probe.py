@@ -96,8 +96,8 @@ def _ask_child(rows: Sequence[Row], timeout_s: float) -> dict[Row, Outcome]:
     finally:
         _kill_group(child)
     # Answers come in the order of names: the first that is missing is of the plugin at which the child ended.
-    told = [_read(line) for line in output.splitlines()]
-    return {row: told[number] if number < len(told) else missing for number, row in enumerate(rows)}
+    outcomes = [_read(line) for line in output.splitlines()]
+    return {row: outcomes[number] if number < len(outcomes) else missing for number, row in enumerate(rows)}
 
 
 def _kill_group(child: subprocess.Popen[str]) -> None:

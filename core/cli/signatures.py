@@ -39,7 +39,7 @@ class Factory:
     """The class or function that an alias stands for.
 
     Attributes:
-        made: the class, or None if that can't be told without calling.
+        made: the class, or None if that is unknown without a call.
         preset: options that the alias sets, by name.
         function: the function, if it isn't a class.
     """
@@ -50,7 +50,7 @@ class Factory:
 
 
 def look_into(target: Any) -> Factory:
-    """Tell a class, a `functools.partial` of a class, and a function apart."""
+    """What is to be called, and its preset arguments: of a class, a `functools.partial`, or a function."""
     preset: dict[str, Any] = {}
     while isinstance(target, functools.partial):
         # As in a call, the outer partial's arguments win over those of the one inside.

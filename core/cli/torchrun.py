@@ -1,4 +1,4 @@
-"""torchrun as `core run` starts it: a failed rank has told why itself, so that a line about its end is enough.
+"""torchrun as `core run` starts it: a failed rank has shown its own error, so that a line about its end is enough.
 
 python -m core.cli.torchrun --standalone --nproc-per-node 2 train.py
 """
@@ -17,7 +17,7 @@ _REPEATING = (
     "torch.distributed.elastic.multiprocessing.api",
     "torch.distributed.elastic.multiprocessing.errors.error_handler",
 )
-"""Loggers of torchrun's that warn of the threads of a rank, and repeat how each has ended, in several lines."""
+"""Loggers of torchrun that warn of the threads of a rank, and repeat how each has ended, in several lines."""
 
 
 def main(arguments: list[str]) -> int:

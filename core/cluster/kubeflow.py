@@ -28,7 +28,7 @@ class KubeflowEnvironment(TorchVariables):
 
     @classmethod
     def detect(cls) -> Detection:
-        """Found if this is a pod that the training operator has told its rank."""
+        """Found if this is a pod to which the training operator has given a rank."""
         if not (all_set("KUBERNETES_PORT") or all_set("KUBERNETES_SERVICE_HOST")):
             return Absent("neither KUBERNETES_PORT nor KUBERNETES_SERVICE_HOST is set")
         if missing := [name for name in _POD_VARIABLES if not all_set(name)]:

@@ -81,7 +81,7 @@ class LocalEnvironment(ClusterEnvironment):
         return read_int("NODE_RANK", hint=_BY_HAND) if os.environ.get("NODE_RANK") else 0
 
     def set_world(self, *, world_size: int, global_rank: int, local_rank: int, node_rank: int) -> None:
-        """Take the ranks from the launcher."""
+        """Set the ranks, as the launcher has numbered them."""
         self._world = (world_size, global_rank, local_rank, node_rank)
         if world_size > 1:
             LocalEnvironment._meeting_port = self.main_port

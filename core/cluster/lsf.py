@@ -92,7 +92,7 @@ class LSFEnvironment(ClusterEnvironment):
 
 
 def _is_this_machine(host: str, own: str) -> bool:
-    """Tell whether a host name, with its domain or without, or an IP address is this machine's, named `own`."""
+    """True if a host name, with its domain or without, or an IP address is this machine's, named `own`."""
     try:
         address = ipaddress.ip_address(host)
     except ValueError:

@@ -58,7 +58,7 @@ class MPIEnvironment(ClusterEnvironment):
         PMIX_NAMESPACE, OMPI_MCA_ess_base_jobid: Open MPI's name of the run; the port is derived from it.
         MASTER_ADDR, MASTER_PORT: where the ranks meet. With Open MPI on one node they may be left out.
 
-    What can't be told from variables is asked of rank 0 through mpi4py, if that is installed.
+    What the variables lack comes from rank 0 through mpi4py, if that is installed.
     """
 
     @classmethod
@@ -160,7 +160,7 @@ def _hint(dialect: _Dialect) -> str:
 
 @functools.cache
 def _meeting_point() -> tuple[str, int]:
-    """Host and a free port of rank 0, told to all ranks by MPI itself. All ranks call this together.
+    """Host and a free port of rank 0, broadcast to all ranks by MPI itself. All ranks call this together.
 
     Raises:
         ConfigurationError: mpi4py isn't installed.

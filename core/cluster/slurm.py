@@ -37,7 +37,7 @@ class SLURMEnvironment(ClusterEnvironment):
     """
 
     def __init__(self, *, requeue_signal: signal.Signals | None = signal.SIGUSR1) -> None:
-        """Say how SLURM announces that it will take the machine away.
+        """An environment for jobs of SLURM, which may announce a pre-emption by a signal.
 
         Args:
             requeue_signal: what `--signal` of sbatch names, as in `#SBATCH --signal=USR1@120`; SIGTERM for a cluster

@@ -62,7 +62,7 @@ def read_port(hint: str) -> int | None:
 
 
 def all_set(*names: str) -> bool:
-    """Tell whether every one of these variables is set and not empty, and no rank among them by core itself."""
+    """True if all of these variables are set and not empty, and no rank among them was set by core itself."""
     if "RANK" in names and are_set_by_core():
         return False
     return all(os.environ.get(name, "").strip() for name in names)

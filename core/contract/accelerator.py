@@ -80,7 +80,7 @@ class Accelerator(abc.ABC):
     @classmethod
     @abc.abstractmethod
     def detect(cls) -> Detection:
-        """Tell whether such devices are here, without touching one."""
+        """Detect devices of this kind, without touching one."""
 
     @abc.abstractmethod
     def torch_devices(self, indices: Sequence[int]) -> list[torch.device]:
@@ -155,4 +155,4 @@ class Accelerator(abc.ABC):
         return None
 
     def set_rng_state(self, state: torch.Tensor, device: torch.device) -> None:
-        """Put back what `get_rng_state` gave."""
+        """Restore what `get_rng_state` returned."""

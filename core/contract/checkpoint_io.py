@@ -161,7 +161,7 @@ class CheckpointIO(abc.ABC):
             CheckpointError: as `load_checkpoint`.
 
         Returns:
-            None if that can't be told without reading all of it.
+            None if that is unknown without reading all of it.
         """
         return None
 
@@ -197,7 +197,7 @@ class CheckpointIO(abc.ABC):
         return collectives.broadcast_object(damage)  # type: ignore[no-any-return]
 
     def exists(self, path: PathLike) -> bool:
-        """Rank 0. Tell whether a complete checkpoint is at `path`, without reading it all."""
+        """Rank 0. True if a complete checkpoint is at `path`, without reading it all."""
         filesystem, name = filesystem_of(path)
         return bool(filesystem.exists(name))
 

@@ -33,7 +33,7 @@ class ClusterEnvironment(abc.ABC):
     @classmethod
     @abc.abstractmethod
     def detect(cls) -> Detection:
-        """Tell whether this process runs in this environment: `Found(world size, priority)`."""
+        """Detect if this process runs in this environment: `Found(world size, priority)`."""
 
     @property
     @abc.abstractmethod
@@ -81,7 +81,7 @@ class ClusterEnvironment(abc.ABC):
         return False
 
     def set_world(self, *, world_size: int, global_rank: int, local_rank: int, node_rank: int) -> None:
-        """Take the ranks from the launcher, in a process that it made. Ignored where the scheduler has decided."""
+        """Set the ranks, in a process that a launcher made. Ignored if the scheduler has decided them."""
 
     def validate(self, num_devices: int, num_nodes: int) -> None:
         """Compare the user's arguments with what the scheduler gave.

@@ -48,7 +48,7 @@ class Launcher(abc.ABC):
         """Set the number of processes that this node needs, and the environment that tells them their ranks.
 
         Args:
-            cluster_environment: told the world by the launcher, in every process that it makes.
+            cluster_environment: its `set_world` is called by the launcher, in every process that it makes.
             num_processes: on this node.
             num_nodes: in the whole run.
             interactive_alias: the strategy to recommend where this launcher can't work, such as in a notebook.

@@ -32,7 +32,7 @@ class Logger(abc.ABC):
 
     @property
     def version(self) -> str | int | None:
-        """Tells one run of the experiment from the others."""
+        """The version of the experiment, which distinguishes its runs."""
         return None
 
     @property

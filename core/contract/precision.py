@@ -108,4 +108,4 @@ class Precision:
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Put back what `state_dict` gave."""
+        """Restore what `state_dict` returned."""

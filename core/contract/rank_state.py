@@ -26,7 +26,7 @@ class KeepsRankState(Protocol):
         """
 
     def load_rank_state_dict(self, state: Mapping[str, Any]) -> None:
-        """All ranks, after modules and optimizers. Put back what this rank gave; tensors come on the CPU.
+        """All ranks, after modules and optimizers. Restore what this rank returned; tensors are on the CPU.
 
         Raises:
             CheckpointError: it is of other options than this instance has.

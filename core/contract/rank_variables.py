@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 _MARK = "CORE_RANK_VARIABLES"
-"""The values that core has set. A program that the process starts inherits them, and may be told other ranks."""
+"""The values that core has set. A program that the process starts inherits them, and may be given other ranks."""
 _NAMES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "NODE_RANK")
 
 
@@ -26,6 +26,6 @@ def rank_variables(
 
 
 def are_set_by_core() -> bool:
-    """Tell whether the variables are those that core has set for itself: no scheduler or launcher tells by them."""
+    """True if the variables were set by core itself, not by a scheduler or launcher."""
     mark = os.environ.get(_MARK)
     return mark is not None and mark == ",".join(os.environ.get(name, "") for name in _NAMES)

@@ -31,7 +31,7 @@ class SetupHost(Protocol):
         """The gradient clipping to do. A strategy with `Capability.OWNS_CLIPPING` does it in its step."""
 
     def configure_model(self) -> None:
-        """Let the user's module build its large parts, in the context that the strategy has entered."""
+        """Call the user's `configure_model`, to build large layers in the context that the strategy has entered."""
 
     def configure_optimizers(self) -> tuple[list[Optimizer], list[Any]]:
         """The optimizers, and their schedulers, that the user's module asks for."""

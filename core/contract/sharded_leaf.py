@@ -68,7 +68,7 @@ class ShardedLeaf:
 
 
 def has_turn(turn: int, positions: Iterable[tuple[int, int]]) -> bool:
-    """Tell whether this rank is the one that writes, of all that have the same, without communication.
+    """True if this rank is the one of its replicas that writes the leaf. Decided without communication.
 
     Args:
         turn: a number that is the same on all ranks, and another one for the next leaf: the writing goes round.

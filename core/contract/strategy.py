@@ -105,7 +105,7 @@ class Strategy(World):
         """All options may be left open; `resolve` fills them in.
 
         Args:
-            given: any of the following without its name, told apart by their types.
+            given: any of the following without its name, distinguished by their types.
             accelerator: the kind of device.
             parallel_devices: the devices of this node, one a process; or their names, such as `"cuda:1"`.
             cluster_environment: the environment that started the processes.
@@ -131,7 +131,7 @@ class Strategy(World):
     if not TYPE_CHECKING:  # for type checkers every other name would be an attribute, too
 
         def __getattr__(self, name: str) -> Any:
-            """Say of a part that is still open how it is chosen."""
+            """Raise for an argument that isn't chosen yet, with how it is chosen."""
             if name in ("accelerator", "checkpoint_io", "launcher"):
                 raise NotYetChosenError(
                     f"{type(self).__name__} has no {name} yet. Give the strategy to a Fabric or Trainer, which chooses "
@@ -309,7 +309,7 @@ class Strategy(World):
 
         Args:
             loss: scalar with a graph; divided by the accumulation window already.
-            module: the wrapped module whose parameters get the gradients, None if that can't be told.
+            module: the wrapped module whose parameters get the gradients, None if that is unknown.
             manual: called by the user inside a training step, perhaps several times.
             kwargs: of `Tensor.backward`, such as `retain_graph`.
         """
@@ -355,7 +355,7 @@ class Strategy(World):
         """All ranks, between two steps; idempotent, also without a set-up. Make one model of what ranks keep apart.
 
         For strategies that don't average in every step. Fit calls it before validation, before a checkpoint, and before
-        `on_train_end`; `fabric.save` calls it; a loop of the user's own calls it where it ends.
+        `on_train_end`; `fabric.save` calls it; a user's own loop calls it where it ends.
         """
 
     # 9. collectives: those of `World`, and ----------------------------------------------------------------------------
@@ -389,7 +389,7 @@ class Strategy(World):
         return self.session.module_state(module)
 
     def load_module_state_dict(self, module: nn.Module, state: Mapping[str, Any], *, strict: bool = True) -> None:
-        """All ranks. Put back what `get_module_state_dict` gave, in place."""
+        """All ranks. Restore what `get_module_state_dict` returned, in place."""
         self.session.load_module_state(module, state, strict=strict)
 
     def get_optimizer_state_dict(self, optimizer: Optimizer) -> dict[str, Any]:
@@ -400,7 +400,7 @@ class Strategy(World):
         return self.session.optimizer_state(optimizer)
 
     def load_optimizer_state_dict(self, optimizer: Optimizer, state: Mapping[str, Any]) -> None:
-        """All ranks. Put back what `get_optimizer_state_dict` gave, in place."""
+        """All ranks. Restore what `get_optimizer_state_dict` returned, in place."""
         self.session.load_optimizer_state(optimizer, state)
 
     def optimizer_targets(self, optimizer: Optimizer, described: Mapping[str, Any]) -> dict[str, Any] | None:

@@ -1,4 +1,4 @@
-"""The parts that a user gives a strategy: by name, or by position and told apart by what they are.
+"""The arguments of a strategy: given by name, or by position and then distinguished by their types.
 
 The guides of other trainers have `accelerator` or `parallel_devices` first.
 """
@@ -37,7 +37,7 @@ def by_name(owner: str, given: Sequence[Any], named: Mapping[str, Any]) -> dict[
 
     Raises:
         ConfigurationError: something is no part, or is given twice.
-        DeviceError: a device is none of torch's.
+        DeviceError: a device is no torch device.
     """
     parts = {name: part for name, part in named.items() if part is not None}
     for part in given:

@@ -19,7 +19,7 @@ class World:
     """
 
     watch_store: Store | None = None
-    """A store of torch's that all ranks reach, from `setup_environment` on, for the watch over ranks. None takes that
+    """A `Store` of torch that all ranks reach, from `setup_environment` on, for the watch over ranks. None takes that
     of torch's process group; a strategy without such a group makes one, a `TCPStore` for example, or isn't watched."""
     waits_in: tuple[str, ...] = ()
     """Modules whose functions wait for other ranks, and their packages: torch.distributed is known."""

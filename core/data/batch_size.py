@@ -23,7 +23,7 @@ _MANY = 8
 
 
 def size_of(batch: Any) -> int | None:
-    """Number of samples; None if it can't be told.
+    """Number of samples; None if it is unknown.
 
     An object of another library says it itself, by `num_graphs` or `batch_size`. Else it is the first dimension of the
     first tensor or array that has one, in mappings, lists, tuples, dataclasses and attrs classes. A number, a string or
@@ -37,7 +37,7 @@ def size_of(batch: Any) -> int | None:
 
 
 def is_ambiguous(batch: Any) -> bool:
-    """Tell whether `size_of` may be wrong: tensors differ in their first dimension, or are samples in a list."""
+    """True if `size_of` may be wrong: tensors differ in their first dimension, or are samples in a list."""
     return len(set(_sizes_in(batch))) > 1 or _holds_samples(batch)
 
 

@@ -50,7 +50,7 @@ def shard_loader(
         size: number of shards.
         seed: of the shuffling, the same on all ranks.
         stage: in `"fit"` all ranks make the same number of steps; in the others no sample is counted twice.
-        broadcast: hands rank 0's object to all ranks. With it, a generator of the user's starts from rank 0's state.
+        broadcast: hands rank 0's object to all ranks. With it, a generator of the user starts from rank 0's state.
         global_batch: cut the order by this division, in place of the loader's own batches.
 
     Returns:
@@ -96,7 +96,7 @@ def set_epoch(loader: Any, epoch: int) -> None:
 
 
 def shuffles(loader: Any) -> bool:
-    """Tell whether a DataLoader draws its samples in random order, by one of torch's own samplers."""
+    """True if a DataLoader draws its samples in random order, by a sampler of torch."""
     if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset):
         return False
     order = loader.sampler if loader.batch_sampler is None else loader.batch_sampler

@@ -70,7 +70,7 @@ def install() -> None:
 
 
 def remove() -> None:
-    """Take back what `install` has set."""
+    """Undo `install`."""
     if sys.excepthook is _show:
         sys.excepthook = sys.__excepthook__
     if (shell := _shell()) is not None and getattr(shell.CustomTB, "__func__", None) is _show_in_ipython:
@@ -99,7 +99,7 @@ def _mark_for_pytest() -> None:
 
 
 def wants_full() -> bool:
-    """Tell whether the environment asks for whole tracebacks."""
+    """True if the environment asks for full tracebacks."""
     return os.environ.get(VARIABLE, "").strip().lower() == "full"
 
 
@@ -211,12 +211,12 @@ def _without_marks(summary: traceback.FrameSummary) -> traceback.FrameSummary:
 
 
 def _hidden(error: BaseException, frames: list[FrameType]) -> list[bool]:
-    """Tell of each frame whether it is left out."""
+    """For each frame, True if it is left out."""
     origins = [_origin(frame) for frame in frames]
     end = len(frames)
     reraises = frames and frames[-1].f_code.co_name == "reraise"  # torch, of a worker's error
-    is_told = _is_core_error(error) or is_lost_connection(error)  # its message is all that there is to know
-    if not (is_told or reraises):
+    is_message_enough = _is_core_error(error) or is_lost_connection(error)  # its message is all that there is to know
+    if not (is_message_enough or reraises):
         # What core's own code has raised, or what it has called without a user's method in between, may be its mistake.
         last_user, last_core = _last(origins, "user"), _last(origins, "core")
         if last_core > last_user:
@@ -225,7 +225,7 @@ def _hidden(error: BaseException, frames: list[FrameType]) -> list[bool]:
     hidden = []
     for index, origin in enumerate(origins):
         before = max((other for other in others if other < index), default=None)
-        carries = before is not None and origins[before] == "core" and (is_told or others[-1] > index)
+        carries = before is not None and origins[before] == "core" and (is_message_enough or others[-1] > index)
         calls = index + 1 < len(frames) and _calls_module(frames[index])
         leaves_out = origin in ("core", "shell") or (origin == "library" and (carries or calls))
         hidden.append(leaves_out and index < end)
@@ -237,7 +237,7 @@ def _last(origins: list[Origin], wanted: Origin) -> int:
 
 
 def _calls_module(frame: FrameType) -> bool:
-    """Tell whether torch, in this frame, does no more than call a module's `forward`."""
+    """True for a frame of torch that only calls a module's `forward`."""
     return frame.f_code.co_name in _CALLS_OF_MODULES and frame.f_globals.get("__name__") == "torch.nn.modules.module"
 
 
@@ -290,7 +290,7 @@ def _chain(error: BaseException) -> list[BaseException]:
 
 
 def hides_frames(excinfo: Any) -> bool:
-    """Tell pytest whether core's frames are left out of the traceback of this error."""
+    """Called by pytest: True if core's frames are left out of the traceback of this error."""
     if excinfo is None or wants_full():
         return False
     _mark_for_pytest()  # pytest goes from the outermost frame inwards: modules imported since come after this one
@@ -299,12 +299,12 @@ def hides_frames(excinfo: Any) -> bool:
 
 
 def hides_callers(excinfo: Any) -> bool:
-    """Tell pytest whether torch's frames between core and the user's methods are left out: where core has called."""
+    """Called by pytest: True if torch's frames between core and the user's methods are left out."""
     return hides_frames(excinfo) and "core" in _origins(excinfo.value)
 
 
 def is_for_pytest() -> bool:
-    """Tell whether pytest is writing a failure just now: it asks a cause without frames for its text alone."""
+    """True while pytest writes a failure: it formats a cause without frames by its text alone."""
     frame = sys._getframe() if "_pytest" in sys.modules else None
     while frame is not None and frame.f_globals.get("__name__") != "_pytest._code.code":
         frame = frame.f_back

@@ -80,7 +80,7 @@ class GivenWarning(NamedTuple):
 
 
 def _matches(pattern: re.Pattern[str] | str | None, text: str) -> bool:
-    """Tell whether a filter's pattern fits; those of Python's own filters are plain texts."""
+    """True if a filter's pattern matches; those of Python's default filters are plain texts."""
     return pattern is None or (pattern == text if isinstance(pattern, str) else bool(pattern.match(text)))
 
 
@@ -97,23 +97,23 @@ def install() -> None:
 
 
 def remove() -> None:
-    """Take back what `install` has set."""
+    """Undo `install`."""
     if warnings.showwarning is _show:
         warnings.showwarning = _by_python
 
 
 def send_warnings(send: Callable[[GivenWarning], bool]) -> None:
-    """Let this process send its warnings, and show those that can't be sent. `send` tells whether it was."""
+    """Send this process's warnings elsewhere, and show those for which `send` returns False."""
     _senders[:] = [send]
     install()
 
 
 def share_warnings(rank: int, is_first: Callable[[str], bool]) -> None:
-    """Let the first rank that gives a warning show it. Nothing is done in ranks that have a main process.
+    """Show each warning on the first rank that gives it only. Does nothing in ranks that have a main process.
 
     Args:
         rank: of this process.
-        is_first: tells whether no rank has asked for this text before.
+        is_first: returns True if no rank has asked for this text before.
     """
     if _senders or _main_ranks:
         return
@@ -198,6 +198,6 @@ def _show_by_python(given: GivenWarning, remark: str) -> None:
 
 
 def _is_to_be_shown(given: GivenWarning) -> bool:
-    """Tell whether it is new, or shown each time; counts it."""
+    """Count a warning. True if it is new, or to be shown each time."""
     _num_shown[given] += 1
     return _num_shown[given] == 1 or given.shows_each_time

@@ -1,4 +1,4 @@
-"""Wrappers that are of a class of torch's, and leave all its methods to the object that they wrap."""
+"""Wrappers that are of a class of torch, and leave all its methods to the object that they wrap."""
 
 from __future__ import annotations
 

@@ -18,11 +18,11 @@ _FILLS = frozenset(
 
 
 class EmptyWeights(TorchFunctionMode):
-    """Parameters keep whatever their memory holds: what draws their first values is left out.
+    """Leaves parameters uninitialized: the calls that draw their first values are skipped.
 
-    Buffers, and what fills with one value, are as ever: a checkpoint may leave buffers out. So is what is computed
-    elsewhere and copied, as orthogonal matrices are and, in some releases of torch, truncated normal distributions.
-    Random numbers that were not drawn are drawn by what comes next.
+    Buffers and constant fills are initialized as usual, since a checkpoint may leave buffers out. So are values that
+    are computed elsewhere and copied, such as orthogonal matrices and, in some releases of torch, truncated normal
+    distributions. The random numbers that were not drawn are left for later draws.
     """
 
     def __torch_function__(
@@ -32,7 +32,7 @@ class EmptyWeights(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        """Answer a call of torch's, in which some parameter may be filled."""
+        """Answer a torch call in which some parameter may be filled."""
         kwargs = kwargs or {}
         if func in _FILLS or getattr(func, "__module__", "") == "torch.nn.init":
             target = args[0] if args else kwargs.get("tensor")

@@ -22,7 +22,7 @@ from core.fabric.module import FabricModule
 from core.fabric.non_finite import refuse_non_finite
 from core.fabric.optimizer import FabricOptimizer
 from core.fabric.processes import Processes
-from core.fabric.state import holds_objects, take_values, unwrap, unwrap_module
+from core.fabric.state import copy_values, holds_objects, unwrap, unwrap_module
 from core.registry import LOGGER_REGISTRY
 from core.resolve import resolve
 from core.watch import phase
@@ -219,8 +219,8 @@ class Fabric(Processes):
 
         Args:
             optimizer: one of `strategy.optimizers`.
-            on_step: told after each step how often parameters were updated.
-            before_step: told before each step, when gradients are there.
+            on_step: called after each step with the number of updates of parameters.
+            before_step: called before each step, when gradients are there.
         """
         return FabricOptimizer(optimizer, self.strategy, on_step, before_step)
 
@@ -460,7 +460,7 @@ class Fabric(Processes):
         # are returned.
         values = [name for name in state if name in rest and not holds_objects(state[name])]
         nested = {name: value for name, value in targets.items() if isinstance(value, dict)}
-        take_values(state, nested | {name: rest.pop(name) for name in values})
+        copy_values(state, nested | {name: rest.pop(name) for name in values})
         return rest
 
     def load_raw(self, path: PathLike, obj: nn.Module | Optimizer, *, strict: bool = True) -> None:
@@ -473,7 +473,7 @@ class Fabric(Processes):
 
         Raises:
             CheckpointNotFoundError: nothing is at `path`.
-            CheckpointCorruptedError: it is no file of torch's, or holds more than tensors and plain values.
+            CheckpointCorruptedError: it is no file of torch, or holds more than tensors and plain values.
             CheckpointError: it doesn't fit `obj`.
         """
         self._set_up()

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 class FabricDataLoader:
     """The loader that `fabric.setup_dataloaders` returns.
 
-    Each iteration is an epoch: samplers that shuffle are told its number.
+    Each iteration is an epoch: samplers that shuffle get its number by `set_epoch`.
 
     With a state that was loaded, the next iteration goes on in the middle of its epoch. Attributes that it doesn't have
     itself are those of the loader.

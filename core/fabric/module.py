@@ -80,7 +80,7 @@ class FabricModule(nn.Module):
         if name in attributes["_forward_methods"]:
             # Kept as an attribute, which Python finds before it comes here again.
             value = attributes[name] = self._prepare(name)
-        # A method of the user's that isn't marked may run layers outside of the wrapper.
+        # A method of the user that isn't marked may run layers outside of the wrapper.
         elif getattr(value, "__self__", None) is attributes["module"]:
             if attributes["wrapped"] is not attributes["module"]:
                 return self._guard(name, value)

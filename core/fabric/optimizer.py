@@ -40,8 +40,8 @@ class FabricOptimizer(Optimizer):
         Args:
             optimizer: as `setup_optimizer` returned it.
             strategy: steps it.
-            on_step: told after each step how often parameters were updated.
-            before_step: told before each step, when gradients are there.
+            on_step: called after each step with the number of updates of parameters.
+            before_step: called before each step, when gradients are there.
         """
         # Without Optimizer's own state: there is one set of parameter groups, and it is the wrapped optimizer's.
         vars(self).update(optimizer=optimizer, _step=strategy.optimizer_step)

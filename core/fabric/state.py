@@ -27,20 +27,20 @@ def unwrap_module(module: Any) -> Any:
     return module.module if isinstance(module, FabricModule) else module
 
 
-def take_values(state: dict[str, Any], loaded: Mapping[str, Any]) -> None:
-    """Put what was loaded into the user's state, but for objects, which were restored in place."""
+def copy_values(state: dict[str, Any], loaded: Mapping[str, Any]) -> None:
+    """Copy loaded values into the user's state, except for objects, which were restored in place."""
     for name, value in loaded.items():
         mine = state.get(name)
         # Into the user's own dicts, so that references to them stay good.
         if isinstance(mine, dict) and isinstance(value, dict):
             if mine is not value:
-                take_values(mine, value)
+                copy_values(mine, value)
         elif not holds_objects(mine):
             state[name] = value
 
 
 def holds_objects(data: Any) -> bool:
-    """Tell whether something in nested data is restored in place."""
+    """True if nested data contains an object that is restored in place."""
     found = False
 
     def look(leaf: Any) -> None:

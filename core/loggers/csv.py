@@ -69,7 +69,7 @@ class CSVLogger(RunFolderLogger):
             self.save()
 
     def log_run(self, facts: Mapping[str, Any]) -> None:
-        """Take down what a Trainer knows of the run, for `run.json`: what was decided and why, versions, machine."""
+        """Record a Trainer's facts about the run for `run.json`: decisions with reasons, versions, machine."""
         self._facts = facts
 
     def save(self) -> None:

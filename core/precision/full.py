@@ -12,5 +12,5 @@ def single() -> Precision:
 
 
 def double() -> Precision:
-    """`64-true`: everything that floats is float64."""
+    """`64-true`: all floating-point tensors are float64."""
     return UniformPrecision(torch.float64)

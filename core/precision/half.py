@@ -7,10 +7,10 @@ from core.precision.uniform import UniformPrecision
 
 
 def float16() -> Precision:
-    """`16-true`: everything that floats is float16. The loss isn't scaled."""
+    """`16-true`: all floating-point tensors are float16. The loss isn't scaled."""
     return UniformPrecision(torch.float16)
 
 
 def bfloat16() -> Precision:
-    """`bf16-true`: everything that floats is bfloat16."""
+    """`bf16-true`: all floating-point tensors are bfloat16."""
     return UniformPrecision(torch.bfloat16)

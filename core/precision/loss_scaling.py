@@ -67,7 +67,7 @@ class LossScaler:
         return self.grad_scaler.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Put it back."""
+        """Restore the loss scale."""
         self.grad_scaler.load_state_dict(state)
 
     def _update(self) -> None:

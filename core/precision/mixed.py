@@ -145,6 +145,6 @@ class MixedPrecision(Precision):
         return self._scaler.state_dict() if self._scaler else {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Put the loss scale back. The empty state of another precision leaves it as it is."""
+        """Restore the loss scale. The empty state of another precision leaves it as it is."""
         if self._scaler and state:
             self._scaler.load_state_dict(state)

@@ -22,7 +22,7 @@ _NAMES = MappingProxyType({torch.float64: "64-true", torch.float16: "16-true", t
 
 
 class UniformPrecision(Precision):
-    """One dtype for everything that floats. Complex and integer tensors stay as they are.
+    """One dtype for all floating-point tensors. Complex and integer tensors stay as they are.
 
     The default dtype is set while modules are built and while the user's step runs, so that a `torch.zeros(3)` in it
     fits the rest. That costs one or two microseconds a step, and saves errors (or silent float32 in a float64 run).

@@ -91,7 +91,7 @@ def _target(parameter: Any, own: Any, described: Any) -> Any:
 
 
 def _are_plain(one: Any, other: Any) -> bool:
-    """Whether both are plain tensors or parameters."""
+    """True if both are plain tensors or parameters, of no subclass."""
     kinds = {(type(one).__module__, type(one).__name__), (type(other).__module__, type(other).__name__)}
     return kinds <= _PLAIN
 

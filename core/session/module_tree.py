@@ -29,7 +29,7 @@ def parameter_names(module: nn.Module) -> dict[int, str]:
 
 
 def is_on(module: nn.Module, device: torch.device, base: type[nn.Module]) -> bool:
-    """Tell whether `module.to(device)` would do nothing. The answer is no if a part has its own `_apply`.
+    """True if `module.to(device)` would do nothing. The answer is no if a part has its own `_apply`.
 
     Args:
         module: with parameters and buffers.
@@ -48,7 +48,7 @@ def is_on(module: nn.Module, device: torch.device, base: type[nn.Module]) -> boo
 
 
 def tie_again(module: nn.Module, before: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Let names share a parameter that have shared one before.
+    """Restore shared parameters, after each name got one of its own.
 
     Args:
         module: some of whose parameters were replaced, each name's by itself.
@@ -136,7 +136,7 @@ def without_self_copies(module: nn.Module, state: Mapping[str, Any]) -> Mapping[
 
 
 def is_same(own: Any, value: Any) -> bool:
-    """Tell whether two tensors, or this rank's parts of them, are the same memory, seen in the same way."""
+    """True if two tensors, or this rank's parts of them, are the same memory, seen in the same way."""
     if not hasattr(own, "data_ptr") or not hasattr(value, "data_ptr"):
         return False
     if own is value:

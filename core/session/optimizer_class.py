@@ -32,7 +32,7 @@ def check(optimizer: Optimizer, saved: Any) -> None:
 
     Args:
         optimizer: that is to go on.
-        saved: its saved state, or a description of it. One without a class is told by the options in its groups.
+        saved: its saved state, or a description of it. One without a class is recognized by the options in its groups.
 
     Raises:
         CheckpointError: another class has saved it; both are named.
@@ -75,7 +75,7 @@ def _differing_options(optimizer: Optimizer, saved: Mapping[str, Any]) -> tuple[
 
 
 def _are_strangers(own: type, saved: str) -> bool:
-    """Tell whether both are torch's own and neither is a kind of the other. Adam and AdamW are of one kind."""
+    """True if both are classes of torch, and neither is a subclass of the other. AdamW is one of Adam."""
     if not (saved.startswith("torch.optim.") and name_of(own).startswith("torch.optim.")):
         return False
     # `mro()[-2]`, the class below `object`, is torch.optim.Optimizer: found without importing torch.

@@ -69,7 +69,7 @@ def to_positional(state: Mapping[str, Any], names: Sequence[str], group_sizes: S
 
 
 def fits(state: Mapping[str, Any], names: Sequence[str], group_sizes: Sequence[int]) -> bool:
-    """Tell whether `to_positional` takes a state by names, or its description."""
+    """True if `to_positional` accepts a state by names, or its description."""
     try:
         to_positional(state, names, group_sizes)
     except (CheckpointError, KeyError, TypeError):
@@ -120,7 +120,7 @@ def _refuse(parameter: Any) -> NoReturn:
 
 
 def stepped_tensors(optimizers: Iterable[Any]) -> Iterator[Tensor]:
-    """Parameters of torch's own optimizers, and what these keep for them; of DTensors the part that is here."""
+    """Parameters of optimizers of torch, and what these keep for them; of DTensors the part that is here."""
     from torch.optim import Optimizer
 
     for optimizer in (each for each in optimizers if isinstance(each, Optimizer)):

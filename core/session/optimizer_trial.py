@@ -1,4 +1,4 @@
-"""The check that one of torch's optimizers can step with a state that somebody else may have written, before it does.
+"""The check that an optimizer of torch can step with a state that somebody else may have written, before it does.
 
 What an optimizer keeps for a parameter is known from a step that another one of its class makes with a tiny parameter.
 """
@@ -57,7 +57,7 @@ def check(optimizer: Optimizer, saved: Any) -> None:
 
 
 def _is_form(saved: Any) -> bool:
-    """Whether it is of torch's form, of which anything else is refused where it is restored."""
+    """Whether it has the form of torch's own state, of which anything else is refused where it is restored."""
     if not isinstance(saved, dict) or not isinstance(saved.get("state"), dict):
         return False
     groups = saved.get("param_groups")

@@ -67,7 +67,7 @@ def _keeps(session: Session, state: Any, states: Any) -> bool:
 
 
 def _trains(session: Session, value: Any) -> bool:
-    """Tell whether an optimizer that was set up is in a state."""
+    """True if a state contains an optimizer that was set up."""
     if isinstance(value, dict | list | tuple):
         return any(_trains(session, item) for item in (value.values() if isinstance(value, dict) else value))
     return state_objects.is_optimizer(session, value)

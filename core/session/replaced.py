@@ -31,17 +31,17 @@ class ReplacedParameters:
         return bool(self._known)
 
     def remember(self, module: nn.Module, named: Iterable[tuple[str, Tensor]] | None = None) -> None:
-        """Take down parameters of a module, before they are replaced or while the old ones live.
+        """Record parameters of a module, before they are replaced or while the old ones live.
 
         Args:
-            module: that has other ones under the same names then.
-            named: the old ones; None takes all that it has now.
+            module: that has other ones under the same names afterwards.
+            named: the old ones; None for all that it has now.
         """
         for name, parameter in module.named_parameters() if named is None else named:
             self._known[id(parameter)] = (_reference(parameter), weakref.ref(module), name)
 
     def rebind(self, optimizer: Optimizer) -> None:
-        """Let the optimizer hold what stands in the place of its parameters now, with the state that it has of them."""
+        """Replace the optimizer's parameters by their successors, which get the state of the old ones."""
         for group in optimizer.param_groups:  # in place: an optimizer may keep the list itself
             group["params"][:] = [self._rebound(optimizer, parameter) for parameter in group["params"]]
 

@@ -56,7 +56,7 @@ def drop_copies(state: Any, mesh: DeviceMesh) -> Any:
 
     def dropped(value: Any) -> Any:
         own = _axes_of(value)
-        # No DTensor, one cut along every axis, which has no copies, or one on a mesh of the user's own.
+        # No DTensor, one cut along every axis, which has no copies, or one on the user's own mesh.
         if not own or own == axes or not set(own) <= set(axes):
             return value
         # Ranks walk in the same order, so that the n-th leaf is the same one on all of them.

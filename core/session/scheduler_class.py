@@ -51,7 +51,7 @@ def check_schedulers(schedulers: Sequence[Any], states: Sequence[Any], described
         schedulers: that are to go on.
         states: that were saved, or descriptions of them.
         described: what `describe_scheduler` gave of those that saved them; empty in a checkpoint that doesn't have it,
-            whose states are told by what is in them.
+            whose states are recognized by their keys.
 
     Raises:
         CheckpointError: schedulers of other classes have saved, or another number of them; both are named.
@@ -86,7 +86,7 @@ def _check(scheduler: Any, state: Any, saved: Any) -> None:
 
 def _check_class(scheduler: Any, state: Mapping[str, Any], name: str | None) -> None:
     own = type(scheduler)
-    # A class of the user's may have moved to another module, as from a script to a package.
+    # A class of the user may have moved to another module, as from a script to a package.
     if name is not None and (name == _name_of(own) or _moved(own, name)):
         return
     lacking, strange = _differing_keys(scheduler, state)

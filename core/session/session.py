@@ -92,7 +92,7 @@ class Session:
 
         Called once for each Fabric or Trainer that the strategy is given to; what was filled in is decided anew.
         """
-        # Asked before anything is filled in, while the last `connect`'s parts can still be told from the user's.
+        # Before anything is filled in, while the last `connect`'s parts can still be distinguished from the user's.
         given, strategy = self.given_parts(), self.strategy
         strategy.accelerator = accelerator
         strategy.parallel_devices = list(parallel_devices)

@@ -51,7 +51,7 @@ def to_states(session: Session, value: Any) -> Any:
 
 
 def restore(session: Session, target: Any, saved: Any, strict: bool) -> bool:
-    """All ranks. Put a saved state back into `target`. Returns whether that could be done in place."""
+    """All ranks. Restore a saved state in `target`. Returns whether that could be done in place."""
     if is_module(session, target):
         session.strategy.load_module_state_dict(target, saved, strict=strict)
     elif is_optimizer(session, target):
@@ -105,12 +105,12 @@ def _without(key: str, saved: Any) -> Any:
 
 
 def is_module(session: Session, value: Any) -> bool:
-    """Tell whether the strategy has set up this module."""
+    """True if the strategy has set up this module."""
     return any(value is handle.module or value is handle.wrapped for handle in session.handles)
 
 
 def is_optimizer(session: Session, value: Any) -> bool:
-    """Tell whether the strategy has set up this optimizer."""
+    """True if the strategy has set up this optimizer."""
     return any(value is optimizer for optimizer in session.strategy.optimizers)
 
 

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def filesystem_of(path: PathLike) -> tuple[Any, str]:
-    """The file system of fsspec's that a path or URL leads to, and the name there.
+    """The fsspec file system that a path or URL leads to, and the name there.
 
     `file://` takes `%20` for a space, as `Path.as_uri` writes it; fsspec alone would take it as it stands.
     """

@@ -97,7 +97,7 @@ class Progress:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Put back what `state_dict` gave."""
+        """Restore what `state_dict` returned."""
         self.epoch, self.batch = state["epoch"], state["batch"]
         self.global_step, self.total_batches = state["global_step"], state["total_batches"]
         self.epoch_is_ending = self.epoch_is_over = self.is_recut = False

@@ -427,7 +427,7 @@ class Trainer(TrainerViews):
     # what the strategy asks (core.contract.SetupHost) ---------------------------------------------------------------
 
     def configure_model(self) -> None:
-        """All ranks. Let the module build its large parts."""
+        """All ranks. Call the module's `configure_model`, which builds large layers."""
         from core.trainer.loops import set_up
 
         set_up.configure_model(self.run)

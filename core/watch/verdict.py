@@ -33,7 +33,7 @@ class Verdict:
     """The absent ranks, and what they do instead.
 
     Attributes:
-        absent: the ranks that don't come.
+        absent: the missing ranks.
         reason: in words.
         ends: True if the verdict ends the run, False if it is a warning only.
         is_abort: native code ends a process; nobody has waited for long.

@@ -153,7 +153,7 @@ class Watchdog:
 
     def _enter(self) -> None:
         """Publish this rank's host and process, and read those of rank 0, with which the store may be lost."""
-        # Where there is no verdict on what native code gives up about, the stack is all that is left.
+        # If native code aborts without a verdict, the stack is the only trace.
         if not faulthandler.is_enabled():
             with suppress(AttributeError, OSError, RuntimeError, ValueError):  # a stderr that is no file
                 faulthandler.enable()

@@ -30,7 +30,7 @@ def take_fit_call(
     datamodule: DataModule | None,
 ) -> FitCall:
     """The arguments of `fit`, checked."""
-    train_dataloaders, datamodule = take_datamodule(train_dataloaders, datamodule, val_dataloaders)
+    train_dataloaders, datamodule = split_datamodule(train_dataloaders, datamodule, val_dataloaders)
     train = need_source(find_source(TRAIN, train_dataloaders, datamodule, model), TRAIN, datamodule, model)
     sources = [train, *find_validation(val_dataloaders, datamodule, model)]
     check_reload(options, sources)
@@ -41,7 +41,7 @@ def take_sources(
     role: Role, module: nn.Module, loaders: Any, datamodule: DataModule | None
 ) -> tuple[list[Source], DataModule | None]:
     """The loaders of a stage without training, and the data module, from the user's arguments."""
-    loaders, datamodule = take_datamodule(loaders, datamodule)
+    loaders, datamodule = split_datamodule(loaders, datamodule)
     source = need_source(find_source(role, loaders, datamodule, module), role, datamodule, module)
     return [source], datamodule
 
@@ -108,8 +108,8 @@ def check_reload(options: TrainerOptions, sources: Sequence[Source]) -> None:
         )
 
 
-def take_datamodule(loaders: Any, datamodule: Any, *others: Any) -> tuple[Any, DataModule | None]:
-    """Tell loaders from a data module, which may stand in their place.
+def split_datamodule(loaders: Any, datamodule: Any, *others: Any) -> tuple[Any, DataModule | None]:
+    """Separate loaders from a data module, which may stand in their place.
 
     Raises:
         ConfigurationError: both were passed, or something else as the data module.

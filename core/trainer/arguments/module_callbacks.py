@@ -11,7 +11,7 @@ from core.trainer.hooks.events import overrides
 
 
 class ModuleCallbacks:
-    """Puts a module's callbacks among a trainer's for a stage, and takes them out when the next one begins."""
+    """Adds a module's callbacks to the trainer's for one stage, and removes them when the next one begins."""
 
     def __init__(self) -> None:
         self._joined: list[Callback] | None = None

@@ -47,7 +47,7 @@ class EarlyStopping(Callback):
         check_on_train_epoch_end: bool | None = None,
         verbose: bool = False,
     ) -> None:
-        """Say what getting better means.
+        """Create the callback.
 
         Args:
             monitor: the logged metric.
@@ -81,7 +81,7 @@ class EarlyStopping(Callback):
 
     @property
     def state_key(self) -> str:
-        """Tells several of these in one trainer apart."""
+        """Distinguishes several of these in one trainer."""
         return self._key_with(monitor=self.monitor, mode=self.mode)
 
     @property
@@ -99,7 +99,7 @@ class EarlyStopping(Callback):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Put back what `state_dict` gave."""
+        """Restore what `state_dict` returned."""
         self.wait_count, self._best = state["wait_count"], state["best_score"]
         self.stopped_epoch, self.stopping_reason = state["stopped_epoch"], state["stopping_reason"]
 

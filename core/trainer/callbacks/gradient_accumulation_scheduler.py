@@ -22,7 +22,7 @@ class GradientAccumulationScheduler(Callback):
     """Changes `accumulate_grad_batches` at the beginning of epochs."""
 
     def __init__(self, scheduling: Mapping[int, int]) -> None:
-        """Say how many batches make a step, from which epoch on.
+        """Create the callback.
 
         Args:
             scheduling: window by epoch, counted from 0: `{0: 8, 4: 2}`. Before the first one that is named, it is 1.

@@ -1,4 +1,4 @@
-"""Lets a pluggy plugin with event hooks take part as a callback."""
+"""An adapter that makes a callback of a pluggy plugin with event hooks."""
 
 from __future__ import annotations
 

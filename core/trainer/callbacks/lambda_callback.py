@@ -17,7 +17,7 @@ class LambdaCallback(Callback):
     """Calls a function in a hook: `LambdaCallback(on_train_end=lambda trainer, module: print("done"))`."""
 
     def __init__(self, **hooks: Callable[..., Any]) -> None:
-        """Say which functions, by the hooks' names; they take the hooks' arguments.
+        """Create the callback from functions, by the hooks' names; they get the hooks' arguments.
 
         Raises:
             ConfigurationError: no such hook, or not a function.

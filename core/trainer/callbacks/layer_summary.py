@@ -18,7 +18,7 @@ _ROOT = "Global"
 
 @dataclass(slots=True)
 class Layer:
-    """One module of the user's.
+    """A module of the user.
 
     Attributes:
         name: its path from the root; empty for the root.

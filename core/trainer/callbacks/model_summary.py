@@ -34,7 +34,7 @@ class ModelSummary(Callback):
     """
 
     def __init__(self, max_depth: int = 1) -> None:
-        """Say how deep.
+        """Create the callback.
 
         Args:
             max_depth: levels of children that get a row; 0 prints totals only, -1 all levels.

@@ -25,7 +25,7 @@ class BasePredictionWriter(Callback):
     """
 
     def __init__(self, write_interval: Literal["batch", "epoch", "batch_and_epoch"] = "batch") -> None:
-        """Say when to write.
+        """Create the callback.
 
         Args:
             write_interval: after each batch, at the end, or both.

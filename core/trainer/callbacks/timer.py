@@ -34,7 +34,7 @@ class Timer(Callback):
         interval: Literal["step", "epoch"] = "step",
         verbose: bool = True,
     ) -> None:
-        """Say how long training may take.
+        """Create the callback.
 
         Args:
             duration: a timedelta, `{"hours": 2}`, or `"DD:HH:MM:SS"`; None only measures.

@@ -29,7 +29,7 @@ class CombinedLoader:
     | `sequential` | one of the first loader, then of the second, ... | the last ends |
 
     A batch of each comes in the structure that the loaders were given in. A loader that begins again within an epoch is
-    told the epoch `epoch + 1_000_000 * pass`, so that it shuffles anew.
+    given the epoch `epoch + 1_000_000 * pass`, so that it shuffles anew.
 
     Attributes:
         loaders: as they were given.

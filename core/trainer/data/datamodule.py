@@ -34,7 +34,7 @@ class DataModule(DataHooks, HasHyperparameters):
 
     @empty_hook
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """All ranks, when `fit` goes on. Put back what `state_dict` gave; loaders are asked for again afterwards."""
+        """All ranks, when `fit` goes on. Restore what `state_dict` returned; loaders are made again afterwards."""
 
     @empty_hook
     def on_exception(self, exception: BaseException) -> None:

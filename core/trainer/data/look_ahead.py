@@ -1,4 +1,4 @@
-"""Tells the last batch of a loader that doesn't know its length."""
+"""Reads one batch ahead, to find the last one of a loader without a length."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ class Callback(EventHooks):
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Put back what `state_dict` gave."""
+        """Restore what `state_dict` returned."""
 
     def check_fit(self, trainer: Any, module: nn.Module) -> None:
         """Main process, when `fit` begins and no process has been made: refuse what can't work.

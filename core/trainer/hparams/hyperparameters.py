@@ -169,7 +169,7 @@ def _plain(value: Any) -> Any:
 
 
 def _holds_config(value: Any) -> bool:
-    """Tell whether it is, or has in it, a mapping of a config library: those have their items as attributes."""
+    """True if a value is, or contains, a mapping of a config library: those have their items as attributes."""
     if isinstance(value, Mapping):
         is_config = type(value).__module__ not in ("builtins", "collections")
         return is_config or any(map(_holds_config, value.values()))

@@ -20,7 +20,7 @@ _MAX_COPIES = 64
 """The most values for each character: an anchor may stand for the same ones in several places."""
 _MAX_INT_BITS = 4096
 _MAX_REASON = 300
-"""Characters of a parser's own message that are told."""
+"""Characters of a parser's own message that are shown."""
 
 
 def read_text(path: PathLike) -> str:

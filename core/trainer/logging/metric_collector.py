@@ -82,7 +82,7 @@ class Entry:
         return f"{self.name}_epoch" if self.on_step else self.name
 
     def add(self, value: Any, weight: float) -> None:
-        """Take a value of one batch into the epoch's reduction. One of no samples counts for nothing, even if NaN."""
+        """Add a value of one batch to the epoch's reduction. One of no samples is ignored, even if it is NaN."""
         if not weight:
             return
         total, adds = self.total, self.reduce_fx in _SUMS
@@ -95,7 +95,7 @@ class Entry:
         self.merge(value * weight, weight)  # a new tensor: the user may change the old one
 
     def merge(self, total: Any, count: float) -> None:
-        """Take another running reduction into this one."""
+        """Merge another running reduction into this one."""
         if self.total is None:
             self.total, self.count = total, count
             return
@@ -133,7 +133,7 @@ class MetricCollector:
         sync_step: reduces the value of one step over ranks, for `sync_dist=True`; None if there is nothing to reduce.
         batch: the running batch; its size weighs a mean.
         dataloader_idx: which of several loaders is running, None if there is one.
-        has_weighed: a batch has told its size, and whether that is certain.
+        has_weighed: True once the size of a batch was determined, with a warning if that is uncertain.
         computed: what torchmetrics objects gave before the hooks of the epoch's end, by name.
     """
 
@@ -247,7 +247,7 @@ class MetricCollector:
         return (not self.on_epoch_default) if on_step is None else on_step, by_epoch
 
     def _compare(self, entry: Entry, options: LogOptions) -> None:
-        """Take a call that comes from another hook, or after a restart, unless it wants something else."""
+        """Check a call from another hook, or after a restart, against the options of the first one."""
         if not entry.options:
             entry.options, entry.default = options, self.on_epoch_default
             return

@@ -67,7 +67,7 @@ class NonFiniteLossCheck:
         """Logged values by name, of which some are training's."""
         for name, value in values.items():
             if not math.isfinite(value) and "loss" in name.lower():
-                # The loss that training_step returned and one that it logged are told as one.
+                # One warning for the loss that training_step returned and one that it logged.
                 self._tell(_TRAINING if name in training else name, f"The logged loss {name!r} is {value}")
 
     def _tell(self, key: str, what: str) -> None:

@@ -8,7 +8,7 @@ from core.trainer.logging.metric_collector import MetricCollector
 
 
 class NullMetricCollector(MetricCollector):
-    """Takes everything that is logged, and keeps nothing."""
+    """Discards everything that is logged."""
 
     def log(self, name: str, value: Any, *options: Any) -> None:
         """Do nothing."""

@@ -384,7 +384,7 @@ class FitLoop:
         self._settle()
 
     def _settle(self) -> None:
-        """Let the ranks agree on a stop, between steps, before and after something long."""
+        """Agree with the other ranks on a stop, between steps, before and after something long."""
         if self.step.ends_window:
             self.stops.settle(self.progress.batch)
 

@@ -46,7 +46,7 @@ def launch(run: Run, sources: Sequence[Source]) -> Any:
 
 
 def _prepare_fit(run: Run, sources: Sequence[Source]) -> None:
-    """Let callbacks find what training begins with; a run that resumes has begun before."""
+    """Call the `before_fit` hooks, in which callbacks search for settings. A run that resumes has them already."""
     for callback in run.callbacks:
         if overrides(callback, "before_fit"):
             callback.before_fit(run.trainer, FitCall(run.module, sources, run.datamodule))

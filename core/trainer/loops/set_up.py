@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def configure_model(run: Run) -> None:
-    """All ranks. Let the module build its large parts."""
+    """All ranks. Call `configure_model`, which builds large layers."""
     if overrides(run.module, "configure_model"):
         run.module.configure_model()
     if run.options.sync_batchnorm and Capability.COLLECTIVES in run.strategy.capabilities:

@@ -108,7 +108,7 @@ def _announce_quick_run(run: Run) -> None:
 
 
 def _set_up(run: Run) -> None:
-    """Let the strategy set everything up. An override may do its part only, and leave out `super().setup(trainer)`."""
+    """Call `strategy.setup`. An override may leave out `super().setup(trainer)`, which is then done here."""
     strategy = run.strategy
     if run.trains and run.options.global_batch_size is not None:
         # The window follows from the loader, and engines want to know it when they are set up.

@@ -293,7 +293,7 @@ class Module(nn.Module, ModuleHooks, ModuleSteps, DataHooks, HasHyperparameters)
             step.after_backward()
 
     def toggle_optimizer(self, optimizer: Optimizer) -> None:
-        """Let only this optimizer's parameters require gradients, until `untoggle_optimizer`."""
+        """Disable gradients of all other parameters than this optimizer's, until `untoggle_optimizer`."""
         self.untoggle_optimizer()
         own = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
         others = [parameter for parameter in self.parameters() if id(parameter) not in own]

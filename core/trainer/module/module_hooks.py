@@ -98,7 +98,7 @@ class ModuleHooks:
 
     @empty_hook
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Take back what `on_save_checkpoint` added. The weights are loaded afterwards."""
+        """Restore what `on_save_checkpoint` added. The weights are loaded afterwards."""
 
     # evaluation -----------------------------------------------------------------------------------------------------
 

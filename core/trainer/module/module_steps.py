@@ -115,7 +115,7 @@ class ModuleSteps:
 
 
 def apply_overrides(run: Run, step: TrainingStep) -> None:
-    """Put what the module does in its own way into the step. Nothing changes for what it doesn't."""
+    """Use the module's overrides of the hooks around the step, such as `optimizer_step`, in this step."""
     module, progress = run.module, run.progress
     if step.manual:
         return

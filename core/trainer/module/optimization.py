@@ -57,7 +57,7 @@ class Scheduler:
         return dict(self.scheduler.state_dict())
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Put back what `state_dict` gave."""
+        """Restore what `state_dict` returned."""
         self.scheduler.load_state_dict(state)
 
 

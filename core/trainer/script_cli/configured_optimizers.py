@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class ConfiguredOptimizers:
-    """Takes the place of a module's `configure_optimizers`. Copies and pickles go with their module.
+    """Replaces a module's `configure_optimizers`. Copied and pickled with its module.
 
     Args:
         module: whose parameters that require gradients are trained.
@@ -55,7 +55,7 @@ def makes_optimizers(module: object) -> bool:
 
 
 def give_optimizers(module: Any, config: Mapping[str, Any]) -> None:
-    """Let a module make the optimizer and the scheduler of a config, if it names any.
+    """Set a module's `configure_optimizers` to the optimizer and the scheduler of a config, if it names any.
 
     Raises:
         ConfigurationError: the module makes them itself, or there is a scheduler alone.

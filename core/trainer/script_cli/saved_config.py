@@ -24,7 +24,7 @@ class SavedConfig(Callback):
     """
 
     def __init__(self, text: str, *, overwrite: bool) -> None:
-        """Take the config.
+        """Create the callback.
 
         Args:
             text: the config, as YAML.

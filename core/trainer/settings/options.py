@@ -145,7 +145,7 @@ def _make_max_time(value: timedelta | Mapping[str, int] | str | None) -> timedel
 def _make_val_check(
     value: int | float | timedelta | Mapping[str, int] | str | None,
 ) -> tuple[int | float | None, timedelta | None]:
-    """Tell an interval in batches from one in time.
+    """Separate an interval in batches from one in time.
 
     Raises:
         ConfigurationError: a time of no known form.

@@ -20,7 +20,7 @@ _CUBLAS = "CUBLAS_WORKSPACE_CONFIG"
 
 @contextmanager
 def torch_modes(options: TrainerOptions) -> Iterator[None]:
-    """All ranks. Tell torch what the Trainer's arguments ask for, and put back what was before."""
+    """All ranks. Set torch's modes by the Trainer's arguments, and restore the previous ones."""
     with ExitStack() as stack:
         if options.deterministic:
             stack.callback(_restore_determinism())

@@ -65,7 +65,7 @@ def interruption(number: int, *, is_agreed: bool = False) -> BaseException:
 class SignalGuard:
     """A context, one stage long, in which signals are answered as this module says. Handlers come back afterwards.
 
-    Handlers of the user's own are left alone. Outside of the main thread nothing is done: Python handles signals in the
+    The user's own handlers are left alone. Outside of the main thread nothing is done: Python handles signals in the
     main thread only.
 
     Attributes:
@@ -74,7 +74,7 @@ class SignalGuard:
     """
 
     def __init__(self, progress: Progress, warnings: Sequence[int] = ()) -> None:
-        """Say what else is listened to.
+        """Create the listener, which installs no handler yet.
 
         Args:
             progress: of training.

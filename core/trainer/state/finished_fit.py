@@ -1,4 +1,4 @@
-"""The parts of a run that would end with `fit`, kept for a checkpoint that is saved once it has returned."""
+"""State that would end with `fit`, kept for a checkpoint that is saved after it has returned."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Position:
 
 @dataclass(frozen=True)
 class FinishedFit:
-    """The parts of a run that ended well from which a later one can go on. They take memory until the next stage.
+    """The state of a successful fit that a later checkpoint needs. It occupies memory until the next stage.
 
     Attributes:
         optimizers: in the order of `configure_optimizers`.
@@ -82,7 +82,7 @@ class FinishedFit:
         return cls(list(strategy.optimizers), list(strategy.lr_schedulers), Position.of(run))
 
     def belongs_to(self, run: Run) -> bool:
-        """Tell whether the optimizers still train the module's parameters. A teardown may have replaced those."""
+        """True if the optimizers still train the module's parameters. A teardown may have replaced those."""
         own = {id(parameter) for parameter in run.module.parameters()}
         return all(
             id(parameter) in own

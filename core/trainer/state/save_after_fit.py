@@ -1,4 +1,4 @@
-"""Checkpoints that are saved when no stage runs, with the optimizers that `fit` has left."""
+"""Saving after `fit` has returned, with the optimizers that it has kept."""
 
 from __future__ import annotations
 

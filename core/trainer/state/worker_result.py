@@ -1,4 +1,4 @@
-"""The changes that a run in other processes has made, on their way back to the caller's objects."""
+"""The result of a stage in other processes, which is copied back into the caller's objects."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Format(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class WorkerResult:
-    """Rank 0's result, weights, metrics, counters and callback states. Picklable; tensors are on the CPU."""
+    """The result of a stage in rank 0's process, with weights, metrics, counters and states. Tensors are on the CPU."""
 
     result: Any
     weights: dict[str, Any]
@@ -59,7 +59,7 @@ class WorkerResult:
         return replace(self, formats={name: Format(own.dtype, own.requires_grad) for name, own in tensors.items()})
 
     def restore(self, run: Run) -> None:
-        """Put everything into the caller's own run, module and callbacks. In the caller's process."""
+        """Copy everything into the caller's own run, module and callbacks. Called in the caller's process."""
         # Parts that the workers have built in this hook have weights, too.
         run.trainer.configure_model()
         self._restore_formats(run.module)

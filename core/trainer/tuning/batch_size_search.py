@@ -58,7 +58,7 @@ class BatchSizeSearch(Callback):
         return {"size": self.size}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take it over."""
+        """Restore the result."""
         self.size = state["size"]
 
     def on_train_start(self, trainer: TrainerViews, module: nn.Module) -> None:
@@ -171,7 +171,7 @@ def _agreed(trainer: TrainerViews, part: Callable[[], None]) -> bool:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Tell errors of too little memory, on whatever device, from others."""
+    """True for an error of too little memory, on any device."""
     text = str(error)
     return isinstance(error, torch.OutOfMemoryError | MemoryError) or any(message in text for message in _MESSAGES)
 

@@ -34,11 +34,11 @@ class LearningRateSearch(Callback):
         return dict(self.curve.results)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take it over."""
+        """Restore the result."""
         self.curve.results = dict(state)
 
     def on_train_start(self, trainer: TrainerViews, module: nn.Module) -> None:
-        """Let the module's schedulers rest, and begin with the smallest rate."""
+        """Disable the module's schedulers, and begin with the smallest rate."""
         trainer.strategy.lr_schedulers = []
         [groups] = [optimizer.param_groups for optimizer in trainer.strategy.optimizers]
         rates = [float(group.get("initial_lr", group["lr"])) for group in groups]

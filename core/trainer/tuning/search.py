@@ -35,7 +35,7 @@ _OWN_STEPS = OWN_OPTIMIZERS | Capability.OWNS_STEP | Capability.OWNS_ACCUMULATIO
 
 
 class _NoLossCheck(NonFiniteLossCheck):
-    """Says nothing: a loss that explodes is what a search looks for."""
+    """Never warns: a search looks for the rate at which the loss explodes."""
 
     def _tell(self, key: str, what: str) -> None:
         pass
@@ -74,7 +74,7 @@ def run_apart(trainer: TrainerViews, call: FitCall, callback: Callback, *, max_s
         run = _search_run(trainer.run, call, callback, max_steps)
         source = _copied_source(call, run.module, run.datamodule)
         run.loaders = Loaders(run.options, [source])
-        # A Trainer of the user's own kind, which has this run and leaves that of the other one alone.
+        # A Trainer of the same class, which has this run and leaves that of the other one alone.
         run.trainer = copy.copy(trainer)
         run.trainer.run = run
         launch(run, [source])

@@ -26,7 +26,7 @@ def can_save_after(trainer: TrainerViews, exception: BaseException) -> bool:
 
 
 def save_after(trainer: TrainerViews, path: str, exception: BaseException, *, weights_only: bool = False) -> None:
-    """Save, and tell where. Batches of an unfinished accumulation window don't count.
+    """Save, and print where. Batches of an unfinished accumulation window don't count.
 
     A failure to save is a warning: the exception is what the user must see.
     """

@@ -1,4 +1,4 @@
-"""Checkpoints as files: a name that is free, a link, an end. All ranks call these together."""
+"""Files of checkpoints: free paths, links, and removal. All ranks call these together."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ def find_free_path(trainer: TrainerViews, folder: str, names: Iterable[str], *, 
         trainer: the running trainer.
         folder: a local one, or a URL.
         names: to try, without an end.
-        own: a path that is about to be replaced, and may be overwritten.
-        taken: paths that are spoken for, though nothing may be there yet.
+        own: the path of the checkpoint that is replaced, which may be used again.
+        taken: paths that are reserved, though nothing may be there yet.
     """
     path = ""
     if trainer.is_global_zero:
@@ -36,7 +36,7 @@ def find_free_path(trainer: TrainerViews, folder: str, names: Iterable[str], *, 
 
 
 def link_checkpoint(trainer: TrainerViews, target: str, path: str) -> None:
-    """All ranks. Let `path` point to `target`; at once, if a link is there already.
+    """All ranks. Make `path` a link to `target`; atomically, if a link is there already.
 
     Args:
         trainer: the running trainer.
@@ -57,7 +57,7 @@ def link_checkpoint(trainer: TrainerViews, target: str, path: str) -> None:
 
 
 def _is_free(trainer: TrainerViews, path: str) -> bool:
-    """Rank 0. Tell whether nothing but a link is at `path`, once a CheckpointIO that removes in the background has."""
+    """Rank 0. True if nothing but a link is at `path`, once a CheckpointIO that removes in the background has."""
     end_s = time.monotonic() + _REMOVAL_S
     while os.path.lexists(path) and not os.path.islink(path):
         if trainer.strategy.checkpoint_io.exists(path) or time.monotonic() > end_s:

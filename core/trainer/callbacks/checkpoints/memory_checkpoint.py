@@ -44,7 +44,7 @@ class MemoryCheckpoint(Callback):
     _shards: NeighbourCheckpointIO | None = None
 
     def __init__(self, every_n_train_steps: int = 1, folder: PathLike | None = None) -> None:
-        """Say how often, and where.
+        """Create the callback.
 
         Args:
             every_n_train_steps: optimizer steps from one to the next. The training thread keeps the state: with two
@@ -72,7 +72,7 @@ class MemoryCheckpoint(Callback):
             return
         if Capability.SHARDED_STATE not in capabilities or not isinstance(strategy, ParallelStrategy):
             raise UnsupportedError(
-                "MemoryCheckpoint keeps a whole copy on each node, or the shards of ranks in a group of torch's. "
+                "MemoryCheckpoint keeps a whole copy on each node, or the shards of ranks in a process group of torch. "
                 f"The ranks of {name} don't have the same parameters, nor such shards. Use ddp, fsdp, or a "
                 "ModelCheckpoint.",
                 capability=Capability.REPLICATED_PARAMETERS,
@@ -85,7 +85,7 @@ class MemoryCheckpoint(Callback):
             )
 
     def teardown(self, trainer: TrainerViews, module: nn.Module, stage: str) -> None:
-        """Let go of the group of ranks, which ends."""
+        """Release the process group, which ends."""
         self._shards = None
 
     def on_train_start(self, trainer: TrainerViews, module: nn.Module) -> None:
@@ -225,7 +225,7 @@ def _is_whole(path: Path) -> bool:
 
 
 def _changed_at(path: str | None) -> float:
-    """The time of a checkpoint's last change; none is oldest, and what isn't local is older than memory."""
+    """Modification time; 0.0 for a missing or a remote checkpoint."""
     return os.path.getmtime(path) if path is not None and os.path.exists(path) else 0.0
 
 

@@ -96,7 +96,7 @@ class ModelCheckpoint(Callback):
         enable_version_counter: bool = True,
         verbose: bool = False,
     ) -> None:
-        """Say what to save, when, and under which name.
+        """Create the callback.
 
         Args:
             dirpath: a folder or URL; None is `checkpoints` in the logger's folder, or in `default_root_dir`.
@@ -159,7 +159,7 @@ class ModelCheckpoint(Callback):
 
     @property
     def state_key(self) -> str:
-        """Tells several of these in one trainer apart."""
+        """Distinguishes several of these in one trainer."""
         return self._key_with(
             monitor=self.monitor,
             mode=self.mode,
@@ -231,7 +231,7 @@ class ModelCheckpoint(Callback):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Put back what `state_dict` gave. Checkpoints in another folder belong to another run, and stay there."""
+        """Restore what `state_dict` returned. Checkpoints in another folder belong to another run, and stay there."""
         best = state["best"]
         self._best_so_far = (best[0], best[1]) if best else None
         self._named_path, self._waits = state.get("named_path"), state.get("waits", False)

@@ -14,7 +14,7 @@ _FIELD = re.compile(r"\{([^{}:]*)(:[^{}]*)?\}")
 
 
 def format_name(pattern: str, values: Mapping[str, float], *, equals: str | None = "=") -> str:
-    """Put values into a pattern: `{epoch}-{val_loss:.2f}` becomes `epoch=3-val_loss=0.12`.
+    """Fill a pattern with values: `{epoch}-{val_loss:.2f}` becomes `epoch=3-val_loss=0.12`.
 
     Args:
         pattern: fields are names of logged metrics, `epoch` and `step`, each with a format if wanted.
@@ -46,5 +46,5 @@ def _format_value(pattern: str, name: str, value: float, form: str) -> str:
     except ValueError as error:
         raise ConfigurationError(
             f"The checkpoint's filename {pattern!r} formats {name!r} by {form!r}, and {error}. "
-            "Expected a format of Python's for numbers, such as '.2f' or '03d'."
+            "Expected a Python format for numbers, such as '.2f' or '03d'."
         ) from None

@@ -28,7 +28,7 @@ class OnExceptionCheckpoint(Callback):
     """Ends the name."""
 
     def __init__(self, dirpath: PathLike, filename: str = "on_exception") -> None:
-        """Say where.
+        """Create the callback.
 
         Args:
             dirpath: a folder or URL.

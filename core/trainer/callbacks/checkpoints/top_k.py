@@ -1,4 +1,4 @@
-"""The choice of the written checkpoints that are worth keeping."""
+"""The best k checkpoints: which to keep, and which `save_top_k` prunes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Literal
 
 @dataclass(slots=True)
 class TopKCheckpoints:
-    """The best checkpoints by score, at most so many.
+    """The best checkpoints by score, `capacity` at most.
 
     Attributes:
         mode: `"min"` if less is better, `"max"` if more is.
@@ -29,7 +29,7 @@ class TopKCheckpoints:
         return self.capacity > 0 and self._rank(score) < self._rank(self.scores[self.worst_path])
 
     def add(self, path: str, score: float) -> str | None:
-        """Keep one more. Returns the path of the one that has to go for it, if any."""
+        """Add a checkpoint. Returns the path of the one to prune for it, if any."""
         # A checkpoint that is overwritten makes room by itself.
         self.scores.pop(path, None)
         evicted = self.worst_path if 0 <= self.capacity <= len(self.scores) else None
@@ -55,7 +55,7 @@ class TopKCheckpoints:
 
     @property
     def worst_path(self) -> str:
-        """Path of the one that goes next; of several equally bad ones, the first. Empty if there is none."""
+        """Path of the one to prune next; of several equally bad ones, the first. Empty if there is none."""
         return max(self.scores, key=lambda path: self._rank(self.scores[path]), default="")
 
     def _rank(self, score: float) -> float:

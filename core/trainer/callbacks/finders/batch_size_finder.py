@@ -36,7 +36,7 @@ class BatchSizeFinder(Callback):
         max_trials: int = 25,
         batch_arg_name: str = "batch_size",
     ) -> None:
-        """Say how to search.
+        """Create the callback.
 
         Args:
             mode: `"power"` doubles the size until it doesn't fit; `"binsearch"` then halves the interval that is left.
@@ -62,7 +62,7 @@ class BatchSizeFinder(Callback):
         return {"batch_size": self.optimal_batch_size}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take it over."""
+        """Restore the result."""
         self.optimal_batch_size = state["batch_size"]
 
     def on_save_checkpoint(self, trainer: TrainerViews, module: nn.Module, checkpoint: dict[str, Any]) -> None:

@@ -40,7 +40,7 @@ class LearningRateFinder(Callback):
         update_attr: bool = True,
         attr_name: str = "",
     ) -> None:
-        """Say which rates to try.
+        """Create the callback.
 
         Args:
             min_lr: the first rate.
@@ -77,7 +77,7 @@ class LearningRateFinder(Callback):
         return {"learning_rate": self.learning_rate}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take it over."""
+        """Restore the result."""
         self.learning_rate = state["learning_rate"]
 
     def on_load_checkpoint(self, trainer: TrainerViews, module: nn.Module, checkpoint: dict[str, Any]) -> None:

@@ -23,7 +23,7 @@ class DeviceStatsMonitor(Callback):
     """
 
     def __init__(self, cpu_stats: bool = False) -> None:
-        """Say what to log.
+        """Create the callback.
 
         Args:
             cpu_stats: also load and memory of the machine, which takes the package psutil.

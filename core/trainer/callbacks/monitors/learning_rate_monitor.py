@@ -28,7 +28,7 @@ class LearningRateMonitor(Callback):
         log_momentum: bool = False,
         log_weight_decay: bool = False,
     ) -> None:
-        """Say how often.
+        """Create the callback.
 
         Args:
             logging_interval: with the other metrics of steps, every `log_every_n_steps`, or once an epoch. None: by

@@ -38,7 +38,7 @@ class ThroughputMonitor(Callback):
         flops_per_batch: float | Callable[[Any], float] | None = None,
         peak_flops_per_s: float | None = None,
     ) -> None:
-        """Say what to count. Functions get a batch on the device; one that reads its values makes it wait each step.
+        """Create the callback. Functions get a batch on the device; reading its values waits for the device each step.
 
         Args:
             batch_size_fn: samples of a batch; None counts them as `self.log` does: the first dimension of its first

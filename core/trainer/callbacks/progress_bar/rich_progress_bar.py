@@ -40,7 +40,7 @@ class RichProgressBar(ProgressBar):
         leave: bool = True,
         console: Console | None = None,
     ) -> None:
-        """Say how often to draw.
+        """Create the callback.
 
         Args:
             refresh_interval_s: redraw the bar at most so often.
@@ -163,7 +163,7 @@ class RichProgressBar(ProgressBar):
         self._begin_loaders("Test", trainer.loaders.test)
 
     def on_test_end(self, trainer: TrainerViews, module: nn.Module) -> None:
-        """Tell the results."""
+        """Print the results."""
         self._end()
         self._tell_results(trainer, "Test")
 

@@ -45,7 +45,7 @@ class BackboneFinetuning(BaseFinetuning):
         verbose: bool = False,
         rounding: int = 12,
     ) -> None:
-        """Say when, and how fast.
+        """Create the callback.
 
         Args:
             unfreeze_backbone_at_epoch: the first epoch in which the backbone is trained, from 0.

@@ -31,7 +31,7 @@ class EMA(WeightAveraging):
         use_buffers: bool = False,
         device: torch.device | str | None = None,
     ) -> None:
-        """Say how fast to forget.
+        """Create the callback.
 
         Args:
             decay: weight of the past, 0 to 1.

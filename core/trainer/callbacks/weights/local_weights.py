@@ -22,7 +22,7 @@ class LocalWeights(nn.Module):
     """
 
     def __init__(self, strategy: Any, module: nn.Module, leaves: Mapping[str, Any], num_parameters: int) -> None:
-        """Take what `find_local_weights` has found.
+        """Wrap the tensors that `find_local_weights` has found.
 
         Args:
             strategy: that keeps the weights.
@@ -53,7 +53,7 @@ class LocalWeights(nn.Module):
         return copied
 
     def notify(self) -> None:
-        """All ranks. Tell a strategy that computes with copies of these tensors that they have changed."""
+        """All ranks. Notify a strategy that computes with copies of these tensors that they have changed."""
         strategy, module = self._whose
         # DTensors are what the model computes with; an engine's parts are masters, from which it has still to copy.
         if Capability.SHARDED_STATE in strategy.capabilities and not any(map(_is_dtensor, self.leaves.values())):

@@ -50,7 +50,7 @@ class ModelPruning(Callback):
         verbose: Literal[0, 1, 2] = 0,
         prune_on_train_epoch_end: bool = True,
     ) -> None:
-        """Say what is pruned, how much, and when.
+        """Create the callback.
 
         Args:
             pruning_fn: `"l1_unstructured"`, `"random_unstructured"`, `"ln_structured"`, `"random_structured"`, or a
@@ -151,7 +151,7 @@ class ModelPruning(Callback):
         self._tell(trainer)
 
     def _compute(self, own: dict[str, nn.Parameter], amount: int | float) -> dict[str, Tensor]:
-        """The masks of torch's functions, on copies that carry the last masks."""
+        """The masks of torch functions, on copies that carry the last masks."""
         holders = {name: _holder(parameter, self._masks.get(name)) for name, parameter in own.items()}
         if self.use_global_unstructured:
             assert isinstance(self.pruning_fn, str)

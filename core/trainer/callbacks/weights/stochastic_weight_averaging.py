@@ -41,7 +41,7 @@ class StochasticWeightAveraging(WeightAveraging):
         update_batch_norm: bool = True,
         device: torch.device | str | None = None,
     ) -> None:
-        """Say when, and with which learning rate.
+        """Create the callback.
 
         Args:
             swa_lrs: the learning rate, or one for each parameter group.
@@ -118,7 +118,7 @@ class StochasticWeightAveraging(WeightAveraging):
             self._begin(trainer)
 
     def on_train_epoch_end(self, trainer: TrainerViews, module: nn.Module) -> None:
-        """Take the epoch's weights into the average."""
+        """Update the average with the epoch's weights."""
         if self._schedulers:
             self.update()
             for scheduler in self._schedulers:
@@ -142,7 +142,7 @@ class StochasticWeightAveraging(WeightAveraging):
             trainer.strategy.lr_schedulers = []
 
     def on_load_checkpoint(self, trainer: TrainerViews, module: nn.Module, checkpoint: dict[str, Any]) -> None:
-        """Take the average and the learning rate's course."""
+        """Restore the average and the learning rate schedulers."""
         super().on_load_checkpoint(trainer, module, checkpoint)
         self._restored = checkpoint["schedulers"] or None
 

@@ -38,7 +38,7 @@ class WeightAveraging(Callback):
         evaluates_in_fit: bool = False,
         evaluates: bool = True,
     ) -> None:
-        """Say how to average.
+        """Create the callback.
 
         Args:
             average_fn: torch's `multi_avg_fn`, such as `get_ema_multi_avg_fn(0.999)`; None weighs all equally.
@@ -62,13 +62,13 @@ class WeightAveraging(Callback):
         return int(self._average.n_averaged) if self._average is not None else 0
 
     def update(self) -> None:
-        """All ranks. Take the present weights into the average."""
+        """All ranks. Update the average with the current weights."""
         assert self._average is not None
         assert self._source is not None
         self._average.update_parameters(self._source)
 
     def give_back(self) -> None:
-        """All ranks. Let the module have its own weights again, if a validation run has the average."""
+        """All ranks. Restore the trained weights, if a validation run has the average."""
         if self._is_exchanged:
             self._exchange()
 
@@ -141,7 +141,7 @@ class WeightAveraging(Callback):
             checkpoint["average"] = self._source.placed(self._average.module, whole=is_whole)
 
     def on_load_checkpoint(self, trainer: TrainerViews, module: nn.Module, checkpoint: dict[str, Any]) -> None:
-        """Take the average.
+        """Restore the average.
 
         Raises:
             CheckpointError: it belongs to another model.
@@ -170,7 +170,7 @@ class WeightAveraging(Callback):
         self._lend(trainer)
 
     def on_validation_end(self, trainer: TrainerViews, module: nn.Module) -> None:
-        """Take it back."""
+        """Restore the trained weights."""
         self.give_back()
 
     def on_test_start(self, trainer: TrainerViews, module: nn.Module) -> None:
@@ -178,7 +178,7 @@ class WeightAveraging(Callback):
         self._lend(trainer)
 
     def on_test_end(self, trainer: TrainerViews, module: nn.Module) -> None:
-        """Take it back."""
+        """Restore the trained weights."""
         self.give_back()
 
     def on_predict_start(self, trainer: TrainerViews, module: nn.Module) -> None:
@@ -186,7 +186,7 @@ class WeightAveraging(Callback):
         self._lend(trainer)
 
     def on_predict_end(self, trainer: TrainerViews, module: nn.Module) -> None:
-        """Take it back."""
+        """Restore the trained weights."""
         self.give_back()
 
     def _lend(self, trainer: TrainerViews) -> None:

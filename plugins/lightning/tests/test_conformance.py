@@ -1,5 +1,5 @@
 """core-lightning against the conformance kit."""
 
-from core_lightning.conformance import TestLightningFile
+from core_lightning.conformance import TestLightningFile, TestLightningReader
 
-__all__ = ["TestLightningFile"]
+__all__ = ["TestLightningFile", "TestLightningReader"]

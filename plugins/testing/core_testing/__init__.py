@@ -22,6 +22,7 @@ from core_testing._version import __version__
 if TYPE_CHECKING:
     from core_testing.accelerator import AcceleratorConformance
     from core_testing.checkpoint_io import CheckpointIOConformance
+    from core_testing.checkpoint_reader import CheckpointReaderConformance
     from core_testing.click_command import CommandConformance
     from core_testing.cluster_environment import ClusterEnvironmentConformance
     from core_testing.conformance import Conformance
@@ -42,6 +43,7 @@ __all__ = [
     "AcceleratorConformance",
     "Backend",
     "CheckpointIOConformance",
+    "CheckpointReaderConformance",
     "ClusterEnvironmentConformance",
     "CommandConformance",
     "Conformance",
@@ -75,6 +77,7 @@ __getattr__, __dir__ = lazy_exports(
             "Rank",
         ),
         ".checkpoint_io": ("CheckpointIOConformance",),
+        ".checkpoint_reader": ("CheckpointReaderConformance",),
         ".cluster_environment": ("ClusterEnvironmentConformance",),
         ".click_command": ("CommandConformance",),
         ".conformance": ("Conformance",),

@@ -19,6 +19,7 @@ from core import Capability
 from core.registry import CORE, REGISTRIES, plugin_manager, split_name
 from core_testing.accelerator import AcceleratorConformance
 from core_testing.checkpoint_io import CheckpointIOConformance
+from core_testing.checkpoint_reader import CheckpointReaderConformance
 from core_testing.click_command import CommandConformance
 from core_testing.cluster_environment import ClusterEnvironmentConformance
 from core_testing.conformance import Conformance
@@ -40,7 +41,8 @@ _PLAIN: Mapping[str, type[Conformance[Any]]] = {
     suite.kind: suite
     for suite in (
         *(StrategyConformance, AcceleratorConformance, PrecisionConformance, CheckpointIOConformance),
-        *(ClusterEnvironmentConformance, LauncherConformance, LoggerConformance, CommandConformance),
+        *(CheckpointReaderConformance, ClusterEnvironmentConformance, LauncherConformance),
+        *(LoggerConformance, CommandConformance),
     )
 }
 _MODULE = "conformance"

@@ -19,6 +19,7 @@ SUITES = {
     "accelerator": core_testing.AcceleratorConformance,
     "precision": core_testing.PrecisionConformance,
     "checkpoint io": core_testing.CheckpointIOConformance,
+    "checkpoint reader": core_testing.CheckpointReaderConformance,
     "cluster environment": core_testing.ClusterEnvironmentConformance,
     "launcher": core_testing.LauncherConformance,
     "logger": core_testing.LoggerConformance,

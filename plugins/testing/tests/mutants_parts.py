@@ -18,6 +18,7 @@ from core import (
     CheckpointCorruptedError,
     CheckpointError,
     CheckpointNotFoundError,
+    CheckpointReader,
     NumberFormats,
     Precision,
 )
@@ -523,3 +524,96 @@ class IgnoresOptions(click.Command):
     def __init__(self):
         rest = click.Argument(["rest"], nargs=-1, type=click.UNPROCESSED)
         super().__init__("odd", params=[rest], help="Do.", context_settings={"ignore_unknown_options": True})
+
+
+def reader(test):
+    """A mutant of the reader of notes. Each has a mark of its own, since every reader is asked for every file."""
+
+    def put(plugin):
+        plugin.mark = f"{plugin.__name__}_version"
+
+        def content(suite):
+            return {plugin.mark: 3, "weights": {"layer.weight": torch.ones(2)}, "log": ["begun", "ended"]}
+
+        return mutant(test, "checkpoint reader", "test_documents_itself", content=content)(plugin)
+
+    return put
+
+
+class NotesReader(CheckpointReader):
+    """Reads notes."""
+
+    program = "Notes"
+    unread = frozenset({"log"})
+
+    def recognizes(self, head):
+        return self.mark.encode() in head
+
+    def translate(self, saved):
+        return {"format": {"version": 1, "notes": saved[self.mark]}, "model": dict(saved["weights"])}
+
+
+@reader("test_names_its_program")
+class ReadsForNobody(NotesReader):
+    """Doesn't name its program."""
+
+    program = ""
+
+
+@reader("test_recognizes_its_file")
+class WantsTheWholeFile(NotesReader):
+    """Looks for a mark at the end of a file, of which it gets the beginning."""
+
+    def recognizes(self, head):
+        return super().recognizes(head) and not head.endswith(bytes(8))
+
+
+@reader("test_leaves_other_files_alone")
+class TakesAnyWeights(NotesReader):
+    """Recognizes every file with a state_dict in it."""
+
+    def recognizes(self, head):
+        return super().recognizes(head) or b"state_dict" in head
+
+
+@reader("test_reads_a_file")
+class KnowsAnotherMark(NotesReader):
+    """Doesn't recognize its file."""
+
+    def recognizes(self, head):
+        return b"another_mark" in head
+
+
+@reader("test_a_trainer_takes_it")
+class LeavesOutTheFormat(NotesReader):
+    """Leaves out the section by which the core knows a run's state."""
+
+    def translate(self, saved):
+        return {"model": super().translate(saved)["model"]}
+
+
+@reader("test_leaves_the_content_as_it_is")
+class EmptiesTheContent(NotesReader):
+    """Takes the weights out of what it was given."""
+
+    def translate(self, saved):
+        state = super().translate(saved)
+        saved["weights"].clear()
+        return state
+
+
+@reader("test_a_damaged_file_is_said")
+class AssertsItsSections(NotesReader):
+    """Takes for granted that weights are there."""
+
+    def translate(self, saved):
+        assert "weights" in saved
+        return super().translate(saved)
+
+
+@reader("test_unread_sections_are_not_needed")
+class ReadsTheUnread(NotesReader):
+    """Reads a section that it says it leaves alone."""
+
+    def translate(self, saved):
+        return {**super().translate(saved), "hyper_parameters": {"log": len(saved.get("log", ()))}}

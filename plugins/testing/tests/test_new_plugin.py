@@ -15,6 +15,7 @@ FORMS = {
     "accelerator": ("--kind", "accelerator"),
     "precision": ("--kind", "precision"),
     "checkpoint-io": ("--kind", "checkpoint-io"),
+    "checkpoint-reader": ("--kind", "checkpoint-reader"),
     "cluster-environment": ("--kind", "cluster-environment"),
     "logger": ("--kind", "logger"),
 }

@@ -79,6 +79,13 @@ _FORMS = {
         'Trainer(plugins=["$alias"])',
         ("fsspec>=2024.2.0", "torch>=2.9"),
     ),
+    "checkpoint-reader": _Form(
+        "checkpoint reader",
+        "reader",
+        "Reader",
+        "A checkpoint reader for core: runs go on from the files of another program.",
+        'Trainer().fit(module, ckpt_path="theirs.ckpt")',
+    ),
     "cluster-environment": _Form(
         "cluster environment",
         "environment",

@@ -28,10 +28,10 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from core.checkpoint import joint_writing
-from core.checkpoint.local_folder import LocalFolder
-from core.checkpoint.opened import OpenedCheckpoint
-from core.checkpoint.part_writer import PartWriter
+from core.checkpoint.folder.local_folder import LocalFolder
+from core.checkpoint.folder.reader import FolderReader
+from core.checkpoint.folder.writer import PartWriter
+from core.checkpoint.joint import writing
 from core.contract import Chunk, ShardedLeaf
 from core.strategies import gather_tree, rounds
 from core.strategies.fingerprint import exchange
@@ -229,7 +229,7 @@ class RankZero:
             return obj
         part = PartWriter(state_of(rank, self.size, self._num_leaves), rank)
         entries = part.write(self._folder, self._token)
-        return None, (joint_writing._packed(entries), part.num_written, part.written)
+        return None, (writing._packed(entries), part.num_written, part.written)
 
     def _count(self, message: bytes) -> None:
         self.row.messages += 1
@@ -240,7 +240,7 @@ def save(folder: LocalFolder, num_ranks: int, state: dict[str, Any], what: str) 
     """Save as rank 0, whatever is there."""
     collectives = RankZero(folder, num_ranks, len(state["model"]))
     began_s = time.thread_time()
-    joint_writing.write(folder, state, collectives)  # type: ignore[arg-type]  # it is asked for these two only
+    writing.write(folder, state, collectives)  # type: ignore[arg-type]  # it is asked for these two only
     collectives.row.seconds = time.thread_time() - began_s - collectives.others_s
     return [dataclasses.replace(collectives.row, what=what)]
 
@@ -267,7 +267,7 @@ def load(path: Path, num_ranks: int, num_leaves: int, num_readers: int, what: st
     leaf = ShardedLeaf((num_ranks, COLUMNS), torch.float32, (part,))
     targets = {"model": {f"layer.{number}.weight": leaf for number in range(num_leaves)}}
     began_s = time.thread_time()
-    OpenedCheckpoint(folder, folder.read_manifest(), (rank, num_readers)).plan(targets).fill()
+    FolderReader(folder, folder.read_manifest(), (rank, num_readers)).plan(targets).fill()
     folder.row.seconds = time.thread_time() - began_s
     assert part.tensor.min() == 1
     return folder.row

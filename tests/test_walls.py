@@ -23,6 +23,9 @@ BACKENDS = re.compile(
 
 
 TENANT_FILES = sorted(ROOT.glob("core/trainer/**/*.py"))
+STORAGE_FILES = sorted(ROOT.glob("core/checkpoint/**/*.py"))
+INSIDES = {"core.checkpoint.building_blocks"}
+"""Public modules within a public package, for authors who build on what it has."""
 FOREIGN = {"_forward_cache", "_getframe", "_make"}
 """The private names that the Trainer takes from torchmetrics, the interpreter and named tuples."""
 
@@ -39,13 +42,18 @@ def imported_names(path):
         yield from (name for name in names if name.split(".")[0] == "core")
 
 
+def public_names(module):
+    """The `__all__` of `core`, of a public subpackage, or of what is public within one."""
+    return importlib.import_module(module).__all__ if module.count(".") < 2 or module in INSIDES else ()
+
+
 @pytest.mark.parametrize("path", PLUGIN_FILES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_a_plugin_imports_public_names_only(path):
     """Those in the `__all__` of `core` and of its public subpackages."""
     for dotted in imported_names(path):
         module, _, name = dotted.rpartition(".")
-        public = importlib.import_module(module).__all__ if module.count(".") < 2 else ()
-        assert name in public, f"{path}: {dotted} is not public. If a backend needs it, extend core.contract, for all"
+        message = f"{path}: {dotted} is not public. If a backend needs it, extend core.contract, for all"
+        assert name in public_names(module), message
 
 
 @pytest.mark.parametrize("path", TENANT_FILES, ids=lambda path: str(path.relative_to(ROOT)))
@@ -73,23 +81,46 @@ def test_the_trainer_looks_into_no_object_of_the_rest():
     assert asked - defined - kept - FOREIGN == set()
 
 
-def floors_of_the_trainer():
-    """A floor for each room of `core.trainer`, 0 the highest, as import-linter's contract has them."""
+def floors_of(contract_id):
+    """A floor for each room, 0 the highest, as import-linter's contract has them."""
     config = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["importlinter"]
-    [rooms] = [contract for contract in config["contracts"] if contract["id"] == "rooms"]
+    [rooms] = [contract for contract in config["contracts"] if contract["id"] == contract_id]
     return {room: floor for floor, line in enumerate(rooms["layers"]) for room in line.split(" | ")}
+
+
+def assert_imports_point_down(path, package, contract_id, cure):
+    """Import-linter doesn't see imports that only type checkers run; by these, all modules would know each other."""
+    floors = floors_of(contract_id)
+    room = path.relative_to(ROOT / package.replace(".", "/")).with_suffix("").parts[0]
+    for dotted in imported_names(path):
+        other = [*dotted.split("."), ""][2]
+        if room != "__init__" and dotted.startswith(f"{package}.") and other != room:
+            assert floors[other] > floors[room], f"{path}: {dotted} is on a floor above, or beside. {cure}"
 
 
 @pytest.mark.parametrize("path", TENANT_FILES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_the_rooms_of_the_trainer_import_downwards_for_types_too(path):
-    """Import-linter doesn't see imports that only type checkers run; by these, all modules would know each other."""
-    floors = floors_of_the_trainer()
-    room = path.relative_to(ROOT / "core/trainer").with_suffix("").parts[0]
+    assert_imports_point_down(path, "core.trainer", "rooms", "Take a Run, or move what both need down")
+
+
+@pytest.mark.parametrize("path", STORAGE_FILES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_the_rooms_of_storage_import_downwards_for_types_too(path):
+    assert_imports_point_down(path, "core.checkpoint", "storage", "Move what both need down")
+
+
+def test_storage_has_few_rooms():
+    rooms = floors_of("storage")
+    assert len(rooms) <= 20, f"{len(rooms)} rooms. Put the new module into the room of its subject"
+
+
+@pytest.mark.parametrize("path", sorted(ROOT.glob("core/checkpoint/neighbour/*.py")), ids=lambda path: path.stem)
+def test_the_neighbours_checkpoint_imports_public_names_only(path):
+    """It shows that a CheckpointIO of another package can be built on the core's folder."""
     for dotted in imported_names(path):
-        other = [*dotted.split("."), ""][2]
-        if room != "__init__" and dotted.startswith("core.trainer.") and other != room:
-            message = f"{path}: {dotted} is on a floor above, or beside. Take a Run, or move what both need down"
-            assert floors[other] > floors[room], message
+        module, _, name = dotted.rpartition(".")
+        if dotted.startswith("core.checkpoint.") and "neighbour" not in module:
+            message = f"{path}: {dotted} is not public. If a CheckpointIO needs it, add it to building_blocks.py"
+            assert name in public_names(module), message
 
 
 @pytest.mark.parametrize("name", ["callbacks", "profilers"])

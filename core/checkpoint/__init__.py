@@ -6,19 +6,19 @@ from core.contract.checkpoint_io import CheckpointIO, Collectives
 from core.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
+    from core.checkpoint.any_form.formats import load_checkpoint, verify_checkpoint
     from core.checkpoint.async_io import AsyncCheckpointIO
-    from core.checkpoint.device_copies import await_copies
+    from core.checkpoint.copies.device_copies import await_copies
     from core.checkpoint.distributed_io import DistributedCheckpointIO
-    from core.checkpoint.finding import newest_valid
-    from core.checkpoint.formats import load_checkpoint, verify_checkpoint
-    from core.checkpoint.left_over import sweep_folder
-    from core.checkpoint.mapped_file import load_mapped
-    from core.checkpoint.neighbour_io import NeighbourCheckpointIO
-    from core.checkpoint.plain_state import to_plain
-    from core.checkpoint.random_state import check_random_state, collect_random_state, restore_random_state
+    from core.checkpoint.file.mapped_file import load_mapped
+    from core.checkpoint.neighbour.neighbour_io import NeighbourCheckpointIO
     from core.checkpoint.safetensors_io import SafetensorsCheckpointIO
+    from core.checkpoint.state.plain_state import to_plain
+    from core.checkpoint.state.random_state import check_random_state, collect_random_state, restore_random_state
+    from core.checkpoint.state.whole import gather_whole
     from core.checkpoint.torch_io import TorchCheckpointIO
-    from core.checkpoint.whole import gather_whole
+    from core.checkpoint.upkeep.finding import newest_valid
+    from core.checkpoint.upkeep.stale import sweep_folder
 
 __all__ = [
     "AsyncCheckpointIO",
@@ -45,25 +45,25 @@ __getattr__, __dir__ = lazy_exports(
     __name__,
     {
         ".async_io": ("AsyncCheckpointIO",),
-        ".device_copies": ("await_copies",),
+        ".copies.device_copies": ("await_copies",),
         ".distributed_io": ("DistributedCheckpointIO",),
-        ".finding": ("newest_valid",),
-        ".formats": (
+        ".upkeep.finding": ("newest_valid",),
+        ".any_form.formats": (
             "load_checkpoint",
             "verify_checkpoint",
         ),
-        ".left_over": ("sweep_folder",),
-        ".mapped_file": ("load_mapped",),
-        ".neighbour_io": ("NeighbourCheckpointIO",),
-        ".plain_state": ("to_plain",),
-        ".random_state": (
+        ".file.mapped_file": ("load_mapped",),
+        ".upkeep.stale": ("sweep_folder",),
+        ".neighbour.neighbour_io": ("NeighbourCheckpointIO",),
+        ".state.plain_state": ("to_plain",),
+        ".state.random_state": (
             "check_random_state",
             "collect_random_state",
             "restore_random_state",
         ),
         ".safetensors_io": ("SafetensorsCheckpointIO",),
         ".torch_io": ("TorchCheckpointIO",),
-        ".whole": ("gather_whole",),
+        ".state.whole": ("gather_whole",),
     },
     kind="checkpoint io",
 )

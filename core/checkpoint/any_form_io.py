@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from core.checkpoint.agreement import on_rank_zero
+from core.checkpoint.joint.agreement import on_rank_zero
 from core.contract.checkpoint_io import CheckpointIO
 
 # Every run has one of these, and not every run saves or loads: what only that needs is imported in the methods.
@@ -21,13 +21,13 @@ class AnyFormCheckpointIO(CheckpointIO):
         Raises:
             CheckpointError: it can't be deleted, or a folder is there that isn't a checkpoint. Raised on all ranks.
         """
-        from core.checkpoint import formats
+        from core.checkpoint.any_form import formats
 
         on_rank_zero(collectives, lambda: formats.remove(path))
 
     def exists(self, path: PathLike) -> bool:
         """Rank 0. Tell whether a complete checkpoint is at `path`, in whichever form."""
-        from core.checkpoint.folder import folder_of
+        from core.checkpoint.folder.folder import folder_of
 
         return folder_of(path).exists()
 
@@ -38,6 +38,6 @@ class AnyFormCheckpointIO(CheckpointIO):
             CheckpointNotFoundError: nothing is there.
             CheckpointCorruptedError: it is damaged; the file is named.
         """
-        from core.checkpoint import formats
+        from core.checkpoint.any_form import formats
 
         formats.verify_checkpoint(path)

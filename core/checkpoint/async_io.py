@@ -8,9 +8,9 @@ import warnings
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import TYPE_CHECKING, Any, Literal
 
-from core.checkpoint.agreement import together
+from core.checkpoint.copies.staging import StagingMemory
 from core.checkpoint.distributed_io import DistributedCheckpointIO
-from core.checkpoint.staging import StagingMemory
+from core.checkpoint.joint.agreement import together
 from core.contract.checkpoint_io import CheckpointIO
 
 if TYPE_CHECKING:

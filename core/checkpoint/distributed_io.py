@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
-from core.checkpoint.agreement import together
 from core.checkpoint.any_form_io import AnyFormCheckpointIO
+from core.checkpoint.joint.agreement import together
 from core.contract.errors import CheckpointError
 
 # What only saving or loading needs is imported in the methods.
 if TYPE_CHECKING:
-    from core.checkpoint.opened import OpenedCheckpoint
+    from core.checkpoint.folder.reader import FolderReader
     from core.contract.checkpoint_io import Collectives, PathLike
 
 
@@ -32,7 +32,7 @@ class DistributedCheckpointIO(AnyFormCheckpointIO):
 
     layout = "sharded"
     verifies_first = False  # for subclasses with an `__init__` of their own
-    _described: OpenedCheckpoint | None = None
+    _described: FolderReader | None = None
     """The checkpoint that was described last, until it is loaded: it needn't be opened again."""
 
     def __init__(self, *, verifies_first: bool = False) -> None:
@@ -59,11 +59,12 @@ class DistributedCheckpointIO(AnyFormCheckpointIO):
                 Raised on all ranks.
         """
         assert state is not None, "every rank has its part of a state of layout 'sharded'"
-        from core.checkpoint import joint_writing, messages
-        from core.checkpoint.folder import folder_of
+        from core.checkpoint.folder.folder import folder_of
+        from core.checkpoint.joint import writing
+        from core.checkpoint.storage import messages
 
         try:
-            joint_writing.write(folder_of(path), state, collectives)
+            writing.write(folder_of(path), state, collectives)
         except CheckpointError:
             raise
         except Exception as error:
@@ -89,7 +90,8 @@ class DistributedCheckpointIO(AnyFormCheckpointIO):
             CheckpointError: it can't be read, or a tensor to fill has another shape. If its `overwritten` is true, the
                 tensors to fill are overwritten in part on some rank; otherwise they are as they were on all.
         """
-        from core.checkpoint import formats, messages
+        from core.checkpoint.any_form import formats
+        from core.checkpoint.storage import messages
 
         # Agreed on before a byte is written: what only one rank can't load leaves the others as they were.
         share = (collectives.rank, collectives.size)
@@ -105,9 +107,9 @@ class DistributedCheckpointIO(AnyFormCheckpointIO):
         """All ranks. The damage that ranks find, each in what it wrote, or as many ranks would have."""
         if type(self).verify_checkpoint is not AnyFormCheckpointIO.verify_checkpoint:
             return super().find_damage(path, collectives=collectives)  # a subclass has its own idea of what is whole
-        from core.checkpoint import joint_verifying
+        from core.checkpoint.joint import verifying
 
-        return joint_verifying.damage_of(path, collectives)
+        return verifying.damage_of(path, collectives)
 
     def describe_checkpoint(self, path: PathLike, *, collectives: Collectives) -> dict[str, Any] | None:
         """All ranks. What was saved at `path`, with a `TensorDescription` in the place of each tensor.
@@ -118,7 +120,7 @@ class DistributedCheckpointIO(AnyFormCheckpointIO):
         Raises:
             CheckpointError: as `load_checkpoint`.
         """
-        from core.checkpoint import formats
+        from core.checkpoint.any_form import formats
 
         self._described = None
         found = together(collectives, lambda: formats.describe(path, (collectives.rank, collectives.size)))

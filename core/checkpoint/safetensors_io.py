@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from typing import TYPE_CHECKING, Any
 
-from core.checkpoint import safetensors_file
+from core.checkpoint.file import safetensors_file
 from core.checkpoint.single_file_io import SingleFileCheckpointIO
 
 if TYPE_CHECKING:

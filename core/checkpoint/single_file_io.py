@@ -5,9 +5,9 @@ from __future__ import annotations
 import abc
 from typing import TYPE_CHECKING, Any
 
-from core.checkpoint import finding, formats
-from core.checkpoint.agreement import on_rank_zero, together
+from core.checkpoint.any_form import dates, formats
 from core.checkpoint.any_form_io import AnyFormCheckpointIO
+from core.checkpoint.joint.agreement import on_rank_zero, together
 
 if TYPE_CHECKING:
     from core.contract.checkpoint_io import Collectives, PathLike
@@ -37,7 +37,7 @@ class SingleFileCheckpointIO(AnyFormCheckpointIO):
 
         def write() -> None:
             assert state is not None, "rank 0 has the state of layout 'full'"
-            finding.look_beside(path)
+            dates.look_beside(path)
             self.write_file(state, path)
 
         on_rank_zero(collectives, write)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from core.checkpoint import torch_file
+from core.checkpoint.file import torch_file
 from core.checkpoint.single_file_io import SingleFileCheckpointIO
 
 if TYPE_CHECKING:

@@ -17,9 +17,9 @@ from core.contract.errors import CheckpointError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from core.checkpoint.left_over import LeftOver
-    from core.checkpoint.listing import Listed
-    from core.checkpoint.summary import Summary, TensorRow
+    from core.checkpoint.upkeep.listing import Listed
+    from core.checkpoint.upkeep.stale import Removable
+    from core.checkpoint.upkeep.summary import Summary, TensorRow
 
 _EXAMPLES = """\b
 Examples:
@@ -105,15 +105,15 @@ def gc(ctx: click.Context, folders: tuple[str, ...], keep: int | None, delete: b
     ctx.exit(int(failed))
 
 
-def _doomed(folder: str, keep: int | None, stopped: bool) -> Iterator[LeftOver]:
+def _doomed(folder: str, keep: int | None, stopped: bool) -> Iterator[Removable]:
     """The files that are to go, one by one: while a left-over is handed out, its folder is locked."""
-    from core.checkpoint.left_over import left_overs
-    from core.checkpoint.retention import obsolete
+    from core.checkpoint.upkeep.gc import collectable
+    from core.checkpoint.upkeep.stale import stale_files
 
-    yield from left_overs(folder, stopped=stopped)
+    yield from stale_files(folder, stopped=stopped)
     if keep:
         with working(f"Verifying what stays in {folder}"):
-            checkpoints = obsolete(folder, keep)
+            checkpoints = collectable(folder, keep)
         yield from checkpoints
 
 
@@ -126,7 +126,7 @@ def _explained(folder: str) -> Iterator[None]:
 
 
 def _listed(folder: str, verify: bool) -> list[Listed]:
-    from core.checkpoint.listing import list_checkpoints
+    from core.checkpoint.upkeep.listing import list_checkpoints
 
     with _explained(folder), working(f"Verifying {folder}" if verify else f"Looking through {folder}") as report:
         return list_checkpoints(folder, verify=verify, progress=report)
@@ -150,7 +150,7 @@ def _age(saved_at_s: float) -> str:
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON object.")
 def inspect(path: str, tensors: bool, as_json: bool) -> None:
     """Show what is in a checkpoint: sections, sizes, dtypes, and the strategy and world size that wrote it."""
-    from core.checkpoint.summary import summarize
+    from core.checkpoint.upkeep.summary import summarize
 
     summary = summarize(path)
     if as_json:
@@ -208,7 +208,7 @@ def consolidate(source: str, target: str) -> None:
 
 
 def _convert(source: str, target: str, form: str, reader: str | None = None) -> None:
-    from core.checkpoint.conversion import convert_checkpoint
+    from core.checkpoint.upkeep.conversion import convert_checkpoint
     from core.registry import CHECKPOINT_IO_REGISTRY
 
     create = CHECKPOINT_IO_REGISTRY.create

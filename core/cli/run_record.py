@@ -15,7 +15,7 @@ from core.contract.errors import CoreError
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from core.checkpoint.manifest import Manifest
+    from core.checkpoint.format.manifest import Manifest
 
 Series = list[tuple[float, float]]
 
@@ -120,7 +120,8 @@ def _read_object(path: Path) -> dict[str, Any]:
 
 
 def _find_checkpoints(folder: Path) -> list[CheckpointRecord]:
-    from core.checkpoint import digest, formats, manifest
+    from core.checkpoint.any_form import formats
+    from core.checkpoint.format import digest, manifest
 
     found = []
     for path in sorted(folder.glob("**/*")):
@@ -137,7 +138,7 @@ def _find_checkpoints(folder: Path) -> list[CheckpointRecord]:
 
 
 def _of_folder(name: str, path: Path) -> CheckpointRecord:
-    from core.checkpoint import manifest
+    from core.checkpoint.format import manifest
 
     try:
         found = manifest.from_bytes((path / manifest.NAME).read_bytes(), str(path))

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from core.checkpoint import torch_file
-from core.checkpoint.storage import location_of
+from core.checkpoint.file import torch_file
+from core.checkpoint.file.location import location_of
 from core.contract import CheckpointCorruptedError, CheckpointError, CheckpointNotFoundError
 from core.session import optimizer_class, optimizer_state, optimizer_trial
 from core.text.plain_file import NotAFileError

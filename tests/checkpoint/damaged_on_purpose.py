@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from core.checkpoint import digest, manifest
+from core.checkpoint.format import digest, manifest
 from core.contract import Chunk, ShardedLeaf
 
 NUMBERS = [0, -1, 1, 2, 3, 7, 63, 64, 2**31, 2**40, 2**60, 2**62, 2**63, 2**64 + 1, 10**300, -(2**63), 0.5, 1e308]

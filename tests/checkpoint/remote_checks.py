@@ -22,7 +22,7 @@ from core.checkpoint import (
     newest_valid,
     verify_checkpoint,
 )
-from core.checkpoint.digest import BLOCK_BYTES
+from core.checkpoint.format.digest import BLOCK_BYTES
 from core.contract import CheckpointCorruptedError, CheckpointNotFoundError
 
 ALONE = Alone()

@@ -23,7 +23,7 @@ from checkpoint.test_folder_survives import loaded_step, save, state
 from checkpoint.test_two_ranks_survive import Url, check_told, save_together
 from checkpoint_collectives import Alone
 from core.checkpoint import DistributedCheckpointIO, sweep_folder
-from core.checkpoint.left_over import left_overs
+from core.checkpoint.upkeep.stale import stale_files
 from core.contract import CheckpointError
 
 READ_TIMEOUT_S = 1.0
@@ -189,13 +189,13 @@ def uploads_of_killed_runs(faulty):
     others = ["last.ckpt/notes.txt", "next.ckpt/more/01234567-00001.data"]
     for name in (*ours, *others):
         leave(name)
-    assert list(left_overs(folder)) == [], "they may be alive"
+    assert list(stale_files(folder)) == [], "they may be alive"
     sweep_folder(folder)
     assert len(left()) == 5
-    found = {each.path: each.size_bytes for each in left_overs(folder, stopped=True)}
+    found = {each.path: each.size_bytes for each in stale_files(folder, stopped=True)}
     assert found == {f"{folder}/{name}": 11 << 20 for name in ours}
     faulty.ahead_s = 25 * 3600
-    for each in left_overs(folder):
+    for each in stale_files(folder):
         each.delete()
     assert left() == [f"killed/{name}" for name in others]
     for name in ours:

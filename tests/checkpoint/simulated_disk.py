@@ -1,8 +1,8 @@
 """A disk that loses what was not synced: the states in which a crash of the machine may leave a folder.
 
-What `core.checkpoint.disk` does to a real folder is recorded. A crash after the n-th change keeps what was synced until
-then. Of the rest it may keep anything, but for this: changes of one name come to the disk in order, and a rename whole
-or not at all.
+What `core.checkpoint.storage.disk` does to a folder is recorded. A crash after the n-th change keeps what was synced
+until then. Of the rest it may keep anything, but for this: changes of one name come to the disk in order, and a rename
+whole or not at all.
 """
 
 import io
@@ -11,7 +11,7 @@ import shutil
 from itertools import count
 from pathlib import Path
 
-from core.checkpoint import disk
+from core.checkpoint.storage import disk
 from core.contract import CheckpointError
 
 

@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from checkpoint_collectives import Alone
-from core.checkpoint import AsyncCheckpointIO, DistributedCheckpointIO, TorchCheckpointIO, copying, load_checkpoint
+from core.checkpoint import AsyncCheckpointIO, DistributedCheckpointIO, TorchCheckpointIO, load_checkpoint
+from core.checkpoint.copies import copying
 from core.contract import CheckpointError, UnsupportedError
 from core_testing import programs
 

@@ -11,11 +11,11 @@ import torch
 
 from checkpoint.damaged_on_purpose import bounded_memory
 from core.checkpoint import load_checkpoint, load_mapped
-from core.checkpoint.conversion import convert_checkpoint
 from core.checkpoint.distributed_io import DistributedCheckpointIO
-from core.checkpoint.listing import list_checkpoints
 from core.checkpoint.safetensors_io import SafetensorsCheckpointIO
-from core.checkpoint.summary import summarize
+from core.checkpoint.upkeep.conversion import convert_checkpoint
+from core.checkpoint.upkeep.listing import list_checkpoints
+from core.checkpoint.upkeep.summary import summarize
 from core.contract import CheckpointCorruptedError, CheckpointError
 
 GIB = 1 << 30

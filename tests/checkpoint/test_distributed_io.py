@@ -10,21 +10,15 @@ import torch
 from torch import nn
 
 from checkpoint_collectives import Alone
-from core.checkpoint import (
-    DistributedCheckpointIO,
-    TorchCheckpointIO,
-    digest,
-    formats,
-    load_checkpoint,
-    newest_valid,
-    verify_checkpoint,
-)
-from core.checkpoint.digest import BLOCK_BYTES
-from core.checkpoint.local_folder import LocalFolder
-from core.checkpoint.manifest import Manifest
-from core.checkpoint.opened import OpenedCheckpoint
-from core.checkpoint.part_writer import PartWriter
-from core.checkpoint.tiling import tile_box
+from core.checkpoint import DistributedCheckpointIO, TorchCheckpointIO, load_checkpoint, newest_valid, verify_checkpoint
+from core.checkpoint.any_form import formats
+from core.checkpoint.folder.local_folder import LocalFolder
+from core.checkpoint.folder.reader import FolderReader
+from core.checkpoint.folder.writer import PartWriter
+from core.checkpoint.format import digest
+from core.checkpoint.format.coverage import covers_chunk
+from core.checkpoint.format.digest import BLOCK_BYTES
+from core.checkpoint.format.manifest import Manifest
 from core.contract import (
     CheckpointCorruptedError,
     CheckpointError,
@@ -356,7 +350,7 @@ def test_files_of_two_saves_do_not_mix(path):
 
 
 def test_a_newer_format_says_which_release_reads_it(path):
-    from core.checkpoint import manifest
+    from core.checkpoint.format import manifest
 
     save(path, {"x": 1})
     content = json.loads((path / "manifest.json").read_bytes())
@@ -369,7 +363,7 @@ def test_a_newer_format_says_which_release_reads_it(path):
 
 def test_the_first_format_is_read(path, monkeypatch):
     """Its blocks had 4 MiB, and nothing said so."""
-    from core.checkpoint import manifest
+    from core.checkpoint.format import manifest
 
     saved = torch.arange(5 * BLOCK_BYTES // 8)
     with monkeypatch.context() as patches:
@@ -389,7 +383,7 @@ def test_the_first_format_is_read(path, monkeypatch):
 
 
 def test_no_index_can_make_it_run_code_or_read_other_files(path):
-    from core.checkpoint import manifest
+    from core.checkpoint.format import manifest
 
     save(path, {"x": torch.ones(3)})
     content = json.loads((path / "manifest.json").read_bytes())
@@ -495,9 +489,9 @@ def written_by_many(path, monkeypatch):
         row = ShardedLeaf((NUM_WRITERS, 6), torch.float32, (Chunk((rank, 0), (1, 6), whole[rank : rank + 1]),))
         files |= PartWriter({"w": row, "plain": torch.ones(2), "step": 7}, rank).write(InPlace(path), "0123abcd")
     (path / "manifest.json").write_bytes(Manifest(files, NUM_WRITERS, {}).to_bytes())
-    read, take = [], OpenedCheckpoint._take_index
+    read, take = [], FolderReader._take_index
     monkeypatch.setattr(
-        OpenedCheckpoint, "_take_index", lambda self, name: (read.append(int(name[9:14])), take(self, name))
+        FolderReader, "_take_index", lambda self, name: (read.append(int(name[9:14])), take(self, name))
     )
     return whole, read
 
@@ -558,8 +552,8 @@ def test_boxes_are_looked_at_within_what_is_wanted():
             covered[row : row + height, column : column + width] += 1
         (row, column), (height, width) = wanted
         expected = bool((covered[row : row + height, column : column + width] == 1).all())
-        assert tile_box(wanted, boxes) == expected
+        assert covers_chunk(wanted, boxes) == expected
         outcomes[expected] += 1
     assert min(outcomes.values()) > 50
-    assert not tile_box(((0,), (2,)), [((0, 0), (2, 2))])
-    assert tile_box(((0,), (0,)), [])
+    assert not covers_chunk(((0,), (2,)), [((0, 0), (2, 2))])
+    assert covers_chunk(((0,), (0,)), [])

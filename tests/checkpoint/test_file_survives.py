@@ -8,7 +8,7 @@ import pytest
 
 from checkpoint.simulated_disk import crashes, failures
 from checkpoint.test_replacing import loaded_step, names, save
-from core.checkpoint import disk
+from core.checkpoint.storage import disk
 
 
 @pytest.fixture

@@ -10,8 +10,9 @@ import torch
 from callbacks.tiny import Tiny, loader, make_trainer
 from checkpoint_collectives import Alone
 from core import Fabric
-from core.checkpoint import DistributedCheckpointIO, digest, streaming
-from core.checkpoint.box_reads import BoxRead
+from core.checkpoint import DistributedCheckpointIO
+from core.checkpoint.format import digest, streaming
+from core.checkpoint.format.chunk_reads import ChunkRead
 from core.contract import CheckpointCorruptedError, CheckpointError, Chunk, ShardedLeaf
 
 IO, ALONE = DistributedCheckpointIO(), Alone()
@@ -284,11 +285,11 @@ def test_a_device_copies_from_two_buffers_as_late_as_it_may(tmp_path, monkeypatc
         is_pinned.append(pin_memory)
         return real_empty(*sizes, **options)
 
-    is_pinned, real_put, real_empty = [], BoxRead.put, torch.empty
+    is_pinned, real_put, real_empty = [], ChunkRead.put, torch.empty
     state = {"x": torch.randn(3 << 20), "y": torch.randn(5, 7)}
     IO.save_checkpoint(state, tmp_path / "a.ckpt", collectives=ALONE)
     targets = {name: torch.zeros_like(value).as_subclass(Elsewhere) for name, value in state.items()}
-    monkeypatch.setattr(BoxRead, "put", put)
+    monkeypatch.setattr(ChunkRead, "put", put)
     monkeypatch.setattr(torch, "empty", empty)
     monkeypatch.setattr(torch.cuda, "Event", Event)
     monkeypatch.setattr(torch.cuda, "device", lambda _: contextlib.nullcontext())

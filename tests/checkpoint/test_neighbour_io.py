@@ -8,7 +8,8 @@ import torch
 
 from checkpoint_collectives import Alone, in_threads
 from core import CheckpointError
-from core.checkpoint import NeighbourCheckpointIO, node_parts
+from core.checkpoint import NeighbourCheckpointIO
+from core.checkpoint.neighbour import node_parts
 from core.contract import CheckpointNotFoundError, Chunk, ShardedLeaf
 
 ROWS = 12

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from core.checkpoint.plain_state import to_plain
-from core.checkpoint.torch_file import unpickle
+from core.checkpoint.file.torch_file import unpickle
+from core.checkpoint.state.plain_state import to_plain
 
 text = st.text(st.characters(codec="utf-8"), max_size=10)
 scalars = st.one_of(

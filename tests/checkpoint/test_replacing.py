@@ -149,8 +149,8 @@ def test_a_living_writers_file_is_not_swept(tmp_path):
     path = tmp_path / "last.ckpt"
     program = f"""
 import sys
-from core.checkpoint.storage import LocalLocation
-from core.checkpoint import digest
+from core.checkpoint.file.location import LocalLocation
+from core.checkpoint.format import digest
 from pathlib import Path
 
 def write(file):

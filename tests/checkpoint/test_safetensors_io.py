@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader
 from checkpoint_collectives import Alone
 from core import Fabric, Trainer
 from core.checkpoint import DistributedCheckpointIO, SafetensorsCheckpointIO, load_checkpoint, verify_checkpoint
-from core.checkpoint.conversion import convert_checkpoint
+from core.checkpoint.upkeep.conversion import convert_checkpoint
 from core.contract import CheckpointCorruptedError, CheckpointError, CheckpointNotFoundError
 from small_nets import QUIET, Net
 

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 
 from checkpoint.test_plain_state import equal, states
-from core.checkpoint.tree import Decoder, Encoder, leaf_name
+from core.checkpoint.state.tree import Decoder, Encoder, leaf_name
 
 
 def there_and_back(state):

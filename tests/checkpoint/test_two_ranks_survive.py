@@ -16,8 +16,10 @@ from fsspec.implementations.memory import MemoryFile, MemoryFileSystem
 
 from checkpoint.test_folder_survives import ALONE, Meanwhile, Piped, loaded_step, names, save, state
 from checkpoint.test_replacing import kill_before_call
-from core.checkpoint import DistributedCheckpointIO, TorchCheckpointIO, disk, formats
-from core.checkpoint.verified_file import MappedFile
+from core.checkpoint import DistributedCheckpointIO, TorchCheckpointIO
+from core.checkpoint.any_form import formats
+from core.checkpoint.format.verified_file import MappedFile
+from core.checkpoint.storage import disk
 from core.contract import CheckpointError, CheckpointNotFoundError, Chunk, ShardedLeaf
 
 VALUES = 2_000

@@ -27,7 +27,7 @@ print(*sorted(name for name in set(sys.modules) - before if "." not in name))
 """
 UNUSED = (
     "core.trainer.callbacks.",
-    "core.checkpoint.formats",
+    "core.checkpoint.any_form.formats",
     "core.launch.multiprocessing",
     "core.launch.subprocess_script",
     "core.loggers.",

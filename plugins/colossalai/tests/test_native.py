@@ -15,7 +15,7 @@ from core import (
     Trainer,
 )
 from core.checkpoint import TorchCheckpointIO
-from core.checkpoint.conversion import convert_checkpoint
+from core.checkpoint.upkeep.conversion import convert_checkpoint
 from core.strategies import ColossalAIStrategy
 from core_colossalai import NativeCheckpointIO, library
 from core_colossalai.conformance import TestColossalAI as Imported

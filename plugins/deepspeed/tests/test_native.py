@@ -6,7 +6,7 @@ from native_runs import fit, native
 
 from core import CheckpointError
 from core.checkpoint import TorchCheckpointIO, load_checkpoint
-from core.checkpoint.conversion import convert_checkpoint
+from core.checkpoint.upkeep.conversion import convert_checkpoint
 from core_deepspeed import NativeCheckpointIO
 
 

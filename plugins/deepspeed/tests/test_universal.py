@@ -15,7 +15,7 @@ from native_runs import CUT, Net, VariedNet, fit, native
 from checkpoint_collectives import Alone
 from core import CheckpointCorruptedError, CheckpointError, Fabric
 from core.checkpoint import DistributedCheckpointIO, TorchCheckpointIO
-from core.checkpoint.conversion import convert_checkpoint
+from core.checkpoint.upkeep.conversion import convert_checkpoint
 from core.cli.commands import command
 from core_ddp import DDPStrategy
 from core_deepspeed import DeepSpeedStrategy, NativeCheckpointIO, UniversalCheckpointIO

@@ -1,0 +1,1 @@
+"""A checkpoint of whichever form is at a path."""

@@ -1,0 +1,219 @@
+"""Reading and removing a checkpoint of whichever form is at a path."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
+
+from core.checkpoint.file import safetensors_file, single_file, torch_file
+from core.checkpoint.file.location import location_of
+from core.checkpoint.folder.folder import folder_of
+from core.checkpoint.folder.reader import FolderReader, Plan
+from core.checkpoint.format import manifest
+from core.checkpoint.storage import messages
+from core.contract.errors import CheckpointCorruptedError, CheckpointError
+from core.text.plain_file import NotAFileError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from core.checkpoint.folder.folder import Folder
+    from core.contract.checkpoint_io import PathLike
+
+T = TypeVar("T")
+
+FILE_SUFFIXES = (".ckpt", ".pt", ".pth", safetensors_file.SUFFIX)
+"""Names of files in a folder that are taken for checkpoints end so."""
+
+
+def load_checkpoint(path: PathLike, targets: Any = None, share: tuple[int, int] = (0, 1)) -> dict[str, Any]:
+    """This rank. The state of a folder or a file; `targets` are filled from a folder.
+
+    Args:
+        path: a local path or a URL.
+        targets: tensors at their places in nested dicts and lists.
+        share: number of this process, and of all that load together: where its parts are likely to be.
+
+    Raises:
+        CheckpointNotFoundError: nothing is there.
+        CheckpointCorruptedError: damaged, incomplete, or not a checkpoint; the file is named.
+        CheckpointError: it can't be read. `overwritten` tells whether targets hold something of it by then.
+    """
+    load = prepare_load(path, targets, share)
+    with messages.overwriting(load.has_targets):
+        return load.fill()
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """A load that has begun, and hasn't touched anything yet.
+
+    Attributes:
+        has_targets: whether `fill` fills tensors that the caller has given.
+        fill: gives the state.
+    """
+
+    has_targets: bool
+    fill: Callable[[], dict[str, Any]]
+
+
+def prepare_load(
+    path: PathLike,
+    targets: Any = None,
+    share: tuple[int, int] = (0, 1),
+    *,
+    verifies_first: bool = False,
+    known: FolderReader | None = None,
+) -> Load:
+    """This rank. Find out whether a checkpoint can be loaded into `targets`, which are left alone.
+
+    Args:
+        path: of a folder or a file.
+        targets: as for `load_checkpoint`.
+        share: likewise.
+        verifies_first: read and verify what is needed already now, besides when it is loaded.
+        known: the folder, if it was opened before. What has been replaced meanwhile is opened again.
+
+    Raises:
+        CheckpointError: as `load_checkpoint`.
+    """
+    folder = open_folder(path)
+    if folder.is_file():
+        state = _load_file(path)
+        return Load(False, lambda: state)
+
+    def prepare(reader: FolderReader) -> tuple[FolderReader, Plan]:
+        plan = reader.plan(targets)
+        if verifies_first:
+            plan.verify()
+        return reader, plan
+
+    if known is not None and (str(known.folder) != str(folder) or known.raw_manifest != _read_manifest(folder)):
+        known = None
+    first, plan = with_folder(folder, prepare, share, first=known)
+
+    def fill(reader: FolderReader) -> Any:
+        return (plan if reader is first else reader.plan(targets)).fill()
+
+    return Load(plan.has_targets, lambda: with_folder(folder, fill, share, first=first))
+
+
+def describe(path: PathLike, share: tuple[int, int] = (0, 1)) -> tuple[dict[str, Any], FolderReader] | None:
+    """This rank. The state of a folder, with descriptions in the place of tensors, and the folder; None for a file."""
+    folder = open_folder(path)
+    return None if folder.is_file() else with_folder(folder, lambda reader: (reader.describe(), reader), share)
+
+
+def verify_checkpoint(
+    path: PathLike, progress: Callable[[int, int], None] | None = None, share: tuple[int, int] | None = None
+) -> None:
+    """This rank. Read every byte and compare its digest.
+
+    Args:
+        path: a local path or a URL.
+        progress: called with the bytes that have been verified and those of all, for a folder again and again.
+        share: number of this process, and of all that verify together, each the files of other ranks that have written;
+            a file is the first one's.
+
+    Raises:
+        CheckpointError: as `load_checkpoint`.
+    """
+    folder = open_folder(path)
+    if not folder.is_file():
+        with_folder(folder, lambda reader: reader.verify(progress, share), share or (0, 1))
+    elif not share or share[0] == 0:
+        single_file.read(path, _parse, tells=True)
+
+
+def remove(path: PathLike) -> None:
+    """Rank 0. Delete a folder or a file, if it is there.
+
+    Raises:
+        CheckpointError: it can't be deleted.
+    """
+    try:
+        folder = folder_of(path)
+        location_of(path).remove() if folder.is_file() else folder.remove()
+    except Exception as error:
+        raise messages.cannot_delete(os.fspath(path), error) from error
+
+
+def open_folder(path: PathLike) -> Folder:
+    """The place that a path names.
+
+    Raises:
+        CheckpointError: nothing can be read there.
+    """
+    try:
+        return folder_of(path)
+    except Exception as error:
+        raise messages.cannot_read(os.fspath(path), error) from error
+
+
+def with_folder(
+    folder: Folder,
+    work: Callable[[FolderReader], T],
+    share: tuple[int, int] = (0, 1),
+    *,
+    first: FolderReader | None = None,
+) -> T:
+    """Open a checkpoint folder and do something with it, again if another process replaces it meanwhile.
+
+    Args:
+        folder: of the checkpoint.
+        work: is called with it, perhaps several times.
+        share: of this process; see `FolderReader`.
+        first: the folder, if it has been opened already.
+
+    Raises:
+        CheckpointNotFoundError: nothing is there.
+        CheckpointCorruptedError: damaged, incomplete, or not a checkpoint; the file is named.
+        CheckpointError: it can't be read.
+    """
+    while True:
+        raw_manifest = first.raw_manifest if first is not None else _read_manifest(folder)
+        try:
+            return work(first if first is not None else FolderReader(folder, raw_manifest, share))
+        except Exception as error:
+            first = None
+            # The files of an old manifest go when a new one is in place, so anything may fail then: read the new one.
+            if _read_manifest(folder) != raw_manifest:
+                continue
+            if isinstance(error, CheckpointError):
+                raise
+            if isinstance(error, NotAFileError):
+                raise CheckpointCorruptedError(f"{str(folder)!r} is damaged: {error}.") from error
+            if isinstance(error, FileNotFoundError):
+                raise CheckpointCorruptedError(
+                    f"{str(folder)!r} is incomplete: its file {os.path.basename(error.filename or str(error))!r} is "
+                    "missing. Load an earlier checkpoint."
+                ) from error
+            raise messages.cannot_read(str(folder), error) from error
+
+
+def _read_manifest(folder: Folder) -> bytes:
+    try:
+        return folder.read_manifest()
+    except FileNotFoundError as error:
+        if not folder.is_folder():
+            raise messages.not_found(str(folder), folder.siblings()) from None
+        raise CheckpointCorruptedError(
+            f"{str(folder)!r} is a folder without {manifest.NAME}: not a checkpoint of core, or one that was never "
+            "completed. Load an earlier checkpoint."
+        ) from error
+    except NotADirectoryError as error:
+        raise CheckpointCorruptedError(f"{str(folder)!r} is neither a folder nor a file.") from error
+    except NotAFileError as error:
+        raise CheckpointCorruptedError(f"{str(folder)!r} is damaged: {error}.") from error
+    except OSError as error:
+        raise messages.cannot_read(str(folder), error) from error
+
+
+def _load_file(path: PathLike) -> dict[str, Any]:
+    return single_file.read(path, _parse)
+
+
+def _parse(file: BinaryIO, path: str) -> dict[str, Any]:
+    is_other = path.endswith(safetensors_file.SUFFIX) or safetensors_file.begins(file)
+    return safetensors_file.load(file, path) if is_other else torch_file.load(file, path)

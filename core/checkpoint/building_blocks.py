@@ -1,0 +1,33 @@
+"""The parts of the core's checkpoint folder from which another package can build a CheckpointIO of its own.
+
+A `PartWriter` writes what one rank has of a state, a `Manifest` names the files of all ranks, and a `FolderReader`
+reads the part that one rank needs. `NeighbourCheckpointIO` is built from these names alone.
+"""
+
+from core.checkpoint.folder.local_folder import LocalFolder
+from core.checkpoint.folder.reader import FolderReader, Plan
+from core.checkpoint.folder.writer import PartWriter
+from core.checkpoint.format.chunk_reads import ChunkRead
+from core.checkpoint.format.digest import Blocks, is_content
+from core.checkpoint.format.digest import of_bytes as digest_of
+from core.checkpoint.format.manifest import FileEntry, Manifest
+from core.checkpoint.format.verified_file import MappedFile
+from core.checkpoint.joint.agreement import together
+from core.checkpoint.storage.messages import cannot_write, overwriting
+
+__all__ = [
+    "Blocks",
+    "ChunkRead",
+    "FileEntry",
+    "FolderReader",
+    "LocalFolder",
+    "Manifest",
+    "MappedFile",
+    "PartWriter",
+    "Plan",
+    "cannot_write",
+    "digest_of",
+    "is_content",
+    "overwriting",
+    "together",
+]

@@ -1,0 +1,1 @@
+"""Tensors as bytes, and copies of them: in memory, and from devices."""

@@ -1,0 +1,112 @@
+"""A copy of a state, which training can't change any more."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from core.checkpoint.copies.copying import can_copy, copy_all
+from core.checkpoint.copies.device_copies import DeviceCopies
+from core.checkpoint.state.plain_state import Converter
+from core.checkpoint.state.shards import chunks_to_write, shape_of
+from core.checkpoint.state.tree import is_sharded
+from core.contract.sharded_leaf import Chunk, ShardedLeaf
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+
+class StagingMemory:
+    """Copies states to the CPU, into memory that is used again for the next one.
+
+    Fresh memory costs more than the copying, since the system clears each page of it. CUDA devices copy by themselves,
+    which `finish` waits for.
+    """
+
+    def __init__(self) -> None:
+        self._buffers: dict[str, torch.Tensor] = {}
+        self._on_devices: DeviceCopies | None = None
+
+    def copy(
+        self, state: dict[str, Any], *, rank: int, sharded: bool, stepped: Iterable[torch.Tensor] = ()
+    ) -> dict[str, Any]:
+        """A copy of all tensors, arrays and containers in `state`. The one before it is not to be used any more.
+
+        Args:
+            state: as it is handed to a CheckpointIO.
+            rank: of this process. Of what it doesn't write, nothing is copied.
+            sharded: whether the CheckpointIO is of that layout.
+            stepped: tensors of it that nothing but an optimizer's step changes.
+
+        Raises:
+            CheckpointError: something in it can't be saved; its path is named.
+        """
+        walk = _Snapshot(self._buffers, rank, sharded)
+        copied = walk.convert_state(state)
+        if walk.from_devices:
+            self._on_devices = self._on_devices or DeviceCopies()
+            self._on_devices.begin(walk.from_devices, stepped)
+        copy_all(walk.copies)
+        # Buffers that this state didn't need are freed.
+        self._buffers = walk.used
+        return copied
+
+    def finish(self) -> None:
+        """Wait until all of the copy is there. In any thread.
+
+        Raises:
+            CheckpointError: it is no copy of one moment.
+        """
+        if self._on_devices is not None:
+            self._on_devices.finish()
+
+    def close(self) -> None:
+        """Let go of optimizers and memory. The last copy is not to be used any more."""
+        if self._on_devices is not None:
+            self._on_devices.close()
+        self._buffers, self._on_devices = {}, None
+
+
+class _Snapshot(Converter):
+    def __init__(self, buffers: dict[str, torch.Tensor], rank: int, sharded: bool) -> None:
+        super().__init__()
+        self._buffers = buffers
+        self._rank = rank
+        self._sharded = sharded
+        self.used: dict[str, torch.Tensor] = {}
+        self.from_devices: list[tuple[torch.Tensor, torch.Tensor]] = []  # copies that devices make
+        self.copies: list[tuple[torch.Tensor, torch.Tensor]] = []  # that are still to be made
+
+    def tensor(self, tensor: torch.Tensor, path: str) -> Any:
+        if self._sharded and self._rank:  # plain tensors are those of rank 0
+            return ShardedLeaf(tuple(tensor.shape), tensor.dtype)
+        return super().tensor(tensor, path)
+
+    def dense(self, tensor: torch.Tensor, path: str) -> torch.Tensor:
+        if tensor.device.type == "cuda":
+            held = torch.empty(0, dtype=tensor.dtype)
+            self.from_devices.append((held, tensor))
+            return held
+        # Popped, so that no memory is given out twice.
+        buffer = self._buffers.pop(path, None)
+        if buffer is None or buffer.shape != tensor.shape or buffer.dtype != tensor.dtype:
+            buffer = torch.empty(tensor.shape, dtype=tensor.dtype)
+        self.used[path] = buffer
+        if can_copy(tensor):
+            self.copies.append((buffer, tensor))
+            return buffer
+        return buffer.copy_(tensor)
+
+    def sparse(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.to("cpu", copy=True)
+
+    def other(self, value: Any, path: str) -> Any:
+        if not is_sharded(value):
+            return super().other(value, path).copy()
+        chunks = (
+            # Past this class's own `tensor`: a chunk belongs to this rank, whichever that is.
+            Chunk(chunk.offsets, chunk.sizes, super(_Snapshot, self).tensor(chunk.tensor, f"{path}{chunk.offsets}"))
+            for chunk in chunks_to_write(path, value, self._rank)
+        )
+        return ShardedLeaf(shape_of(value), value.dtype, tuple(chunks))

@@ -1,0 +1,95 @@
+"""Tensors as bytes, and bytes as tensors, without a copy where that is possible."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from itertools import chain
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from core.checkpoint.copies.bounce import BOUNCE_BYTES, Bounce
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+ALIGNMENT_BYTES = 64
+"""Alignment of each tensor in a file, so that it can be used where it is mapped."""
+
+_PIECE_BYTES = BOUNCE_BYTES // 2
+"""Bytes that are copied at a time of a tensor that isn't in the processor's memory, or not in order."""
+
+
+def pieces(tensors: Iterable[torch.Tensor]) -> Iterator[tuple[int, Any]]:
+    """The elements of tensors in order, as bytes, each piece with the number of its tensor.
+
+    A contiguous tensor on the CPU comes whole, others in small copies: a CUDA device makes the next one while one is
+    used. Each piece is to be used before the next one is asked for.
+    """
+    bounce = Bounce()
+    ahead: tuple[int, torch.Tensor] | None = None
+    try:
+        for number, tensor in enumerate(tensors):
+            for part in _parts(tensor):
+                begun = number, _begin_copy(part, bounce)
+                if ahead is not None:
+                    yield _awaited(*ahead, bounce)
+                ahead = begun
+        if ahead is not None:
+            yield _awaited(*ahead, bounce)
+    finally:
+        bounce.finish()  # an error: no device may go on writing to memory that is given back
+
+
+def _parts(tensor: torch.Tensor) -> Iterable[torch.Tensor]:
+    if not tensor.numel():
+        return ()
+    if (tensor.device.type == "cpu" and tensor.is_contiguous()) or tensor.nbytes <= _PIECE_BYTES:
+        return (tensor,)
+    # By rows, so that pieces are contiguous; a row that is itself too large is cut by its own rows.
+    row_bytes = tensor.nbytes // tensor.shape[0]
+    if row_bytes > _PIECE_BYTES:
+        return chain.from_iterable(map(_parts, tensor))
+    rows: tuple[torch.Tensor, ...] = tensor.split(_PIECE_BYTES // row_bytes)
+    return rows
+
+
+def _begin_copy(part: torch.Tensor, bounce: Bounce) -> torch.Tensor:
+    """The part in memory, in order; one from a CUDA device will be there when its copy was awaited."""
+    if part.device.type != "cuda":
+        return part.cpu().contiguous()
+    buffer = bounce.take(part.nbytes, part.device)
+    buffer.view(part.dtype).view(part.shape).copy_(part, non_blocking=True)
+    bounce.note_copy(buffer, part.device)
+    return buffer
+
+
+def _awaited(number: int, held: torch.Tensor, bounce: Bounce) -> tuple[int, Any]:
+    bounce.await_copy(held)
+    return number, bytes_of(held)
+
+
+def bytes_of(tensor: torch.Tensor) -> Any:
+    """The bytes of a contiguous tensor on the CPU: a view that is good as long as the tensor lives."""
+    # Not through NumPy, which knows neither bfloat16 nor the 8-bit floats.
+    return memoryview((ctypes.c_char * tensor.nbytes).from_address(tensor.data_ptr())).cast("B")
+
+
+def chunk_span(sizes: tuple[int, ...], offsets: tuple[int, ...], lengths: tuple[int, ...]) -> tuple[int, int]:
+    """First element, and the one after the last, of a chunk in a contiguous tensor of shape `sizes`."""
+    strides = strides_of(sizes)
+    start = sum(offset * stride for offset, stride in zip(offsets, strides, strict=True))
+    return start, start + 1 + sum((length - 1) * stride for length, stride in zip(lengths, strides, strict=True))
+
+
+def strides_of(sizes: tuple[int, ...]) -> tuple[int, ...]:
+    """The strides of a contiguous tensor."""
+    return tuple(math.prod(sizes[dim + 1 :]) for dim in range(len(sizes)))
+
+
+def chunk_of(
+    content: torch.Tensor, dtype: torch.dtype, sizes: tuple[int, ...], lengths: tuple[int, ...]
+) -> torch.Tensor:
+    """A chunk of a contiguous tensor of shape `sizes`, on bytes that begin with the chunk's first element."""
+    return content.view(dtype).as_strided(lengths, strides_of(sizes))

@@ -1,0 +1,148 @@
+"""Weights in one file of the format safetensors, for other programs."""
+
+from __future__ import annotations
+
+import bisect
+import json
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+import torch
+
+from core.checkpoint.file import single_file
+from core.checkpoint.state.plain_state import to_plain
+from core.checkpoint.state.tree import Decoder, Encoder, leaves_of
+from core.contract.errors import CheckpointCorruptedError, CheckpointError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from types import ModuleType
+
+    from core.checkpoint.format.digest import HashingWriter
+    from core.contract.checkpoint_io import PathLike
+
+SUFFIX = ".safetensors"
+_OURS = "core"
+_MAX_HEADER_BYTES = 100 << 20
+"""The largest header of such files, as their library says."""
+
+
+def write(state: dict[str, Any], path: PathLike) -> None:
+    """Replace what is at `path` by a state of weights, entries that are dicts of tensors, and plain values.
+
+    Raises:
+        CheckpointError: it can't be written, has no weights, or other tensors and arrays besides.
+    """
+    library = _library()
+    plain = to_plain(state)
+    entries = {key: value for key, value in plain.items() if _is_weights(value)}
+    if not entries:
+        raise CheckpointError(
+            f"The state has no weights to write as safetensors: none of {sorted(map(str, state))} is a dict of tensors."
+        )
+    rest = {key: value for key, value in plain.items() if key not in entries}
+    if lost := _with_tensors(rest):
+        raise CheckpointError(
+            f"A file of safetensors holds weights and plain values: {', '.join(map(repr, lost))} would be lost, with "
+            "tensors or arrays that aren't a module's weights. Save the module alone (ModelCheckpoint's "
+            "save_weights_only=True), or use another form, from which training can go on, and convert it: "
+            "`core checkpoint convert`."
+        )
+    # A single entry keeps the names that other programs look for.
+    prefixes = {key: f"{key}." if len(entries) > 1 else "" for key in entries}
+    tensors = _apart({prefixes[key] + name: value for key, part in entries.items() for name, value in part.items()})
+    metadata = {_OURS: json.dumps({"prefixes": prefixes, "rest": Encoder().encode(rest, (), "state")})}
+
+    def fill(file: HashingWriter) -> None:
+        file.write(library.save(tensors, metadata))
+
+    single_file.replace(path, fill)
+
+
+def weights_in(state: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """The weights of a state that `write` takes, and the names of the entries that it leaves out."""
+    lost = _with_tensors({key: value for key, value in state.items() if not _is_weights(value)})
+    return {key: value for key, value in state.items() if key not in lost}, lost
+
+
+def _with_tensors(value: Any) -> list[str]:
+    """Keys of a dict below which tensors or arrays are."""
+    return [key for key, item in value.items() if _has_tensors(item)]
+
+
+def _has_tensors(value: Any) -> bool:
+    return any(isinstance(leaf, torch.Tensor) or type(leaf).__name__ == "ndarray" for _, leaf in leaves_of(value))
+
+
+def begins(file: BinaryIO) -> bool:
+    """Tell whether a file is of this format, by its first bytes."""
+    start = file.read(9)
+    file.seek(0)
+    # The length of the header in 8 bytes, then the header, a JSON object.
+    return len(start) == 9 and start[8:] == b"{" and int.from_bytes(start[:8], "little") <= _MAX_HEADER_BYTES
+
+
+def load(file: BinaryIO, path: str) -> dict[str, Any]:
+    """Read the content of a file: `{"model": {...}}` if it isn't core's own, or the state that was written.
+
+    Raises:
+        CheckpointCorruptedError: it is something else.
+    """
+    library = _library()
+    content = file.read()
+    try:
+        tensors = library.load(content)
+        header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
+        ours = json.loads(header.get("__metadata__", {}).get(_OURS, "null")) or {"prefixes": {"model": ""}}
+        state = _apart_by(ours["prefixes"], tensors)
+        rest = Decoder(_no_tensor, _no_tensor).decode(ours.get("rest", {}))
+        return {**state, **rest}
+    except Exception as error:
+        raise CheckpointCorruptedError(f"{path!r} is not a file of safetensors: {error}.") from error
+
+
+def _apart_by(prefixes: Mapping[str, str], tensors: Mapping[str, torch.Tensor]) -> dict[str, dict[str, torch.Tensor]]:
+    """Group them by the entries that they came from; one entry's name may begin as another's."""
+    state: dict[str, dict[str, torch.Tensor]] = {key: {} for key in prefixes}
+    owners = {prefix: key for key, prefix in prefixes.items()}
+    lengths = sorted({len(prefix) for prefix in owners})
+    for name, tensor in tensors.items():
+        # Each length once, the longest first: a file may hold very many prefixes.
+        fitting = reversed(lengths[: bisect.bisect_right(lengths, len(name))])
+        length = next((length for length in fitting if name[:length] in owners), None)
+        if length is None:
+            raise ValueError(f"no entry begins as {name!r:.80}")
+        state[owners[name[:length]]][name[length:]] = tensor
+    return state
+
+
+def _is_weights(value: Any) -> bool:
+    return (
+        isinstance(value, dict)
+        and bool(value)
+        and all(type(name) is str and isinstance(item, torch.Tensor) for name, item in value.items())
+    )
+
+
+def _apart(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Separate the tensors that share memory, as the format can't say that."""
+    seen: set[int] = set()
+    apart = {}
+    for name, tensor in tensors.items():
+        pointer = tensor.untyped_storage().data_ptr()
+        apart[name] = tensor.clone() if pointer in seen else tensor.contiguous()
+        seen.add(pointer)
+    return apart
+
+
+def _library() -> ModuleType:
+    try:
+        import safetensors.torch
+    except ImportError as error:
+        raise CheckpointError(
+            "The package safetensors is not installed. Install it with `pip install 'core[safetensors]'`."
+        ) from error
+    return safetensors.torch
+
+
+def _no_tensor(*_: Any) -> Any:
+    raise ValueError("a tensor in the description of the file")

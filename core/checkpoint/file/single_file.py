@@ -1,0 +1,100 @@
+"""A checkpoint in one file, with its digest in a second one beside it: replaced whole, and verified when it is read."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+from core.checkpoint.file.location import Location, location_of
+from core.checkpoint.folder.folder import folder_of
+from core.checkpoint.format import digest
+from core.checkpoint.format.digest import name_of
+from core.checkpoint.storage import messages
+from core.contract.errors import CheckpointCorruptedError, CheckpointError
+from core.text.plain_file import NotAFileError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from core.contract.checkpoint_io import PathLike
+
+
+def replace(path: PathLike, write: Callable[[digest.HashingWriter], None]) -> None:
+    """Replace what is at `path` by what `write` writes, front to back.
+
+    Raises:
+        CheckpointError: it can't be written; says whether what was there is untouched.
+    """
+    writer: digest.HashingWriter | None = None
+
+    def fill(file: BinaryIO) -> str:
+        nonlocal writer
+        writer = digest.HashingWriter(file)
+        write(writer)
+        return writer.hexdigest()
+
+    try:
+        location_of(path).replace(fill)
+    except Exception as error:
+        # torch raises an error of its own in the place of the write's.
+        cause = (writer and writer.error) or error
+        raise messages.cannot_write(os.fspath(path), cause) from cause
+
+
+def read(path: PathLike, parse: Callable[[BinaryIO, str], dict[str, Any]], *, tells: bool = False) -> dict[str, Any]:
+    """Return what `parse` makes of the file and its name, once its digest is known to be right.
+
+    Args:
+        path: a local path or a URL.
+        parse: understands the content. A file without a digest, as other programs write it, is parsed as it is.
+        tells: warn of a file without a digest.
+
+    Raises:
+        CheckpointNotFoundError: nothing is there.
+        CheckpointCorruptedError: it is damaged, or not a checkpoint.
+        CheckpointError: it can't be read.
+    """
+    try:
+        return _verified(location_of(path), os.fspath(path), parse, tells)
+    except CheckpointError:
+        raise
+    except NotAFileError as error:
+        raise CheckpointCorruptedError(f"{os.fspath(path)!r} can't be read: {error}.") from error
+    except FileNotFoundError as error:
+        raise messages.not_found(os.fspath(path), folder_of(path).siblings()) from error
+    except Exception as error:
+        raise messages.cannot_read(os.fspath(path), error) from error
+
+
+def _verified(
+    location: Location, path: str, parse: Callable[[BinaryIO, str], dict[str, Any]], tells: bool
+) -> dict[str, Any]:
+    while True:
+        content = location.read_digest()
+        with location.open() as file:
+            if content is None:
+                if tells:
+                    warnings.warn(
+                        f"{path!r} has no digest beside it ({name_of(path)}), so damage to it would not be seen. "
+                        "Save it again with core to get one.",
+                        stacklevel=2,
+                    )
+                return parse(file, path)
+            if digest.of_file(file) in digest.from_text(content):
+                file.seek(0)
+                return parse(file, path)
+        # Another process may have replaced both between the two reads.
+        if location.read_digest() == content:
+            raise _damaged(path, content)
+
+
+def _damaged(path: str, content: bytes) -> CheckpointCorruptedError:
+    if not digest.from_text(content):
+        return CheckpointCorruptedError(
+            f"{name_of(path)} is damaged: expected lines with a digest. Delete it to load {path!r} unverified."
+        )
+    return CheckpointCorruptedError(
+        f"{path!r} is damaged: its content does not have the digest in {name_of(path)}. Load an earlier "
+        "checkpoint. If you replaced the file yourself, delete that digest."
+    )

@@ -1,0 +1,137 @@
+"""A state in one file, as torch.save writes it."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+import torch
+
+from core.checkpoint.file import foreign_objects, numpy_pickles, pickle_cost, single_file
+from core.checkpoint.state.plain_state import to_plain
+from core.checkpoint.storage import messages
+from core.contract.errors import CheckpointCorruptedError
+from core.text.printable import printable
+
+if TYPE_CHECKING:
+    from core.contract.checkpoint_io import PathLike
+    from core.contract.checkpoint_reader import CheckpointReader
+
+_OWN = "format"
+"""The section that every state of the core's Trainer has."""
+_HEAD_BYTES = 1 << 20
+_MAX_COPIES = 64
+"""The most values for each byte of the file: parts of a state may be the same object."""
+
+
+def write(state: dict[str, Any], path: PathLike) -> None:
+    """Replace what is at `path`.
+
+    Raises:
+        CheckpointError: it can't be written, or `state` holds something else than plain types, tensors and arrays.
+    """
+    plain = to_plain(state)
+    # It needs `write` and `flush` only.
+    single_file.replace(path, lambda file: torch.save(plain, file))  # type: ignore[arg-type]
+
+
+def load(file: BinaryIO, path: str) -> dict[str, Any]:
+    """The state in a file.
+
+    Raises:
+        CheckpointCorruptedError: it is something else.
+    """
+    reader: CheckpointReader | None = None
+    try:
+        loaded = unpickle(file)
+    except (MemoryError, OSError, Warning):  # a warning that the user has made an error says nothing of the file
+        raise
+    except Exception as error:
+        reader = None if isinstance(error, pickle_cost.TooCostlyError) else _reader_of(file, path)
+        if reader is None or (loaded := _without_foreign_objects(file, path, reader)) is None:
+            raise CheckpointCorruptedError(
+                f"{path!r} is not a checkpoint that can be loaded without running code from it: {reason_of(error)}. "
+                "Expected a file written by core, or by torch.save with plain types and tensors only."
+            ) from error
+    if not isinstance(loaded, dict):
+        raise CheckpointCorruptedError(
+            f"{path!r} holds a {type(loaded).__name__}. Expected a dict, the state of a run."
+        )
+    if _OWN in loaded or (reader := reader or _reader_of(file, path)) is None:
+        return loaded
+    try:
+        return reader.translate(loaded)
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
+        raise CheckpointCorruptedError(
+            f"{path!r} is damaged, or no checkpoint of {reader.program}, whose marks it has: "
+            f"{messages.describe(error):.300}. Load another one, or its weights alone."
+        ) from error
+
+
+def unpickle(file: BinaryIO, stand_ins: list[Any] | None = None, mapped_from: str | None = None) -> Any:
+    """Read what torch has saved in a file: tensors, arrays and plain types. None of it accesses other memory.
+
+    Args:
+        file: seekable.
+        stand_ins: other classes that may be in it, with their names.
+        mapped_from: the path of the file, if its tensors are to be on mapped memory.
+
+    Raises:
+        TooCostlyError: it takes more memory than what it holds allows.
+        Exception: torch's error for a file that isn't one of its own.
+    """
+    pickle_cost.check(file)
+    allowed = [bytes, *numpy_pickles.STAND_INS, *(stand_ins or [])]
+    with (
+        torch.serialization.safe_globals(allowed),
+        # Without the check, indices of sparse tensors are taken as they are.
+        torch.sparse.check_sparse_tensor_invariants(),
+        warnings.catch_warnings(),
+    ):
+        # torch 2.14 says that it looks at all indices, which takes its time; here that isn't the user's choice.
+        warnings.filterwarnings("ignore", "Validating sparse tensor invariants", UserWarning)
+        source: Any = mapped_from or file
+        loaded = torch.load(source, map_location="cpu", weights_only=True, mmap=mapped_from is not None)
+    return numpy_pickles.unwrap(loaded, _MAX_COPIES * file.seek(0, os.SEEK_END))
+
+
+def _reader_of(file: BinaryIO, path: str) -> CheckpointReader | None:
+    """The reader of an installed package that recognizes the file, which isn't the core's own."""
+    from core.registry.checkpoint_readers import reader_of
+
+    file.seek(0)
+    head = file.read(_HEAD_BYTES)
+    file.seek(0)
+    return reader_of(head, path)
+
+
+def _without_foreign_objects(file: BinaryIO, path: str, reader: CheckpointReader) -> Any:
+    """The content of a file that holds objects of other classes; None if it can't be read without them either."""
+    try:
+        loaded = unpickle(file, foreign_objects.stand_ins(file, {name for _, name in numpy_pickles.STAND_INS}))
+    except (MemoryError, OSError, Warning):
+        raise
+    except Exception:
+        return None
+    if not isinstance(loaded, dict):
+        return None
+    left: dict[str, str] = {}
+    read = {key: value for key, value in loaded.items() if key not in reader.unread}
+    content = foreign_objects.leave_out(read, "", left)
+    if left:
+        named = printable(", ".join(f"{place} ({kind})" for place, kind in left.items()))
+        warnings.warn(
+            f"{path!r} was written by {reader.program} and holds objects of other classes, which are left out, since "
+            f"nothing in a file is executed: {named}. Read without them: {printable(', '.join(content))}.",
+            stacklevel=2,
+        )
+    return content
+
+
+def reason_of(error: Exception) -> str:
+    """The reason why torch didn't load a file, without the advice to load it unsafely that its message begins with."""
+    _, found, reason = str(error).partition("WeightsUnpickler error: ")
+    if not found:
+        return messages.describe(error)
+    return reason.partition(" by default")[0].partition("\n")[0] or "it isn't a file of torch.save"

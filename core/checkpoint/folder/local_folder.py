@@ -1,0 +1,247 @@
+"""A checkpoint folder on a local or mounted file system: how it is written beside its place and put there whole.
+
+A new folder is renamed to its place, in one step. Where a checkpoint is already, the new files, which have names of
+their own, are moved to it, and then the manifest, in one step, takes the place of the old one: until then they are
+nothing. Whenever the process or the machine dies, the manifest that is there names files that are there, and synced.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import mmap
+import os
+import secrets
+import socket
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO
+
+from core.checkpoint.format import digest, manifest
+from core.checkpoint.format.verified_file import MappedFile
+from core.checkpoint.storage import disk, locks, messages
+from core.checkpoint.storage.partial import is_partial, partial_path
+from core.contract.errors import CheckpointError
+from core.text import plain_file
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+    from core.checkpoint.format.digest import Blocks
+    from core.checkpoint.format.manifest import FileEntry
+
+
+class LocalFolder:
+    """One checkpoint folder that the operating system reaches."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.manifest_path = path / manifest.NAME
+
+    def __str__(self) -> str:
+        return str(self.path)
+
+    def name_of(self, file: str) -> str:
+        """Path of a file in it, for messages."""
+        return str(self.path / file)
+
+    # writing --------------------------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def begin(self) -> Iterator[str]:
+        """Rank 0. Sweep what dead writers have left beside it, and make a folder to write to.
+
+        Its lock is taken before another process may sweep, and held until the end.
+
+        Yields:
+            The save's own name, for `stage`.
+        """
+        self._refuse_foreign()
+        parent = self.path.parent
+        disk.make_parents(parent)
+        token = secrets.token_hex(4)
+        with contextlib.ExitStack() as stack:
+            with locks.held(parent):
+                sweep(parent)
+                disk.make_folder(partial_path(self.path, token))
+                stack.enter_context(locks.held(partial_path(self.path, token), shared=True))
+            yield token
+
+    @contextlib.contextmanager
+    def stage(self, token: str) -> Iterator[None]:
+        """All ranks. Keep the folder that `begin` made from being swept, also if rank 0 dies before this process."""
+        path = partial_path(self.path, token)
+        if not path.is_dir():
+            raise CheckpointError(
+                f"{path.absolute()} was made by rank 0, and isn't on {socket.gethostname()}, where another rank has to "
+                "write its part. Save to a folder that all nodes share, under the same absolute path (dirpath=..., or "
+                "default_root_dir=...), to a URL such as s3://bucket/run, or whole and through rank 0 with "
+                f"plugins='torch'. If it is shared, another program deletes in {path.parent}."
+            )
+        with locks.held(path, shared=True):
+            yield
+
+    @contextlib.contextmanager
+    def create(self, token: str, name: str) -> Iterator[BinaryIO]:
+        """All ranks. A new file, synced at the end."""
+        with disk.create(partial_path(self.path, token) / name) as file:
+            yield file
+            disk.sync(file)
+
+    def read_back(self, token: str, files: Mapping[str, FileEntry]) -> None:
+        """All ranks. Read files that were created.
+
+        Raises:
+            CheckpointError: one isn't what was written.
+        """
+        for name, entry in files.items():
+            with (partial_path(self.path, token) / name).open("rb", buffering=0) as file:
+                if not digest.is_content(file, entry.size_bytes, entry.digest):
+                    raise messages.not_as_written(name)
+
+    def commit(self, token: str, content: bytes, files: Iterable[str]) -> None:
+        """Rank 0, when all files are there. Put them in place, and the manifest last.
+
+        Args:
+            token: of the save.
+            content: of the manifest.
+            files: names of the files that it names.
+        """
+        stage = partial_path(self.path, token)
+        with self.create(token, manifest.NAME) as file:
+            file.write(content)
+        if (stage / manifest.NAME).read_bytes() != content:
+            raise messages.not_as_written(manifest.NAME)
+        # The names of the files, before the rename that makes them a checkpoint.
+        disk.sync_folder(stage)
+        with locks.held(self.path.parent):
+            try:
+                with self._link_aside():
+                    disk.rename(stage, self.path)
+            except OSError as error:
+                # POSIX leaves the choice between these two to the system.
+                if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                    raise
+                # A checkpoint is there already: no system call puts a folder in the place of a full one.
+                self._move_in(stage, files)
+            with messages.in_place():
+                disk.sync_folder(self.path.parent)
+
+    @contextlib.contextmanager
+    def _link_aside(self) -> Iterator[None]:
+        """Take a link out of a folder's way: no folder replaces it in one step. On failure the link is put back."""
+        target = os.readlink(self.path) if self.path.is_symlink() else None
+        if target is not None:
+            disk.unlink(self.path)
+        try:
+            yield
+        except OSError:
+            if target is not None:
+                self.path.symlink_to(target)
+            raise
+
+    def _move_in(self, stage: Path, files: Iterable[str]) -> None:
+        kept = set(files)
+        # First the files, under names that no reader looks for yet.
+        for name in kept:
+            disk.rename(stage / name, self.path / name)
+        disk.sync_folder(self.path)  # before the manifest, or a crash could leave it without the files that it names
+        disk.rename(stage / manifest.NAME, self.manifest_path)
+        with messages.in_place():
+            disk.sync_folder(self.path)
+        # Last what the old manifest named: until here a reader may have needed it.
+        with contextlib.suppress(OSError):  # the next save does it
+            for entry in list(self.path.iterdir()):
+                if manifest.OWN_FILE.fullmatch(entry.name) and entry.name not in kept:
+                    disk.unlink(entry)
+            disk.remove_folder(stage)
+
+    def discard(self, token: str) -> None:
+        """Rank 0. Delete what was written for a save that failed."""
+        with contextlib.suppress(OSError):
+            disk.remove_tree(partial_path(self.path, token))
+
+    def remove(self) -> None:
+        """Rank 0. Delete the checkpoint: it is gone in one step, and its files then."""
+        if self.path.is_symlink():
+            disk.unlink(self.path)
+            return
+        if not self.path.exists():
+            return
+        self._refuse_foreign()
+        doomed = partial_path(self.path, secrets.token_hex(4))
+        with contextlib.ExitStack() as stack:
+            with locks.held(self.path.parent):
+                # Under a name that a sweep deletes, in case this process dies before it has.
+                disk.rename(self.path, doomed)
+                stack.enter_context(locks.held(doomed))  # or else another's sweep deletes it at the same time
+            disk.remove_tree(doomed)
+
+    def _refuse_foreign(self) -> None:
+        """Refuse a folder that isn't a checkpoint, as it may hold other work, and a file, which may be a checkpoint."""
+        if self.path.is_file() and not self.path.is_symlink():
+            raise CheckpointError(
+                "a file is there, and this CheckpointIO writes a folder; remove it, or save elsewhere"
+            )
+        if not self.path.is_dir() or self.manifest_path.exists():
+            return
+        foreign = sorted(entry.name for entry in self.path.iterdir() if not manifest.OWN_FILE.fullmatch(entry.name))
+        if foreign:
+            raise CheckpointError(f"it is a folder that isn't a checkpoint, with {foreign[0]!r} in it.")
+
+    # reading --------------------------------------------------------------------------------------------------------
+
+    def read_manifest(self) -> bytes:
+        """Content of the manifest.
+
+        Raises:
+            FileNotFoundError: there is none.
+            NotAFileError: something else is there, or more.
+        """
+        return self.read(manifest.NAME, manifest.MAX_BYTES)
+
+    def read(self, name: str, max_bytes: int) -> bytes:
+        """Content of a small file.
+
+        Raises:
+            NotAFileError: something else is there, or more.
+        """
+        return plain_file.read_file(self.path / name, max_bytes)
+
+    def open(self, name: str, size_bytes: int, blocks: Blocks) -> MappedFile:
+        """A large file, whose blocks are verified before their bytes are used."""
+        path = self.path / name
+        with plain_file.open_file(path) as file:
+            actual = file.seek(0, 2)
+            # A file of another size is damaged: without content, its first read raises an error that names it.
+            if actual != size_bytes:
+                return MappedFile(str(path), memoryview(b""), size_bytes, blocks)
+            # Private: what is written to a tensor on this memory stays in the process.
+            mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+        return MappedFile(str(path), memoryview(mapped), size_bytes, blocks)
+
+    def exists(self) -> bool:
+        """Tell whether a complete checkpoint is there, in any form."""
+        return self.manifest_path.is_file() or self.path.is_file()
+
+    def is_file(self) -> bool:
+        """Tell whether a file is there: a checkpoint of another form."""
+        return self.path.is_file()
+
+    def is_folder(self) -> bool:
+        """Tell whether a folder is there."""
+        return self.path.is_dir()
+
+    def siblings(self) -> list[str] | None:
+        """Names of what lies beside it; None if its own folder doesn't exist."""
+        try:
+            return [entry.name for entry in self.path.parent.iterdir()]
+        except OSError:
+            return None
+
+
+def sweep(folder: Path) -> None:
+    """Delete what writers that died have left in a folder; what a living one holds a lock on stays."""
+    for path in folder.iterdir():
+        if is_partial(path.name) and locks.is_free(path):
+            with contextlib.suppress(OSError):
+                disk.remove_tree(path) if path.is_dir() else disk.unlink(path)

@@ -1,0 +1,148 @@
+"""One rank's part of a checkpoint folder: its bytes in one file, and an index of them in a second one."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import TYPE_CHECKING, Any
+
+from core.checkpoint.copies.tensor_bytes import ALIGNMENT_BYTES, pieces
+from core.checkpoint.format import digest, manifest
+from core.checkpoint.format.coverage import CoverageCheck
+from core.checkpoint.format.manifest import FileEntry
+from core.checkpoint.state.shards import chunks_to_write
+from core.checkpoint.state.tree import MAX_DEPTH, Encoder
+from core.contract.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    import torch
+
+    from core.checkpoint.folder.folder import Folder
+    from core.contract.sharded_leaf import Chunk
+
+
+class PartWriter:
+    """Writes what one rank has to write of a state. Which part that is, each rank works out by itself.
+
+    Attributes:
+        tree: the state, as `core.checkpoint.state.tree` writes it.
+        num_written: elements that this rank has written.
+        written: the chunks that it has written, as one number; see `core.checkpoint.format.coverage`.
+    """
+
+    def __init__(self, state: Any, rank: int) -> None:
+        """Look through the state; nothing is written yet.
+
+        Raises:
+            CheckpointError: something in it can't be saved; its path is named.
+        """
+        encoder = Encoder()
+        try:
+            self.tree = encoder.encode(state, (), "state")
+        except RecursionError:
+            raise CheckpointError(
+                f"The state is nested too deeply to be saved, more than {MAX_DEPTH} levels, or holds itself. "
+                "Save plain, finite data."
+            ) from None
+        self._leaves: Mapping[str, Any] = encoder.leaves
+        self._shapes = encoder.shapes
+        self._rank = rank
+        self._index: dict[str, list[Any]] = {}
+        self._coverage = CoverageCheck()
+        self.num_written = 0
+        self.written = 0
+
+    @property
+    def num_elements(self) -> int:
+        """Elements of all leaves, on all ranks."""
+        return sum(map(math.prod, self._shapes.values()))
+
+    def to_write(self) -> int:
+        """The sum of `written` over all ranks if their chunks cover each leaf; known once this rank has written."""
+        return sum([self._coverage.value(name, [((0,) * len(shape), shape)]) for name, shape in self._shapes.items()])
+
+    def write(self, folder: Folder, token: str) -> dict[str, FileEntry]:
+        """Write the files of this rank.
+
+        Returns:
+            The files by name; the file with the bytes is left out if there are none.
+        """
+        stem, self._coverage = f"{token}-{self._rank:05}", CoverageCheck(token.encode())
+        parts = [
+            (name, chunk)
+            for name, leaf in self._leaves.items()
+            for chunk in chunks_to_write(name, leaf, self._rank)
+            if chunk.tensor.numel()
+        ]
+        # Those whose sizes are multiples of a block's first, and so on down: without a gap between them, each begins at
+        # a multiple of what its size is one of. Reading a part of them, or all but the small ones, needs fewer blocks.
+        parts.sort(key=_evenness, reverse=True)
+        # With these two numbers rank 0 knows whether the ranks' chunks cover each leaf, without seeing the chunks.
+        self.num_written = sum([chunk.tensor.numel() for _, chunk in parts])
+        self.written = sum([self._coverage.value(name, [(chunk.offsets, chunk.sizes)]) for name, chunk in parts])
+        if not parts and self._rank:  # rank 0's index also has what isn't in tensors
+            return {}
+        entries, blocks = {}, []
+        if parts:
+            with folder.create(token, f"{stem}.data") as file:
+                writer = digest.BlockWriter(file)
+                self._write_chunks(writer, parts)
+                writer.finish()
+            blocks = writer.blocks
+            entries[f"{stem}.data"] = FileEntry(writer.position, digest.of_blocks(blocks))
+        entries[f"{stem}.json"] = self._write_index(folder, token, stem, blocks)
+        return entries
+
+    def _write_chunks(self, writer: digest.BlockWriter, parts: list[tuple[str, Chunk]]) -> None:
+        # Tied weights are leaves on the same memory: their bytes are written once, and loading ties them again.
+        memories = [_memory_of(chunk.tensor) or number for number, (_, chunk) in enumerate(parts)]
+        tensors = {memory: chunk.tensor for memory, (_, chunk) in zip(memories, parts, strict=True)}
+        starts: list[int] = []
+        for number, piece in pieces(tensors.values()):
+            if number == len(starts):
+                writer.align(ALIGNMENT_BYTES)
+                starts.append(writer.position)
+            writer.write(piece)
+        positions = dict(zip(tensors, starts, strict=True))
+        for memory, (name, chunk) in zip(memories, parts, strict=True):
+            place = [list(chunk.offsets), list(chunk.sizes), positions[memory]]
+            self._index.setdefault(name, []).append(place)
+
+    def _write_index(self, folder: Folder, token: str, stem: str, blocks: list[str]) -> FileEntry:
+        content = {"leaves": self._index, "blocks": blocks}
+        if self._rank == 0:
+            content = {"tree": self.tree, **content}
+        with folder.create(token, f"{stem}.json") as file:
+            writer = digest.BlockWriter(file)
+            writer.write(_encoded(content))
+            writer.finish()
+        return FileEntry(writer.position, digest.of_blocks(writer.blocks))
+
+
+def _encoded(content: dict[str, Any]) -> bytes:
+    """Encode an index as it is written.
+
+    Raises:
+        CheckpointError: it is larger than a reader accepts.
+    """
+    encoded = json.dumps(content, separators=(",", ":")).encode()
+    if len(encoded) > manifest.MAX_INDEX_BYTES:
+        raise CheckpointError(
+            f"what isn't in tensors or arrays takes {len(encoded):,} bytes, and may take {manifest.MAX_INDEX_BYTES:,}. "
+            "Put large lists and texts into tensors or arrays."
+        )
+    return encoded
+
+
+def _evenness(part: tuple[str, Chunk]) -> int:
+    """The largest power of two that a chunk's number of bytes is a multiple of, up to a block's bytes."""
+    num_bytes = part[1].tensor.nbytes
+    return min(num_bytes & -num_bytes, digest.BLOCK_BYTES)
+
+
+def _memory_of(tensor: torch.Tensor) -> tuple[int, int] | None:
+    """Address and size of a tensor's elements, if they are in order: tensors that share memory are written once."""
+    # Not the dtype: a view of the same bytes in another one is the same bytes.
+    return (tensor.data_ptr(), tensor.nbytes) if tensor.is_contiguous() else None

@@ -1,0 +1,127 @@
+"""Chunks of tensors that are to be read from the files of a checkpoint, each into its place."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+
+from core.checkpoint.copies.tensor_bytes import bytes_of, chunk_of, chunk_span, strides_of
+from core.checkpoint.format.coverage import overlap
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from core.checkpoint.format.verified_file import File
+    from core.contract.sharded_leaf import Chunk
+
+DENSE = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
+
+
+class SavedChunk(NamedTuple):
+    """A chunk of a tensor, and where its bytes are."""
+
+    offsets: tuple[int, ...]
+    sizes: tuple[int, ...]
+    file: File
+    position: int
+
+
+class ChunkRead(NamedTuple):
+    """A chunk within a saved one, and its place in memory.
+
+    Attributes:
+        saved: the chunk that the file has.
+        dtype: as it was saved.
+        offsets: of the chunk in `saved`.
+        target: of the chunk's shape; the elements are copied to it.
+        start: its first byte in the file.
+        stop: the byte after its last one. What lies between the chunk's rows is read and verified too, not copied.
+        memory: the target's own bytes, if those of the file can go there as they are.
+    """
+
+    saved: SavedChunk
+    dtype: torch.dtype
+    offsets: tuple[int, ...]
+    target: torch.Tensor
+    start: int
+    stop: int
+    memory: memoryview | None
+
+    def put(self, content: torch.Tensor, *, in_background: bool = False) -> None:
+        """Copy the elements to their place.
+
+        Args:
+            content: the bytes from `start` to `stop`, as a tensor.
+            in_background: a device may go on copying after this has returned.
+        """
+        elements = chunk_of(content, self.dtype, self.saved.sizes, tuple(self.target.shape))
+        self.target.copy_(elements, non_blocking=in_background)
+
+    def parts(self, max_bytes: int) -> Iterator[ChunkRead]:
+        """Reads of parts of the chunk, of at most `max_bytes` from the first to the last one of each."""
+        lengths = tuple(self.target.shape)
+        dim = next((dim for dim, length in enumerate(lengths) if length > 1), None)
+        if self.stop - self.start <= max_bytes or dim is None:
+            yield self
+            return
+        row_bytes = strides_of(self.saved.sizes)[dim] * self.dtype.itemsize
+        step = max(1, max_bytes // row_bytes)
+        for begin in range(0, lengths[dim], step):
+            offsets = (*self.offsets[:dim], self.offsets[dim] + begin, *self.offsets[dim + 1 :])
+            rows = self.target.narrow(dim, begin, min(step, lengths[dim] - begin))
+            yield from chunk_read(self.saved, self.dtype, offsets, rows).parts(max_bytes)
+
+
+def chunk_read(saved: SavedChunk, dtype: torch.dtype, offsets: tuple[int, ...], target: torch.Tensor) -> ChunkRead:
+    """The read that fills `target` from the chunk of its shape that begins at `offsets` of the saved one."""
+    lengths = tuple(target.shape)
+    # The usual case, the whole chunk, has all of its bytes.
+    is_whole = lengths == saved.sizes
+    first, last = (0, math.prod(lengths)) if is_whole else chunk_span(saved.sizes, offsets, lengths)
+    start, stop = saved.position + first * dtype.itemsize, saved.position + last * dtype.itemsize
+    return ChunkRead(saved, dtype, offsets, target, start, stop, _memory_of(target, dtype, stop - start))
+
+
+def _memory_of(target: torch.Tensor, dtype: torch.dtype, num_bytes: int) -> memoryview | None:
+    # A conjugated or negated view is a flag on bytes that mean something else; a subclass may have no bytes.
+    fits = (
+        type(target) in DENSE
+        and target.dtype == dtype
+        and target.device.type == "cpu"
+        and target.is_contiguous()
+        and num_bytes == target.nbytes
+        and not (target.is_conj() or target.is_neg())
+    )
+    return bytes_of(target) if fits else None
+
+
+def reads_of(
+    saved: list[SavedChunk], dtype: torch.dtype, shape: tuple[int, ...], wanted: Sequence[Chunk]
+) -> Iterator[ChunkRead]:
+    """The reads that fill the wanted chunks of a tensor from the saved ones, which cover it."""
+    # The usual case, the same chunks as were saved, needs no intersections.
+    by_place = {(chunk.offsets, chunk.sizes): chunk for chunk in saved}
+    for chunk in wanted:
+        place = (tuple(chunk.offsets), tuple(chunk.sizes))
+        if not chunk.tensor.numel():
+            continue
+        if (same := by_place.get(place)) is not None:
+            yield chunk_read(same, dtype, (0,) * len(shape), chunk.tensor)
+            continue
+        for found in saved:
+            if (part := overlap(place, (found.offsets, found.sizes))) is not None:
+                yield _part_read(found, dtype, chunk, *part)
+
+
+def _part_read(
+    found: SavedChunk, dtype: torch.dtype, chunk: Chunk, starts: tuple[int, ...], sizes: tuple[int, ...]
+) -> ChunkRead:
+    """The read of the part that a saved chunk and a wanted one have in common."""
+    target = chunk.tensor
+    for dim, (start, offset, size) in enumerate(zip(starts, chunk.offsets, sizes, strict=True)):
+        if size != target.shape[dim]:
+            target = target.narrow(dim, start - offset, size)
+    within = tuple(start - offset for start, offset in zip(starts, found.offsets, strict=True))
+    return chunk_read(found, dtype, within, target)

@@ -1,0 +1,186 @@
+"""The manifest of a checkpoint folder: written last, and what makes the folder a checkpoint."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from core._version import __version__
+from core.checkpoint.format import digest
+from core.contract.errors import CheckpointCorruptedError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+NAME = "manifest.json"
+FORMAT = 2
+"""1 had blocks of 4 MiB, and said nothing of them."""
+MAX_BYTES = 64 << 20
+"""The largest size of a manifest, which names two files of each rank."""
+MAX_INDEX_BYTES = 1 << 30
+"""The largest size of an index, which holds all of the state but tensors and arrays. More isn't written or read:
+as objects it takes many times the memory."""
+_TITLE = "core checkpoint"
+_FIRST_BLOCK_BYTES = 4 << 20
+_LEAST_BLOCK_BYTES = 1 << 12
+
+OWN_FILE = re.compile(r"[0-9a-f]{8}-\d{5,}\.(data|json)")
+"""Names of the files of a folder, beside its manifest: those of one save have their first part in common."""
+
+
+_LATEST_NS = 1 << 62
+"""In the year 2116: what claims to be later is no time to go on from."""
+_STEP_NS = 1_000_000
+"""Times of two saves differ by so much at least: as seconds in a float, and on a file system, they still do."""
+_seen_ns = 0
+
+
+def note_time(saved_at_ns: int) -> None:
+    """Let what this process saves from now on be later than a checkpoint that it has seen."""
+    global _seen_ns
+    if saved_at_ns < _LATEST_NS:
+        _seen_ns = max(_seen_ns, saved_at_ns)
+
+
+def next_time_ns() -> int:
+    """Nanoseconds since 1970, later than what this process has saved or seen: a clock may jump back."""
+    note_time(max(time.time_ns(), _seen_ns + _STEP_NS))
+    return _seen_ns
+
+
+@dataclass(frozen=True, slots=True)
+class FileEntry:
+    """A file of the folder.
+
+    Attributes:
+        size_bytes: of the whole.
+        digest: made of the digests of its blocks; see `core.checkpoint.format.digest`.
+    """
+
+    size_bytes: int
+    digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """The contents of the folder, and its writer.
+
+    Attributes:
+        files: by name.
+        world_size: number of processes that wrote them.
+        writer: alias, provider and version of strategy and precision.
+        saved_at_ns: nanoseconds since 1970; see `next_time_ns`.
+        versions: of core and torch.
+        block_bytes: of the blocks that have digests.
+    """
+
+    files: dict[str, FileEntry]
+    world_size: int
+    writer: dict[str, Any]
+    saved_at_ns: int = field(default_factory=next_time_ns)
+    versions: dict[str, str] = field(default_factory=lambda: {"core": __version__, "torch": torch.__version__})
+    block_bytes: int = field(default_factory=lambda: digest.BLOCK_BYTES)
+
+    def to_bytes(self) -> bytes:
+        """Content of the file, which ends with its own checksum."""
+        content = {"title": _TITLE, "format": FORMAT, **asdict(self)}
+        return _sealed(content)
+
+    @property
+    def indexes(self) -> list[str]:
+        """Names of the files that say what is where, in the order of ranks."""
+        return sorted(name for name in self.files if name.endswith(".json"))
+
+
+def from_bytes(raw: bytes, path: str) -> Manifest:
+    """The manifest in a file's content.
+
+    Args:
+        raw: the whole content.
+        path: of the file, for the message.
+
+    Raises:
+        CheckpointCorruptedError: it is damaged, of a newer format, or something else.
+    """
+    try:
+        content = json.loads(raw)
+        if content.pop("title") != _TITLE:
+            raise ValueError("it is something else")
+    except (ValueError, RecursionError, KeyError, TypeError, AttributeError) as error:
+        raise CheckpointCorruptedError(
+            f"{path!r} is damaged, or not the manifest of a checkpoint: {error!r}."
+        ) from None
+    content.pop("checksum", None)
+    number = content.get("format")
+    # Before the format: a newer release seals its manifest in the same way, so a wrong seal is damage.
+    if not _is_sealed(content, raw):
+        raise CheckpointCorruptedError(f"{path!r} is damaged: its content does not have the checksum in its last line.")
+    if not isinstance(number, int) or number > FORMAT:
+        versions = content.get("versions")
+        release = versions.get("core", "?") if isinstance(versions, dict) else "?"
+        raise CheckpointCorruptedError(
+            f"{path!r} has format {number!r}, written by core {release!r}; this is core {__version__}, which reads up "
+            f"to {FORMAT}. Install that release, or a later one."
+        )
+    return _parse(content, path)
+
+
+def _parse(content: Mapping[str, Any], path: str) -> Manifest:
+    try:
+        if foreign := [name for name in content["files"] if not OWN_FILE.fullmatch(name)]:
+            raise CheckpointCorruptedError(
+                f"{path!r} names a file outside of its folder, or not of core: {foreign[0]!r}."
+            )
+        return _checked(
+            Manifest(
+                files={name: _entry(**entry) for name, entry in content["files"].items()},
+                world_size=content["world_size"],
+                writer=content["writer"],
+                saved_at_ns=content["saved_at_ns"],
+                versions=content["versions"],
+                block_bytes=_FIRST_BLOCK_BYTES if content["format"] == 1 else content["block_bytes"],
+            )
+        )
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        raise CheckpointCorruptedError(f"{path!r} is not a manifest that core has written: {error!r}.") from None
+
+
+def _entry(size_bytes: Any, digest: Any) -> FileEntry:
+    if type(size_bytes) is not int or size_bytes < 0 or type(digest) is not str:
+        raise ValueError(f"a file of {size_bytes!r} bytes with the digest {digest!r}")
+    return FileEntry(size_bytes, digest)
+
+
+def _checked(found: Manifest) -> Manifest:
+    """The same manifest.
+
+    Raises:
+        TypeError, ValueError: a field isn't what it says.
+    """
+    if type(found.world_size) is not int or not 0 < found.world_size < 2**31:
+        raise ValueError(f"a world size of {found.world_size!r}")
+    if type(found.saved_at_ns) is not int or not 0 <= found.saved_at_ns < 2**63:
+        raise ValueError(f"saved at {found.saved_at_ns!r}")
+    if type(found.block_bytes) is not int or not _LEAST_BLOCK_BYTES <= found.block_bytes <= MAX_INDEX_BYTES:
+        raise ValueError(f"blocks of {found.block_bytes!r} bytes")
+    if type(found.writer) is not dict or type(found.versions) is not dict:
+        raise TypeError("a writer, or versions, that aren't described")
+    return found
+
+
+def _is_sealed(content: Mapping[str, Any], raw: bytes) -> bool:
+    try:
+        # Written again and compared: any changed byte shows, even white space.
+        return raw == _sealed({"title": _TITLE, **content})
+    except (RecursionError, ValueError):  # nested more deeply than it can be written
+        return False
+
+
+def _sealed(content: dict[str, Any]) -> bytes:
+    text = json.dumps(content, indent=1)[:-2]  # without the last brace
+    return f'{text},\n "checksum": "{digest.of_bytes(text.encode())}"\n}}\n'.encode()

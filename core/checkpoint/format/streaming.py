@@ -1,0 +1,163 @@
+"""Chunks of tensors read from a local file: once, front to back, hashed while the processor still has the bytes.
+
+Where a chunk lies in memory as it does in the file, the system copies it there, and nothing else does. Other chunks,
+such as those of a device, go through a small buffer. What is read between them, because their blocks can't be verified
+without it, is dropped.
+"""
+
+from __future__ import annotations
+
+import operator
+import os
+from typing import TYPE_CHECKING
+
+from core.checkpoint.copies.bounce import BOUNCE_BYTES, Bounce
+from core.checkpoint.copies.tensor_bytes import bytes_of
+from core.checkpoint.format import digest
+from core.text import plain_file
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from core.checkpoint.format.chunk_reads import ChunkRead
+
+_PIECE_BYTES = 1 << 20
+"""Bytes that are read, and then hashed, at a time: they are still in the processor's cache."""
+_MAX_VIEWS = 512
+"""The most places in memory that one call of the system fills; Linux takes twice as many."""
+
+
+def stream(
+    path: str, size_bytes: int, reads: list[ChunkRead], block_bytes: int, check_block: Callable[[int, str], None]
+) -> list[ChunkRead]:
+    """Read into memory.
+
+    Args:
+        path: of the file.
+        size_bytes: that it has.
+        reads: of this file, in any order.
+        block_bytes: of a block.
+        check_block: called with the number of a block and its digest.
+
+    Returns:
+        The reads that were left out, since they overlap others: tensors that share bytes in the file, but not here.
+
+    Raises:
+        OSError: it can't be read.
+        EOFError: it is of another size.
+    """
+    chosen, left = _apart(reads)
+    if chosen:
+        with plain_file.open_file(path) as file:
+            if os.fstat(file.fileno()).st_size != size_bytes:
+                raise EOFError
+            running = _Stream(file.fileno(), size_bytes, block_bytes, check_block)
+            try:
+                running.run(chosen)
+            finally:
+                running.bounce.finish()
+    return left
+
+
+def _apart(reads: Iterable[ChunkRead]) -> tuple[list[ChunkRead], list[ChunkRead]]:
+    chosen: list[ChunkRead] = []
+    left: list[ChunkRead] = []
+    position = 0
+    for read in sorted(reads, key=operator.attrgetter("start", "stop")):
+        if read.start >= position:
+            chosen.append(read)
+            position = read.stop
+        else:
+            left.append(read)
+    return chosen, left
+
+
+class _Stream:
+    """One pass over the blocks of a file that are needed."""
+
+    def __init__(
+        self, descriptor: int, size_bytes: int, block_bytes: int, check_block: Callable[[int, str], None]
+    ) -> None:
+        self._descriptor = descriptor
+        self._size_bytes = size_bytes
+        self._block_bytes = block_bytes
+        self._check_block = check_block
+        self._hash = digest.new_hash()
+        self._dropped = memoryview(bytearray(_PIECE_BYTES))
+        # Asked for, and not read yet: their bytes end at the position.
+        self._views: list[memoryview] = []
+        self._num_held = 0
+        self._position = 0
+        self.bounce = Bounce()
+
+    def run(self, reads: list[ChunkRead]) -> None:
+        """Read what lies apart, in order."""
+        for read in reads:
+            if (memory := read.memory) is not None:
+                self._go_to(read.start)
+                self._take(memory)
+                continue
+            for part in read.parts(BOUNCE_BYTES):
+                self._go_to(part.start)
+                buffer = self.bounce.take(part.stop - part.start, part.target.device)
+                self._take(bytes_of(buffer))
+                self._read()
+                # On a CUDA device that goes on while the next part is read.
+                in_background = part.target.device.type == "cuda"
+                part.put(buffer, in_background=in_background)
+                if in_background:
+                    self.bounce.note_copy(buffer, part.target.device)
+        self._drop(self._end_of_block)
+
+    @property
+    def _end_of_block(self) -> int:
+        return min(-(-self._position // self._block_bytes) * self._block_bytes, self._size_bytes)
+
+    def _go_to(self, start: int) -> None:
+        block = start - start % self._block_bytes
+        if block > self._position:
+            self._drop(self._end_of_block)
+            self._position = block
+        self._drop(start)
+
+    def _drop(self, stop: int) -> None:
+        while self._position < stop:
+            # Each part of one call has memory of its own there: it is hashed after the call.
+            size = min(stop - self._position, _PIECE_BYTES - self._num_held)
+            self._take(self._dropped[self._num_held : self._num_held + size])
+
+    def _take(self, memory: memoryview) -> None:
+        taken, size, block_bytes = 0, len(memory), self._block_bytes
+        while taken < size:
+            left = min(_PIECE_BYTES - self._num_held, block_bytes - self._position % block_bytes)
+            view = memory[taken : taken + left]
+            self._views.append(view)
+            num_bytes = len(view)
+            taken += num_bytes
+            self._num_held += num_bytes
+            self._position += num_bytes
+            is_end = not self._position % block_bytes or self._position >= self._size_bytes
+            if is_end or self._num_held == _PIECE_BYTES or len(self._views) == _MAX_VIEWS:
+                self._read()
+            if is_end:
+                self._check_block((self._position - 1) // block_bytes, self._hash.hexdigest())
+                self._hash.reset()
+
+    def _read(self) -> None:
+        position, views = self._position - self._num_held, self._views
+        self._views, self._num_held = [], 0
+        left, num_left = list(views), self._position - position
+        while num_left:
+            size = os.preadv(self._descriptor, left, position)
+            if not size:
+                raise EOFError
+            num_left -= size
+            if not num_left:
+                break
+            position += size
+            while left and size >= len(left[0]):
+                size -= len(left.pop(0))
+            if size:
+                left[0] = left[0][size:]
+        for view in views:
+            self._hash.update(view)

@@ -1,0 +1,71 @@
+"""The parts of a leaf that this rank has: chunks of the whole tensor, with the memory that holds them."""
+
+from __future__ import annotations
+
+import zlib
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from core.contract.sharded_leaf import Chunk, ShardedLeaf, has_turn
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+def chunks_to_write(name: str, leaf: Any, rank: int) -> Sequence[Chunk]:
+    """The chunks of a leaf that this rank has to write, without asking the others: a plain tensor is rank 0's.
+
+    Args:
+        name: of the leaf.
+        leaf: a tensor, a DTensor, or a `ShardedLeaf`.
+        rank: of this process.
+    """
+    if isinstance(leaf, ShardedLeaf):
+        return leaf.chunks
+    if not hasattr(type(leaf), "__create_chunk_list__"):
+        return [_whole(leaf)] if rank == 0 else []
+    return chunks_to_fill(leaf) if _is_first_replica(name, leaf) else []
+
+
+def chunks_to_fill(leaf: Any, known: dict[Any, Any] | None = None) -> Sequence[Chunk]:
+    """All that this rank has of a leaf.
+
+    Args:
+        leaf: a tensor, a DTensor, or a `ShardedLeaf`.
+        known: of DTensors that were seen before, by how they are laid out; added to. To work out a chunk takes long.
+    """
+    if isinstance(leaf, ShardedLeaf):
+        return leaf.chunks
+    if not hasattr(type(leaf), "__create_chunk_list__"):
+        return [_whole(leaf)]
+    with torch.no_grad():  # autograd would make a node for it
+        local = leaf.to_local().detach()
+    if not local.numel():
+        return []
+    known = known if known is not None else {}
+    layout = (leaf.shape, leaf.placements, id(leaf.device_mesh), local.shape)
+    if (place := known.get(layout)) is None:
+        (found,) = leaf.__create_chunk_list__()  # what torch's own checkpoints ask, of strided shards too
+        known[layout] = place = (tuple(found.offsets), tuple(found.sizes))
+    offsets, sizes = place
+    return [Chunk(offsets, sizes, local)]
+
+
+def shape_of(leaf: Any) -> tuple[int, ...]:
+    """The shape of the whole tensor."""
+    return leaf.global_shape if isinstance(leaf, ShardedLeaf) else tuple(leaf.shape)
+
+
+def _whole(tensor: torch.Tensor) -> Chunk:
+    return Chunk((0,) * tensor.dim(), tuple(tensor.shape), tensor.detach())
+
+
+def _is_first_replica(name: str, leaf: Any) -> bool:
+    """Tell whether this rank writes, of those that have the same part. The turn changes with the leaf's name."""
+    coordinate = leaf.device_mesh.get_coordinate()
+    if coordinate is None:  # the leaf is on other ranks only
+        return False
+    replicated = [dim for dim, placement in enumerate(leaf.placements) if placement.is_replicate()]
+    # Not `hash`, which gives another number in each process.
+    return has_turn(zlib.crc32(name.encode()), ((coordinate[dim], leaf.device_mesh.size(dim)) for dim in replicated))

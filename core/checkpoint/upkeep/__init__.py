@@ -1,0 +1,1 @@
+"""Checkpoints that lie in a folder: found, listed, shown, converted and deleted."""

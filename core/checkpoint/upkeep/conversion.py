@@ -1,0 +1,99 @@
+"""Converts a checkpoint from one form to another."""
+
+from __future__ import annotations
+
+import os
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from core.checkpoint.any_form import formats
+from core.checkpoint.distributed_io import DistributedCheckpointIO
+from core.checkpoint.state.tree import leaves_of, readable
+from core.contract.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from core.contract.checkpoint_io import CheckpointIO, Collectives, PathLike
+
+_MAX_COPIES = 64
+"""The most bytes that are written for each byte of tensors that was read: tensors may share memory."""
+_ALWAYS_BYTES = 64 << 20
+"""Bytes that are written in any case."""
+
+
+def convert_checkpoint(
+    source: PathLike, target: PathLike, writer: CheckpointIO, *, reader: CheckpointIO | None = None
+) -> None:
+    """One process. Read the checkpoint at `source`, of any form, and write it to `target` in another.
+
+    Args:
+        source: a local path or a URL.
+        target: likewise; nothing may be there.
+        writer: of the form that is wanted. It is torn down in the end, for one that writes in the background.
+        reader: what can read `source`; None for the core's own forms.
+
+    Raises:
+        CheckpointError: `source` can't be read, or something is at `target`.
+    """
+    if writer.exists(target) or formats.open_folder(target).exists():
+        raise CheckpointError(f"Something is at {os.fspath(target)!r} already. Name a place that is free.")
+    alone = _Alone(source if reader is None else None)
+    try:
+        writer.convert_checkpoint(source, target, reader=reader or _Reader(), collectives=alone)
+    finally:
+        writer.teardown()
+
+
+def _writer_of(path: PathLike) -> Mapping[str, Any]:
+    folder = formats.open_folder(path)
+    return {} if folder.is_file() else formats.with_folder(folder, lambda reader: reader.manifest.writer)
+
+
+class _Reader(DistributedCheckpointIO):
+    """Loads core's own forms, and refuses a state that would take far more room than what it was read from."""
+
+    def load_checkpoint(
+        self, path: PathLike, *, collectives: Collectives, state: dict[str, Any] | None = None
+    ) -> dict[str, Any]:
+        loaded = super().load_checkpoint(path, collectives=collectives, state=state)
+        tensors = [(key_path, leaf) for key_path, leaf in leaves_of(loaded) if isinstance(leaf, torch.Tensor)]
+        dense = [(key_path, leaf) for key_path, leaf in tensors if leaf.layout == torch.strided]
+        held = {leaf.untyped_storage().data_ptr(): leaf.untyped_storage().nbytes() for _, leaf in dense}
+        largest = max(dense, key=lambda item: item[1].nbytes, default=None)
+        if largest and sum(leaf.nbytes for _, leaf in dense) > _MAX_COPIES * sum(held.values()) + _ALWAYS_BYTES:
+            key_path, leaf = largest
+            raise CheckpointError(
+                f"{os.fspath(path)!r} holds {sum(held.values())} bytes of tensors that repeat them: "
+                f"{readable(key_path)!r} alone, of shape {tuple(leaf.shape)}, would be written as {leaf.nbytes}. Load "
+                "it, save what is needed of it, and convert that."
+            )
+        return loaded
+
+
+class _Alone:
+    """One process, which passes on the writer of the original."""
+
+    rank, size = 0, 1
+
+    def __init__(self, source: PathLike | None) -> None:
+        self._source = source
+
+    @cached_property
+    def writer(self) -> Mapping[str, Any]:
+        """The writer of the original, if it is of a form of the core's."""
+        return _writer_of(self._source) if self._source is not None else {}
+
+    def barrier(self) -> None:
+        """Return at once: there is no other rank to wait for."""
+
+    def broadcast_object(self, obj: Any, src: int = 0) -> Any:
+        return obj
+
+    def gather_objects(self, obj: Any, dst: int = 0) -> list[Any] | None:
+        return [obj]
+
+    def in_background(self) -> Collectives:
+        return self

@@ -1,0 +1,56 @@
+"""Finds the newest checkpoint to go on from."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from typing import TYPE_CHECKING
+
+from core.checkpoint.any_form import formats
+from core.checkpoint.any_form.dates import dated
+from core.contract.errors import CheckpointCorruptedError
+
+if TYPE_CHECKING:
+    from core.contract.checkpoint_io import CheckpointIO, PathLike
+
+
+def newest_valid(
+    *folders: PathLike,
+    first: PathLike | None = None,
+    storage: CheckpointIO | None = None,
+    suffix: str | tuple[str, ...] = "",
+) -> str | None:
+    """One rank. The newest checkpoint in the folders that verifies; a warning names each newer one that doesn't.
+
+    A checkpoint that is a folder is as old as its manifest says, which copying doesn't change; any other is as old as
+    its last change, which a save sets. Each save is later than all that lay beside it when its process first saved
+    there, and than all that the process has found or loaded, also if the clock was set back.
+
+    Args:
+        folders: local paths or URLs; those that don't exist hold nothing.
+        first: the checkpoint that the user meant, tried before the others.
+        storage: verifies; None for the core's own, which takes checkpoints in any of its forms.
+        suffix: of the names to look at, or several.
+
+    Returns:
+        Its path; None if there is none.
+    """
+    # A folder may be named twice.
+    candidates = sorted({found for folder in folders for found in dated(os.path.expanduser(folder), suffix)})
+    paths = [path for *_, path in reversed(candidates)]
+    if first is not None:
+        paths = [os.fspath(first), *(path for path in paths if path != os.fspath(first))]
+    return next((path for path in paths if _is_whole(path, storage)), None)
+
+
+def _is_whole(path: str, storage: CheckpointIO | None) -> bool:
+    if storage is not None and not storage.exists(path):
+        return False
+    try:
+        (formats if storage is None else storage).verify_checkpoint(path)
+    except CheckpointCorruptedError as error:
+        warnings.warn(f"The search passes over a damaged checkpoint: {error} Looking for an older one.", stacklevel=4)
+        return False
+    except FileNotFoundError:
+        return False
+    return True

@@ -1,0 +1,289 @@
+"""What killed writers have left goes with the next run; what is whole, or alive, stays."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from callbacks.tiny import Tiny, loader, make_trainer
+from checkpoint_collectives import Alone
+from core.callbacks import ModelCheckpoint
+from core.checkpoint import (
+    AsyncCheckpointIO,
+    DistributedCheckpointIO,
+    TorchCheckpointIO,
+    load_checkpoint,
+    newest_valid,
+    sweep_folder,
+    verify_checkpoint,
+)
+from core.checkpoint.any_form import dates
+from core.checkpoint.format import manifest as manifest_module
+from core.cli.commands import command
+
+ALONE = Alone()
+
+
+def save(path, step, kind=DistributedCheckpointIO):
+    state = {"progress": {"global_step": step}, "x": torch.full((500,), float(step))}
+    kind().save_checkpoint(state, path, collectives=ALONE)
+
+
+def names(folder):
+    return sorted(entry.name for entry in folder.iterdir())
+
+
+def damage(path):
+    (data,) = path.glob("*.data")
+    data.write_bytes(bytes(data.stat().st_size))
+
+
+def leave(folder):
+    """What saves and removals leave that are killed at their worst moments; beside it, something of the user's."""
+    save(folder / "last.ckpt", 1)
+    stage = folder / ".last.ckpt.01234567.partial"
+    stage.mkdir()
+    (stage / "01234567-00000.data").write_bytes(b"half")
+    (folder / ".whole.pt.89abcdef.partial").write_bytes(b"half")
+    (folder / ".gone.pt.digest").write_bytes(b"xxh3-128 " + b"0" * 32 + b"\n")
+    # Moved in, and killed before the manifest was.
+    (folder / "last.ckpt" / "01234567-00000.data").write_bytes(b"moved in")
+    (folder / "last.ckpt" / "notes.txt").write_text("mine")
+    (folder / "notes.partial").write_text("mine")
+
+
+def check_swept(folder):
+    assert names(folder) == ["last.ckpt", "notes.partial"]
+    assert len(names(folder / "last.ckpt")) == 4, "three of the checkpoint, and the user's"
+    assert load_checkpoint(folder / "last.ckpt")["progress"] == {"global_step": 1}
+
+
+def test_a_sweep_takes_what_is_dead_and_nothing_else(tmp_path):
+    leave(tmp_path)
+    # A living writer, in another process: it holds a lock, as a save does.
+    living = tmp_path / ".next.ckpt.0000aaaa.partial"
+    living.mkdir()
+    program = f"""
+import sys
+from pathlib import Path
+from core.checkpoint.storage import locks
+with locks.held(Path({str(living)!r}), shared=True):
+    print("held", flush=True)
+    sys.stdin.readline()
+"""
+    with subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        process.stdout.readline()
+        sweep_folder(tmp_path)
+        assert living.exists()
+        process.stdin.close()
+    sweep_folder(tmp_path)
+    check_swept(tmp_path)
+    sweep_folder(tmp_path / "nowhere")
+
+
+def test_the_next_run_begins_with_a_clean_folder(tmp_path):
+    """And not only its next save: this one saves nothing."""
+    leave(tmp_path)
+    trainer = make_trainer(tmp_path, ModelCheckpoint(tmp_path, every_n_epochs=100), max_steps=0)
+    trainer.fit(Tiny(), loader(), loader())
+    check_swept(tmp_path)
+
+
+@pytest.mark.parametrize("kind", [DistributedCheckpointIO, AsyncCheckpointIO])
+def test_retention_keeps_the_last_that_verifies(tmp_path, kind):
+    """Each save from the second on is damaged when it is in its place, by a disk that says nothing of it."""
+
+    class Lossy(DistributedCheckpointIO):
+        def save_checkpoint(self, state, path, *, collectives):
+            super().save_checkpoint(state, path, collectives=collectives)
+            if "epoch=0" not in path:
+                damage(tmp_path.joinpath(path))
+
+    storage = Lossy() if kind is DistributedCheckpointIO else AsyncCheckpointIO(Lossy())
+    trainer = make_trainer(tmp_path, ModelCheckpoint(tmp_path, "{epoch}"), plugins=storage, max_epochs=2)
+    with pytest.warns(
+        UserWarning, match=r"epoch=0.ckpt' is kept, though it was to be replaced: .*epoch=1.ckpt/.*is da"
+    ):
+        trainer.fit(Tiny(), loader(), loader())
+    with pytest.warns(UserWarning, match="passes over a damaged checkpoint"):
+        assert newest_valid(tmp_path) == str(tmp_path / "epoch=0.ckpt")
+
+
+@pytest.mark.parametrize("kind", [DistributedCheckpointIO, TorchCheckpointIO])
+def test_the_newest_is_found_although_the_clock_has_jumped_back(tmp_path, monkeypatch, kind):
+    save(tmp_path / "c.ckpt", 1, kind)
+    monkeypatch.setattr(manifest_module.time, "time_ns", lambda: 1)
+    save(tmp_path / "b.ckpt", 2, kind)
+    assert newest_valid(tmp_path) == str(tmp_path / "b.ckpt")
+    # In a process that hasn't saved it, but goes on from it: found, or named by the user.
+    monkeypatch.setattr(manifest_module, "_seen_ns", 0)
+    newest_valid(tmp_path)
+    save(tmp_path / "a.ckpt", 3, kind)
+    monkeypatch.setattr(manifest_module, "_seen_ns", 0)
+    load_checkpoint(tmp_path / "a.ckpt")
+    save(tmp_path / "0.ckpt", 4, kind)
+    assert newest_valid(tmp_path) == str(tmp_path / "0.ckpt")
+
+
+@pytest.mark.parametrize(
+    ("place", "kind"),
+    [("here", DistributedCheckpointIO), ("here", TorchCheckpointIO), ("memory://set-back", DistributedCheckpointIO)],
+)
+def test_the_newest_is_that_of_a_process_that_has_found_nothing_and_whose_clock_was_set_back(
+    tmp_path, monkeypatch, place, kind
+):
+    folder = tmp_path if place == "here" else place
+    save(f"{folder}/b.ckpt", 1, kind)
+    monkeypatch.setattr(manifest_module.time, "time_ns", lambda: 1)
+    monkeypatch.setattr(manifest_module, "_seen_ns", 0)
+    monkeypatch.setattr(dates, "_looked_at", set())
+    save(f"{folder}/a.ckpt", 2, kind)
+    assert newest_valid(folder) == f"{folder}/a.ckpt"
+
+
+# core checkpoint ls and gc --------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def run():
+    from click.testing import CliRunner
+
+    return lambda *arguments: CliRunner().invoke(command, ["checkpoint", *map(str, arguments)], env={"COLUMNS": "200"})
+
+
+def cells(done):
+    assert done.exit_code == 0, done.output
+    return [re.split(r"  +", line.strip()) for line in done.output.splitlines()]
+
+
+def test_ls(run, tmp_path):
+    save(tmp_path / "a.ckpt", 1200)
+    save(tmp_path / "b.pt", 3, TorchCheckpointIO)
+    save(tmp_path / "c.ckpt", 4)
+    (tmp_path / "best.ckpt").symlink_to("a.ckpt")
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "c.ckpt" / "manifest.json").unlink()
+    os.utime(tmp_path / "b.pt", (0, 1))
+    found = {row[0].rpartition("/")[2]: row for row in cells(run("ls", tmp_path)) if len(row) == 5}
+    assert sorted(found) == ["Checkpoint", "a.ckpt", "b.pt", "best.ckpt", "c.ckpt"]
+    assert [found[name][1] for name in ("a.ckpt", "b.pt")] == ["1,200", "-"]
+    assert re.fullmatch(r"\d+ s", found["a.ckpt"][2])
+    assert re.fullmatch(r"\d+ d", found["b.pt"][2])
+    assert found["a.ckpt"][3].endswith("KiB")
+    assert [found[name][4] for name in ("a.ckpt", "best.ckpt", "c.ckpt")] == ["complete", "link", "damaged"]
+    assert "c.ckpt' is a folder without manifest.json" in run("ls", tmp_path).output
+    damage(tmp_path / "a.ckpt")
+    assert cells(run("ls", tmp_path / "a.ckpt"))[1][-1] == "complete", "of the right size"
+    described = json.loads(run("ls", tmp_path, "--verify", "--json").output)
+    states = {row["path"].rpartition("/")[2]: row["state"] for row in described}
+    assert states == {"a.ckpt": "damaged", "b.pt": "verified", "best.ckpt": "link", "c.ckpt": "damaged"}
+    assert run("ls", tmp_path / "notes").output == "No checkpoints are there.\n"
+    done = run("ls", tmp_path / "nowhere")
+    assert (done.exit_code, "There is no folder" in done.output) == (1, True)
+
+
+def test_ls_shows_ages(run, tmp_path, monkeypatch):
+    save(tmp_path / "a.ckpt", 1)
+    saved_at_s = json.loads((tmp_path / "a.ckpt" / "manifest.json").read_bytes())["saved_at_ns"] / 1e9
+    ages = {-61: "ahead of this clock", 60: "60 s", 7199: "120 min", 7200: "2 h", 172799: "48 h", 172800: "2 d"}
+    for age_s, shown in ages.items():
+        monkeypatch.setattr("time.time", lambda age_s=age_s: saved_at_s + age_s)
+        assert shown in cells(run("ls", tmp_path))[1]
+
+
+def test_gc(run, tmp_path):
+    leave(tmp_path)
+    before = [*names(tmp_path), *names(tmp_path / "last.ckpt")]
+    done = run("gc", tmp_path)
+    assert done.output.endswith("would go. --delete deletes it.\n")
+    assert done.output.count("would delete") == 4
+    assert before == [*names(tmp_path), *names(tmp_path / "last.ckpt")]
+    assert run("gc", tmp_path, "--delete").exit_code == 0
+    check_swept(tmp_path)
+    assert run("gc", tmp_path).output == "Nothing is left over.\n"
+
+
+def test_gc_keeps_the_newest_that_verify(run, tmp_path):
+    for step in range(5):
+        save(tmp_path / f"{step}.ckpt", step)
+    (tmp_path / "best.ckpt").symlink_to("0.ckpt")
+    damage(tmp_path / "4.ckpt")
+    assert run("gc", tmp_path, "--keep", 3).output.count("would delete") == 1
+    assert run("gc", tmp_path, "--keep", 2, "--delete").exit_code == 0
+    assert names(tmp_path) == ["0.ckpt", "2.ckpt", "3.ckpt", "best.ckpt"]
+    for name in ("0.ckpt", "2.ckpt", "3.ckpt"):
+        damage(tmp_path / name)
+    assert run("gc", tmp_path, "--keep", 1).output == "Nothing is left over.\n"
+    assert names(tmp_path) == ["0.ckpt", "2.ckpt", "3.ckpt", "best.ckpt"], "none verifies, so none goes"
+
+
+def test_gc_behind_a_url(run, tmp_path):
+    """By the store's own times; files of a save that may still go on stay, unless the user says that none does."""
+    import datetime
+
+    import fsspec
+
+    filesystem = fsspec.filesystem("memory")
+    try:
+        save("memory://gc/last.ckpt", 1)
+        filesystem.pipe_file("/gc/last.ckpt/01234567-00000.data", b"half")
+        filesystem.pipe_file("/gc/next.ckpt/01234567-00000.data", b"half")
+        filesystem.pipe_file("/gc/whole.pt.01234567.partial", b"half")
+        assert run("gc", "memory://gc").output == "Nothing is left over.\n"
+        assert run("gc", "memory://gc", "--stopped").output.count("would delete") == 3
+        for name in ("last.ckpt/01234567-00000.data", "next.ckpt/01234567-00000.data"):
+            filesystem.store[f"/gc/{name}"].modified -= datetime.timedelta(days=2)
+            filesystem.store[f"/gc/{name}"].created -= datetime.timedelta(days=2)
+        assert run("gc", "memory://gc", "--delete").output.count("delete  memory://gc/") == 2
+        verify_checkpoint("memory://gc/last.ckpt")
+        assert len(filesystem.ls("/gc/last.ckpt")) == 3
+        found = json.loads(run("ls", "memory://gc", "--json").output)
+        assert [(row["path"], row["step"], row["state"]) for row in found] == [("memory://gc/last.ckpt", 1, "complete")]
+    finally:
+        shutil.rmtree(tmp_path)
+        filesystem.rm("/gc", recursive=True)
+
+
+def test_gc_leaves_what_the_store_tells_no_age_of(run):
+    """Files that are listed without a time, and uploads by answers without a date, may be of a save that goes on."""
+    import datetime
+
+    import fsspec
+    from fsspec.implementations.memory import MemoryFileSystem
+
+    begun = datetime.datetime(2020, 1, 1, tzinfo=datetime.UTC)
+
+    class Ageless(MemoryFileSystem):
+        protocol = "ageless"
+        store, pseudo_dirs = {}, [""]
+        date = None
+
+        @classmethod
+        def _strip_protocol(cls, path):
+            return super()._strip_protocol(str(path).removeprefix("ageless://"))
+
+        def ls(self, path, detail=True, **options):
+            for entry in (entries := super().ls(path, **options)):
+                if entry["name"].endswith(".partial"):
+                    del entry["created"]
+            return entries
+
+        def call_s3(self, method, **asked):
+            headers = {"ResponseMetadata": {"HTTPHeaders": {"date": type(self).date} if type(self).date else {}}}
+            upload = {"Key": "whole.pt.89abcdef.partial", "UploadId": "1", "Initiated": begun}
+            if method == "list_multipart_uploads":
+                return {**headers, "Uploads": [upload]}
+            return {**headers, "Parts": [{"Size": 5, "LastModified": begun}]}
+
+    fsspec.register_implementation("ageless", Ageless, clobber=True)
+    for name in ("whole.pt.01234567.partial", "notes.txt"):
+        fsspec.filesystem("ageless").pipe_file(f"/gc/{name}", b"half")
+    assert run("gc", "ageless://gc").output == "Nothing is left over.\n"
+    assert run("gc", "ageless://gc", "--stopped").output.count("would delete") == 2
+    Ageless.date = "Fri, 03 Jan 2020 00:00:00 GMT"
+    assert run("gc", "ageless://gc").output.count("would delete") == 1

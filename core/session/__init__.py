@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from core.door import door
+from core.lazy_exports import lazy_exports
 from core.session.module_handle import ModuleHandle
 from core.session.module_tree import canonical_name, from_canonical, to_canonical
 from core.session.replaced import ReplacedParameters
@@ -25,4 +25,4 @@ __all__ = [
 ]
 
 # Only those who save or load need them.
-__getattr__, __dir__ = door(__name__, {".scheduler_class": ("check_schedulers", "describe_scheduler")})
+__getattr__, __dir__ = lazy_exports(__name__, {".scheduler_class": ("check_schedulers", "describe_scheduler")})

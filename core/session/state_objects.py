@@ -115,5 +115,5 @@ def is_optimizer(session: Session, value: Any) -> bool:
 
 
 def is_scheduler(value: Any) -> bool:
-    """Tell whether it is a learning-rate scheduler of torch's kind."""
+    """True for a learning-rate scheduler of torch's kind."""
     return any(f"{kind.__module__}.{kind.__name__}" == _SCHEDULER for kind in type(value).__mro__)

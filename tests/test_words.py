@@ -14,7 +14,7 @@ FILES = [path for path in sorted(ROOT.glob("core/**/*.py")) if not str(path.rela
 OPENING = re.compile(r"(?:(?:All ranks|Rank 0)[^.]*\. )?(Tell|Say|Let|Take|Put|Come|Have|Be)s?\b(?!-)")
 """First words of a docstring that ask or command, and describe nothing."""
 BANNED = {
-    r"\btold\b(?! apart)": "say what is passed, returned, logged or raised",
+    r"\b(told|tells|heard)\b(?! apart)": "say what is passed, returned, logged or raised",
     r"\ban? [\w`.-]+ of (the )?\w+'s(?! \w| own)": "a store of torch's -> a torch store",
     r"\ban? [\w`.-]+ of (the )?\w+'s (own )?(that|which|may|isn't)\b": "a store of torch's that -> a torch store that",
     r"\beverything that floats\b": "all floating-point tensors",

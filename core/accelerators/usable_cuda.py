@@ -14,7 +14,7 @@ from core.contract.errors import DeviceError
 
 
 def find_usable_cuda_devices(num_devices: int = -1) -> list[int]:
-    """Try a small allocation on each CUDA device, and tell on which ones it works.
+    """Try a small allocation on each CUDA device, and return on which ones it works.
 
     The attempt is made in a process of its own. So this process holds no context afterwards: it may still fork, and it
     doesn't itself occupy a device in exclusive mode.

@@ -81,8 +81,8 @@ def list_(folders: tuple[str, ...], verify: bool, as_json: bool) -> None:
 def gc(ctx: click.Context, folders: tuple[str, ...], keep: int | None, delete: bool, stopped: bool) -> None:
     """List what killed runs have left in FOLDERs of checkpoints; delete it with --delete.
 
-    What a run that is alive needs stays: on a local file system locks tell, on an object store what hasn't been changed
-    for a day is left over. With --keep, older checkpoints go, and damaged ones: as many as are to stay are read and
+    What a live run needs stays. On a local file system locks show that; on an object store, what hasn't changed for a
+    day counts as left over. With --keep, older and damaged checkpoints go: as many as are to stay are read and
     verified first, and what a link leads to stays. Where none verifies, no checkpoint goes.
     """
     total, failed = 0, False
@@ -144,7 +144,7 @@ def _age(saved_at_s: float) -> str:
     return f"{max(age_s, 0):.0f} s"
 
 
-@checkpoint.command(short_help="Tell what is in a checkpoint, and who wrote it.")
+@checkpoint.command(short_help="Show what is in a checkpoint, and who wrote it.")
 @click.argument("path")
 @click.option("--tensors", is_flag=True, help="List each tensor, with its shape.")
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON object.")

@@ -41,7 +41,7 @@ class _Group(click.Group):
         try:
             return COMMAND_REGISTRY.create(cmd_name)
         except UnknownAliasError:
-            # Of a known package, whose name this error tells; of any other command click says that there is none.
+            # Of a known package, which this error names; of any other command click says that there is none.
             if ("command", normalize_alias(cmd_name.rpartition(":")[2])) in KNOWN_ALIASES:
                 raise
             return None

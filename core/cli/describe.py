@@ -28,7 +28,7 @@ Examples:
 """
 
 
-@click.command(short_help="Tell what an alias stands for, and its options.", epilog=_EXAMPLES)
+@click.command(short_help="Show what an alias stands for, and its options.", epilog=_EXAMPLES)
 @click.argument("alias")
 @click.option("--kind", type=click.Choice(list(KINDS_BY_OPTION)), help="Where several kinds of plugin have this alias.")
 def describe(alias: str, kind: str | None) -> None:

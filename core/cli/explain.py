@@ -20,7 +20,7 @@ Examples:
 """
 
 
-@click.command(short_help="Tell what a run would use, and why.", epilog=_EXAMPLES)
+@click.command(short_help="Show what a run would use, and why.", epilog=_EXAMPLES)
 @click.option("--strategy", default="auto", show_default=True, metavar="NAME")
 @click.option("--accelerator", default="auto", show_default=True, metavar="NAME")
 @click.option("--devices", default="auto", show_default=True, metavar="N|LIST", help="2, -1 (all), 1,3 or auto.")

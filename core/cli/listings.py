@@ -37,7 +37,7 @@ def _options(function: Callable[..., None]) -> Callable[..., None]:
             metavar="SECONDS",
             help="How long --check waits for an import.",
         ),
-        click.option("--check", is_flag=True, help="Import each one, in a process of its own; tell time and problems."),
+        click.option("--check", is_flag=True, help="Import each one, in a process of its own; show time and problems."),
         click.option("--all", "everything", is_flag=True, help="Show each preset, and what can't be used, and why."),
     ):
         function = option(function)

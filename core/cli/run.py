@@ -82,7 +82,7 @@ def run(
     script: str,
     arguments: tuple[str, ...],
 ) -> None:
-    """Run SCRIPT once a device, by `torchrun`, in this process. Of how it ends torchrun tells one line.
+    """Run SCRIPT once a device, by `torchrun`, in this process. When it ends, torchrun prints one line.
 
     With several nodes, run it on each of them. The Trainer or Fabric in SCRIPT takes the processes that it finds; it
     needs no `devices=` then, or the same. torchrun itself has more options.

@@ -19,7 +19,7 @@ class KubeflowEnvironment(TorchVariables):
     """A pod of a `PyTorchJob`: one process a pod, and each pod is a node.
 
     Variables:
-        KUBERNETES_PORT, or KUBERNETES_SERVICE_HOST: tell that this is a pod.
+        KUBERNETES_PORT, or KUBERNETES_SERVICE_HOST: set in a pod.
         MASTER_ADDR, MASTER_PORT: where the ranks meet.
         WORLD_SIZE, RANK: number of pods, and number of this one.
     """

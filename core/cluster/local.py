@@ -87,7 +87,7 @@ class LocalEnvironment(ClusterEnvironment):
             LocalEnvironment._meeting_port = self.main_port
 
     def validate(self, num_devices: int, num_nodes: int) -> None:
-        """Several nodes need the variables that tell them apart.
+        """Several nodes need the variables that distinguish them.
 
         Raises:
             ConfigurationError: one is missing, or `NODE_RANK` is beyond the last node.

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class _Dialect:
-    """The variables by which one MPI tells processes their ranks; those in `job` are alike on all ranks of a run."""
+    """The variables in which an MPI gives processes their ranks; those in `job` are alike on all ranks of a run."""
 
     name: str
     rank: str
@@ -70,7 +70,7 @@ class MPIEnvironment(ClusterEnvironment):
 
     @property
     def main_address(self) -> str:
-        """`MASTER_ADDR`; on one node this machine; else the host of rank 0, as mpi4py tells."""
+        """`MASTER_ADDR`; on one node this machine; else the host of rank 0, by mpi4py."""
         if address := read_address():
             return address
         if self._local_size() == self.world_size():
@@ -79,7 +79,7 @@ class MPIEnvironment(ClusterEnvironment):
 
     @property
     def main_port(self) -> int:
-        """`MASTER_PORT`; else it follows from the run's name; else rank 0 chooses, and mpi4py tells."""
+        """`MASTER_PORT`; else it follows from the run's name; else rank 0 chooses, and mpi4py broadcasts it."""
         dialect = _dialect()
         if (port := read_port("Unset it, or set the same port for all ranks.")) is not None:
             return port

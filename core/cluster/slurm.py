@@ -27,9 +27,9 @@ class SLURMEnvironment(ClusterEnvironment):
         SLURM_STEP_NODELIST, or SLURM_JOB_NODELIST, SLURM_NODELIST: host names; rank 0 is on the first.
         SLURM_STEP_NUM_NODES, or SLURM_NNODES: number of nodes.
         SLURM_JOB_ID, SLURM_STEP_ID: name of the job and step; the port is derived from them.
-        SLURM_JOB_NAME, SLURM_PTY_PORT: tell an interactive shell, where the launcher makes the processes.
+        SLURM_JOB_NAME, SLURM_PTY_PORT: mark an interactive shell, where the launcher makes the processes.
         SLURM_ARRAY_JOB_ID, SLURM_ARRAY_TASK_ID: what `requeue` names in a job array.
-        SLURM_GPUS_PER_TASK, SLURM_TRES_PER_TASK, SLURM_GPU_BIND: tell whether each task sees a GPU of its own only.
+        SLURM_GPUS_PER_TASK, SLURM_TRES_PER_TASK, SLURM_GPU_BIND: set if each task sees only its own GPU.
         SLURM_RESTART_COUNT: how often the job was requeued.
         MASTER_ADDR, MASTER_PORT: optional; the user's choice of where the ranks meet.
 

@@ -59,9 +59,9 @@ class TorchElasticEnvironment(TorchVariables):
         return read_int("LOCAL_WORLD_SIZE", "LOCAL_SIZE", "WORLD_SIZE", hint=_HINT, minimum=1)
 
     def _num_local(self) -> int:
-        """Processes on this node; without a variable that tells, those up to this one."""
-        tells = os.environ.get("LOCAL_WORLD_SIZE") or os.environ.get("LOCAL_SIZE")
-        return self._local_world_size() if tells else self.local_rank() + 1
+        """Processes on this node; without a variable for it, those up to this one."""
+        is_set = os.environ.get("LOCAL_WORLD_SIZE") or os.environ.get("LOCAL_SIZE")
+        return self._local_world_size() if is_set else self.local_rank() + 1
 
     @property
     def restart_count(self) -> int:

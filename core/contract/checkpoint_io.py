@@ -65,7 +65,7 @@ class DirectCollectives(Collectives, Protocol):
         """
 
     def agree(self, vote: bool) -> bool:
-        """All ranks. True if all say so; no rank hears more than the outcome."""
+        """All ranks. True if it is True on all; no rank receives more than the result."""
 
 
 class CheckpointIO(abc.ABC):

@@ -62,7 +62,7 @@ class ClusterEnvironment(abc.ABC):
         """Number of this node, from 0."""
 
     def num_nodes(self) -> int | None:
-        """Number of nodes, for `num_nodes="auto"`; None if this environment doesn't tell."""
+        """Number of nodes, for `num_nodes="auto"`; None if this environment doesn't have it."""
         return None
 
     @property

@@ -45,7 +45,7 @@ class Launcher(abc.ABC):
         num_nodes: int,
         interactive_alias: str | None = None,
     ) -> None:
-        """Set the number of processes that this node needs, and the environment that tells them their ranks.
+        """Set the number of processes that this node needs, and the environment that gives them their ranks.
 
         Args:
             cluster_environment: its `set_world` is called by the launcher, in every process that it makes.
@@ -59,7 +59,7 @@ class Launcher(abc.ABC):
         self.interactive_alias = interactive_alias
 
     def configure_cluster_environment(self) -> ClusterEnvironment | None:
-        """Main process; called by `resolve`, once, before `connect`. The environment that tells ranks to this launcher.
+        """Main process; called by `resolve`, once, before `connect`. The environment that has this launcher's ranks.
 
         It is for a launcher that makes the processes of all nodes by itself, so that the user starts the script once.
         Not asked where the user passed an environment, or where the scheduler has made the processes. None: the one

@@ -66,4 +66,4 @@ class Logger(abc.ABC):
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on with the run that `state_dict` tells of."""
+        """Continue the run that `state_dict` describes."""

@@ -24,7 +24,7 @@ class Spec:
         kind: name of its kind, a key of `core.contract.KINDS`.
         alias: the normalized short name that a user writes.
         target: `"module:attribute"` of a class, or of a factory that returns an instance. For an object that was
-            registered in the running process it tells where the object was defined, and the registry holds the object.
+            registered in the running process it says where the object was defined, and the registry holds the object.
         provider: name of the distribution that offers it, such as `"core-ddp"`.
         summary: one line for listings; may be empty.
     """

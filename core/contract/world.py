@@ -13,7 +13,7 @@ ReduceOp: TypeAlias = Literal["mean", "sum", "min", "max", "product"]
 
 
 class World:
-    """The ranks of a strategy, and what they tell each other. This one is of one process.
+    """The ranks of a strategy, and their collectives. This one is of one process.
 
     Ranks and world size count processes; `data_parallel_size` and `data_parallel_rank` count shards of the data.
     """

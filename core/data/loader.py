@@ -89,7 +89,7 @@ def set_epoch(loader: Any, epoch: int) -> None:
     samplers = (
         [sharded] if sharded is not None else [getattr(loader, "batch_sampler", None), getattr(loader, "sampler", None)]
     )
-    # The sharded sampler tells the user's own, which it wraps.
+    # The sharded sampler passes it on to the user's own, which it wraps.
     for part in (*samplers, getattr(loader, "dataset", None), loader):
         if callable(method := getattr(part, "set_epoch", None)):
             method(epoch)

@@ -94,7 +94,7 @@ class ShardedSampler(Sampler[Any]):
             repeats: where a last step can't have a sample for every rank, the others take one that another rank has
                 too, so that all make the same number of steps. False, for evaluation: they end one step earlier.
             num_accumulated: cut accumulation windows of so many batches: the same samples on any number of ranks.
-                `drop_last` then leaves out a last window that is short. `next_micro_batch` tells of each batch.
+                `drop_last` then leaves out a last window that is short. See `next_micro_batch`.
             loader_generator: the loader's, from which it seeds workers, if it is the sampler's too.
         """
         self.order = order

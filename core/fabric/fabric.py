@@ -87,7 +87,7 @@ class Fabric(Processes):
             compile: whether modules that are set up run through `torch.compile`, or a dict of its options. A module
                 that you have compiled before, by `torch.compile(module)`, is compiled in the same way again, inside of
                 the strategy's wrapper.
-            watch: look whether ranks hang, tell which one, where and how, and end the run with a `HangError` if that
+            watch: detect ranks that hang, report which one, where and how, and end the run with a `HangError` if that
                 lasts: a `WatchdogOptions` with limits of your own, False for none. None is True.
             terminate_on_nan: look at each loss that `backward` gets, and end the run by a `NonFiniteLossError` before
                 gradients come of one that is NaN or infinite. Waits for the device each time.
@@ -240,8 +240,8 @@ class Fabric(Processes):
             move_to_device: False leaves batches where they are.
             stage: with `"fit"` all ranks make the same number of steps; with the others no sample is counted twice.
             global_batch_size: samples of all ranks together in one optimizer step, whatever their number: the loader's
-                `batch_size` is the most that a rank takes at once. Each loader then has `num_accumulated`, and tells of
-                the batch that it gave last `ends_window` and `loss_weight`.
+                `batch_size` is the most that a rank takes at once. Each loader then has `num_accumulated`, and,
+                for the batch that it yielded last, `ends_window` and `loss_weight`.
 
         Returns:
             The loader, or a list of several.
@@ -406,7 +406,7 @@ class Fabric(Processes):
             state: values are modules and optimizers that were set up here, objects with `state_dict()` such as
                 schedulers and loaders, or plain values.
             filter: by name of a module in `state`, a function that is called with each key and value of its state dict,
-                and tells whether to save it. Such a checkpoint is loaded with `strict=False`.
+                and returns True to save it. Such a checkpoint is loaded with `strict=False`.
 
         Raises:
             CheckpointError: it can't be written; what was at `path` is untouched.

@@ -22,7 +22,7 @@ class FabricDataLoader:
     With a state that was loaded, the next iteration goes on in the middle of its epoch. Attributes that it doesn't have
     itself are those of the loader.
 
-    With a `global_batch_size`, it tells of each batch that it gives what it is in its accumulation window.
+    With a `global_batch_size`, `ends_window` and `loss_weight` describe the batch that was yielded last.
 
     Attributes:
         loader: this rank's own.

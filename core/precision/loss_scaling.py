@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class LossScaler:
-    """One GradScaler, and the facts that it doesn't tell: unscaled optimizers, those that stepped, skipped steps.
+    """One GradScaler, and the facts that it lacks: unscaled optimizers, those that stepped, skipped steps.
 
     GradScaler wants one `update()` after all steps of an iteration, which forgets all of them. Which step is the last
     isn't known before the next backward, so it is updated then. Updating after each step would unscale a second
@@ -90,7 +90,7 @@ def _step(scaler: GradScaler, optimizer: Optimizer) -> bool:
     """Step the optimizer, and return True if it did so.
 
     The scaler doesn't say. Its scale before and after would, for a synchronization with the device that nothing else
-    needs. But it reads the overflow anyway, in order to leave the step out: so a hook of the step tells for free. Only
+    needs. But it reads the overflow anyway, in order to leave the step out: so a hook of the step has it for free. Only
     a fused optimizer looks on the device, and its verdict has to be read.
     """
     applied = []

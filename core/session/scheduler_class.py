@@ -123,13 +123,13 @@ def _warn_of_none(schedulers: Sequence[Any]) -> None:
 
 def _differing_keys(scheduler: Any, saved: Mapping[str, Any]) -> tuple[list[str], list[str]]:
     """Names that the scheduler keeps and that weren't saved; and those that were and that it doesn't know."""
-    own = {key for key in scheduler.state_dict() if _tells(key)}
-    there = {key for key in saved if _tells(key) and key != KEY}
+    own = {key for key in scheduler.state_dict() if _is_distinctive(key)}
+    there = {key for key in saved if _is_distinctive(key) and key != KEY}
     return sorted(own - there), sorted(there - own)
 
 
-def _tells(key: Any) -> bool:
-    """True of a name that tells classes apart; private ones come and go with releases of torch."""
+def _is_distinctive(key: Any) -> bool:
+    """True of a name that distinguishes classes; private ones come and go with releases of torch."""
     return key == _NESTED or (isinstance(key, str) and not key.startswith("_") and key not in _COMMON)
 
 

@@ -63,7 +63,7 @@ class Run:
         status: how the stage stands.
         described_module: whose hyperparameters the loggers have.
         returns_predictions: `predict` collects what `predict_step` returns.
-        tells_results: the progress bar shows the results of an evaluation.
+        prints_results: the progress bar shows the results of an evaluation.
 
     Attributes that begin anew:
         publisher: hands logged values to this rank's loggers.
@@ -100,7 +100,7 @@ class Run:
     status: Status = "initializing"
     described_module: nn.Module | None = None
     returns_predictions: bool = True
-    tells_results: bool = True
+    prints_results: bool = True
 
     events: Events = field(init=False)
     wake: Callable[[], None] | None = field(init=False, default=None)
@@ -160,7 +160,7 @@ class Run:
         is_compiled = Capability.COMPILED_STEP in self.strategy.capabilities
         return 1 if is_compiled else self.accumulate_grad_batches
 
-    def take_window(self) -> None:
+    def set_window(self) -> None:
         """All ranks, once there are loaders. The accumulation window that `global_batch_size` asks for."""
         if self.loaders is not None and self.loaders.global_batch is not None:
             self.accumulate_grad_batches = self.loaders.global_batch.num_accumulated

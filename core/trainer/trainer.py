@@ -149,7 +149,7 @@ class Trainer(TrainerViews):
             plugins: instances or aliases of a Precision, CheckpointIO, ClusterEnvironment or Launcher.
             profiler: measures where the time goes: `"simple"`, `"advanced"`, `"pytorch"`, or an instance.
             default_root_dir: where checkpoints and logs go; None is the current folder.
-            watch: look whether ranks hang, tell which one, where and how, and end the run with a `HangError` if that
+            watch: detect ranks that hang, report which one, where and how, and end the run with a `HangError` if that
                 lasts: a `WatchdogOptions` with limits of your own, False for none. None is True.
 
         Raises:
@@ -288,7 +288,7 @@ class Trainer(TrainerViews):
         """
         from core.trainer.loops.launch import launch
 
-        call = self.take_fit_call(model, train_dataloaders, val_dataloaders, datamodule)
+        call = self.check_fit_call(model, train_dataloaders, val_dataloaders, datamodule)
         self._begin("fit", call.module, call.sources, call.datamodule, ckpt_path, is_asked_to_stop=False)
         launch(self.run, call.sources)
 
@@ -307,20 +307,20 @@ class Trainer(TrainerViews):
             dataloaders: one or several; if None, those of the data module or the module.
             datamodule: makes them.
             ckpt_path: a checkpoint whose weights are to be used.
-            verbose: let the progress bar tell the results.
+            verbose: let the progress bar print the results.
 
         Returns:
             What was logged, a dict for each loader.
         """
-        from core.trainer.arguments.loader_arguments import take_sources
+        from core.trainer.arguments.loader_arguments import check_sources
         from core.trainer.data.sources import VALIDATION
         from core.trainer.loops.launch import launch
         from core.trainer.module.module import require_method
 
         module = self._module_or_last(model)
         require_method(module, "validation_step", "validate")
-        sources, datamodule = take_sources(VALIDATION, module, dataloaders, datamodule)
-        self._begin("validate", module, sources, datamodule, ckpt_path, tells_results=verbose)
+        sources, datamodule = check_sources(VALIDATION, module, dataloaders, datamodule)
+        self._begin("validate", module, sources, datamodule, ckpt_path, prints_results=verbose)
         return launch(self.run, sources)  # type: ignore[no-any-return]
 
     def test(
@@ -332,15 +332,15 @@ class Trainer(TrainerViews):
         verbose: bool = True,
     ) -> list[dict[str, float]]:
         """Run `test_step` over one or several loaders; see `validate`."""
-        from core.trainer.arguments.loader_arguments import take_sources
+        from core.trainer.arguments.loader_arguments import check_sources
         from core.trainer.data.sources import TEST
         from core.trainer.loops.launch import launch
         from core.trainer.module.module import require_method
 
         module = self._module_or_last(model)
         require_method(module, "test_step", "test")
-        sources, datamodule = take_sources(TEST, module, dataloaders, datamodule)
-        self._begin("test", module, sources, datamodule, ckpt_path, tells_results=verbose)
+        sources, datamodule = check_sources(TEST, module, dataloaders, datamodule)
+        self._begin("test", module, sources, datamodule, ckpt_path, prints_results=verbose)
         return launch(self.run, sources)  # type: ignore[no-any-return]
 
     def predict(
@@ -367,7 +367,7 @@ class Trainer(TrainerViews):
             rank 0, and so for the caller of every launcher, those of all ranks in the order of the data set, as on one
             device; on the other ranks their own. None with `return_predictions=False`.
         """
-        from core.trainer.arguments.loader_arguments import take_sources
+        from core.trainer.arguments.loader_arguments import check_sources
         from core.trainer.data.sources import PREDICTION
         from core.trainer.loops.launch import launch
         from core.trainer.module.module import require_method
@@ -375,23 +375,23 @@ class Trainer(TrainerViews):
         module = self._module_or_last(model)
         if not hasattr(module, "predict_step"):
             require_method(module, "predict_step", "predict")
-        sources, datamodule = take_sources(PREDICTION, module, dataloaders, datamodule)
+        sources, datamodule = check_sources(PREDICTION, module, dataloaders, datamodule)
         self._begin(
             "predict", module, sources, datamodule, ckpt_path, returns_predictions=return_predictions is not False
         )
         return launch(self.run, sources)  # type: ignore[no-any-return]
 
-    def take_fit_call(
+    def check_fit_call(
         self, model: nn.Module, train_dataloaders: Any, val_dataloaders: Any, datamodule: DataModule | None
     ) -> FitCall:
         """The arguments of `fit`, checked."""
-        from core.trainer.arguments.loader_arguments import take_fit_call
+        from core.trainer.arguments.loader_arguments import check_fit_call
         from core.trainer.module.module import require_method
         from core.trainer.module.optimization import require_optimizers
 
         require_method(model, "training_step", "fit")
         require_optimizers(model, self.strategy)
-        return take_fit_call(self.options, model, train_dataloaders, val_dataloaders, datamodule)
+        return check_fit_call(self.options, model, train_dataloaders, val_dataloaders, datamodule)
 
     def _module_or_last(self, model: nn.Module | None) -> nn.Module:
         module: nn.Module | None = model if model is not None else self.module

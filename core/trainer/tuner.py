@@ -64,7 +64,7 @@ class Tuner:
         """
         _check_method(method, dataloaders)
         finder = LearningRateFinder(min_lr, max_lr, num_training, mode, early_stop_threshold, update_attr, attr_name)
-        call = self._trainer.take_fit_call(model, train_dataloaders, None, datamodule)
+        call = self._trainer.check_fit_call(model, train_dataloaders, None, datamodule)
         finder.check_fit(self._trainer, call.module)
         return finder.search(self._trainer, call)
 
@@ -106,7 +106,7 @@ class Tuner:
         """
         _check_method(method, dataloaders)
         finder = BatchSizeFinder(mode, steps_per_trial, init_val, max_trials, batch_arg_name)
-        call = self._trainer.take_fit_call(model, train_dataloaders, None, datamodule)
+        call = self._trainer.check_fit_call(model, train_dataloaders, None, datamodule)
         finder.check_fit(self._trainer, call.module)
         return finder.search(self._trainer, call)
 

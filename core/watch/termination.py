@@ -55,7 +55,7 @@ class Termination:
         else:
             raised = ctypes.py_object(_class_of(error))
             ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(self._thread), raised)
-        # Later than all ranks have heard of it: a rank that loses a connection before would say so, and not this.
+        # Once all ranks have read it: a rank that loses a connection before would show that, and not the verdict.
         if not self._is_raised.wait(_HEAR_S + 1.0):
             hang_up(self._store_port)
             threading.Thread(target=_abort_group, name="abort group", daemon=True).start()  # it may wait, too
@@ -66,7 +66,7 @@ class Termination:
         if isinstance(error, KeyboardInterrupt | SystemExit | HangError):
             return error
         if self.error is None and isinstance(error, RuntimeError | ConnectionError):
-            self._ask()  # another rank may have cut the connections before this one has heard why
+            self._ask()  # another rank may have cut the connections before this one has read why
         if self.error is None:
             return error
         self._is_raised.set()

@@ -377,7 +377,7 @@ class Watchdog:
             ask_for_stack(status)
             continue_process(status.pid, status.began)
             time.sleep(_WAKE_S / 4)
-            os.kill(status.pid, signal.SIGSTOP)  # so that it does no step of its own before it hears of the verdict
+            os.kill(status.pid, signal.SIGSTOP)  # so that it does no step of its own before it reads the verdict
         return with_written_stack(status)
 
     # the verdict ----------------------------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from core.trainer.settings.options import TrainerOptions
 
 
-def take_fit_call(
+def check_fit_call(
     options: TrainerOptions,
     model: nn.Module,
     train_dataloaders: Any,
@@ -37,7 +37,7 @@ def take_fit_call(
     return FitCall(model, sources, datamodule)
 
 
-def take_sources(
+def check_sources(
     role: Role, module: nn.Module, loaders: Any, datamodule: DataModule | None
 ) -> tuple[list[Source], DataModule | None]:
     """The loaders of a stage without training, and the data module, from the user's arguments."""

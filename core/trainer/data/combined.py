@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 CombinationMode = Literal["min_size", "max_size", "max_size_cycle", "sequential"]
 
 _END = object()
-# More than a run has epochs, so that one number tells both the epoch and the pass.
+# More than a run has epochs, so that one number encodes both the epoch and the pass.
 _PASS_STRIDE = 1_000_000
 
 
@@ -183,7 +183,7 @@ class _Lane:
             self.resumable.count(self.resumable.num_batches + 1)
         return batch
 
-    def take_again(self) -> Any:
+    def cycle(self) -> Any:
         """The first batch of another pass.
 
         Raises:
@@ -226,7 +226,7 @@ def _read_in_cycles(lanes: Sequence[_Lane]) -> Iterator[list[Any]]:
                 # One that has begun again has ended once, and that counts: all have when the longest has.
                 if all(other.has_ended for other in lanes):
                     return
-                batch = lane.take_again()
+                batch = lane.cycle()
             batches.append(batch)
         yield batches
 

@@ -166,7 +166,7 @@ class Loaders:
         lengths = [length_of(loader) for loader in loaders]
         longest = [max(counts) for counts in zip(*self._gather(lengths), strict=True)]
         if 0 in longest or not longest:
-            self._take_empty(role)
+            self._check_empty(role)
         if not any(longest):
             return []
         limit = self._limit(role)
@@ -178,15 +178,15 @@ class Loaders:
         strategy, options = self._strategy, self._options
         assert strategy is not None
         if shuffles(source):
-            source = self._take_shuffling(source, role)
+            source = self._handle_shuffling(source, role)
         if options.use_distributed_sampler:
             source = self._sharder.shard(source, role.stage, self.global_batch if role is TRAIN else None)
         if options.seed_samples and role is TRAIN:
             source = seed_samples(source)
         return ResumableLoader(strategy.setup_dataloader(source, role.stage), source)
 
-    def _take_shuffling(self, loader: Any, role: Role) -> Any:
-        """Shuffling is for training, and for a different batch each time."""
+    def _handle_shuffling(self, loader: Any, role: Role) -> Any:
+        """Replace a shuffling loader where the order has to be fixed, and warn of one in evaluation."""
         assert self._strategy is not None
         warns = self._strategy.is_global_zero
         if self._options.overfit_batches and role in (TRAIN, VALIDATION):
@@ -219,8 +219,8 @@ class Loaders:
             return [value]
         return list(strategy.broadcast(strategy.gather_objects(value)))
 
-    def _take_empty(self, role: Role) -> None:
-        """Training goes on without validation, and says so once; what was asked for by itself has to have data.
+    def _check_empty(self, role: Role) -> None:
+        """Warn of empty validation data, without which training goes on, and refuse any other empty loader.
 
         Raises:
             ConfigurationError: in any other stage.

@@ -54,7 +54,7 @@ def count_accepted(method: Callable[..., Any], names: Sequence[str], *, least: i
         method: the user's own.
         names: of the arguments, in order.
         least: so many of them it has to take.
-        owner: class of the method, if its own name doesn't tell.
+        owner: class of the method, if its own name lacks it.
 
     Raises:
         ModuleError: it takes too few, or needs more.

@@ -76,7 +76,7 @@ class Callback(EventHooks):
         )
 
     def _key_with(self, **options: Any) -> str:
-        """A state key that tells callbacks of one class apart by their options."""
+        """A state key that distinguishes callbacks of one class by their options."""
         return f"{type(self).__name__}{options}"
 
     # pluggy's specs of these take no defaults; an override that calls `super()` may leave the index out --------------

@@ -24,7 +24,7 @@ class Events:
 
     A callback's hook takes `(trainer, module, ...)`, the module's hook of the same name takes what follows. Callbacks
     come first, in their order, then the module, then the callbacks that want to see everything done. A data module
-    hears of the stage's beginning and end, before all others.
+    is called at the stage's beginning and end, before all others.
     """
 
     def __init__(

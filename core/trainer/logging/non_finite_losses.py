@@ -36,11 +36,11 @@ class NonFiniteLossCheck:
 
     def __init__(self, progress: Progress) -> None:
         self._progress = progress
-        self._told: set[str] = set()
+        self._warned: set[str] = set()
 
     def begin_stage(self) -> None:
         """Forget the warnings given so far."""
-        self._told.clear()
+        self._warned.clear()
 
     @staticmethod
     def loss_of(output: Any) -> Tensor | None:
@@ -54,7 +54,7 @@ class NonFiniteLossCheck:
         Args:
             output: a loss, or a dict with one.
             module: whose step it is.
-            strategy: tells the rank.
+            strategy: has the rank.
             value: of the loss, where it was read already; None to wait for it here.
         """
         loss = _loss_in(output)
@@ -71,8 +71,8 @@ class NonFiniteLossCheck:
                 self._tell(_TRAINING if name in training else name, f"The logged loss {name!r} is {value}")
 
     def _tell(self, key: str, what: str) -> None:
-        if key not in self._told:
-            self._told.add(key)
+        if key not in self._warned:
+            self._warned.add(key)
             warnings.warn(
                 f"{what}, seen at step {self._progress.global_step}, in epoch {self._progress.epoch}. {_CURE}",
                 stacklevel=3,

@@ -165,10 +165,10 @@ class FitLoop:
         if progress.batch == 0:
             self._restore_random_state()
         run.loaders.begin_epoch(progress.epoch)
-        run.take_window()
+        run.set_window()
         if progress.batch == 0:
             self._emit_epoch("on_train_epoch_start")
-        self._take_changes()
+        self._apply_changes()
         # Other ranks than before, or batches of another size, may cut what is left into another number of batches.
         self.num_batches: int | float = math.inf if progress.is_recut else run.loaders.num_train_batches
         run.loaders.epoch_end = self.num_batches
@@ -198,7 +198,7 @@ class FitLoop:
         self._emit_epoch("on_train_epoch_end", last=True)
         progress.end_epoch()
 
-    def _take_changes(self) -> None:
+    def _apply_changes(self) -> None:
         """Adopt what callbacks may change from one epoch to the next: what is frozen, the window, the schedulers."""
         capabilities = self.strategy.capabilities
         if self.strategy.refresh_modules():

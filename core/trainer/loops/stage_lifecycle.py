@@ -21,7 +21,7 @@ from core.trainer.signals.interruption import SignalGuard
 from core.trainer.state import requeue
 from core.trainer.state.checkpoint_path import find_checkpoint
 from core.trainer.state.finished_fit import FinishedFit
-from core.trainer.state.finished_run import tell_of_end
+from core.trainer.state.finished_run import print_if_ended
 from core.trainer.state.return_to_cpu import return_to_cpu
 from core.watch import explain, phase
 
@@ -73,8 +73,8 @@ def _run(run: Run, crosses_processes: bool) -> Any:
         error = explain(run.signals.explain(raised))
         try:
             requeue.requeue_after(run, error)
-            if (hears := getattr(strategy, "on_exception", None)) is not None:
-                hears(error)
+            if (on_exception := getattr(strategy, "on_exception", None)) is not None:
+                on_exception(error)
             run.events.emit("on_exception", error)
             write_interruption_message(run)
         finally:
@@ -113,7 +113,7 @@ def _set_up(run: Run) -> None:
     if run.trains and run.options.global_batch_size is not None:
         # The window follows from the loader, and engines want to know it when they are set up.
         run.loaders.setup(strategy)
-        run.take_window()
+        run.set_window()
     strategy.setup(run.trainer)
     # The classes that are next in line, as `super()` would ask them, as long as nothing is set up.
     overridden = [owner for owner in type(strategy).__mro__ if "setup" in vars(owner)][1:]
@@ -133,7 +133,7 @@ def _end(run: Run) -> None:
 
 
 def _fit(run: Run) -> None:
-    has_ended = tell_of_end(run)
+    has_ended = print_if_ended(run)
     if run.described_module is not run.module and not has_ended:
         run_facts.log_hyperparameters(run)
         run_facts.log_facts(run)

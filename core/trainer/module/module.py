@@ -43,7 +43,7 @@ class Module(nn.Module, ModuleHooks, ModuleSteps, DataHooks, HasHyperparameters)
     """False if a checkpoint may lack weights, or have more of them than the module."""
 
     example_input_array: Any = None
-    """An input of `forward`: a tensor, or a tuple or dict of arguments. The summary tells shapes by it."""
+    """An input of `forward`: a tensor, or a tuple or dict of arguments. The summary finds shapes with it."""
 
     _trainer: TrainerViews | None = None
 
@@ -222,7 +222,7 @@ class Module(nn.Module, ModuleHooks, ModuleSteps, DataHooks, HasHyperparameters)
             reduce_fx: `"mean"` (weighted by batch size), `"sum"`, `"min"`, `"max"`.
             sync_dist: reduce over ranks too. None: for the epoch yes, since it costs two exchanges an epoch; for single
                 steps no, since it would cost one a step.
-            batch_size: samples in this batch, if neither it nor its first tensor's first dimension tells.
+            batch_size: samples in this batch, if neither the batch nor its first tensor's first dimension has it.
             add_dataloader_idx: with several evaluation loaders, append which one it was.
             rank_zero_only: the value of rank 0 counts alone.
 

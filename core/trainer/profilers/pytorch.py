@@ -61,7 +61,7 @@ class PyTorchProfiler(Profiler):
         super().setup(stage, folder, rank)
         self._clear()
         schedule = self._schedule or torch.profiler.schedule(wait=1, warmup=1, active=3, repeat=1)
-        self._profile = torch.profiler.profile(schedule=schedule, on_trace_ready=self._take, **self._options)
+        self._profile = torch.profiler.profile(schedule=schedule, on_trace_ready=self._export, **self._options)
         self._profile.start()
 
     def start(self, action: str) -> None:
@@ -108,7 +108,7 @@ class PyTorchProfiler(Profiler):
         traces = [f"Trace written to {path}" for path in self.trace_paths]
         return "\n".join([super().describe(), *traces])
 
-    def _take(self, profile: torch.profiler.profile) -> None:
+    def _export(self, profile: torch.profiler.profile) -> None:
         device = getattr(profile, "use_device", None) or "cpu"
         self._table = profile.key_averages().table(sort_by=f"self_{device}_time_total", row_limit=self._num_rows)
         if self._on_trace_ready is not None:

@@ -33,7 +33,7 @@ class SavedConfig(Callback):
         self._text, self._overwrite = text, overwrite
 
     def setup(self, trainer: Trainer, module: nn.Module, stage: str) -> None:
-        """Write it before anything is done, unless it is the checkpoint that tells the folder."""
+        """Write the config before anything is done, unless the folder follows from the checkpoint."""
         if stage == "fit" and trainer.ckpt_path is None:
             self._save_once(trainer)
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 _DEFAULT_MAX_EPOCHS = 1000
 _DEFAULTS = {"num_sanity_val_steps": 2, "log_every_n_steps": 50}
-"""The meaning of None, which tells an argument that was left out."""
+"""The meaning of None, which stands for an argument that was left out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -107,7 +107,7 @@ class SignalGuard:
     ) -> None:
         self._put_back()
         if self.signal is not None and (error is None or self._came_late):
-            raise interruption(self.signal)  # it came too late to stop anything, and the code must still tell of it
+            raise interruption(self.signal)  # it came too late to stop anything, and the exit code must still show it
 
     def _put_back(self) -> None:
         """Give signals their handlers back. One that comes meanwhile is noted, and raises nothing."""

@@ -51,7 +51,7 @@ def _limit_passed(options: TrainerOptions, progress: Mapping[str, Any], saved_ma
     return ""
 
 
-def tell_of_end(run: Run) -> bool:
+def print_if_ended(run: Run) -> bool:
     """All ranks, once the checkpoint is restored. True, and a line on rank 0, if the run has ended where it was saved.
 
     A scheduler may start a finished run again: that is no mistake.

@@ -40,7 +40,7 @@ class BatchSizeSearch(Callback):
     """Finds the largest size whose steps fit into the memory of every rank.
 
     Gradients of a trial stay on their rank, so that one that runs out of memory leaves no other waiting; after each
-    batch the ranks tell each other how it went.
+    batch the ranks exchange how it went.
 
     Attributes:
         size: the result.
@@ -75,7 +75,7 @@ class BatchSizeSearch(Callback):
         owners = [owner for owner in (trainer.datamodule, trainer.module) if owner is not None]
         write_attribute(owners, self._attribute, size)
         trainer.loaders.ask_again()
-        _check_taken(trainer, self._attribute, size)
+        _check_attribute_used(trainer, self._attribute, size)
         trainer.loaders.begin_epoch(0)
         fits = _Trial(trainer, self._num_steps).run()
         _free(trainer)
@@ -196,7 +196,7 @@ def _samples_of_rank(trainer: TrainerViews) -> int | float:
     return length if length == math.inf else max(1, int(length) // num_shards)
 
 
-def _check_taken(trainer: TrainerViews, attribute: str, size: int) -> None:
+def _check_attribute_used(trainer: TrainerViews, attribute: str, size: int) -> None:
     for leaf in _leaves(trainer):
         if getattr(leaf, "batch_size", None) not in (None, size):
             raise ConfigurationError(

@@ -247,9 +247,9 @@ class TrainerViews(DataViews):
         return self.run.events
 
     @property
-    def tells_results(self) -> bool:
+    def prints_results(self) -> bool:
         """True if the progress bar is to show the results of an evaluation."""
-        return self.run.tells_results
+        return self.run.prints_results
 
     @property
     def ckpt_path(self) -> PathLike | None:

@@ -37,6 +37,6 @@ class OnExceptionCheckpoint(Callback):
         self.ckpt_path = posixpath.join(os.path.expanduser(dirpath), filename + self.FILE_EXTENSION)
 
     def on_exception(self, trainer: TrainerViews, module: nn.Module, exception: BaseException) -> None:
-        """Save, and tell where."""
+        """Save, and print where."""
         if trainer.stage == "fit" and can_save_after(trainer, exception):
             save_after(trainer, self.ckpt_path, exception)

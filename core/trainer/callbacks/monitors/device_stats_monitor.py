@@ -17,7 +17,7 @@ _PREFIX = "device"
 
 
 class DeviceStatsMonitor(Callback):
-    """Logs what `Accelerator.memory_stats` tells of rank 0's device, as `device/allocated_bytes` and so on.
+    """Logs the `Accelerator.memory_stats` of rank 0's device, as `device/allocated_bytes` and so on.
 
     Logged with the other metrics of steps, every `log_every_n_steps`.
     """

@@ -1,4 +1,4 @@
-"""The display of a rank that can't draw itself: it tells the main process, which draws, as in a notebook's forks."""
+"""The progress of a rank that can't draw itself, as in a notebook's forks: sent to the main process, which draws."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _WAIT_S = 1.0
 
 
 class RemoteProgressView:
-    """The rank's side: a View whose calls are made again in the main process.
+    """The rank's side: a View that sends its calls to the main process, which makes them again.
 
     Args:
         interval_s: seconds between two updates.
@@ -55,7 +55,7 @@ class RemoteProgressView:
 
 
 class ProgressViewServer:
-    """The main process's side: draws what rank 0 tells.
+    """The main process's side: draws what rank 0 sends.
 
     Args:
         make_view: makes what draws.

@@ -156,7 +156,7 @@ class RichProgressBar(ProgressBar):
             return
         self._paused_s += self._end()
         if trainer.stage == "validate":
-            self._tell_results(trainer, "Validation")
+            self._print_results(trainer, "Validation")
 
     def on_test_start(self, trainer: TrainerViews, module: nn.Module) -> None:
         """Show the test run."""
@@ -165,7 +165,7 @@ class RichProgressBar(ProgressBar):
     def on_test_end(self, trainer: TrainerViews, module: nn.Module) -> None:
         """Print the results."""
         self._end()
-        self._tell_results(trainer, "Test")
+        self._print_results(trainer, "Test")
 
     def on_predict_start(self, trainer: TrainerViews, module: nn.Module) -> None:
         """Show the prediction run."""
@@ -235,10 +235,10 @@ class RichProgressBar(ProgressBar):
             self._due_s = float("inf")
         return task.elapsed_s
 
-    def _tell_results(self, trainer: TrainerViews, name: str) -> None:
+    def _print_results(self, trainer: TrainerViews, name: str) -> None:
         shown = trainer.metrics.names()
         values = {key: float(value) for key, value in trainer.callback_metrics.items() if key in shown}
-        if self._view is not None and values and trainer.tells_results:
+        if self._view is not None and values and trainer.prints_results:
             self._view.write(f"{name}: {format_metrics(values)}")
 
     def _close(self) -> None:

@@ -106,7 +106,7 @@ class BackboneFinetuning(BaseFinetuning):
         self.freeze(pl_module.backbone, train_bn=self.train_bn)
 
     def on_train_epoch_start(self, trainer: TrainerViews, module: nn.Module) -> None:
-        """Unfreeze the backbone, or set its rate, and tell."""
+        """Unfreeze the backbone, or set its rate, and print that."""
         super().on_train_epoch_start(trainer, module)
         if self.verbose and self.previous_backbone_lr is not None:
             rate = float(trainer.strategy.optimizers[0].param_groups[0]["lr"])

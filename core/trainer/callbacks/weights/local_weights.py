@@ -135,5 +135,5 @@ def _addresses(leaf: Any) -> list[int]:
 
 
 def _is_dtensor(leaf: Any) -> bool:
-    """True for a DTensor, which tells so by torch's own protocol."""
+    """True for a DTensor, by torch's own protocol."""
     return hasattr(type(leaf), "__create_chunk_list__")

@@ -141,7 +141,7 @@ class ModelPruning(Callback):
         if not _answer(self.apply_pruning, epoch) or not amount:
             return
         for average in _averages(trainer):
-            average.give_back()
+            average.restore_trained()
         own = self._own(module)
         computed = self._compute(own, amount) if trainer.is_global_zero else None
         self._masks = trainer.strategy.broadcast(computed)

@@ -67,7 +67,7 @@ class WeightAveraging(Callback):
         assert self._source is not None
         self._average.update_parameters(self._source)
 
-    def give_back(self) -> None:
+    def restore_trained(self) -> None:
         """All ranks. Restore the trained weights, if a validation run has the average."""
         if self._is_exchanged:
             self._exchange()
@@ -167,29 +167,29 @@ class WeightAveraging(Callback):
 
     def on_validation_start(self, trainer: TrainerViews, module: nn.Module) -> None:
         """Lend the module the average."""
-        self._lend(trainer)
+        self._swap_in(trainer)
 
     def on_validation_end(self, trainer: TrainerViews, module: nn.Module) -> None:
         """Restore the trained weights."""
-        self.give_back()
+        self.restore_trained()
 
     def on_test_start(self, trainer: TrainerViews, module: nn.Module) -> None:
         """Lend the module the average."""
-        self._lend(trainer)
+        self._swap_in(trainer)
 
     def on_test_end(self, trainer: TrainerViews, module: nn.Module) -> None:
         """Restore the trained weights."""
-        self.give_back()
+        self.restore_trained()
 
     def on_predict_start(self, trainer: TrainerViews, module: nn.Module) -> None:
         """Lend the module the average."""
-        self._lend(trainer)
+        self._swap_in(trainer)
 
     def on_predict_end(self, trainer: TrainerViews, module: nn.Module) -> None:
         """Restore the trained weights."""
-        self.give_back()
+        self.restore_trained()
 
-    def _lend(self, trainer: TrainerViews) -> None:
+    def _swap_in(self, trainer: TrainerViews) -> None:
         wanted = self._evaluates_in_fit if trainer.stage == "fit" else self._evaluates
         if wanted and self.num_averaged and not self._is_exchanged:
             self._exchange()

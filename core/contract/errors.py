@@ -148,24 +148,24 @@ class WorkerError(CoreError):
 
 
 class HangError(WorkerError):
-    """No rank has come forward for longer than the watch allows, or native code of one has given up.
+    """No rank has made progress for longer than the watchdog allows, or native code of one has aborted.
 
-    All ranks end with the same one.
+    All ranks end with the same error.
 
     Attributes:
-        rank: the first of the ranks that don't come.
-        absent: the ranks that don't come.
+        rank: the first of the missing ranks.
+        absent: the missing ranks.
         ranks: what each rank does, in their order.
-        report: path of the file with all stacks, on the machine of the rank that has written it; empty if it couldn't.
+        stacks_path: the file with all stacks, on the machine of the rank that wrote it; empty if it couldn't.
     """
 
     _max_chars = 300_000  # a line for each rank
 
     def __init__(
-        self, message: str, *, absent: Sequence[int], ranks: Sequence[Whereabouts] = (), report: str = ""
+        self, message: str, *, absent: Sequence[int], ranks: Sequence[Whereabouts] = (), stacks_path: str = ""
     ) -> None:
         super().__init__(message, rank=min(absent, default=0))
-        self.absent, self.ranks, self.report = tuple(absent), tuple(ranks), report
+        self.absent, self.ranks, self.stacks_path = tuple(absent), tuple(ranks), stacks_path
 
 
 class FingerprintError(CoreError):

@@ -134,11 +134,11 @@ def _parts_of(error: HangError) -> dict[str, Any]:
         "message": str(error)[:_MAX_CHARACTERS],
         "absent": error.absent[:_MAX_RANKS],
         "ranks": ranks,
-        "report": error.report,
+        "stacks_path": error.stacks_path,
     }
 
 
 def _hang_of(parts: Mapping[str, Any]) -> HangError:
     """The verdict on all ranks, as the worker has it."""
     ranks = [Whereabouts(**each) for each in parts["ranks"]]
-    return HangError(parts["message"], absent=parts["absent"], ranks=ranks, report=parts["report"])
+    return HangError(parts["message"], absent=parts["absent"], ranks=ranks, stacks_path=parts["stacks_path"])

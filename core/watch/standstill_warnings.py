@@ -25,7 +25,7 @@ class StandstillWarnings:
     """Writes the texts about the standstills of a run. A warning and the error after it share a file of stacks."""
 
     def __init__(self, options: WatchdogOptions) -> None:
-        self._options, self._report = options, ""
+        self._options, self._stacks_path = options, ""
         self._has_warned = False
 
     def warn(self, verdict: Verdict, statuses: Sequence[RankStatus]) -> None:
@@ -47,7 +47,7 @@ class StandstillWarnings:
         """Write that the ranks have come forward again, if there was a warning."""
         if self._has_warned:
             _write(f"The ranks have come forward again, after {stood_s:.0f} s.")
-        self._has_warned, self._report = False, ""
+        self._has_warned, self._stacks_path = False, ""
 
     def error(self, verdict: Verdict, statuses: Sequence[RankStatus]) -> HangError:
         """The error that ends the run; its first line is on stderr already."""
@@ -58,7 +58,7 @@ class StandstillWarnings:
                 "CORE_WATCH=1800; CORE_WATCH=report lets the run go on, CORE_WATCH=off looks at nothing."
             )
         ranks = [each.whereabouts() for each in statuses]
-        error = HangError(message, absent=verdict.absent, ranks=ranks, report=self._report)
+        error = HangError(message, absent=verdict.absent, ranks=ranks, stacks_path=self._stacks_path)
         # Where the run ends, its error says the rest.
         _write(message.partition("\n")[0] if self._options.ends_run else message)
         return error
@@ -68,20 +68,20 @@ class StandstillWarnings:
         stood_s = min((each.since_s for each in statuses if not each.is_lost), default=0.0)
         stood = "" if verdict.is_abort else f"The ranks have not come forward for {stood_s:.0f} s. "
         message = f"{stood}{verdict.reason[:1].upper()}{verdict.reason[1:]}.\n{table(statuses)}\n"
-        self._write_report(message, statuses)
-        return message + (f"All stacks: {self._report}\n" if self._report else "")
+        self._write_stacks(message, statuses)
+        return message + (f"All stacks: {self._stacks_path}\n" if self._stacks_path else "")
 
-    def _write_report(self, message: str, statuses: Sequence[RankStatus]) -> None:
+    def _write_stacks(self, message: str, statuses: Sequence[RankStatus]) -> None:
         folder = Path(self._options.folder or tempfile.gettempdir())
         name = f"core-hang-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.txt"
-        path = Path(self._report or folder / name)
+        path = Path(self._stacks_path or folder / name)
         stacks = "".join(
             f"\nrank {each.rank} on {each.host}, process {each.pid}, {each.state}:\n{each.stack}" for each in statuses
         )
         with suppress(OSError):
             folder.mkdir(parents=True, exist_ok=True)
             path.write_text(message + stacks, encoding="utf-8", errors="backslashreplace")
-            self._report = str(path)
+            self._stacks_path = str(path)
 
 
 def _write(text: str) -> None:

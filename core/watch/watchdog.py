@@ -364,7 +364,7 @@ class Watchdog:
                     "message": error.args[0],
                     "absent": error.absent,
                     "ranks": [asdict(each) for each in error.ranks],
-                    "report": error.report,
+                    "stacks_path": error.stacks_path,
                 }
             )
             board.write(self._verdict_name(), self._verdict)
@@ -411,7 +411,7 @@ class Watchdog:
     def _error(self) -> HangError:
         said = json.loads(self._verdict)
         ranks = [Whereabouts(**each) for each in said["ranks"]]
-        return HangError(said["message"], absent=said["absent"], ranks=ranks, report=said["report"])
+        return HangError(said["message"], absent=said["absent"], ranks=ranks, stacks_path=said["stacks_path"])
 
     def _ask(self) -> None:
         """Called in the watched thread after a lost connection: fetch the verdict, if another rank has decided."""

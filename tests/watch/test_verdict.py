@@ -360,11 +360,11 @@ def test_a_folder_is_a_board(tmp_path):
 
 def test_the_verdict_of_a_worker_is_the_launchers_error():
     ranks = [WAITS.whereabouts(), status(1, "asleep").whereabouts()]
-    error = HangError("Rank 1 is asleep.", absent=[1], ranks=ranks, report="/a")
+    error = HangError("Rank 1 is asleep.", absent=[1], ranks=ranks, stacks_path="/a")
     report = Report.from_message(Report.of(error).to_message())
     found = worker_error(0, 1, report)
     assert isinstance(found, HangError)
-    assert (found.rank, found.absent, found.ranks, found.report) == (1, (1,), tuple(ranks), "/a")
+    assert (found.rank, found.absent, found.ranks, found.stacks_path) == (1, (1,), tuple(ranks), "/a")
     assert not report.is_echo
 
 

@@ -39,7 +39,7 @@ class Layer:
 
 
 @dataclass(slots=True)
-class Summary:
+class ModuleSummary:
     """A module's layers and totals.
 
     Attributes:
@@ -71,7 +71,7 @@ def summarize(
     max_depth: int = 1,
     run_example: Callable[[], Any] | None = None,
     count: Callable[[nn.Parameter], int] = count_here,
-) -> Summary:
+) -> ModuleSummary:
     """Look at a module.
 
     Args:
@@ -80,7 +80,7 @@ def summarize(
         run_example: calls the module's forward, to count operations and see sizes; None leaves that out.
         count: number of elements of a parameter.
     """
-    summary = Summary(num_modules=sum(1 for _ in module.modules()))
+    summary = ModuleSummary(num_modules=sum(1 for _ in module.modules()))
     chosen = dict(_choose(module, max_depth))
     modes = {child: child.training for child in module.modules()}
     observed = _observe(module, chosen, run_example) if run_example is not None else None
@@ -105,7 +105,7 @@ def _is_lazy(parameter: Any) -> bool:
     return bool(nn.parameter.is_lazy(parameter))
 
 
-def _count_all(module: nn.Module, summary: Summary, count: Callable[[nn.Parameter], int]) -> None:
+def _count_all(module: nn.Module, summary: ModuleSummary, count: Callable[[nn.Parameter], int]) -> None:
     for parameter in module.parameters():
         number = count(parameter)
         summary.has_lazy |= _is_lazy(parameter)

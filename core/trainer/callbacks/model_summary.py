@@ -10,7 +10,7 @@ import torch
 
 from core.contract import Capability
 from core.trainer.callbacks.arguments import check_int
-from core.trainer.callbacks.layer_summary import Summary, count_here, summarize
+from core.trainer.callbacks.layer_summary import ModuleSummary, count_here, summarize
 from core.trainer.callbacks.progress_bar.terminal import find_console
 from core.trainer.hooks.callback import Callback
 
@@ -105,7 +105,7 @@ def _call(module: nn.Module, example: Any) -> None:
         module(example)
 
 
-def _show(trainer: TrainerViews, summary: Summary) -> None:
+def _show(trainer: TrainerViews, summary: ModuleSummary) -> None:
     console = find_console()
     if console is None:
         trainer.print(to_text(summary))
@@ -114,7 +114,7 @@ def _show(trainer: TrainerViews, summary: Summary) -> None:
         console.print("\n".join(_totals(summary)), highlight=False)
 
 
-def to_text(summary: Summary) -> str:
+def to_text(summary: ModuleSummary) -> str:
     """The table and its totals, as plain text."""
     header, rows = _header(summary), _rows(summary)
     if not rows:
@@ -131,7 +131,7 @@ def to_text(summary: Summary) -> str:
     return "\n".join([line(header), rule, *map(line, rows), rule, *_totals(summary)])
 
 
-def to_rich(summary: Summary) -> Any:
+def to_rich(summary: ModuleSummary) -> Any:
     """The table, for a terminal or a notebook."""
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
@@ -144,11 +144,11 @@ def to_rich(summary: Summary) -> Any:
     return table if table.row_count else ""
 
 
-def _header(summary: Summary) -> list[str]:
+def _header(summary: ModuleSummary) -> list[str]:
     return ["", "name", "type", "params", "mode", *(_EXAMPLE_COLUMNS if summary.flops is not None else [])]
 
 
-def _rows(summary: Summary) -> list[list[str]]:
+def _rows(summary: ModuleSummary) -> list[list[str]]:
     rows = []
     for index, layer in enumerate(summary.layers):
         row = [str(index), layer.name, layer.kind, shorten(layer.num_parameters), "train" if layer.trains else "eval"]
@@ -158,7 +158,7 @@ def _rows(summary: Summary) -> list[list[str]]:
     return rows
 
 
-def _totals(summary: Summary) -> list[str]:
+def _totals(summary: ModuleSummary) -> list[str]:
     totals = [
         (shorten(summary.num_trainable), "trainable parameters"),
         (shorten(summary.num_frozen), "frozen parameters"),

@@ -26,7 +26,7 @@ class AnyFormCheckpointIO(CheckpointIO):
         on_rank_zero(collectives, lambda: formats.remove(path))
 
     def exists(self, path: PathLike) -> bool:
-        """Rank 0. Tell whether a complete checkpoint is at `path`, in whichever form."""
+        """Rank 0. True if a complete checkpoint is at `path`, in whichever form."""
         from core.checkpoint.folder.folder import folder_of
 
         return folder_of(path).exists()

@@ -131,7 +131,7 @@ class AsyncCheckpointIO(CheckpointIO):
         return self.checkpoint_io.describe_checkpoint(path, collectives=collectives)
 
     def exists(self, path: PathLike) -> bool:
-        """Rank 0. Tell whether a complete checkpoint is at `path` once all that was asked for is done."""
+        """Rank 0. True if a complete checkpoint is at `path` once all that was asked for is done."""
         # The last thing that was asked for this path decides.
         for pending, will_exist, future in reversed(self._pending):
             if pending == os.fspath(path) and not future.done():

@@ -130,5 +130,5 @@ class DistributedCheckpointIO(AnyFormCheckpointIO):
         return described
 
     def teardown(self) -> None:
-        """All ranks; idempotent. Let go of what was described."""
+        """All ranks; idempotent. Release what was described."""
         self._described = None

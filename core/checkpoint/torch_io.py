@@ -16,7 +16,7 @@ class TorchCheckpointIO(SingleFileCheckpointIO):
 
     Rank 0 writes, all ranks read. Beside `last.ckpt` stands the hidden `.last.ckpt.digest`; every load compares
     the two, and a damaged file is named. Move or copy both. A file without a digest, from elsewhere, is loaded as it
-    is; `core checkpoint verify` tells of it.
+    is; `core checkpoint verify` reports it.
 
     `path` may be a local path or a URL that fsspec knows, such as `s3://bucket/last.ckpt`. On a local file system a
     checkpoint is replaced at once, also when the process or the machine dies; an object store does as well as its own

@@ -164,8 +164,8 @@ def test_a_target_of_another_shape_is_refused_and_nothing_is_filled(path):
     assert first.tolist() == [0, 0]
 
 
-def test_boxes_are_read_whatever_boxes_were_written(path):
-    """A tensor is written in boxes of one shape, and read into boxes of another."""
+def test_chunks_are_read_whatever_chunks_were_written(path):
+    """A tensor is written in chunks of one shape, and read into chunks of another."""
     whole = torch.arange(7 * 5.0).reshape(7, 5)
 
     def boxed(rows, columns, values):
@@ -536,7 +536,7 @@ def test_what_is_missing_is_looked_for_everywhere_and_a_part_is_enough(path, wri
         verify_checkpoint(path)
 
 
-def test_boxes_are_looked_at_within_what_is_wanted():
+def test_chunks_are_looked_at_within_what_is_wanted():
     chance = random.Random(0)
     outcomes = Counter()
     for _ in range(400):

@@ -159,20 +159,20 @@ def test_the_command_lives(path):
     assert (done.returncode, done.stdout[:7]) == (1, "damaged"), done.stderr
 
 
-def boxed(path, boxes):
-    """A tensor of shape 4 x 4 and its two boxes, which the index then says to be others."""
+def chunked(path, places):
+    """A tensor of shape 4 x 4 and its two chunks, which the index then says to be others."""
     halves = [Chunk((row, 0), (2, 4), torch.full((2, 4), row)) for row in (0, 2)]
     save(path, {"w": ShardedLeaf((4, 4), torch.int64, tuple(halves))})
 
     def change(content):
         (chunks,) = content["leaves"].values()
-        content["leaves"] = {'["w"]': [[*box, chunks[0][2]] for box in boxes]}
+        content["leaves"] = {'["w"]': [[*place, chunks[0][2]] for place in places]}
 
     rewrite(path, change)
 
 
 @pytest.mark.parametrize(
-    "boxes",
+    "places",
     [
         [([0, 0], [2, 4]), ([1, 0], [2, 4])],
         [([0, 0], [2, 4]), ([0, 0], [2, 4])],
@@ -184,28 +184,28 @@ def boxed(path, boxes):
         [([0, 0, 0], [4, 4, 1])],
     ],
 )
-def test_boxes_that_do_not_tile_a_tensor_are_refused(path, boxes):
-    boxed(path, boxes)
+def test_chunks_that_do_not_cover_a_tensor_are_refused(path, places):
+    chunked(path, places)
     refused(path, r"last\.ckpt' is incomplete: the parts of 'w' in its files don't cover its shape \(4, 4\), each")
     with pytest.raises(CheckpointCorruptedError, match="incomplete"):
         load_checkpoint(path, {"w": torch.zeros(4, 4)})
 
 
-@pytest.mark.parametrize("boxes", [[([0, 0], [2, 4]), ([2, 0], [-2, -4])], [([0, 0], [4, 4]), ([0, 0], [0, 4])]])
-def test_boxes_that_are_none_are_refused(path, boxes):
-    boxed(path, boxes)
+@pytest.mark.parametrize("places", [[([0, 0], [2, 4]), ([2, 0], [-2, -4])], [([0, 0], [4, 4]), ([0, 0], [0, 4])]])
+def test_chunks_that_are_none_are_refused(path, places):
+    chunked(path, places)
     refused(path, r"00000\.json' is not an index that core has written")
 
 
-def test_boxes_that_tile_a_tensor_in_any_way_are_read(path):
+def test_chunks_that_cover_a_tensor_in_any_way_are_read(path):
     whole = torch.arange(60).reshape(3, 4, 5)
     rows = [((0, 0, 0), (1, 4, 5)), ((1, 0, 0), (2, 2, 5)), ((1, 2, 0), (2, 2, 3)), ((1, 2, 3), (2, 2, 2))]
-    boxes = [Chunk(*box, whole[Chunk(*box, None).box].clone()) for box in rows]
-    save(path, {"w": ShardedLeaf((3, 4, 5), torch.int64, tuple(boxes))})
+    places = [Chunk(*place, whole[Chunk(*place, None).box].clone()) for place in rows]
+    save(path, {"w": ShardedLeaf((3, 4, 5), torch.int64, tuple(places))})
     assert load_checkpoint(path)["w"].equal(whole)
 
 
-def test_boxes_that_do_not_tile_a_tensor_are_not_saved(path):
+def test_chunks_that_do_not_cover_a_tensor_are_not_saved(path):
     rows = [Chunk((row, 0), (2, 4), torch.zeros(2, 4)) for row in (0, 1)]
     with pytest.raises(CheckpointError, match="The chunks of the ranks overlap, and leave holes elsewhere"):
         save(path, {"w": ShardedLeaf((4, 4), torch.float32, tuple(rows))})
@@ -242,7 +242,7 @@ def claimed_halves(content):
 
 
 def repeated(content):
-    """Many small boxes of the same bytes: a small file, and a large tensor."""
+    """Many small chunks of the same bytes: a small file, and a large tensor."""
     content["tree"]["x"]["$tensor"][1] = [2_000, 100]
     content["leaves"] = {'["x"]': [[[row, 0], [1, 100], 0] for row in range(2_000)]}
 

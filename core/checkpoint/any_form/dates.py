@@ -42,7 +42,7 @@ _looked_at: set[str] = set()
 def dated(folder: str, suffix: str | tuple[str, ...]) -> Iterator[tuple[float, float, str]]:
     """Times at which each checkpoint was saved and changed last, and its path.
 
-    What can't be dated comes first: its damage is told.
+    What can't be dated comes first, so that its damage is reported.
     """
     place = path_of(folder)
     for base, is_folder, changed in _listed(place):

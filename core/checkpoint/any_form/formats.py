@@ -38,7 +38,7 @@ def load_checkpoint(path: PathLike, targets: Any = None, share: tuple[int, int] 
     Raises:
         CheckpointNotFoundError: nothing is there.
         CheckpointCorruptedError: damaged, incomplete, or not a checkpoint; the file is named.
-        CheckpointError: it can't be read. `overwritten` tells whether targets hold something of it by then.
+        CheckpointError: it can't be read. `overwritten` is True if targets hold something of it by then.
     """
     load = prepare_load(path, targets, share)
     with messages.overwriting(load.has_targets):
@@ -123,7 +123,7 @@ def verify_checkpoint(
     if not folder.is_file():
         with_folder(folder, lambda reader: reader.verify(progress, share), share or (0, 1))
     elif not share or share[0] == 0:
-        single_file.read(path, _parse, tells=True)
+        single_file.read(path, _parse, warns=True)
 
 
 def remove(path: PathLike) -> None:

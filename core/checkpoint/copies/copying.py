@@ -24,7 +24,7 @@ _MAX_THREADS = 8
 
 
 def can_copy(tensor: torch.Tensor) -> bool:
-    """Tell whether the elements of a tensor are large memory of the processor's own, in order and as they are."""
+    """True if the elements of a tensor are large memory of the processor's own, in order and as they are."""
     is_plain = tensor.device.type == "cpu" and tensor.is_contiguous() and not (tensor.is_conj() or tensor.is_neg())
     return is_plain and tensor.nbytes >= LEAST_BYTES
 

@@ -1,7 +1,7 @@
 """Copies from CUDA devices to memory, beside what the devices do for training.
 
-A copy takes a stream of its own, and memory that the device can write to by itself. What the device has been told
-before comes first. What it is told afterwards waits for the copies, in its queue and not in the program: all of it for
+A copy takes a stream of its own, and memory that the device can write to by itself. Work that was queued
+before comes first. What is queued afterwards waits for the copies, in its queue and not in the program: all of it for
 tensors that anything may change, an optimizer's next step for those that only optimizers change.
 """
 
@@ -28,7 +28,7 @@ _AS_INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def await_copies() -> None:
-    """Let devices finish the copies that saves have begun, before the work that they are told from now on.
+    """Make devices finish the copies that saves have begun before the work that is queued from now on.
 
     For what writes to trained weights between two steps of their optimizer. The program doesn't wait.
     """
@@ -97,7 +97,7 @@ class DeviceCopies:
             self._events[batch.device] = side.record_event()
 
     def hold_up(self) -> None:
-        """Let what the devices are told from now on wait for the copies."""
+        """Make the work that is queued from now on wait for the copies."""
         if not self._is_held_up:
             self._is_held_up = True
             for device, event in list(self._events.items()):
@@ -145,7 +145,7 @@ class _Arena:
         self._unlock: Any = None
 
     def lay_out(self, copies: Sequence[Copy]) -> None:
-        """Give each target its memory, one after the other."""
+        """Set the memory of each target, one after the other."""
         starts, num_bytes = [], 0
         for _, source in copies:
             starts.append(num_bytes)

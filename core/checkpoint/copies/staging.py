@@ -62,7 +62,7 @@ class StagingMemory:
             self._on_devices.finish()
 
     def close(self) -> None:
-        """Let go of optimizers and memory. The last copy is not to be used any more."""
+        """Release optimizers and memory. The last copy is not to be used any more."""
         if self._on_devices is not None:
             self._on_devices.close()
         self._buffers, self._on_devices = {}, None

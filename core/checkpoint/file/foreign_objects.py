@@ -1,7 +1,7 @@
-"""Objects of other programs' classes in a file of torch's: stood in for while it is read, and left out.
+"""Objects of other programs' classes in a torch file: stood in for while it is read, and left out.
 
 Nothing of such a class is imported or called. torch's safe unpickler makes the stand-ins, as it makes nothing else than
-what it was told of.
+what was named to it.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ class _StandIn:
     """Stands for an object, or for a function or class itself."""
 
     def __init__(self, *_: Any) -> None:
-        """Take no notice of what the object was made of."""
+        """Ignore what the object was made of."""
 
     def __setstate__(self, state: Any) -> None:
-        """Take no notice of what the object held."""
+        """Ignore what the object held."""
 
 
 class _PlainDict:

@@ -46,7 +46,7 @@ class Location(abc.ABC):
 
     @abc.abstractmethod
     def exists(self) -> bool:
-        """Tell whether a file is there."""
+        """True if a file is there."""
 
     @abc.abstractmethod
     def remove(self) -> None:
@@ -117,7 +117,7 @@ class LocalLocation(Location):
         return None
 
     def exists(self) -> bool:
-        """Tell whether a file is there."""
+        """True if a file is there."""
         return self.path.is_file()
 
     def remove(self) -> None:
@@ -126,7 +126,7 @@ class LocalLocation(Location):
         disk.unlink(self.digest_path)
 
     def _read_back(self, temporary: Path, new: str) -> None:
-        """Look whether what is to replace something can be read."""
+        """Check that what is to replace something can be read."""
         if self.exists():
             with temporary.open("rb", buffering=0) as file:
                 if digest.of_file(file) != new:
@@ -167,7 +167,7 @@ class LocalLocation(Location):
 
 
 def is_lonely_digest(path: Path) -> bool:
-    """Tell whether it is a digest whose file is gone. While the folder is locked, no writer is between the two."""
+    """True if it is a digest whose file is gone. While the folder is locked, no writer is between the two."""
     owner = path.name[1:].removesuffix(digest.SUFFIX)
     if not owner or digest.name_of(owner) != path.name or os.path.lexists(path.with_name(owner)):
         return False
@@ -175,7 +175,7 @@ def is_lonely_digest(path: Path) -> bool:
 
 
 class RemoteLocation(Location):
-    """A file behind an fsspec file system. A dead writer's remains stay: it can't be told from a live one."""
+    """A file behind an fsspec file system. A dead writer's remains stay: nothing distinguishes it from a live one."""
 
     def __init__(self, path: RemotePath) -> None:
         self.path = path
@@ -212,7 +212,7 @@ class RemoteLocation(Location):
             self._write_digest([new])
 
     def _read_back(self, temporary: str, new: str) -> None:
-        """Look whether what is to replace something can be read."""
+        """Check that what is to replace something can be read."""
         if self.exists():
             with self.filesystem.open(temporary, "rb") as file:
                 if digest.of_file(file) != new:
@@ -237,7 +237,7 @@ class RemoteLocation(Location):
         return None
 
     def exists(self) -> bool:
-        """Tell whether a file is there."""
+        """True if a file is there."""
         return bool(self.filesystem.isfile(self.name))
 
     def remove(self) -> None:

@@ -1,4 +1,4 @@
-"""NumPy's arrays and scalars in a file of torch's, made without NumPy's own unpickling.
+"""NumPy's arrays and scalars in a torch file, made without NumPy's own unpickling.
 
 That takes a file's word for what a type is, with fields of pointers in it. torch's safe unpickler makes these stand-ins
 instead; scalars come out right at once, arrays by `unwrap`.

@@ -1,4 +1,4 @@
-"""What it takes to read a file of torch's, told before anything is made of it.
+"""What it takes to read a torch file, known before anything is made of it.
 
 torch's safe unpickler calls what makes values: `bytearray(3000000000)` is 30 bytes in a file, and 3 GB in memory. A
 walk over the same instructions that makes nothing knows what each call would take.
@@ -59,11 +59,11 @@ def check(file: BinaryIO) -> None:
     """Check that a file takes no more memory than what it holds allows.
 
     Args:
-        file: seekable; of torch's, or anything else.
+        file: seekable; a torch file, or anything else.
 
     Raises:
         TooCostlyError: it doesn't.
-        ValueError, ...: it is no file of torch's.
+        ValueError, ...: it is no torch file.
     """
     size_bytes = file.seek(0, os.SEEK_END)
     file.seek(0)
@@ -152,7 +152,7 @@ class _Walk:
         return items
 
     def fill(self, number: int | None) -> None:
-        """Put the last `number` values, or those since the mark, into the container below them."""
+        """Move the last `number` values, or those since the mark, into the container below them."""
         items = self._pop(number)
         self._stack[-1].size += len(items)
 

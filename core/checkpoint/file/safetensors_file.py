@@ -74,7 +74,7 @@ def _has_tensors(value: Any) -> bool:
 
 
 def begins(file: BinaryIO) -> bool:
-    """Tell whether a file is of this format, by its first bytes."""
+    """True if a file is of this format, by its first bytes."""
     start = file.read(9)
     file.seek(0)
     # The length of the header in 8 bytes, then the header, a JSON object.

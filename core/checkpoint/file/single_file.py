@@ -42,13 +42,13 @@ def replace(path: PathLike, write: Callable[[digest.HashingWriter], None]) -> No
         raise messages.cannot_write(os.fspath(path), cause) from cause
 
 
-def read(path: PathLike, parse: Callable[[BinaryIO, str], dict[str, Any]], *, tells: bool = False) -> dict[str, Any]:
+def read(path: PathLike, parse: Callable[[BinaryIO, str], dict[str, Any]], *, warns: bool = False) -> dict[str, Any]:
     """Return what `parse` makes of the file and its name, once its digest is known to be right.
 
     Args:
         path: a local path or a URL.
         parse: understands the content. A file without a digest, as other programs write it, is parsed as it is.
-        tells: warn of a file without a digest.
+        warns: of a file without a digest.
 
     Raises:
         CheckpointNotFoundError: nothing is there.
@@ -56,7 +56,7 @@ def read(path: PathLike, parse: Callable[[BinaryIO, str], dict[str, Any]], *, te
         CheckpointError: it can't be read.
     """
     try:
-        return _verified(location_of(path), os.fspath(path), parse, tells)
+        return _verified(location_of(path), os.fspath(path), parse, warns)
     except CheckpointError:
         raise
     except NotAFileError as error:
@@ -68,13 +68,13 @@ def read(path: PathLike, parse: Callable[[BinaryIO, str], dict[str, Any]], *, te
 
 
 def _verified(
-    location: Location, path: str, parse: Callable[[BinaryIO, str], dict[str, Any]], tells: bool
+    location: Location, path: str, parse: Callable[[BinaryIO, str], dict[str, Any]], warns: bool
 ) -> dict[str, Any]:
     while True:
         content = location.read_digest()
         with location.open() as file:
             if content is None:
-                if tells:
+                if warns:
                     warnings.warn(
                         f"{path!r} has no digest beside it ({name_of(path)}), so damage to it would not be seen. "
                         "Save it again with core to get one.",

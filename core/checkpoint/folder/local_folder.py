@@ -99,7 +99,7 @@ class LocalFolder:
                     raise messages.not_as_written(name)
 
     def commit(self, token: str, content: bytes, files: Iterable[str]) -> None:
-        """Rank 0, when all files are there. Put them in place, and the manifest last.
+        """Rank 0, when all files are there. Move them into place, and the manifest last.
 
         Args:
             token: of the save.
@@ -128,7 +128,7 @@ class LocalFolder:
 
     @contextlib.contextmanager
     def _link_aside(self) -> Iterator[None]:
-        """Take a link out of a folder's way: no folder replaces it in one step. On failure the link is put back."""
+        """Rename a link that is in a folder's way: no folder replaces it in one step. After a failure it is back."""
         target = os.readlink(self.path) if self.path.is_symlink() else None
         if target is not None:
             disk.unlink(self.path)
@@ -220,15 +220,15 @@ class LocalFolder:
         return MappedFile(str(path), memoryview(mapped), size_bytes, blocks)
 
     def exists(self) -> bool:
-        """Tell whether a complete checkpoint is there, in any form."""
+        """True if a complete checkpoint is there, in any form."""
         return self.manifest_path.is_file() or self.path.is_file()
 
     def is_file(self) -> bool:
-        """Tell whether a file is there: a checkpoint of another form."""
+        """True if a file is there: a checkpoint of another form."""
         return self.path.is_file()
 
     def is_folder(self) -> bool:
-        """Tell whether a folder is there."""
+        """True if a folder is there."""
         return self.path.is_dir()
 
     def siblings(self) -> list[str] | None:

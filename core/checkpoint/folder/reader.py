@@ -29,7 +29,7 @@ _MAX_COPIES = 64
 """The most copies in memory of the bytes of the files: leaves that share memory share it in the files."""
 
 _VERIFIED_BYTES = 4 << 20
-"""Bytes after which one who waits for a verification is told how far it has come. A multiple of any block that core
+"""Bytes after which `progress` is called during a verification. A multiple of any block that core
 has written."""
 
 _SMALL_BYTES = 1 << 16
@@ -122,7 +122,7 @@ class FolderReader:
             self._take_index(name)
 
     def _take_indexes(self, number: int | None = None) -> bool:
-        """Read so many more indexes, or all; tells whether there was one."""
+        """Read so many more indexes, or all; True if there was one."""
         left = len(self._unread)
         for _ in range(left if number is None else min(number, left)):
             self._take_index(self._unread.pop())

@@ -59,7 +59,7 @@ class _Fetched(io.RawIOBase):
 
 
 class RemoteFolder:
-    """One checkpoint folder. A dead writer can't be told from a live one, so its remains stay for a day."""
+    """One checkpoint folder. Nothing distinguishes a dead writer from a live one, so its remains stay for a day."""
 
     def __init__(self, path: RemotePath) -> None:
         self.path = path
@@ -118,7 +118,7 @@ class RemoteFolder:
         replaced = self._named(before)
         try:
             self.filesystem.pipe_file(self._path(manifest.NAME), content)
-        except Exception as error:  # an answer that was lost doesn't tell whether it is written
+        except Exception as error:  # an answer that was lost leaves open whether it is written
             if not has_happened(lambda: self._holds(content), error):
                 raise
         self._read_manifest_back(content, before)
@@ -146,7 +146,7 @@ class RemoteFolder:
             return set()
 
     def _read_manifest_back(self, content: bytes, before: bytes | None) -> None:
-        """Look whether the manifest is what was written, while the files of the one before are there."""
+        """Check that the manifest is what was written, while the files of the one before are there."""
         try:
             is_whole = self._holds(content) or bool(self._named(self.read_manifest()))  # another run's, just as whole
         except Exception as error:
@@ -241,16 +241,16 @@ class RemoteFolder:
         )
 
     def exists(self) -> bool:
-        """Tell whether a complete checkpoint is there, in any form."""
+        """True if a complete checkpoint is there, in any form."""
         self.filesystem.invalidate_cache()
         return bool(self.filesystem.exists(self._path(manifest.NAME))) or self.is_file()
 
     def is_file(self) -> bool:
-        """Tell whether a file is there: a checkpoint of another form."""
+        """True if a file is there: a checkpoint of another form."""
         return bool(self.filesystem.isfile(self.folder))
 
     def is_folder(self) -> bool:
-        """Tell whether something is there that isn't a file."""
+        """True if something is there that isn't a file."""
         return bool(self._names())
 
     def siblings(self) -> list[str] | None:

@@ -33,7 +33,7 @@ class PartWriter:
     """
 
     def __init__(self, state: Any, rank: int) -> None:
-        """Look through the state; nothing is written yet.
+        """Encode the state; nothing is written yet.
 
         Raises:
             CheckpointError: something in it can't be saved; its path is named.

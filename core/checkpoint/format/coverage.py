@@ -3,7 +3,7 @@
 A range of one dim is the difference of its ends, a chunk is the product of its ranges: written out, a polynomial in the
 ends. The polynomials of chunks that cover a tensor have that of the whole tensor as their sum, and those of other
 chunks have another sum. So it is enough to compare values at a point that can't be foreseen, where different ones agree
-once in 2**50 times. Chunks that several ranks have are summed up by each for itself: one number tells all of them.
+once in 2**50 times. Chunks that several ranks have are summed up by each for itself: one number stands for all of them.
 """
 
 from __future__ import annotations

@@ -61,7 +61,7 @@ def of_blocks(digests: Iterable[str]) -> str:
 
 
 def is_content(file: BinaryIO, size_bytes: int, expected: str, block_bytes: int = BLOCK_BYTES) -> bool:
-    """Tell whether what is left to read in a file is what a manifest says: read once, through a small buffer.
+    """True if what is left to read in a file is what a manifest says: read once, through a small buffer.
 
     Args:
         file: to read.
@@ -102,7 +102,7 @@ class Blocks:
     block_bytes: int
 
     def describes(self, size_bytes: int) -> bool:
-        """Tell whether there are as many as a file of this size has blocks."""
+        """True if there are as many as a file of this size has blocks."""
         return len(self.digests) == -(-size_bytes // self.block_bytes)  # rounded up
 
 
@@ -164,7 +164,7 @@ class BlockWriter:
         self.write(bytes(-self.position % num_bytes))
 
     def finish(self) -> None:
-        """Take the digest of the last block: the file is complete."""
+        """Add the digest of the last block: the file is complete."""
         if self.position % BLOCK_BYTES:
             self._end_block()
 

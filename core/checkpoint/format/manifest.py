@@ -41,7 +41,7 @@ _seen_ns = 0
 
 
 def note_time(saved_at_ns: int) -> None:
-    """Let what this process saves from now on be later than a checkpoint that it has seen."""
+    """Date what this process saves from now on later than a checkpoint that it has seen."""
     global _seen_ns
     if saved_at_ns < _LATEST_NS:
         _seen_ns = max(_seen_ns, saved_at_ns)

@@ -17,7 +17,7 @@ T = TypeVar("T")
 def together(collectives: Collectives, work: Callable[[], T]) -> T:
     """The result of `work`, once it has succeeded on all ranks."""
     result, error = _attempt(work)
-    # One vote, where ranks can vote. What has failed is told only if something has.
+    # One vote, where ranks can vote. What has failed is sent only if something has.
     agree = getattr(collectives, "agree", None)
     if agree is None or not agree(error is None):
         _share(collectives, error, None)

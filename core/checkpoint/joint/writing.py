@@ -90,7 +90,7 @@ def _commit(
 
 
 def _is_there(folder: Folder) -> bool:
-    """Tell whether a checkpoint would be replaced. By reading, which stores' clients try again when it fails."""
+    """True if a checkpoint would be replaced. By reading, which stores' clients try again when it fails."""
     try:
         folder.read_manifest()
     except FileNotFoundError:

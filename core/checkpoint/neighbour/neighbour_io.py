@@ -64,7 +64,7 @@ class NeighbourCheckpointIO(CheckpointIO):
         part, received, problem = None, [], None
         try:
             part = node_parts.write(folder, state, token, ring.rank, ring.size)
-        except Exception as error:  # told to all when all are here
+        except Exception as error:  # raised on all ranks when all are here
             problem = error
         try:
             received = ring.pass_on(folder, part)
@@ -124,7 +124,7 @@ class NeighbourCheckpointIO(CheckpointIO):
         shutil.rmtree(path, ignore_errors=True)
 
     def exists(self, path: PathLike) -> bool:
-        """Tell whether `newest` has found it."""
+        """True if `newest` has found it."""
         return bool(self._found) and self._found[0].checkpoint == Path(path).name
 
     def _connected(self, collectives: Collectives) -> _Ring:
@@ -205,8 +205,8 @@ class _Ring:
 
     def __init__(self, direct: DirectCollectives, node: int) -> None:
         self.direct, self.rank, self.size = direct, direct.rank, direct.size
-        told = direct.gather_objects((node, secrets.token_hex(4)))
-        self.nodes, self._first_token = direct.broadcast_object(told and ([own for own, _ in told], told[0][1]))
+        found = direct.gather_objects((node, secrets.token_hex(4)))
+        self.nodes, self._first_token = direct.broadcast_object(found and ([own for own, _ in found], found[0][1]))
         self._num_saved = 0
         self._ranks: dict[int, list[int]] = {}
         for rank, number in enumerate(self.nodes):
@@ -241,7 +241,7 @@ class _Ring:
         return ranks[number % len(ranks)]
 
     def pass_on(self, folder: Path, part: Part | None) -> list[tuple[Part, list[Any]]]:
-        """All ranks. Tell the next node what it will get, and make room for what this rank gets.
+        """All ranks. Send the next node a note of what it will get, and make room for what this rank gets.
 
         Args:
             folder: of the checkpoint.
@@ -301,8 +301,8 @@ def _attempt(
 def _raise_together(direct: DirectCollectives, problem: Exception | None, path: PathLike) -> None:
     """All ranks. Raise what has failed on one of them."""
 
-    def tell() -> None:
+    def fail() -> None:
         if problem is not None:
             raise problem if isinstance(problem, CheckpointError) else cannot_write(os.fspath(path), problem)
 
-    together(direct, tell)
+    together(direct, fail)

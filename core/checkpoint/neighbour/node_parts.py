@@ -210,5 +210,5 @@ class NodeFolder(LocalFolder):
 
 
 def is_absent(file: Any) -> bool:
-    """Tell whether a file is on another node."""
+    """True if a file is on another node."""
     return isinstance(file, _AbsentFile)

@@ -20,7 +20,7 @@ _LAST_CODE_POINT = 0x10FFFF
 
 
 def is_plain(dtype: numpy.dtype[Any]) -> bool:
-    """Tell whether a type is one of numbers or strings, in this machine's byte order and without fields."""
+    """True if a type is one of numbers or strings, in this machine's byte order and without fields."""
     return dtype.kind in _KINDS and dtype.isnative and dtype.names is None and dtype.subdtype is None
 
 

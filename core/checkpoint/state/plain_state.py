@@ -187,7 +187,7 @@ def are_names(keys: dict[Any, Any]) -> bool:
 
 
 def is_key(key: Any) -> bool:
-    """Tell whether a dict in a checkpoint can have such a key."""
+    """True if a dict in a checkpoint can have such a key."""
     if type(key) is str:  # nearly all of them
         return True
     parts = key if type(key) is tuple else (key,)

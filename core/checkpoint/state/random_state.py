@@ -51,7 +51,7 @@ def check_random_state(state: Mapping[str, Any]) -> None:
 
 
 def restore_random_state(state: Mapping[str, Any], accelerator: Accelerator, device: torch.device) -> None:
-    """All ranks, last of all that is restored. Put back what `collect_random_state` gave on this rank.
+    """All ranks, last of all that is restored. Restore what `collect_random_state` gave on this rank.
 
     A state of another kind of device restores what they have in common.
     """

@@ -62,7 +62,7 @@ def _whole(tensor: torch.Tensor) -> Chunk:
 
 
 def _is_first_replica(name: str, leaf: Any) -> bool:
-    """Tell whether this rank writes, of those that have the same part. The turn changes with the leaf's name."""
+    """True if this rank writes, of those that have the same part. The turn changes with the leaf's name."""
     coordinate = leaf.device_mesh.get_coordinate()
     if coordinate is None:  # the leaf is on other ranks only
         return False

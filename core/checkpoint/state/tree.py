@@ -83,7 +83,7 @@ def leaves_of(value: Any, key_path: KeyPath = ()) -> Iterator[tuple[KeyPath, Any
 
 
 def is_sharded(value: Any) -> bool:
-    """Tell whether this rank may have only a part of a tensor: our own form, or torch's protocol, as in DTensors."""
+    """True if this rank may have only a part of a tensor: our own form, or torch's protocol, as in DTensors."""
     return isinstance(value, ShardedLeaf) or hasattr(type(value), "__create_chunk_list__")
 
 

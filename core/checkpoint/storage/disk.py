@@ -21,7 +21,7 @@ def create(path: Path) -> BinaryIO:
 
 
 def set_time(file: BinaryIO, time_ns: int) -> None:
-    """Let a file be changed last at this time, in nanoseconds since 1970, where the file system lets us say so."""
+    """Set the time of a file's last change, in nanoseconds since 1970, where the file system allows it."""
     file.flush()  # what is written later would change it once more
     with contextlib.suppress(OSError):
         os.utime(file.fileno(), ns=(time_ns, time_ns))
@@ -57,7 +57,7 @@ def make_parents(path: Path) -> None:
 
 
 def rename(old: Path, new: Path) -> None:
-    """Give a file or folder another name, in one step. A file takes the place of a file, a folder that of an empty one.
+    """Rename a file or folder, in one step. A file takes the place of a file, a folder that of an empty one.
 
     Raises:
         OSError: also if a folder would take the place of one that isn't empty.

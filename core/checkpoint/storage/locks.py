@@ -31,7 +31,7 @@ def held(path: Path, *, shared: bool = False) -> Iterator[bool]:
 
 
 def is_free(path: Path) -> bool:
-    """Tell whether the lock on a file or folder is free; False where that can't be told."""
+    """True if the lock on a file or folder is free; False where that is unknown."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # a pipe would be waited for
     except OSError:

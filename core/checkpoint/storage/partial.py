@@ -22,5 +22,5 @@ def partial_path(path: Path, token: str) -> Path:
 
 
 def is_partial(name: str) -> bool:
-    """Tell whether a file or folder of this name is what a writer has left, or is at work on."""
+    """True if a file or folder of this name is what a writer has left, or is at work on."""
     return _NAME.fullmatch(name) is not None

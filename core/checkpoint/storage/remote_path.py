@@ -61,14 +61,14 @@ def path_of(path: PathLike) -> Path | RemotePath:
 
 
 def has_happened(is_there: Callable[[], bool], error: Exception) -> bool:
-    """Tell whether a call did its work although it failed: a store's answer may be lost on the way.
+    """True if a call did its work although it failed: a store's answer may be lost on the way.
 
     Args:
         is_there: reads back what the call was to write.
         error: of the call.
 
     Raises:
-        UnsettledError: that can't be told.
+        UnsettledError: that is unknown.
     """
     try:
         return is_there()

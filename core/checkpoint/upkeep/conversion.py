@@ -83,7 +83,7 @@ class _Alone:
 
     @cached_property
     def writer(self) -> Mapping[str, Any]:
-        """The writer of the original, if it is of a form of the core's."""
+        """The writer of the original, if it is of one of the core's forms."""
         return _writer_of(self._source) if self._source is not None else {}
 
     def barrier(self) -> None:

@@ -30,7 +30,7 @@ class Listed:
 
     Attributes:
         path: of it.
-        saved_at_s: seconds since 1970 at which it was saved, or a file changed last; 0 if that can't be told.
+        saved_at_s: seconds since 1970 at which it was saved, or a file changed last; 0 if that is unknown.
         size_bytes: with all of its files.
         step: optimizer steps that were made; None if nothing says so, or a whole file would have to be read for it.
         state: `"complete"` if all files are there with their sizes, `"verified"` if every byte has been compared,
@@ -47,7 +47,7 @@ class Listed:
 
     @property
     def is_whole(self) -> bool:
-        """Tell whether nothing is known to be missing."""
+        """True if nothing is known to be missing."""
         return self.state in ("complete", "verified")
 
 

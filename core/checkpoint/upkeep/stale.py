@@ -50,7 +50,7 @@ class Removable:
 def sweep_folder(folder: PathLike) -> None:
     """One process. Delete what writers that were killed have left in a folder; nothing that a living one needs.
 
-    Which is which, locks tell: on a file system without them all stays. On an object store uploads in parts go of which
+    Locks show which is which: on a file system without them all stays. On an object store uploads in parts go of which
     no part has come for a day, if the store can list them, and files stay. What can't be deleted stays, too:
     `core checkpoint gc` says why.
 

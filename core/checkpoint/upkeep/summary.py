@@ -68,7 +68,7 @@ class Summary:
 
 
 def summarize(path: PathLike) -> Summary:
-    """Look at the checkpoint at `path`; of a folder, no tensor is read.
+    """Summarize the checkpoint at `path`; of a folder, no tensor is read.
 
     Raises:
         CheckpointNotFoundError: nothing is there.

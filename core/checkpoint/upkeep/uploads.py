@@ -42,13 +42,13 @@ class Upload:
     place: dict[str, str]
 
     def abort(self) -> None:
-        """Have the store delete the parts."""
+        """Delete the parts."""
         with contextlib.suppress(FileNotFoundError):
             self.store.call_s3("abort_multipart_upload", **self.place)
 
 
 def unfinished(path: RemotePath, idle_s: float) -> Iterator[Upload]:
-    """Uploads of files in a folder of checkpoints that didn't end; none where the store doesn't tell.
+    """Uploads of files in a folder of checkpoints that didn't end; none where the store doesn't list them.
 
     Args:
         path: of the folder of checkpoints.
@@ -64,14 +64,14 @@ def unfinished(path: RemotePath, idle_s: float) -> Iterator[Upload]:
     for answer in _pages(path.filesystem, "list_multipart_uploads", Bucket=bucket, Prefix=prefix):
         for entry in answer.get("Uploads", ()):
             name = entry["Key"].removeprefix(prefix)
-            # Most are alive, and were begun just now: one look tells that.
+            # Most are alive, and were begun just now: one look shows that.
             if _is_ours(name) and _idle_s(answer, [entry["Initiated"]]) >= idle_s:
                 place = {"Bucket": bucket, "Key": entry["Key"], "UploadId": entry["UploadId"]}
                 yield from _looked_at(f"{path.url.rstrip('/')}/{name}", path.filesystem, place, idle_s)
 
 
 def _is_ours(name: str) -> bool:
-    """Tell whether a name within a folder of checkpoints is one that a save gives to a file."""
+    """True if a name within a folder of checkpoints is one that a save gives to a file."""
     folder, _, file = name.rpartition("/")
     return bool(manifest.OWN_FILE.fullmatch(file)) if folder and "/" not in folder else name.endswith(".partial")
 
@@ -102,8 +102,8 @@ def _idle_s(answer: dict[str, Any], times: list[Any]) -> float:
 
     Below every number where the store doesn't say when it has answered.
     """
-    told = answer.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("date")
-    if told is None:
+    date = answer.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("date")
+    if date is None:
         return -math.inf
-    now = email.utils.parsedate_to_datetime(told)
+    now = email.utils.parsedate_to_datetime(date)
     return min(((now - time).total_seconds() for time in times), default=math.inf)

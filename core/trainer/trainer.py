@@ -214,8 +214,8 @@ class Trainer(TrainerViews):
             seed_samples=seed_samples,
             keep_on_device=keep_on_device,
         )
-        if num_quick_batches := quick_runs.count_batches(fast_dev_run):
-            options = quick_runs.limit_options(options, num_quick_batches)
+        num_quick_batches = quick_runs.count_batches(fast_dev_run)
+        options = quick_runs.limit_options(options, num_quick_batches)
         root = default_root_dir
         if root is not None and os.fspath(root).startswith("~"):
             root = os.path.expanduser(root)
@@ -232,22 +232,22 @@ class Trainer(TrainerViews):
             watch=watch,
         )
         check_arguments(options, fabric.strategy)
-        if num_quick_batches:
-            fabric.loggers = quick_runs.silence(fabric.loggers)
+        fabric.loggers = quick_runs.silence(fabric.loggers, num_quick_batches)
         made_callbacks = make_callbacks(
             callbacks,
-            enable_progress_bar=not barebones if enable_progress_bar is None else enable_progress_bar,
-            enable_model_summary=not barebones if enable_model_summary is None else enable_model_summary,
-            enable_checkpointing=not barebones if enable_checkpointing is None else enable_checkpointing,
+            default=not barebones,
+            enable_progress_bar=enable_progress_bar,
+            enable_model_summary=enable_model_summary,
+            enable_checkpointing=enable_checkpointing,
         )
         self._module_callbacks = ModuleCallbacks()
         self.run = Run(
             fabric=fabric,
             options=options,
-            callbacks=quick_runs.without_traces(made_callbacks) if num_quick_batches else made_callbacks,
+            callbacks=quick_runs.without_traces(made_callbacks, num_quick_batches),
             loggers=fabric.loggers,
-            profiler=make_profiler(profiler) if profiler is not None else None,
-            default_root_dir=os.fspath(root) if root is not None else os.getcwd(),
+            profiler=make_profiler(profiler),
+            default_root_dir=os.getcwd() if root is None else os.fspath(root),
             fast_dev_run=num_quick_batches,
             progress=(progress := Progress()),
             logged=MetricValues(NullMetricCollector if barebones else MetricCollector, progress),

@@ -26,13 +26,16 @@ _DEFAULTS = {
 _PROFILERS = {"simple": "SimpleProfiler", "advanced": "AdvancedProfiler", "pytorch": "PyTorchProfiler"}
 
 
-def make_callbacks(callbacks: str | Callback | Sequence[str | Callback] | None, **enabled: bool) -> list[Callback]:
+def make_callbacks(
+    callbacks: str | Callback | Sequence[str | Callback] | None, *, default: bool, **enabled: bool | None
+) -> list[Callback]:
     """The user's callbacks; a progress bar, a summary of the model and checkpoints, unless there are some already.
 
     Checkpoints come last, whatever the order, so that they hold the state that all others have reached.
 
     Args:
         callbacks: the Trainer's argument.
+        default: what None in `enabled` means.
         enabled: `enable_progress_bar`, `enable_model_summary` and `enable_checkpointing`.
 
     Raises:
@@ -41,7 +44,8 @@ def make_callbacks(callbacks: str | Callback | Sequence[str | Callback] | None, 
     """
     given = [callbacks] if isinstance(callbacks, str | Callback) else list(callbacks or ())
     chosen = [_make_callback(item) for item in given]
-    for argument, is_enabled in enabled.items():
+    for argument, value in enabled.items():
+        is_enabled = default if value is None else value
         if chosen or is_enabled:
             _add_default(chosen, argument, is_enabled)
     refuse_equal_keys(chosen)
@@ -116,12 +120,14 @@ def _make_logger(alias: str, root: PathLike | None) -> Logger:
     return LOGGER_REGISTRY.create(offer, **({"save_dir": root} if takes_folder and root is not None else {}))
 
 
-def make_profiler(profiler: Any) -> Profiler:
-    """The user's profiler.
+def make_profiler(profiler: Any) -> Profiler | None:
+    """The user's profiler; None is none.
 
     Raises:
         ConfigurationError: neither a name of ours nor a profiler.
     """
+    if profiler is None:
+        return None
     from core.trainer import profilers
 
     if isinstance(profiler, str) and profiler in _PROFILERS:

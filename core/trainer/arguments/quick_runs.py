@@ -9,8 +9,6 @@ from core.contract import ConfigurationError
 from core.trainer.logging.rank_loggers import SilentLogger
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from core.contract import Logger
     from core.trainer.hooks.callback import Callback
     from core.trainer.settings.options import TrainerOptions
@@ -30,7 +28,9 @@ def count_batches(fast_dev_run: Any) -> int:
 
 
 def limit_options(options: TrainerOptions, num_batches: int) -> TrainerOptions:
-    """The options of a run of so many batches of each stage."""
+    """The options of a run of so many batches of each stage; as they are if it is no quick run."""
+    if not num_batches:
+        return options
     return replace(
         options,
         max_epochs=1,
@@ -50,8 +50,10 @@ def limit_options(options: TrainerOptions, num_batches: int) -> TrainerOptions:
     )
 
 
-def without_traces(callbacks: Sequence[Callback]) -> list[Callback]:
-    """The callbacks, but those that write, log or stop."""
+def without_traces(callbacks: list[Callback], num_batches: int) -> list[Callback]:
+    """The callbacks; in a quick run those that neither write, log nor stop."""
+    if not num_batches:
+        return callbacks
     from core.trainer import callbacks as known
 
     switched_off = (
@@ -64,6 +66,6 @@ def without_traces(callbacks: Sequence[Callback]) -> list[Callback]:
     return [callback for callback in callbacks if not isinstance(callback, switched_off)]
 
 
-def silence(loggers: Sequence[Logger]) -> list[Logger]:
-    """Loggers that take everything and write nothing, so that a module may use its logger as it does."""
-    return [SilentLogger("fast_dev_run", None, None) for _ in loggers]
+def silence(loggers: list[Logger], num_batches: int) -> list[Logger]:
+    """The loggers; in a quick run as many that write nothing, so that a module may use its logger as it does."""
+    return loggers if not num_batches else [SilentLogger("fast_dev_run", None, None) for _ in loggers]

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def exclusion(requires: Iterable[str], core_version: str) -> str:
-    """Say why a provider can't be used with this release; empty if it can.
+    """The reason why a provider can't be used with this release; empty if it can.
 
     Args:
         requires: its `Requires-Dist` lines about core.

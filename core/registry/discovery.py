@@ -40,7 +40,7 @@ BY_NAME_ONLY = (HOOKS, PRELUDES)
 """The kinds that no registry has, since nothing of them is ever chosen but by a user who names it."""
 
 _MAX_BAD_LINES = 10
-"""The most bad lines of a file that are told one by one."""
+"""The most bad lines of a file that are reported one by one."""
 
 _KIND_OF_GROUP = {**{kind.group: kind.name for kind in KINDS.values()}, HOOKS_GROUP: HOOKS, PRELUDES_GROUP: PRELUDES}
 
@@ -95,10 +95,10 @@ _cached: Discovery | None = None
 
 
 def discover(*, refresh: bool = False) -> Discovery:
-    """Look at all installed distributions, once in a process.
+    """All that installed distributions offer, read once in a process.
 
     Args:
-        refresh: look again, for what was installed since.
+        refresh: read them again, for packages that were installed since.
     """
     global _cached
     with _lock:
@@ -299,7 +299,7 @@ def _reinstall(name: str) -> str:
 
 
 def _same_folder(one: _Copy, other: _Copy) -> bool:
-    """Tell whether both are one: `lib64` is often a link to `lib`, and a folder can stand on `sys.path` twice."""
+    """True if both are one: `lib64` is often a link to `lib`, and a folder can stand on `sys.path` twice."""
     return one is other or os.path.realpath(str(one.path)) == os.path.realpath(str(other.path))
 
 

@@ -199,4 +199,4 @@ KNOWN_ALIASES = _by_name(_ALIASES)
 """Distribution by `(kind, alias)`, such as `("strategy", "ddp")`."""
 
 KNOWN_CLASSES = _by_name(_CLASSES)
-"""Distribution by `(kind, class name)`: what an import of a missing class tells to install."""
+"""Distribution by `(kind, class name)`: what to install, for the error of an import."""

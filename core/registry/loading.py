@@ -51,7 +51,7 @@ def base_class(kind: str) -> type:
 
 
 def unfit(target: object, kind: str) -> str:
-    """Say why `target` is neither a class nor a factory of this kind; empty if it may be one."""
+    """The reason why `target` is neither a class nor a factory of this kind; empty if it may be one."""
     base = base_class(kind)
     expected = (
         f"expected a subclass of {base.__module__}.{base.__qualname__}, or a function that returns one's instance"
@@ -98,7 +98,7 @@ def call_target(offer: Offer, target: Any, options: dict[str, Any]) -> Any:
 
 
 def _check_options(offer: Offer, target: Any, options: dict[str, Any]) -> None:
-    """Tell a wrong option from a TypeError that comes from inside the target."""
+    """Raise for options that the target doesn't take. A TypeError from inside the target is another error."""
     try:
         signature = inspect.signature(target)
     except (TypeError, ValueError):

@@ -63,18 +63,18 @@ class PluginManager(pluggy.PluginManager):
         return super().register(plugin, name)
 
     def unregister(self, plugin: Any = None, name: str | None = None) -> Any:
-        """Take a plugin out."""
+        """Remove a plugin."""
         self._forget()
         return super().unregister(plugin, name)
 
     def set_blocked(self, name: str) -> None:
-        """Take a plugin out, and keep it out."""
+        """Remove a plugin, and keep it out."""
         super().set_blocked(name)
         self._unblocked.discard(name)
         self._forget()
 
     def unblock(self, name: str) -> bool:
-        """Let a blocked plugin in again, also one that the environment blocks."""
+        """Admit a blocked plugin again, also one that the environment blocks."""
         if not super().unblock(name):
             return False
         self._unblocked.add(name)
@@ -109,7 +109,7 @@ class PluginManager(pluggy.PluginManager):
         return known.version if known else ""
 
     def refresh(self) -> None:
-        """Look again at what is installed, and at the environment variables. Registrations stay."""
+        """Read installed packages and environment variables again. Registrations stay."""
         self._fill(refresh=True)
 
     def _fill(self, *, refresh: bool) -> None:
@@ -216,7 +216,7 @@ class PluginManager(pluggy.PluginManager):
         self._forget()
 
     def discard(self, kind: str, alias: str) -> None:
-        """Take such a registration back."""
+        """Remove such a registration."""
         del self._in_process.registered[kind, alias]
         self._forget()
 

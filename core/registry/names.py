@@ -21,7 +21,7 @@ def normalize_distribution(name: str) -> str:
 
 
 def unfit_alias(name: str) -> str:
-    """Say why `name`, as it was written, can't be an alias; empty if it can.
+    """The reason why `name`, as it was written, can't be an alias; empty if it can.
 
     Aliases are ASCII, so that none looks like another, and words, so that they can stand in lists.
     """
@@ -32,12 +32,12 @@ def unfit_alias(name: str) -> str:
 
 
 def fit_distribution(name: str) -> bool:
-    """Tell whether a distribution can be called that, by PEP 508."""
+    """True if a distribution can have this name, by PEP 508."""
     return _DISTRIBUTION.fullmatch(name) is not None
 
 
 def fit_version(version: str) -> bool:
-    """Tell whether it can be a version, or what was one before PEP 440."""
+    """True if it can be a version, or could be one before PEP 440."""
     return _VERSION.fullmatch(version) is not None
 
 

@@ -68,7 +68,7 @@ def owner_of(kind: str, alias: str) -> str | None:
 
 
 def has_right(spec: Spec) -> bool:
-    """Tell whether a spec's provider has a right to its alias."""
+    """True if a spec's provider has a right to its alias."""
     return owner_of(spec.kind, spec.alias) in (None, spec.provider)
 
 
@@ -78,7 +78,7 @@ def classify(
     providers: Mapping[str, Provider],
     core_version: str,
 ) -> tuple[Offer, ...]:
-    """Give each spec of one kind its status.
+    """All specs of one kind as offers, each with its status.
 
     Args:
         specs: what is let in.

@@ -8,7 +8,7 @@ from core.contract.errors import ConfigurationError
 
 
 def require_package(package: str, *, user: str, install: str) -> None:
-    """Look for a package without importing it. Called by a plugin where it is about to need its library.
+    """Check that a package is installed, without importing it. Plugins call it before they import their library.
 
     Args:
         package: as it is imported.

@@ -82,7 +82,7 @@ class Registry(Generic[T]):
         return choose(self.kind, name, self._manager())
 
     def spec(self, name: str) -> Spec:
-        """Look up the spec that a name stands for. Raises as `offer` does."""
+        """The spec that a name stands for. Raises as `offer` does."""
         return self.offer(name).spec
 
     def __getitem__(self, name: str) -> Callable[..., T]:
@@ -216,7 +216,7 @@ class Registry(Generic[T]):
         return None
 
     def remove(self, name: str) -> None:
-        """Take back a registration of this process.
+        """Remove a registration of this process.
 
         Raises:
             UnknownAliasError: no provider offers it.

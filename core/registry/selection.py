@@ -43,7 +43,7 @@ class Selection(NamedTuple):
         return cls(_names(ALLOW, environ[ALLOW]) if ALLOW in environ else None, _names(BLOCK, environ.get(BLOCK, "")))
 
     def refusal(self, spec: Spec, *, installed: bool = True) -> str:
-        """Say what keeps `spec` out; empty if nothing does.
+        """The reason why `spec` is kept out; empty if it isn't.
 
         Args:
             spec: what is offered.
@@ -68,7 +68,7 @@ class Selection(NamedTuple):
 
 
 def matches(name: str, spec: Spec) -> bool:
-    """Tell whether `name`, a distribution, an alias or both with a colon between, is about `spec`."""
+    """True if `name`, a distribution, an alias or both with a colon between, is about `spec`."""
     if ":" in name:
         return split_name(name) == (spec.provider, spec.alias)
     return spec.provider in (name, normalize_distribution(name)) or normalize_alias(name) == spec.alias

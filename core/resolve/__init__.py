@@ -50,7 +50,7 @@ def resolve(
         accelerator: a registered name, `"gpu"`, an instance, or `"auto"`: the best of those that are here.
         devices: on each node how many (`2`, `"2"`), which (`[1, 3]`, `"1,3"`), all (`-1`), or `"auto"`: what a
             scheduler has started, or else `Accelerator.default_num_devices`.
-        num_nodes: number of machines; `"auto"` is what the cluster environment tells, or 1.
+        num_nodes: number of machines; `"auto"` is the number that the cluster environment has, or 1.
         precision: a registered name (`"bf16-mixed"`), a number (`16`), an instance, or None for float32.
         plugins: instances or names of Precision, CheckpointIO, ClusterEnvironment and Launcher; one of each.
 

@@ -100,7 +100,7 @@ def choose_devices(
     given: Mapping[str, Any],
     counted: int | None = None,
 ) -> tuple[list[torch.device], Decision]:
-    """Decide which devices of this node the run uses; `counted` are those of each node, if a launcher has told.
+    """Decide which devices of this node the run uses; `counted` of each node, if a launcher has counted them.
 
     Raises:
         DeviceError: `argument` is malformed, or asks for devices that are not here.

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from core.contract.accelerator import Detection
 
 DETECTION_TIMEOUT_S = 30.0
-"""Time limit for a part that wasn't asked for by name, to be imported and to tell whether it is here."""
+"""Time limit for a part that wasn't asked for by name, to be imported and to answer whether it is here."""
 IDLE_TIMEOUT_S = 5.0
 """Of it, the most for which nothing is computed or read: one that hangs is to cost every start little."""
 
@@ -27,7 +27,7 @@ _given_up: set[tuple[str, str, str]] = set()
 
 
 class Candidate(NamedTuple):
-    """A registered part that told whether it is here."""
+    """A registered part, and whether it is here."""
 
     name: str
     offer: Offer
@@ -185,7 +185,7 @@ def why_absent(candidates: Iterable[Candidate]) -> str:
 
 
 def same_part(kind: str, one: object, other: object) -> bool:
-    """Tell whether two arguments mean the same part: one object, one name, or a name and an object of its class."""
+    """True if two arguments mean the same part: one object, one name, or a name and an object of its class."""
     if not isinstance(one, str) and not isinstance(other, str):
         return one is other
     one_name, other_name = (

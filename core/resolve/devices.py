@@ -19,7 +19,7 @@ _EXPECTED = "a number of devices (2), -1 for all, their indices ([1, 3] or '1,3'
 
 
 def check_devices(devices: Any) -> CheckedDevices:
-    """Bring what the user wrote into one of three forms.
+    """The user's `devices`, in one of three forms.
 
     Returns:
         A number (-1 stands for all), a list of distinct indices, or `"auto"`.
@@ -35,7 +35,7 @@ def check_devices(devices: Any) -> CheckedDevices:
 
 
 def check_num_nodes(num_nodes: Any, environment: ClusterEnvironment) -> int:
-    """The number of nodes; of `"auto"` what the environment tells, or 1.
+    """The number of nodes; of `"auto"` the number that the environment has, or 1.
 
     Raises:
         ConfigurationError: it isn't.

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from core.contract.kinds import HOOKS_GROUP, KINDS, PRELUDES_GROUP
 from core.contract.spec import Spec, normalize_alias
-from core.registry.bystanders import without_bystanders
 from core.registry.install_hints import pip_install
 from core.registry.metadata import (
     MAX_BYTES,
@@ -23,6 +22,7 @@ from core.registry.metadata import (
     clean_target,
     parse_entry_points,
     parse_headers,
+    without_bystanders,
 )
 from core.registry.names import fit_distribution, fit_version, normalize_distribution, unfit_alias
 from core.text.plain_file import read_file

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from core.checkpoint.async_io import AsyncCheckpointIO
     from core.checkpoint.copies.device_copies import await_copies
     from core.checkpoint.distributed_io import DistributedCheckpointIO
+    from core.checkpoint.engine_folder_io import EngineFolderIO
     from core.checkpoint.file.mapped_file import load_mapped
     from core.checkpoint.neighbour.neighbour_io import NeighbourCheckpointIO
     from core.checkpoint.safetensors_io import SafetensorsCheckpointIO
@@ -25,6 +26,7 @@ __all__ = [
     "CheckpointIO",
     "Collectives",
     "DistributedCheckpointIO",
+    "EngineFolderIO",
     "NeighbourCheckpointIO",
     "SafetensorsCheckpointIO",
     "TorchCheckpointIO",
@@ -47,6 +49,7 @@ __getattr__, __dir__ = lazy_exports(
         ".async_io": ("AsyncCheckpointIO",),
         ".copies.device_copies": ("await_copies",),
         ".distributed_io": ("DistributedCheckpointIO",),
+        ".engine_folder_io": ("EngineFolderIO",),
         ".upkeep.finding": ("newest_valid",),
         ".any_form.formats": (
             "load_checkpoint",

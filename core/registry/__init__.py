@@ -19,7 +19,7 @@ from core.registry.loading import base_class
 from core.registry.manager import PluginManager, plugin_manager
 from core.registry.names import IN_PROCESS, normalize_distribution, split_name
 from core.registry.offers import Offer, Status, owner_of
-from core.registry.packages import require_package
+from core.registry.packages import import_library, require_package
 from core.registry.preludes import load_prelude
 from core.registry.registry import (
     ACCELERATOR_REGISTRY,
@@ -65,6 +65,7 @@ __all__ = [
     "StrategyRegistry",
     "base_class",
     "discover",
+    "import_library",
     "listing",
     "load_hooks",
     "load_prelude",

@@ -36,7 +36,7 @@ def check(scheduler: Any, saved: Any) -> None:
 
     Args:
         scheduler: that is to go on.
-        saved: its saved state, or a description of it; without the class of its scheduler, it is recognized by its keys.
+        saved: its saved state, or a description of it. Without the class of its scheduler, it is known by its keys.
 
     Raises:
         CheckpointError: a scheduler of another class has saved; both are named.

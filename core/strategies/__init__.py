@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from core.strategies.parallel import ParallelStrategy
     from core.strategies.single_device import SingleDeviceStrategy
     from core.strategies.sparse_layers import refuse_sparse_layers
+    from core.strategies.within import set_within
 
 __all__ = [
     "STRATEGY_REGISTRY",
@@ -29,6 +30,7 @@ __all__ = [
     "known_options",
     "refuse_sparse_layers",
     "refuse_unlike_modules",
+    "set_within",
     "with_options_of",
 ]
 
@@ -43,6 +45,7 @@ __getattr__, __dir__ = lazy_exports(
         ".parallel": ("ParallelStrategy",),
         ".single_device": ("SingleDeviceStrategy",),
         ".sparse_layers": ("refuse_sparse_layers",),
+        ".within": ("set_within",),
         "core.contract": ("Strategy",),
         "core.registry": (
             "STRATEGY_REGISTRY",

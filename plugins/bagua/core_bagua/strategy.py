@@ -5,7 +5,6 @@ Gan et al., "BAGUA: Scaling up Distributed Learning with System Relaxations", VL
 
 from __future__ import annotations
 
-from contextlib import contextmanager
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -14,7 +13,13 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from core import Capability, CheckpointError, ConfigurationError, did_you_mean
-from core.strategies import LeftOutParameters, ParallelStrategy, refuse_sparse_layers, refuse_unlike_modules
+from core.strategies import (
+    LeftOutParameters,
+    ParallelStrategy,
+    refuse_sparse_layers,
+    refuse_unlike_modules,
+    set_within,
+)
 from core_bagua.algorithm import Algorithm
 from core_bagua.asynchronous import AsyncModelAverage
 from core_bagua.centralized import ByteGrad, GradientAllReduce
@@ -23,6 +28,7 @@ from core_bagua.qadam import QAdam
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
+    from contextlib import AbstractContextManager
 
     from torch.optim import Optimizer
 
@@ -156,14 +162,9 @@ class BaguaStrategy(ParallelStrategy):
             self._left_out.check([name for name, own in trained.items() if own.grad is None])
             self._algorithm.after_backward({name: own.grad for name, own in trained.items() if own.grad is not None})
 
-    @contextmanager
-    def no_backward_sync(self, module: nn.Module, enabled: bool = True) -> Iterator[None]:
+    def no_backward_sync(self, module: nn.Module, enabled: bool = True) -> AbstractContextManager[Any]:
         """All ranks. A context around forward and backward in which gradients stay local."""
-        before, self._syncs = self._syncs, self._syncs and not enabled
-        try:
-            yield
-        finally:
-            self._syncs = before
+        return set_within(self, "_syncs", self._syncs and not enabled)
 
     def optimizer_step(self, optimizer: Optimizer, closure: Callable[[], Any] | None = None) -> int:
         """All ranks. Step, with what the algorithm does to weights before and after."""

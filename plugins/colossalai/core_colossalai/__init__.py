@@ -1,8 +1,8 @@
 """Colossal-AI's Booster for `core`: `Trainer(strategy="colossalai", devices=4)`."""
 
 from core_colossalai._version import __version__
-from core_colossalai.native_files import NativeCheckpointIO
+from core_colossalai.native_files import ColossalAICheckpointIO
 from core_colossalai.options import Options
 from core_colossalai.strategy import ColossalAIStrategy
 
-__all__ = ["ColossalAIStrategy", "NativeCheckpointIO", "Options", "__version__"]
+__all__ = ["ColossalAICheckpointIO", "ColossalAIStrategy", "Options", "__version__"]

@@ -8,7 +8,7 @@ import warnings
 from importlib.util import find_spec
 
 from core import Capability
-from core_testing import CheckpointIOConformance, StrategyConformance
+from core_testing import PARALLEL, CheckpointIOConformance, StrategyConformance
 
 if (_found := find_spec("colossalai")) and _found.origin:  # a folder of that name has none
     # Once here, and not in each of the ranks that are forked from this process: transformers is behind it.
@@ -28,17 +28,7 @@ class TestColossalAI(StrategyConformance):
     alias = "colossalai"
     timeout_s = 120
     heavy_modules = ("colossalai",)
-    expected_capabilities = (
-        Capability.COLLECTIVES
-        | Capability.JOINT_SETUP
-        | Capability.NO_SYNC
-        | Capability.MANUAL_OPTIMIZATION
-        | Capability.SEVERAL_MODULES
-        | Capability.SEVERAL_OPTIMIZERS
-        | Capability.CLIP_BY_VALUE
-        | Capability.INFERENCE_MODE
-        | Capability.BIT_EXACT_RESUME
-    )
+    expected_capabilities = (PARALLEL | Capability.JOINT_SETUP) & ~Capability.REPLICATED_PARAMETERS
     known_failures = {
         "test_training_equals_one_device[batch_norm]": _SYNC_BATCH_NORM,
         "test_every_part_comes_back": _SYNC_BATCH_NORM,

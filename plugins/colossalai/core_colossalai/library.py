@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import logging
 import os
 import warnings
@@ -11,6 +10,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 from core import PluginLoadError
+from core.registry import import_library
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -53,14 +53,8 @@ def load(name: str = "colossalai.booster") -> Any:
         raise PluginLoadError(f"strategy='colossalai' needs Colossal-AI, which is not installed. {RECIPE}") from None
     if found != VERSION:
         raise PluginLoadError(f"strategy='colossalai' needs Colossal-AI {VERSION}, and {found} is installed. {RECIPE}")
-    try:
-        with _quietly():
-            return importlib.import_module(name)
-    except Exception as error:  # whatever a library raises that was made for another torch
-        raise PluginLoadError(
-            f"strategy='colossalai' needs Colossal-AI, which can't be imported: {type(error).__name__}: {error}. "
-            f"{RECIPE}"
-        ) from error
+    with _quietly():
+        return import_library(name, user="strategy='colossalai'", install=RECIPE)
 
 
 @contextmanager

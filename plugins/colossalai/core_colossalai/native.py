@@ -12,7 +12,7 @@ from uuid import uuid4
 from core import CheckpointError
 from core.checkpoint import TorchCheckpointIO, load_checkpoint
 from core_colossalai import library, native_files
-from core_colossalai.native_files import NativeCheckpointIO
+from core_colossalai.native_files import ColossalAICheckpointIO
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from core_colossalai.strategy import ColossalAIStrategy
 
 
-class EngineCheckpointIO(NativeCheckpointIO):
+class BoosterCheckpointIO(ColossalAICheckpointIO):
     """The folders of a strategy whose Booster is there to write them; whole or not at all.
 
     A checkpoint in core's own form is read too. Paths are local.
@@ -55,8 +55,7 @@ class EngineCheckpointIO(NativeCheckpointIO):
                 shutil.rmtree(beside, ignore_errors=True)
 
     def _begin(self, target: Path, beside: Path) -> None:
-        if target.exists() and not self.exists(target):
-            raise CheckpointError(f"{str(target)!r} is not a checkpoint of Colossal-AI's. It is left alone.")
+        self.refuse_other(target)
         beside.mkdir(parents=True)
 
     def _write(self, mark: Mapping[str, Any], folder: Path) -> None:

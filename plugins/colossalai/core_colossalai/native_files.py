@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from core import CheckpointCorruptedError, CheckpointError, CheckpointIO, CheckpointNotFoundError
-from core.checkpoint import load_checkpoint, load_mapped
+from core import CheckpointCorruptedError, CheckpointError
+from core.checkpoint import EngineFolderIO, load_checkpoint, load_mapped
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -82,22 +81,17 @@ def _is_name(text: str) -> bool:
     return text not in ("", ".", "..") and not {"/", "\\", "\0"} & set(text)
 
 
-class NativeCheckpointIO(CheckpointIO):
+class ColossalAICheckpointIO(EngineFolderIO):
     """Folders that the Booster has written; read without Colossal-AI, as whole states. Nothing in them is executed.
 
     Files of `torch_ddp` and `low_level_zero` hold whole tensors. Only `core.pt` has a digest.
     """
 
-    def save_checkpoint(self, state: dict[str, Any] | None, path: PathLike, *, collectives: Collectives) -> None:
-        """Refused: see `ColossalAIStrategy(colossalai_checkpoint="native")`.
-
-        Raises:
-            CheckpointError: always.
-        """
-        raise CheckpointError(
-            "Colossal-AI's own layout is written by its Booster: use "
-            "ColossalAIStrategy(colossalai_checkpoint='native')."
-        )
+    engine = "Colossal-AI"
+    last_file = REST
+    how_to_save = (
+        "Colossal-AI's own layout is written by its Booster: use ColossalAIStrategy(colossalai_checkpoint='native')."
+    )
 
     def load_checkpoint(
         self, path: PathLike, *, collectives: Collectives, state: dict[str, Any] | None = None
@@ -126,27 +120,8 @@ class NativeCheckpointIO(CheckpointIO):
             CheckpointNotFoundError: nothing is there.
             CheckpointCorruptedError: the file is damaged.
         """
-        if not self.exists(path):
-            raise CheckpointNotFoundError(
-                f"No checkpoint of Colossal-AI's is at {str(path)!r}: expected a folder with the file {REST!r}."
-            )
+        self.require(path)
         return load_checkpoint(Path(path) / REST)
-
-    def remove_checkpoint(self, path: PathLike, *, collectives: Collectives) -> None:
-        """Delete the folder at `path`. Nothing happens if it is not there.
-
-        Raises:
-            CheckpointError: something else is there.
-        """
-        if collectives.rank == 0 and Path(path).exists():
-            if not self.exists(path):
-                raise CheckpointError(f"{str(path)!r} is not a checkpoint of Colossal-AI's. It is left alone.")
-            shutil.rmtree(path)
-        collectives.barrier()
-
-    def exists(self, path: PathLike) -> bool:
-        """True if a whole checkpoint is at `path`."""
-        return (Path(path) / REST).is_file()
 
 
 def _whole(folder: Path, mark: Mapping[str, Any]) -> dict[str, Any]:

@@ -159,7 +159,7 @@ class ColossalAIStrategy(DDPStrategy):
         refusals.refuse_eight_bits(self.options, device_type)
         refusals.refuse_sizes(self.plugin, self.options, self.world_size)
         refusals.refuse_precision(self.plugin, self.options, self.precision_plugin.name)
-        if self._is_native and not isinstance(self.checkpoint_io, native.EngineCheckpointIO):
+        if self._is_native and not isinstance(self.checkpoint_io, native.BoosterCheckpointIO):
             raise ConfigurationError(
                 "colossalai_checkpoint='native' lets Colossal-AI's Booster write the checkpoints, and "
                 f"{type(self.checkpoint_io).__name__} was given to write them. Leave one of the two out."
@@ -396,7 +396,7 @@ class ColossalAIStrategy(DDPStrategy):
 
     def configure_checkpoint_io(self) -> CheckpointIO | None:
         """The core's, or with `colossalai_checkpoint="native"` Colossal-AI's own layout."""
-        return native.EngineCheckpointIO(self) if self._is_native else None
+        return native.BoosterCheckpointIO(self) if self._is_native else None
 
     def get_module_state_dict(
         self, module: nn.Module, *, layout: Literal["full", "sharded"] | None = None

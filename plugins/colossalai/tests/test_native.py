@@ -17,7 +17,7 @@ from core import (
 from core.checkpoint import TorchCheckpointIO
 from core.checkpoint.upkeep.conversion import convert_checkpoint
 from core.strategies import ColossalAIStrategy
-from core_colossalai import NativeCheckpointIO, library
+from core_colossalai import ColossalAICheckpointIO, library
 from core_colossalai.conformance import TestColossalAI as Imported
 
 assert Imported  # Colossal-AI is imported there, once for all ranks
@@ -79,7 +79,7 @@ def test_a_run_goes_on_here_and_elsewhere(tmp_path):
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["native"]
     same(expected, fit(native(), 2, ckpt_path=path))
 
-    convert_checkpoint(path, whole, TorchCheckpointIO(), reader=NativeCheckpointIO())
+    convert_checkpoint(path, whole, TorchCheckpointIO(), reader=ColossalAICheckpointIO())
     same(expected, fit("single_device", 1, ckpt_path=whole), rtol=1e-5, atol=1e-6)
     same(expected, fit(native(), 2, ckpt_path=whole))
 
@@ -144,14 +144,14 @@ def test_it_replaces_one_and_leaves_else_alone(fabric, tmp_path, monkeypatch):
         fabric.save(path, {**state, "step": 8})
     assert load_whole(path)["step"] == 7
     assert [entry.name for entry in path.parent.iterdir()] == ["native"]
-    with pytest.raises(CheckpointError, match=r"is not a checkpoint of Colossal-AI's\. It is left alone"):
+    with pytest.raises(CheckpointError, match=r"is no Colossal-AI checkpoint\. It is left alone"):
         fabric.save(path.parent, state)
     with pytest.raises(CheckpointError, match="writes to local paths only"):
         fabric.save("s3://bucket/native", state)
 
 
 def load_whole(path):
-    return NativeCheckpointIO().load_checkpoint(path, collectives=None)
+    return ColossalAICheckpointIO().load_checkpoint(path, collectives=None)
 
 
 def test_what_does_not_fit_is_named(fabric, tmp_path):

@@ -9,7 +9,7 @@ from accelerator_double import Zero1OnADouble
 from torch import nn
 
 from core import Fabric
-from core_colossalai import NativeCheckpointIO
+from core_colossalai import ColossalAICheckpointIO
 
 
 def started(**options):
@@ -87,7 +87,7 @@ def native(folder):
         fabric.load(path, {"model": model, "optimizer": optimizer})
         found = states(fabric, module, optimizer)
         fabric.teardown()
-        whole = NativeCheckpointIO().load_checkpoint(path, collectives=None)
+        whole = ColossalAICheckpointIO().load_checkpoint(path, collectives=None)
         read = [whole["model"], whole["optimizer"]["state"]]
         differences.append([apart(held, found), apart(held, read)])
     return differences

@@ -5,7 +5,14 @@ from typing import Any
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, post_localSGD_hook, powerSGD_hook
 
 from core import Capability, Strategy
-from core_testing import DifferingConformance, DifferingSmoke, Differs, StrategyConformance, StrategySmoke
+from core_testing import (
+    PARALLEL,
+    DifferingConformance,
+    DifferingSmoke,
+    Differs,
+    StrategyConformance,
+    StrategySmoke,
+)
 
 _PRESETS = (
     *("ddp_spawn", "ddp_fork", "ddp_notebook", "ddp_find_unused_parameters_false"),
@@ -19,17 +26,7 @@ class TestDDP(StrategyConformance):
     """Two processes train as one device does."""
 
     alias = "ddp"
-    expected_capabilities = (
-        Capability.COLLECTIVES
-        | Capability.NO_SYNC
-        | Capability.MANUAL_OPTIMIZATION
-        | Capability.SEVERAL_MODULES
-        | Capability.SEVERAL_OPTIMIZERS
-        | Capability.CLIP_BY_VALUE
-        | Capability.REPLICATED_PARAMETERS
-        | Capability.INFERENCE_MODE
-        | Capability.BIT_EXACT_RESUME
-    )
+    expected_capabilities = PARALLEL
     known_failures = {
         "test_training_equals_one_device[unused_weights]": "torch's DDP waits for gradients that don't come, "
         "without find_unused_parameters=True",
@@ -41,7 +38,7 @@ class TestUnusedParameters(StrategyConformance):
 
     alias = "ddp_find_unused_parameters_true"
     new_interpreter = False
-    expected_capabilities = TestDDP.expected_capabilities
+    expected_capabilities = PARALLEL
 
 
 class TestPostLocalSGD(DifferingConformance):
@@ -50,7 +47,7 @@ class TestPostLocalSGD(DifferingConformance):
     alias = "ddp"
     options = {"find_unused_parameters": True}
     differs = Differs("weights are averaged every second step", within=0.1, agrees_after=2)
-    expected_capabilities = TestDDP.expected_capabilities & ~(
+    expected_capabilities = PARALLEL & ~(
         Capability.REPLICATED_PARAMETERS | Capability.SEVERAL_OPTIMIZERS | Capability.SEVERAL_MODULES
     )
 
@@ -70,7 +67,7 @@ class TestPowerSGD(DifferingSmoke):
 
     alias = "ddp"
     differs = Differs("gradients travel as products of two vectors", within=0.2, steps_outstanding=10)
-    expected_capabilities = TestDDP.expected_capabilities & ~(
+    expected_capabilities = PARALLEL & ~(
         Capability.REPLICATED_PARAMETERS | Capability.BIT_EXACT_RESUME | Capability.SEVERAL_MODULES
     )
 

@@ -9,9 +9,11 @@ import warnings
 from typing import Any
 
 from core import ConfigurationError, PluginLoadError
+from core.registry import import_library
 
 _DEVICE_TYPE = "DS_ACCELERATOR"
 _LOCAL_RANK = "LOCAL_RANK"
+_RECIPE = "Install it with: pip install 'deepspeed>=0.19,<0.20'"
 
 
 def load(device_type: str | None = None) -> Any:
@@ -34,14 +36,10 @@ def load(device_type: str | None = None) -> Any:
     try:
         if device_type is not None:
             os.environ[_DEVICE_TYPE] = device_type
-        import deepspeed
-
+        deepspeed = import_library("deepspeed", user="strategy='deepspeed'", install=_RECIPE)
         deepspeed.accelerator.get_accelerator()  # looks at the variable once
-    except Exception as error:  # whatever a compiled library raises when it doesn't fit
-        raise PluginLoadError(
-            f"strategy='deepspeed' needs DeepSpeed, which can't be imported: {type(error).__name__}: {error}. "
-            "Install it with: pip install 'deepspeed>=0.19,<0.20'"
-        ) from error
+    except (ValueError, AssertionError, ImportError) as error:
+        raise PluginLoadError(f"DeepSpeed can't compute on {device_type!r} here: {error}. {_RECIPE}") from error
     finally:
         if told is None:
             os.environ.pop(_DEVICE_TYPE, None)

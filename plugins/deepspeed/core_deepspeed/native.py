@@ -25,17 +25,10 @@ class NativeCheckpointIO(DeepSpeedFolderIO):
     it what goes on under any.
     """
 
-    latest = "latest"
-
-    def save_checkpoint(self, state: dict[str, Any] | None, path: PathLike, *, collectives: Collectives) -> None:
-        """Refused: see `DeepSpeedStrategy(deepspeed_checkpoint="native")`.
-
-        Raises:
-            CheckpointError: always.
-        """
-        raise CheckpointError(
-            "DeepSpeed's own layout is written by its engine: use DeepSpeedStrategy(deepspeed_checkpoint='native')."
-        )
+    last_file = "latest"
+    how_to_save = (
+        "DeepSpeed's own layout is written by its engine: use DeepSpeedStrategy(deepspeed_checkpoint='native')."
+    )
 
     def load_checkpoint(
         self, path: PathLike, *, collectives: Collectives, state: dict[str, Any] | None = None

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import io
-import shutil
 from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
-from core import CheckpointCorruptedError, CheckpointError, CheckpointIO, CheckpointNotFoundError
+from core import CheckpointCorruptedError
+from core.checkpoint import EngineFolderIO
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from core import Collectives, PathLike
+    from core import PathLike
 
 TAG = "core"
 """The folder in the folder, which holds the files."""
@@ -57,30 +57,10 @@ def quietly() -> Iterator[None]:
         tqdm.monitor_interval = interval
 
 
-class DeepSpeedFolderIO(CheckpointIO):
-    """The base of the two layouts.
+class DeepSpeedFolderIO(EngineFolderIO):
+    """The base of the two layouts, whose last file names the folder in the folder."""
 
-    Attributes:
-        latest: the file that names the folder in the folder. It is written last.
-    """
-
-    latest: ClassVar[str]
-
-    def remove_checkpoint(self, path: PathLike, *, collectives: Collectives) -> None:
-        """Delete the folder at `path`. Nothing happens if it is not there.
-
-        Raises:
-            CheckpointError: something else is there.
-        """
-        if collectives.rank == 0 and Path(path).exists():
-            if not self.exists(path):
-                raise CheckpointError(f"{str(path)!r} is not a checkpoint of DeepSpeed's. It is left alone.")
-            shutil.rmtree(path)
-        collectives.barrier()
-
-    def exists(self, path: PathLike) -> bool:
-        """True if DeepSpeed has finished writing at `path`."""
-        return (Path(path) / self.latest).is_file()
+    engine = "DeepSpeed"
 
     def files_of(self, path: PathLike) -> Path:
         """The folder in the folder at `path`.
@@ -89,11 +69,8 @@ class DeepSpeedFolderIO(CheckpointIO):
             CheckpointNotFoundError: nothing is there, or something else.
             CheckpointCorruptedError: that file names no folder in it.
         """
-        if not self.exists(path):
-            raise CheckpointNotFoundError(
-                f"No checkpoint of DeepSpeed's is at {str(path)!r}: expected a folder with the file {self.latest!r}."
-            )
-        latest = Path(path) / self.latest
+        self.require(path)
+        latest = Path(path) / self.last_file
         with latest.open("rb") as file:
             name = file.read(_MAX_NAME_BYTES).decode(errors="replace").strip()
         if not is_name(name):

@@ -15,7 +15,13 @@ import torch
 from torch import Tensor, nn
 
 from core import Capability, ConfigurationError, ShardedLeaf, UnsupportedError
-from core.strategies import LeftOutParameters, ParallelStrategy, refuse_unlike_modules, with_options_of
+from core.strategies import (
+    LeftOutParameters,
+    ParallelStrategy,
+    refuse_unlike_modules,
+    set_within,
+    with_options_of,
+)
 from core_deepspeed import config as configs
 from core_deepspeed import library, native, native_files, ops, refusals, sections
 from core_deepspeed import optimizers as stepping
@@ -313,14 +319,9 @@ class DeepSpeedStrategy(ParallelStrategy):
         ends_window = self._knows_windows and not (manual or self._is_accumulating)
         engine.backward(loss, ends_window=ends_window, others=all_trained, **kwargs)
 
-    @contextmanager
-    def no_backward_sync(self, module: nn.Module, enabled: bool = True) -> Iterator[None]:
+    def no_backward_sync(self, module: nn.Module, enabled: bool = True) -> AbstractContextManager[Any]:
         """All ranks. A context in which gradients accumulate; stages 2 and 3 exchange them all the same."""
-        before, self._is_accumulating = self._is_accumulating, enabled
-        try:
-            yield
-        finally:
-            self._is_accumulating = before
+        return set_within(self, "_is_accumulating", enabled)
 
     def clip_gradients(self, module: nn.Module, optimizer: Optimizer, clipping: GradientClipping) -> Tensor | None:
         """All ranks. Let the optimizer's next step clip, by the 2-norm; see `Strategy.clip_gradients`.

@@ -31,18 +31,11 @@ class UniversalCheckpointIO(DeepSpeedFolderIO):
     DeepSpeed does: make none from what you don't trust.
     """
 
-    latest = "latest_universal"
-
-    def save_checkpoint(self, state: dict[str, Any] | None, path: PathLike, *, collectives: Collectives) -> None:
-        """Refused: DeepSpeed makes them from its own layout only.
-
-        Raises:
-            CheckpointError: always.
-        """
-        raise CheckpointError(
-            "A universal checkpoint is made from DeepSpeed's own layout: train with "
-            f"DeepSpeedStrategy(deepspeed_checkpoint='native'), and then: {_COMMAND}."
-        )
+    last_file = "latest_universal"
+    how_to_save = (
+        "A universal checkpoint is made from DeepSpeed's own layout: train with "
+        f"DeepSpeedStrategy(deepspeed_checkpoint='native'), and then: {_COMMAND}."
+    )
 
     def convert_checkpoint(
         self, source: PathLike, target: PathLike, *, reader: CheckpointIO, collectives: Collectives

@@ -36,9 +36,10 @@ def native_files_of(source: PathLike) -> Path:
     native = NativeCheckpointIO()
     if Path(source).exists() and not native.exists(source):
         raise CheckpointError(
-            f"{str(source)!r} isn't of DeepSpeed's own layout: expected a folder with the file {native.latest!r}, as "
-            "DeepSpeedStrategy(deepspeed_checkpoint='native') writes it. Universal checkpoints are made of that only; "
-            "what core has saved in its own form goes on under any stage and number of processes as it is."
+            f"{str(source)!r} isn't of DeepSpeed's own layout: expected a folder with the file "
+            f"{native.last_file!r}, as DeepSpeedStrategy(deepspeed_checkpoint='native') writes it. "
+            "Universal checkpoints are made of that only; what core has saved in its own form goes on under any stage "
+            "and number of processes as it is."
         )
     return native.files_of(source)
 

@@ -41,14 +41,14 @@ def test_a_lock_that_nobody_holds(tmp_path, monkeypatch):
 
 def test_a_library_that_is_not_there(tmp_path):
     without = f"import sys; sys.modules['deepspeed'] = None; {RESOLVED}"
-    assert "needs DeepSpeed, which can't be imported: ModuleNotFoundError" in run(without)
+    assert "needs the package deepspeed, which can't be imported: ModuleNotFoundError" in run(without)
 
 
 def test_a_library_that_is_broken(tmp_path):
     (tmp_path / "deepspeed.py").write_text("raise OSError('libcuda.so.1: cannot open shared object file')\n")
     path = f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
     assert run(RESOLVED, PYTHONPATH=path).startswith(
-        "core.PluginLoadError: strategy='deepspeed' needs DeepSpeed, which can't be imported: "
+        "core.PluginLoadError: strategy='deepspeed' needs the package deepspeed, which can't be imported: "
         "OSError: libcuda.so.1: cannot open shared object file. Install it with: pip install 'deepspeed>=0.19,<0.20'"
     )
 

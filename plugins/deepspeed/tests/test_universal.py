@@ -132,7 +132,7 @@ def convert(source, target):
 
 
 def test_what_isn_t_deepspeed_s_is_refused(tmp_path):
-    assert "No checkpoint of DeepSpeed's is at" in convert(tmp_path / "nothing", tmp_path / "universal")
+    assert "No DeepSpeed checkpoint is at" in convert(tmp_path / "nothing", tmp_path / "universal")
     DistributedCheckpointIO().save_checkpoint({"epoch": 1}, tmp_path / "own.ckpt", collectives=Alone())
     message = convert(tmp_path / "own.ckpt", tmp_path / "universal")
     assert "isn't of DeepSpeed's own layout: expected a folder with the file 'latest'" in message
@@ -178,7 +178,7 @@ def test_damage_is_found(source, tmp_path):
     (tmp_path / "universal" / "core.pt").unlink()
     with pytest.raises(CheckpointError, match=r"has no file 'core\.pt'.* core hasn't made it"):
         UniversalCheckpointIO().load_checkpoint(tmp_path / "universal", collectives=Alone())
-    with pytest.raises(CheckpointError, match="No checkpoint of DeepSpeed's"):
+    with pytest.raises(CheckpointError, match="No DeepSpeed checkpoint"):
         UniversalCheckpointIO().load_checkpoint(tmp_path, collectives=Alone())
 
 

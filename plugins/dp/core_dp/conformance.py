@@ -1,7 +1,7 @@
 """The conformance suites of core-dp. Imported by `core check` and the tests only: it needs pytest."""
 
 from core import Capability
-from core_testing import StrategyConformance, StrategySmoke
+from core_testing import ONE_PROCESS, StrategyConformance, StrategySmoke
 
 
 class TestDP(StrategyConformance):
@@ -10,12 +10,7 @@ class TestDP(StrategyConformance):
     alias = "dp"
     accelerator = "cuda"
     num_processes = 1
-    expected_capabilities = (
-        Capability.SEVERAL_MODULES
-        | Capability.SEVERAL_OPTIMIZERS
-        | Capability.CLIP_BY_VALUE
-        | Capability.INFERENCE_MODE
-    )
+    expected_capabilities = ONE_PROCESS & ~(Capability.MANUAL_OPTIMIZATION | Capability.BIT_EXACT_RESUME)
 
 
 class TestDDP2(StrategySmoke):

@@ -3,7 +3,7 @@
 import torch
 
 from core import Capability
-from core_testing import StrategyConformance, StrategySmoke
+from core_testing import ONE_PROCESS, PARALLEL, StrategyConformance, StrategySmoke
 
 _PRESETS = (
     *("ddp_sharded_spawn", "ddp_sharded_find_unused_parameters_false"),
@@ -16,16 +16,7 @@ class TestDDPSharded(StrategyConformance):
 
     alias = "ddp_sharded"
     expected_capabilities = (
-        Capability.COLLECTIVES
-        | Capability.JOINT_SETUP
-        | Capability.SHARDED_STATE
-        | Capability.NO_SYNC
-        | Capability.MANUAL_OPTIMIZATION
-        | Capability.SEVERAL_MODULES
-        | Capability.SEVERAL_OPTIMIZERS
-        | Capability.CLIP_BY_VALUE
-        | Capability.INFERENCE_MODE
-        | Capability.BIT_EXACT_RESUME
+        PARALLEL & ~Capability.REPLICATED_PARAMETERS | Capability.JOINT_SETUP | Capability.SHARDED_STATE
     )
 
 
@@ -45,12 +36,8 @@ class TestFullyShardedFairScale(StrategyConformance):
     dtype = torch.float32
     tolerance = 2e-6
     precisions = ("32-true", "bf16-mixed")
-    expected_capabilities = (
-        Capability.COLLECTIVES
-        | Capability.SEVERAL_MODULES
-        | Capability.SEVERAL_OPTIMIZERS
-        | Capability.CLIP_BY_VALUE
-        | Capability.BIT_EXACT_RESUME
+    expected_capabilities = Capability.COLLECTIVES | ONE_PROCESS & ~(
+        Capability.MANUAL_OPTIMIZATION | Capability.INFERENCE_MODE
     )
 
 

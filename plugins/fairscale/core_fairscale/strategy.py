@@ -5,7 +5,6 @@ FairScale's OSS and ShardedDataParallel: https://fairscale.readthedocs.io/en/sta
 
 from __future__ import annotations
 
-from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -14,11 +13,12 @@ import torch.distributed as dist
 
 from core import Capability, Chunk, ConfigurationError, ShardedLeaf
 from core.registry import require_package
-from core.strategies import MethodRouter, ParallelStrategy, refuse_sparse_layers, refuse_unlike_modules
+from core.strategies import MethodRouter, ParallelStrategy, refuse_sparse_layers, refuse_unlike_modules, set_within
 from core_fairscale import norms, refusals
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Mapping
+    from contextlib import AbstractContextManager
 
     from torch import Tensor, nn
     from torch.optim import Optimizer
@@ -165,18 +165,12 @@ class DDPShardedStrategy(ParallelStrategy):
         for model in models:
             model.finish_backward()
 
-    @contextmanager
-    def no_backward_sync(self, module: nn.Module, enabled: bool = True) -> Iterator[None]:
+    def no_backward_sync(self, module: nn.Module, enabled: bool = True) -> AbstractContextManager[Any]:
         """All ranks. A context in which gradients stay local."""
-        model: Any = self.session.handle_of(module).wrapped
+        model = self.session.handle_of(module).wrapped
         if model not in self._models:
-            yield
-            return
-        before, model.is_accumulating = model.is_accumulating, enabled
-        try:
-            yield
-        finally:
-            model.is_accumulating = before
+            return super().no_backward_sync(module, enabled)
+        return set_within(model, "is_accumulating", enabled)
 
     def clip_gradients(self, module: nn.Module, optimizer: Optimizer, clipping: GradientClipping) -> Tensor | None:
         """All ranks. Clip the gradients that this rank owns, by the norm of all of them; see `Strategy`."""

@@ -1,18 +1,9 @@
 """The conformance suites of core-fsdp. Imported by `core check` and the tests only: it needs pytest."""
 
 from core import Capability
-from core_testing import StrategyConformance, StrategySmoke
+from core_testing import PARALLEL, StrategyConformance, StrategySmoke
 
-_CAPABILITIES = (
-    Capability.COLLECTIVES
-    | Capability.SHARDED_STATE
-    | Capability.NO_SYNC
-    | Capability.MANUAL_OPTIMIZATION
-    | Capability.SEVERAL_MODULES
-    | Capability.SEVERAL_OPTIMIZERS
-    | Capability.CLIP_BY_VALUE
-    | Capability.BIT_EXACT_RESUME
-)
+_CAPABILITIES = PARALLEL & ~(Capability.REPLICATED_PARAMETERS | Capability.INFERENCE_MODE) | Capability.SHARDED_STATE
 _STAYS = "sharded modules need their group as long as they live, and it stays that long"
 
 

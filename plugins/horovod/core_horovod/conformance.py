@@ -1,7 +1,12 @@
 """The conformance suites of core-horovod. Imported by `core check` and the tests only: it needs pytest."""
 
-from core import Capability
-from core_testing import ClusterEnvironmentConformance, LauncherConformance, StrategyConformance, StrategySmoke
+from core_testing import (
+    PARALLEL,
+    ClusterEnvironmentConformance,
+    LauncherConformance,
+    StrategyConformance,
+    StrategySmoke,
+)
 
 
 class TestHorovod(StrategyConformance):
@@ -10,17 +15,7 @@ class TestHorovod(StrategyConformance):
     alias = "horovod"
     timeout_s = 120
     heavy_modules = ("horovod",)
-    expected_capabilities = (
-        Capability.COLLECTIVES
-        | Capability.NO_SYNC
-        | Capability.MANUAL_OPTIMIZATION
-        | Capability.SEVERAL_MODULES
-        | Capability.SEVERAL_OPTIMIZERS
-        | Capability.CLIP_BY_VALUE
-        | Capability.REPLICATED_PARAMETERS
-        | Capability.INFERENCE_MODE
-        | Capability.BIT_EXACT_RESUME
-    )
+    expected_capabilities = PARALLEL
 
 
 class TestCompressed(StrategySmoke):

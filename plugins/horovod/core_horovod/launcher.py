@@ -2,40 +2,30 @@
 
 from __future__ import annotations
 
-import random
 import signal
 import subprocess
 import sys
 import tempfile
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from core import ConfigurationError, Launcher, LaunchError, WorkerError
+from core.launch import LaunchedCall, read_result
 from core_horovod import library
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from core import ClusterEnvironment
-
 CALL, RESULT, ENDED, ERROR = "call", "result", "ended", "error-"
 """Files of a launch: what to call, what it returned on rank 0, which rank ended first, and why a rank failed."""
 
+_PICKLE = "cloudpickle"
+_CURE = "Make it in the function that is launched."
 _SIGNALLED = 128
 _PATIENCE_S = 30
-
-
-class Call(NamedTuple):
-    """The call that all ranks run. Pickled whole, so that the function's strategy holds this environment."""
-
-    environment: ClusterEnvironment
-    function: Callable[..., Any]
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    random_state: tuple[Any, torch.Tensor]
 
 
 class _RanksTraceback(Exception):
@@ -80,18 +70,13 @@ class HorovodLauncher(Launcher):
             raise ConfigurationError("The launcher needs a cluster environment to tell ranks; call connect(...) first.")
         environment = self.cluster_environment
         _ = environment.main_address, environment.main_port  # asked here, so that every rank gets the same
-        call = Call(environment, function, args, kwargs, (random.getstate(), torch.get_rng_state()))
+        call = LaunchedCall.of(environment, function, args, kwargs)
         with tempfile.TemporaryDirectory(prefix="core-launch-") as name:
             folder = Path(name)
-            try:
-                torch.save({"path": sys.path, "argv": sys.argv}, folder / f"{CALL}-place")
-                torch.save(call, folder / CALL, pickle_module=library.load("cloudpickle"))
-            except Exception as error:
-                raise LaunchError(
-                    f"The ranks' processes get what they need pickled, and that can't be: {error}"
-                ) from error
+            torch.save({"path": sys.path, "argv": sys.argv}, folder / f"{CALL}-place")
+            call.write(folder / CALL, who="The launcher 'horovod'", cure=_CURE, pickle_module=library.load(_PICKLE))
             self._run(folder)
-            return torch.load(folder / RESULT, map_location="cpu", weights_only=False)  # our own ranks' file
+            return read_result(folder / RESULT)
 
     def _run(self, folder: Path) -> None:
         command = [sys.executable, "-m", "core_horovod.runner", str(folder), str(self.num_processes)]

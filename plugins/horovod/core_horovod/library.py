@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
 import re
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from core import PluginLoadError
+from core.registry import import_library
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -49,15 +48,5 @@ def naming_lost_ranks() -> Iterator[None]:
 
 
 def load(name: str = "horovod.torch") -> Any:
-    """A module of Horovod's, such as `horovod.runner`, or of what it requires.
-
-    Raises:
-        PluginLoadError: Horovod isn't installed, or can't be imported.
-    """
-    try:
-        return importlib.import_module(name)
-    except Exception as error:  # whatever a compiled library raises when it doesn't fit
-        raise PluginLoadError(
-            f"strategy='horovod' needs Horovod with its part for torch, which can't be imported: "
-            f"{type(error).__name__}: {error}. {_RECIPE}"
-        ) from error
+    """A module of Horovod with its part for torch, or of what it requires; see `import_library`."""
+    return import_library(name, user="strategy='horovod'", install=_RECIPE)

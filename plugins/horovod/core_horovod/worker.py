@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import random
 import signal
 import sys
 import traceback
 from pathlib import Path
 from typing import Any
 
+from core.launch import LaunchedCall, write_result
 from core_horovod import library
 
 
@@ -33,16 +33,12 @@ def _work(folder: Path, rank: int) -> None:
 
     place = torch.load(folder / "call-place", weights_only=False)  # our main process's own files
     sys.path[:], sys.argv[:] = place["path"], place["argv"]
-    call = torch.load(folder / "call", map_location="cpu", weights_only=False)
-    size = int(os.environ["HOROVOD_SIZE"])
-    call.environment.set_world(world_size=size, global_rank=rank, local_rank=rank, node_rank=0)
+    call, size = LaunchedCall.read(folder / "call"), int(os.environ["HOROVOD_SIZE"])
     if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(max(1, torch.get_num_threads() // size))
-    random.setstate(call.random_state[0])
-    torch.set_rng_state(call.random_state[1])
-    outcome = call.function(*call.args, **call.kwargs)
+    outcome = call.run(world_size=size, global_rank=rank, local_rank=rank, node_rank=0)
     if rank == 0:
-        torch.save(outcome, folder / "result", pickle_module=library.load("cloudpickle"))
+        write_result(outcome, folder / "result", pickle_module=library.load("cloudpickle"))
 
 
 def _end(signum: int, frame: Any) -> None:

@@ -11,17 +11,7 @@ import pytest
 import torch
 
 from core import Capability
-from core_testing import AcceleratorConformance, StrategyConformance, StrategySmoke
-
-_ONE_PROCESS = (
-    Capability.MANUAL_OPTIMIZATION
-    | Capability.SEVERAL_MODULES
-    | Capability.SEVERAL_OPTIMIZERS
-    | Capability.CLIP_BY_VALUE
-    | Capability.BIT_EXACT_RESUME
-    | Capability.INFERENCE_MODE
-)
-
+from core_testing import ONE_PROCESS, AcceleratorConformance, StrategyConformance, StrategySmoke
 
 _IS_SIMULATED = "SIMULATED_GAUDI_DEVICES" in os.environ
 _NEEDS_PINNED_MEMORY = (
@@ -68,14 +58,14 @@ class TestSingleHPU(HPUStrategySuite, StrategyConformance):
 
     alias = "hpu_single"
     num_processes, other_num_processes = 1, None
-    expected_capabilities = _ONE_PROCESS
+    expected_capabilities = ONE_PROCESS
 
 
 class TestHPUParallel(HPUStrategySuite, StrategyConformance):
     """Two processes train as one device does."""
 
     alias = "hpu_parallel"
-    expected_capabilities = _ONE_PROCESS | Capability.COLLECTIVES | Capability.NO_SYNC
+    expected_capabilities = ONE_PROCESS | Capability.COLLECTIVES | Capability.NO_SYNC
     known_failures = {
         "test_training_equals_one_device[unused_weights]": "torch's DDP waits for gradients that don't come, "
         "without find_unused_parameters=True",

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
 from typing import Any
 
-from core import PluginLoadError
+from core.registry import import_library
 
 HOW_TO_INSTALL = (
     "It is a wheel of Graphcore's Poplar SDK, on no package index: install that, and enable the SDK by its script"
@@ -13,14 +12,5 @@ HOW_TO_INSTALL = (
 
 
 def load() -> Any:
-    """PopTorch.
-
-    Raises:
-        PluginLoadError: it isn't installed, or can't be imported.
-    """
-    try:
-        return importlib.import_module("poptorch")
-    except Exception as error:  # a release for another torch asserts, a missing SDK is an ImportError
-        raise PluginLoadError(
-            f"core-ipu needs PopTorch, which can't be imported: {type(error).__name__}: {error}. {HOW_TO_INSTALL}."
-        ) from error
+    """PopTorch; see `import_library`. A release for another torch asserts, a missing SDK is an ImportError."""
+    return import_library("poptorch", user="core-ipu", install=f"{HOW_TO_INSTALL}.")

@@ -2,22 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
 from typing import Any
 
-from core import PluginLoadError
+from core.registry import import_library
 
 
 def load(module: str = "ray") -> Any:
-    """Ray, or a module of it.
-
-    Raises:
-        PluginLoadError: it isn't installed, or can't be imported.
-    """
-    try:
-        return importlib.import_module(module)
-    except Exception as error:  # whatever a compiled library raises when it doesn't fit
-        raise PluginLoadError(
-            f"The launcher 'ray' needs Ray, which can't be imported: {type(error).__name__}: {error}. "
-            "Install it with: pip install 'ray>=2.60'"
-        ) from error
+    """Ray, or a module of it; see `import_library`."""
+    return import_library(module, user="The launcher 'ray'", install="Install it with: pip install 'ray>=2.60'")

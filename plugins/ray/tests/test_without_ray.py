@@ -53,7 +53,7 @@ def test_the_error_says_what_to_install(monkeypatch):
 
 def test_what_is_missing_is_an_error_before_work(monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(PluginLoadError, match="needs Ray"):
+    with pytest.raises(PluginLoadError, match="needs the package ray"):
         Trainer(accelerator="cpu", devices=2, num_nodes=2, strategy="ddp", plugins=[RayLauncher()], **QUIET)
 
 

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from core_testing.ranks import Backend, Rank
     from core_testing.report import ConformanceReport, Row
     from core_testing.strategy import (
+        ONE_PROCESS,
+        PARALLEL,
         DifferingConformance,
         DifferingSmoke,
         Differs,
@@ -40,6 +42,8 @@ if TYPE_CHECKING:
     )
 
 __all__ = [
+    "ONE_PROCESS",
+    "PARALLEL",
     "AcceleratorConformance",
     "Backend",
     "CheckpointIOConformance",
@@ -89,6 +93,8 @@ __getattr__, __dir__ = lazy_exports(
         ".logger": ("LoggerConformance",),
         ".precision": ("PrecisionConformance",),
         ".strategy": (
+            "ONE_PROCESS",
+            "PARALLEL",
             "DifferingConformance",
             "DifferingSmoke",
             "Differs",

@@ -9,14 +9,13 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from core import Capability
 from core_testing.accelerator import AcceleratorConformance
 from core_testing.checkpoint_io import CheckpointIOConformance
 from core_testing.cluster_environment import ClusterEnvironmentConformance
 from core_testing.launcher import LauncherConformance
 from core_testing.logger import LoggerConformance
 from core_testing.precision import PrecisionConformance
-from core_testing.strategy import StrategyConformance
+from core_testing.strategy import ONE_PROCESS, StrategyConformance
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -29,14 +28,7 @@ class TestSingleDevice(StrategyConformance):
 
     alias = "single_device"
     num_processes = 1
-    expected_capabilities = (
-        Capability.MANUAL_OPTIMIZATION
-        | Capability.SEVERAL_MODULES
-        | Capability.SEVERAL_OPTIMIZERS
-        | Capability.CLIP_BY_VALUE
-        | Capability.INFERENCE_MODE
-        | Capability.BIT_EXACT_RESUME
-    )
+    expected_capabilities = ONE_PROCESS
 
 
 class TestCPU(AcceleratorConformance):

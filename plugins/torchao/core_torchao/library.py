@@ -4,17 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from core import ConfigurationError
+from core.registry import import_library
 
 
 def load() -> Any:
-    """Import `torchao.quantization`.
-
-    Raises:
-        ConfigurationError: torchao isn't installed, or not with this torch.
-    """
-    try:
-        from torchao import quantization
-    except ImportError as error:
-        raise ConfigurationError(f"core-torchao needs torchao: {error}. Install it: pip install torchao.") from error
-    return quantization
+    """`torchao.quantization`; see `import_library`."""
+    return import_library("torchao.quantization", user="core-torchao", install="Install it with: pip install torchao")

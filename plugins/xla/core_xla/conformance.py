@@ -4,6 +4,7 @@ import pytest
 
 from core import Capability
 from core_testing import (
+    ONE_PROCESS,
     AcceleratorConformance,
     ClusterEnvironmentConformance,
     LauncherConformance,
@@ -11,13 +12,6 @@ from core_testing import (
     StrategySmoke,
 )
 
-_CAPABILITIES = (
-    Capability.MANUAL_OPTIMIZATION
-    | Capability.SEVERAL_MODULES
-    | Capability.SEVERAL_OPTIMIZERS
-    | Capability.CLIP_BY_VALUE
-    | Capability.BIT_EXACT_RESUME
-)
 _PRECISIONS = ("32-true", "64-true", "bf16-true", "16-true", "bf16-mixed")
 _FUSED = "torch has no fused optimizer for devices of XLA, whose graph is fused as a whole"
 _VARIABLES = "torch_xla reads its options from variables as long as the process lives, and sets those that are open"
@@ -33,7 +27,7 @@ class XLAConformance(StrategyConformance):
     precisions = _PRECISIONS
     timeout_s = 240
     heavy_modules = ("torch_xla",)
-    expected_capabilities = _CAPABILITIES
+    expected_capabilities = ONE_PROCESS & ~Capability.INFERENCE_MODE
     known_failures = {
         "test_training_equals_one_device[adamw_fused]": _FUSED,
         "test_teardown_leaves_nothing[environment_variables]": _VARIABLES,

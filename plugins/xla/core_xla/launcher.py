@@ -2,34 +2,20 @@
 
 from __future__ import annotations
 
-import random
 import tempfile
 import traceback
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from core import ConfigurationError, Found, Launcher, LaunchError, WorkerError
+from core.launch import LaunchedCall, read_result, write_result
 from core_xla import detection, library
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from core import ClusterEnvironment
-
 _CALL, _RESULT = "call", "result"
-
-
-class _Call(NamedTuple):
-    """The call that all processes run. Pickled whole, so that the function's strategy holds this environment."""
-
-    environment: ClusterEnvironment
-    function: Callable[..., Any]
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    random_state: tuple[Any, torch.Tensor]
 
 
 class XLALauncher(Launcher):
@@ -80,18 +66,12 @@ class XLALauncher(Launcher):
             raise ConfigurationError("The launcher needs a cluster environment to tell ranks; call connect(...) first.")
         environment = self.cluster_environment
         _ = environment.main_address, environment.main_port  # asked here, so that every process gets the same
-        call = _Call(environment, function, args, kwargs, (random.getstate(), torch.get_rng_state()))
+        call = LaunchedCall.of(environment, function, args, kwargs)
         with tempfile.TemporaryDirectory(prefix="core-launch-") as name:
             folder = Path(name)
-            try:
-                torch.save(call, folder / _CALL)
-            except Exception as error:
-                raise LaunchError(
-                    f"torch_xla's launch pickles what its processes need, and that can't be done here: {error} Define "
-                    "it at the top level of a module."
-                ) from error
+            call.write(folder / _CALL, who="torch_xla's launch", cure="Define it at the top level of a module.")
             self._run(folder, environment.node_rank())
-            return torch.load(folder / _RESULT, map_location="cpu", weights_only=False)  # our own file
+            return read_result(folder / _RESULT)
 
     def _run(self, folder: Path, node_rank: int) -> None:
         try:
@@ -107,19 +87,15 @@ class XLALauncher(Launcher):
 def _work(ordinal: int, folder: Path, num_processes: int, num_nodes: int, node_rank: int) -> None:
     """A rank's whole life. `ordinal`: its number among all devices, as torch_xla counts them."""
     try:
-        call: _Call = torch.load(folder / _CALL, map_location="cpu", weights_only=False)  # our main process's own file
         local_rank = library.torch_xla("runtime").local_ordinal()
-        call.environment.set_world(
+        outcome = LaunchedCall.read(folder / _CALL).run(
             world_size=num_processes * num_nodes,
             global_rank=node_rank * num_processes + local_rank,
             local_rank=local_rank,
             node_rank=node_rank,
         )
-        random.setstate(call.random_state[0])
-        torch.set_rng_state(call.random_state[1])
-        outcome = call.function(*call.args, **call.kwargs)
         if local_rank == 0:
-            torch.save(outcome, folder / _RESULT)
+            write_result(outcome, folder / _RESULT)
     except BaseException as error:
         (folder / f"error-{ordinal}").write_text(f"{type(error).__name__}: {error}\n{traceback.format_exc()}")
         raise

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from core import Capability, ConfigurationError
-from core.strategies import ParallelStrategy
+from core.strategies import ParallelStrategy, set_within
 from core_xla import in_graph, library
 from core_xla.lazy import LazyExecution
 from core_xla.metrics import exchange_by, gather_over_host
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from contextlib import AbstractContextManager
 
     import torch
     from torch import Tensor, nn
@@ -128,14 +127,9 @@ class XLAStrategy(LazyExecution, ParallelStrategy):
             gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
             library.torch_xla("core.xla_model").all_reduce("sum", gradients, scale=1 / self.world_size)
 
-    @contextmanager
-    def no_backward_sync(self, module: nn.Module, enabled: bool = True) -> Iterator[None]:
+    def no_backward_sync(self, module: nn.Module, enabled: bool = True) -> AbstractContextManager[Any]:
         """All ranks. A context in which gradients stay local."""
-        before, self._keeps_gradients = self._keeps_gradients, enabled
-        try:
-            yield
-        finally:
-            self._keeps_gradients = before
+        return set_within(self, "_keeps_gradients", enabled)
 
     def reduce(self, tensor: Tensor, group: Any = None, reduce_op: ReduceOp | Any = "mean") -> Tensor:
         """All ranks. Combine over ranks: in the graph for a tensor of the device, over gloo for one of the CPU."""

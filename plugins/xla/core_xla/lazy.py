@@ -12,6 +12,7 @@ from core.strategies import refuse_sparse_layers
 from core_xla import library
 from core_xla.device_loader import DeviceLoader, num_ahead_of
 from core_xla.host_copies import on_host
+from core_xla.metrics import defaults_on_host
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -76,7 +77,8 @@ class LazyExecution(Strategy):
         swaps = torch.__future__.get_swap_module_params_on_conversion()
         torch.__future__.set_swap_module_params_on_conversion(True)
         try:
-            super().module_to_device(module)
+            with defaults_on_host(module):
+                super().module_to_device(module)
         finally:
             torch.__future__.set_swap_module_params_on_conversion(swaps)
 

@@ -2,12 +2,32 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from torch import Tensor, nn
+    from torch import nn
+
+
+@contextmanager
+def defaults_on_host(module: nn.Module) -> Iterator[None]:
+    """A context in which a module is moved, but not the values with which its metrics begin anew.
+
+    `reset` clones them, and on the device a clone shares the memory of what it is a clone of. The first change of the
+    state in place takes that memory, and the next `reset` would find nothing there.
+    """
+    kept = [
+        (part, {name: value.cpu() for name, value in part._defaults.items() if isinstance(value, Tensor)})  # type: ignore[union-attr,operator]
+        for part in module.modules()
+        if hasattr(part, "_reductions") and hasattr(part, "_defaults")  # the library may not be installed
+    ]
+    yield
+    for part, defaults in kept:
+        part._defaults.update(defaults)  # type: ignore[union-attr,operator]
 
 
 def exchange_by(gather: Callable[..., list[Tensor]], module: nn.Module) -> Iterator[Any]:

@@ -9,10 +9,12 @@ from itertools import pairwise
 from pathlib import Path
 
 import torch
+import torchmetrics
 from lessons import Net, Saving, furthest, make_data, train
 from torch.utils.data import DataLoader
 
-from core import Callback, ConfigurationError, Fabric
+from core import Callback, ConfigurationError, Fabric, Trainer
+from core.callbacks import ModelCheckpoint
 from core.checkpoint import load_checkpoint
 from core.loggers import CSVLogger
 
@@ -51,6 +53,7 @@ def main():
     told["uneven"] = train(num_samples=70, **options)[2]
     told["accumulated"] = train(accumulate_grad_batches=2, **options)[2]
     told["manual_loop"] = train_by_hand(options)
+    told["summed"] = sums_of_epochs(folder / "summed", options)
     told["graphs_by_hand"] = graphs_of_a_cut(options)
     for precision in ("bf16-true", "bf16-mixed"):
         told[precision] = train(precision=precision, **options)[2][-1]
@@ -93,6 +96,31 @@ def train_by_hand(options):
         losses.append(loss.detach())
     fabric.teardown()
     return [float(loss) for loss in losses]
+
+
+class Summing(Net):
+    """Counts its batches of an epoch by a metric, and notes what each epoch gave."""
+
+    def __init__(self):
+        super().__init__()
+        self.num_batches, self.counted = torchmetrics.SumMetric(), []
+
+    def training_step(self, batch, batch_idx):
+        self.num_batches.update(torch.ones((), device=self.device))
+        self.log("num_batches", self.num_batches, on_step=False, on_epoch=True)
+        return super().training_step(batch, batch_idx)
+
+    def on_train_epoch_end(self):
+        self.counted.append(float(self.num_batches.compute()))
+
+
+def sums_of_epochs(folder, options):
+    """By a metric of one number, which is saved at the end of each of three epochs."""
+    module = Summing()
+    quiet = dict.fromkeys(("logger", "enable_progress_bar", "enable_model_summary"), False)
+    trainer = Trainer(max_epochs=3, callbacks=[ModelCheckpoint(folder)], **quiet, **options)
+    trainer.fit(module, DataLoader(make_data(), batch_size=16))
+    return [module.counted, float(trainer.callback_metrics["num_batches"])]
 
 
 def graphs_of_a_cut(options):

@@ -42,6 +42,14 @@ def test_other_ways_to_train_are_too(told):
     assert told["validated"] == pytest.approx(told["validated_on_one"], abs=1e-5)
 
 
+def test_a_metric_of_one_number_begins_anew_each_epoch(told):
+    """Saved at the end of each, too."""
+    counted, last = told["summed"]
+    assert len(counted) == 3
+    assert counted == [last] * 3
+    assert last > 0
+
+
 def test_a_step_neither_compiles_nor_waits(told):
     """After warm-up, with values logged by step and epoch, gradients clipped and a scheduler, but no logger."""
     assert told["last_steps"] == [0, 0, 0]

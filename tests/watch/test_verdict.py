@@ -350,6 +350,25 @@ def test_a_standstill_is_told_once_and_a_line_says_when_it_is_over(tmp_path, cap
     assert watchdog.termination.error is None
 
 
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_run_that_ends_while_it_is_said_to_stand_still_says_that_it_has_gone_on(tmp_path, capfd, fails):
+    """With an error it hasn't."""
+    options = WatchdogOptions(limit=timedelta(seconds=1), end_after=timedelta(minutes=5), folder=tmp_path)
+    watchdog, told, ends_s = Watchdog(options, HashStore(), World(), 0), "", time.monotonic() + 60
+    while "The run goes on." not in told and time.monotonic() < ends_s:
+        time.sleep(0.2)
+        told += capfd.readouterr().err
+    try:
+        if fails:
+            raise ValueError
+        watchdog.close()
+    except ValueError:
+        watchdog.close()
+    told += capfd.readouterr().err
+    assert told.count("The ranks have not come forward for ") == 1
+    assert told.count("core: The ranks have come forward again, after ") == (not fails)
+
+
 def test_a_folder_is_a_board(tmp_path):
     board = FolderBoard(tmp_path)
     board.write("seen/1", WAITS.to_text())

@@ -61,17 +61,17 @@ class Wait:
         speaker = next(rank for rank in itertools.count() if rank not in absent)
         if absent and self._rank == speaker:
             logging.getLogger("core").warning(
-                f"{listed(absent)} did not come within {TOLD_AFTER_S:g} s to where rank {self._rank} waits, phase "
-                f"set-up: the start of a process group. After {self._timeout} that is an error; the strategy's "
-                "timeout= sets another time. Look for a rank that has ended, hangs, or has long work to do before."
+                f"{listed(absent)} did not reach the start of the process group within {TOLD_AFTER_S:g} s, and rank "
+                f"{self._rank} waits there (phase set-up). The wait ends with an error after {self._timeout}; the "
+                "strategy's timeout= changes that. Look for a rank that has ended, hangs, or is still at work."
             )
 
 
 def came_late(absent: list[int], rank: int, timeout: timedelta) -> WorkerError:
     """The error of a rank that has waited for others for too long."""
     return WorkerError(
-        f"{listed(absent)} did not come within {timeout} to where rank {rank} waits: the start of a process group. All "
-        "ranks must make the same calls: look for a rank that has ended, hangs, or takes another way.",
+        f"{listed(absent)} did not reach the start of the process group within {timeout}, and rank {rank} waited. "
+        "All ranks must make the same calls: look for a rank that has ended, hangs, or takes another way.",
         rank=min(absent),
     )
 

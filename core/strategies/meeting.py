@@ -61,9 +61,9 @@ class Meeting:
         # Rank 0 keeps the store, and may leave when it has come.
         if left := [rank for rank in sorted({0, *absent}) if self._shared.check([_left(rank)])]:
             raise WorkerError(
-                f"{listed(left)} ended the program without coming to where rank {self._rank} waits: the start of a "
-                "process group. All ranks must make the same calls: look for a sys.exit or a return that only some of "
-                "them come to.",
+                f"{listed(left)} ended the program without reaching the start of the process group, where rank "
+                f"{self._rank} waits. All ranks must make the same calls: look for a sys.exit or a return that only "
+                "some ranks reach.",
                 rank=left[0],
             )
         if is_late:

@@ -44,7 +44,7 @@ def test_a_rank_that_has_left_is_named_by_those_who_would_wait_for_it(tmp_path, 
     command = [*torchrun, "--standalone", "--nproc-per-node", "2", str(tmp_path / "script.py")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
     assert done.returncode == 1
-    assert "WorkerError: Rank 1 ended the program without coming to where rank 0 waits: the start" in done.stderr
+    assert "WorkerError: Rank 1 ended the program without reaching the start of the process group" in done.stderr
 
 
 def test_ranks_that_never_come_are_named_when_the_time_is_over(monkeypatch, caplog):
@@ -63,17 +63,17 @@ def test_ranks_that_never_come_are_named_when_the_time_is_over(monkeypatch, capl
     with pytest.raises(WorkerError) as raised:
         strategy.setup_distributed()
     assert str(raised.value) == (
-        "Ranks 1, 2 did not come within 0:00:01 to where rank 0 waits: the start of a process group. All ranks must "
+        "Ranks 1, 2 did not reach the start of the process group within 0:00:01, and rank 0 waited. All ranks must "
         "make the same calls: look for a rank that has ended, hangs, or takes another way."
     )
     assert raised.value.rank == 1
     assert [record.getMessage() for record in caplog.records] == [
-        "Ranks 1, 2 did not come within 0.2 s to where rank 0 waits, phase set-up: the start of a process group. After "
-        "0:00:01 that is an error; the strategy's timeout= sets another time. Look for a rank that has ended, hangs, "
-        "or has long work to do before."
+        "Ranks 1, 2 did not reach the start of the process group within 0.2 s, and rank 0 waits there (phase set-up). "
+        "The wait ends with an error after 0:00:01; the strategy's timeout= changes that. Look for a rank that has "
+        "ended, hangs, or is still at work."
     ]
     assert late.meets_within(default_pg_timeout) == timedelta(minutes=10)
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("MASTER_PORT", str(free_loopback_port()))
-    with pytest.raises(WorkerError, match="Rank 0 did not come within 0:00:01 to where rank 1 waits: the start"):
+    with pytest.raises(WorkerError, match="Rank 0 did not reach the start of the process group within 0:00:01, and"):
         strategy.setup_distributed()

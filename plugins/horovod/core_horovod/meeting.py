@@ -94,8 +94,8 @@ class Meeting:
         while self._ask(str(self._number)) is None:  # an earlier server at this place may not have closed yet
             if time.monotonic() > deadline:
                 raise WorkerError(
-                    f"Rank 0 did not come within {self._timeout_s:g} s to where rank {self.rank} waits for it, "
-                    f"{self._place}: the start of Horovod. All ranks must make the same calls.",
+                    f"Rank 0 did not start Horovod within {self._timeout_s:g} s, and rank {self.rank} waits for it at "
+                    f"{self._place}. All ranks must make the same calls.",
                     rank=0,
                 )
             time.sleep(_PAUSE_S)

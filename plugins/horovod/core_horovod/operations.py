@@ -146,8 +146,8 @@ class Operations:
                 absent = self._meeting.absent(point) if point else []
                 who = f"Rank{'s' * (len(absent) > 1)} {', '.join(map(str, absent))}" if absent else "A rank"
                 raise WorkerError(
-                    f"{who} did not come within timeout={self._timeout_s:g} s to where rank {self.rank} waits. All "
-                    "ranks must make the same calls: look for a rank that hangs, or takes another way.",
+                    f"{who} did not join the call of rank {self.rank} within timeout={self._timeout_s:g} s. All ranks "
+                    "must make the same calls: look for a rank that hangs, or takes another way.",
                     rank=min(absent, default=self.rank),
                 )
             time.sleep(_PAUSE_S)

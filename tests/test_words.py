@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-OTHERS = ("core/launch/", "core/strategies/")
-FILES = [path for path in sorted(ROOT.glob("core/**/*.py")) if not str(path.relative_to(ROOT)).startswith(OTHERS)]
+FILES = sorted([*ROOT.glob("core/**/*.py"), *ROOT.glob("plugins/*/core_*/**/*.py")])
 
 OPENING = re.compile(r"(?:(?:All ranks|Rank 0)[^.]*\. )?(Tell|Say|Let|Take|Put|Come|Have|Be)s?\b(?!-)")
 """First words of a docstring that ask or command, and describe nothing."""

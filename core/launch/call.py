@@ -22,7 +22,7 @@ class LaunchedCall(NamedTuple):
     It is pickled whole, so that the function's strategy holds this same environment.
 
     Attributes:
-        environment: is told the ranks.
+        environment: is given the ranks.
         function: runs on every rank.
         args: given to it.
         kwargs: given to it by name.

@@ -56,7 +56,7 @@ class Channel:
         return message
 
     def claim(self) -> None:
-        """Let the kernel send SIGIO to this process; the main process may have died before it could arrange that."""
+        """Make the kernel send SIGIO to this process; the main process may have died before it could arrange that."""
         signal_process(self._socket, os.getpid())
 
     def close(self) -> None:
@@ -75,7 +75,7 @@ def open_channel() -> tuple[Channel, socket.socket]:
 
 
 def signal_process(end: socket.socket, pid: int) -> None:
-    """Let the kernel send SIGIO to `pid` when something happens on its end of the line."""
+    """Make the kernel send SIGIO to `pid` when something happens on its end of the line."""
     fcntl.fcntl(end, fcntl.F_SETOWN, pid)
 
 

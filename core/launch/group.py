@@ -116,7 +116,7 @@ class WorkerGroup:
             self._decide_in_thread()
 
     def have_come_to(self, number: int) -> bool:
-        """Tell whether all workers that are left have come to the launch of this number."""
+        """True if all workers that are left have come to the launch of this number."""
         with self._changed:
             for worker in self._running():
                 worker.listen()
@@ -229,7 +229,7 @@ class WorkerGroup:
             self._decide()  # here: a thread that begins while something fails may find no memory, or be forked halfway
 
     def _is_first_to_decide(self) -> bool:
-        """Tell whether the caller is to find out which worker was first. It holds the lock."""
+        """True if the caller is to find out which worker was first. It holds the lock."""
         if self._is_deciding or self._is_stopping or not self._failed():
             return False
         self._is_deciding = True

@@ -75,7 +75,7 @@ class MainProcess:
             raise failure from failure.__cause__
 
     def need(self, num_launches: int) -> None:
-        """Come to the launch of this number, which the workers must come to too."""
+        """Wait until the workers have reached the launch of this number, as this process has."""
         self._num_launches, self._has_left = num_launches, False
         self._group.need(num_launches)
 
@@ -127,7 +127,7 @@ class MainProcess:
             self._end(failure)
 
     def _is_followed(self) -> bool:
-        """Tell whether the workers leave too, soon after they have come to the launch that this process has left."""
+        """True if the workers leave too, soon after they have come to the launch that this process has left."""
         deadline_s, have_come = time.monotonic() + _FINISH_S, False
         while not self._group.wait(GRACE_S):
             if have_come or time.monotonic() > deadline_s:
@@ -164,7 +164,7 @@ class MainProcess:
         self._previous_hook(type(first), first, first.__traceback__ or trace)
 
     def _note_others(self, error: BaseException) -> None:
-        """Note the mistakes of other ranks. Ranks often make the same one, which is told once; others get a line."""
+        """Note the mistakes of other ranks. Ranks often make the same one, which is shown once; others get a line."""
         for other in self._group.other_causes():
             if summarize(error) not in str(other) and str(other) not in summarize(error):
                 error.add_note(str(other))

@@ -15,7 +15,7 @@ def set_rank(rank: int, world_size: int) -> None:
 
 
 def is_inherited(channel: str) -> bool:
-    """Tell whether this process itself inherited the channel `"number:inode"`; a process that it starts hasn't."""
+    """True if this process itself inherited the channel `"number:inode"`; a process that it starts hasn't."""
     number, _, inode = channel.partition(":")
     try:
         return bool(number) and os.fstat(int(number)).st_ino == int(inode)

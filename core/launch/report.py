@@ -50,7 +50,7 @@ class Report:
         summary: type and message.
         traceback: as Python prints it, its end if it is very long.
         short_traceback: without the frames of core.
-        is_echo: it lost the connection to a rank that had failed before, or was told so.
+        is_echo: it lost the connection to a rank that had failed before, or got a message about it.
         hang: the parts of a `HangError`, which all ranks end with; None for another error.
     """
 

@@ -27,7 +27,7 @@ def describe_interactive() -> str | None:
 
 
 def is_notebook() -> bool:
-    """Tell whether the program runs in a notebook, or in IPython."""
+    """True if the program runs in a notebook, or in IPython."""
     return hasattr(builtins, "__IPYTHON__") or any(
         name in argument for name in _SHELLS_OF_PYTHON for argument in sys.argv
     )
@@ -100,7 +100,7 @@ def _missing_guard(why: str) -> str:
 
 
 def _is_called_from_top_level() -> bool:
-    """Tell whether a statement at the top level of the program's file is being executed."""
+    """True if a statement at the top level of the program's file is being executed."""
     namespace = vars(sys.modules["__main__"])
     frame = sys._getframe()
     while frame.f_back is not None:

@@ -109,7 +109,7 @@ class _Process:
 
     @contextmanager
     def counted_launch(self) -> Iterator[None]:
-        """Let the other processes know how far this one has come. An exception ends a launch, but leaving doesn't."""
+        """Publish to the other processes how far this one has come. An exception ends a launch, but leaving doesn't."""
         self.num_begun += 1
         self._tell()
         try:

@@ -1,6 +1,6 @@
 """Messages of ranks to the main process while all is well: their warnings, and what it shows for them.
 
-Datagrams on a pair of sockets, apart from the line on which ends and failures are told: a rank that writes here may
+Datagrams on a pair of sockets, apart from the line on which ends and failures are reported: a rank that writes here may
 lose a message, and nothing waits for it. All ranks of a node write to one end.
 """
 
@@ -51,7 +51,7 @@ def tell_main(subject: str, value: Any, *, wait_s: float = 0.0) -> bool:
 
 
 def is_heard() -> bool:
-    """Tell whether this process is a rank whose main process only waits for it, and draws what it says."""
+    """True if this process is a rank whose main process only waits for it, and draws what it says."""
     return bool(_own) and _own[0].is_heard
 
 
@@ -77,7 +77,7 @@ class Talk:
         send_warnings(self._send_warning)
 
     def send(self, subject: str, value: Any, wait_s: float = 0.0) -> bool:
-        """Send one message; tells whether it is on its way."""
+        """Send one message. True if it is on its way."""
         text = json.dumps({"rank": self._rank, "subject": subject, "value": value}).encode()
         if len(text) > _MAX_BYTES:
             return False
@@ -126,7 +126,7 @@ class Hearing:
         self._thread.start()
 
     def end(self) -> None:
-        """Let `hear` return, once it has heard what was sent before. Idempotent."""
+        """Make `hear` return, once it has received what was sent before. Idempotent."""
         with contextlib.suppress(OSError):
             self.theirs.send(b"")
         if self._thread is not None:

@@ -47,15 +47,15 @@ class Membership:
         self._on_news(signal.SIGIO, None)
 
     def report_uncaught(self) -> None:
-        """Let the main process show uncaught exceptions of this worker, in their order, instead of this one."""
+        """Make the main process show uncaught exceptions of this worker, in their order, instead of this one."""
         self._previous_hook, sys.excepthook = sys.excepthook, self._on_uncaught
 
     def report(self, error: BaseException) -> None:
-        """Tell the main process why this worker ends."""
+        """Report to the main process why this worker ends."""
         self._channel.send(Report.of(error).to_message())
 
     def tell(self, num_begun: int, num_done: int) -> None:
-        """Tell the main process how many launched functions this worker has come to, and to the end of."""
+        """Report to the main process how many launched functions this worker has begun and completed."""
         self._channel.send({"begun": num_begun, "done": num_done})
 
     @property
@@ -72,7 +72,7 @@ class Membership:
         self._end()
 
     def _end(self) -> None:
-        """Let news end the process at once from here on, as no `finally` is left to run."""
+        """Make news end the process at once from here on, as no `finally` is left to run."""
         signal.signal(signal.SIGIO, signal.SIG_DFL)
 
     def _forget(self) -> None:
@@ -120,5 +120,5 @@ def exit_on_signal(signum: int, frame: Any) -> None:
 
 
 def in_main_thread() -> bool:
-    """Tell whether Python lets this thread set signal handlers."""
+    """True if Python lets this thread set signal handlers."""
     return threading.current_thread() is threading.main_thread()

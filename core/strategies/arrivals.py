@@ -29,7 +29,7 @@ class Arrivals:
         self._past = deque[str](maxlen=2)
 
     def absent_at(self, point: str, timeout: timedelta) -> list[int]:
-        """Come to a point, and wait for the others: the ranks that don't come in time."""
+        """Arrive at a point and wait for the others. Returns the ranks that don't arrive in time."""
         self._number += 1
         key = f"{self._number}/{point}"
         # The name before the count: a rank that is counted is never listed as absent.

@@ -47,7 +47,7 @@ def compare(fingerprints: Sequence[Fingerprint], hosts: Sequence[str] = ()) -> N
 
 
 def exchange(store: Store, rank: int, world_size: int, mine: Fingerprint, *, prefix: str = "core/fingerprint") -> None:
-    """Compare over a store, all ranks. Each counts itself among its like; the last to come tells all the outcome.
+    """Compare over a store, all ranks. Each counts itself among its like; the last to come publishes the result.
 
     So no rank reads what every other one has written, unless there is a difference to tell.
 

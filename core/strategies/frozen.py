@@ -28,7 +28,7 @@ class FrozenParameters:
         self._known: dict[Tensor, tuple[str, RemovableHandle]] = {}
 
     def __bool__(self) -> bool:
-        """Tell whether any parameter was frozen."""
+        """True if any parameter was frozen."""
         return bool(self._known)
 
     def watch(self, named: Iterable[tuple[str, Tensor]]) -> None:

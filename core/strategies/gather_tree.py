@@ -40,7 +40,7 @@ def gather(
 
 
 def serves(group: dist.ProcessGroup) -> bool:
-    """Tell whether a group is of all ranks, more than one may hear directly, and sends from the processor.
+    """True if a group is of all ranks, more than one may hear directly, and sends from the processor.
 
     NCCL's groups send from devices only: to send between two ranks, they would connect these two first.
     """

@@ -32,7 +32,7 @@ class GroupCollectives:
     """The communication that storage needs, over one group of CPU processes."""
 
     def __init__(self, group: dist.ProcessGroup, writer: Mapping[str, Any]) -> None:
-        """Take a group that has no other user.
+        """Wrap a group that has no other user.
 
         Args:
             group: of all ranks, with a backend for the CPU.

@@ -1,4 +1,4 @@
-"""Ranks that don't come to the start of a process group: told while others wait for them, an error in the end."""
+"""Ranks that don't come to the start of a process group: a warning while others wait for them, an error in the end."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
 TOLD_AFTER_S = 30.0
-"""Seconds after which a rank that hasn't come is told; the watch's limit, once there is one."""
+"""Seconds after which a rank that hasn't come is worth a warning; the watch's limit, once there is one."""
 _MEETS_WITHIN = timedelta(minutes=10)
 
 
@@ -29,7 +29,7 @@ def meets_within(timeout: timedelta) -> timedelta:
 
 
 class Wait:
-    """The wait of one rank for others, which begins as it is made. It tells of them once, and ends in time.
+    """The wait of one rank for others, which begins as it is made. It warns of them once, and ends in time.
 
     Args:
         rank: that waits.
@@ -49,7 +49,7 @@ class Wait:
         """Pause before another look.
 
         Args:
-            absent: tells the ranks that haven't come.
+            absent: returns the ranks that haven't come.
         """
         waited_s = time.monotonic() - self._began_s
         if waited_s > TOLD_AFTER_S and not self._is_told:

@@ -22,7 +22,7 @@ class LeftOutParameters:
     leaves some out waits for the others to say the same, once for each set of them.
 
     Args:
-        strategy: tells who doesn't come to where this rank waits.
+        strategy: finds the ranks that don't come to where this rank waits.
     """
 
     def __init__(self, strategy: Strategy) -> None:

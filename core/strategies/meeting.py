@@ -71,7 +71,7 @@ class Meeting:
 
 
 def say_at_exit(store: Store, rank: int, is_there: Callable[[], bool]) -> None:
-    """Let the others know when this rank's program ends, as long as the store is there.
+    """Announce to the other ranks when this rank's program ends, as long as the store is there.
 
     Its server lives in a process of the run, which may be gone first, and torch prints a page about each such call.
     """

@@ -1,4 +1,4 @@
-"""Lets a wrapper run any method of the user's module as its forward."""
+"""A router by which a wrapper runs any method of the user's module as its forward."""
 
 from __future__ import annotations
 

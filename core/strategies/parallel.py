@@ -209,7 +209,7 @@ class ParallelStrategy(Strategy):
         """All ranks. A tensor, or any picklable object, of rank `src`; a tensor arrives on the rank's own device."""
         if not self._is_connected():
             return obj
-        # Objects travel as tensors of bytes. A plain tensor has its bytes already, and is told of as an empty one.
+        # Objects travel as tensors of bytes. A plain tensor has its bytes already, and is announced as an empty one.
         device = self._group_device
         is_plain = type(obj) is torch.Tensor and obj.layout == torch.strided and not obj.requires_grad
         # A pickled tensor would come back on the sender's device.

@@ -1,6 +1,6 @@
 """The rounds in which ranks meet at a store that may outlive them, as an elastic agent's does.
 
-Nothing that a rank is told by torchrun is the same on all ranks of its round and on no other: each agent counts its own
+Nothing that torchrun gives a rank is the same on all ranks of its round and on no other: each agent counts its own
 restarts, and one that has come later counts from 0. So each rank takes a number, and rank 0 names the round and says up
 to which number its answer is good. Ranks of earlier rounds, which are gone, have had smaller numbers; what their rank 0
 has said is good for those only. Rank 0 asks and says as much for any number of ranks.

@@ -105,7 +105,7 @@ def peer_of(rank: int, size: int, round_number: int) -> int:
 
 @dataclass(kw_only=True)
 class LowPrecisionDecentralized(PeerAveraging):
-    """Decentralized, low precision: on a ring, each rank tells its neighbors in eight bits how it has changed.
+    """Decentralized, low precision: on a ring, each rank sends its change to its neighbors in eight bits.
 
     Koloskova et al., "Decentralized Stochastic Optimization and Gossip Algorithms with Compressed Communication", ICML
     2019 (CHOCO-SGD): each rank knows what its neighbors know of it, so that what a message leaves out is part of the
@@ -126,7 +126,7 @@ class LowPrecisionDecentralized(PeerAveraging):
                 self.copies[name] = [weight.detach().clone() for _ in range(1 + len(_neighbors()))]
 
     def after_step(self, weights: Mapping[str, Tensor]) -> None:
-        """All ranks. Tell neighbors, and come a third of the way to each."""
+        """All ranks. Send to the neighbors, and move a third of the way to each."""
         if self.talks:
             exchange(weights, self._moved, flatten=self.flatten)
         super().after_step(weights)

@@ -155,7 +155,7 @@ class QAdam(Algorithm):
         return {"rest": self.mean.rest}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Put it back."""
+        """Restore it."""
         self.mean.rest = dict(state["rest"])
 
 

@@ -193,7 +193,7 @@ class BaguaStrategy(ParallelStrategy):
         return state and {"algorithm": self.algorithm, **state}
 
     def load_rank_state_dict(self, state: Mapping[str, Any]) -> None:
-        """All ranks. Put it back.
+        """All ranks. Restore it.
 
         Raises:
             CheckpointError: another algorithm has saved it.

@@ -91,7 +91,7 @@ class Engine:
         raise CheckpointError(_OWN_FORM)
 
     def load_values(self, values: Mapping[Tensor, Tensor]) -> None:
-        """All ranks. Put values of parameters back.
+        """All ranks. Restore values of parameters.
 
         Raises:
             CheckpointError: they can't be put back by the user's names.
@@ -99,7 +99,7 @@ class Engine:
         raise CheckpointError(_OWN_FORM)
 
     def close(self, *, is_whole: bool) -> None:
-        """Take away what was left on the optimizer. Idempotent."""
+        """Remove what was left on the optimizer. Idempotent."""
         vars(self.optimizer).pop("zero_grad", None)
 
 

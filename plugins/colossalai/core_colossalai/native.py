@@ -34,7 +34,7 @@ class BoosterCheckpointIO(ColossalAICheckpointIO):
         self._strategy = strategy
 
     def save_checkpoint(self, state: dict[str, Any] | None, path: PathLike, *, collectives: Collectives) -> None:
-        """Let the Booster write what it has boosted, and beside it the state, in which marks stand for that.
+        """Write what the Booster has boosted, by the Booster, and beside it the state, in which marks stand for that.
 
         Raises:
             CheckpointError: it can't be written, or something else is there, which is left alone.
@@ -59,7 +59,7 @@ class BoosterCheckpointIO(ColossalAICheckpointIO):
         beside.mkdir(parents=True)
 
     def _write(self, mark: Mapping[str, Any], folder: Path) -> None:
-        """All ranks. Let the Booster write one module or optimizer."""
+        """All ranks. Write one module or optimizer by the Booster."""
         strategy, name = self._strategy, native_files.name_of(mark)
         place, booster = str(folder / name), strategy.own_booster()
         if native_files.GROUPS not in mark:
@@ -87,7 +87,7 @@ class BoosterCheckpointIO(ColossalAICheckpointIO):
 
 
 def load_model(engine: Engine, mark: Mapping[str, Any], *, strict: bool) -> None:
-    """All ranks. Let the Booster load a model that it has written.
+    """All ranks. Load a model that the Booster has written.
 
     Raises:
         CheckpointError: it can't.
@@ -97,7 +97,7 @@ def load_model(engine: Engine, mark: Mapping[str, Any], *, strict: bool) -> None
 
 
 def load_optimizer(engine: Engine, mark: Mapping[str, Any]) -> None:
-    """All ranks. Let the Booster load an optimizer that it has written.
+    """All ranks. Load an optimizer that the Booster has written.
 
     Raises:
         CheckpointError: it can't.
@@ -136,7 +136,7 @@ def _together(collectives: Collectives, work: Callable[[], Any], *, is_alone: bo
     try:
         if collectives.rank == 0 or not is_alone:
             work()
-    except Exception as error:  # told to the others first
+    except Exception as error:  # sent to the others first
         failure = error
     texts = collectives.gather_objects(None if failure is None else f"{type(failure).__name__}: {failure}")
     found = collectives.broadcast_object(texts and [(rank, text) for rank, text in enumerate(texts) if text])

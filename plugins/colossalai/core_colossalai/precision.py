@@ -23,13 +23,13 @@ class BoostedPrecision(Precision):
     _strategy: Any = None
 
     def __init__(self, name: str) -> None:
-        """Take `16-mixed` or `bf16-mixed`."""
+        """Wrap `16-mixed` or `bf16-mixed`."""
         self.name = name
         dtype = _DTYPES[name]
         self.formats = NumberFormats(torch.float32, dtype, dtype, dtype, scales_loss=dtype == torch.float16)
 
     def connect(self, strategy: Any) -> None:
-        """Take the strategy whose engine scales."""
+        """Create the precision of the strategy whose engine scales."""
         self._strategy = strategy
 
     def state_dict(self) -> dict[str, Any]:
@@ -46,7 +46,7 @@ class BoostedPrecision(Precision):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Put the loss scale back."""
+        """Restore the loss scale."""
         if state and (scaler := self._scaler()) is not None:
             scaler._scale.fill_(state["scale"])
             scaler._growth_step = int(state["_growth_tracker"])

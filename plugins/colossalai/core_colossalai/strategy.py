@@ -233,7 +233,7 @@ class ColossalAIStrategy(DDPStrategy):
         return self.model
 
     def configure_ddp(self) -> None:
-        """All ranks. Let the Booster put `self.model`, and what steps it, into torch's DistributedDataParallel."""
+        """All ranks. Wrap `self.model`, and what steps it, by the Booster in torch's DistributedDataParallel."""
         manual = not getattr(self.model, "automatic_optimization", True)
         find_unused = manual if self.find_unused_parameters is None else self.find_unused_parameters
         first, others = next(iter(self._to_boost), None), self._to_boost[1:]
@@ -425,7 +425,7 @@ class ColossalAIStrategy(DDPStrategy):
         return native_files.module_mark(name, dict(zip(own, names, strict=True)))
 
     def load_module_state_dict(self, module: nn.Module, state: Mapping[str, Any], *, strict: bool = True) -> None:
-        """All ranks. Put back what `get_module_state_dict` gave, in place."""
+        """All ranks. Restore what `get_module_state_dict` returned, in place."""
         if native_files.is_mark(state) and self.engine is not None:
             native.load_model(self.engine, state, strict=strict)
             return
@@ -471,7 +471,7 @@ class ColossalAIStrategy(DDPStrategy):
         return native_files.optimizer_mark(native_files.numbered(native_files.OPTIMIZER, index), in_order, groups)
 
     def load_optimizer_state_dict(self, optimizer: Optimizer, state: Mapping[str, Any]) -> None:
-        """All ranks. Put a whole state back; each rank takes its parts."""
+        """All ranks. Restore a whole state; each rank takes its parts."""
         if native_files.is_mark(state) and self.engine is not None:
             native.load_optimizer(self.engine, state)
             return

@@ -78,7 +78,7 @@ class ZeroEngine(Engine):
     # clipping ---------------------------------------------------------------------------------------------------------
 
     def clip(self, max_norm: float) -> Tensor:
-        """All ranks. Let the next step clip; the norm before that, a scalar tensor."""
+        """All ranks. Make the next step clip; the norm before that, a scalar tensor."""
         zero = self.boosted
         zero._clip_grad_norm = max_norm
         norms = [
@@ -107,7 +107,7 @@ class ZeroEngine(Engine):
         return values | self._frozen
 
     def load_values(self, values: Mapping[Tensor, Tensor]) -> None:
-        """All ranks. Take this rank's parts of values; the module has them already, in its own format."""
+        """All ranks. Copy this rank's parts of values; the module has them already, in its own format."""
         self._set_masters({one: value for one, value in values.items() if one in self._names})
         self._frozen.update({one: value for one, value in values.items() if one in self._frozen})
 

@@ -63,7 +63,7 @@ class HookState:
         return {"kind": kind, "state": method()} if callable(method) else None
 
     def load_state_dict(self, saved: Mapping[str, Any]) -> None:
-        """Put back what `state_dict` gave.
+        """Restore what `state_dict` returned.
 
         Raises:
             CheckpointError: it is the state of another hook.
@@ -105,7 +105,7 @@ class HookState:
         return compress
 
     def _begins_again(self, index: int, parameters: list[str], is_last: bool) -> bool:
-        """Put the saved tensors back if this bucket is as it was; tell whether to compress."""
+        """Restore the saved tensors if this bucket is as it was. True to compress."""
         if self._saved["buckets"].get(str(index)) == parameters:
             for name in _BY_BUCKET:
                 getattr(self._state, name).update({int(key): value for key, value in self._saved[name].items()})

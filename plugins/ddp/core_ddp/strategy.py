@@ -172,7 +172,7 @@ class DDPStrategy(ParallelStrategy):
         handle.wrapped = self.model
 
     def configure_ddp(self) -> None:
-        """All ranks. Put `self.model` into its wrapper. Override to use a wrapper of your own."""
+        """All ranks. Wrap `self.model`. Override to use a wrapper of your own."""
         manual = not getattr(self.model, "automatic_optimization", True)
         find_unused = manual if self.find_unused_parameters is None else self.find_unused_parameters
         self.model = DistributedDataParallel(
@@ -228,7 +228,7 @@ class DDPStrategy(ParallelStrategy):
         return hook and {"hook": hook, "averager_step": self._averager.step if self._averager else None}
 
     def load_rank_state_dict(self, state: Mapping[str, Any]) -> None:
-        """All ranks. Put back what this rank gave."""
+        """All ranks. Restore what this rank returned."""
         self._hook_state.load_state_dict(state["hook"])
         if self._averager is not None and state["averager_step"] is not None:
             self._averager.step = state["averager_step"]
@@ -256,7 +256,7 @@ class DDPStrategy(ParallelStrategy):
         """All ranks, each batch. One step, after which gradients are complete on this rank; see `Strategy`.
 
         Raises:
-            ModuleError: a parameter got none. On one rank alone this must be told before it comes to its next
+            ModuleError: a parameter got none. On one rank alone this must be published before it comes to its next
                 collective, which would meet the gradients of the others, and gloo ends the process then.
         """
         output = super().run_training_step(batch, batch_idx, step)
@@ -271,7 +271,7 @@ class DDPStrategy(ParallelStrategy):
         super().backward(loss, module, manual=manual, **kwargs)
 
     def _prepare_manual_backward(self, loss: Tensor, module: nn.Module | None) -> None:
-        """Tell the reducer that a backward is coming: inside its forward, DDP itself doesn't know yet."""
+        """Prepare the reducer for a backward: inside its forward, DDP itself doesn't know yet."""
         wrapper = self.session.handle_of(module).wrapped
         if isinstance(wrapper, DistributedDataParallel) and wrapper.require_backward_grad_sync:
             wrapper.reducer.prepare_for_backward([loss] if wrapper.find_unused_parameters else [])
@@ -336,7 +336,7 @@ def _let_python_hold_the_group_longest(model: nn.Module) -> None:
 
 
 def _keep_ignored(module: nn.Module, router: MethodRouter) -> None:
-    """Keep ignoring what the user told DDP to ignore, under the router's names."""
+    """Keep ignoring what the user made DDP ignore, under the router's names."""
     if ignored := getattr(module, "_ddp_params_and_buffers_to_ignore", None):
         DistributedDataParallel._set_params_and_buffers_to_ignore_for_model(
             router, [f"module.{name}" for name in ignored]

@@ -51,7 +51,7 @@ def _explanation(wrapped: WrappedParameters | None, message: str) -> str:
 
 
 def _left_out(wrapped: WrappedParameters | None, message: str) -> dict[Tensor, str]:
-    """The parameters whose indices torch tells, if it does."""
+    """The parameters whose indices torch's message has, if any."""
     found = _INDICES.search(message)
     if found is None or wrapped is None:
         return {}

@@ -221,7 +221,7 @@ def _fit_precision(config: Config, run: Run) -> None:
 
 
 def _check_autocast(config: Config, run: Run) -> None:
-    """The block goes with `bf16-mixed`, in bfloat16, which DeepSpeed is told if the block doesn't say it.
+    """The block goes with `bf16-mixed`, in bfloat16, which is set if the block lacks it.
 
     Raises:
         ConfigurationError: another precision or another format.

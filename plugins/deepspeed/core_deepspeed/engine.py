@@ -42,7 +42,7 @@ _ASKED_AT_EACH_STEP = ("_z3_leaf", "_deepcompile_z3_eager_fallback")
 class ZeroEngine:
     """One module in DeepSpeed's engine, and the optimizer of it.
 
-    DeepSpeed counts batches to know when a window of accumulation ends. Here it is told, when that is known at
+    DeepSpeed counts batches to know when a window of accumulation ends. Here it is given, when that is known at
     backward; else gradients stay as backward has left them until they are needed, to clip or to step.
 
     Attributes:
@@ -178,7 +178,7 @@ class ZeroEngine:
         self._is_complete = True
 
     def clip(self, max_norm: float) -> Tensor:
-        """All ranks. Let the next step clip; the norm before that."""
+        """All ranks. Make the next step clip; the norm before that."""
         self.complete()
         self._set_max_norm(max_norm)
         return self._norm()

@@ -21,11 +21,11 @@ def load(device_type: str | None = None) -> Any:
 
     Args:
         device_type: of the devices to compute on; None asks for what it has been loaded for. DeepSpeed takes the best
-            that it finds, unless it is told another before it is imported.
+            that it finds, unless another is set before it is imported.
 
     Raises:
         PluginLoadError: it isn't installed, or can't be imported.
-        ConfigurationError: it has been told another type.
+        ConfigurationError: another type has been set.
     """
     told = os.environ.get(_DEVICE_TYPE)
     if device_type is not None and told not in (None, device_type):
@@ -61,7 +61,7 @@ def check_precision(precision: str) -> None:
 
 
 def check_config(config: dict[str, Any]) -> None:
-    """Let DeepSpeed read a config, before any process starts.
+    """Check a config by DeepSpeed's own reader, before any process starts.
 
     Raises:
         ConfigurationError: it refuses something, or would ignore it without a word.
@@ -102,7 +102,7 @@ def is_loaded() -> bool:
 
 
 def forget_modules() -> None:
-    """Let go of the modules of stage 3, which DeepSpeed 0.19 holds for good in the cache of a method."""
+    """Release the modules of stage 3, which DeepSpeed 0.19 holds for good in the cache of a method."""
     from deepspeed.runtime.zero.partitioned_param_coordinator import PartitionedParameterCoordinator
 
     for method in vars(PartitionedParameterCoordinator).values():

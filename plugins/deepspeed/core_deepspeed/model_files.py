@@ -31,7 +31,7 @@ def read(files: Path) -> list[dict[str, Any]]:
 
 @contextmanager
 def as_written(files: Path) -> Iterator[None]:
-    """A context in which what isn't in its place in these files is told as damage.
+    """A context in which what isn't in its place in these files is reported as damage.
 
     Raises:
         CheckpointCorruptedError: a file holds something else than DeepSpeed writes.

@@ -73,7 +73,7 @@ class EngineCheckpointIO(NativeCheckpointIO):
         self._strategy = strategy
 
     def save_checkpoint(self, state: dict[str, Any] | None, path: PathLike, *, collectives: Collectives) -> None:
-        """Let the engine write what it holds, and beside it the state, in which marks stand for that.
+        """Write what the engine holds, by the engine, and beside it the state, in which marks stand for that.
 
         Raises:
             CheckpointError: there isn't one engine that holds an optimizer.
@@ -84,7 +84,7 @@ class EngineCheckpointIO(NativeCheckpointIO):
     def load_checkpoint(
         self, path: PathLike, *, collectives: Collectives, state: dict[str, Any] | None = None
     ) -> dict[str, Any]:
-        """Let the engine restore what it holds; the rest of the state. Or the whole of a universal checkpoint.
+        """Restore what the engine holds; the rest of the state is returned. Or the whole of a universal checkpoint.
 
         Raises:
             CheckpointNotFoundError: nothing is there.

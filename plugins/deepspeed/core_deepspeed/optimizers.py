@@ -138,7 +138,7 @@ def _decouples_weight_decay(deepspeed: Any, optimizer: Optimizer) -> bool | None
 
 
 def load_groups(optimizer: Optimizer, saved: Sequence[Mapping[str, Any]], names: Sequence[str]) -> None:
-    """Put back learning rates and all else that groups hold besides their parameters.
+    """Restore learning rates and all else that groups hold besides their parameters.
 
     Raises:
         CheckpointError: the saved groups hold other parameters, or there is another number of them.

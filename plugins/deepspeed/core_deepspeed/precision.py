@@ -20,7 +20,7 @@ class EngineScale(Precision):
     _strategy: Any = None
 
     def connect(self, strategy: Any) -> None:
-        """Take the strategy whose engine scales. DeepSpeed itself says if the device has float16."""
+        """Create the precision of the strategy whose engine scales. DeepSpeed itself says if the device has float16."""
         self._strategy = strategy
 
     def state_dict(self) -> dict[str, Any]:
@@ -38,7 +38,7 @@ class EngineScale(Precision):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Put the loss scale back; one that the user has fixed stays."""
+        """Restore the loss scale; one that the user has fixed stays."""
         scaler = self._dynamic_scaler()
         if state and scaler is not None:
             scaler.cur_scale = state["scale"]

@@ -1,6 +1,6 @@
 """The sections `optimizer` and `scheduler` of a config. What they name is made here, as DeepSpeed would make it.
 
-DeepSpeed isn't told of them: it would step the scheduler too.
+DeepSpeed doesn't know them: it would step the scheduler too.
 """
 
 from __future__ import annotations

@@ -89,7 +89,7 @@ class EngineState:
         return own is not None and own.flat is not None and own.flat.dtype != parameter.dtype
 
     def load_parameter(self, name: str, parameter: Tensor, saved: Any) -> None:
-        """Put a value back, whole or in the same parts.
+        """Restore a value, whole or in the same parts.
 
         Raises:
             CheckpointError: it has another shape, or its master is on NVMe.
@@ -151,7 +151,7 @@ class EngineState:
         }
 
     def load_optimizer(self, saved: Mapping[str, Any], names: Mapping[int, str]) -> None:
-        """Put entries back, whole or in the same parts."""
+        """Restore entries, whole or in the same parts."""
         self._refuse_swapped()
         counts: dict[int, dict[str, list[Any]]] = {}
         for parameter, own in self._trained():

@@ -144,7 +144,7 @@ class DeepSpeedStrategy(ParallelStrategy):
             )
         if self.stage == 1:
             config["zero_optimization"]["overlap_comm"] = False  # begins before it is known where a window ends
-        # The engine is told when a window ends, so for DeepSpeed each is one batch long. Its total batch size would
+        # The engine is given the end of a window, so for DeepSpeed each is one batch long. Its total batch size would
         # contradict that, and follows from the other two numbers.
         config = self.configure_deepspeed_config({**config, "gradient_accumulation_steps": 1})
         config.pop("train_batch_size", None)
@@ -242,7 +242,7 @@ class DeepSpeedStrategy(ParallelStrategy):
     def setup_module_and_optimizers(
         self, module: nn.Module, optimizers: list[Optimizer], scheduler: Any = None
     ) -> tuple[nn.Module, list[Optimizer], Any]:
-        """All ranks. Put everything into DeepSpeed's engine; the core steps the scheduler.
+        """All ranks. Wrap everything in DeepSpeed's engine; the core steps the scheduler.
 
         Raises:
             ConfigurationError: an optimizer that ZeRO can't step, or parameters that it doesn't know.
@@ -324,7 +324,7 @@ class DeepSpeedStrategy(ParallelStrategy):
         return set_within(self, "_is_accumulating", enabled)
 
     def clip_gradients(self, module: nn.Module, optimizer: Optimizer, clipping: GradientClipping) -> Tensor | None:
-        """All ranks. Let the optimizer's next step clip, by the 2-norm; see `Strategy.clip_gradients`.
+        """All ranks. Make the optimizer's next step clip, by the 2-norm; see `Strategy.clip_gradients`.
 
         Raises:
             UnsupportedError: by value, or by another norm.
@@ -384,7 +384,7 @@ class DeepSpeedStrategy(ParallelStrategy):
         return named if layout == "sharded" or self.is_global_zero else {}
 
     def load_module_state_dict(self, module: nn.Module, state: Mapping[str, Any], *, strict: bool = True) -> None:
-        """All ranks. Put a state back, whole or in parts; each rank takes its own."""
+        """All ranks. Restore a state, whole or in parts; each rank takes its own."""
         handle = self.session.handle_of(module)
         if native_files.is_mark(state):
             return
@@ -419,7 +419,7 @@ class DeepSpeedStrategy(ParallelStrategy):
         return {"state": entries, "param_groups": groups} if layout == "sharded" or self.is_global_zero else {}
 
     def load_optimizer_state_dict(self, optimizer: Optimizer, state: Mapping[str, Any]) -> None:
-        """All ranks. Put a state back, whole or in parts; each rank takes its own."""
+        """All ranks. Restore a state, whole or in parts; each rank takes its own."""
         if native_files.is_mark(state):
             return
         engine = self._engine_of(optimizer)

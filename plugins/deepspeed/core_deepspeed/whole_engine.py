@@ -102,7 +102,7 @@ class WholeState:
         return self._engine.masters.get(parameter, parameter).detach()
 
     def load_parameter(self, name: str, parameter: Tensor, saved: Any) -> None:
-        """Put a value back.
+        """Restore a value.
 
         Raises:
             CheckpointError: it has another shape.
@@ -134,7 +134,7 @@ class WholeState:
         }
 
     def load_optimizer(self, saved: Mapping[str, Any], names: Mapping[int, str]) -> None:
-        """Put entries back, as torch does: on the device and in the format of what they belong to."""
+        """Restore entries, as torch does: on the device and in the format of what they belong to."""
         state = self._optimizer.state_dict()
         held = list(self._held(names))
         state["state"] = {number: saved[name] for number, name in enumerate(held) if name in saved}
@@ -153,7 +153,7 @@ class WholeState:
 
 
 def _is_like(value: Any, described: Any) -> bool:
-    """Tell whether a tensor of more than one number has the shape and dtype of a saved one."""
+    """True if a tensor of more than one number has the shape and dtype of a saved one."""
     if not isinstance(value, torch.Tensor) or not isinstance(described, TensorDescription) or not value.dim():
         return False
     return (tuple(value.shape), value.dtype) == (described.shape, described.dtype)

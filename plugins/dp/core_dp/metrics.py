@@ -45,7 +45,7 @@ def taking_turns(module: nn.Module, device: torch.device) -> Iterator[None]:
 
 
 def share(module: nn.Module, replicas: Sequence[nn.Module]) -> None:
-    """Put the metrics of a module into its replicas, whose copies would be forgotten with them."""
+    """Copy the metrics of a module to its replicas, whose copies would be forgotten with them."""
     for path, name, metric in _metrics_in(module):
         for replica in replicas:
             replica.get_submodule(path)._modules[name] = metric

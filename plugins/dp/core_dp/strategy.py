@@ -59,7 +59,7 @@ class DataParallelStrategy(Strategy):
         return _random_states(self)
 
     def load_rank_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Put it back, as far as there are such devices."""
+        """Restore it, as far as there are such devices."""
         _restore_random_states(self, state)
 
     def reduce(self, tensor: Tensor, group: Any = None, reduce_op: Any = "mean") -> Tensor:
@@ -111,7 +111,7 @@ class DDP2Strategy(DDPStrategy):
         return self.parallel_devices[0]
 
     def configure_ddp(self) -> None:
-        """Put DataParallel between the router and DistributedDataParallel."""
+        """Insert DataParallel between the router and DistributedDataParallel."""
         _refuse_compiler(self, alias="ddp2")
         self.model = Replicas(self.model, device_ids=_indices(self))
         super().configure_ddp()
@@ -122,7 +122,7 @@ class DDP2Strategy(DDPStrategy):
         return None if own is None and random is None else {"ddp": own, "devices": random}
 
     def load_rank_state_dict(self, state: Mapping[str, Any]) -> None:
-        """All ranks. Put both back."""
+        """All ranks. Restore both."""
         if state["ddp"] is not None:
             super().load_rank_state_dict(state["ddp"])
         if state["devices"] is not None:

@@ -179,7 +179,7 @@ class FullyShardedFairScaleStrategy(ParallelStrategy):
                 dist.broadcast(tensor.detach(), src=0)
 
     def setup_optimizer(self, optimizer: Optimizer) -> Optimizer:
-        """All ranks. Take an optimizer as it is: its parameters are the user's own, in flat parts by now.
+        """All ranks. Use an optimizer as it is: its parameters are the user's own, in flat parts by now.
 
         Raises:
             ConfigurationError: it can't step flat parts.
@@ -236,7 +236,7 @@ class FullyShardedFairScaleStrategy(ParallelStrategy):
         return norms.clip(self, optimizer, clipping)
 
     def synchronize_model(self) -> None:
-        """All ranks. Take the buffers of rank 0."""
+        """All ranks. Copy the buffers of rank 0."""
         super().synchronize_model()
         if self._buffers_differ:
             self._buffers_differ = False
@@ -261,7 +261,7 @@ class FullyShardedFairScaleStrategy(ParallelStrategy):
         return state
 
     def load_module_state_dict(self, module: nn.Module, state: Mapping[str, Any], *, strict: bool = True) -> None:
-        """All ranks. Put a whole state back; each rank keeps its parts."""
+        """All ranks. Restore a whole state; each rank keeps its parts."""
         units = self._units_of(module)
         if units is None:
             super().load_module_state_dict(module, state, strict=strict)
@@ -282,7 +282,7 @@ class FullyShardedFairScaleStrategy(ParallelStrategy):
         return {**state, "state": entries} if keeps else {}
 
     def load_optimizer_state_dict(self, optimizer: Optimizer, state: Mapping[str, Any]) -> None:
-        """All ranks. Put a whole state back; each rank takes its parts."""
+        """All ranks. Restore a whole state; each rank takes its parts."""
         named = self._named(optimizer)
         parameters = {**named, **dict(enumerate(named.values()))}
         known = {key: entry for key, entry in state["state"].items() if key in parameters}

@@ -75,7 +75,7 @@ class ShardedModel(ShardedDataParallel):  # type: ignore[misc]  # FairScale has 
         return super().forward(*inputs, **kwargs)
 
     def prepare_backward(self) -> None:
-        """Put averages of earlier backwards aside, which only their owners have, so that they count once."""
+        """Set averages of earlier backwards aside, which only their owners have, so that they count once."""
         self._aside = {one: average for one, average in self._averaged.items() if one.grad is average}
         self._averaged = {}
         for parameter in self._aside:

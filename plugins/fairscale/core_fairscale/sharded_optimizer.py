@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 class ShardedOptimizer(OSS):  # type: ignore[misc]  # FairScale has no types
     """Steps, on each rank, the parameters that this rank owns, and broadcasts them.
 
-    The parameter groups are those of the user's optimizer, the same dicts, so that a scheduler around it is heard. The
+    The parameter groups are those of the user's optimizer, the same dicts, so that a scheduler still works. The
     rank's part is an optimizer of the same class.
 
     Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", stage 1,
@@ -39,11 +39,11 @@ class ShardedOptimizer(OSS):  # type: ignore[misc]  # FairScale has no types
         return [parameter for group in self.param_groups for parameter in group["params"]]
 
     def owns(self, parameter: Tensor) -> bool:
-        """Tell whether this rank steps the parameter."""
+        """True if this rank steps the parameter."""
         return bool(self._param_to_rank[parameter] == self.rank)
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Put a whole state back, in torch's own form. Each rank takes the entries of what it owns."""
+        """Restore a whole state, in torch's own form. Each rank takes the entries of what it owns."""
         positions = {parameter: index for index, parameter in enumerate(self.parameters)}
         mine = [parameter for group in self.optim.param_groups for parameter in group["params"]]
         entries = {

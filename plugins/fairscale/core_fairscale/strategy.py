@@ -196,7 +196,7 @@ class DDPShardedStrategy(ParallelStrategy):
         return {"state": entries, "param_groups": groups} if is_sharded or self.is_global_zero else {}
 
     def load_optimizer_state_dict(self, optimizer: Optimizer, state: Mapping[str, Any]) -> None:
-        """All ranks. Put a state back, whole or in parts; each rank takes its own."""
+        """All ranks. Restore a state, whole or in parts; each rank takes its own."""
         entries = {
             name: {key: _content(value) for key, value in entry.items()} for name, entry in state["state"].items()
         }

@@ -56,7 +56,7 @@ class Units:
         self.router = MethodRouter(module)
         self.root = FullyShardedDataParallel(self.router, **settings)
         self._all = [self.root, *(unit for _, _, unit in self._places)]
-        for unit in self._all:  # the outermost first, which tells the others that they aren't
+        for unit in self._all:  # the outermost first, which marks the others as inner ones
             unit._lazy_init()
 
     def let_go(self) -> None:

@@ -68,7 +68,7 @@ def no_sync(units: Sequence[FSDPModule]) -> Iterator[None]:
 
 
 def reshard(units: Sequence[FSDPModule]) -> None:
-    """Let go of what is gathered: it may be older than the shards."""
+    """Release what is gathered: it may be older than the shards."""
     for unit in units:
         unit.reshard()
 

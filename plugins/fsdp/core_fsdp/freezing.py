@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def keep_frozen(mesh: DeviceMesh) -> list[RemovableHandle]:
-    """All ranks. Let parameters that are frozen stay so when they are cut, which torch 2.9's styles forget.
+    """All ranks. Keep frozen parameters frozen when they are sharded, which torch 2.9's styles forget.
 
     Args:
         mesh: of one axis.
@@ -24,7 +24,7 @@ def keep_frozen(mesh: DeviceMesh) -> list[RemovableHandle]:
     Returns:
         The hooks; none where torch's styles keep it in mind.
     """
-    # Tried on a small layer, which tells more surely than torch's version.
+    # Tried on a small layer, which is more certain than torch's version.
     layer = nn.Linear(1, 1, device="meta").requires_grad_(False)
     parallelize_module(layer, mesh, ColwiseParallel(), src_data_rank=None)
     return [register_module_parameter_registration_hook(_freeze)] if layer.weight.requires_grad else []

@@ -47,7 +47,7 @@ def module_state(named: Mapping[str, Any], module: nn.Module, convert: Callable[
 
 
 def has_whole(state: Mapping[str, Any]) -> bool:
-    """Tell whether there are tensors in a state that aren't in shards."""
+    """True if there are tensors in a state that aren't in shards."""
     return any(isinstance(leaf, Tensor) and not isinstance(leaf, DTensor) for leaf in state.values())
 
 

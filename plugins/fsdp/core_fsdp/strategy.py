@@ -302,7 +302,7 @@ class FSDPStrategy(ParallelStrategy):
     # optimizers -----------------------------------------------------------------------------------------------------
 
     def setup_optimizer(self, optimizer: Optimizer) -> Optimizer:
-        """All ranks. Let the optimizer hold the shards, if it was made before there were any.
+        """All ranks. Replace the optimizer's parameters by the shards, if it was made before there were any.
 
         Raises:
             ConfigurationError: it holds a parameter of no module that was set up, or flattens all of them.
@@ -387,7 +387,7 @@ class FSDPStrategy(ParallelStrategy):
         return converted if layout == "sharded" or self.is_global_zero else {}
 
     def load_module_state_dict(self, module: nn.Module, state: Mapping[str, Any], *, strict: bool = True) -> None:
-        """All ranks. Put a state back, whole or in shards of any mesh; each rank copies its own part."""
+        """All ranks. Restore a state, whole or in shards of any mesh; each rank copies its own part."""
         self._reshard()
         if states.has_whole(state):
             state = states.for_module(super().get_module_state_dict(module), state)
@@ -400,7 +400,7 @@ class FSDPStrategy(ParallelStrategy):
         return converted if layout == "sharded" or self.is_global_zero else {}
 
     def load_optimizer_state_dict(self, optimizer: Optimizer, state: Mapping[str, Any]) -> None:
-        """All ranks. Put a state back, whole or in shards of any mesh; each rank keeps its own part."""
+        """All ranks. Restore a state, whole or in shards of any mesh; each rank keeps its own part."""
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         by_name = dict(zip(self.parameter_names(optimizer), parameters, strict=True))
         super().load_optimizer_state_dict(optimizer, states.for_optimizer(state, by_name))

@@ -56,7 +56,7 @@ class Node(hivemind.DHT):  # type: ignore[misc]  # hivemind is untyped
 class _Child:
     """An averager's process. It ends with its parent, leaves no socket, and the parent's Ctrl-C as it is.
 
-    It is forked, as the node is, whatever the program has told multiprocessing: it can't be pickled.
+    It is forked, as the node is, whatever start method the program has set: it can't be pickled.
     """
 
     _start_method = "fork"
@@ -106,7 +106,7 @@ class Gradients(_Child, GradientAverager):  # type: ignore[misc]
 
 
 class _Noting(DecentralizedAverager):  # type: ignore[misc]
-    """Keeps the last round, of which hivemind tells its log alone how it went."""
+    """Keeps the last round, whose result hivemind only logs."""
 
     last_round: Any = None
 
@@ -160,7 +160,7 @@ class State(_Child, TrainingStateAverager, _Noting):  # type: ignore[misc]
         return {**metadata, "epoch": epoch, "frozen": self.frozen}, [tensor.clone() for tensor in tensors], infos
 
     def load_state_from_peers(self, **options: Any) -> bool:
-        """Take the newest state of the peers.
+        """Load the newest state of the peers.
 
         Returns:
             False if there is none that is as new as our own.
@@ -215,7 +215,7 @@ class Progress(ProgressTracker):  # type: ignore[misc]
             self.global_progress = self._parse_swarm_progress_data(self._entries)
 
     def _parse_swarm_progress_data(self, metadata: Any) -> Any:
-        """Count our own samples as they are now. What peers have been told may be older, and a step be missed."""
+        """Count our own samples as they are now. What peers have received may be older, and a step be missed."""
         self._entries = metadata
         if isinstance(metadata, dict):
             metadata = {
@@ -336,7 +336,7 @@ class SwarmOptimizer(hivemind.Optimizer):  # type: ignore[misc]
         """Wait for a round, and give it up if nobody is left to meet: hivemind would wait for its whole time limit."""
         until_s = time.monotonic() + self.averaging_timeout
         while not round_.done() and time.monotonic() < until_s:
-            with contextlib.suppress(Exception):  # the round's own too, which hivemind tells
+            with contextlib.suppress(Exception):  # the round's own too, which hivemind logs
                 round_.exception(self.matchmaking_time)
             if not round_.done():
                 self.tracker.forget_gone()

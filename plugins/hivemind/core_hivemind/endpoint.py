@@ -19,7 +19,7 @@ _PAUSE_S = 0.5
 
 
 class Endpoint:
-    """Tells the addresses of a peer to everybody who asks, by HTTP, one a line.
+    """Serves the addresses of a peer by HTTP, one a line.
 
     Args:
         place: `"host:port"` to listen at.
@@ -56,7 +56,7 @@ class Endpoint:
 
 
 def ask(place: str, *, timeout_s: float) -> tuple[str, ...]:
-    """The addresses that a peer's endpoint tells; waits until it is there.
+    """The addresses that a peer's endpoint serves; waits until it is there.
 
     Raises:
         PeersError: it didn't come in time.

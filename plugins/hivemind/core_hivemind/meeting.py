@@ -52,7 +52,7 @@ class Meeting:
             time.sleep(_POLL_S)
 
     def await_state(self, load: Callable[[], bool]) -> bool:
-        """Take the run's state from a peer that trains; else find out which of those that wait begins.
+        """Load the run's state from a peer that trains; else find out which of those that wait begins.
 
         Args:
             load: takes the state of a peer; False if that didn't work.
@@ -91,7 +91,7 @@ class Meeting:
         return self._ids(f"{state_prefix(self._options.run_id)}.all_averagers")
 
     def leave(self) -> None:
-        """Take back what this peer has left, for those that look for one."""
+        """Withdraw what this peer has published for those that look for one."""
         for key in (self._key, f"{state_prefix(self._options.run_id)}.all_averagers"):
             self._store(key, None, timeout_s=_GOODBYE_S)
 

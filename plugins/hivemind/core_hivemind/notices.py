@@ -54,7 +54,7 @@ def refuse(options: SwarmOptions, batch_size: int | None, precision: str) -> Non
 
 
 def tell(run_id: str, addresses: list[str]) -> None:
-    """Say how others join, where everybody sees it: the addresses are new with each start."""
+    """Print how others join, where everybody sees it: the addresses are new with each start."""
     logging.getLogger("core").warning(
         "Others join run %r with the variable %s=%s", run_id, PEERS_VARIABLE, ",".join(addresses)
     )

@@ -72,7 +72,7 @@ class HivemindStrategy(SingleDeviceStrategy):
         verbose: bool = False,
         **parts: Any,
     ) -> None:
-        """Say which run this is, and how its peers work together.
+        """Create the strategy of one peer of a run.
 
         Args:
             target_batch_size: samples that all peers together have seen when a step is made. It must be given.
@@ -89,7 +89,7 @@ class HivemindStrategy(SingleDeviceStrategy):
                 `["/ip4/0.0.0.0/tcp/0"]` all.
             client_mode: this peer takes no connections from others, as behind a firewall: it makes them itself.
             dht_options: further options of `hivemind.DHT`, such as `identity_path`, `announce_maddrs`.
-            endpoint: `"host:port"` at which this peer tells its addresses to those that ask, by HTTP.
+            endpoint: `"host:port"` at which this peer serves its addresses by HTTP.
             peer_endpoint: `"host:port"` of another peer's `endpoint`, which is asked for the initial peers.
             matchmaking_time: seconds that a peer waits for others when a step is due.
             averaging_timeout: seconds after which a round of averaging is given up, and the step made with the
@@ -198,7 +198,7 @@ class HivemindStrategy(SingleDeviceStrategy):
 
     @property
     def num_peers(self) -> int:
-        """Number of peers that train, as far as this one has heard, itself included."""
+        """Number of peers that train, as far as this one knows, itself included."""
         return 1 if self._swarm is None else self._swarm.num_peers
 
     @property
@@ -207,7 +207,7 @@ class HivemindStrategy(SingleDeviceStrategy):
         return 0 if self._swarm is None else self._swarm.joint_steps
 
     def setup(self, trainer: SetupHost) -> None:
-        """This process. Set up as every strategy does; gradients are clipped as the Trainer was told."""
+        """This process. Set up as every strategy does; gradients are clipped by the Trainer's arguments."""
         self._clipping = trainer.clipping
         super().setup(trainer)
 
@@ -302,7 +302,7 @@ class HivemindStrategy(SingleDeviceStrategy):
             where others made some without this peer.
 
         Raises:
-            ConfigurationError: nothing tells how many samples the gradients are of.
+            ConfigurationError: the number of samples of the gradients is unknown.
             PeersError: a peer trains something else under this name.
         """
         swarm = self._join()

@@ -209,7 +209,7 @@ class Swarm:
     # end ------------------------------------------------------------------------------------------------------------
 
     def leave(self) -> None:
-        """Say goodbye, and end all processes and threads; idempotent."""
+        """Leave the swarm, and end all processes and threads; idempotent."""
         optimizer, node = self.__dict__.pop("_hivemind", None), self.__dict__.pop("_node", None)
         watch = self.__dict__.pop("_watch", None)
         if optimizer is not None:

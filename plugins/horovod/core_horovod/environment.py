@@ -1,4 +1,4 @@
-"""`horovodrun`: starts a script once a rank, and tells each its numbers by variables."""
+"""`horovodrun`: starts a script once a rank, with its numbers in variables."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _FIRST_PORT, _NUM_PORTS = 15_000, 15_000  # below 30000 no system hands out ephe
 
 
 class HorovodEnvironment(ClusterEnvironment):
-    """`horovodrun` with gloo. Where it runs over MPI, that is what tells the ranks, and another environment reads it.
+    """`horovodrun` with gloo. Where it runs over MPI, MPI has the ranks, and another environment reads them.
 
     Variables, set by horovodrun:
         HOROVOD_RANK, HOROVOD_SIZE: number of this process, and of all.

@@ -38,7 +38,7 @@ class _Module:
     added_up: list[tuple[str, weakref.ref[Tensor]]] = field(default_factory=list)
 
     def set_passes(self, number: int) -> None:
-        """Let Horovod's hooks exchange a gradient after so many backwards."""
+        """Make Horovod's hooks exchange a gradient after so many backwards."""
         if self.passes_per_step != number:
             self.optimizer.set_backward_passes_per_step(number)
             self.passes_per_step = number
@@ -49,7 +49,7 @@ class _Module:
         return bool(self.optimizer is not None and self.optimizer._handles)
 
     def retire(self) -> None:
-        """Let hooks do nothing any more, and let go of the parameters."""
+        """Disable the hooks, and release the parameters."""
         if self.optimizer is not None:
             self.optimizer.set_backward_passes_per_step(_NEVER)
             self.optimizer._grad_accs.clear()  # hooks go with the nodes of the graph that have them
@@ -73,7 +73,7 @@ class Exchange:
         self._hvd = library.load()
 
     def fit(self, modules: Iterable[nn.Module]) -> None:
-        """All ranks, before a backward. Take in what modules there are, and which parameters require gradients."""
+        """All ranks, before a backward. Follow changes of the modules, and of which parameters require gradients."""
         claimed: set[Tensor] = set()
         for number, module in enumerate(modules):
             if number == len(self._modules):

@@ -44,7 +44,7 @@ class HorovodLauncher(Launcher):
     pickles = True
 
     def check(self) -> None:
-        """Refuse several nodes, which horovodrun has to be told, and a machine without Horovod.
+        """Refuse several nodes, whose hosts horovodrun needs, and a machine without Horovod.
 
         Raises:
             LaunchError: what to do instead.
@@ -98,7 +98,7 @@ class HorovodLauncher(Launcher):
 
 
 def _is_echo(file: Path) -> bool:
-    """True if Horovod has told the rank that another one has ended, perhaps before that one could write its error."""
+    """True if Horovod has notified the rank that another one ended, perhaps before that one could write its error."""
     return file.read_text().startswith(("ConnectionError", "HorovodInternalError"))
 
 

@@ -33,7 +33,7 @@ with a wrapper around the compiler, on Linux, with cmake 3 and g++, in about 10 
 
 @contextmanager
 def naming_lost_ranks() -> Iterator[None]:
-    """Tell apart that another rank has ended from what else Horovod can't do.
+    """Distinguish the end of another rank from other errors of Horovod.
 
     Raises:
         ConnectionError: another rank has ended. By this type, launchers look for the one that failed first.

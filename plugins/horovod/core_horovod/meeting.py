@@ -30,7 +30,7 @@ class Meeting:
     Where that server is missing, rank 0 has it until the end. All ranks make one, in the same order.
 
     Args:
-        environment: tells the ranks.
+        environment: has the ranks.
         num_local: number of ranks on this node.
         timeout_s: seconds after which ranks that don't come are an error.
         settings: variables that Horovod reads when it begins.
@@ -109,7 +109,7 @@ class Meeting:
                 pass
 
     def absent(self, point: str) -> list[int]:
-        """Any rank. Those that haven't come to a point; none if that can't be told."""
+        """Any rank. Those that haven't come to a point; none if that is unknown."""
         if not self._place:
             return []
         return [rank for rank in range(self.size) if self._ask(f"{self._number}-{point}-{rank}") is None]
@@ -159,7 +159,7 @@ class _Server:
 
 
 def _has_server(rank: int, size: int) -> bool:
-    """Tell whether horovodrun, or the launcher, has begun a server at which these very ranks meet."""
+    """True if horovodrun, or the launcher, has begun a server at which these very ranks meet."""
     told = [os.environ.get(f"HOROVOD_{name}") for name in ("RANK", "SIZE")]
     return told == [str(rank), str(size)] and "HOROVOD_GLOO_RENDEZVOUS_PORT" in os.environ
 
@@ -190,7 +190,7 @@ def _host(node: int) -> str:
 
 
 def _interface(address: str) -> str:
-    """Name of the network interface by which this machine reaches `address`; empty if that can't be told."""
+    """Name of the network interface by which this machine reaches `address`; empty if that is unknown."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:  # nothing is sent
         probe.connect((address, 9))
         own = probe.getsockname()[0]
@@ -199,7 +199,7 @@ def _interface(address: str) -> str:
 
 
 def _told_port(environment: ClusterEnvironment) -> int:
-    """A free port of rank 0, which it tells the others through the store that listens at the main address."""
+    """A free port of rank 0, which it sends to the others through the store that listens at the main address."""
     from torch._C._distributed_c10d import TCPStore  # torch.distributed's own, with types
 
     store = TCPStore(environment.main_address, environment.main_port, is_master=False)

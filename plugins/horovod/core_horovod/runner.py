@@ -25,7 +25,7 @@ def main() -> None:
     ]
     try:
         horovodrun.run_commandline()
-    except RuntimeError as error:  # its message alone tells which rank it was
+    except RuntimeError as error:  # only its message has the rank
         if found := re.search(r"Process name: (\d+)\s+Exit code: (\d+)", str(error)):
             (folder / ENDED).write_text(" ".join(found.groups()))
         else:

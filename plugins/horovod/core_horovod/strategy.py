@@ -282,7 +282,7 @@ class HorovodStrategy(ParallelStrategy):
         return super().optimizer_step(optimizer, closure)
 
     def synchronize_model(self) -> None:
-        """All ranks. Take the buffers of rank 0: each rank has its own between two steps."""
+        """All ranks. Copy the buffers of rank 0: each rank has its own between two steps."""
         if self._is_apart:
             self._is_apart = False
             self._send_from_first([buffer for handle in self.session.handles for buffer in handle.module.buffers()])

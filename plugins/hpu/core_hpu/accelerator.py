@@ -81,7 +81,7 @@ class HPUAccelerator(TorchDeviceAccelerator):
             os.environ[detection.VISIBLE] = ",".join(map(str, self._modules))
 
     def setup_device(self, device: torch.device) -> None:
-        """All ranks. Take the process's device, now rather than in the middle of the first step.
+        """All ranks. Acquire the process's device, now rather than in the middle of the first step.
 
         Raises:
             DeviceError: it is counted, but can't be used.
@@ -95,7 +95,7 @@ class HPUAccelerator(TorchDeviceAccelerator):
             ) from error
 
     def teardown(self) -> None:
-        """All ranks; idempotent. Put `HABANA_VISIBLE_MODULES` back."""
+        """All ranks; idempotent. Restore `HABANA_VISIBLE_MODULES`."""
         if self._before is not None:
             os.environ.pop(detection.VISIBLE)
             if self._before:

@@ -48,7 +48,7 @@ class HCCLStrategy(ParallelStrategy):
         super().check()
 
     def setup_distributed(self) -> None:
-        """All ranks; idempotent. Tell the vendor's library which process this is, then join the group.
+        """All ranks; idempotent. Set for the vendor's library which process this is, then join the group.
 
         By that it chooses the device of the process: the module with the number of the local rank, or the one at that
         place in `HABANA_VISIBLE_MODULES`.

@@ -1,4 +1,4 @@
-"""The Gaudi devices that this process may use, told without the vendor's library."""
+"""The Gaudi devices that this process may use, found without the vendor's library."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def detect() -> Found | Absent | Broken:
 
 
 def is_installed() -> bool:
-    """Tell whether the library can be found. Nothing is imported.
+    """True if the library can be found. Nothing is imported.
 
     Another package of the vendor's, habana-media-loader, makes the namespace `habana_frameworks` alone.
     """

@@ -56,7 +56,7 @@ def _forget_its_meeting() -> None:
 
 
 def _began_with(name: str) -> bool:
-    """True if the process was started with this variable, or if that can't be told."""
+    """True if the process was started with this variable, or if that is unknown."""
     try:
         return f"\0{name}=".encode() in b"\0" + Path("/proc/self/environ").read_bytes()
     except OSError:

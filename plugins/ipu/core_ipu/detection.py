@@ -15,7 +15,7 @@ from core_ipu.library import HOW_TO_INSTALL
 _TIME_LIMIT_S = 100
 # What PopTorch, the SDK below it and Python's own search depend on.
 _VARIABLES = ("GC", "IPU", "LD_", "POP", "PVTI", "PYTHON")
-# PopTorch tells whether there are so many IPUs, and no more; they are used in powers of two.
+# PopTorch only answers whether there are so many IPUs; they are used in powers of two.
 _PROGRAM = """
 import json
 

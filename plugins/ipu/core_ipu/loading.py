@@ -30,7 +30,7 @@ def join(poptorch: Any, loader: Any, options: Any, num_joined: int, *, trains: b
         trains: leave out what doesn't make a whole batch.
 
     Raises:
-        ConfigurationError: a loader of PopTorch's that was given another sampler.
+        ConfigurationError: a PopTorch loader that was given another sampler.
     """
     if isinstance(loader, poptorch.DataLoader):
         if sampler_of(loader) is not None:

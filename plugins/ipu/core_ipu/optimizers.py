@@ -115,7 +115,7 @@ def _check_own_clipping(optimizer: Any, clipping: GradientClipping | None) -> No
 
 
 def values_of(optimizer: Optimizer) -> list[dict[str, Any]]:
-    """The options of all groups, to tell whether the device must be told of a change."""
+    """The options of all groups, to tell whether the device must be given a change."""
     return [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
 
 
@@ -143,7 +143,7 @@ def _entry(state: Mapping[str, Any], kind: str, name: str, num_updates: int) -> 
 
 
 def load_canonical(optimizer: Any, entries: Mapping[str, Any], groups: list[dict[str, Any]]) -> None:
-    """Put a state by parameter names into the optimizer, which brings it to the device.
+    """Load a state by parameter names into the optimizer, which brings it to the device.
 
     Args:
         optimizer: PopTorch's. Its groups stay the same objects, for schedulers have them.

@@ -82,7 +82,7 @@ class Program:
     def __init__(
         self, module: nn.Module, name: str, *, make: Callable[[Traced], Any], num_joined: int, mark: Any = None
     ) -> None:
-        """Say what to compile.
+        """Create a program, which is compiled when it first runs.
 
         Args:
             module: the user's.

@@ -163,7 +163,7 @@ class IPUStrategy(Strategy):
             raise ConfigurationError("inference_opts say gradientAccumulation, and inference accumulates nothing.")
 
     def setup_environment(self) -> None:
-        """Tell Poplar to write reports, if that was asked for."""
+        """Make Poplar write reports, if that was asked for."""
         super().setup_environment()
         if self.autoreport and self._engine_options is None:
             self._engine_options = os.environ.get(_ENGINE_OPTIONS, "")
@@ -385,7 +385,7 @@ class IPUStrategy(Strategy):
             self._watch.note()
 
     def _attach(self, executor: Any) -> None:
-        """Let one program have the IPUs. It begins with the weights that the host has."""
+        """Give the IPUs to one program. It begins with the weights that the host has."""
         if self._attached is executor:
             return
         self._detach()
@@ -410,7 +410,7 @@ class IPUStrategy(Strategy):
         return super().get_module_state_dict(module, layout=layout)
 
     def load_module_state_dict(self, module: nn.Module, state: Mapping[str, Any], *, strict: bool = True) -> None:
-        """Put a state into the module, and from there onto the device."""
+        """Load a state into the module, and from there onto the device."""
         self.synchronize_model()
         super().load_module_state_dict(module, state, strict=strict)
 
@@ -419,7 +419,7 @@ class IPUStrategy(Strategy):
         return conversion.to_canonical(optimizer, self.parameter_names(optimizer), self._num_updates)
 
     def load_optimizer_state_dict(self, optimizer: Optimizer, state: Mapping[str, Any]) -> None:
-        """Put back a state by parameter names, of this strategy or of another one."""
+        """Restore a state by parameter names, of this strategy or of another one."""
         names = self.parameter_names(optimizer)
         order = {name: index for index, name in enumerate(names)}
         groups = [{**group, "params": [order[name] for name in group["params"]]} for group in state["param_groups"]]

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 class HyperparametersMixin(HasHyperparameters):
     """Remembers the arguments of `__init__`; see `core.Module.save_hyperparameters`.
 
-    Objects among them are told of where a Trainer leaves them out, and not before.
+    Objects among them are reported where a Trainer leaves them out, and not before.
     """
 
     def save_hyperparameters(
@@ -55,7 +55,7 @@ def tell_of_objects(module: Any, callbacks: Iterable[Callback]) -> None:
 
 
 def _is_kept(value: Any) -> bool:
-    """Tell whether a checkpoint has it: mappings and sequences of any class are dicts and lists there."""
+    """True if a checkpoint has it: mappings and sequences of any class are dicts and lists there."""
     if isinstance(value, Mapping):
         return all(map(_is_kept, value.values()))
     if isinstance(value, Sequence) and not isinstance(value, str | bytes | bytearray):

@@ -1,4 +1,4 @@
-"""Puts Lightning's names into this process, as modules that are made from a table."""
+"""Installs Lightning's names in this process, as modules that are made from a table."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _SHORT = {"pytorch_lightning": "lightning.pytorch", "lightning_fabric": "lightni
 
 
 def install(*, trusted: bool = False) -> None:
-    """Let `lightning`, `pytorch_lightning` and `lightning_fabric` mean core in this process, from here on.
+    """Make `lightning`, `pytorch_lightning` and `lightning_fabric` mean core in this process, from here on.
 
     Call it before any import of them, at the top of a script. A second call adds trust, or nothing. An installed
     Lightning stays as it is, for other processes.
@@ -55,12 +55,12 @@ def install(*, trusted: bool = False) -> None:
 
 
 def install_trusted() -> None:
-    """Say `install(trusted=True)`: the prelude of `core run --lightning-trusted`."""
+    """Call `install(trusted=True)`: the prelude of `core run --lightning-trusted`."""
     install(trusted=True)
 
 
 class _Finder(MetaPathFinder):
-    """Finds the modules of the table, and tells of others below these roots that they aren't there."""
+    """Finds the modules of the table, and refuses others below these roots."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None

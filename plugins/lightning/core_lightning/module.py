@@ -84,7 +84,7 @@ class LightningModule(HyperparametersMixin, Module):
             strict: whether the weights must fit exactly.
             weights_only: taken for Lightning's sake; only `trusted` lets anything in the file be executed.
             trusted: you know who wrote the file: objects in it, which `PickledObjects` or Lightning has put there, are
-                unpickled, which executes what it says. None is what `install` was told, or else no.
+                unpickled, which executes what it says. None is what `install` was given, or else no.
             kwargs: arguments of `__init__`, which count most.
         """
         is_trusted = bool(TRUSTS) if trusted is None else trusted

@@ -62,13 +62,13 @@ def objects_of(module: Any) -> dict[str, Any]:
 
 
 def give_objects(module: Any, objects: dict[str, Any]) -> None:
-    """Let `on_load_checkpoint` of the module find them."""
+    """Make them available to `on_load_checkpoint` of the module."""
     module.__dict__[_ATTRIBUTE] = objects
 
 
 @contextmanager
 def found_by(cls: type[Any], objects: dict[str, Any]) -> Iterator[None]:
-    """Let modules of a class find them that are made meanwhile, which have none of their own."""
+    """Make them available to modules of a class that are made meanwhile, which have none of their own."""
     setattr(cls, _ATTRIBUTE, objects)
     try:
         yield
@@ -91,7 +91,7 @@ def in_section(callbacks: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, 
 
 
 def is_plain(value: Any) -> bool:
-    """Tell whether a checkpoint can hold it."""
+    """True if a checkpoint can hold it."""
     try:
         to_plain({"value": value})
     except CheckpointError:

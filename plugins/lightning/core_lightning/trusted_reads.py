@@ -95,7 +95,7 @@ def as_path(file: Any) -> Iterator[PathLike]:
 
 
 def let_torch_load_give_objects() -> None:
-    """Let this process's `torch.load(path, weights_only=False)` find objects where Lightning has them.
+    """Make this process's `torch.load(path, weights_only=False)` find objects where Lightning has them.
 
     Programs that read their checkpoints by themselves ask so. Any other read stays as it is.
     """

@@ -39,7 +39,7 @@ class WholeCheckpoint(dict[str, Any]):
 
 
 def give_whole(cls: type[Any], base: type[Any]) -> None:
-    """Let the hooks of a subclass get the whole checkpoint. Their own calls of `super()` get the same."""
+    """Pass the whole checkpoint to the hooks of a subclass. Their own calls of `super()` get the same."""
     for name, wrap in (("on_save_checkpoint", _saving), ("on_load_checkpoint", _loading)):
         hook = getattr(cls, name)
         if hook is not getattr(base, name) and not hasattr(hook, "gets_whole"):
@@ -77,7 +77,7 @@ def _loading(hook: Callable[[Any, dict[str, Any]], None]) -> Callable[[Any, dict
 
 
 def _differs(before: Any, after: Any) -> bool:
-    """Tell whether a hook has put something else there, itself or within."""
+    """True if a hook has put something else there, itself or within."""
     if isinstance(before, dict) and isinstance(after, dict):
         return before.keys() != after.keys() or any(after[key] is not value for key, value in before.items())
     return before is not after

@@ -68,7 +68,7 @@ class RayEnvironment(ClusterEnvironment):
         return int(os.environ.get(_RESTARTS, "0")) if self._world else 0
 
     def set_world(self, *, world_size: int, global_rank: int, local_rank: int, node_rank: int) -> None:
-        """Take the ranks from the launcher."""
+        """Set the ranks, as the launcher has numbered them."""
         self._world = (world_size, global_rank, local_rank, node_rank)
 
 
@@ -78,7 +78,7 @@ class RayTrainEnvironment(TorchElasticEnvironment):
     Variables, as Ray Train sets them before it calls the training function:
         RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, NODE_RANK: ranks, and numbers of processes.
         MASTER_ADDR, MASTER_PORT: where the ranks have met.
-        ACCELERATE_TORCH_DEVICE: tells, together with `NODE_RANK`, that it was Ray Train.
+        ACCELERATE_TORCH_DEVICE: set, together with `NODE_RANK`, by Ray Train.
     """
 
     @classmethod

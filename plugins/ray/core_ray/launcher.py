@@ -54,7 +54,7 @@ class RayLauncher(Launcher):
         runtime_env: Mapping[str, Any] | None = None,
         init_options: Mapping[str, Any] | None = None,
     ) -> None:
-        """Say where ranks run, and what each of them needs.
+        """Create the launcher.
 
         Args:
             address: of a running cluster, such as `"auto"` or `"10.0.0.1:6379"`. None: the connection that

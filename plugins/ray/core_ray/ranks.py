@@ -21,14 +21,14 @@ _LOOK_S = 0.2
 _SETTLE_S = 2.0
 """Seconds to look for the cause when a rank reports no more than a lost connection."""
 _HEAR_S = 0.5
-"""Seconds after which a rank that was told to end, and goes on, is taken to wait in native code."""
+"""Seconds after which a rank that was asked to end, and goes on, is taken to wait in native code."""
 
 
 class Ranks:
     """The actors of one attempt, in the order of their ranks."""
 
     def __init__(self, num_processes: int) -> None:
-        """Say how many there are on each node of the run."""
+        """Create the numbers from how many there are on each node of the run."""
         self._num_processes = num_processes
         self._actors: list[Any] = []
         self._places: list[Place] = []
@@ -150,7 +150,7 @@ class Ranks:
         return None if first is None else self._failure(first)
 
     def _collect(self, running: dict[Any, int], timeout_s: float) -> None:
-        """Take the endings that come within a time."""
+        """Collect the endings that come within a time."""
         ray = library.load()
         ended, _ = ray.wait(list(running), num_returns=1, timeout=timeout_s)
         for answer in ended:

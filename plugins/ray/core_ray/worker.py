@@ -91,7 +91,7 @@ class Rank:
         self._news: News | None = None
 
     def begin(self) -> Place:
-        """Tell where this is. From here on signals are exceptions."""
+        """Return where this is. From here on signals are exceptions."""
         ray = library.load()
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, exit_on_signal)

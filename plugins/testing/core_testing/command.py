@@ -1,4 +1,4 @@
-"""Runs suites for `core check`, in a process of its own, and tells of each test in a line of JSON."""
+"""Runs suites for `core check`, in a process of its own, and reports each test in a line of JSON."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def _arguments(folder: Path) -> list[str]:
 
 
 class _Teller(ConformanceReport):
-    """Tells of every test when it is over."""
+    """Reports every test when it is over."""
 
     def __init__(self, pipe: Any) -> None:
         super().__init__()

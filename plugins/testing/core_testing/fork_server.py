@@ -3,7 +3,7 @@
 python fork_server.py NUMBER torch,core:*
 
 NUMBER is that of a socket; `:*` stands for all names of a module, which are imported too. A request is one byte and
-files: a description of the program in JSON, a pipe that is told the process's id, and its exit code when it has ended,
+files: a description of the program in JSON, a pipe that gets the process's id, and its exit code when it has ended,
 and the program's own files, whose numbers the description has.
 
 The server never runs a program itself, so that it has no threads. Nothing but the standard library is imported here,

@@ -25,6 +25,6 @@ def end_after(timeout_s: float) -> None:
 
 
 def end_never() -> None:
-    """Take `end_after` back."""
+    """Undo `end_after`."""
     signal.setitimer(signal.ITIMER_REAL, 0)
     faulthandler.cancel_dump_traceback_later()

@@ -38,7 +38,7 @@ class RankPool:
 
         Args:
             launcher: forks the ranks; connected.
-            environment: tells a rank its number.
+            environment: has the rank's number.
             make_rank: called on each rank; makes the first argument of what it runs.
         """
         self.is_over = False
@@ -54,13 +54,13 @@ class RankPool:
             if self._keeper == 0:
                 server.close()
                 _keep(tell, lambda: launcher.launch(serve, address, environment, make_rank))
-            # The keeper alone holds this end now, so that its death is heard as the end of the line.
+            # The keeper alone holds this end now, so that its death shows as the end of the line.
             tell.close()
             with self._ending_at_errors():
                 self._accept(server, launcher.num_processes)
 
     def call(self, call: bytes) -> list[Any]:
-        """Let all ranks run a pickled `Call`. Returns the function's results, one item a rank; tensors on the CPU.
+        """Make all ranks run a pickled `Call`. Returns the function's results, one item a rank; tensors on the CPU.
 
         Raises:
             WorkerError: a rank failed.

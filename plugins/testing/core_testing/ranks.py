@@ -151,7 +151,7 @@ class Rank:
 
     Attributes:
         backend: what it trains with.
-        environment: tells it its number.
+        environment: has its number.
         number: from 0.
     """
 
@@ -185,7 +185,7 @@ def one_device(accelerator: str, is_kept: bool = True) -> Backend:
 
 
 def end_kept_ranks() -> None:
-    """Let ranks end that wait for a next call.
+    """End the ranks that wait for a next call.
 
     Raises:
         WorkerError: one of them has ended badly.

@@ -59,7 +59,7 @@ class ConformanceReport:
     def pytest_pyfunc_call(self, pyfuncitem: pytest.Function) -> bool | None:
         """Run a test in a process of its own if its suite says `own_process`."""
         suite = pyfuncitem.instance
-        # True tells pytest that the test was run, None that it is pytest's to run.
+        # For pytest, True means that the test was run, None that it is pytest's to run.
         if not getattr(suite, "own_process", False) or getattr(pyfuncitem.function, "launches", False):
             return None
         arguments = {name: pyfuncitem.funcargs[name] for name in signature(pyfuncitem.obj).parameters}
@@ -69,7 +69,7 @@ class ConformanceReport:
 
     @pytest.hookimpl(trylast=True)
     def pytest_runtest_teardown(self, item: pytest.Item, nextitem: pytest.Item | None) -> None:
-        """Let the ranks that a class of tests has kept end with its last test."""
+        """End the ranks that a class of tests has kept, after its last test."""
         if nextitem is None or nextitem.parent is not item.parent:
             end_kept_ranks()
 

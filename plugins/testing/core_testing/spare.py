@@ -40,7 +40,7 @@ _OF_EVERY_INTERPRETER = {signal.SIGPIPE, signal.SIGXFSZ}
 
 
 def ask(line: socket.socket, request: Mapping[str, Any], files: Sequence[int]) -> int:
-    """Ask a server for a program's process. Returns the pipe that is told its id.
+    """Ask a server for a program's process. Returns the pipe that gets its id.
 
     Args:
         line: to the server, or to a spare.
@@ -74,7 +74,7 @@ def fork_for_adoption() -> int:
 
 
 def name_process(name: str) -> None:
-    """Let this process, which a program can't tell from others by its command, be known by a name."""
+    """Give this process, which looks like others by its command, a name."""
     ctypes.CDLL(None).prctl(_SET_NAME, name.encode(), 0, 0, 0)
 
 

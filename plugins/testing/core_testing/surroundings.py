@@ -31,7 +31,7 @@ def copy_all() -> Settings:
 
 
 def restore(settings: Settings) -> list[str]:
-    """Put back what differs. Returns the names of settings that can't be."""
+    """Restore what differs. Returns the names of settings that can't be."""
     known = _SHARED | _OWN
     for name, value in settings.items():
         get, set_to = known[name]

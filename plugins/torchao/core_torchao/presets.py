@@ -1,4 +1,4 @@
-"""The precisions that have a name of their own. Each is a configuration of torchao's that runs on a CPU too."""
+"""The precisions that have a name of their own. Each is a torchao configuration that runs on a CPU too."""
 
 from __future__ import annotations
 

@@ -82,7 +82,7 @@ class XLAAccelerator(Accelerator):
         library.torch_xla()
 
     def setup_device(self, device: torch.device) -> None:
-        """All ranks. Let the device draw from what `torch.manual_seed` has set: nothing else would tell it."""
+        """All ranks. Seed the device by what `torch.manual_seed` has set: nothing else would."""
         drawn_so_far = torch.get_rng_state().numpy().tobytes()
         library.torch_xla("core.xla_model").set_rng_state(zlib.crc32(drawn_so_far), str(device))
 
@@ -105,7 +105,7 @@ class XLAAccelerator(Accelerator):
         return torch.tensor(list(int(seed).to_bytes(8, "little")), dtype=torch.uint8)
 
     def set_rng_state(self, state: torch.Tensor, device: torch.device) -> None:
-        """Put back what `get_rng_state` gave."""
+        """Restore what `get_rng_state` returned."""
         if state.numel() == 8:
             seed = int.from_bytes(bytes(state.tolist()), "little")
             library.torch_xla("core.xla_model").set_rng_state(seed, str(device))

@@ -71,7 +71,7 @@ class TestXLA(StrategySmoke):
 
 
 class TestXLADebug(TestXLA):
-    """The same, and torch_xla tells why it cuts and compiles."""
+    """The same, and torch_xla says why it cuts and compiles."""
 
     alias = "xla_debug"
 
@@ -122,7 +122,7 @@ class TestXLAAccelerator(AcceleratorConformance):
 
 
 class TestXLAEnvironment(ClusterEnvironmentConformance):
-    """The second host of a slice of two; the launcher tells the ranks."""
+    """The second host of a slice of two; the launcher has the ranks."""
 
     alias = "xla"
     variables = {"TPU_WORKER_HOSTNAMES": "host-0,host-1", "TPU_WORKER_ID": "1"}

@@ -20,7 +20,7 @@ RUNTIME = "PJRT_DEVICE"
 """The variable that names torch_xla's runtime: `TPU`, or `CPU` for devices that the processor plays."""
 
 NUM_CPU_DEVICES = "CPU_NUM_DEVICES"
-"""The variable that tells how many devices the processor plays."""
+"""The variable that says how many devices the processor plays."""
 
 PRIORITY = 90
 _GOOGLE = "0x1ae0"
@@ -30,7 +30,7 @@ _TPUS = frozenset({_TWO_CORES, "0x005e", "0x0056", "0x0062", "0x0063", "0x006f",
 
 
 def detect(pci_devices: str = "/sys/bus/pci/devices") -> Detection:
-    """Tell whether torch_xla has devices here: those that the variable `PJRT_DEVICE` chooses, or else TPUs.
+    """True if torch_xla has devices here: those that the variable `PJRT_DEVICE` chooses, or else TPUs.
 
     Args:
         pci_devices: the folder in which the system lists what is on its bus.
@@ -96,7 +96,7 @@ def _openable_files() -> Iterator[str]:
 
 
 def counts_cpu_devices() -> bool:
-    """True if the environment tells how many devices the processor plays."""
+    """True if the environment says how many devices the processor plays."""
     return bool(os.environ.get(NUM_CPU_DEVICES, "").strip())
 
 

@@ -56,7 +56,7 @@ class XLAEnvironment(LocalEnvironment):
         return super().node_rank() if self._is_decided else self._number()
 
     def set_world(self, *, world_size: int, global_rank: int, local_rank: int, node_rank: int) -> None:
-        """Take the ranks from the launcher."""
+        """Set the ranks, as the launcher has numbered them."""
         super().set_world(world_size=world_size, global_rank=global_rank, local_rank=local_rank, node_rank=node_rank)
         self._is_told = True
 

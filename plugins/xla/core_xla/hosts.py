@@ -34,7 +34,7 @@ class Hosts(ParallelStrategy):
     start_methods: tuple[str, ...] = ("in_place",)
 
     def __init__(self, *given: Any, **parts: Any) -> None:
-        """Take the parts of every parallel strategy; hosts talk over gloo."""
+        """Create the strategy from the arguments of every parallel one; hosts talk over gloo."""
         super().__init__(*given, **{"process_group_backend": "gloo", **parts})
         self._metrics: list[Any] = []
 

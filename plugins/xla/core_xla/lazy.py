@@ -161,11 +161,11 @@ class LazyExecution(Strategy):
         return
 
     def load_module_state_dict(self, module: nn.Module, state: Mapping[str, Any], *, strict: bool = True) -> None:
-        """All ranks. Put back what `get_module_state_dict` gave, in place."""
+        """All ranks. Restore what `get_module_state_dict` returned, in place."""
         super().load_module_state_dict(module, state, strict=strict)
         self.mark_step()
 
     def load_optimizer_state_dict(self, optimizer: Optimizer, state: Mapping[str, Any]) -> None:
-        """All ranks. Put back what `get_optimizer_state_dict` gave, in place."""
+        """All ranks. Restore what `get_optimizer_state_dict` returned, in place."""
         super().load_optimizer_state_dict(optimizer, state)
         self.mark_step()

@@ -35,7 +35,7 @@ def begin(num_devices: int, *, spmd: bool = False, debug: bool = False) -> None:
     Args:
         num_devices: that this process is to see.
         spmd: all of them behind one, over which XLA spreads what is computed.
-        debug: torch_xla tells why it cuts or compiles a graph. It looks for that once.
+        debug: torch_xla says why it cuts or compiles a graph. It looks for that once.
 
     Raises:
         ConfigurationError: the process has begun to use them in another way.

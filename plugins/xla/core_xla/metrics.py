@@ -31,7 +31,7 @@ def defaults_on_host(module: nn.Module) -> Iterator[None]:
 
 
 def exchange_by(gather: Callable[..., list[Tensor]], module: nn.Module) -> Iterator[Any]:
-    """Let the metrics in a module gather their states by a function, but those that have a way of their own.
+    """Make the metrics in a module gather their states by a function, but those that have a way of their own.
 
     Yields:
         each such metric; its `dist_sync_fn` was None.

@@ -8,5 +8,5 @@ from core_xla.parallel import XLAStrategy
 
 
 def xla_debug(**options: Any) -> XLAStrategy:
-    """`xla` with `debug=True`: torch_xla tells why it cuts or compiles a graph."""
+    """`xla` with `debug=True`: torch_xla says why it cuts or compiles a graph."""
     return XLAStrategy(**{"debug": True, **options})

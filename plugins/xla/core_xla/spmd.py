@@ -45,7 +45,7 @@ class XLASPMDStrategy(LazyExecution, Hosts):
         debug: bool = False,
         **parts: Any,
     ) -> None:
-        """Say how data and parameters are spread over the devices.
+        """Create the strategy.
 
         Args:
             given: any of `parts` without its name.
@@ -127,7 +127,7 @@ class XLASPMDStrategy(LazyExecution, Hosts):
                 self.mesh.spread(parameter, axes)
 
     def _gather_by_itself(self, layer: nn.Module) -> None:
-        """Say what torch_xla's wrapper of FSDPv2 says: activations are cut along the batch, so weights must move."""
+        """Mark what torch_xla's wrapper of FSDPv2 marks: activations are cut along the batch, so weights must move."""
         self._hooks += [
             layer.register_forward_hook(self._cut_output),
             layer.register_full_backward_hook(_keep_backward_apart),
@@ -176,7 +176,7 @@ class XLASPMDStrategy(LazyExecution, Hosts):
 
 
 def _keep_backward_apart(layer: nn.Module, of_inputs: Any, of_outputs: Any) -> None:
-    """Let XLA compute the gradients of a layer by themselves, and not gather for several layers at once."""
+    """Make XLA compute the gradients of a layer by themselves, and not gather for several layers at once."""
     gradients = [parameter.grad for parameter in layer.parameters() if parameter.grad is not None]
     inputs = [gradient for gradient in of_inputs if isinstance(gradient, Tensor)]
     library.torch_xla("core.xla_model").optimization_barrier_([*gradients, *inputs])
@@ -186,7 +186,7 @@ class XLAFSDPStrategy(XLASPMDStrategy):
     """`XLASPMDStrategy` with parameters, gradients and optimizer state cut over the data axis: torch_xla's FSDPv2."""
 
     def __init__(self, *given: Any, shard_parameters: bool = True, **options: Any) -> None:
-        """Take the options of `XLASPMDStrategy`, of which `auto_wrap_policy` is the one that large models need.
+        """Create the strategy. Of `XLASPMDStrategy`'s options, large models need `auto_wrap_policy`.
 
         Args:
             given: parts without their names.

@@ -25,7 +25,7 @@ def ops() -> None:
 @ops.command("check")
 @_names
 def check_command(names: tuple[str, ...]) -> None:
-    """Say what is compiled, and what stands in the way. Exit code 1 if something does."""
+    """Show what is compiled, and what prevents it. Exit code 1 if something does."""
     sound = True
     for name in names or NAMES:
         state, is_sound = _state_of(name)

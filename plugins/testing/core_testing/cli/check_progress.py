@@ -40,7 +40,7 @@ class _Bar:
         self._task = bar.add_task("starting", total=None)
 
     def collected(self, number: int) -> None:
-        """Take the number of tests that will run."""
+        """Receive the number of tests that will run."""
         self._bar.update(self._task, total=number)
 
     def begin(self, name: str) -> None:
@@ -61,7 +61,7 @@ class _Lines:
         self._number = self._ended = 0
 
     def collected(self, number: int) -> None:
-        """Take the number of tests that will run."""
+        """Receive the number of tests that will run."""
         self._number = number
 
     def begin(self, name: str) -> None:

@@ -133,13 +133,13 @@ class Progress(Protocol):
     """The receiver of events while tests run."""
 
     def collected(self, number: int) -> None:
-        """Take the number of tests that will run."""
+        """Receive the number of tests that will run."""
 
     def begin(self, name: str) -> None:
-        """Take the name of a test that begins."""
+        """Receive the name of a test that begins."""
 
     def end(self, test: Test) -> None:
-        """Take the test that has ended."""
+        """Receive the test that has ended."""
 
 
 def run(
@@ -149,7 +149,7 @@ def run(
 
     Args:
         specs: what to test, each with the name that the user has for it.
-        progress: is told of each test.
+        progress: is called for each test.
         keyword: only tests that match this expression of pytest's `-k`.
         attributes: of the suites, such as `{"options": {...}}`.
 
@@ -239,7 +239,7 @@ def _events(request: dict[str, Any], folder: Path) -> Generator[dict[str, Any]]:
 
 
 def _end(child: subprocess.Popen[str]) -> None:
-    """Let it finish; interrupt it if it doesn't, so that it cleans up; and leave nothing of it behind."""
+    """Wait for its end; interrupt it if it doesn't, so that it cleans up; and leave nothing of it behind."""
     # One second to end by itself, and after the interrupt as long as a fixture needs to clean up.
     for ending in (signal.SIGINT, signal.SIGKILL):
         with contextlib.suppress(subprocess.TimeoutExpired):

@@ -105,7 +105,7 @@ class CollectiveTests(StrategySuite):
 
 
 def _together(rank: Rank, check: Callable[..., None], *args: Any) -> bool:
-    """Let the ranks come together, check, and part."""
+    """Bring the ranks together, check, and part."""
     fabric = rank.fabric()
     fabric.barrier()
     check(fabric, *args)

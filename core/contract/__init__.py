@@ -37,9 +37,11 @@ if TYPE_CHECKING:
         WorkerError,
     )
     from core.contract.hookspecs import EventHooks, empty_hook, hookimpl, is_empty_hook
+    from core.contract.joint_setup import SetsUpJointly
     from core.contract.kinds import HOOKS_GROUP, KINDS, PRELUDES_GROUP, Kind
     from core.contract.launcher import Launcher
     from core.contract.logger import Logger
+    from core.contract.optimizer_maker import MakesOptimizers
     from core.contract.precision import ClippingAlgorithm, NumberFormats, Precision
     from core.contract.rank_state import KeepsRankState
     from core.contract.setup_host import SetupHost
@@ -86,6 +88,7 @@ __all__ = [
     "LaunchError",
     "Launcher",
     "Logger",
+    "MakesOptimizers",
     "ModuleError",
     "NonFiniteLossError",
     "NotYetChosenError",
@@ -94,6 +97,7 @@ __all__ = [
     "PluginLoadError",
     "Precision",
     "ReduceOp",
+    "SetsUpJointly",
     "SetupHost",
     "ShardedLeaf",
     "Spec",
@@ -149,6 +153,8 @@ __getattr__, __dir__ = lazy_exports(
         ".launcher": ("Launcher",),
         ".logger": ("Logger",),
         ".precision": ("ClippingAlgorithm", "NumberFormats", "Precision"),
+        ".joint_setup": ("SetsUpJointly",),
+        ".optimizer_maker": ("MakesOptimizers",),
         ".rank_state": ("KeepsRankState",),
         ".sharded_leaf": ("Chunk", "ShardedLeaf", "TensorDescription"),
         ".spec": ("Spec", "normalize_alias"),

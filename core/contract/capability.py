@@ -16,8 +16,7 @@ class Capability(enum.Flag):
     """`reduce`, `all_gather`, `broadcast` and `barrier` connect all ranks. Without it, the strategy is a world of one
     to the core, and gives its shard of the data itself."""
     JOINT_SETUP = enum.auto()
-    """Module, optimizers and scheduler are set up together: `setup_module_and_optimizers` replaces
-    `setup_module` and `setup_optimizer`."""
+    """Module, optimizers and scheduler are set up together. Protocol: `SetsUpJointly`."""
     OWNS_STEP = enum.auto()
     """`run_training_step` is overridden as a whole; hooks around backward and the optimizer run where it calls them."""
     COMPILED_STEP = enum.auto()
@@ -50,7 +49,8 @@ class Capability(enum.Flag):
     """Weights that were used under `torch.inference_mode` can be trained afterwards. Without it, the Trainer evaluates
     under `torch.no_grad` as a whole: hooks, metrics and steps share their tensors."""
     MAKES_OPTIMIZERS = enum.auto()
-    """`configure_optimizers` asks the module for nothing: an engine's own configuration names them."""
+    """The strategy makes optimizers without the module: an engine's own configuration names them. Protocol:
+    `MakesOptimizers`."""
     BIT_EXACT_RESUME = enum.auto()
     """Stopping and resuming under the same strategy and world size gives bit-equal losses."""
     ELASTIC = enum.auto()

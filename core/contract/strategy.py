@@ -40,8 +40,8 @@ class Strategy(World):
     2. `launcher.launch(function)`, main process: makes the workers, or calls in place.
     3. `setup_environment()`, all ranks: the device is selected, the process group joined. From here on ranks are right.
     4. `init_context()`, all ranks: the user's model is built inside it.
-    5. `setup_module(module)`, then `setup_optimizer(optimizer)`, all ranks; or with `Capability.JOINT_SETUP`
-       `setup_module_and_optimizers(...)`. `session` calls them and keeps what they return.
+    5. `setup_module(module)`, then `setup_optimizer(optimizer)`, all ranks; or both at once, see `SetsUpJointly`.
+       `session` calls them and keeps what they return.
     6. `setup_dataloader(loader, stage)`, all ranks.
     7. `load_module_state_dict`, `load_optimizer_state_dict`, all ranks.
     8. `step_callable(name)` once a stage; then `run_training_step(...)` for each batch, all ranks. At the beginning of
@@ -55,6 +55,9 @@ class Strategy(World):
     `data_parallel_size` and `data_parallel_rank` count **shards of the data**, which ranks of one tensor-parallel group
     have in common. Samplers, loss scaling, positions and logged sums use the last pair only. Ranks of one shard compute
     what they have in common alike, so they have to draw the same random numbers; the strategy sees to that.
+
+    What few strategies do has protocols of its own beside this class: `SetsUpJointly`, `MakesOptimizers`,
+    `KeepsRankState`. A capability that promises one is refused without its methods, before any process starts.
     """
 
     launcher_name: str = "in_place"
@@ -238,20 +241,9 @@ class Strategy(World):
         """All ranks, after the module of its parameters. Wrap the optimizer, or re-bind it to replaced parameters."""
         return optimizer
 
-    def setup_module_and_optimizers(
-        self, module: nn.Module, optimizers: list[Optimizer], scheduler: Any = None
-    ) -> tuple[nn.Module, list[Optimizer], Any]:
-        """All ranks, with `Capability.JOINT_SETUP`: set up everything at once, as an engine wants it."""
-        wrapped = self.setup_module(module)
-        return wrapped, [self.setup_optimizer(optimizer) for optimizer in optimizers], scheduler
-
     def setup(self, trainer: SetupHost) -> None:
         """All ranks. Groups 4 to 7, as the Trainer calls them. An expert overrides this, or one of the small hooks."""
         self.session.set_up(trainer)
-
-    def configure_optimizers(self, module: nn.Module) -> Any:
-        """All ranks, when `setup` asks its host. Optimizers and schedulers, in any form that a module may give them."""
-        return module.configure_optimizers()  # type: ignore[operator]
 
     # 6. data --------------------------------------------------------------------------------------------------------
 

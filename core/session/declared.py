@@ -6,18 +6,27 @@ from typing import TYPE_CHECKING
 
 from core.contract.capability import Capability
 from core.contract.errors import ConfigurationError
+from core.contract.joint_setup import SetsUpJointly
+from core.contract.optimizer_maker import MakesOptimizers
 
 if TYPE_CHECKING:
     from core.contract.strategy import Strategy
 
+PROTOCOLS: dict[Capability, type] = {
+    Capability.JOINT_SETUP: SetsUpJointly,
+    Capability.MAKES_OPTIMIZERS: MakesOptimizers,
+}
+"""The methods that a capability promises, which aren't those of every strategy."""
+
 
 def check_declared(strategy: Strategy) -> None:
-    """Main process, once the strategy is connected: check its capabilities, and the devices against `device_types`.
+    """Main process, once the strategy is connected. Check its capabilities, their methods, and the types of devices.
 
     Raises:
         ConfigurationError: what was declared, and what is expected.
     """
     _check_capabilities(strategy)
+    _check_protocols(strategy)
     _check_devices(strategy)
 
 
@@ -28,6 +37,17 @@ def _check_capabilities(strategy: Strategy) -> None:
             f"{type(strategy).__name__}.capabilities is {found!r:.100}; expected a core.Capability. If it is a method, "
             "put @property before it."
         )
+
+
+def _check_protocols(strategy: Strategy) -> None:
+    for capability, protocol in PROTOCOLS.items():
+        names = [name for name in vars(protocol) if not name.startswith("_")]
+        missing = [name for name in names if not callable(getattr(strategy, name, None))]
+        if missing and capability in strategy.capabilities:
+            raise ConfigurationError(
+                f"{type(strategy).__name__} declares Capability.{capability.name}, which promises the methods of "
+                f"core.contract.{protocol.__name__}, and has no {missing[0]}(). Write it, or take the capability away."
+            )
 
 
 def _check_devices(strategy: Strategy) -> None:

@@ -25,8 +25,7 @@ def required(strategy: Strategy, method: str, returned: T | None, expected: str)
         ConfigurationError: it has returned None.
     """
     if returned is None:
-        raise ConfigurationError(
-            f"{type(strategy).__name__}.{method} returned None; expected {expected}. Return what "
-            f"super().{method}(...) returns, or your own."
-        )
+        is_override = any(hasattr(base, method) for base in type(strategy).__bases__)
+        cure = f"Return what super().{method}(...) returns, or your own." if is_override else "Return it."
+        raise ConfigurationError(f"{type(strategy).__name__}.{method} returned None; expected {expected}. {cure}")
     return returned

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from functools import partial
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, Any, cast, final
 
 from core.contract.capability import Capability
 from core.contract.errors import CheckpointError, ConfigurationError, UnsupportedError
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from core.contract.accelerator import Accelerator
     from core.contract.checkpoint_io import CheckpointIO, Collectives, PathLike
     from core.contract.cluster_environment import ClusterEnvironment
+    from core.contract.joint_setup import SetsUpJointly
     from core.contract.launcher import Launcher
     from core.contract.precision import Precision
     from core.contract.setup_host import SetupHost
@@ -190,7 +191,7 @@ class Session:
         wrapped, added, scheduler = overrides.required(
             strategy,
             "setup_module_and_optimizers",
-            strategy.setup_module_and_optimizers(module, list(optimizers), scheduler),
+            cast("SetsUpJointly", strategy).setup_module_and_optimizers(module, list(optimizers), scheduler),
             "the module, a list of optimizers, and the scheduler",
         )
         self._keep(module, wrapped, names)

@@ -528,6 +528,9 @@ class Joint(SingleDeviceStrategy):
     def capabilities(self):
         return (super().capabilities | Capability.JOINT_SETUP) & ~Capability.SEVERAL_MODULES
 
+    def setup_module_and_optimizers(self, module, optimizers, scheduler=None):
+        return self.setup_module(module), [self.setup_optimizer(each) for each in optimizers], scheduler
+
 
 def test_a_strategy_that_sets_up_everything_together():
     fabric = Fabric(accelerator="cpu", strategy=Joint())

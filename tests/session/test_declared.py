@@ -1,8 +1,10 @@
 """What a strategy's class declares is checked before any of its methods counts on it."""
 
 import pytest
+import torch
 
-from core import Capability, ConfigurationError, Fabric, Strategy
+from core import Capability, ConfigurationError, Fabric, Module, Strategy, Trainer
+from small_nets import QUIET, Net, batches
 
 
 class OnGaudi(Strategy):
@@ -38,3 +40,38 @@ def test_one_of_the_types_is_taken():
         device_types = ("hpu", "cpu")
 
     assert Fabric(strategy=OnBoth(), accelerator="cpu").device.type == "cpu"
+
+
+@pytest.mark.parametrize(
+    ("capability", "protocol", "method"),
+    [
+        (Capability.JOINT_SETUP, "SetsUpJointly", "setup_module_and_optimizers"),
+        (Capability.MAKES_OPTIMIZERS, "MakesOptimizers", "configure_optimizers"),
+    ],
+    ids=["joint", "optimizers"],
+)
+def test_a_capability_without_the_methods_that_it_promises(capability, protocol, method):
+    class Promising(Strategy):
+        capabilities = capability
+
+    with pytest.raises(
+        ConfigurationError,
+        match=rf"declares Capability\.{capability.name}, .* core\.contract\.{protocol}, and has no {method}\(\)",
+    ):
+        Fabric(strategy=Promising(), accelerator="cpu")
+
+
+def test_a_strategy_that_makes_optimizers_is_asked_and_the_module_is_not():
+    class Making(Strategy):
+        capabilities = Capability.MAKES_OPTIMIZERS
+
+        def configure_optimizers(self, module):
+            return torch.optim.SGD(module.parameters(), lr=0.5)
+
+    class Bare(Net):
+        configure_optimizers = Module.configure_optimizers
+
+        def on_train_end(self):
+            assert self.trainer.optimizers[0].param_groups[0]["lr"] == 0.5
+
+    Trainer(**QUIET, strategy=Making(), max_epochs=1).fit(Bare(), batches(1))

@@ -39,7 +39,7 @@ class WithoutAnswer(Strategy):
     ],
 )
 def test_a_forgotten_return(kind, method):
-    with pytest.raises(ConfigurationError, match=rf"{kind.__name__}\.{method} returned None; expected .* super\(\)"):
+    with pytest.raises(ConfigurationError, match=rf"{kind.__name__}\.{method} returned None; expected .* Return "):
         Trainer(**QUIET, strategy=kind(), max_epochs=1).fit(Net(), batches(1))
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from core.contract import Capability
+from core.contract import Capability, MakesOptimizers
 from core.trainer.hooks.events import overrides
 from core.trainer.module.optimization import check_optimizers, check_schedulers, parse_optimizers
 from core.watch import phase
@@ -28,7 +28,12 @@ def configure_model(run: Run) -> None:
 def configure_optimizers(run: Run) -> tuple[list[Optimizer], list[Any]]:
     """All ranks. The module's optimizers and schedulers, in one form."""
     strategy = run.strategy
-    optimizers, schedulers = parse_optimizers(strategy.configure_optimizers(run.module))
+    made = (
+        strategy.configure_optimizers(run.module)
+        if isinstance(strategy, MakesOptimizers)
+        else run.module.configure_optimizers()
+    )
+    optimizers, schedulers = parse_optimizers(made)
     window, is_global_zero = run.accumulate_grad_batches, strategy.is_global_zero
     check_optimizers(run.module, optimizers, run.options, window=window, is_global_zero=is_global_zero)
     check_schedulers(strategy, schedulers)

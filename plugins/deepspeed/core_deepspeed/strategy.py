@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor, nn
 
-from core import Capability, ConfigurationError, ShardedLeaf, UnsupportedError
+from core import Capability, ConfigurationError, ShardedLeaf, Strategy, UnsupportedError
 from core.strategies import (
     LeftOutParameters,
     ParallelStrategy,
@@ -46,7 +46,7 @@ _TRAINS = frozenset({"training_step", "forward"})
 class DeepSpeedStrategy(ParallelStrategy):
     """Sharded data parallelism with DeepSpeed's ZeRO, on one node or several."""
 
-    @with_options_of(Options)
+    @with_options_of(Options, ParallelStrategy.__init__, Strategy.__init__, closed=True)
     def __init__(self, stage: int | None = None, **options: Any) -> None:
         """Options of DeepSpeed, and of every parallel strategy.
 
@@ -162,13 +162,13 @@ class DeepSpeedStrategy(ParallelStrategy):
         self._knows_windows = getattr(trainer.module, "automatic_optimization", True)
         super().setup(trainer)
 
-    def configure_optimizers(self, module: nn.Module) -> Any:
+    def configure_optimizers(self, module: Any) -> Any:
         """All ranks. The module's optimizers and schedulers, or those of the config.
 
         Raises:
             ConfigurationError: both give a scheduler.
         """
-        made = self.make_optimizer(module) if "optimizer" in self._sections else super().configure_optimizers(module)
+        made = self.make_optimizer(module) if "optimizer" in self._sections else module.configure_optimizers()
         if "scheduler" not in self._sections:
             return made
         optimizer = stepping.only_one(made)

@@ -117,7 +117,9 @@ def test_without_a_device_auto_takes_the_cpu_and_explain_says_why():
 
 @pytest.mark.parametrize("strategy", ["single_tpu", "xla", "xla_spmd", "xla_fsdp"])
 def test_a_strategy_of_xla_does_not_train_on_the_cpu(strategy):
-    with pytest.raises(ConfigurationError, match=r"devices of XLA, and this run is on 'cpu'\. Pass accelerator='xla'"):
+    with pytest.raises(
+        ConfigurationError, match=r"devices of type 'xla', and this run is on 'cpu'\. Pass accelerator='xla'"
+    ):
         Trainer(strategy=strategy, accelerator="cpu", devices=1, logger=False)
 
 

@@ -184,7 +184,7 @@ def _record(strategy: Strategy, calls: list[str]) -> None:
 
         return call
 
-    names = {*_ORDER, "setup_module_and_optimizers"}
+    names = {name for name in (*_ORDER, "setup_module_and_optimizers") if hasattr(kind, name)}
     strategy.__class__ = type(kind.__name__, (kind,), {name: noted(name) for name in names})
 
 

@@ -77,7 +77,7 @@ class LaunchedCall(NamedTuple):
         return call
 
     def run(self, *, world_size: int, global_rank: int, local_rank: int, node_rank: int) -> Any:
-        """A rank. Tell the environment who this is, and call the function."""
+        """A rank. Set the ranks of the environment, and call the function."""
         self.environment.set_world(
             world_size=world_size, global_rank=global_rank, local_rank=local_rank, node_rank=node_rank
         )

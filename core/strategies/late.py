@@ -77,7 +77,7 @@ def came_late(absent: list[int], rank: int, timeout: timedelta) -> WorkerError:
 
 
 def await_server(address: str, port: int, rank: int, timeout: timedelta) -> None:
-    """Wait for the server of the store, which rank 0 has; a connection of torch's own would wait without a word.
+    """Wait for the server of the store, which rank 0 has; a connection by torch itself would wait without a message.
 
     Raises:
         WorkerError: it isn't there in time.

@@ -44,7 +44,7 @@ def _ask(store: Store, rank: int, timeout: timedelta) -> str:
 
 
 def ask(store: Store) -> int:
-    """A rank that isn't the first. The number of its question."""
+    """Other ranks: request the current rendezvous round; returns the request's number."""
     return store.add("core/asked", 1)
 
 

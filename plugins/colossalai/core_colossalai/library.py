@@ -42,7 +42,7 @@ _CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
 
 
 def load(name: str = "colossalai.booster") -> Any:
-    """A module of Colossal-AI's, such as `colossalai.booster.plugin`.
+    """A module of Colossal-AI, such as `colossalai.booster.plugin`.
 
     Raises:
         PluginLoadError: it isn't installed, is another release, or can't be imported; with the recipe.
@@ -74,7 +74,7 @@ def _quietly() -> Iterator[None]:
 
 
 def plugin_class(plugin: str) -> Any:
-    """The class of Colossal-AI's plugin that the option `plugin` names."""
+    """The class of the Colossal-AI plugin that the option `plugin` names."""
     return getattr(load("colossalai.booster.plugin"), _CLASSES[plugin])
 
 

@@ -30,7 +30,7 @@ _PATIENCE = 2  # torch cuts its buckets anew after the first backward
 
 
 class HookState:
-    """The state that a hook of DDP's keeps, in plain values. It is torch's own, or has `state_dict` and its opposite.
+    """The state that a DDP hook keeps, in plain values. It is torch's own, or has `state_dict` and its opposite.
 
     PowerSGD keeps tensors by bucket. A wrapper begins with other buckets than it has from the second backward on, so
     that a run that goes on exchanges its first gradients whole, and compresses again once the buckets are those that

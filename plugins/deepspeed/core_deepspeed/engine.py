@@ -53,7 +53,7 @@ class ZeroEngine:
         wrapped: DeepSpeed's engine, around a `MethodRouter`.
         zero: DeepSpeed's own optimizer around it, or the same.
         gradients: looks for parameters without one, where a rank can't leave some out alone.
-        stepped: names of the parameters that an optimizer of DeepSpeed's own steps, whatever is frozen later.
+        stepped: names of the parameters that an optimizer made by DeepSpeed steps, whatever is frozen later.
     """
 
     gradients: GradientsOfAll | None = None

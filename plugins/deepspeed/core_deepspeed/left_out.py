@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def refuse_frozen(names: Mapping[Any, str]) -> None:
-    """Refuse parameters that were frozen since set-up: an optimizer of DeepSpeed's own would step them all the same.
+    """Refuse parameters that were frozen since set-up: an optimizer made by DeepSpeed would step them all the same.
 
     Args:
         names: of the trained parameters.

@@ -107,7 +107,7 @@ def make_optimizer(section: Section, parameters: Iterable[Tensor]) -> Optimizer:
 
 
 def _adam(kind: str, params: dict[str, Any]) -> str:
-    """The class of torch's that DeepSpeed means, and its parameters in place: `Adam` decouples weight decay there."""
+    """The torch class that DeepSpeed means, and its parameters in place: `Adam` decouples weight decay there."""
     is_decoupled = bool(params.pop("adam_w_mode", True)) or kind == "adamw"
     if not params.pop("torch_adam", False):
         params.setdefault("weight_decay", 0.0)  # torch's AdamW has another default

@@ -162,7 +162,7 @@ class FullyShardedFairScaleStrategy(ParallelStrategy):
     def _cut(self, module: nn.Module) -> Units:
         from core_fairscale.units import Units
 
-        # Its calls of torch's that are deprecated: in forwards and backwards, where no context could be around them.
+        # Its deprecated calls of torch: in forwards and backwards, where no context could be around them.
         warnings.filterwarnings("ignore", "TypedStorage is deprecated", UserWarning, module="fairscale")
         warnings.filterwarnings("ignore", "`torch.distributed._(all_gather|reduce_scatter)_base`", FutureWarning)
         if self._reduce_group is None:

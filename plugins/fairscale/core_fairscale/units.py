@@ -117,7 +117,7 @@ class Units:
             for one, value in values.items():
                 flat_parts.forget(one, value)
         self._put_layers_back()
-        # A cache of FairScale's holds the buckets for ever, and their groups with their sockets.
+        # A cache in FairScale holds the buckets for ever, and their groups with their sockets.
         self.root._reducer.buckets.clear()
         for unit in self._all:
             unit.process_group = unit.process_group_reduce_scatter = None

@@ -95,7 +95,7 @@ def _num_arguments(policy: Callable[..., Any]) -> int:
 
 
 def _needed(policy: Callable[..., Any]) -> list[str]:
-    """Names of the arguments that a policy needs; `partial` has bound some of torch's."""
+    """Names of the arguments that a policy needs; `partial` has bound some of those that torch passes."""
     parameters = inspect.signature(policy).parameters.values()
     needed = [each for each in parameters if each.default is each.empty]
     return [each.name for each in needed if each.kind not in (each.VAR_POSITIONAL, each.VAR_KEYWORD)]
@@ -141,7 +141,7 @@ def _holds_attention(layer: nn.Module) -> bool:
 
 
 def _recurse(module: nn.Module, policy: Callable[..., bool], selected: set[nn.Module], *, is_root: bool) -> int:
-    """Ask a policy of torch's as the old wrapper did; returns how many elements are in selected modules."""
+    """Ask a torch policy as the old wrapper did; returns how many elements are in selected modules."""
     # As torch does: first whether to look inside, then, with what is left over there, whether to wrap this one.
     numel = sum(parameter.numel() for parameter in module.parameters())
     if not policy(module=module, recurse=True, nonwrapped_numel=numel):

@@ -35,7 +35,7 @@ _USES_LIBAIO = "#include <libaio.h>\nint main() { return io_setup(1, nullptr); }
 
 
 def needed(config: Mapping[str, Any]) -> list[str]:
-    """Names of what a run with this config of DeepSpeed's loads, for Adam: other optimizers are torch's own."""
+    """Names of what a run with this DeepSpeed config loads, for Adam: other optimizers are torch's own."""
     names = ["cpu_adam"] if offload_device(config, OFFLOAD_OPTIMIZER) else []
     return [*names, "pin_memory", "async_io"] if uses_nvme(config) else names
 
@@ -84,7 +84,7 @@ def prepare(config: Mapping[str, Any]) -> None:
 
 
 def left_to_compile(config: Mapping[str, Any]) -> list[str]:
-    """Names of what a run with this config of DeepSpeed's is going to compile."""
+    """Names of what a run with this DeepSpeed config is going to compile."""
     return [name for name in needed(config) if name not in shipped() and not is_compiled(name)]
 
 

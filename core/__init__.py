@@ -178,6 +178,6 @@ _MODULES = (
 __getattr__, __dir__ = lazy_exports(__name__, {**_OTHERS, ".contract": _CONTRACT}, modules=_MODULES)
 
 if "CORE_TALK" in os.environ:  # this may be a rank that runs the script again: its warnings go to the main process
-    from core.launch.talk import begin_inherited
+    from core.launch.messages import begin_inherited
 
     begin_inherited()

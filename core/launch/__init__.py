@@ -12,12 +12,12 @@ if TYPE_CHECKING:
     from core.contract.rank_variables import rank_variables
     from core.launch.call import LaunchedCall, read_result, write_result
     from core.launch.in_place import InPlaceLauncher
+    from core.launch.messages import has_listener, on_message, send_to_main
     from core.launch.multiprocessing import MultiprocessingLauncher, fork, forkserver, spawn
     from core.launch.rank import known_rank
     from core.launch.report import Report, worker_error
     from core.launch.signal_forwarder import SignalForwarder
     from core.launch.subprocess_script import SubprocessScriptLauncher
-    from core.launch.talk import is_heard, on_told, tell_main
     from core.launch.timeouts import ECHO_S, GRACE_S
     from core.launch.worker import exit_on_signal
 
@@ -33,13 +33,13 @@ __all__ = [
     "exit_on_signal",
     "fork",
     "forkserver",
-    "is_heard",
+    "has_listener",
     "known_rank",
-    "on_told",
+    "on_message",
     "rank_variables",
     "read_result",
+    "send_to_main",
     "spawn",
-    "tell_main",
     "worker_error",
     "write_result",
 ]
@@ -60,7 +60,7 @@ __getattr__, __dir__ = lazy_exports(
         ".report": ("Report", "worker_error"),
         ".signal_forwarder": ("SignalForwarder",),
         ".subprocess_script": ("SubprocessScriptLauncher",),
-        ".talk": ("is_heard", "on_told", "tell_main"),
+        ".messages": ("has_listener", "on_message", "send_to_main"),
         ".timeouts": ("ECHO_S", "GRACE_S"),
         ".worker": ("exit_on_signal",),
     },

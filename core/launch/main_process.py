@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from types import TracebackType
 
-    from core.launch.talk import Hearing
+    from core.launch.messages import MessageReceiver
 
 _FINISH_S = 330.0
 """Seconds that workers may go on after the main process has finished its script: the watch, which says where such a one
@@ -44,9 +44,9 @@ class MainProcess:
       catches the WorkerError that `launch` raises chooses the code.)
     """
 
-    def __init__(self, workers: Sequence[Worker], rank: int, store_port: int, hearing: Hearing) -> None:
+    def __init__(self, workers: Sequence[Worker], rank: int, store_port: int, receiver: MessageReceiver) -> None:
         self.rank = rank
-        self._hearing = hearing
+        self._receiver = receiver
         self._hang_up = partial(hang_up, store_port)
         self._is_told = threading.Event()
         self._ends_badly: str | None = None
@@ -60,7 +60,7 @@ class MainProcess:
         self._previous_hook, sys.excepthook = sys.excepthook, self._on_uncaught
         self._group = WorkerGroup(workers, self._interrupt)
         self._watch = SignalWatch(self._free_main_thread)
-        hearing.hear_in_thread()
+        receiver.receive_in_thread()
         atexit.register(self.close)
         ForkedCopies(self._forget)
 
@@ -122,7 +122,7 @@ class MainProcess:
             self._group.kill()
             # An exception would not leave atexit, and the process would end with 0.
             os._exit(interruption.code if isinstance(interruption, SystemExit) else 128 + signal.SIGINT)  # type: ignore[arg-type]
-        self._hearing.end()
+        self._receiver.end()
         if (failure := self._group.failure) is not None and self._ends_badly is None and not self._is_raised:
             self._end(failure)
 
@@ -160,7 +160,7 @@ class MainProcess:
         self._group.stop(message, self.rank, self._hang_up)
         if first is error and not isinstance(error, KeyboardInterrupt):
             self._note_others(error)
-        self._hearing.end()
+        self._receiver.end()
         self._previous_hook(type(first), first, first.__traceback__ or trace)
 
     def _note_others(self, error: BaseException) -> None:
@@ -198,7 +198,7 @@ class MainProcess:
     def _end(self, failure: WorkerError) -> None:
         """End this process with code 1, since no exception can be raised any more."""
         self._group.stop(str(failure), failure.rank, self._hang_up)
-        self._hearing.end()
+        self._receiver.end()
         sys.stdout.flush()
         sys.stderr.write(format_short(failure))
         sys.stderr.flush()

@@ -19,9 +19,9 @@ from core.contract.rank_variables import rank_variables
 from core.launch.call import LaunchedCall, read_result, write_result
 from core.launch.channel import Channel, open_channel, signal_process
 from core.launch.group import Worker, WorkerGroup
+from core.launch.messages import MessageReceiver, MessageSender
 from core.launch.script import describe_interactive, refuse_interactive, refuse_nested, refuse_unguarded
 from core.launch.signal_forwarder import SignalForwarder
-from core.launch.talk import Hearing, Talk
 from core.launch.thread_share import share_cores
 from core.launch.timeouts import GRACE_S
 from core.launch.worker import Membership, exit_on_signal
@@ -91,18 +91,18 @@ class MultiprocessingLauncher(Launcher):
 
     def _run(self, call: LaunchedCall, directory: Path) -> Any:
         payload = self._write(call, directory) if self.pickles else call
-        with SignalForwarder() as signals, closing(Hearing(is_rank=False)) as hearing:
+        with SignalForwarder() as signals, closing(MessageReceiver(is_rank=False)) as receiver:
             group: WorkerGroup | None = None
             waiting: threading.Thread | None = None
             try:
                 with signals.held():
-                    workers = self._start_all(payload, directory, call.environment.node_rank(), hearing)
+                    workers = self._start_all(payload, directory, call.environment.node_rank(), receiver)
                     group = WorkerGroup(workers, lambda failure: None)
                     signals.to(group)
                 # Each worker runs the one function to its end; one that ends before has failed, whatever its exit code.
                 group.need(1)
-                waiting = _end_with(group, hearing)
-                hearing.hear()  # in this thread, where a notebook expects its cell's output
+                waiting = _end_with(group, receiver)
+                receiver.receive()  # in this thread, where a notebook expects its cell's output
             finally:
                 if group is not None:
                     group.stop("The main process was interrupted, and its workers end too.", 0)
@@ -122,12 +122,12 @@ class MultiprocessingLauncher(Launcher):
         return path
 
     def _start_all(
-        self, payload: Path | LaunchedCall, directory: Path, node_rank: int, hearing: Hearing
+        self, payload: Path | LaunchedCall, directory: Path, node_rank: int, receiver: MessageReceiver
     ) -> list[Worker]:
         started: list[Worker] = []
         try:
             started.extend(
-                self._start(payload, directory, node_rank, index, hearing) for index in range(self.num_processes)
+                self._start(payload, directory, node_rank, index, receiver) for index in range(self.num_processes)
             )
         except BaseException:
             # Hanging up ends those that run.
@@ -137,7 +137,7 @@ class MultiprocessingLauncher(Launcher):
         return started
 
     def _start(
-        self, payload: Path | LaunchedCall, directory: Path, node_rank: int, local_rank: int, hearing: Hearing
+        self, payload: Path | LaunchedCall, directory: Path, node_rank: int, local_rank: int, receiver: MessageReceiver
     ) -> Worker:
         import torch.multiprocessing
 
@@ -152,13 +152,13 @@ class MultiprocessingLauncher(Launcher):
         context: Any = torch.multiprocessing.get_context(self.start_method)
         channel, end = open_channel()
         variables = rank_variables(**world, num_local=self.num_processes)
-        talk = hearing.variable(world["global_rank"])
-        with end, _signals_blocked(self.start_method == "fork") as mask, _set(talk):
+        variable = receiver.variable(world["global_rank"])
+        with end, _signals_blocked(self.start_method == "fork") as mask, _set(variable):
             process = context.Process(
                 target=_work,
                 args=(
                     end,
-                    hearing.theirs,
+                    receiver.theirs,
                     payload,
                     world,
                     variables,
@@ -202,12 +202,12 @@ def _signals_blocked(is_asked: bool) -> Iterator[set[int] | None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
-def _end_with(group: WorkerGroup, hearing: Hearing) -> threading.Thread:
-    """A thread that ends the hearing as soon as all workers have ended."""
+def _end_with(group: WorkerGroup, receiver: MessageReceiver) -> threading.Thread:
+    """A thread that ends the receiver as soon as all workers have ended."""
 
     def wait() -> None:
         group.wait()
-        hearing.end()
+        receiver.end()
 
     waiting = threading.Thread(target=wait, name="wait for ranks", daemon=True)
     waiting.start()
@@ -221,7 +221,7 @@ def _wait(process: Any) -> int:
 
 def _work(
     end: socket.socket,
-    talk: socket.socket,
+    messages: socket.socket,
     payload: Path | LaunchedCall,
     world: dict[str, int],
     variables: dict[str, str],
@@ -238,7 +238,7 @@ def _work(
     signal.signal(signal.SIGINT, exit_on_signal)
     membership = Membership(Channel(end))
     membership.begin()
-    Talk(talk, world["global_rank"], is_heard=True).begin()
+    MessageSender(messages, world["global_rank"], has_listener=True).begin()
     if num_sharing:
         share_cores(num_sharing)
     else:

@@ -14,9 +14,9 @@ from core.contract.rank_variables import rank_variables
 from core.launch.channel import Channel, open_channel, signal_process
 from core.launch.group import Worker
 from core.launch.main_process import MainProcess
+from core.launch.messages import MessageReceiver, come_to_call
 from core.launch.rank import is_inherited, set_rank
 from core.launch.script import refuse_interactive, refuse_nested, script_command
-from core.launch.talk import Hearing, come_to_call
 from core.launch.thread_share import share_cores
 from core.launch.worker import Membership, in_main_thread
 
@@ -172,9 +172,9 @@ class _Process:
             _World(world_size, first_rank + index, index, node_rank, num_processes) for index in range(num_processes)
         ]
         if num_processes > 1:
-            hearing = Hearing(is_rank=True)
-            workers = _start_all(worlds[1:], launcher.environment, hearing)
-            self.main = MainProcess(workers, first_rank, launcher.environment.main_port, hearing)
+            receiver = MessageReceiver(is_rank=True)
+            workers = _start_all(worlds[1:], launcher.environment, receiver)
+            self.main = MainProcess(workers, first_rank, launcher.environment.main_port, receiver)
         return worlds[0]
 
 
@@ -188,12 +188,12 @@ def _inherited_channel() -> socket.socket | None:
     return socket.socket(fileno=number)
 
 
-def _start_all(worlds: list[_World], environment: ClusterEnvironment, hearing: Hearing) -> list[Worker]:
+def _start_all(worlds: list[_World], environment: ClusterEnvironment, receiver: MessageReceiver) -> list[Worker]:
     command = script_command()
     shared = {"MASTER_ADDR": environment.main_address, "MASTER_PORT": str(environment.main_port)}
     started: list[Worker] = []
     try:
-        started.extend(_start(command, world, shared, hearing) for world in worlds)
+        started.extend(_start(command, world, shared, receiver) for world in worlds)
     except OSError as error:
         # Hanging up ends those that run.
         for worker in started:
@@ -202,12 +202,12 @@ def _start_all(worlds: list[_World], environment: ClusterEnvironment, hearing: H
     return started
 
 
-def _start(command: list[str], world: _World, shared: dict[str, str], hearing: Hearing) -> Worker:
+def _start(command: list[str], world: _World, shared: dict[str, str], receiver: MessageReceiver) -> Worker:
     channel, end = open_channel()
     with end:
         variables = {
             **world.variables,
-            **hearing.variable(world.global_rank),
+            **receiver.variable(world.global_rank),
             "CORE_WORLD_SIZE": str(world.world_size),
             "CORE_GLOBAL_RANK": str(world.global_rank),
             "CORE_LOCAL_RANK": str(world.local_rank),
@@ -216,7 +216,7 @@ def _start(command: list[str], world: _World, shared: dict[str, str], hearing: H
             "CORE_CHANNEL": f"{end.fileno()}:{os.fstat(end.fileno()).st_ino}",
         }
         process = subprocess.Popen(
-            command, env=os.environ | shared | variables, pass_fds=[end.fileno(), hearing.theirs.fileno()]
+            command, env=os.environ | shared | variables, pass_fds=[end.fileno(), receiver.theirs.fileno()]
         )
         signal_process(end, process.pid)
     return Worker(world.global_rank, process.pid, process.wait, channel)

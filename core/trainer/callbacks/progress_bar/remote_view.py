@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from core.launch import on_told, tell_main
+from core.launch import on_message, send_to_main
 from core.trainer.callbacks.progress_bar.view import ProgressTask
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ class RemoteProgressView:
 
     def update(self, task: ProgressTask) -> None:
         """Show its position. One that finds the line full is left out."""
-        tell_main(_SUBJECT, {"call": "update", "done": task.done, "metrics": _plain(task.metrics)})
+        send_to_main(_SUBJECT, {"call": "update", "done": task.done, "metrics": _plain(task.metrics)})
 
     def end(self, task: ProgressTask) -> None:
         """Show it no longer."""
@@ -51,7 +51,7 @@ class RemoteProgressView:
         self._tell("close")
 
     def _tell(self, call: str, **values: Any) -> bool:
-        return tell_main(_SUBJECT, {"call": call, **values}, wait_s=_WAIT_S)
+        return send_to_main(_SUBJECT, {"call": call, **values}, wait_s=_WAIT_S)
 
 
 class ProgressViewServer:
@@ -68,7 +68,7 @@ class ProgressViewServer:
 
     def listen(self) -> None:
         """Draw from now on; nothing happens before there are ranks."""
-        on_told(_SUBJECT, self.take)
+        on_message(_SUBJECT, self.take)
 
     def take(self, message: Mapping[str, Any]) -> None:
         """Do what the rank's view was asked to do."""

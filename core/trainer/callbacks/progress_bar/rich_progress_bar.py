@@ -6,7 +6,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from core.contract import ConfigurationError
-from core.launch import is_heard
+from core.launch import has_listener
 from core.trainer.callbacks.progress_bar.base import ProgressBar
 from core.trainer.callbacks.progress_bar.epoch_table import EpochTable
 from core.trainer.callbacks.progress_bar.remote_view import ProgressViewServer, RemoteProgressView
@@ -81,7 +81,7 @@ class RichProgressBar(ProgressBar):
         """Find out where to draw, on rank 0 alone."""
         self._forget()
         if trainer.is_global_zero and self.is_enabled:
-            is_mute = self._console is None and is_fork_of_notebook() and is_heard()
+            is_mute = self._console is None and is_fork_of_notebook() and has_listener()
             self._view = RemoteProgressView(self.refresh_interval_s) if is_mute else self._make_view()
 
     def on_train_epoch_start(self, trainer: TrainerViews, module: nn.Module) -> None:

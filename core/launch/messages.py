@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 VARIABLE = "CORE_TALK"
 _MAX_BYTES = 32_768
 _WAIT_S = 1.0
-"""Seconds that a rank waits to be rid of a warning; what is drawn doesn't wait."""
+"""Seconds that a rank waits to send a warning; what is drawn doesn't wait."""
 
 _listeners: dict[str, Callable[[Any], None]] = {}
-_own: list[Talk] = []
+_own: list[MessageSender] = []
 
 
-def on_told(subject: str, function: Callable[[Any], None]) -> None:
-    """Main process. Call a function with what rank 0 says about a subject, in the thread that waits for the ranks.
+def on_message(subject: str, function: Callable[[Any], None]) -> None:
+    """Main process. Call a function with rank 0's messages about a subject, in the thread that waits for ranks.
 
     Args:
         subject: any word but `"warning"`; a later function takes the place of an earlier one.
@@ -39,36 +39,36 @@ def on_told(subject: str, function: Callable[[Any], None]) -> None:
     _listeners[subject] = function
 
 
-def tell_main(subject: str, value: Any, *, wait_s: float = 0.0) -> bool:
-    """A rank. Tell the main process something that it may miss; returns True if it listens.
+def send_to_main(subject: str, value: Any, *, wait_s: float = 0.0) -> bool:
+    """A rank. Send the main process a message that it may miss; returns True if it has a listener.
 
     Args:
-        subject: as `on_told` knows it.
+        subject: as `on_message` knows it.
         value: plain: what JSON can hold, up to 32 KiB.
         wait_s: seconds to wait where the main process is behind with listening; then the message is lost.
     """
-    return is_heard() and _own[0].send(subject, value, wait_s)
+    return has_listener() and _own[0].send(subject, value, wait_s)
 
 
-def is_heard() -> bool:
-    """True if this process is a rank whose main process only waits for it, and draws what it says."""
-    return bool(_own) and _own[0].is_heard
+def has_listener() -> bool:
+    """True if this process is a rank whose main process only waits for it, and draws its messages."""
+    return bool(_own) and _own[0].has_listener
 
 
-class Talk:
-    """A rank's end.
+class MessageSender:
+    """A rank's end of the sockets.
 
     Args:
         end: of all ranks of this node.
         rank: global rank.
-        is_heard: whether the main process waits, and hears all subjects; else it hears warnings.
+        has_listener: whether the main process waits, and takes all subjects; else it takes warnings.
 
     Attributes:
         is_early: the rank runs the script, and hasn't come to the call that it was made for.
     """
 
-    def __init__(self, end: socket.socket, rank: int, *, is_heard: bool) -> None:
-        self._end, self._rank, self.is_heard = end, rank, is_heard
+    def __init__(self, end: socket.socket, rank: int, *, has_listener: bool) -> None:
+        self._end, self._rank, self.has_listener = end, rank, has_listener
         self.is_early = False
 
     def begin(self) -> None:
@@ -90,7 +90,7 @@ class Talk:
         return self.send("early warning" if self.is_early else "warning", given.to_message(), _WAIT_S)
 
 
-class Hearing:
+class MessageReceiver:
     """The main process's end; `theirs` is to be passed on to the ranks.
 
     Args:
@@ -108,8 +108,8 @@ class Hearing:
         number = self.theirs.fileno()
         return {VARIABLE: f"{number}:{os.fstat(number).st_ino}:{rank}"}
 
-    def hear(self) -> None:
-        """Hear the ranks, until `end` is called in another thread."""
+    def receive(self) -> None:
+        """Receive messages of the ranks, until `end` is called in another thread."""
         while (message := self._next()) != b"":
             with contextlib.suppress(Exception):  # of what shows warnings or draws: the run goes on without
                 self._warnings.show() if message is None else self._take(json.loads(message))
@@ -120,13 +120,13 @@ class Hearing:
         """The next message; None if a warning is due before."""
         return self._ours.recv(_MAX_BYTES) if _is_ready(self._ours, select.POLLIN, self._warnings.due_s) else None
 
-    def hear_in_thread(self) -> None:
-        """Hear the ranks while this thread does something else."""
-        self._thread = threading.Thread(target=self.hear, name="hear ranks", daemon=True)
+    def receive_in_thread(self) -> None:
+        """Receive messages of the ranks while this thread does something else."""
+        self._thread = threading.Thread(target=self.receive, name="hear ranks", daemon=True)
         self._thread.start()
 
     def end(self) -> None:
-        """Make `hear` return, once it has received what was sent before. Idempotent."""
+        """Make `receive` return, once it has received what was sent before. Idempotent."""
         with contextlib.suppress(OSError):
             self.theirs.send(b"")
         if self._thread is not None:
@@ -159,12 +159,12 @@ def begin_inherited() -> None:
     channel, _, rank = os.environ.get(VARIABLE, "").rpartition(":")
     if not _own and is_inherited(channel):
         end = socket.socket(fileno=os.dup(int(channel.partition(":")[0])))
-        talk = Talk(end, int(rank), is_heard=False)
-        talk.is_early = True
-        talk.begin()
+        sender = MessageSender(end, int(rank), has_listener=False)
+        sender.is_early = True
+        sender.begin()
 
 
 def come_to_call() -> None:
     """A rank that runs the script again has come to the call that it was made for: its warnings are its own now."""
-    for talk in _own:
-        talk.is_early = False
+    for sender in _own:
+        sender.is_early = False

@@ -16,15 +16,20 @@ KEY = "strategy.rank_state"
 """Its place in a checkpoint: a list, one item a rank."""
 
 
-def collect(session: Session, state: Any) -> dict[str, Any]:
+def collect(session: Session, state: Any, kept: dict[str, Any] | None = None) -> dict[str, Any]:
     """All ranks. The states of all, under `KEY`, if `state` has an optimizer and the strategy keeps any.
 
     With layout `sharded` each rank writes its own; otherwise rank 0 gets all.
+
+    Args:
+        session: of the strategy.
+        state: that is saved.
+        kept: this rank's state at an earlier moment; None asks the strategy.
     """
     strategy, collectives = session.strategy, session.collectives
     if not isinstance(strategy, KeepsRankState) or not _trains(session, state):
         return {}
-    if (own := strategy.rank_state_dict()) is None:
+    if (own := kept if kept is not None else strategy.rank_state_dict()) is None:
         return {}
     if strategy.checkpoint_io.layout != "sharded":
         return {KEY: collectives.gather_objects(nested.replace(_on_cpu, own))}

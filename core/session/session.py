@@ -292,13 +292,14 @@ class Session:
         """The communication that a CheckpointIO needs."""
         return StrategyCollectives(self)
 
-    def save_checkpoint(self, path: PathLike, state: Mapping[str, Any]) -> None:
+    def save_checkpoint(self, path: PathLike, state: Mapping[str, Any], *, kept: dict[str, Any] | None = None) -> None:
         """All ranks. Write a state in which modules and optimizers stand for their own.
 
         Args:
             path: a local path or a URL.
             state: values are modules and optimizers that were set up here, objects with `state_dict()`, lists and
                 dicts of those, or plain values.
+            kept: what the strategy had kept for this rank when training ended; None asks it now.
 
         Raises:
             CheckpointError: it can't be written; what was at `path` is untouched. Or a load has failed that had
@@ -308,7 +309,7 @@ class Session:
         strategy, collectives = self.strategy, self.collectives
         checkpoint_io = strategy.checkpoint_io
         # On ranks that write nothing, too: to take a sharded module apart is a collective.
-        plain = state_objects.to_states(self, dict(state)) | rank_state.collect(self, dict(state))
+        plain = state_objects.to_states(self, dict(state)) | rank_state.collect(self, dict(state), kept)
         sharded = checkpoint_io.layout == "sharded"
         # Ranks share the writing of what all have; of copies along axes of the mesh one rank writes one.
         if sharded and collectives.size > 1 and Capability.REPLICATED_PARAMETERS in strategy.capabilities:

@@ -7,7 +7,9 @@ import torch
 from torch.utils.data import DataLoader
 
 from core import CheckpointError, ConfigurationError, Module, Trainer
+from core.accelerators import CPUAccelerator
 from core.checkpoint import load_checkpoint
+from core.strategies import SingleDeviceStrategy
 from resuming import Case, adamw_by_step, on_ranks, train
 
 QUIET = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
@@ -58,6 +60,40 @@ def test_a_run_goes_on_from_what_was_saved_after_fit(tmp_path, num_ranks, stop):
     saved = on_ranks(num_ranks, saving_late, tmp_path / "late.ckpt", num_ranks, case, stop)
     whole = on_ranks(num_ranks, lambda: train(case, num_ranks=num_ranks)[:2])
     assert saved == whole
+
+
+class Drawing(SingleDeviceStrategy):
+    """Has a number of its own, such as the random state of a second device, and forgets it with each set-up."""
+
+    number = 0
+
+    def setup_module(self, module):
+        self.number = 0
+        return super().setup_module(module)
+
+    def optimizer_step(self, *arguments, **options):
+        self.number += 1
+        return super().optimizer_step(*arguments, **options)
+
+    def rank_state_dict(self):
+        return {"number": torch.tensor(self.number)}
+
+    def load_rank_state_dict(self, state):
+        self.number = int(state["number"])
+
+
+@pytest.mark.parametrize("storage", ["torch", "distributed"])
+def test_what_a_strategy_keeps_for_a_rank_is_that_of_the_end_of_fit(tmp_path, storage):
+    path = tmp_path / "late.ckpt"
+    for max_steps, ckpt_path in ((3, None), (5, path)):
+        strategy = Drawing(accelerator=CPUAccelerator())
+        trainer = Trainer(strategy=strategy, max_steps=max_steps, limit_val_batches=0, plugins=[storage], **QUIET)
+        trainer.fit(Net(), DataLoader(torch.ones(6, 2), batch_size=1), ckpt_path=ckpt_path)
+        assert strategy.number == max_steps
+        strategy.number = 99  # the user goes on drawing
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            trainer.save_checkpoint(path)
 
 
 def evaluate_first(trainer, module):

@@ -5,8 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from torch import Tensor
+
 from core.checkpoint import collect_random_state
 from core.contract import Capability, KeepsRankState
+from core.data import map_leaves
 from core.session import UserData
 from core.trainer.logging import running_metrics
 
@@ -63,23 +66,23 @@ class FinishedFit:
         optimizers: in the order of `configure_optimizers`.
         lr_schedulers: of theirs.
         position: at the end of `fit`.
+        rank_state: what this rank of a strategy keeps for itself, on the CPU.
     """
 
     optimizers: list[Optimizer]
     lr_schedulers: list[Any]
     position: Position
+    rank_state: dict[str, Any] | None
 
     @classmethod
     def of(cls, run: Run) -> FinishedFit | None:
         """All ranks, at the end of `fit`. None if the optimizers end with the stage."""
         strategy = run.strategy
-        if (
-            not strategy.launcher.calls_in_place
-            or strategy.capabilities & OWN_OPTIMIZERS
-            or (isinstance(strategy, KeepsRankState) and strategy.rank_state_dict() is not None)
-        ):
+        if not strategy.launcher.calls_in_place or strategy.capabilities & OWN_OPTIMIZERS:
             return None
-        return cls(list(strategy.optimizers), list(strategy.lr_schedulers), Position.of(run))
+        kept = strategy.rank_state_dict() if isinstance(strategy, KeepsRankState) else None
+        rank_state = map_leaves(lambda leaf: leaf.cpu() if isinstance(leaf, Tensor) else leaf, kept)
+        return cls(list(strategy.optimizers), list(strategy.lr_schedulers), Position.of(run), rank_state)
 
     def belongs_to(self, run: Run) -> bool:
         """True if the optimizers still train the module's parameters. A teardown may have replaced those."""

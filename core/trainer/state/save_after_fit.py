@@ -51,6 +51,6 @@ def _save_in_group(run: Run, path: PathLike, *, weights_only: bool, finished: Fi
             return
         # As the strategy has set them up: a second time, one might scale learning rates or wrap them again.
         run.strategy.optimizers, run.strategy.lr_schedulers = finished.optimizers, finished.lr_schedulers
-        snapshot.save(run, path, position=finished.position)
+        snapshot.save(run, path, finished=finished)
     finally:
         run.fabric.teardown()

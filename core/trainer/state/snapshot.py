@@ -14,7 +14,7 @@ from core.trainer.hooks.events import overrides
 from core.trainer.hparams import foreign_state, hyperparameters
 from core.trainer.logging import running_metrics
 from core.trainer.state import sections
-from core.trainer.state.finished_fit import Position, share_of
+from core.trainer.state.finished_fit import FinishedFit, Position, share_of
 from core.trainer.state.finished_run import check_limits
 
 if TYPE_CHECKING:
@@ -26,14 +26,14 @@ if TYPE_CHECKING:
 FORMAT_VERSION = 1
 
 
-def save(run: Run, path: PathLike, *, weights_only: bool = False, position: Position | None = None) -> None:
+def save(run: Run, path: PathLike, *, weights_only: bool = False, finished: FinishedFit | None = None) -> None:
     """All ranks. Write the state between two optimizer steps, or only what evaluation needs of it.
 
     Args:
         run: whose module, optimizers and schedulers are set up.
         path: a local path or a URL.
         weights_only: leave out what only training needs.
-        position: of a stage that is over; None asks the one that runs.
+        finished: the fit that is over; None asks the stage that runs.
     """
     strategy = run.strategy
     strategy.synchronize_model()
@@ -47,8 +47,8 @@ def save(run: Run, path: PathLike, *, weights_only: bool = False, position: Posi
         **hyperparameters.to_checkpoint(run.module),
     }
     if not weights_only:
-        state |= _training_state(run, position or Position.of(run))
-    run.session.save_checkpoint(path, state)
+        state |= _training_state(run, Position.of(run) if finished is None else finished.position)
+    run.session.save_checkpoint(path, state, kept=None if finished is None else finished.rank_state)
 
 
 def _training_state(run: Run, position: Position) -> dict[str, Any]:

@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch._dynamo  # every optimizer imports it when it is made: here once, and not in each forked worker
 from torch import nn
+from torch.distributed import ReduceOp
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, post_localSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
@@ -478,6 +479,36 @@ def test_timeout_reaches_the_group():
 
     strategy = DDPStrategy(start_method="fork", timeout=timedelta(seconds=77))
     assert on_two_ranks(look, strategy) == timedelta(seconds=77)
+
+
+def means_by_a_backend_that_averages(fabric):
+    """The means of a number, an integer and a large half, and what the backend was asked for.
+
+    gloo stands in for NCCL, which is the one that takes `ReduceOp.AVG`.
+    """
+    asked = []
+
+    def all_reduce(tensor, op, group):
+        asked.append((op, tensor.dtype))
+        whole = tensor.double()
+        torch.distributed.distributed_c10d._get_default_group().allreduce([whole]).wait()
+        tensor.copy_(whole / 2 if op == ReduceOp.AVG else whole)
+
+    values = [torch.tensor(1.0 + fabric.global_rank), torch.tensor(1 + fabric.global_rank)]
+    values += [torch.tensor(4e4, dtype=torch.float16)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.distributed, "get_backend", lambda group=None: "nccl")
+        patch.setattr(torch.distributed, "all_reduce", all_reduce)
+        means = [fabric.all_reduce(value).item() for value in values]
+        means.append(fabric.all_reduce(values[0], reduce_op="sum").item())
+    return means, [(op == ReduceOp.AVG, str(dtype)) for op, dtype in asked]
+
+
+def test_a_backend_that_averages_is_asked_for_the_mean():
+    means, asked = on_two_ranks(means_by_a_backend_that_averages, DDPStrategy(start_method="fork"))
+    assert means == [1.5, 1.5, pytest.approx(4e4, rel=1e-3), 3.0]
+    floats = [(True, "torch.float32"), (True, "torch.float32"), (True, "torch.float16")]
+    assert asked == [*floats, (False, "torch.float32")]
 
 
 def test_an_unknown_reduction_lists_those_that_exist():

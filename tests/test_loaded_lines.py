@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -89,3 +90,15 @@ def test_what_is_loaded_grows_by_decision_only(program, most, tmp_path):
     assert done.returncode == 0, done.stderr
     counts = json.loads(done.stdout.splitlines()[-1])
     assert {user: count for user, count in counts.items() if count > most[user]} == {}, "lines of code that are loaded"
+
+
+def test_the_pages_have_these_limits():
+    root = Path(__file__).parents[1]
+    limits = {user: f"{count:,}" for most in MOST.values() for user, count in most.items()}
+    table = (root / "docs" / "benchmarks.md").read_text(encoding="utf-8").partition("| lines at most |")[2]
+    rows = table.partition("\n\n")[0].splitlines()[2:]
+    assert [row.split("|")[2].strip() for row in rows] == list(limits.values())
+    readme = (root / "README.md").read_text(encoding="utf-8")
+    (told,) = [line for line in readme.splitlines() if "lines of core's code" in line]
+    assert limits["a fit with everything off"] in told
+    assert limits["a strategy's author"] in told

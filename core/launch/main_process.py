@@ -48,7 +48,7 @@ class MainProcess:
         self.rank = rank
         self._receiver = receiver
         self._hang_up = partial(hang_up, store_port)
-        self._is_told = threading.Event()
+        self._has_warned = threading.Event()
         self._ends_badly: str | None = None
         self._is_raised = False
         self._num_launches = 0
@@ -81,7 +81,7 @@ class MainProcess:
 
     def explain(self, error: BaseException) -> BaseException:
         """The failure that came first: `error` itself, or the worker's behind it."""
-        self._is_told.set()
+        self._has_warned.set()
         if isinstance(error, HangError):
             return error  # all ranks end with the same one
         # sys.exit(0) within a launch: no failure yet. `close` finds out if the workers leave in the same way.
@@ -107,7 +107,7 @@ class MainProcess:
     def close(self) -> None:
         """Wait for the workers at the end of the script, or stop them if it ended badly. Idempotent."""
         atexit.unregister(self.close)
-        self._is_told.set()
+        self._has_warned.set()
         try:
             if self._ends_badly is not None:
                 self._group.stop(f"Rank {self.rank} ended first, by {self._ends_badly}.", self.rank, self._hang_up)
@@ -143,8 +143,8 @@ class MainProcess:
             self._on_worker_failure(self._group.failure)
 
     def _on_worker_failure(self, failure: WorkerError) -> None:
-        is_first, handled = not self._is_told.is_set(), sys.exception()
-        self._is_told.set()
+        is_first, handled = not self._has_warned.is_set(), sys.exception()
+        self._has_warned.set()
         # Not into an `except` or `finally` block that runs: it would replace the error that is handled there.
         if is_first and handled is None and self._ends_badly is None:
             raise failure from failure.__cause__
@@ -191,7 +191,7 @@ class MainProcess:
 
     def _end_if_stuck(self, failure: WorkerError) -> None:
         # The handler runs only between two bytecodes. A main thread in a native collective never comes to it.
-        if not self._is_told.wait(2 * GRACE_S):
+        if not self._has_warned.wait(2 * GRACE_S):
             self._group.kill()
             self._end(failure)
 

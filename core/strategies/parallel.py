@@ -10,10 +10,11 @@ import torch.distributed as dist
 from torch.distributed.constants import default_pg_timeout
 
 from core.contract import Capability, ConfigurationError, Strategy
-from core.strategies import arrivals, process_group
+from core.strategies import process_group
 from core.strategies.gather import GatherWithGradients
 from core.strategies.group_collectives import GroupCollectives, gather_objects
 from core.strategies.options import check_options, known_options
+from core.strategies.rendezvous.barrier import barriers_of_group
 
 if TYPE_CHECKING:
     from datetime import timedelta
@@ -251,7 +252,7 @@ class ParallelStrategy(Strategy):
     def absent_ranks(self, point: str) -> list[int]:
         """Any ranks. Those that don't come to a point within a thirtieth of `timeout`; see `Strategy.absent_ranks`."""
         # One minute of torch's half an hour: long before a collective that waits for the same ranks ends the process.
-        return arrivals.of_the_group().absent_at(point, self._timeout / 30) if self._is_connected() else []
+        return barriers_of_group().absent_at(point, self._timeout / 30) if self._is_connected() else []
 
     def reduce_boolean_decision(self, decision: bool, all: bool = True) -> bool:
         """All ranks. True if all say so, or with `all=False` if any does."""

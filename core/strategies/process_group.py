@@ -17,10 +17,10 @@ from torch.distributed.distributed_c10d import _abort_process_group  # its docst
 
 from core.contract import ConfigurationError
 from core.display.warnings_once import share_warnings
-from core.strategies import rounds
 from core.strategies.fingerprint import exchange
-from core.strategies.late import answers, await_server, meets_within
-from core.strategies.meeting import Meeting, say_at_exit
+from core.strategies.rendezvous import rounds
+from core.strategies.rendezvous.store import RendezvousStore, announce_exit
+from core.strategies.rendezvous.timeout import answers, await_server, meets_within
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -80,15 +80,15 @@ def join(
     # Every join has a prefix of its own: a group that was left, or died before a restart, leaves its keys behind.
     patience = timeout if timeout is not None else default_pg_timeout
     shared = _shared_store(environment, rank, world_size, patience)
-    meeting = Meeting(shared, str(next(_joins)), rank, world_size, meets_within(patience))
+    rendezvous = RendezvousStore(shared, str(next(_joins)), rank, world_size, meets_within(patience))
     select_device()
     if world_size > 1:
-        exchange(meeting, rank, world_size, fingerprint)
+        exchange(rendezvous, rank, world_size, fingerprint)
     # Only NCCL makes use of it: it connects at once, and subgroups split off that connection.
     device_id = device if device.type == "cuda" else None
     hook = sys.excepthook
     dist.init_process_group(
-        backend, store=meeting.store, rank=rank, world_size=world_size, timeout=timeout, device_id=device_id
+        backend, store=rendezvous.store, rank=rank, world_size=world_size, timeout=timeout, device_id=device_id
     )
     if backend == "gloo":
         # It comes back while other ranks still connect. One that left soon would close connections under their hands.
@@ -136,7 +136,7 @@ def _shared_store(environment: ClusterEnvironment, rank: int, world_size: int, t
         hosts = rank == 0 and not environment.store_is_hosted
         if not hosts:
             await_server(environment.main_address, environment.main_port, rank, meets_within(timeout))
-        # The server doesn't wait for the ranks: the meeting does, and names those that don't come.
+        # The server doesn't wait for the ranks: the rendezvous does, and names those that don't come.
         store = TCPStore(
             environment.main_address, environment.main_port, is_master=hosts, timeout=timeout, wait_for_workers=False
         )
@@ -145,5 +145,5 @@ def _shared_store(environment: ClusterEnvironment, rank: int, world_size: int, t
         name = rounds.meet(store, rank, world_size, meets_within(timeout)) if starts_again else "0"
         _stores[key] = PrefixStore(f"core/{name}", store)
         place = environment.main_address, environment.main_port
-        say_at_exit(_stores[key], rank, lambda: hosts or answers(*place))
+        announce_exit(_stores[key], rank, lambda: hosts or answers(*place))
     return _stores[key]

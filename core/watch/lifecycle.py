@@ -49,11 +49,11 @@ def begin(strategy: Strategy, given: bool | WatchdogOptions | None = None) -> No
 
 def warn_of_late_ranks(given: bool | WatchdogOptions | None) -> None:
     """Before the rendezvous. Set when the ranks warn of one that is late: after the limit of these options."""
-    from core.strategies import late
+    from core.strategies.rendezvous import timeout
     from core.watch.options import chosen
 
     if (options := chosen(given)) is not None:
-        late.TOLD_AFTER_S = options.limit.total_seconds()
+        timeout.WARN_AFTER_S = options.limit.total_seconds()
 
 
 def _own_connection(strategy: Strategy) -> Store | None:

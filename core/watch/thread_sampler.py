@@ -143,4 +143,4 @@ def _line(frame: FrameType) -> str:
 
 def _is_bounded(inner: list[FrameType]) -> bool:
     """True if the thread waits for other ranks in core, where it has a limit of its own and a better error."""
-    return any(str(each.f_globals.get("__name__")).startswith("core.strategies.polling") for each in inner)
+    return any(str(each.f_globals.get("__name__")).startswith("core.strategies.rendezvous.polling") for each in inner)

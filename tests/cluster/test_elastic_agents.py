@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch.distributed import TCPStore
 
-from core.strategies.rounds import meet
+from core.strategies.rendezvous.rounds import meet
 from core_testing import programs
 
 PROGRAM = Path(__file__).with_name("elastic_program.py")

@@ -10,7 +10,8 @@ from torch.distributed.constants import default_pg_timeout
 from core import Session, WorkerError
 from core.cluster import TorchElasticEnvironment
 from core.cluster.local import free_loopback_port
-from core.strategies import ParallelStrategy, late
+from core.strategies import ParallelStrategy
+from core.strategies.rendezvous import timeout
 
 
 @pytest.mark.slow  # the next one says the same of a group that was started twice
@@ -48,7 +49,7 @@ def test_a_rank_that_has_left_is_named_by_those_who_would_wait_for_it(tmp_path, 
 
 
 def test_ranks_that_never_come_are_named_when_the_time_is_over(monkeypatch, caplog):
-    monkeypatch.setattr(late, "TOLD_AFTER_S", 0.2)
+    monkeypatch.setattr(timeout, "WARN_AFTER_S", 0.2)
     port = free_loopback_port()
     variables = {"RANK": "0", "WORLD_SIZE": "3", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "3", "MASTER_PORT": str(port)}
     for name, value in {**variables, "MASTER_ADDR": "127.0.0.1"}.items():
@@ -72,7 +73,7 @@ def test_ranks_that_never_come_are_named_when_the_time_is_over(monkeypatch, capl
         "The wait ends with an error after 0:00:01; the strategy's timeout= changes that. Look for a rank that has "
         "ended, hangs, or is still at work."
     ]
-    assert late.meets_within(default_pg_timeout) == timedelta(minutes=10)
+    assert timeout.meets_within(default_pg_timeout) == timedelta(minutes=10)
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("MASTER_PORT", str(free_loopback_port()))
     with pytest.raises(WorkerError, match="Rank 0 did not reach the start of the process group within 0:00:01, and"):

@@ -1,4 +1,4 @@
-"""Points that ranks come to without a collective: one that only some ranks come to would meet another one's data."""
+"""Named barriers through a store: in place of a collective, which would mix with others if only some ranks reach it."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from weakref import WeakKeyDictionary
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store  # torch.distributed's own, with types
 
-from core.strategies.polling import pause
+from core.strategies.rendezvous.polling import pause
 
 if TYPE_CHECKING:
     from datetime import timedelta
 
 # Weak: whatever holds a group that was left keeps its threads alive.
-_of_groups: WeakKeyDictionary[dist.ProcessGroup, Arrivals] = WeakKeyDictionary()
+_of_groups: WeakKeyDictionary[dist.ProcessGroup, NamedBarriers] = WeakKeyDictionary()
 
 
-class Arrivals:
-    """The points of one process group, seen by one rank. Ranks come to them in the same order."""
+class NamedBarriers:
+    """The named barriers of one process group, which all ranks reach in the same order."""
 
     def __init__(self, store: Store, rank: int, world_size: int) -> None:
-        """Count from here, in a store that no other group has under the same prefix."""
+        """Count from 0, in a store that no other group uses under the same prefix."""
         self._store = PrefixStore("core/arrivals", store)
         self._rank, self._world_size, self._number = rank, world_size, 0
         self._past = deque[str](maxlen=2)
@@ -57,11 +57,11 @@ class Arrivals:
         return self._store.get(key).decode() if self._store.check([key]) else ""
 
 
-def of_the_group() -> Arrivals:
-    """The arrivals of the process group that this process is in, however it was made."""
+def barriers_of_group() -> NamedBarriers:
+    """The named barriers of the process group that this process is in, however it was made."""
     group = dist.group.WORLD
     assert group is not None, "a group that was joined"
     if group not in _of_groups:
         store = dist.distributed_c10d._get_default_store()  # that the group was made with; it has no public name
-        _of_groups[group] = Arrivals(store, dist.get_rank(), dist.get_world_size())
+        _of_groups[group] = NamedBarriers(store, dist.get_rank(), dist.get_world_size())
     return _of_groups[group]

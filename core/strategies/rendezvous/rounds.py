@@ -1,4 +1,4 @@
-"""The rounds in which ranks meet at a store that may outlive them, as an elastic agent's does.
+"""The rounds of a rendezvous at a store that may outlive the ranks, as an elastic agent's does.
 
 Nothing that torchrun gives a rank is the same on all ranks of its round and on no other: each agent counts its own
 restarts, and one that has come later counts from 0. So each rank takes a number, and rank 0 names the round and says up
@@ -11,7 +11,7 @@ from __future__ import annotations
 import secrets
 from typing import TYPE_CHECKING
 
-from core.strategies.late import Wait, came_late
+from core.strategies.rendezvous.timeout import Wait, late_error
 
 if TYPE_CHECKING:
     from datetime import timedelta
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store  # torch.distributed's own, with types
 
 _ANSWER = "core/answer"
-"""The last question that is answered, and the name."""
+"""Key of the number of the last request that is answered, and the name of the round."""
 
 
 def meet(store: Store, rank: int, world_size: int, timeout: timedelta) -> str:
-    """All ranks of a round, once in each process. A name of the round that no other one at this store has.
+    """All ranks of a round, once in each process. Agree on a name for the round that is unique at this store.
 
     Raises:
         WorkerError: a rank hasn't come in time; it is named.
@@ -34,30 +34,30 @@ def meet(store: Store, rank: int, world_size: int, timeout: timedelta) -> str:
 
 
 def _ask(store: Store, rank: int, timeout: timedelta) -> str:
-    number, wait = ask(store), Wait(rank, timeout)
-    while (name := answer(store, number)) is None:
+    number, wait = request_round(store), Wait(rank, timeout)
+    while (name := round_for(store, number)) is None:
         if wait.is_over:
-            raise came_late([0], rank, timeout)
+            raise late_error([0], rank, timeout)
         wait.pause(lambda: [0])
-    come(store, name, rank)
+    join(store, name, rank)
     return name
 
 
-def ask(store: Store) -> int:
+def request_round(store: Store) -> int:
     """Other ranks: request the current rendezvous round; returns the request's number."""
     return store.add("core/asked", 1)
 
 
-def answer(store: Store, number: int) -> str | None:
-    """The name of the round of a question; None if rank 0 hasn't seen it yet."""
+def round_for(store: Store, number: int) -> str | None:
+    """The name of the round for a request; None if rank 0 hasn't answered it yet."""
     if not store.check([_ANSWER]):
         return None
     last, _, name = store.get(_ANSWER).decode().partition(" ")
     return name if number <= int(last) else None
 
 
-def come(store: Store, name: str, rank: int) -> None:
-    """A rank that has an answer. Tell rank 0."""
+def join(store: Store, name: str, rank: int) -> None:
+    """Other ranks: join the round with this name."""
     store.set(_came(name, rank), "")  # before it is counted: rank 0 looks for it only if some are missing
     store.add(f"core/round/{name}", 1)
 
@@ -76,7 +76,7 @@ def _invite(store: Store, world_size: int, timeout: timedelta) -> str:
             return name
         if wait.is_over:
             if awaited := absent():
-                raise came_late(awaited, 0, timeout)
+                raise late_error(awaited, 0, timeout)
             return name
         wait.pause(absent)
 

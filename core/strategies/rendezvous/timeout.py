@@ -1,4 +1,4 @@
-"""Ranks that don't come to the start of a process group: a warning while others wait for them, an error in the end."""
+"""The time limit of a rendezvous: a warning about ranks that are late, and an error in the end."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING
 from torch.distributed.constants import default_pg_timeout
 
 from core.contract import WorkerError
-from core.strategies.polling import pause
+from core.strategies.rendezvous.polling import pause
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
-TOLD_AFTER_S = 30.0
+WARN_AFTER_S = 30.0
 """Seconds after which a rank that hasn't come is worth a warning; the watch's limit, once there is one."""
 _MEETS_WITHIN = timedelta(minutes=10)
 
@@ -29,7 +29,7 @@ def meets_within(timeout: timedelta) -> timedelta:
 
 
 class Wait:
-    """The wait of one rank for others, which begins as it is made. It warns of them once, and ends in time.
+    """The wait of one rank for others, from its creation on: with one warning, and a limit.
 
     Args:
         rank: that waits.
@@ -38,7 +38,7 @@ class Wait:
 
     def __init__(self, rank: int, timeout: timedelta) -> None:
         self._rank, self._timeout = rank, timeout
-        self._began_s, self._is_told = time.monotonic(), False
+        self._began_s, self._has_warned = time.monotonic(), False
 
     @property
     def is_over(self) -> bool:
@@ -52,23 +52,23 @@ class Wait:
             absent: returns the ranks that haven't come.
         """
         waited_s = time.monotonic() - self._began_s
-        if waited_s > TOLD_AFTER_S and not self._is_told:
-            self._is_told = True
-            self._tell(sorted(absent()))
+        if waited_s > WARN_AFTER_S and not self._has_warned:
+            self._has_warned = True
+            self._warn(sorted(absent()))
         pause(waited_s)
 
-    def _tell(self, absent: list[int]) -> None:
+    def _warn(self, absent: list[int]) -> None:
         speaker = next(rank for rank in itertools.count() if rank not in absent)
         if absent and self._rank == speaker:
             logging.getLogger("core").warning(
-                f"{listed(absent)} did not reach the start of the process group within {TOLD_AFTER_S:g} s, and rank "
+                f"{listed(absent)} did not reach the start of the process group within {WARN_AFTER_S:g} s, and rank "
                 f"{self._rank} waits there (phase set-up). The wait ends with an error after {self._timeout}; the "
                 "strategy's timeout= changes that. Look for a rank that has ended, hangs, or is still at work."
             )
 
 
-def came_late(absent: list[int], rank: int, timeout: timedelta) -> WorkerError:
-    """The error of a rank that has waited for others for too long."""
+def late_error(absent: list[int], rank: int, timeout: timedelta) -> WorkerError:
+    """The error of a rank whose wait for others has exceeded the limit."""
     return WorkerError(
         f"{listed(absent)} did not reach the start of the process group within {timeout}, and rank {rank} waited. "
         "All ranks must make the same calls: look for a rank that has ended, hangs, or takes another way.",
@@ -85,7 +85,7 @@ def await_server(address: str, port: int, rank: int, timeout: timedelta) -> None
     wait = Wait(rank, timeout)
     while not answers(address, port):
         if wait.is_over:
-            raise came_late([0], rank, timeout)
+            raise late_error([0], rank, timeout)
         wait.pause(lambda: [0])
 
 

@@ -1,4 +1,4 @@
-"""The store at which ranks meet before they are a group, seen by one rank that doesn't wait for those that are gone."""
+"""The store of a rendezvous, in which a rank doesn't wait for others that have left."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from torch._C._distributed_c10d import PrefixStore, Store  # torch.distributed's own, with types
 
 from core.contract import WorkerError
-from core.strategies.late import Wait, came_late, listed
+from core.strategies.rendezvous.timeout import Wait, late_error, listed
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -19,15 +19,15 @@ if TYPE_CHECKING:
 _ANY_LEFT = "core/left"
 
 
-class Meeting:
-    """The store as `core.strategies.fingerprint.exchange` needs it, for one group of all ranks.
+class RendezvousStore:
+    """The store of one rendezvous of all ranks, as `core.strategies.fingerprint.exchange` needs it.
 
     A rank whose program ends says so in the store, so that ranks that come later, or wait, don't do so in vain. One
     that has never come can't say so; it is named when the time is over.
     """
 
     def __init__(self, store: Store, name: str, rank: int, world_size: int, timeout: timedelta) -> None:
-        """Meet at `store` under a name of its own, since a key is used once."""
+        """Use `store` under a prefix of its own, since a key is used once."""
         self.store = PrefixStore(name, store)
         self._shared, self._rank, self._world_size, self._timeout = store, rank, world_size, timeout
 
@@ -67,10 +67,10 @@ class Meeting:
                 rank=left[0],
             )
         if is_late:
-            raise came_late(absent or [0], self._rank, self._timeout)
+            raise late_error(absent or [0], self._rank, self._timeout)
 
 
-def say_at_exit(store: Store, rank: int, is_there: Callable[[], bool]) -> None:
+def announce_exit(store: Store, rank: int, is_there: Callable[[], bool]) -> None:
     """Announce to the other ranks when this rank's program ends, as long as the store is there.
 
     Its server lives in a process of the run, which may be gone first, and torch prints a page about each such call.

@@ -125,7 +125,7 @@ def test_a_mistake_is_shown_in_few_lines_with_its_cause(show, source, cause):
 def test_the_environment_asks_for_all_frames(show):
     source, cause = MISTAKES["a damaged checkpoint"]
     errors = show(source, full=True)
-    assert os.path.join("core", "checkpoint", "verified_file.py") in errors
+    assert os.path.join("core", "checkpoint", "format", "verified_file.py") in errors
     assert cause in errors
     assert len(errors.splitlines()) > 5 * MAX_LINES
 
@@ -142,7 +142,7 @@ def test_a_log_and_a_debugger_see_all_frames(show):
             print("innermost", trace.tb_frame.f_code.co_name, file=sys.stderr)
         """.replace("\n        ", "\n")
     )
-    assert os.path.join("core", "checkpoint", "formats.py") in errors
+    assert os.path.join("core", "checkpoint", "any_form", "formats.py") in errors
     assert "innermost _read_manifest" in errors
 
 

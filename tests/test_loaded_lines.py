@@ -76,7 +76,7 @@ counts["a fit with everything off"] = loaded()
 # all: options, start methods, types of devices, the import of a library. All but an author pass over the distributions
 # of other programs in one loop, without a call for each. Who trains loads the protocols that capabilities promise.
 MOST = {
-    AUTHOR: {"a strategy's author": 800, "a plugin": 4_450},
+    AUTHOR: {"a strategy's author": 800, "a plugin": 4_470},
     LISTING: {"a listing": 2_690},
     TRAINING: {"a Fabric": 11_930, "a fit with everything off": 16_000},
 }

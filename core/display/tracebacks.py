@@ -48,6 +48,9 @@ _newest = (0, "")
 _marked: list[dict[str, Any]] = []
 """Names of each module of torch that gets pytest's mark, which is taken back; core's own modules keep theirs."""
 
+_in_ipython: list[Any] = []
+"""IPython's own form of the handler that it got."""
+
 
 class ShortText(Exception):
     """A cause that is shown as a text of its own: the traceback of another process.
@@ -65,6 +68,7 @@ def install() -> None:
         sys.excepthook = _show
     if (shell := _shell()) is not None and shell.custom_exceptions == ():
         shell.set_custom_exc((Exception,), _show_in_ipython)
+        _in_ipython[:] = [shell.CustomTB]
     if "_pytest" in sys.modules:
         _mark_for_pytest()
 
@@ -73,7 +77,7 @@ def remove() -> None:
     """Undo `install`."""
     if sys.excepthook is _show:
         sys.excepthook = sys.__excepthook__
-    if (shell := _shell()) is not None and getattr(shell.CustomTB, "__func__", None) is _show_in_ipython:
+    if (shell := _shell()) is not None and shell.CustomTB in _in_ipython:
         shell.set_custom_exc((), None)
     for names in _marked:
         names.pop("__tracebackhide__", None)
@@ -138,7 +142,11 @@ def _show_among_ranks(error: Exception) -> None:
 
 def _show_in_ipython(shell: Any, kind: type[Exception], error: Exception, trace: Any, tb_offset: Any = None) -> None:
     """The handler that IPython calls, in its own form; its debugger gets the whole traceback."""
-    shell.showtraceback((kind, error, trace if wants_full() else _shortened(error, trace)), tb_offset=tb_offset)
+    shown = trace if wants_full() else _shortened(error, trace)
+    if _is_core_error(error) and not wants_full():
+        vars(error)["_render_traceback_"] = lambda: format_short(error).splitlines()  # which IPython asks for
+    shell.showtraceback((kind, error, shown), tb_offset=tb_offset)
+    vars(error).pop("_render_traceback_", None)
     sys.last_traceback = trace
 
 

@@ -179,11 +179,16 @@ class ParallelStrategy(Strategy):
         """All ranks. Combine over ranks; see `Strategy.reduce`. The mean of integers is of the default float dtype.
 
         Raises:
-            ConfigurationError: an unknown `reduce_op`.
+            ConfigurationError: an unknown `reduce_op`, or a sparse tensor.
         """
         operation = self._operation(reduce_op)
         if not self._is_connected():
             return tensor
+        if tensor.layout != torch.strided:
+            raise ConfigurationError(
+                f"reduce combines dense tensors, and this one has the layout {tensor.layout}. Pass tensor.to_dense(); "
+                "build layers with sparse gradients, such as nn.Embedding, with sparse=False."
+            )
         averages = isinstance(reduce_op, str) and reduce_op.lower() in ("mean", "avg")
         if averages and not (tensor.is_floating_point() or tensor.is_complex()):
             tensor = tensor.to(torch.get_default_dtype())

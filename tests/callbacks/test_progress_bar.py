@@ -337,6 +337,8 @@ class Watching(nbclient.NotebookClient):
 @pytest.mark.slow
 def test_in_a_notebook_the_bar_is_updated_and_lines_follow(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
+    for name in ("IPYTHONDIR", "JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR"):  # else in the home
+        monkeypatch.setenv(name, str(tmp_path / name.lower()))
     code = (
         f"import runpy, sys; sys.argv = ['', {str(tmp_path)!r}]; runpy.run_path({str(PROGRAM)!r}, run_name='__main__');"
     )

@@ -1,5 +1,7 @@
 """torch.compile over a Trainer and Fabric: by the user before, by an option, and of parts."""
 
+import tempfile
+
 import pytest
 import torch
 from torch import nn
@@ -205,6 +207,9 @@ def test_fabric_saves_canonical_names(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(
+    " " in f"{torch.__file__}{tempfile.gettempdir()}", reason="torch calls its C++ compiler without quoting paths"
+)
 @pytest.mark.filterwarnings("ignore:.*is deprecated:DeprecationWarning")
 def test_with_torchs_own_backend(expected):
     """In a process of its own: the compiler leaves threads, and a process that has some can't be forked."""

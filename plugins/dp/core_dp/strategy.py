@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 
 from core import Capability, ConfigurationError, Strategy, UnsupportedError
-from core.strategies import MethodRouter
+from core.strategies import MethodRouter, refuse_sparse_layers
 from core_ddp import DDPStrategy
 from core_dp.replicas import Replicas
 
@@ -42,8 +42,13 @@ class DataParallelStrategy(Strategy):
             )
 
     def setup_module(self, module: nn.Module) -> nn.Module:
-        """Convert the module, move it to the first device, and wrap it."""
+        """Convert the module, move it to the first device, and wrap it.
+
+        Raises:
+            ModuleError: a layer gives sparse gradients, which DataParallel doesn't add up.
+        """
         _refuse_compiler(self, alias="dp")
+        refuse_sparse_layers(self, module)
         super().setup_module(module)
         self.model = Replicas(MethodRouter(module), device_ids=_indices(self))
         return self.model

@@ -7,7 +7,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from core import Capability
-from core.strategies import ParallelStrategy, SingleDeviceStrategy, Strategy
+from core.strategies import ParallelStrategy, SingleDeviceStrategy, Strategy, refuse_sparse_layers
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -63,6 +63,7 @@ class SimParallelStrategy(HostState, ParallelStrategy):
 
     def setup_module(self, module: nn.Module) -> nn.Module:
         """All ranks. Everybody begins with the weights of rank 0."""
+        refuse_sparse_layers(self, module)
         module = super().setup_module(module)
         for tensor in chain(module.parameters(), module.buffers()):
             tensor.detach().copy_(self.broadcast(tensor.detach()))

@@ -10,8 +10,11 @@ import torch
 from test_simulated import pytestmark  # noqa: F401  # the same releases of torch
 
 
+_OF_LAUNCHERS = ("MASTER_", "OMPI_", "RANK", "WORLD_SIZE", "LOCAL_")
+
+
 def told_by(*arguments, **variables):
-    own = {name: value for name, value in simulated.variables().items() if not name.startswith(("MASTER_", "OMPI_"))}
+    own = {name: value for name, value in simulated.variables().items() if not name.startswith(_OF_LAUNCHERS)}
     command = [sys.executable, simulated.HERE / "vendor_program.py", *arguments]
     # Not forked from a process that has begun with other variables: which of them it began with is looked at.
     done = subprocess.run(command, capture_output=True, text=True, env=own | variables, timeout=200, check=False)

@@ -9,7 +9,6 @@ import simulated
 import torch
 from test_simulated import pytestmark  # noqa: F401  # the same releases of torch
 
-
 _OF_LAUNCHERS = ("MASTER_", "OMPI_", "RANK", "WORLD_SIZE", "LOCAL_")
 
 

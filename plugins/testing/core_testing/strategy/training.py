@@ -92,7 +92,7 @@ class TrainingTests(StrategySuite):
                 self.assert_like_one_device(found, reference(case, self.reference_accelerator, self.shares))
 
     def test_sparse_gradients_are_trained_or_refused(self) -> None:
-        """A table with sparse gradients and its neighbours are trained as on one device, or an error names the reason."""
+        """A table with sparse gradients and other layers are trained as on one device, or an error names the reason."""
         case = self.adapted(Case("sparse", network=LooksUp, optimizer=partial(SGD, momentum=0.0)))
         for rank, found in enumerate(self.run(_train_or_refuse, case, Exception)):
             if isinstance(found, str):

@@ -66,8 +66,11 @@ class LocalRanks:
 
 
 def ask_for_stack(status: RankStatus) -> None:
-    """Make faulthandler write the stacks of a process. Signals its watching thread, since others would wake up."""
-    kernel.signal_thread(status.pid, status.watcher, SIGNAL)
+    """Make faulthandler write the stacks of a process. Signals its watching thread, since others would wake up.
+
+    In a stopped process it is the main thread, which so writes before it goes on from where it was stopped.
+    """
+    kernel.signal_thread(status.pid, status.pid if status.state == "stopped" else status.watcher, SIGNAL)
 
 
 def with_written_stack(status: RankStatus) -> RankStatus:

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from core.checkpoint.async_io import AsyncCheckpointIO
     from core.checkpoint.copies.device_copies import await_copies
     from core.checkpoint.distributed_io import DistributedCheckpointIO
-    from core.checkpoint.engine_folder_io import EngineFolderIO
+    from core.checkpoint.engine_folder_io import EngineFolderIO, reported_as_damage
     from core.checkpoint.file.mapped_file import load_mapped
     from core.checkpoint.neighbour.neighbour_io import NeighbourCheckpointIO
     from core.checkpoint.safetensors_io import SafetensorsCheckpointIO
@@ -37,6 +37,7 @@ __all__ = [
     "load_checkpoint",
     "load_mapped",
     "newest_valid",
+    "reported_as_damage",
     "restore_random_state",
     "sweep_folder",
     "to_plain",
@@ -49,7 +50,7 @@ __getattr__, __dir__ = lazy_exports(
         ".async_io": ("AsyncCheckpointIO",),
         ".copies.device_copies": ("await_copies",),
         ".distributed_io": ("DistributedCheckpointIO",),
-        ".engine_folder_io": ("EngineFolderIO",),
+        ".engine_folder_io": ("EngineFolderIO", "reported_as_damage"),
         ".upkeep.finding": ("newest_valid",),
         ".any_form.formats": (
             "load_checkpoint",

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import shutil
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from core.contract import CheckpointError, CheckpointIO, CheckpointNotFoundError
+from core.contract import CheckpointCorruptedError, CheckpointError, CheckpointIO, CheckpointNotFoundError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from core.contract import Collectives, PathLike
 
 
@@ -70,3 +73,22 @@ class EngineFolderIO(CheckpointIO):
             raise CheckpointNotFoundError(
                 f"No {self.engine} checkpoint is at {str(path)!r}: expected a folder with the file {self.last_file!r}."
             )
+
+
+@contextmanager
+def reported_as_damage(message: str) -> Iterator[None]:
+    """A context for code that takes apart what stands in an engine's files: what isn't in its place there is damage.
+
+    Args:
+        message: begins that of the error; the cause follows.
+
+    Raises:
+        CheckpointCorruptedError: the code ended in an error of its own.
+        CheckpointError: the code raised it.
+    """
+    try:
+        yield
+    except CheckpointError:
+        raise
+    except Exception as error:  # whatever a file of strangers leads to
+        raise CheckpointCorruptedError(f"{message}: {error!r:.300}.") from error

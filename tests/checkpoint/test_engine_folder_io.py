@@ -3,8 +3,8 @@
 import pytest
 
 from checkpoint_collectives import Alone
-from core import CheckpointError, CheckpointNotFoundError
-from core.checkpoint import EngineFolderIO
+from core import CheckpointCorruptedError, CheckpointError, CheckpointNotFoundError
+from core.checkpoint import EngineFolderIO, reported_as_damage
 
 
 class AcmeFolderIO(EngineFolderIO):
@@ -46,3 +46,11 @@ def test_its_own_folder_is_removed_and_nothing_else(tmp_path):
     with pytest.raises(CheckpointError, match=r"photos' is no Acme checkpoint\. It is left alone"):
         AcmeFolderIO().remove_checkpoint(tmp_path / "photos", collectives=Alone())
     assert (tmp_path / "photos").is_dir()
+
+
+def test_what_fails_on_a_strangers_content_is_damage_and_an_error_of_core_stays():
+    whole_message = r"^'a' isn't ours: KeyError\('b'\)\.$"
+    with pytest.raises(CheckpointCorruptedError, match=whole_message), reported_as_damage("'a' isn't ours"):
+        raise KeyError("b")
+    with pytest.raises(CheckpointNotFoundError, match=r"^nothing$"), reported_as_damage("'a' isn't ours"):
+        raise CheckpointNotFoundError("nothing")

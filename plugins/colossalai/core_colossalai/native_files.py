@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from core import CheckpointCorruptedError, CheckpointError
-from core.checkpoint import EngineFolderIO, load_checkpoint, load_mapped
+from core import CheckpointCorruptedError
+from core.checkpoint import EngineFolderIO, load_checkpoint, load_mapped, reported_as_damage
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -103,14 +103,8 @@ class ColossalAICheckpointIO(EngineFolderIO):
             CheckpointCorruptedError: a file is missing or damaged.
         """
         rest = self.rest(path)
-        try:
+        with reported_as_damage(f"{str(Path(path) / REST)!r} is not what core has written"):
             whole: dict[str, Any] = with_marks(rest, lambda mark: _whole(Path(path), mark))
-        except CheckpointError:
-            raise
-        except Exception as error:  # whatever a file that core hasn't written holds
-            raise CheckpointCorruptedError(
-                f"{str(Path(path) / REST)!r} is not what core has written: {error!r:.300}."
-            ) from error
         return whole
 
     def rest(self, path: PathLike) -> dict[str, Any]:

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from core import CheckpointCorruptedError, CheckpointError
-from core.checkpoint import load_checkpoint
+from core.checkpoint import load_checkpoint, reported_as_damage
 from core_deepspeed import native_files
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
+    from contextlib import AbstractContextManager
     from pathlib import Path
 
     from torch import Tensor
@@ -29,21 +28,13 @@ def read(files: Path) -> list[dict[str, Any]]:
     return [load_checkpoint(path) for path in get_model_state_files(str(files))]
 
 
-@contextmanager
-def as_written(files: Path) -> Iterator[None]:
+def as_written(files: Path) -> AbstractContextManager[None]:
     """A context in which what isn't in its place in these files is reported as damage.
 
     Raises:
         CheckpointCorruptedError: a file holds something else than DeepSpeed writes.
     """
-    try:
-        yield
-    except CheckpointError:
-        raise
-    except Exception as error:  # whatever a file that DeepSpeed hasn't written holds
-        raise CheckpointCorruptedError(
-            f"A file of the module in {str(files)!r} isn't what DeepSpeed has written: {error!r:.300}."
-        ) from error
+    return reported_as_damage(f"A file of the module in {str(files)!r} isn't what DeepSpeed has written")
 
 
 def module_of(ranks: Sequence[dict[str, Any]]) -> dict[str, Tensor | str]:

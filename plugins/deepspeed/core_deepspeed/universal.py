@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from core import CheckpointCorruptedError, CheckpointError
-from core.checkpoint import load_checkpoint, load_mapped
+from core.checkpoint import load_checkpoint, load_mapped, reported_as_damage
 from core_deepspeed import native_files
 from core_deepspeed.native_files import DeepSpeedFolderIO
 
@@ -78,12 +78,8 @@ class UniversalCheckpointIO(DeepSpeedFolderIO):
                 f"Make it from DeepSpeed's own layout with: {_COMMAND}."
             )
         content = load_checkpoint(beside)
-        try:
+        with reported_as_damage(f"{str(beside)!r} is not what core has written"):
             return _Whole(files / "zero", content).state
-        except CheckpointError:
-            raise
-        except Exception as error:  # whatever a file that core hasn't written holds
-            raise CheckpointCorruptedError(f"{str(beside)!r} is not what core has written: {error!r:.300}.") from error
 
 
 class _Whole:

@@ -23,6 +23,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
+import core.trainer.signals
 from core import Callback, Module, Trainer
 from core.callbacks import ModelCheckpoint
 
@@ -43,6 +44,8 @@ PHASES = (
     ("before and after", ("preempting.fit", "__main__.fit")),
 )
 """Phases by the files and functions that they happen in; the first that is on the stack counts."""
+
+OF_SIGNALS = os.path.dirname(core.trainer.signals.__file__) + os.sep
 
 
 class Net(Module):
@@ -103,7 +106,7 @@ class Strike:
             sys.settrace(None)
 
     def _trace(self, frame, event, arg):
-        if event == "call" and "core/trainer/signals" in frame.f_code.co_filename:
+        if event == "call" and frame.f_code.co_filename.startswith(OF_SIGNALS):
             frame.f_trace_opcodes = True  # between any two instructions there
         if self.number is None:
             return self._count_in(phase_of(frame))

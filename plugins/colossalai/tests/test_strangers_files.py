@@ -9,7 +9,7 @@ import torch
 from checkpoint_collectives import Alone
 from core import CheckpointCorruptedError
 from core.checkpoint import TorchCheckpointIO
-from core_colossalai import NativeCheckpointIO
+from core_colossalai import ColossalAICheckpointIO
 
 INSIDE = "in Colossal-AI's files"
 MODEL = {INSIDE: "modeling", "names": {}}
@@ -43,7 +43,7 @@ def load(folder, **others):
     )
     torch.save(content["optimizer"], folder / "optimizer")
     TorchCheckpointIO().save_checkpoint(content["rest"], folder / "core.pt", collectives=Alone())
-    return NativeCheckpointIO().load_checkpoint(folder, collectives=Alone())
+    return ColossalAICheckpointIO().load_checkpoint(folder, collectives=Alone())
 
 
 def test_what_is_right_is_read(tmp_path):

@@ -28,7 +28,7 @@ _num_modules = 0
 
 
 def pytest_runtest_setup() -> None:
-    """Let collections, also those in forks, pass over what imports have left: torch's alone cost 0.2 s each time."""
+    """Make collections, also those in forks, pass over what imports have left: torch's alone cost 0.2 s each time."""
     global _num_modules
     if len(sys.modules) >= _num_modules + _NEW_MODULES:
         _num_modules = len(sys.modules)

@@ -1,4 +1,4 @@
-"""Lets environments of equal settings share one folder, and so one copy of torch.
+"""Environments of equal settings share one folder, and so one copy of torch.
 
 tox empties a folder that an environment of another name has used, or one that needed more. `runner = shared` in
 `tox.ini` leaves the name out of that comparison, and what is there besides; the interpreter, the constraints and what

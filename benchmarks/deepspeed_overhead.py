@@ -2,8 +2,8 @@
 
     python benchmarks/deepspeed_overhead.py
 
-As `step_overhead.py`, whose means it uses: one process, the contenders in turns, medians over the rounds. DeepSpeed is
-told the same in each. The module runs one layer, so that whatever is spent for each module is spent once.
+As `step_overhead.py`, whose means it uses: one process, the contenders in turns, medians over the rounds. DeepSpeed has
+the same configuration in each. The module runs one layer, so that whatever is spent for each module is spent once.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""What there is to learn on the first day with a GPU, in ten minutes, with no network: everything has a verdict.
+"""The first day with a GPU: its steps take ten minutes and no network, and each has a verdict.
 
     python benchmarks/gpu.py --wheels wheels       # how to make the folder: docs/benchmarks.md
 
@@ -76,7 +76,7 @@ STEPS = (
 
 @dataclass
 class Verdict:
-    """What came of a step: `passed`, `failed`, `skipped`, `out of time` or `crashed`."""
+    """The outcome of a step: `passed`, `failed`, `skipped`, `out of time` or `crashed`."""
 
     step: str
     about: str
@@ -163,7 +163,7 @@ class Day:
         verdict.why = "\n".join(f"{test['name']}: {test['reason']}" for test in failed)
 
     def has(self, module: str) -> bool:
-        """Tell whether a module is there, without an import."""
+        """True if a module can be found, without an import."""
         command = [sys.executable, "-c", f"import importlib.util as u, sys; sys.exit(u.find_spec({module!r}) is None)"]
         environment = os.environ | {"PYTHONPATH": f"{self.installed}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}
         return subprocess.run(command, env=environment, check=False).returncode == 0
@@ -259,7 +259,7 @@ def install(folder: Path, target: Path) -> None:
 
 
 def is_installed(name: str) -> bool:
-    """Tell whether a distribution is here."""
+    """True if a distribution is installed."""
     try:
         metadata.version(name)
     except metadata.PackageNotFoundError:
@@ -268,7 +268,7 @@ def is_installed(name: str) -> bool:
 
 
 def read_json(path: Path) -> dict | None:
-    """What a step has written, if it came to that."""
+    """The content of the file that a step has written; None if there is none."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):

@@ -108,7 +108,7 @@ def expect(is_so, text):
 
 
 def detected():
-    """What is here."""
+    """Versions, devices and drivers."""
     figures = {
         "core": core.__version__,
         "torch": torch.__version__,
@@ -343,7 +343,7 @@ def watch():
 
 
 def memory():
-    """What the accelerator says of memory, and what a run leaves behind."""
+    """Memory statistics of the accelerator, and the memory that a run leaves behind."""
     accelerator = Trainer(**OFF, accelerator=KIND, devices=1).strategy.accelerator
     before = accelerator.memory_stats(DEVICE)
     if not before:

@@ -3,10 +3,10 @@
     python benchmarks/hangs.py [--limit 4] [--end 8] [--load 20] [--only TEXT] [--kind hangs|healthy] [--at-once 1]
 
 Each run is tests/watch/hanging.py with two ranks, which wait most of the time: several runs may go side by side. A hang
-is right if what is told, and the error that ends the run, name the rank and the line that stands still, each within
-twice its limit. A rank that computes would end after ten times `--end`: such a run is stopped once it was told, unless
-`--to-the-end`. A slow run lasts longer than its limits, and is right if it comes to its end. `told` and `ended` are the
-seconds that the ranks had stood still for, `over` the time from the verdict to the end of the program.
+is right if the first report, and the error that ends the run, name the rank and the line that stands still, each within
+twice its limit. A rank that computes would end after ten times `--end`: such a run is stopped once it was reported,
+unless `--to-the-end`. A slow run lasts longer than its limits, and is right if it comes to its end. `reported` and
+`ended` are the seconds that the ranks had stood still for, `over` the time from the verdict to the end of the program.
 """
 
 import argparse
@@ -82,20 +82,20 @@ class Outcome:
     Attributes:
         code: of its program; None if it was stopped.
         text: that it wrote.
-        told: what was told of the standstill first.
+        reported: the first report of the standstill.
         error: that ended the run.
         over_s: seconds from that to the end of the program.
     """
 
     code: int | None
     text: str
-    told: str
+    reported: str
     error: str
     over_s: float
 
 
 def outcome_of(run: Run, arguments: argparse.Namespace) -> Outcome:
-    """Run it to its end, or until it was told."""
+    """Run it to its end, or until it was reported."""
     command = TORCHRUN if run.launcher == "torchrun" else [sys.executable]
     stops = run.how.partition("@")[0] in AT_WORK and not arguments.to_the_end
     with tempfile.TemporaryDirectory() as folder:
@@ -114,9 +114,9 @@ def outcome_of(run: Run, arguments: argparse.Namespace) -> Outcome:
         if code is None:
             end(process)
         text = process.output()
-    told = re.search(r"^core: (The ranks have not come forward for .*)$(?=\n  rank)", text, re.MULTILINE)
+    reported = re.search(r"^core: (The ranks have not come forward for .*)$(?=\n  rank)", text, re.MULTILINE)
     error = re.search(r"^core\.HangError: (.*)$", text, re.MULTILINE)
-    return Outcome(code, text, told[1] if told else "", error[1] if error else "", over_s)
+    return Outcome(code, text, reported[1] if reported else "", error[1] if error else "", over_s)
 
 
 def end(process: programs.Program) -> None:
@@ -128,13 +128,13 @@ def end(process: programs.Program) -> None:
             each.kill()
 
 
-def is_named(run: Run, text: str, limit_s: float, *, is_certain: bool, is_told: bool = False) -> bool:
+def is_named(run: Run, text: str, limit_s: float, *, is_certain: bool, is_first: bool = False) -> bool:
     """True if a text names the rank and its line, soon enough. A stopped process shows its line as it is ended."""
     words, line = HANGS[run.how.partition("@")[0]]
     found = re.search(rf"(?<!while )[Rr]ank 1 {words} at [^;]*?hanging.py:(\d+) in ", text)
     stood = seconds_of(text)
     soon = is_certain or (stood is not None and stood <= 2 * limit_s)
-    if is_told and run.how == "stopped":
+    if is_first and run.how == "stopped":
         return soon and f"Rank 1 {words}" in text
     return soon and found is not None and int(found[1]) - line_of(line) in (0, 1)
 
@@ -149,11 +149,11 @@ def is_right(kind: str, run: Run, outcome: Outcome, arguments: argparse.Namespac
     if kind == "healthy":
         return outcome.code == 0 and not outcome.error and "done" in outcome.text
     how = run.how.partition("@")[0]
-    told = how in AT_ONCE or is_named(run, outcome.told, arguments.limit, is_certain=False, is_told=True)
+    reported = how in AT_ONCE or is_named(run, outcome.reported, arguments.limit, is_certain=False, is_first=True)
     if how in AT_WORK and not arguments.to_the_end:
-        return told
+        return reported
     end_s = arguments.end * (10 if how in AT_WORK else 1)
-    return told and outcome.code != 0 and is_named(run, outcome.error, end_s, is_certain=how in AT_ONCE)
+    return reported and outcome.code != 0 and is_named(run, outcome.error, end_s, is_certain=how in AT_ONCE)
 
 
 @contextlib.contextmanager
@@ -186,7 +186,7 @@ def main() -> None:
         for run in runs
         if arguments.kind in ("all", kind) and re.search(arguments.only, f"{run.how} {run.strategy} {run.launcher}")
     ]
-    table = Table("run", "strategy", "launcher", "code", "told", "ended", "over", "right")
+    table = Table("run", "strategy", "launcher", "code", "reported", "ended", "over", "right")
     numbers = {"hangs": [0, 0], "healthy": [0, 0]}
     with load(arguments.load), ThreadPoolExecutor(arguments.at_once) as pool:
         outcomes = pool.map(lambda each: outcome_of(each[1], arguments), chosen)
@@ -194,7 +194,8 @@ def main() -> None:
             right = is_right(kind, run, outcome, arguments)
             numbers[kind][0] += right
             numbers[kind][1] += 1
-            stood = [f"{text} s" if text is not None else "" for text in map(seconds_of, (outcome.told, outcome.error))]
+            seconds = map(seconds_of, (outcome.reported, outcome.error))
+            stood = [f"{text} s" if text is not None else "" for text in seconds]
             over = f"{outcome.over_s:.1f} s" if outcome.error else ""
             cells = (run.how, run.strategy, run.launcher, str(outcome.code), *stood, over, "yes" if right else "NO")
             table.add_row(*cells)

@@ -65,7 +65,7 @@ EXAMPLES = {
             "chemprop predict --test-path tests/data/regression.csv --model-path trained/model_0/best.pt"
             " --preds-path predictions.csv",
         ),
-        # Checkpoints hold objects, which each of the two unpickles where it is told to only.
+        # Checkpoints hold objects, which each of the two unpickles where its loader allows that only.
         environment=(("TORCH_FORCE_NO_WEIGHTS_ONLY_LOAD", "1"),),
         prelude="--lightning-trusted",
     ),

@@ -83,7 +83,7 @@ class CountedStore:
         return self._store.add(key, amount)
 
     def check(self, keys: list[str]) -> bool:
-        """Tell whether all are there."""
+        """True if all are there."""
         self._count(*keys)
         return self._store.check(keys)
 

@@ -74,7 +74,7 @@ class Block(nn.Module):
 
 
 def _shift_half(x: Tensor) -> Tensor:
-    """Take half of each position's features from the one before (token shift, Peng et al., "RWKV", 2023).
+    """Half of each position's features come from the one before (token shift, Peng et al., "RWKV", 2023).
 
     Pairs of characters are there from the first step on, and needn't be found by attention.
     """

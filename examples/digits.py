@@ -1,4 +1,4 @@
-"""Trains a small CNN on scikit-learn's 1,797 handwritten digits, and tells how many unseen ones it reads.
+"""Trains a small CNN on scikit-learn's 1,797 handwritten digits, and prints how many unseen ones it reads.
 
 python examples/digits.py
 python examples/digits.py --strategy ddp --devices 2 --accelerator cpu

@@ -23,7 +23,7 @@ NUM_FINE_TUNING_IMAGES = 100
 
 
 class Reader(Module):
-    """Two convolutions and a head that tells five digits apart, over images of shape (batch, 1, 8, 8)."""
+    """Two convolutions and a head that distinguishes five digits, over images of shape (batch, 1, 8, 8)."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -49,7 +49,7 @@ class Reader(Module):
 
 
 class FineTunedReader(Reader):
-    """Takes over a reader's layers, and begins with a head of its own."""
+    """A reader's layers with a new head."""
 
     def __init__(self, pretrained: Reader) -> None:
         super().__init__()

@@ -4,7 +4,7 @@ python examples/gan.py
 python examples/gan.py --strategy ddp --devices 2 --accelerator cpu
 
 After Goodfellow et al., 2014, with the loss that doesn't saturate. The Fréchet distance (Heusel et al., 2017; here
-between pixels instead of a network's features) tells how far the drawn images are from the real ones.
+between pixels instead of a network's features) measures how far the drawn images are from the real ones.
 """
 
 import argparse

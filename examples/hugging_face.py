@@ -1,6 +1,6 @@
 """Trains a Hugging Face model, made of a config, on batches as its tokenizer makes them: `BatchEncoding`.
 
-The model tells whether a sentence says that more is there than before. Everything is made here; nothing is downloaded.
+The model decides whether a sentence says that more is there than before. All is made here; nothing is downloaded.
 
 pip install 'core[hugging-face]'
 python examples/hugging_face.py

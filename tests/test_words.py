@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-FILES = sorted([*ROOT.glob("core/**/*.py"), *ROOT.glob("plugins/*/core_*/**/*.py")])
+PLACES = ("core/**", "plugins/*/core_*/**", "benchmarks", "docs/site", "examples", ".")
+FILES = sorted(path for place in PLACES for path in ROOT.glob(f"{place}/*.py"))
 
-OPENING = re.compile(r"(?:(?:All ranks|Rank 0)[^.]*\. )?(Tell|Say|Let|Take|Put|Come|Have|Be)s?\b(?!-)")
+OPENING = re.compile(r"(?:(?:All ranks|Rank 0)[^.]*\. )?(Tell|Say|Let|Take|Put|Come|Have|Be|What|Who|Nobody)s?\b(?!-)")
 """First words of a docstring that ask or command, and describe nothing."""
 BANNED = {
     r"\b(told|tells|heard)\b(?! apart)": "say what is passed, returned, logged or raised",

@@ -112,7 +112,7 @@ class DistributedCheckpointIO(AnyFormCheckpointIO):
         return verifying.damage_of(path, collectives)
 
     def describe_checkpoint(self, path: PathLike, *, collectives: Collectives) -> dict[str, Any] | None:
-        """All ranks. What was saved at `path`, with a `TensorDescription` in the place of each tensor.
+        """All ranks. The state that was saved at `path`, with a `TensorDescription` in the place of each tensor.
 
         Returns:
             None for a checkpoint in one file.

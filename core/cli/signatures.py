@@ -50,7 +50,7 @@ class Factory:
 
 
 def look_into(target: Any) -> Factory:
-    """What is to be called, and its preset arguments: of a class, a `functools.partial`, or a function."""
+    """The callable behind a class, a `functools.partial` or a function, and its preset arguments."""
     preset: dict[str, Any] = {}
     while isinstance(target, functools.partial):
         # As in a call, the outer partial's arguments win over those of the one inside.

@@ -155,7 +155,7 @@ class CheckpointIO(abc.ABC):
         self.save_checkpoint(state, target, collectives=collectives)
 
     def describe_checkpoint(self, path: PathLike, *, collectives: Collectives) -> dict[str, Any] | None:
-        """All ranks. What was saved at `path`, with a `TensorDescription` in the place of each tensor.
+        """All ranks. The state that was saved at `path`, with a `TensorDescription` in the place of each tensor.
 
         Raises:
             CheckpointError: as `load_checkpoint`.

@@ -19,7 +19,7 @@ class KeepsRankState(Protocol):
     """
 
     def rank_state_dict(self) -> dict[str, Any] | None:
-        """All ranks. What this rank keeps: nested dicts with keys of text, and lists, of plain values and tensors.
+        """All ranks. The state of this rank: nested dicts with keys of text, and lists, of plain values and tensors.
 
         Returns:
             None, on all ranks, where this instance keeps nothing.

@@ -1,4 +1,4 @@
-"""What a process shows of errors and warnings: shorter tracebacks, a warning once a run, an error once a node.
+"""The errors and warnings that a process shows: shorter tracebacks, a warning once a run, an error once a node.
 
 `install_for(owner)` sets the hooks of this process for as long as the owner lives: a Fabric, a Trainer. An import sets
 none, and neither does an error that is made. `CORE_DISPLAY=plain` in the environment leaves all of them alone.

@@ -201,7 +201,7 @@ def _install(distribution: str, manager: PluginManager) -> Iterable[str]:
 
 
 def _install_for(kind: str, aliases: Sequence[str], manager: PluginManager) -> Iterable[str]:
-    """What to install for aliases of which none is offered."""
+    """Sentences about the packages to install for aliases of which none is offered."""
     if not {offer.spec.alias for offer in manager.offers(kind)} & set(aliases):
         for owner in dict.fromkeys(KNOWN_ALIASES[kind, alias] for alias in aliases if (kind, alias) in KNOWN_ALIASES):
             yield from _install(owner, manager)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def run(session: Session, batch: Any, batch_idx: int, step: TrainingStep) -> StepOutput:
-    """All ranks. What `Strategy.run_training_step` does, unless a strategy owns its step."""
+    """All ranks. The default of `Strategy.run_training_step`."""
     strategy = session.strategy
     if step.manual:
         return StepOutput(step.compute_loss(batch, batch_idx))

@@ -78,7 +78,7 @@ def _works(optimizer: Optimizer, shape: Sequence[int]) -> bool:
 
 
 def _kept(optimizer: Optimizer, options: Mapping[str, Any], shape: Sequence[int]) -> dict[str, bool]:
-    """What one of this class, with these options, keeps for a parameter after its first step, and what is as large."""
+    """Names of the values that such an optimizer keeps for a parameter after a step; True for those of its shape."""
     torch: Any = sys.modules["torch"]  # where one of its optimizers is, it is imported; the session needs none
     parameter = torch.nn.Parameter(torch.zeros(*shape, device="cpu"))
     parameter.grad = torch.zeros_like(parameter)

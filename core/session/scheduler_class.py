@@ -17,7 +17,7 @@ _NESTED = "_schedulers"
 """The key, and attribute, under which torch's SequentialLR and ChainedScheduler keep schedulers."""
 
 _COMMON = {"base_lrs", "last_epoch", "verbose"}
-"""What schedulers of any class keep, in some release of torch."""
+"""Keys that schedulers of any class keep, in some release of torch."""
 
 
 def describe_scheduler(scheduler: Any) -> dict[str, Any]:

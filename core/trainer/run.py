@@ -172,7 +172,7 @@ class Run:
     # metrics --------------------------------------------------------------------------------------------------------
 
     def origin_of(self, name: str) -> Origin | None:
-        """What renews this metric, as this rank sees it. A name that nobody knows yet may be validation's."""
+        """The event that renews this metric, as this rank sees it. A name that nobody knows yet may be validation's."""
         origin = self.logged.origin(name)
         if origin is None and self.loaders.validation and not self.logged.evaluation["validation"].entries:
             return "validation"

@@ -66,7 +66,7 @@ class ThreadSampler:
         self._last = self._spent(kernel.work_of_children(os.getpid()).cpu_s)
 
     def sample(self, ranks: Collection[int] = ()) -> ThreadSample:
-        """What the thread has done since the last sample.
+        """The work of the thread since the last sample.
 
         Args:
             ranks: processes of other ranks, which may be children of this one, and don't work for it.

@@ -62,7 +62,7 @@ class Api:
                     yield path, name, self.target(module, name)
 
     def target(self, owner: griffe.Module, name: str) -> griffe.Object:
-        """What a public name stands for: the module that exports it tells, where stars and lazy exports hide it."""
+        """The object that a public name stands for, by the module that exports it: stars and lazy exports hide it."""
         for module in [owner, *self.modules(owner)]:
             if name in module.members and name in map(str, module.exports or ()):
                 member = module.members[name]

@@ -235,6 +235,27 @@ for cell in {cells!r}:
     assert all(int(line.split()[1]) > 3 for line in text.splitlines() if line.startswith("depth")), "nothing is cut off"
 
 
+def test_ipythons_handler_is_there_while_a_fabric_is(show, monkeypatch, tmp_path):
+    pytest.importorskip("IPython.core.interactiveshell")
+    monkeypatch.setenv("IPYTHONDIR", str(tmp_path))
+    source = """
+import gc
+from IPython.core.interactiveshell import InteractiveShell
+shell = InteractiveShell.instance()
+trainer = make()
+assert shell.custom_exceptions == (Exception,)
+del trainer
+gc.collect()
+assert shell.custom_exceptions == ()
+shell.set_custom_exc((ValueError,), lambda *_: None)
+trainer = make()
+del trainer
+gc.collect()
+assert shell.custom_exceptions == (ValueError,), "another program's stays"
+"""
+    assert show(source) == ""
+
+
 def test_hooks_are_there_while_a_fabric_is(show):
     source = """
 import gc, warnings

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def load_mapped(path: PathLike) -> Any:
-    """What another program has saved by `torch.save` in a local file. Nothing in it is executed.
+    """The content of a local file that another program has written by `torch.save`. Nothing in it is executed.
 
     Its tensors are on mapped memory of the file, privately. It takes no more memory than the file holds allows.
 

@@ -1,4 +1,4 @@
-"""What it takes to read a torch file, known before anything is made of it.
+"""The memory that reading a torch file takes, known before anything is made of it.
 
 torch's safe unpickler calls what makes values: `bytearray(3000000000)` is 30 bytes in a file, and 3 GB in memory. A
 walk over the same instructions that makes nothing knows what each call would take.

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def damage_of(path: PathLike, collectives: Collectives) -> str | None:
-    """All ranks. What is wrong with a checkpoint, in words; None if every byte has its digest.
+    """All ranks. The damage of a checkpoint, in words; None if every byte has its digest.
 
     Args:
         path: a local path or a URL.

@@ -116,7 +116,7 @@ class NeighbourCheckpointIO(CheckpointIO):
             return together(collectives, plan.fill)
 
     def describe_checkpoint(self, path: PathLike, *, collectives: Collectives) -> dict[str, Any] | None:
-        """All ranks. What `newest` has found, with a `TensorDescription` in the place of each tensor."""
+        """All ranks. The state that `newest` has found, with a `TensorDescription` in the place of each tensor."""
         return self._with_files(path, collectives, lambda reader: (reader.describe(), []))  # type: ignore[no-any-return]
 
     def remove_checkpoint(self, path: PathLike, *, collectives: Collectives) -> None:

@@ -23,7 +23,7 @@ def agree_on_metrics(trainer: TrainerViews) -> dict[str, float]:
 
 
 def origin_of(trainer: TrainerViews, name: str) -> Origin | None:
-    """All ranks. What renews this metric: rank 0's answer."""
+    """All ranks. The event that renews this metric, as rank 0 sees it."""
     origin: Origin | None = trainer.strategy.broadcast(trainer.run.origin_of(name))
     return origin
 

@@ -56,7 +56,7 @@ class MetricValues:
         return set[str]().union(*(metrics.logger_names() for metrics in self._all_metrics()))
 
     def origin(self, name: str) -> Origin | None:
-        """What renews a value on this rank: each training step, a training epoch's end, or a validation run.
+        """The event that renews a value on this rank: each training step, a training epoch's end, or a validation run.
 
         None if neither training nor validation has logged it in this run: nobody has, or a callback.
         """

@@ -205,7 +205,7 @@ def _check_schedulers(run: Run, saved: dict[str, Any]) -> None:
 
 
 def _scheduler_state(item: Any) -> dict[str, Any]:
-    """What the state of the scheduler itself doesn't say."""
+    """The facts about a scheduler that its own state doesn't have."""
     renewed_by = sorted(item.renewed_by)
     return {**describe_scheduler(item.scheduler), "is_waiting": item.is_waiting, "renewed_by": renewed_by}
 

@@ -188,7 +188,7 @@ class BaguaStrategy(ParallelStrategy):
         self._send_from_first([buffer for handle in self.session.handles for buffer in handle.module.buffers()])
 
     def rank_state_dict(self) -> dict[str, Any] | None:
-        """All ranks. What the algorithm keeps on this rank."""
+        """All ranks. The algorithm's state on this rank."""
         state = self._algorithm.state_dict()
         return state and {"algorithm": self.algorithm, **state}
 

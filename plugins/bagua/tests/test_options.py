@@ -1,4 +1,4 @@
-"""What each option of an algorithm changes, and what a rank keeps, in two real processes: by numbers done by hand."""
+"""The effect of each option of an algorithm, and the state of a rank, in two processes: by numbers done by hand."""
 
 import pytest
 import torch
@@ -86,7 +86,7 @@ def test_ranks_talk_in_every_step_of_an_interval(interval, expected):
 
 
 def left_out(rank):
-    """What compression has left out of a gradient, after one that isn't finite, and when it is put back."""
+    """The rest of a gradient that compression leaves out, after one that isn't finite, and when it is put back."""
     fabric, layer = rank.fabric(BaguaStrategy("bytegrad")), nn.Linear(300, 1, bias=False)
     model, _ = fabric.setup(layer, torch.optim.SGD(layer.parameters(), lr=0.0))
     inputs = torch.linspace(0, 1 + rank.number, 300).square()[None]

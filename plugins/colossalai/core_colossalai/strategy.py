@@ -329,7 +329,7 @@ class ColossalAIStrategy(DDPStrategy):
     # steps ----------------------------------------------------------------------------------------------------------
 
     def step_callable(self, name: str, module: nn.Module | None = None) -> Callable[..., Any]:
-        """All ranks, once a stage. What is cut runs all steps through Colossal-AI's model, which converts inputs."""
+        """All ranks, once a stage. A cut module runs all steps through Colossal-AI's model, which converts inputs."""
         handle = self.session.handle_of(module)
         if self.engine is None or handle.wrapped is not self.engine.wrapped or self.engine.router is None:
             return super().step_callable(name, module)

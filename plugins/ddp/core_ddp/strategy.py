@@ -223,7 +223,7 @@ class DDPStrategy(ParallelStrategy):
                         tensor.copy_(self.reduce(tensor))
 
     def rank_state_dict(self) -> dict[str, Any] | None:
-        """All ranks. What the communication hook keeps, and the number of steps that weights are averaged by."""
+        """All ranks. The communication hook's state, and the number of steps that weights are averaged by."""
         hook = self._hook_state.state_dict()
         return hook and {"hook": hook, "averager_step": self._averager.step if self._averager else None}
 

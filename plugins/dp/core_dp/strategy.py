@@ -122,7 +122,7 @@ class DDP2Strategy(DDPStrategy):
         super().configure_ddp()
 
     def rank_state_dict(self) -> dict[str, Any] | None:
-        """All ranks. What `ddp` keeps, and the random state of the devices beside the first."""
+        """All ranks. The state that `ddp` keeps, and the random state of the devices beside the first."""
         own, random = super().rank_state_dict(), _random_states(self)
         return None if own is None and random is None else {"ddp": own, "devices": random}
 

@@ -1,4 +1,4 @@
-"""What the vendor's library does by itself, as its published source has it, and a run that isn't to notice."""
+"""Side effects of the vendor's library, as its published source has them, and a run that isn't to notice."""
 
 import json
 import subprocess

@@ -179,12 +179,10 @@ class _Scan:
 
     def _read(self, copy: _Copy, distribution: Any) -> None:
         text = _text(copy.path, distribution, "entry_points.txt")
-        entries, bad_lines = parse_entry_points(text) if text else ([], [])
-        strangers: set[str] = set()
-        if text and "core." in text:  # most distributions offer nothing to core
-            copy.entries = tuple([entry for entry in entries if entry.group in _KIND_OF_GROUP])
-            # A misspelt group of ours is worth a word. Groups of other programs aren't ours to judge.
-            strangers = {entry.group for entry in entries if entry.group.startswith("core.")} - _KIND_OF_GROUP.keys()
+        entries, bad_lines = parse_entry_points(text or "")
+        copy.entries = tuple([entry for entry in entries if entry.group in _KIND_OF_GROUP])
+        # A misspelt group of ours is worth a word. Groups of other programs aren't ours to judge.
+        strangers = {entry.group for entry in entries if entry.group.startswith("core.")} - _KIND_OF_GROUP.keys()
         relevant = bool(copy.entries) or not text
         # pip renames a folder to ~name while it uninstalls, and leaves it behind when it is killed.
         if not copy.name.strip("~") or copy.name[0] in "~-":

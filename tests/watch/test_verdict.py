@@ -271,8 +271,8 @@ def test_a_rank_that_holds_pythons_lock_is_looked_at_from_outside():
         "faulthandler.register(signal.SIGURG, file, all_threads=True, chain=True)\n"
         "watcher = threading.Thread(target=time.sleep, args=(60,), daemon=True)\n"
         "watcher.start()\n"
-        "print(threading.get_ident(), watcher.native_id, flush=True)\n"
-        "print(ctypes.PyDLL(None).sleep(3), flush=True)\n"  # what is left of it
+        "sleep = ctypes.PyDLL(None).sleep\n"
+        "print(threading.get_ident(), watcher.native_id, flush=True); print(sleep(3), flush=True)\n"  # what is left
     )
     with tempfile.TemporaryDirectory() as folder:
         script, stacks = Path(folder, "prögram.py"), Path(folder, "stacks")
@@ -282,6 +282,8 @@ def test_a_rank_that_holds_pythons_lock_is_looked_at_from_outside():
             last = status(1, "asleep", pid=process.pid, began=began_at(process.pid), stacks=str(stacks))
             last = replace(last, thread=thread, watcher=watcher)
             local_ranks, seen = LocalRanks(300.0), last
+            while kernel.process_state(process.pid) != "S":  # it has printed, and doesn't sleep yet
+                time.sleep(0.01)
             while process.poll() is None and not seen.stack:
                 seen = local_ranks.examine(last, WAITS)
                 time.sleep(0.05)

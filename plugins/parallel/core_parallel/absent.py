@@ -1,0 +1,122 @@
+"""Parts of the model that another rank of the pipeline has: their names, shapes and groups stay, their memory goes."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from core import ModuleError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from torch.utils.hooks import RemovableHandle
+
+_inspects: ContextVar[bool] = ContextVar("inspects", default=False)
+
+
+_ABOUT = frozenset(
+    {
+        *("__get__", "__set__", "__repr__", "__hash__", "__len__", "__deepcopy__", "__reduce_ex__", "_backward_hooks"),
+        *("size", "stride", "dim", "numel", "element_size", "is_floating_point", "is_complex", "is_contiguous"),
+        *("detach", "requires_grad_", "data_ptr", "empty_like", "new_empty_strided", "register_hook", "to"),
+    }
+)
+"""Functions of torch that ask about a tensor, or need nothing but its form."""
+
+
+class Absent(Tensor):
+    """A tensor that another rank has: on meta, without memory. To compute with it is an error that says so.
+
+    Some of torch's functions would mix it with tensors that are here, and return numbers that mean nothing.
+    """
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Call a function that asks about the tensor, and refuse others.
+
+        Raises:
+            ModuleError: something computes with it.
+        """
+        name = func.__name__
+        # What is written to it, as by an initialization, goes nowhere.
+        is_written = name.endswith("_") and not name.endswith("__") and isinstance(args[0], Absent)
+        if name not in _ABOUT and not is_written and not _inspects.get():
+            raise ModuleError(
+                f"{name} was called with a parameter or buffer that another stage has, such as in a penalty "
+                "over self.parameters(): each rank of a pipeline has those of its own stage only. Give the optimizer a "
+                "weight_decay, or compute that in the part that has it."
+            )
+        with torch._C.DisableTorchFunctionSubclass():
+            return func(*args, **(kwargs or {}))
+
+
+class AbsentParameter(Absent, nn.Parameter):
+    """A parameter that another rank has. Optimizers have it in its group, and leave it as one without a gradient."""
+
+    own_device: torch.device
+
+    @property
+    def device(self) -> torch.device:  # type: ignore[override]
+        """The device of this rank, as code that asks any parameter for it expects; by `is_meta` it is absent."""
+        return self.own_device
+
+
+def is_absent(tensor: Any) -> bool:
+    """True if another rank has it."""
+    return isinstance(tensor, Tensor) and tensor.is_meta
+
+
+def drop(module: nn.Module, device: torch.device) -> None:
+    """Release the memory of parameters and buffers, in place.
+
+    Args:
+        module: a part that another rank has.
+        device: of this rank.
+    """
+    for part in module.modules():
+        for name, parameter in part._parameters.items():
+            if parameter is not None and not parameter.is_meta:
+                part._parameters[name] = _absent(parameter, device)
+        for name, buffer in part._buffers.items():
+            if buffer is not None and not buffer.is_meta:
+                part._buffers[name] = torch.empty_like(buffer, device="meta").as_subclass(Absent)
+
+
+def _absent(parameter: nn.Parameter, device: torch.device) -> AbsentParameter:
+    absent = AbsentParameter(torch.empty_like(parameter, device="meta"), parameter.requires_grad)
+    absent.own_device = device
+    return absent
+
+
+def guard(modules: Iterable[tuple[str, nn.Module]], reason: str) -> list[RemovableHandle]:
+    """Make calls of absent parts an error that names them, for as long as the hooks are there.
+
+    Args:
+        modules: the parts, by their names.
+        reason: says where they are, and what to do.
+    """
+    return [module.register_forward_pre_hook(_refusal(name, reason)) for name, module in modules]
+
+
+@contextmanager
+def inspecting() -> Iterator[None]:
+    """A context in which absent parts may be called, on meta."""
+    token = _inspects.set(True)
+    try:
+        yield
+    finally:
+        _inspects.reset(token)
+
+
+def _refusal(name: str, reason: str) -> Any:
+    def refuse(module: nn.Module, *_: Any) -> None:
+        if _inspects.get():
+            return
+        raise ModuleError(f"{type(module).__name__} {name!r} was called, and {reason}")
+
+    return refuse

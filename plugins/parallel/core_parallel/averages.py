@@ -1,0 +1,93 @@
+"""Gradients averaged over the data axis, and clipped over the pipeline's."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
+from torch.nn.utils import clip_grads_with_norm_, get_total_norm
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from core import GradientClipping
+    from core_parallel.transport import Line
+
+_BUCKET_BYTES = 25 << 20
+
+
+def average(parameters: Iterable[Tensor], group: Any) -> None:
+    """All ranks of one stage. Average gradients, in place; a rank without one of them counts as zeros.
+
+    Args:
+        parameters: the same ones in the same order on all ranks.
+        group: of the ranks.
+    """
+    learning = [one for one in parameters if one.requires_grad and not one.is_meta]
+    if not learning:
+        return
+    gave = torch.tensor([float(one.grad is not None) for one in learning], device=learning[0].device)
+    dist.all_reduce(gave, group=group)
+    gradients = []
+    for parameter, count in zip(learning, gave.tolist(), strict=True):
+        if count:
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+            gradients.append(parameter.grad)
+    for bucket in _buckets(gradients):
+        flat = _flatten_dense_tensors(bucket)
+        dist.all_reduce(flat, group=group)
+        flat /= dist.get_world_size(group)
+        for gradient, averaged in zip(bucket, _unflatten_dense_tensors(flat, bucket), strict=True):
+            gradient.copy_(averaged)
+
+
+def copy_from_first(tensors: Iterable[Tensor], group: Any) -> None:
+    """All ranks of one stage. Copy the tensors of the first, in place.
+
+    Args:
+        tensors: the same ones in the same order on all ranks; those that other stages have are left out.
+        group: of the ranks.
+    """
+    with torch.no_grad():
+        for tensor in tensors:
+            if not tensor.is_meta and tensor.numel():
+                whole = tensor.detach().contiguous()
+                dist.broadcast(whole.view(-1).view(torch.uint8), group=group, group_src=0)
+                tensor.copy_(whole)
+
+
+def _buckets(gradients: Sequence[Tensor]) -> Iterator[list[Tensor]]:
+    for dtype in dict.fromkeys(one.dtype for one in gradients):
+        bucket: list[Tensor] = []
+        for gradient in (one for one in gradients if one.dtype == dtype):
+            bucket.append(gradient)
+            if sum(one.nbytes for one in bucket) >= _BUCKET_BYTES:
+                yield bucket
+                bucket = []
+        if bucket:
+            yield bucket
+
+
+def clip_by_norm(
+    parameters: Sequence[Tensor], counted: Sequence[Tensor], clipping: GradientClipping, line: Line | None
+) -> Tensor:
+    """All ranks. Scale gradients in place so that their norm over all stages is at most `clipping.value`.
+
+    Args:
+        parameters: to clip.
+        counted: those of them whose norm this rank adds: each parameter belongs to one rank of the pipeline.
+        clipping: norm and limit.
+        line: to the other stages, None if there are none.
+
+    Returns:
+        The norm before, a scalar tensor, the same on all ranks.
+    """
+    own = get_total_norm([one.grad for one in counted if one.grad is not None], clipping.norm_type)
+    norms = [own] if line is None else [line.share(own.double(), position) for position in range(line.size)]
+    total = get_total_norm(norms, clipping.norm_type, clipping.error_if_nonfinite)
+    clip_grads_with_norm_([one for one in parameters if not one.is_meta], clipping.value, total)
+    return total

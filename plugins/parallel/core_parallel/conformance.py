@@ -1,0 +1,34 @@
+"""The conformance suites of core-parallel. Imported by `core check` and the tests only: it needs pytest."""
+
+from core import Capability
+from core_testing import PARALLEL, StrategyConformance, StrategySmoke
+
+_CAPABILITIES = PARALLEL & ~Capability.REPLICATED_PARAMETERS | Capability.SHARDED_STATE
+_PARTS_ALONE = "its step calls the parts one by one, which are on two ranks: refused by name"
+
+
+class TestPipeline(StrategyConformance):
+    """Two ranks of one pipeline, which have their data in common."""
+
+    alias = "pipeline"
+    options = {"microbatches": "auto"}  # with options: the kit's script reads the whole module from one rank
+    num_shares = 1
+    expected_capabilities = _CAPABILITIES
+    known_failures = {"test_training_equals_one_device[two_optimizers]": _PARTS_ALONE}
+
+
+class TestParallel(StrategyConformance):
+    """Two ranks, each with its share of the data."""
+
+    alias = "parallel"
+    new_interpreter = False
+    expected_capabilities = _CAPABILITIES
+
+
+class TestPipelines(StrategySmoke):
+    """Two pipelines of two ranks, each with its share of the data."""
+
+    alias = "parallel"
+    options = {"pipeline": 2}
+    num_processes = 4
+    num_shares = 2

@@ -1,0 +1,95 @@
+"""The check that a module's own forward is its parts, one after the other: both are run on meta, and compared."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from itertools import zip_longest
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map
+
+from core import ModuleError
+from core_parallel import absent
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from core_parallel.layout import Layout
+
+
+def check(layout: Layout, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Refuse parts that don't make up `forward`, by the operations of both. What can't run on meta isn't compared.
+
+    Args:
+        layout: the module and its parts.
+        args: the first call's arguments.
+        kwargs: the first call's named arguments.
+
+    Raises:
+        ModuleError: with the first operation that differs.
+    """
+    module = layout.module
+    if isinstance(module, nn.Sequential) and type(module).forward is nn.Sequential.forward:
+        return
+    args, kwargs = tree_map(_on_meta, (args, kwargs))
+    try:
+        whole = _operations(module, None, args, kwargs)
+        folded = _operations(module, layout.fold, args, kwargs)
+    except Exception:  # such as a step that looks at numbers, of which there are none on meta
+        return
+    for expected, found in zip_longest(whole, folded, fillvalue="nothing more"):
+        if expected != found:
+            raise ModuleError(
+                f"{type(module).__name__}.forward isn't its parts one after the other: at the first difference forward "
+                f"computes {expected}, and the parts of pipeline() {found}. Return parts that make up all of forward: "
+                "what it does between two modules can be a function among them."
+            )
+
+
+def _operations(
+    module: nn.Module, forward: Callable[..., Any] | None, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> list[str]:
+    tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    on_meta = {name: torch.empty_like(tensor, device="meta") for name, tensor in tensors.items()}
+    recorder = _Recorder()
+    with _with_forward(module, forward), absent.inspecting(), torch.no_grad(), recorder:
+        functional_call(module, on_meta, args, kwargs)
+    return recorder.operations
+
+
+@contextmanager
+def _with_forward(module: nn.Module, forward: Callable[..., Any] | None) -> Iterator[None]:
+    """A context in which the module has another forward, or the one of its class."""
+    attributes = vars(module)
+    before = attributes.pop("forward", None)
+    if forward is not None:
+        attributes["forward"] = forward
+    try:
+        yield
+    finally:
+        attributes.pop("forward", None)
+        if before is not None:
+            attributes["forward"] = before
+
+
+class _Recorder(TorchDispatchMode):
+    """Notes each operation, and the shapes of its results."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # torch's
+        self.operations: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Note one."""
+        result = func(*args, **(kwargs or {}))
+        shapes = [tuple(leaf.shape) for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
+        self.operations.append(f"{func} to {', '.join(map(str, shapes))}")
+        return result
+
+
+def _on_meta(leaf: Any) -> Any:
+    return torch.empty_like(leaf, device="meta", requires_grad=False) if isinstance(leaf, Tensor) else leaf

@@ -1,0 +1,86 @@
+"""The place of every stage, and of every tensor of the model."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from torch import Tensor
+
+    from core_parallel.parts import Cut
+
+
+class Layout:
+    """The stages of a model on the ranks of a pipeline.
+
+    Args:
+        user: the user's module.
+        cut: its parts, as stages.
+        size: number of ranks.
+        position: of this rank.
+        in_v: stages go to the last rank and back, so that the first rank has the first and the last; else round.
+    """
+
+    def __init__(self, user: nn.Module, cut: Cut, size: int, position: int, *, in_v: bool = False) -> None:
+        self.user, self.cut, self.size, self.position = user, cut, size, position
+        self.num_stages = len(cut.stages)
+        self._in_v = in_v
+        self.own_stages = [stage for stage in range(self.num_stages) if self.owner(stage) == position]
+        self._names = {id(module): name for name, module in user.named_modules()}
+
+    @property
+    def module(self) -> nn.Module:
+        """The module that was cut."""
+        return self.cut.module
+
+    def owner(self, stage: int) -> int:
+        """The position of the rank that has a stage."""
+        turn, place = divmod(stage, self.size)
+        return self.size - 1 - place if self._in_v and turn % 2 else place
+
+    def run(self, stage: int, *args: Any, **kwargs: Any) -> Any:
+        """Apply the parts of a stage, each to the result of the one before."""
+        first, *others = self.cut.stages[stage]
+        result = first(*args, **kwargs)
+        for part in others:
+            result = part(result)
+        return result
+
+    def fold(self, *args: Any, **kwargs: Any) -> Any:
+        """Apply all parts, as `forward` does."""
+        result = self.run(0, *args, **kwargs)
+        for stage in range(1, self.num_stages):
+            result = self.run(stage, result)
+        return result
+
+    def describe(self, stage: int) -> str:
+        """The stage with the names of its parts, for errors."""
+        names = [self._names.get(id(part), getattr(part, "__name__", "?")) for part in self.cut.stages[stage]]
+        shown = ", ".join(map(repr, names if len(names) <= 4 else [*names[:2], "...", names[-1]]))
+        return f"Stage {stage} ({shown})"
+
+    def absent_modules(self) -> Iterator[tuple[str, nn.Module]]:
+        """The parts that other ranks have, by name."""
+        own = {id(part) for stage in self.own_stages for part in self.cut.stages[stage]}
+        for stage in range(self.num_stages):
+            for part in self.cut.modules_of(stage):
+                if id(part) not in own:
+                    yield self._names[id(part)], part
+
+    def owners(self) -> dict[int, int]:
+        """The position of the rank that has a tensor, by the tensor's identity; those of no part are missing."""
+        return {
+            id(tensor): self.owner(stage)
+            for stage in range(self.num_stages)
+            for part in self.cut.modules_of(stage)
+            for tensor in (*part.parameters(), *part.buffers())
+        }
+
+    def outside(self) -> list[Tensor]:
+        """The parameters of no part, which every rank has."""
+        owned = self.owners()
+        return [one for one in self.user.parameters() if id(one) not in owned]

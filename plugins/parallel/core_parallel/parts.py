@@ -1,0 +1,172 @@
+"""The parts of a model, in the order in which they are applied, and how they become stages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+from torch import Tensor, nn
+
+from core import ModuleError
+
+Part = Callable[..., Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """The module that is cut into stages.
+
+    Attributes:
+        module: the user's, or the one in it that has the parts.
+        name: of the module in the user's; empty for the user's own.
+        stages: the parts of each stage.
+    """
+
+    module: nn.Module
+    name: str
+    stages: tuple[tuple[Part, ...], ...]
+
+    def modules_of(self, stage: int) -> list[nn.Module]:
+        """The modules among the parts of a stage."""
+        return [part for part in self.stages[stage] if isinstance(part, nn.Module)]
+
+
+def cut(user: nn.Module, num_stages: int) -> Cut:
+    """Find the module's parts, and make stages of them with about as many parameters each.
+
+    Args:
+        user: has a method `pipeline()`, or one module in it has; or it is an `nn.Sequential`, or has one.
+        num_stages: number of stages.
+
+    Raises:
+        ModuleError: the parts can't be found, or not cut into so many stages.
+    """
+    name, module = _find(user)
+    parts = _parts_of(name, module)
+    atoms = _atoms(name, module, parts)
+    if len(atoms) < num_stages:
+        raise ModuleError(
+            f"{_title(name, module)} has {len(atoms)} parts that can be cut apart, and {num_stages} stages were asked "
+            "for: every stage needs one, and parts that share a weight stay together. Ask for fewer, or return "
+            "smaller parts from pipeline()."
+        )
+    stages = _balance(atoms, num_stages)
+    return Cut(module, name, tuple(stages))
+
+
+def check_statistics(user: nn.Module, microbatches: int | None) -> int | None:
+    """The number of microbatches for a model, None if it follows from the batch: batch norms take whole batches.
+
+    Raises:
+        ModuleError: a batch norm would see microbatches, or speak with ranks that have none.
+    """
+    norms = [(name, part) for name, part in user.named_modules() if isinstance(part, nn.modules.batchnorm._BatchNorm)]
+    for name, norm in norms:
+        if isinstance(norm, nn.SyncBatchNorm):
+            raise ModuleError(
+                f"SyncBatchNorm {name!r} waits for all ranks, and one stage of the pipeline has it. Use BatchNorm, or "
+                "a norm that doesn't depend on the batch, such as GroupNorm."
+            )
+        if microbatches not in (None, 1):
+            raise ModuleError(
+                f"{type(norm).__name__} {name!r} would take its statistics from microbatches={microbatches} of a "
+                "batch, and not from the whole. Say microbatches=1, or use a norm that does not depend on the batch, "
+                "such as GroupNorm."
+            )
+    return 1 if norms else microbatches
+
+
+def _find(user: nn.Module) -> tuple[str, nn.Module]:
+    declared = [(name, part) for name, part in user.named_modules() if callable(getattr(part, "pipeline", None))]
+    outermost = [one for one in declared if not any(_is_in(one[0], other[0]) for other in declared)]
+    found = outermost or list(_sequences("", user))
+    if len(found) == 1:
+        return found[0]
+    title = type(user).__name__
+    if not found:
+        raise ModuleError(
+            f"{title} doesn't say what its parts are. Add `def pipeline(self): return [self.embed, *self.blocks, "
+            "self.head]` to it: its parts in the order in which forward applies them, each to the result of the one "
+            "before."
+        )
+    names = ", ".join(repr(name) for name, _ in found)
+    raise ModuleError(
+        f"{title} has several modules that could be cut: {names}. Add a method pipeline() to the one that is to be, or "
+        f"to {title} itself, that returns its parts in the order in which forward applies them."
+    )
+
+
+def _sequences(prefix: str, module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """The outermost `nn.Sequential`s of more than one part."""
+    if isinstance(module, nn.Sequential) and len(module) > 1:
+        yield prefix, module
+        return
+    for name, child in module.named_children():
+        yield from _sequences(f"{prefix}.{name}" if prefix else name, child)
+
+
+def _parts_of(name: str, module: nn.Module) -> list[Part]:
+    declared = getattr(module, "pipeline", None)
+    parts = list(declared()) if callable(declared) else list(module.children())
+    for index, part in enumerate(parts):
+        if not callable(part):
+            raise ModuleError(
+                f"{_title(name, module)}.pipeline() returned {part!r:.60} at position {index}; expected modules, and "
+                "functions between them."
+            )
+    own = {id(one) for one in module.modules()}
+    for part in parts:
+        if isinstance(part, nn.Module) and (id(part) not in own or part is module):
+            raise ModuleError(
+                f"{_title(name, module)}.pipeline() returned a {type(part).__name__} that is no part of the module. "
+                "Keep the parts as attributes, and return these."
+            )
+    return parts
+
+
+def _atoms(name: str, module: nn.Module, parts: Sequence[Part]) -> list[list[Part]]:
+    """The parts that can be cut apart: each with the functions behind it, and all between two that share a weight."""
+    atoms: list[list[Part]] = []
+    owners: dict[int, int] = {}
+    for part in parts:
+        if not atoms or (isinstance(part, nn.Module) and any(isinstance(one, nn.Module) for one in atoms[-1])):
+            atoms.append([])
+        atoms[-1].append(part)
+        first = min((owners.get(id(tensor), len(atoms) - 1) for tensor in _tensors(part)), default=len(atoms) - 1)
+        if first < len(atoms) - 1:  # shared with an earlier one
+            atoms[first:] = [[one for atom in atoms[first:] for one in atom]]
+            owners = {key: min(owner, first) for key, owner in owners.items()}
+        owners |= {id(tensor): first for tensor in _tensors(part)}
+    return atoms
+
+
+def _tensors(part: Part) -> Iterable[Tensor]:
+    return [*part.parameters(), *part.buffers()] if isinstance(part, nn.Module) else []
+
+
+def _balance(atoms: Sequence[Sequence[Part]], num_stages: int) -> list[tuple[Part, ...]]:
+    """Cut so that the largest stage is as small as can be; of equals the one whose first stages are smaller."""
+    sizes = [1 + sum(tensor.numel() for part in atom for tensor in _tensors(part)) for atom in atoms]
+    # best[k][i]: the largest stage of the first i atoms in k stages, and where the last of these begins.
+    best: list[list[tuple[int, int]]] = [[(0, 0)] + [(sum(sizes) + 1, 0)] * len(atoms)]
+    for stage in range(1, num_stages + 1):
+        row = [(sum(sizes) + 1, 0)] * (len(atoms) + 1)
+        for end in range(stage, len(atoms) - (num_stages - stage) + 1):
+            row[end] = min(
+                (max(best[stage - 1][begin][0], sum(sizes[begin:end])), begin) for begin in range(stage - 1, end)
+            )
+        best.append(row)
+    ends = [len(atoms)]
+    for stage in range(num_stages, 0, -1):
+        ends.insert(0, best[stage][ends[0]][1])
+    return [tuple(part for atom in atoms[begin:end] for part in atom) for begin, end in pairwise(ends)]
+
+
+def _is_in(name: str, other: str) -> bool:
+    return name != other and (not other or name.startswith(other + "."))
+
+
+def _title(name: str, module: nn.Module) -> str:
+    return f"{type(module).__name__} ({name!r})" if name else type(module).__name__

@@ -1,0 +1,371 @@
+"""A model cut into stages, over the ranks of a pipeline; data split over several of these.
+
+Huang et al., "GPipe: Efficient Training of Giant Neural Networks using Pipeline Parallelism", NeurIPS 2019;
+Narayanan et al., "Efficient Large-Scale Language Model Training on GPU Clusters Using Megatron-LM", SC 2021.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager, nullcontext
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+
+from core import Capability, ConfigurationError, ShardedLeaf
+from core.checkpoint import collect_random_state, restore_random_state
+from core.session import ReplacedParameters
+from core.strategies import ParallelStrategy as ConnectedStrategy
+from core.strategies import refuse_sparse_layers, refuse_unlike_modules
+from core_parallel import absent, averages, parts, sizes, state
+from core_parallel.chain import Chain
+from core_parallel.draws import Draws
+from core_parallel.layout import Layout
+from core_parallel.transport import Line
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+    from contextlib import AbstractContextManager
+
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.optim import Optimizer
+    from torch.utils.hooks import RemovableHandle
+
+    from core import GradientClipping
+
+_AXES = ("pipeline", "data")
+_ELSEWHERE = (
+    "another rank of the pipeline has it. Parts run in their turn, inside the one model that was cut: call that, in a "
+    "step of the Trainer, and on all ranks."
+)
+
+
+class ParallelStrategy(ConnectedStrategy):
+    """Pipeline and data parallelism on one mesh: `pipeline` times `data` processes.
+
+    The model is cut into stages, one a rank of the pipeline. It says what its parts are, and nothing else changes:
+
+        def pipeline(self):
+            return [self.embed, *self.blocks, self.head]
+
+    An `nn.Sequential` needs nothing. Ranks of one pipeline get the same batches, and run the user's step alike; the
+    call of the model in it runs all stages.
+    """
+
+    def __init__(
+        self,
+        *given: Any,
+        data: sizes.Size = "auto",
+        pipeline: sizes.Size = 1,
+        microbatches: int | Literal["auto"] = "auto",
+        **options: Any,
+    ) -> None:
+        """Sizes of the mesh, how a pipeline runs, and options of every parallel strategy.
+
+        Args:
+            given: an accelerator, a list of devices and other parts, without their names.
+            data: into how many shares the data is split. `"auto"` is what the pipeline leaves over.
+            pipeline: over how many ranks the model is cut. `"auto"` is what the data leaves over.
+            microbatches: into how many a rank's batch is cut. `"auto"` is the largest number up to twice the stages
+                that divides the batch, and 1 for a model with batch norms.
+            options: of every parallel strategy (`start_method`, `process_group_backend`, `timeout`, ...).
+
+        Raises:
+            ConfigurationError: an unknown option, or a value that isn't one.
+        """
+        super().__init__(*given, **options)
+        self._pipeline, self._data = sizes.parse("pipeline", pipeline), sizes.parse("data", data)
+        self._microbatches = sizes.parse("microbatches", microbatches)
+        self._replaced = ReplacedParameters(_placed)
+        self._chains: dict[nn.Module, Chain] = {}
+        self._guards: list[RemovableHandle] = []
+        self._local: list[nn.Module] = []
+
+    # composition ----------------------------------------------------------------------------------------------------
+
+    @property
+    def capabilities(self) -> Capability:
+        """The capabilities of every parallel strategy, accumulation without communication, and state in parts."""
+        return super().capabilities | Capability.NO_SYNC | Capability.SHARDED_STATE
+
+    def check(self) -> None:
+        """Refuse sizes that don't multiply to the number of processes, and what isn't there yet.
+
+        Raises:
+            ConfigurationError: with what fits.
+        """
+        super().check()
+        if self.mesh_shape()[0] > 1 and self.precision_plugin.name in ("16-mixed",):
+            raise ConfigurationError(
+                "precision='16-mixed' with a pipeline isn't there yet: each stage would find overflows of its own. Use "
+                "'bf16-mixed', which needs no scale."
+            )
+
+    def mesh_shape(self) -> tuple[int, int]:
+        """Sizes of the axes `pipeline` and `data`.
+
+        Raises:
+            ConfigurationError: they don't multiply to the number of processes.
+        """
+        return sizes.mesh_shape(self._pipeline, self._data, self.world_size)
+
+    # environment ----------------------------------------------------------------------------------------------------
+
+    def setup_environment(self) -> None:
+        """All ranks. Join the group and lay out the mesh."""
+        super().setup_environment()
+        if self.device_mesh is None and self.world_size > 1:
+            self.device_mesh = self.configure_device_mesh()
+
+    def configure_device_mesh(self) -> DeviceMesh:
+        """All ranks. The mesh: ranks of one stage follow each other, and so average gradients within a node."""
+        return init_device_mesh(self.root_device.type, self.mesh_shape(), mesh_dim_names=_AXES)
+
+    @property
+    def data_parallel_size(self) -> int:
+        """Number of pipelines: each gets one share of the data."""
+        return self.mesh_shape()[1]
+
+    @property
+    def data_parallel_rank(self) -> int:
+        """Number of this rank's pipeline."""
+        return self.global_rank % self.mesh_shape()[1]
+
+    def _axis(self, name: str) -> Any:
+        """The process group of this rank along an axis; None if it is alone there."""
+        if self.device_mesh is None or self.mesh_shape()[_AXES.index(name)] == 1:
+            return None
+        return self.device_mesh[name].get_group()
+
+    # module ---------------------------------------------------------------------------------------------------------
+
+    def init_context(self, *, empty: bool = False) -> AbstractContextManager[Any]:
+        """All ranks. A context in which a model is built on the CPU; a rank's own stages go to its device later."""
+        return self._built_on_cpu()
+
+    @contextmanager
+    def _built_on_cpu(self) -> Iterator[None]:
+        precision = self.precision_plugin.init_context()
+        with torch.device("cpu"), nullcontext() if precision is None else precision:
+            yield
+
+    def setup_module(self, module: nn.Module) -> nn.Module:
+        """All ranks. Begin with rank 0's weights, and let go of the stages that other ranks have.
+
+        Raises:
+            ModuleError: the module can't be cut, or ranks have built different ones.
+            ConfigurationError: it is to be compiled.
+        """
+        if self.session.compiler is not None and self._axis("pipeline") is not None:
+            raise ConfigurationError(
+                "compile=True with a pipeline isn't there yet: a step goes over several ranks in the middle. Leave it "
+                "out, or compile the parts themselves."
+            )
+        refuse_unlike_modules(self, module)
+        refuse_sparse_layers(self, module)
+        self.model = self.precision_plugin.convert_module(module)
+        is_cut = any(map(absent.is_absent, module.parameters()))
+        if self.world_size > 1 and not is_cut:
+            self._begin_alike(module)
+        if (group := self._axis("pipeline")) is not None:
+            self._cut(module, Line(group, self.root_device))
+        self.module_to_device(module)
+        return self.model
+
+    def _begin_alike(self, module: nn.Module) -> None:
+        with torch.no_grad():
+            for tensor in (*module.parameters(), *module.buffers()):
+                tensor.copy_(self.broadcast(tensor.detach()))
+
+    def _cut(self, module: nn.Module, line: Line) -> None:
+        layout = Layout(module, parts.cut(module, line.size), line.size, line.position)
+        microbatches = parts.check_statistics(module, self._microbatches)
+        self._share_random_state(line)
+        self._replaced.remember(module)
+        for _, part in layout.absent_modules():
+            absent.drop(part, self.root_device)
+        self._guards += absent.guard(layout.absent_modules(), _ELSEWHERE)
+        draws = Draws(self.accelerator, self.root_device, self.data_parallel_rank)
+        self._chains[module] = Chain(layout, line, draws, microbatches, self._context)
+
+    def _context(self) -> AbstractContextManager[Any]:
+        context = self.forward_context()
+        return nullcontext() if context is None else context
+
+    def _share_random_state(self, line: Line) -> None:
+        """All ranks. Share a random state in each pipeline, whose ranks run the user's step alike."""
+        own = collect_random_state(self.accelerator, self.root_device)
+        restore_random_state(line.share_object(own, 0), self.accelerator, self.root_device)
+
+    def module_to_device(self, module: nn.Module) -> None:
+        """All ranks. Move the parameters and buffers that this rank has to `root_device`."""
+        if module not in self._chains:
+            super().module_to_device(module)
+            return
+        for tensor in (*module.parameters(), *module.buffers()):
+            if not tensor.is_meta:
+                tensor.data = tensor.data.to(self.root_device)
+
+    # optimizers -----------------------------------------------------------------------------------------------------
+
+    def setup_optimizer(self, optimizer: Optimizer) -> Optimizer:
+        """All ranks. Replace the parameters that another rank has in an optimizer that was made before.
+
+        Raises:
+            ConfigurationError: it needs all parameters on one rank.
+        """
+        if isinstance(optimizer, torch.optim.LBFGS) and self._chains:
+            raise ConfigurationError(
+                "LBFGS makes one vector of all parameters, of which each rank of a pipeline has a part. Use an "
+                "optimizer that works parameter by parameter, such as AdamW or SGD."
+            )
+        if self._chains:
+            for handle in self.session.handles:
+                handle.original_names.clear()  # an identity that was replaced may be that of another object by now
+            self._replaced.rebind(optimizer)
+        return optimizer
+
+    # steps ----------------------------------------------------------------------------------------------------------
+
+    def step_callable(self, name: str, module: nn.Module | None = None) -> Callable[..., Any]:
+        """All ranks, once a stage. The user's method, in which the call of the model that was cut runs all stages."""
+        handle = self.session.handle_of(module)
+        method = handle.user_callable(name)
+        chain = self._chains.get(handle.module)
+        if chain is None:
+            return method
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            with _answering(chain):
+                return method(*args, **kwargs)
+
+        return call
+
+    def backward(self, loss: Tensor, module: nn.Module | None, *, manual: bool = False, **kwargs: Any) -> None:
+        """All ranks. Backward through all stages, then the average over the data axis; see `Strategy.backward`."""
+        super().backward(loss, module, manual=manual, **kwargs)
+        if (group := self._axis("data")) is not None:
+            modules = [handle.module for handle in self.session.handles if handle.module not in self._local]
+            averages.average([one for each in modules for one in each.parameters()], group)
+
+    @contextmanager
+    def _without_average(self, module: nn.Module) -> Iterator[None]:
+        self._local.append(module)
+        try:
+            yield
+        finally:
+            self._local.remove(module)
+
+    def no_backward_sync(self, module: nn.Module, enabled: bool = True) -> AbstractContextManager[Any]:
+        """All ranks. A context in which gradients aren't averaged over the data axis; those of stages still flow."""
+        return self._without_average(self.session.handle_of(module).module) if enabled else nullcontext()
+
+    def clip_gradients(self, module: nn.Module, optimizer: Optimizer, clipping: GradientClipping) -> Tensor | None:
+        """All ranks. Clip over all stages; see `Strategy.clip_gradients`."""
+        if clipping.algorithm != "norm" or not self._chains:
+            return super().clip_gradients(module, optimizer, clipping)
+        self.precision_plugin.unscale_gradients(optimizer)
+        chain = self._chains[self.session.handle_of(module).module]
+        learning = [one for group in optimizer.param_groups for one in group["params"]]
+        owners = chain.layout.owners()
+        # What every rank has is counted by the first.
+        counted = [one for one in learning if owners.get(id(one), 0) == chain.line.position]
+        return averages.clip_by_norm(learning, counted, clipping, chain.line)
+
+    # state ----------------------------------------------------------------------------------------------------------
+
+    def get_module_state_dict(
+        self, module: nn.Module, *, layout: Literal["full", "sharded"] | None = None
+    ) -> dict[str, Any]:
+        """All ranks. Module state by the user's names: whole on rank 0 and nothing elsewhere, or each rank's part."""
+        named = super().get_module_state_dict(module)
+        layout, own = layout or self.checkpoint_io.layout, self.session.handle_of(module).module
+        if (chain := self._chains.get(own)) is not None:
+            originals = list(own.state_dict(keep_vars=True).values())
+            named = state.module_state(named, originals, chain.layout.owners(), self._converter(layout, chain))
+        return named if layout == "sharded" or self.is_global_zero else {}
+
+    def load_module_state_dict(self, module: nn.Module, state_dict: Mapping[str, Any], *, strict: bool = True) -> None:
+        """All ranks. Restore a state, whole or in parts; each rank copies what it has."""
+        own = self.session.handle_of(module).module
+        is_parted = any(isinstance(leaf, ShardedLeaf) for leaf in state_dict.values())
+        if own in self._chains:
+            named = super().get_module_state_dict(module)
+            state_dict = state.for_module(named, state_dict)
+        super().load_module_state_dict(module, state_dict, strict=strict)
+        if is_parted and (group := self._axis("data")) is not None:
+            # One pipeline has read it.
+            averages.copy_from_first([*own.parameters(), *own.buffers()], group)
+
+    def get_optimizer_state_dict(self, optimizer: Optimizer) -> dict[str, Any]:
+        """All ranks. State by parameter names: whole on rank 0 and nothing elsewhere, or each rank's part."""
+        named, layout = super().get_optimizer_state_dict(optimizer), self.checkpoint_io.layout
+        if self._chains:
+            chain, owners = next(iter(self._chains.values())), self._owners()
+            of_names = {
+                name: owners.get(id(parameter)) for name, parameter in self._named_parameters(optimizer).items()
+            }
+            named = state.optimizer_state(named, of_names, chain.line, self._converter(layout, chain))
+        return named if layout == "sharded" or self.is_global_zero else {}
+
+    def load_optimizer_state_dict(self, optimizer: Optimizer, state_dict: Mapping[str, Any]) -> None:
+        """All ranks. Restore a state, whole or in parts; each rank keeps what belongs to its parameters."""
+        if self._chains:
+            state_dict = state.for_optimizer(state_dict, self._named_parameters(optimizer))
+        super().load_optimizer_state_dict(optimizer, state_dict)
+
+    def optimizer_targets(self, optimizer: Optimizer, described: Mapping[str, Any]) -> dict[str, Any] | None:
+        """All ranks. The places for an optimizer's tensors while a checkpoint is read; none for another stage's."""
+        targets = super().optimizer_targets(optimizer, described)
+        if targets is None or not self._chains:
+            return targets
+        return state.optimizer_targets(targets, self._named_parameters(optimizer))
+
+    def _converter(self, layout: str, chain: Chain) -> Callable[[Any, int | None], Any]:
+        is_first = self.data_parallel_rank == 0
+        if layout == "sharded":
+            return state.PartedState(chain.line.position, is_first).leaf
+        return state.WholeState(chain.line, is_first).leaf
+
+    def _owners(self) -> dict[int, int]:
+        return {key: owner for chain in self._chains.values() for key, owner in chain.layout.owners().items()}
+
+    def _named_parameters(self, optimizer: Optimizer) -> dict[str, Tensor]:
+        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        return dict(zip(self.parameter_names(optimizer), parameters, strict=True))
+
+    # end ------------------------------------------------------------------------------------------------------------
+
+    def release(self) -> None:
+        """All ranks; idempotent. Forget the modules, and let absent parts be called again."""
+        super().release()
+        self._chains.clear()
+        while self._guards:
+            self._guards.pop().remove()
+
+    def leave_group(self) -> None:
+        """All ranks; idempotent. Leave the group, and forget the mesh that belongs to it."""
+        self.device_mesh = None
+        super().leave_group()
+
+
+@contextmanager
+def _answering(chain: Chain) -> Iterator[None]:
+    """A context in which the module that was cut answers by all stages. Copies made elsewhere know nothing of it."""
+    attributes = vars(chain.layout.module)
+    own = attributes.get("forward")
+    attributes["forward"] = chain
+    try:
+        yield
+    finally:
+        if own is None:
+            attributes.pop("forward", None)
+        else:
+            attributes["forward"] = own
+
+
+def _placed(leaf: Any, parameter: Tensor) -> Any:
+    """A piece of an optimizer's state beside its parameter: on meta where another rank has that."""
+    is_alike = getattr(leaf, "shape", None) == parameter.shape
+    return leaf.to("meta" if parameter.is_meta else parameter.device) if is_alike else leaf

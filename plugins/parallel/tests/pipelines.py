@@ -1,0 +1,93 @@
+"""Modules and runs for the tests of pipelines; workers import this."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from core import Callback, Module
+from core_testing.training import whole
+
+if TYPE_CHECKING:
+    from core_testing.ranks import Rank
+
+
+class Net(Module):
+    """Six parts, a function between two of them, and a weight of no part, that a stage and the step use."""
+
+    def __init__(self, noise: float) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.noise = noise
+        self.embed = nn.Linear(6, 8)
+        self.blocks = nn.ModuleList([nn.Sequential(nn.Linear(8, 8), nn.Tanh()) for _ in range(4)])
+        self.head = nn.Linear(8, 2)
+        self.temperature = nn.Parameter(torch.tensor(1.3))
+        self.double()
+
+    def pipeline(self) -> list[Any]:
+        return [self.embed, torch.tanh, *self.blocks, self.warmed, self.head]
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.tanh(self.embed(x))
+        for block in self.blocks:
+            x = block(x)
+        return self.head(self.warmed(x))
+
+    def warmed(self, x: Tensor) -> Tensor:
+        return x * self.temperature
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        inputs, targets = batch
+        noise = torch.randn_like(targets) * self.noise
+        loss = (self(inputs * self.temperature) * self.temperature - targets - noise).square().mean()
+        self.log("loss", loss, on_step=True, on_epoch=True, prog_bar=True)
+        return loss
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.log("error", (self(batch[0]) - batch[1]).abs().mean())
+
+    test_step = validation_step
+
+    def predict_step(self, batch: Any, batch_idx: int) -> Tensor:
+        return self(batch[0])
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.AdamW(self.parameters(), lr=1e-2, fused=True)
+
+
+class Seen(Callback):
+    """What a run of `Net` shows: its weights, and the values that callbacks see."""
+
+    def __init__(self) -> None:
+        self.weights: dict[str, Tensor] = {}
+        self.steps: list[float] = []
+
+    def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        self.steps.append(float(trainer.callback_metrics["loss_step"]))
+
+    def on_train_end(self, trainer: Any, module: Any) -> None:
+        state = trainer.strategy.get_module_state_dict(module)
+        self.weights = {name: whole(value, trainer.strategy) for name, value in state.items()}
+
+
+def loader(num_samples: int, batch_size: int) -> Any:
+    generator = torch.Generator().manual_seed(1)
+    inputs = torch.randn(num_samples, 6, generator=generator, dtype=torch.float64)
+    return DataLoader(TensorDataset(inputs, inputs.sin()[:, :2]), batch_size=batch_size)
+
+
+def run(rank: Rank, num_samples: int, noise: float = 0.1, **options: Any) -> Any:
+    """All stages: weights, values of steps and epochs, and predictions in the order of the data."""
+    seen, module = Seen(), Net(noise)
+    torch.manual_seed(5 + rank.number)  # ranks of a pipeline share the state of their first
+    trainer = rank.trainer(max_epochs=2, callbacks=seen, **options)
+    batches = loader(num_samples, 8 // rank.backend.num_shares)
+    trainer.fit(module, batches, batches)
+    fitted = {name: float(value) for name, value in trainer.callback_metrics.items()}
+    tested = trainer.test(module, batches)
+    predicted = trainer.predict(module, batches)
+    return seen.weights, seen.steps, fitted, tested, torch.cat(predicted)

@@ -1,0 +1,234 @@
+"""A pipeline computes what one device does, whatever a step does around the call of the model; or refuses it."""
+
+from __future__ import annotations
+
+import re
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import pipelines
+import pytest
+import torch
+from torch import nn
+
+from core import ConfigurationError, CoreError, Trainer
+from core.precision import MixedPrecision
+from core_parallel import ParallelStrategy, parts
+from core_testing.ranks import Backend, one_device
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from core_testing.ranks import Rank
+
+
+def on_ranks(sizes: dict[str, Any], num_processes: int, function: Callable[..., Any], *args: Any) -> list[Any]:
+    """Call `function(rank, *args)` on every rank of such a mesh."""
+    shares = num_processes // sizes.get("pipeline", 1)
+    return Backend(partial(ParallelStrategy, **sizes), "cpu", num_processes, shares).run(function, *args)
+
+
+@pytest.mark.numbers
+@pytest.mark.parametrize(
+    ("sizes", "num_processes", "num_samples", "options"),
+    [
+        # 30 samples: the last batch has 6, which 4 microbatches don't divide.
+        ({"pipeline": 2, "microbatches": 4}, 2, 30, {"accumulate_grad_batches": 2, "gradient_clip_val": 0.3}),
+        pytest.param({"pipeline": 2}, 4, 32, {"noise": 0.0, "gradient_clip_val": 0.3}, marks=pytest.mark.slow),
+        pytest.param({"pipeline": 4}, 4, 30, {"accumulate_grad_batches": 2}, marks=pytest.mark.slow),
+    ],
+    ids=str,
+)
+def test_all_stages_equal_one_device(
+    sizes: dict[str, Any], num_processes: int, num_samples: int, options: dict[str, Any]
+) -> None:
+    function = partial(pipelines.run, num_samples=num_samples, **options)
+    runs, expected = on_ranks(sizes, num_processes, function), one_device("cpu").run(function)[0]
+    weights, steps, fitted, tested, predicted = runs[0]
+    names = expected[0].keys()
+    assert weights.keys() == names
+    assert max(float((weights[name] - expected[0][name]).abs().max()) for name in names) < 1e-12
+    torch.testing.assert_close(predicted, expected[4], rtol=0, atol=1e-12)
+    assert tested[0] == pytest.approx(expected[3][0], abs=1e-12)
+    assert fitted["loss_epoch"] == pytest.approx(expected[2]["loss_epoch"], abs=1e-12)
+    if sizes["pipeline"] == num_processes:  # else a step's value is that of one share
+        assert steps == pytest.approx(expected[1], abs=1e-12)
+    for other in runs[1:]:  # callbacks of every rank see the same
+        assert other[2]["loss_epoch"] == fitted["loss_epoch"]
+        assert other[3] == tested
+
+
+def test_sizes_that_do_not_multiply_name_the_nearest() -> None:
+    with pytest.raises(ConfigurationError, match=r"there are 4\. The nearest .* are pipeline=4 and data=1\."):
+        Trainer(strategy=ParallelStrategy(pipeline=3), accelerator="cpu", devices=4)
+    with pytest.raises(ConfigurationError, match="microbatches=0: expected a positive number, or 'auto'"):
+        ParallelStrategy(pipeline=2, microbatches=0)
+
+
+def test_16_bits_with_a_scale_are_refused() -> None:
+    strategy = ParallelStrategy(
+        pipeline=2,
+        parallel_devices=["cpu", "cpu"],
+        process_group_backend="gloo",
+        precision_plugin=MixedPrecision(torch.float16),
+    )
+    with pytest.raises(ConfigurationError, match="Use 'bf16-mixed'"):
+        strategy.check()
+
+
+def test_stages_have_about_as_many_parameters() -> None:
+    module = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2), nn.Linear(2, 30), nn.Linear(30, 2))
+    stages = parts.cut(module, 3).stages
+    assert [len(stage) for stage in stages] == [2, 1, 1]
+
+
+def test_parts_that_share_a_weight_stay_together() -> None:
+    module = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4))
+    module[2].weight = module[0].weight
+    assert [len(stage) for stage in parts.cut(module, 2).stages] == [3, 1]
+    with pytest.raises(CoreError, match="has 2 parts that can be cut apart, and 3 stages were asked for"):
+        parts.cut(module, 3)
+
+
+class _Model(nn.Module):
+    def __init__(self, *others: nn.Module) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.others = nn.ModuleList(others)
+
+    def pipeline(self) -> list[Any]:
+        return [self.first, self.last]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(self.first(x))
+
+
+class _NoParts(_Model):
+    pipeline = None
+
+
+class _Between(_Model):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(self.first(x).tanh())
+
+
+class _Stranger(_Model):
+    def pipeline(self) -> list[Any]:
+        return [self.first, nn.Linear(4, 4)]
+
+
+class _Mean(_Model):
+    def pipeline(self) -> list[Any]:
+        return [self.first, self.last, torch.mean]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x).mean()
+
+
+class _Penalized(_Model):
+    def pipeline(self) -> list[Any]:
+        return [self.first, self.last, self.penalize]
+
+    def penalize(self, x: torch.Tensor) -> torch.Tensor:
+        return nn.functional.linear(x, self.first.weight)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.penalize(super().forward(x))
+
+
+class _Shape(_Model):
+    def pipeline(self) -> list[Any]:
+        return [self.first, self.last, lambda x: (x, "text")]
+
+
+def _beside(model: Any, x: torch.Tensor) -> torch.Tensor:
+    return model(x).sum() + model.first(x).sum() + model.last(x).sum()
+
+
+def _twice(model: Any, x: torch.Tensor) -> torch.Tensor:
+    loss = model(x).sum()
+    loss.backward(retain_graph=True)
+    return loss
+
+
+_REFUSED: list[tuple[Callable[[], nn.Module], Any, str]] = [
+    (_NoParts, None, "doesn't say what its parts are. Add `def pipeline"),
+    (lambda: _NoParts(_Model(), _Model()), None, "several modules that could be cut: 'others.0', 'others.1'"),
+    (_Stranger, None, "returned a Linear that is no part of the module"),
+    (lambda: nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)), None, "BatchNorm1d '1' would take its statistics"),
+    (lambda: nn.Sequential(nn.Linear(4, 4), nn.SyncBatchNorm(4)), None, "SyncBatchNorm '1' waits for all ranks"),
+    (_Between, None, r"at the first difference forward computes aten.tanh.default to \(.*, and the parts"),
+    (_Model, _beside, "was called, and another rank of the pipeline has it"),
+    (_Model, _twice, "backward was called twice on one result"),
+]
+
+
+def _errors(rank: Rank) -> list[str]:
+    errors = []
+    for make, loss_of, _ in _REFUSED:
+        fabric = rank.fabric()
+        try:
+            model = fabric.setup(make())
+            x = torch.ones(8, 4)
+            fabric.backward(model(x).sum() if loss_of is None else loss_of(model, x))
+            errors.append("nothing")
+        except CoreError as error:
+            errors.append(str(error))
+        fabric.teardown()
+    return errors
+
+
+def test_what_cannot_be_right_is_refused_by_name() -> None:
+    for errors in on_ranks({"pipeline": 2, "microbatches": 2}, 2, _errors):
+        for error, (_, _, expected) in zip(errors, _REFUSED, strict=True):
+            assert re.search(expected, error), error
+
+
+@pytest.mark.parametrize(
+    ("make", "expected"),
+    [
+        (_Mean, r"a tensor of shape \(\) for a microbatch of 4 samples"),
+        (_Shape, "returned a str; expected tensors"),
+        (_Penalized, "linear was called with a parameter or buffer that another stage has"),
+    ],
+)
+def test_results_of_a_stage_that_cannot_travel_are_refused(make: Any, expected: str) -> None:
+    def call(rank: Rank) -> None:
+        rank.fabric().setup(make())(torch.ones(8, 4))
+
+    with pytest.raises(CoreError, match=expected):
+        on_ranks({"pipeline": 2, "microbatches": 2}, 2, call)
+
+
+def _drawn(rank: Rank) -> list[torch.Tensor]:
+    fabric = rank.fabric()
+    model = fabric.setup(nn.Sequential(nn.Linear(4, 4), nn.Dropout(), nn.Linear(4, 4), nn.Dropout()))
+    outputs = []
+    for seed in (3, None, 3):
+        if seed is not None:
+            fabric.seed_everything(seed)
+        outputs.append(model(torch.ones(8, 4)).detach())
+    fabric.teardown()
+    return outputs
+
+
+def test_dropout_draws_anew_in_each_call_and_again_from_a_seed() -> None:
+    (first, second, again), others = on_ranks({"pipeline": 2, "microbatches": 2}, 2, _drawn)
+    assert not torch.equal(first, second)
+    assert not torch.equal(first[:4], first[4:]), "two microbatches have one mask"
+    assert torch.equal(first, again)
+    assert all(map(torch.equal, (first, second, again), others))
+
+
+def _compiled(rank: Rank) -> str:
+    with pytest.raises(ConfigurationError, match="compile=True with a pipeline isn't there yet"):
+        rank.fabric(compile=True).setup(_Model())
+    fabric = rank.fabric()
+    model = fabric.setup(_Model())
+    with pytest.raises(ConfigurationError, match="LBFGS makes one vector of all parameters"):
+        fabric.setup_optimizers(torch.optim.LBFGS(model.parameters()))
+    return "refused"
+
+
+def test_compiling_and_lbfgs_are_refused() -> None:
+    assert on_ranks({"pipeline": 2}, 2, _compiled) == ["refused"] * 2

@@ -22,7 +22,8 @@ def load_prelude(name: str, manager: PluginManager | None = None) -> Callable[[]
         manager: knows what is installed; by default the manager of this process.
 
     Returns:
-        The function, which takes no arguments.
+        The function, which takes no arguments. Its attribute `owns_processes`, if it is there and true, says that
+        programs of its kind start their processes themselves.
 
     Raises:
         ConfigurationError: no provider offers it, or several do, or it is blocked or incompatible.

@@ -210,7 +210,7 @@ def test_the_attributes_after_a_signal(number, ends_by, capsys):
     with pytest.raises(ends_by):
         trainer.fit(Signalled(), data())
     name = signal.Signals(number).name
-    assert capsys.readouterr().err == f"{name} has stopped training after step 1; nothing of it is saved.\n"
+    assert capsys.readouterr().err == f"{name} has stopped training after step 1. Nothing of it is saved.\n"
     assert (trainer.interrupted, trainer.received_sigterm) == (True, number == signal.SIGTERM)
     assert trainer.state == ("fit", None, "interrupted")
 

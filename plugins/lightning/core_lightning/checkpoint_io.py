@@ -41,7 +41,7 @@ def to_lightning(state: Mapping[str, Any]) -> dict[str, Any]:
     named = list(state.get("optimizers", ()))
     names = [_names_of(each) for each in named]
     saved: dict[str, Any] = {
-        "epoch": progress.get("epoch", 0),
+        "epoch": progress.get("epoch", 0) - progress.get("epoch_is_over", False),
         "global_step": progress.get("global_step", 0),
         "pytorch-lightning_version": VERSION,
         "state_dict": state["model"],

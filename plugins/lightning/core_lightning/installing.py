@@ -59,6 +59,10 @@ def install_trusted() -> None:
     install(trusted=True)
 
 
+for _prelude in (install, install_trusted):
+    _prelude.owns_processes = True  # type: ignore[attr-defined]  # programs for Lightning start their ranks themselves
+
+
 class _Finder(MetaPathFinder):
     """Finds the modules of the table, and refuses others below these roots."""
 

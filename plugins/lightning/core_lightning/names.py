@@ -21,7 +21,7 @@ _MODULE = _from(f"{_OWN}.module", "LightningModule")
 _DATA_MODULE = _from(f"{_OWN}.data_module", "LightningDataModule")
 _TRAINER = _from(f"{_OWN}.trainer", "Trainer")
 _SEED = _from(f"{_OWN}.seeding", "seed_everything")
-_FABRIC = _from("core", "Fabric")
+_FABRIC = _from(f"{_OWN}.fabric", "Fabric")
 _MAIN = {**_TRAINER, **_MODULE, **_DATA_MODULE, **_CALLBACK, **_SEED}
 
 _CALLBACK_FILES: dict[str, dict[str, str]] = {

@@ -13,14 +13,17 @@ def loops_of(progress: Mapping[str, Any]) -> dict[str, Any]:
 
     Args:
         progress: epochs that are done (`epoch`), batches of the one that runs (`batch`), optimizer steps
-            (`global_step`) and batches of all epochs (`total_batches`); nothing in a checkpoint of weights alone.
+            (`global_step`), batches of all epochs (`total_batches`), and whether an epoch's last hooks were running
+            (`epoch_is_over`); nothing in a checkpoint of weights alone.
     """
     epoch, batch, steps, total = (progress.get(key, 0) for key in ("epoch", "batch", "global_step", "total_batches"))
     within = batch > 0
     # After the last batch of an epoch, Lightning keeps that epoch's count until the next one begins.
     current = batch if within else total // epoch if epoch else 0
     begun = epoch + within
-    epochs = {"ready": begun, "started": begun, "processed": epoch, "completed": epoch}
+    # Lightning counts an epoch as completed when its last hooks are through.
+    completed = epoch - progress.get("epoch_is_over", False)
+    epochs = {"ready": begun, "started": begun, "processed": epoch, "completed": completed}
     return {
         "fit_loop": {
             "state_dict": {},

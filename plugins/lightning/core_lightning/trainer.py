@@ -6,16 +6,20 @@ import dataclasses
 import inspect
 from typing import TYPE_CHECKING, Any
 
-from core import CheckpointIO
+from core import Callback, CheckpointIO
 from core import Trainer as CoreTrainer
+from core.callbacks import ModelCheckpoint as CoreModelCheckpoint
 from core.registry import CHECKPOINT_IO_REGISTRY
+from core_lightning.callbacks import ModelCheckpoint
 from core_lightning.checkpoint_io import LightningCheckpointIO
 from core_lightning.differences import tell
 from core_lightning.hyperparameters import tell_of_objects
 from core_lightning.loggers import CSVLogger
 from core_lightning.model_modes import ModelModes
 from core_lightning.objects import PickledObjects
+from core_lightning.one_optimizer import OneOptimizer
 from core_lightning.same_draws import SameDraws
+from core_lightning.trainer_attributes import TrainerAttributes
 from core_lightning.trust import TRUSTS
 
 if TYPE_CHECKING:
@@ -27,7 +31,7 @@ _OPTIONAL = ("min_epochs", "min_steps", "use_distributed_sampler")
 """Arguments that None leaves open."""
 
 
-class Trainer(CoreTrainer):
+class Trainer(TrainerAttributes):
     """Trains and evaluates a module; see `core.Trainer`.
 
     Checkpoints are single files in Lightning's form, and logs go to `lightning_logs`, unless the arguments say
@@ -38,6 +42,8 @@ class Trainer(CoreTrainer):
         self,
         *,
         logger: Any = None,
+        callbacks: Any = None,
+        enable_checkpointing: bool | None = None,
         plugins: Any = None,
         default_root_dir: PathLike | None = None,
         barebones: bool = False,
@@ -50,6 +56,9 @@ class Trainer(CoreTrainer):
 
         Args:
             logger: None and True are rows of a CSV file, in `lightning_logs`.
+            callbacks: one or several.
+            enable_checkpointing: None is yes, unless `barebones`: without a ModelCheckpoint in `callbacks`, one is
+                there by default.
             plugins: with a CheckpointIO for another form of checkpoints: `"distributed"` is core's own.
             default_root_dir: where checkpoints and logs go; None is the current folder.
             barebones: nothing but the loop.
@@ -64,8 +73,11 @@ class Trainer(CoreTrainer):
             tell("model_registry and enable_autolog_hparams=False have no effect.", stacklevel=2)
         if logger in (None, True) and not barebones:
             logger = CSVLogger(default_root_dir or ".")
+        saves = not barebones if enable_checkpointing is None else enable_checkpointing
         super().__init__(
             logger=logger,
+            callbacks=_with_default(callbacks, ModelCheckpoint) if saves else callbacks,
+            enable_checkpointing=enable_checkpointing,
             plugins=_with_checkpoint_io(plugins),
             default_root_dir=default_root_dir,
             barebones=barebones,
@@ -73,10 +85,11 @@ class Trainer(CoreTrainer):
             **{name: value for name, value in options.items() if value is not None or name not in _OPTIONAL},
         )
 
+        observers: list[Callback] = [OneOptimizer(), ModelModes()]
         if use_distributed_sampler is None and self.world_size == 1:
             self.options = dataclasses.replace(self.options, use_distributed_sampler=False)
-            self.callbacks.insert(0, SameDraws())
-        self.callbacks.insert(0, ModelModes())
+            observers.append(SameDraws())
+        self.run.observers = observers
         if TRUSTS and not any(isinstance(callback, PickledObjects) for callback in self.callbacks):
             self.callbacks.append(PickledObjects(trusted=True))
 
@@ -145,27 +158,11 @@ class Trainer(CoreTrainer):
             return "best"
         return ckpt_path
 
-    # Attributes that modules and callbacks ask for.
 
-    @property
-    def accelerator(self) -> Any:
-        """The kind of device."""
-        return self.strategy.accelerator
-
-    @property
-    def precision_plugin(self) -> Any:
-        """The number formats."""
-        return self.strategy.precision_plugin
-
-    @property
-    def lr_scheduler_configs(self) -> list[Any]:
-        """The schedulers, each with when it is stepped."""
-        return list(self.strategy.lr_schedulers)
-
-    @property
-    def is_last_batch(self) -> bool:
-        """True in the last batch of a training epoch."""
-        return self.progress.batch + 1 >= self.num_training_batches
+def _with_default(callbacks: Any, kind: type[ModelCheckpoint]) -> list[Any]:
+    """The user's callbacks, with one of this kind, which programs look for by its class, if they have none."""
+    given = [callbacks] if isinstance(callbacks, str | Callback) else list(callbacks or ())
+    return given if any(isinstance(item, CoreModelCheckpoint) for item in given) else [*given, kind()]
 
 
 def _with_checkpoint_io(plugins: Any) -> list[Any]:

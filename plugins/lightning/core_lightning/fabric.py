@@ -1,0 +1,35 @@
+"""Fabric, whose loaders stay untouched on one device, as Lightning's do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from core import Fabric as CoreFabric
+
+
+class Fabric(CoreFabric):
+    """Your loop on any strategy; see `core.Fabric`."""
+
+    def setup_dataloaders(
+        self,
+        *dataloaders: Any,
+        use_distributed_sampler: bool = True,
+        move_to_device: bool = True,
+        **options: Any,
+    ) -> Any:
+        """All ranks. Give each rank its share of the data; see `core.Fabric.setup_dataloaders`.
+
+        Args:
+            dataloaders: DataLoaders, or other iterables of batches.
+            use_distributed_sampler: give each rank its share. One device needs none: its loaders shuffle as they do
+                under Lightning.
+            move_to_device: False leaves batches where they are.
+            options: all others of core's, which needs its own order of the data for a `global_batch_size`.
+        """
+        shares = self.world_size > 1 or options.get("global_batch_size") is not None
+        return super().setup_dataloaders(
+            *dataloaders,
+            use_distributed_sampler=use_distributed_sampler and shares,
+            move_to_device=move_to_device,
+            **options,
+        )

@@ -1,0 +1,135 @@
+"""Attributes of the Trainer that programs for Lightning read and set."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import TYPE_CHECKING, Any
+
+from core import ConfigurationError, GradientClipping
+from core import Trainer as CoreTrainer
+from core_lightning.loops import EvaluationLoop, FitLoop
+from core_lightning.states import RunningStage, TrainerFn, TrainerState, TrainerStatus
+
+if TYPE_CHECKING:
+    from core import Logger
+
+
+def _option(name: str, doc: str, *, none: Any = None) -> Any:
+    """An option of the Trainer that can be set, from the next stage on; `none` is what None means."""
+
+    def get(self: TrainerAttributes) -> Any:
+        value = getattr(self.options, name)
+        return none if value is None else value
+
+    def put(self: TrainerAttributes, value: Any) -> None:
+        self.options = dataclasses.replace(self.options, **{name: value})
+
+    return property(get, put, doc=doc)
+
+
+class TrainerAttributes(CoreTrainer):
+    """The Trainer with attributes under Lightning's names. An option that is set holds for the next stage."""
+
+    limit_train_batches = _option("limit_train_batches", "Batches of a training epoch, or a fraction.", none=1.0)
+    limit_val_batches = _option("limit_val_batches", "Batches of a validation run, or a fraction.", none=1.0)
+    limit_test_batches = _option("limit_test_batches", "Batches of a test run, or a fraction.", none=1.0)
+    limit_predict_batches = _option("limit_predict_batches", "Batches of a prediction run, or a fraction.", none=1.0)
+    val_check_interval = _option("val_check_interval", "Batches between validations, or a fraction.", none=1.0)
+    check_val_every_n_epoch = _option("check_val_every_n_epoch", "Epochs between validations.")
+    log_every_n_steps = _option("log_every_n_steps", "Optimizer steps between step values for the loggers.")
+
+    @property
+    def num_sanity_val_steps(self) -> int | float:
+        """Validation batches before training; infinite for all."""
+        steps = self.options.num_sanity_val_steps
+        return math.inf if steps < 0 else steps
+
+    @num_sanity_val_steps.setter
+    def num_sanity_val_steps(self, steps: int | float) -> None:
+        self.options = dataclasses.replace(
+            self.options, num_sanity_val_steps=-1 if steps in (-1, math.inf) else int(steps)
+        )
+
+    @property
+    def gradient_clip_val(self) -> float | None:
+        """The limit of gradients, or None."""
+        return None if self.clipping is None else self.clipping.value
+
+    @gradient_clip_val.setter
+    def gradient_clip_val(self, value: float | None) -> None:
+        algorithm = "norm" if self.clipping is None else self.clipping.algorithm
+        clipping = GradientClipping(value, algorithm) if value else None
+        self.options = dataclasses.replace(self.options, clipping=clipping)
+
+    @property
+    def gradient_clip_algorithm(self) -> str | None:
+        """`"norm"`, `"value"`, or None."""
+        return None if self.clipping is None else self.clipping.algorithm
+
+    @property
+    def enable_validation(self) -> bool:
+        """True if this `fit` validates: there are a step, loaders, and a limit that isn't 0."""
+        has_step = getattr(self.module, "validation_step", None) is not None
+        return has_step and bool(self.num_val_batches) and self.limit_val_batches != 0
+
+    @property
+    def logger(self) -> Logger | None:
+        """The first logger, if there is one."""
+        return super().logger
+
+    @logger.setter
+    def logger(self, logger: Logger | bool | None) -> None:
+        if logger is True:
+            raise ConfigurationError("trainer.logger = True: expected a logger, or None for none.")
+        self.loggers = [logger] if logger else []
+
+    @property
+    def state(self) -> TrainerState:  # type: ignore[override]  # with Lightning's enums
+        """The activity of this Trainer: status, function, and the stage within it."""
+        state = super().state
+        return TrainerState(
+            TrainerStatus(state.status),
+            None if state.fn is None else TrainerFn(state.fn),
+            None if state.stage is None else RunningStage(state.stage),
+        )
+
+    @property
+    def fit_loop(self) -> FitLoop:
+        """Limits and counters of training."""
+        return FitLoop(self)
+
+    @property
+    def validate_loop(self) -> EvaluationLoop:
+        """Batches of `validate`."""
+        return EvaluationLoop(self, "val")
+
+    @property
+    def test_loop(self) -> EvaluationLoop:
+        """Batches of `test`."""
+        return EvaluationLoop(self, "test")
+
+    @property
+    def predict_loop(self) -> EvaluationLoop:
+        """Batches of `predict`."""
+        return EvaluationLoop(self, "predict")
+
+    @property
+    def accelerator(self) -> Any:
+        """The kind of device."""
+        return self.strategy.accelerator
+
+    @property
+    def precision_plugin(self) -> Any:
+        """The number formats."""
+        return self.strategy.precision_plugin
+
+    @property
+    def lr_scheduler_configs(self) -> list[Any]:
+        """The schedulers, each with when it is stepped."""
+        return list(self.strategy.lr_schedulers)
+
+    @property
+    def is_last_batch(self) -> bool:
+        """True in the last batch of a training epoch."""
+        return self.progress.batch + 1 >= self.num_training_batches

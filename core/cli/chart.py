@@ -1,4 +1,4 @@
-"""A metric as a line, drawn in SVG, which needs nothing from outside."""
+"""Metrics as lines over steps, drawn in SVG, which needs nothing from outside."""
 
 from __future__ import annotations
 
@@ -7,24 +7,35 @@ from html import escape
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
-_WIDTH, _HEIGHT = 460, 180
-_LEFT, _RIGHT, _TOP, _BOTTOM = 76, 10, 10, 26
+NUM_COLOURS = 8
+"""Classes `c0` to `c7` of the style sheet. More lines than that begin anew, dashed."""
+
+_WIDTH, _HEIGHT = 440, 220
+_LEFT, _RIGHT, _TOP, _BOTTOM = 66, 14, 10, 26
 _MAX_POINTS = 400
+_MAX_DOTS = 20
+_NUM_TICKS = 5
 
 
-def line_chart(name: str, series: Sequence[tuple[float, float]], shown: Callable[[float], str]) -> str:
-    """An `svg` of one line with its axes.
+def line_chart(
+    name: str, lines: Mapping[int, Sequence[tuple[float, float]]], shown: Callable[[float], str], base: int = 10
+) -> str:
+    """An `svg` of lines with axes and a grid.
 
     Args:
         name: what it shows, for readers who don't see.
-        series: steps and values, at least one of them finite; what isn't finite leaves a gap.
+        lines: steps and values by the number of their colour; at least one value is finite, and those that aren't leave
+            gaps.
         shown: writes a value.
+        base: 10, or 1024 for bytes: ticks are round numbers of KiB, MiB and so on.
     """
-    finite = [(step, value) for step, value in series if math.isfinite(step) and math.isfinite(value)]
+    finite = [point for series in lines.values() for point in series if all(map(math.isfinite, point))]
     steps, values = zip(*finite, strict=True)
-    first, last, low, high = min(steps), max(steps), min(values), max(values)
+    first, last = min(steps), max(steps)
+    ticks = _ticks(min(values), max(values), base)
+    low, high = min(ticks[0], *values), max(ticks[-1], *values)
 
     def x(step: float) -> float:
         return _LEFT + (_WIDTH - _LEFT - _RIGHT) * ((step - first) / (last - first) if last > first else 0.5)
@@ -35,34 +46,78 @@ def line_chart(name: str, series: Sequence[tuple[float, float]], shown: Callable
         share = (value / 2 - low / 2) / half if half else 0.5  # the half of the least number is 0
         return _HEIGHT - _BOTTOM - (_HEIGHT - _TOP - _BOTTOM) * share
 
-    def text(px: float, py: float, anchor: str, what: str) -> str:
-        return f'<text x="{px:.1f}" y="{py:.1f}" text-anchor="{anchor}">{escape(what)}</text>'
-
-    lines = [_path([(x(step), y(value)) for step, value in part]) for part in _parts(_downsampled(series))]
-    base = _HEIGHT - _BOTTOM
-    labels = [
-        text(_LEFT - 6, y(high) + 4, "end", shown(high)),
-        text(_LEFT, _HEIGHT - 8, "start", short_number(first)),
-        text(_WIDTH - _RIGHT, _HEIGHT - 8, "end", f"step {short_number(last)}"),
-    ]
-    if high > low:
-        labels.append(text(_LEFT - 6, y(low) + 4, "end", shown(low)))
+    parts = [_grid_line(y(tick)) + _text(_LEFT - 8, y(tick) + 4, "end", shown(tick)) for tick in ticks]
+    parts.append(_text(0, _HEIGHT - 7, "start", "step"))
+    parts += [_text(x(tick), _HEIGHT - 7, "middle", short_number(tick)) for tick in _step_ticks(first, last)]
+    for number, series in lines.items():
+        kind = f"c{number % NUM_COLOURS}" + " again" * (number >= NUM_COLOURS)
+        for part in _parts(_downsampled(series)):
+            parts.append(_path([(x(step), y(value)) for step, value in part], kind))
+        dots = series if len(series) <= _MAX_DOTS else []
+        parts += [_dot(x(px), y(py), kind, f"step {short_number(px)}: {shown(py)}") for px, py in _finite(dots)]
     return (
         f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{escape(name)}">'
-        f'<path class="axis" d="M{_LEFT} {_TOP}V{base}H{_WIDTH - _RIGHT}"/>{"".join(lines)}{"".join(labels)}</svg>'
+        f'{"".join(parts)}<path class="axis" d="M{_LEFT} {_HEIGHT - _BOTTOM}H{_WIDTH - _RIGHT}"/></svg>'
     )
 
 
 def short_number(value: float) -> str:
-    """Four digits that count; a whole number without a fraction."""
-    return f"{value:.0f}" if abs(value) < 1e6 and value == int(value) else f"{value:.4g}"
+    """Four digits that count; a whole number without a fraction, and in groups of three from 10,000 on."""
+    if abs(value) < 1e6 and value == int(value):
+        return f"{value:,.0f}" if abs(value) >= 1e4 else f"{value:.0f}"
+    return f"{value:.4g}"
 
 
-def _path(points: Sequence[tuple[float, float]]) -> str:
+def _ticks(low: float, high: float, base: int) -> list[float]:
+    """Round numbers from at most `low` to at least `high`; the two themselves where no round numbers fit."""
+    unit = 1.0
+    while base == 1024 and max(abs(low), abs(high)) >= unit * 1024:
+        unit *= 1024
+    if low == high:
+        span = abs(low) / 2 or 1.0
+        low, high = low - span, high + span
+    step = _round_step((high - low) / unit / (_NUM_TICKS - 1)) * unit
+    if not step or not math.isfinite(step):
+        return [low, high]
+    first, last = math.floor(low / step), math.ceil(high / step)
+    return [number * step for number in range(first, last + 1)]
+
+
+def _step_ticks(first: float, last: float) -> list[float]:
+    """Whole numbers within the steps."""
+    if first == last:
+        return [first]
+    step = max(1.0, _round_step((last - first) / _NUM_TICKS))
+    if not math.isfinite(step):
+        return [first, last]
+    return [number * step for number in range(math.ceil(first / step), math.floor(last / step) + 1)]
+
+
+def _round_step(least: float) -> float:
+    """The next of 1, 2, 5 and 10 times a power of ten; 0 where no number is so small."""
+    if not 0 < least < math.inf:
+        return 0.0 if least <= 0 else math.inf
+    power = 10.0 ** math.floor(math.log10(least))
+    return next((factor * power for factor in (1, 2, 5) if factor * power >= least), 10 * power)
+
+
+def _grid_line(py: float) -> str:
+    return f'<path class="grid" d="M{_LEFT} {py:.1f}H{_WIDTH - _RIGHT}"/>'
+
+
+def _text(px: float, py: float, anchor: str, what: str) -> str:
+    return f'<text x="{px:.1f}" y="{py:.1f}" text-anchor="{anchor}">{escape(what)}</text>'
+
+
+def _path(points: Sequence[tuple[float, float]], kind: str) -> str:
     if len(points) == 1:
         ((px, py),) = points
-        return f'<circle cx="{px:.1f}" cy="{py:.1f}" r="3"/>'
-    return f'<path class="line" d="M{"L".join(f"{px:.1f} {py:.1f}" for px, py in points)}"/>'
+        return f'<circle class="{kind}" cx="{px:.1f}" cy="{py:.1f}" r="3"/>'
+    return f'<path class="line {kind}" d="M{"L".join(f"{px:.1f} {py:.1f}" for px, py in points)}"/>'
+
+
+def _dot(px: float, py: float, kind: str, title: str) -> str:
+    return f'<circle class="{kind}" cx="{px:.1f}" cy="{py:.1f}" r="2.2"><title>{escape(title)}</title></circle>'
 
 
 def _downsampled(series: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
@@ -80,6 +135,10 @@ def _downsampled(series: Sequence[tuple[float, float]]) -> list[tuple[float, flo
 
 def _value(point: tuple[float, float]) -> float:
     return point[1]
+
+
+def _finite(series: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    return [point for point in series if all(map(math.isfinite, point))]
 
 
 def _parts(series: Sequence[tuple[float, float]]) -> list[list[tuple[float, float]]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import datetime
+import os
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 _EXAMPLES = """\b
 Examples:
   core checkpoint ls checkpoints
+  core checkpoint ls core_logs/version_0
   core checkpoint inspect last.ckpt
   core checkpoint inspect last.ckpt --tensors
   core checkpoint verify checkpoints/*.ckpt
@@ -46,7 +48,7 @@ def checkpoint() -> None:
 @click.option("--verify", is_flag=True, help="Compare every byte with its digest, too.")
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON array.")
 def list_(folders: tuple[str, ...], verify: bool, as_json: bool) -> None:
-    """List the checkpoints in FOLDERs, by default the current one, the newest first.
+    """List the checkpoints in FOLDERs, by default the current one, the newest first. A run's are those in its folder.
 
     One is "complete" if all of its files are there with their sizes, and with --verify "verified" if every byte has its
     digest; "damaged" says why. The age is that of the save, whatever has been copied since.
@@ -129,7 +131,10 @@ def _listed(folder: str, verify: bool) -> list[Listed]:
     from core.checkpoint.upkeep.listing import list_checkpoints
 
     with _explained(folder), working(f"Verifying {folder}" if verify else f"Looking through {folder}") as report:
-        return list_checkpoints(folder, verify=verify, progress=report)
+        found = list_checkpoints(folder, verify=verify, progress=report)
+        if not found and os.path.isdir(within := os.path.join(folder, "checkpoints")):  # the folder of a run
+            found = list_checkpoints(within, verify=verify, progress=report)
+        return found
 
 
 def _age(saved_at_s: float) -> str:

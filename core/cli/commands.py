@@ -77,12 +77,13 @@ def _shown(offer: Offer) -> str:
 
 
 def _write_section(formatter: click.HelpFormatter, title: str, offers: Iterable[Offer]) -> None:
-    rows = [
-        (_shown(each), each.summary if each.spec.provider == CORE else f"{each.summary} ({each})") for each in offers
-    ]
-    if rows:
+    named: dict[str, list[str]] = {}  # commands with one summary, that of their package, share a row
+    for each in offers:
+        summary = each.summary if each.spec.provider == CORE else f"{each.summary} ({each})"
+        named.setdefault(summary, []).append(_shown(each))
+    if named:
         with formatter.section(title):
-            formatter.write_dl(rows)
+            formatter.write_dl([(", ".join(names), summary) for summary, names in named.items()])
 
 
 _EXAMPLES = """\b

@@ -17,6 +17,7 @@ Examples:
   core explain
   core explain --strategy ddp --accelerator cpu --devices 2
   core explain --devices 8 --num-nodes 4 --precision bf16-mixed
+  core explain --strategy fsdp --model train:build_model
 """
 
 
@@ -27,6 +28,7 @@ Examples:
 @click.option("--num-nodes", type=int, default=1, show_default=True, metavar="N")
 @click.option("--precision", default=None, metavar="NAME", help="16-mixed, bf16-mixed, ...  [default: 32-true]")
 @click.option("--plugin", "plugins", multiple=True, metavar="NAME", help="As in plugins=[...]; may be repeated.")
+@click.option("--model", default=None, metavar="MODULE:NAME", help="Also show the units of a model.")
 @click.option("--json", "as_json", is_flag=True, help="Print a list of JSON objects.")
 def explain(
     strategy: str,
@@ -35,6 +37,7 @@ def explain(
     num_nodes: int,
     precision: str | None,
     plugins: tuple[str, ...],
+    model: str | None,
     as_json: bool,
 ) -> None:
     """Show what a run with these arguments would use on this machine, and why. No process is started."""
@@ -48,10 +51,15 @@ def explain(
         precision=precision,
         plugins=plugins,
     )
+    decisions = list(resolution.decisions)
+    if model is not None:
+        from core.cli.model_units import decide_units
+
+        decisions.append(decide_units(model))
     if as_json:
-        say_json([decision._asdict() for decision in resolution.decisions])
+        say_json([decision._asdict() for decision in decisions])
         return
-    for line in table(["What", "Choice", "Why"], [_cells(decision) for decision in resolution.decisions]):
+    for line in table(["What", "Choice", "Why"], [_cells(decision) for decision in decisions]):
         say(line)
 
 

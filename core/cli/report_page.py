@@ -1,102 +1,113 @@
-"""The report of a run as one page of HTML that needs nothing else. Every text in it goes through `escape`."""
+"""The report of one run as a page."""
 
 from __future__ import annotations
 
 import datetime
 import json
-import math
-from html import escape
 from typing import TYPE_CHECKING, Any
 
-from core.cli.chart import line_chart, short_number
+from core.cli import run_summary
+from core.cli.html_parts import badge, cards, figure, page, table, text, written_as
 from core.cli.layout import size_text
-from core.text.printable import printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
     from core.cli.run_record import CheckpointRecord, RunRecord, Series
 
-_STYLE = """
-:root { color-scheme: light dark; font: 15px/1.5 system-ui, sans-serif; }
-body { margin: 2rem auto; max-width: 64rem; padding: 0 1rem; }
-table { border-collapse: collapse; margin: 1rem 0; }
-th, td { border-bottom: 1px solid #8884; padding: .25rem .75rem; text-align: left; vertical-align: top; }
-.scroll { overflow-x: auto; }
-.charts { display: grid; gap: 1rem; grid-template-columns: repeat(auto-fill, minmax(min(27rem, 100%), 1fr)); }
-figure { border: 1px solid #8884; border-radius: .5rem; margin: 0; padding: .75rem; }
-figcaption { overflow-wrap: anywhere; }
-figcaption small { color: #888; }
-svg { display: block; height: auto; width: 100%; }
-svg text { fill: currentColor; font-size: 11px; }
-.axis { fill: none; stroke: #8888; }
-.line { fill: none; stroke: #2f81f7; stroke-linejoin: round; stroke-width: 1.8; }
-circle { fill: #2f81f7; }
-code { overflow-wrap: anywhere; }
-td:first-child code { overflow-wrap: break-word; }
-.damaged { color: #cf222e; }
-summary { cursor: pointer; }
-"""
-
-_GROUPS = {"Throughput": ("throughput/",), "Memory and device": ("device/",)}
-
 
 def render(run: RunRecord) -> str:
-    """The page: what was decided and on what, metrics as charts, and checkpoints with their digests."""
-    return "\n".join(["<!doctype html>", *_page(run), ""])
+    """The page: how it went, metrics as charts, what was decided and on what, and checkpoints with their digests."""
+    return page(run.name, _body(run))
 
 
-def _page(run: RunRecord) -> Iterator[str]:
-    title = _text(f"{run.folder.resolve().parent.name}/{run.folder.resolve().name}")
-    yield '<html lang="en"><head><meta charset="utf-8">'
-    yield '<meta name="viewport" content="width=device-width, initial-scale=1">'
-    yield f"<title>{title}</title><style>{_STYLE}</style></head><body><h1>{title}</h1>"
-    yield from _decisions(run)
-    yield from _named("Versions", _mapping(run.facts.get("versions")))
-    yield from _named("Hyperparameters", run.hparams)
-    yield from _metrics(run.metrics)
-    yield from _checkpoints(run.checkpoints)
-    yield "</body></html>"
+def charts(metrics: Mapping[str, Mapping[int, Series]], first: Iterable[str]) -> Iterator[str]:
+    """Charts of all metrics, in groups: results, throughput, memory.
 
-
-def _decisions(run: RunRecord) -> Iterator[str]:
-    began, machine = (run.facts.get(name) for name in ("began", "machine"))
-    if began or machine:
-        yield f"<p>{_text(', on '.join(str(part) for part in (began, machine) if part))}</p>"
-    decisions = run.facts.get("decisions")
-    rows = [row for row in decisions if isinstance(row, dict)] if isinstance(decisions, list) else []
-    yield "<h2>Strategy</h2>"
-    if rows:
-        names = ("subject", "choice", "reason", "provider")
-        cells = ([_text(row.get(name, "")) for name in names] for row in rows)
-        yield from _table(["What", "Choice", "Why", "From"], cells)
-    else:
-        yield "<p>The folder doesn't say what was decided; checkpoints say by what they were written.</p>"
-
-
-def _metrics(metrics: Mapping[str, Series]) -> Iterator[str]:
-    left = {name: series for name, series in metrics.items() if name != "epoch"}  # which is a clock, and no result
+    Args:
+        metrics: by name, the lines of each by the number of their colour.
+        first: names of metrics to begin with.
+    """
+    order = dict.fromkeys([*first, *metrics])
+    left = {name: metrics[name] for name in order if name != "epoch"}  # which is a clock, and no result
     groups = {}
-    for title, prefixes in _GROUPS.items():
-        groups[title] = {name: left.pop(name) for name in [*left] if name.startswith(prefixes)}
+    for title, prefix in zip(("Throughput", "Memory and device"), run_summary.APART, strict=True):
+        groups[title] = {name: left.pop(name) for name in [*left] if name.startswith(prefix)}
     for title, found in {"Metrics": left, **groups}.items():
         if found:
             yield f'<h2>{title}</h2><div class="charts">'
-            yield from (_figure(name, series) for name, series in found.items())
+            yield from (figure(name, lines) for name, lines in found.items())
             yield "</div>"
     if not any((left, *groups.values())):
         yield "<h2>Metrics</h2><p>None was logged.</p>"
 
 
-def _figure(name: str, series: Series) -> str:
-    values = [value for _, value in series if math.isfinite(value)]
-    missing = len(series) - len(values)
-    shown = size_text if name.endswith("_bytes") else short_number
-    parts = [f"last {shown(series[-1][1])}", f"least {shown(min(values))}"]
-    parts += [f"greatest {shown(max(values))}", f"{len(series)} values"]
-    parts += [f"{missing} of them not finite"] if missing else []
-    caption = f"<figcaption><b>{_text(name)}</b> <small>{', '.join(parts)}</small></figcaption>"
-    return f"<figure>{caption}{line_chart(printable(name), series, shown)}</figure>"
+def flat(value: Any) -> str:
+    """A value of an option as plain text."""
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def _body(run: RunRecord) -> Iterator[str]:
+    yield from _head(run)
+    yield from _best(run)
+    yield from charts({name: {0: series} for name, series in run.metrics.items()}, run_summary.best_of(run))
+    yield from _named("Hyperparameters", run.hparams)
+    yield from _decisions(run)
+    versions = run.facts.get("versions")
+    yield from _named("Versions", versions if isinstance(versions, dict) else {})
+    yield from _checkpoints(run.checkpoints)
+
+
+def _head(run: RunRecord) -> Iterator[str]:
+    outcome, reason = run_summary.outcome_of(run)
+    began, machine, command = (run.facts.get(name) for name in ("began", "machine", "command"))
+    yield f"<h1>{text(run.name)} {badge(outcome)}</h1>"
+    if began or machine:
+        yield f'<p class="quiet">{text(", on ".join(str(part) for part in (began, machine) if part))}</p>'
+    if reason:
+        yield f"<p>{text(reason)}</p>"
+    facts = {
+        "Trained": run_summary.position_of(run),
+        "Duration": run_summary.duration_of(run),
+        "Throughput": run_summary.speed_of(run),
+        "Peak memory, rank 0": run_summary.memory_of(run),
+        "Processes": str(run.facts.get("num_processes") or ""),
+    }
+    if any(facts.values()):
+        yield from cards(facts)
+    if command:
+        yield f"<pre><code>{text(command)}</code></pre>"
+    if resumed := run.facts.get("resumed_from"):
+        yield f"<p>Resumed from <code>{text(resumed)}</code>.</p>"
+    saved = run.facts.get("newest_save")
+    if outcome != "finished" and isinstance(saved, list) and len(saved) == 2:
+        yield f"<p>It goes on from step {text(saved[1])} with <code>{text(f'ckpt_path={saved[0]!r}')}</code>.</p>"
+
+
+def _best(run: RunRecord) -> Iterator[str]:
+    found = run_summary.best_of(run).values()
+    if found:
+        yield "<h2>Best values</h2>"
+        yield from table(["Metric", "Best", "At step", "Last"], map(_best_row, found))
+
+
+def _best_row(best: run_summary.Best) -> list[str]:
+    shown, _ = written_as(best.name)
+    which = "least" if best.mode == "min" else "greatest"
+    value = f"<b>{text(shown(best.value))}</b> <small>{which}</small>"
+    return [f"<code>{text(best.name)}</code>", value, text(f"{best.step:,.0f}"), text(shown(best.last))]
+
+
+def _decisions(run: RunRecord) -> Iterator[str]:
+    decisions = run.facts.get("decisions")
+    rows = [row for row in decisions if isinstance(row, dict)] if isinstance(decisions, list) else []
+    yield "<h2>Strategy</h2>"
+    if rows:
+        names = ("subject", "choice", "reason", "provider")
+        cells = ([text(row.get(name, "")) for name in names] for row in rows)
+        yield from table(["What", "Choice", "Why", "From"], cells)
+    else:
+        yield "<p>The folder doesn't say what was decided; checkpoints say by what they were written.</p>"
 
 
 def _checkpoints(checkpoints: list[CheckpointRecord]) -> Iterator[str]:
@@ -104,13 +115,13 @@ def _checkpoints(checkpoints: list[CheckpointRecord]) -> Iterator[str]:
     if not checkpoints:
         yield "<p>None is in this folder.</p>"
         return
-    yield from _table(["Checkpoint", "Saved", "Size", "Written by", "Files and digests"], map(_row, checkpoints))
+    yield from table(["Checkpoint", "Saved", "Size", "Written by", "Files and digests"], map(_row, checkpoints))
 
 
 def _row(checkpoint: CheckpointRecord) -> list[str]:
-    name = f"<code>{_text(checkpoint.path)}</code>"
+    name = f"<code>{text(checkpoint.path)}</code>"
     if checkpoint.damage:
-        return [name, "", "", "", f'<span class="damaged">{_text(checkpoint.damage)}</span>']
+        return [name, "", "", "", f'<span class="damaged">{text(checkpoint.damage)}</span>']
     found, saved, writer = checkpoint.manifest, "", ""
     if found is not None:
         saved = f"{datetime.datetime.fromtimestamp(found.saved_at_ns / 1e9, datetime.UTC):%Y-%m-%d %H:%M:%S} UTC"
@@ -119,11 +130,11 @@ def _row(checkpoint: CheckpointRecord) -> list[str]:
         parts += [f"{package} {version}" for package, version in found.versions.items()]
         writer = ", ".join(parts)
     rows = [
-        f"<code>{_text(file)}</code> {size_text(size)} <code>{_text(digest or 'no digest')}</code>"
+        f"<code>{text(file)}</code> {size_text(size)} <code>{text(digest or 'no digest')}</code>"
         for file, (size, digest) in checkpoint.files.items()
     ]
-    files = f"<details><summary>{len(rows)}</summary>{'<br>'.join(rows)}</details>" if len(rows) > 1 else "".join(rows)
-    return [name, saved, size_text(checkpoint.size_bytes), _text(writer), files]
+    files = f"<details><summary>{len(rows)} file{'s' * (len(rows) != 1)}</summary>{'<br>'.join(rows)}</details>"
+    return [name, saved, size_text(checkpoint.size_bytes), text(writer), files]
 
 
 def _writer(part: Any) -> str:
@@ -135,24 +146,4 @@ def _writer(part: Any) -> str:
 def _named(title: str, values: Mapping[str, Any]) -> Iterator[str]:
     if values:
         yield f"<h2>{title}</h2>"
-        yield from _table(["Name", "Value"], ([_text(name), _text(_flat(value))] for name, value in values.items()))
-
-
-def _flat(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-
-
-def _mapping(value: Any) -> Mapping[str, Any]:
-    return value if isinstance(value, dict) else {}
-
-
-def _table(headers: Iterable[str], rows: Iterable[Iterable[str]]) -> Iterator[str]:
-    """A table as HTML. The cells are HTML already."""
-    yield f'<div class="scroll"><table><tr>{"".join(f"<th>{header}</th>" for header in headers)}</tr>'
-    for row in rows:
-        yield f"<tr>{''.join(f'<td>{cell}</td>' for cell in row)}</tr>"
-    yield "</table></div>"
-
-
-def _text(value: Any) -> str:
-    return escape(printable(str(value)))
+        yield from table(["Name", "Value"], ([text(name), text(flat(value))] for name, value in values.items()), "")

@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+import importlib.machinery
 import os
 import sys
 
 import click
 
-from core.registry import PRELUDES, Status, plugin_manager
+from core.registry import PRELUDES, Status, load_prelude, plugin_manager
 
 _NAMED = "core.cli.run.preludes"
 """The key in click's context under which the preludes stand that flags have named."""
+
+_MEANT = {
+    "nproc": "--devices",
+    "nproc-per-node": "--devices",
+    "np": "--devices",
+    "nnodes": "--num-nodes",
+    "master-addr": "--main-address",
+    "master-port": "--main-port",
+}
+"""Options of torchrun and mpirun, and those of `core run` that do the same."""
 
 _EXAMPLES = """\b
 Examples:
@@ -21,7 +32,19 @@ Examples:
 
 
 class _RunCommand(click.Command):
-    """The command, with a flag for each prelude that an installed package offers. None is imported for it."""
+    """The command, with a flag for each prelude that an installed package offers. None is imported for it.
+
+    It knows which of its options do what some of torchrun's do.
+    """
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            meant = _MEANT.get(error.option_name.lstrip("-").replace("_", "-"))
+            if meant is None:
+                raise
+            raise click.UsageError(f"No such option {error.option_name!r}. Did you mean {meant}?", ctx) from None
 
     def get_params(self, ctx: click.Context) -> list[click.Parameter]:
         params = super().get_params(ctx)
@@ -54,9 +77,13 @@ def _note_prelude(ctx: click.Context, param: click.Parameter, value: bool) -> No
     cls=_RunCommand,
     short_help="Run a script in several processes, by torchrun.",
     epilog=_EXAMPLES,
-    context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
+    context_settings={"allow_interspersed_args": False},
 )
-@click.option("--devices", default="auto", show_default=True, metavar="N", help="Processes a node: 2, or auto.")
+@click.option(
+    "--devices",
+    metavar="N",
+    help="Processes a node: 2, or auto, the default. Preludes such as --lightning leave it to SCRIPT by default.",
+)
 @click.option("--num-nodes", type=click.IntRange(min=1), default=1, show_default=True, metavar="N")
 @click.option("--node-rank", type=click.IntRange(min=0), default=0, show_default=True, metavar="N")
 @click.option("--main-address", default="127.0.0.1", show_default=True, metavar="HOST", help="Of node 0.")
@@ -72,7 +99,7 @@ def _note_prelude(ctx: click.Context, param: click.Parameter, value: bool) -> No
 @click.argument("script")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def run(
-    devices: str,
+    devices: str | None,
     num_nodes: int,
     node_rank: int,
     main_address: str,
@@ -87,8 +114,19 @@ def run(
     With several nodes, run it on each of them. The Trainer or Fabric in SCRIPT takes the processes that it finds; it
     needs no `devices=` then, or the same. torchrun itself has more options.
 
-    A prelude is a function of an installed package that is called in each process before SCRIPT.
+    A prelude is a function of an installed package that is called in each process before SCRIPT. One for programs that
+    start their own processes leaves that to them: SCRIPT runs once, unless --devices or --num-nodes is given.
     """
+    names = list(dict.fromkeys([*click.get_current_context().meta.get(_NAMED, []), *preludes]))
+    runs_once = devices is None and num_nodes == 1 and any(_owns_processes(name) for name in names)
+    start = [] if runs_once else _torchrun(devices or "auto", num_nodes, node_rank, main_address, main_port)
+    _check_script(script, is_module)
+    called = [*(["-m"] if is_module else []), script, *arguments]
+    os.execv(sys.executable, [sys.executable, *start, "-m", "core.cli.rank_program", ",".join(names), *called])
+
+
+def _torchrun(devices: str, num_nodes: int, node_rank: int, main_address: str, main_port: int) -> list[str]:
+    """The arguments of Python that start torchrun with these options."""
     if not (devices == "auto" or (devices.isdecimal() and int(devices))):
         raise click.BadParameter(f"{devices!r} is neither a number of processes nor auto.", param_hint="--devices")
     if node_rank >= num_nodes:
@@ -97,8 +135,19 @@ def run(
     if num_nodes > 1:
         address = ["--master-addr", main_address, "--master-port", str(main_port)]
         nodes = ["--nnodes", str(num_nodes), "--node-rank", str(node_rank), *address]
-    command = [sys.executable, "-m", "core.cli.torchrun", *nodes, "--nproc-per-node", devices]
-    called = [*(["-m"] if is_module else []), script, *arguments]
-    if names := ",".join(dict.fromkeys([*click.get_current_context().meta.get(_NAMED, []), *preludes])):
-        called = ["-m", "core.cli.with_preludes", names, *called]
-    os.execv(sys.executable, [*command, *called])
+    return ["-m", "core.cli.torchrun", *nodes, "--nproc-per-node", devices]
+
+
+def _check_script(script: str, is_module: bool) -> None:
+    """Refuse what isn't there, once, before each rank does."""
+    if is_module:
+        root = script.partition(".")[0]
+        is_here = importlib.machinery.PathFinder.find_spec(root, ["", *sys.path]) is not None
+        if not is_here and root not in sys.stdlib_module_names:
+            raise click.BadParameter(f"there is no module {root!r} here, nor is one installed.", param_hint="SCRIPT")
+    elif not os.path.isfile(script):
+        raise click.BadParameter(f"there is no file {script!r} in {os.getcwd()}.", param_hint="SCRIPT")
+
+
+def _owns_processes(name: str) -> bool:
+    return bool(getattr(load_prelude(name), "owns_processes", False))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import math
+import re
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,6 +42,7 @@ class CheckpointRecord:
 
 _WRITTEN = ("metrics.csv", "run.json")
 """Files that the CSVLogger leaves of a run: one of them at least."""
+_NUMBERS = re.compile("([0-9]+)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +55,7 @@ class RunRecord:
         hparams: from `hparams.json`.
         facts: from `run.json`: decisions, versions, machine and time.
         checkpoints: by name.
+        changed_at_s: seconds since 1970 at which a file of the logger was written last.
     """
 
     folder: Path
@@ -60,27 +63,55 @@ class RunRecord:
     hparams: Mapping[str, Any]
     facts: Mapping[str, Any]
     checkpoints: list[CheckpointRecord]
+    changed_at_s: float
+
+    @property
+    def experiment(self) -> str:
+        """Name of the folder that holds the runs."""
+        return self.folder.resolve().parent.name
+
+    @property
+    def name(self) -> str:
+        """Such as `core_logs/version_3`."""
+        return f"{self.experiment}/{self.folder.resolve().name}"
+
+
+def find_runs(folder: Path) -> list[Path]:
+    """The folder if it is that of a run; else those of all runs in it, by name and number.
+
+    Raises:
+        CoreError: there is none.
+    """
+    if any((folder / name).is_file() for name in _WRITTEN):
+        return [folder]
+    found = {path.parent for name in _WRITTEN for path in folder.glob(f"**/{name}")}
+    if not found:
+        raise CoreError(
+            f"{folder} is not the folder of a run, and there is none in it: expected metrics.csv or run.json, as the "
+            "CSVLogger writes them, which is the default."
+        )
+    return sorted(found, key=_in_order)
+
+
+def _in_order(path: Path) -> list[str | int]:
+    """Numbers in a path count as numbers: version_2 before version_10."""
+    return [int(part) if part.isdecimal() else part for part in _NUMBERS.split(str(path))]
 
 
 def read_run(folder: Path) -> RunRecord:
-    """Read what there is.
+    """Read what there is in a folder of `find_runs`.
 
     Raises:
-        CoreError: the folder isn't that of a run.
+        CoreError: its metrics are damaged.
     """
-    if not any((folder / name).is_file() for name in _WRITTEN):
-        runs = sorted({path.parent for name in _WRITTEN for path in folder.glob(f"**/{name}")})
-        near = f" Runs in it: {', '.join(map(str, runs[-3:]))}." if runs else ""
-        raise CoreError(
-            f"{folder} is not the folder of a run: expected metrics.csv or run.json, as the CSVLogger writes them, "
-            f"which is the default.{near}"
-        )
+    times = [path.stat().st_mtime for name in _WRITTEN if (path := folder / name).is_file()]
     return RunRecord(
         folder=folder,
         metrics=_read_metrics(folder / "metrics.csv"),
         hparams=_read_object(folder / "hparams.json"),
         facts=_read_object(folder / "run.json"),
         checkpoints=_find_checkpoints(folder),
+        changed_at_s=max(times),
     )
 
 

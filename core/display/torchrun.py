@@ -17,6 +17,11 @@ _VARIABLE = "TORCHELASTIC_ERROR_FILE"
 _MARK = "core-shown-"
 
 
+def is_rank() -> bool:
+    """True in a process that torchrun has started."""
+    return bool(os.environ.get(_VARIABLE))
+
+
 def show_once_per_node(text: str) -> None:
     """Write a text to stderr, unless another rank of this node has written it to the same place.
 
@@ -34,7 +39,7 @@ def show_once_per_node(text: str) -> None:
 
 def is_error_shown(timeout_s: float) -> bool:
     """True if another rank of this node has shown an error, or does so within a time."""
-    if not os.environ.get(_VARIABLE):
+    if not is_rank():
         return False
     end_s = time.monotonic() + timeout_s
     while not (is_shown := any(name.startswith(_MARK) for name in _names())) and time.monotonic() < end_s:

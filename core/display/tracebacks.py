@@ -25,6 +25,7 @@ from core.display import torchrun
 from core.display.lost_connection import is_lost_connection
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from types import FrameType
     from typing import TypeAlias
 
@@ -65,7 +66,7 @@ class ShortText(Exception):
 def install() -> None:
     """Show uncaught errors of this program short. A hook that another program has set stays."""
     if sys.excepthook is sys.__excepthook__:
-        sys.excepthook = _show
+        sys.excepthook = show
     if (shell := _shell()) is not None and shell.custom_exceptions == ():
         shell.set_custom_exc((Exception,), _show_in_ipython)
         _in_ipython[:] = [shell.CustomTB]
@@ -75,7 +76,7 @@ def install() -> None:
 
 def remove() -> None:
     """Undo `install`."""
-    if sys.excepthook is _show:
+    if sys.excepthook is show:
         sys.excepthook = sys.__excepthook__
     if (shell := _shell()) is not None and shell.CustomTB in _in_ipython:
         shell.set_custom_exc((), None)
@@ -114,30 +115,33 @@ def format_short(error: BaseException) -> str:
     An error that core itself may be the cause of (raised in its frames, and no `CoreError`) is shown with these frames.
     """
     if wants_full() or any(isinstance(link, BaseExceptionGroup) for link in _chain(error)):
-        return "".join(traceback.format_exception(error))
+        return _format_whole(error)
     return "".join(_format(error, set()))
 
 
-def _show(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+def show(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     """The `sys.excepthook`."""
     if isinstance(error, Exception) and not wants_full():
         try:
-            if any("core" in _origins(link) for link in _chain(error)):
-                _show_among_ranks(error)
+            is_of_core = any("core" in _origins(link) for link in _chain(error))
+            if is_of_core or torchrun.is_rank():
+                _show_among_ranks(error, format_short if is_of_core else _format_whole)
                 return
         except Exception:  # of the formatting: then Python shows the error itself
             pass
     sys.__excepthook__(kind, error, trace)
 
 
-def _show_among_ranks(error: Exception) -> None:
-    """Show an error short; an error that several ranks of torchrun have is shown by one of them."""
-    message = _format_message(error)
+def _show_among_ranks(error: Exception, write: Callable[[BaseException], str]) -> None:
+    """Show an error. One that several ranks of torchrun have is shown by one of them, and its echoes by none."""
     if is_lost_connection(error) and torchrun.is_error_shown(_CAUSE_S):
-        torchrun.show_once_per_node(f"Rank {os.environ.get('RANK', '?')} then stopped with {message}")
         return
-    torchrun.show_once_per_node(format_short(error))
-    torchrun.write_error_file(message.rstrip())
+    torchrun.show_once_per_node(write(error))
+    torchrun.write_error_file(_format_message(error).rstrip())
+
+
+def _format_whole(error: BaseException) -> str:
+    return "".join(traceback.format_exception(error))
 
 
 def _show_in_ipython(shell: Any, kind: type[Exception], error: Exception, trace: Any, tb_offset: Any = None) -> None:

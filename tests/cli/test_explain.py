@@ -61,3 +61,57 @@ def test_a_broken_third_party_accelerator_is_a_warning(core_cli):
     assert done.returncode == 0, done.stderr
     assert done.stderr.startswith("Warning: The accelerator 'acme' of core-acme 1.0 was not considered. ")
     assert "OSError: no libacme" in done.stderr
+
+
+MODEL = """
+import torch
+
+class Block(torch.nn.Linear):
+    pass
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        assert torch.empty(1).is_meta  # no memory
+        self.h = None
+
+    def configure_model(self):
+        self.h = torch.nn.ModuleList(Block(9, 9) for _ in range(12))
+
+def build():
+    return torch.nn.Linear(2, 2)
+
+def fail():
+    raise ValueError("no data here")
+
+def other():
+    return {}
+
+number = 3
+"""
+
+
+def explain_model(core_cli, name):
+    (core_cli.working / "nets.py").write_text(MODEL)
+    return core_cli("explain", "--accelerator", "cpu", "--devices", "1", "--model", name)
+
+
+def test_units_of_a_model(core_cli):
+    done = explain_model(core_cli, "nets:Net")
+    assert done.returncode == 0, done.stderr
+    assert "units 12 x Block (h.0 ... 11) from its largest ModuleList" in " ".join(done.stdout.split())
+    assert "units none Linear has no ModuleList" in " ".join(explain_model(core_cli, "nets:build").stdout.split())
+
+
+def test_what_is_no_model(core_cli):
+    for name, message in (
+        ("nets", "expected MODULE:NAME, such as train:build_model"),
+        ("nets:fail", "can't be made: ValueError: no data here"),
+        ("nets:gone", "can't be made: AttributeError: module 'nets' has no attribute 'gone'"),
+        ("nets:other", "expected a torch.nn.Module, got dict."),
+        ("nets:number", "can't be made: TypeError: 'int' object is not callable"),
+    ):
+        done = explain_model(core_cli, name)
+        assert done.returncode == 1
+        assert f"Error: --model {name}" in done.stderr
+        assert message in done.stderr

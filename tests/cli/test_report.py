@@ -2,8 +2,10 @@
 
 import json
 import re
+import sys
 from html.parser import HTMLParser
 
+import pytest
 import torch
 from click.testing import CliRunner
 
@@ -11,6 +13,7 @@ from core import Fabric, Module, Trainer
 from core.callbacks import DeviceStatsMonitor, ModelCheckpoint, ThroughputMonitor
 from core.cli.chart import line_chart, short_number
 from core.cli.commands import command
+from core.cli.html_parts import written_as
 from core.loggers import CSVLogger
 
 HOSTILE = "<script>alert('\x1b[31m')</script>"
@@ -77,7 +80,7 @@ def test_the_page_of_a_run(tmp_path):
     text = " ".join(page.text.split())
     assert (page.open, page.addresses) == ([], []), "closed, and in need of nothing"
     assert {"script", "b", "link", "img"}.intersection(page.tags) <= {"b"}
-    assert page.tags.count("b") == page.tags.count("figure") == page.tags.count("svg")
+    assert page.tags.count("figure") == page.tags.count("svg") == 7
     assert "<script>alert('\\x1b[31m')</script>" in text
     assert text.startswith("core_logs/version_0")
     (manifest,) = folder.glob("checkpoints/*/manifest.json")
@@ -109,9 +112,82 @@ def test_the_page_of_a_run(tmp_path):
     (folder / "metrics.csv").write_text("step,loss\n1," + "9" * (1 << 18))
     assert "metrics.csv is damaged: field larger than" in report(folder).output.replace("\n", "")
 
-    done = report(tmp_path)
+    (tmp_path / "empty").mkdir()
+    done = report(tmp_path / "empty")
     assert (done.exit_code, "expected metrics.csv" in done.output) == (1, True)
-    assert str(folder) in "".join(done.output.split("\n"))
+
+
+class Judged(Module):
+    """Ends with an error at a step, on demand."""
+
+    def __init__(self, lr, at_step=None, error=None):
+        super().__init__()
+        self.save_hyperparameters("lr")
+        self.layer, self.at_step, self.error = torch.nn.Linear(2, 1), at_step, error
+
+    def training_step(self, batch, batch_idx):
+        if self.trainer.global_step == self.at_step:
+            raise self.error
+        loss = self.layer(batch).square().mean()
+        self.log_dict({"train_loss": loss, "val_quality": float(self.trainer.global_step % 3)})
+        return loss
+
+    configure_optimizers = Net.configure_optimizers
+
+
+def train(folder, lr, *arguments, **options):
+    quiet = {"enable_progress_bar": False, "enable_model_summary": False, "log_every_n_steps": 1}
+    judge = ModelCheckpoint(monitor="val_quality", mode="max", every_n_train_steps=2)
+    trainer = Trainer(
+        **{"accelerator": "cpu", "max_epochs": 2, **quiet, **options}, default_root_dir=folder, callbacks=judge
+    )
+    trainer.fit(Judged(lr, *arguments), torch.utils.data.DataLoader(torch.ones(8, 2), batch_size=2))
+
+
+def shown(path):
+    return " ".join(Page(re.sub("<style>.*?</style>", "", path.read_text(), flags=re.DOTALL)).text.split())
+
+
+def test_several_runs_side_by_side_and_what_each_tells_first(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["train.py", "--lr", "0.1 2"])
+    train(tmp_path, 0.1)
+    with pytest.raises(KeyError):
+        train(tmp_path, 0.2, 5, KeyError("no\nlabel"))
+    with pytest.raises(KeyboardInterrupt):
+        train(tmp_path, 0.1, 3, KeyboardInterrupt())
+    train(tmp_path, 0.1, max_steps=7)
+    runs = tmp_path / "core_logs"
+    facts = json.loads((runs / "version_3/run.json").read_text())
+    (runs / "version_3/run.json").write_text(json.dumps({**facts, "outcome": "running"}))
+
+    done = report(runs)
+    assert done.output.replace("\n", "") == f"The report of 4 runs is in {runs}/report.html."
+    text = shown(runs / "report.html")
+    assert text.startswith("4 runs of core_logs")
+    for part in (
+        "version_0 finished 2 of 2 epochs, 8 steps",
+        "version_1 failed 1 of 2 epochs, 5 steps",
+        "KeyError: 'no\\nlabel'",
+        "version_2 interrupted 0 of 2 epochs, 3 steps",
+        "version_3 no end recorded 1 of 2 epochs, 7 steps",
+        "Run lr best val_quality best train_loss",
+    ):
+        assert part in text, (part, text)
+    assert text.count("val_quality") == 2, "one heading of a column, one chart"
+    svg = re.search(r'aria-label="val_quality">(.*?)</svg>', (runs / "report.html").read_text(), re.DOTALL)[1]
+    assert [f"line c{number}" in svg for number in range(5)] == [True] * 4 + [False]
+
+    assert report(runs / "version_1").exit_code == 0
+    text = shown(runs / "version_1/report.html")
+    for part in (
+        "core_logs/version_1 failed",
+        "Trained 1 of 2 epochs, 5 steps Duration 0",
+        "steps/s Peak memory, rank 0",
+        "python train.py --lr '0.1 2'",
+        "It goes on from step 2 with ckpt_path='",
+        "Best values Metric Best At step Last val_quality 2 greatest 3 1",
+    ):
+        assert part in text, (part, text)
 
 
 def test_a_run_that_has_logged_nothing_has_a_page_too(tmp_path):
@@ -128,12 +204,22 @@ def test_a_run_that_has_logged_nothing_has_a_page_too(tmp_path):
 def test_a_chart_keeps_peaks_and_gaps():
     series = [(float(step), 1e300 if step == 5000 else float(step % 3)) for step in range(10_000)]
     series[7000] = (7000.0, float("inf"))
-    svg = line_chart("long", series, short_number)
-    drawn = "".join(re.findall(r'class="line" d="([^"]*)"', svg))
+    svg = line_chart("long", {0: series}, short_number)
+    drawn = "".join(re.findall(r'class="line c0" d="([^"]*)"', svg))
     points = re.findall(r"[ML]([\d.]+) ([\d.]+)", drawn)
     assert 200 < len(points) < 500
     assert min(float(y) for _, y in points) == 10, "the peak is at the top"
-    assert svg.count('class="line"') == 2
+    assert svg.count('class="line c0"') == 2
     assert "1e+300" in svg
-    assert 'class="line"' in line_chart("least", [(1.0, 0.0), (2.0, 5e-324)], short_number), "whose half is 0"
-    assert "<circle" in line_chart("one", [(1.0, 2.0)], short_number)
+    assert 'class="line c0"' in line_chart("least", {0: [(1.0, 0.0), (2.0, 5e-324)]}, short_number), "whose half is 0"
+    assert "<circle" in line_chart("one", {0: [(1.0, 2.0)]}, short_number)
+
+
+def test_a_chart_has_round_ticks():
+    def ticks(low, high, shown=short_number, base=10):
+        svg = line_chart("it", {0: [(0.0, low), (1000.0, high)]}, shown, base)
+        return [text for anchor, text in re.findall(r'text-anchor="(end)">([^<]*)<', svg)]
+
+    assert ticks(0.013, 0.94) == ["0", "0.5", "1"] or ticks(0.013, 0.94) == ["0", "0.25", "0.5", "0.75", "1"]
+    assert len(ticks(3.0, 3.0)) > 2
+    assert all(text.endswith(" MiB") for text in ticks(3 * 2**20, 9 * 2**20, written_as("peak_bytes")[0], 1024))

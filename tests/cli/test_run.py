@@ -44,9 +44,63 @@ def test_a_failed_rank_is_named_in_a_line(tmp_path):
         (["--devices", "0", "train.py"], "'0' is neither a number of processes nor auto"),
         (["--num-nodes", "2", "--node-rank", "2", "train.py"], "node 2 of 2: nodes count from 0"),
         ([], "Missing argument 'SCRIPT'"),
+        (["--nproc", "2", "train.py"], "No such option '--nproc'. Did you mean --devices?"),
+        (["--nproc_per_node=2", "train.py"], "No such option '--nproc_per_node'. Did you mean --devices?"),
+        (["--node-rnak", "1", "train.py"], "No such option '--node-rnak'"),
+        (["--devices", "2", "nofile.py"], "there is no file 'nofile.py' in"),
+        (["--devices", "2", "-m", "no_such.module"], "there is no module 'no_such' here, nor is one installed"),
     ],
 )
 def test_a_command_line_that_cannot_be_meant(tmp_path, arguments, message):
     done = core_run(tmp_path, *arguments)
     assert done.returncode == 2
     assert message in " ".join(done.stderr.split())
+    assert len(done.stderr.splitlines()) <= 6
+
+
+BUG = """
+import sys
+
+def load():
+    return {}["labels"]
+
+if sys.argv[1] == "early":
+    load()
+from core import Fabric
+fabric = Fabric(accelerator="cpu")
+fabric.launch()
+load()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("when", ["early", "late"])
+@pytest.mark.parametrize("how", [["bug.py"], ["-m", "bug"]])
+def test_a_bug_takes_the_lines_that_it_takes_without(tmp_path, when, how):
+    (tmp_path / "bug.py").write_text(BUG)
+    done = core_run(tmp_path, "--devices", "2", *how, when)
+    lines = done.stderr.splitlines()
+    assert [line.strip() for line in lines if "File" not in line and "~" not in line and "^" not in line] == [
+        "Traceback (most recent call last):",
+        "load()",
+        'return {}["labels"]',
+        "KeyError: 'labels'",
+        lines[-1],
+    ]
+    assert lines[1] == f'  File "{tmp_path}/bug.py", line {8 if when == "early" else 12}, in <module>'
+    assert re.fullmatch(r"core run: Rank [01] \(pid \d+\) exited with code 1, and the run with it.", lines[-1])
+
+
+def test_the_script_is_the_main_module(tmp_path):
+    (tmp_path / "part.py").write_text("name = 'beside'")
+    (tmp_path / "main.py").write_text(
+        "import sys, atexit, pickle, part\n"
+        "class Own: pass\n"
+        "print(__name__, __file__, part.name, sys.argv, type(pickle.loads(pickle.dumps(Own()))) is Own)\n"
+        "atexit.register(lambda: print(sys.modules['__main__'].__file__, Own.__name__))\n"
+    )
+    done = core_run(tmp_path, "--devices", "1", "main.py", "--lr=1")
+    assert done.stdout.splitlines() == [
+        f"__main__ {tmp_path}/main.py beside ['main.py', '--lr=1'] True",
+        f"{tmp_path}/main.py Own",
+    ]

@@ -21,7 +21,7 @@ def ends(tmp_path, monkeypatch, capfd):
         try:
             raise error
         except Exception:
-            tracebacks._show(*sys.exc_info())
+            tracebacks.show(*sys.exc_info())
         left = json.loads(file.read_text())["message"]["extraInfo"]["py_callstack"] if file.exists() else None
         return capfd.readouterr().err, left
 
@@ -38,13 +38,13 @@ def test_what_ranks_have_alike_is_shown_once_and_left_for_torchrun(ends):
     assert "devices=1" in ends(2, ConfigurationError("devices=1"))[0], "another error is shown"
 
 
-def test_who_has_lost_another_rank_takes_a_line_beside_its_error(ends):
+def test_who_has_lost_another_rank_says_nothing_below_its_error(ends):
     lost = RuntimeError("gloo: Connection closed by peer")
     shown, left = ends(0, lost)
     assert "Traceback" in shown, "no other has told why"
     assert left == "RuntimeError: gloo: Connection closed by peer"
     ends(1, ConfigurationError("devices=0"))
-    assert ends(2, lost) == ("Rank 2 then stopped with RuntimeError: gloo: Connection closed by peer\n", None)
+    assert ends(2, lost) == ("", None)
 
 
 def test_a_file_of_its_own_has_all_that_a_rank_shows(ends, tmp_path, monkeypatch):

@@ -1,0 +1,82 @@
+"""The program that `core run` starts in each process: the preludes, then the user's script as `__main__`.
+
+python -m core.cli.rank_program "" train.py --lr 0.1
+python -m core.cli.rank_program first,second -m package.train
+"""
+
+from __future__ import annotations
+
+import os
+import runpy
+import sys
+import types
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+_OWN_MODULES = (__name__, "runpy", "importlib._bootstrap", "importlib._bootstrap_external")
+
+
+def main(names: str, *rest: str) -> None:
+    """Call the preludes and run the script or module, which sees its own arguments only.
+
+    An uncaught error is shown from the script's first line on, and what several ranks have alike is shown once.
+
+    Args:
+        names: of the preludes, with commas between them; empty for none.
+        rest: `-m` and a module's name, or a script's path; then its arguments.
+    """
+    is_module = rest[0] == "-m"
+    script, *arguments = rest[1:] if is_module else rest
+    sys.argv = [script, *arguments]
+    try:
+        _call_preludes(names)
+        if is_module:
+            runpy.run_module(script, run_name="__main__", alter_sys=True)
+        else:
+            _run_script(os.path.abspath(script))
+    except Exception as error:
+        _show(error.with_traceback(_from_script(error.__traceback__)))
+        raise SystemExit(1) from None
+
+
+def _call_preludes(names: str) -> None:
+    if names:
+        from core.registry import load_prelude
+
+        for name in names.split(","):
+            load_prelude(name)()
+
+
+def _run_script(path: str) -> None:
+    """Run a file as Python runs its main program: its module stays `__main__` to the end of the process."""
+    sys.path[0] = os.path.dirname(path)
+    main_module = types.ModuleType("__main__")
+    main_module.__file__ = path
+    sys.modules["__main__"] = main_module
+    with open(path, "rb") as file:
+        exec(compile(file.read(), path, "exec"), vars(main_module))  # the user's own program
+
+
+def _from_script(trace: TracebackType | None) -> TracebackType | None:
+    """The traceback without the frames by which the script is run."""
+    first = trace
+    while first is not None and first.tb_frame.f_globals.get("__name__") in _OWN_MODULES:
+        first = first.tb_next
+    return first or trace
+
+
+def _show(error: Exception) -> None:
+    """Show an uncaught error: by the hook that the program has set, else as core does, once a node."""
+    from core.display import tracebacks
+
+    hook = tracebacks.show if sys.excepthook is sys.__excepthook__ else sys.excepthook
+    hook(type(error), error, error.__traceback__)
+
+
+if __name__ == "__main__":
+    # By its name: this file is `__main__` itself, which the script takes over.
+    from core.cli import rank_program
+
+    rank_program.main(*sys.argv[1:])

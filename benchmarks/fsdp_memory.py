@@ -2,6 +2,8 @@
 
 python benchmarks/fsdp_memory.py [--width 1024] [--layers 12]
 
+Without a policy the units are the layers of the model, as the one written by hand says; None makes one of all.
+
 Peak is that of the process (ru_maxrss) above what it was before the model was built, so gathered units, gradients
 before they are reduced and whatever else a step takes are in it. Held is what tensors take between two steps. The
 allocator gives freed memory back at once here (glibc would keep it, and the peak would be that of its own heap).
@@ -62,10 +64,13 @@ def main():
     parser.add_argument("--width", type=int, default=1024)
     parser.add_argument("--layers", type=int, default=12)
     arguments = parser.parse_args()
-    sharded = functools.partial(FSDPStrategy, start_method="fork", auto_wrap_policy={nn.Linear})
+    sharded = functools.partial(FSDPStrategy, start_method="fork")
     rows = {
         "ddp": ("ddp_fork", False),
+        "fsdp, one unit": (sharded(auto_wrap_policy=None), False),
+        "fsdp, policy by hand": (sharded(auto_wrap_policy={nn.Linear}), False),
         "fsdp": (sharded(), False),
+        "fsdp, one unit, on meta": (sharded(auto_wrap_policy=None), True),
         "fsdp, built on meta": (sharded(), True),
         "fsdp SHARD_GRAD_OP, on meta": (sharded(sharding_strategy="SHARD_GRAD_OP"), True),
     }

@@ -3,47 +3,37 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from core.contract import ConfigurationError, did_you_mean
-
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from torch import nn
 
-_OPTIONS = ("fullgraph", "dynamic", "backend", "mode", "options", "disable")
+    from core.contract import Strategy
 
 
-def make_compiler(compile: bool | Mapping[str, Any] | None) -> Callable[[Any], Any] | None:
-    """Make the compiler that a user's methods go through before they are called, or None.
+def make_compilers(compile: bool | Mapping[str, Any] | None, strategy: Strategy) -> tuple[Any, Any]:
+    """Make the compiler of a user's methods or, where a region is asked for, that of its parts; None for the other.
+
+    The first is called with a method, and returns it compiled; the second with a module, whose parts it compiles in
+    place, and returns a function that undoes it.
 
     Args:
-        compile: whether to, or options of `torch.compile`.
+        compile: whether to, or options of `torch.compile`, and `region`.
+        strategy: that trains what is compiled.
 
     Raises:
-        ConfigurationError: neither, or an unknown option.
+        ConfigurationError: neither, an unknown option, or an unknown region.
+        UnsupportedError: a region, and the strategy compiles whole steps.
     """
     if compile is None or compile is False:
-        return None
-    if compile is True:
-        return torch.compile
-    if not isinstance(compile, Mapping):
-        raise ConfigurationError(
-            f"compile={compile!r}: expected True, False, or a dict of torch.compile's options: {', '.join(_OPTIONS)}."
-        )
-    if unknown := [name for name in compile if name not in _OPTIONS]:
-        hint = did_you_mean(str(unknown[0]), _OPTIONS)
-        raise ConfigurationError(
-            f"compile has {unknown[0]!r}, which torch.compile doesn't take.{hint} It takes {', '.join(_OPTIONS)}."
-        )
-    if compile.get("mode") is not None and compile.get("options") is not None:
-        raise ConfigurationError("compile has both 'mode' and 'options', of which torch.compile takes one.")
-    return partial(torch.compile, **compile)
+        return None, None
+    from core.fabric.compile_options import read_compile  # most leave it out
+
+    return read_compile(compile, strategy)
 
 
 def split_compiled(module: nn.Module) -> tuple[nn.Module, Callable[[Any], Any] | None]:

@@ -1,5 +1,6 @@
 """torch.compile over a Trainer and Fabric: by the user before, by an option, and of parts."""
 
+import copy
 import tempfile
 
 import pytest
@@ -7,8 +8,9 @@ import torch
 from torch import nn
 from torch._dynamo.testing import CompileCounter
 
-from core import Callback, Fabric, Module, Trainer
+from core import Callback, Capability, ConfigurationError, Fabric, Module, Trainer, UnsupportedError
 from core.checkpoint import TorchCheckpointIO
+from core.strategies import SingleDeviceStrategy
 from core_testing import Backend
 from small_nets import QUIET, batches
 
@@ -168,6 +170,150 @@ class SpawnedNet(Net):
 
     def training_step(self, batch):
         return self(batch).mean()
+
+
+# units --------------------------------------------------------------------------------------------------------------
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = nn.Linear(4, 8), nn.Linear(8, 4)
+
+    def forward(self, x):
+        return x + self.down(torch.tanh(self.up(x)))
+
+
+class Deep(Net):
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(4, 4), nn.Sequential(*(Block() for _ in range(12))), nn.Linear(4, 1))
+
+
+class Compiled(Callback):
+    """The units that are compiled while training runs, in the module and in a copy of it."""
+
+    def on_train_start(self, trainer, module):
+        self.names, self.in_a_copy = [
+            [name for name, part in each.named_modules() if part._compiled_call_impl or "forward" in vars(part)]
+            for each in (module, copy.deepcopy(module))
+        ]
+
+
+@pytest.mark.parametrize("validates", [0, 1])
+def test_a_block_that_repeats_is_compiled_once(validates, tmp_path):
+    counter, compiled, modules = CompileCounter(), Compiled(), [Deep(), Deep()]
+    options = {"limit_val_batches": validates, "callbacks": [compiled, Save(tmp_path / "last.ckpt")]}
+    train(modules[0], compile={"region": "units", "backend": counter, "fullgraph": True}, **options)
+    assert compiled.names == [f"net.1.{index}" for index in range(12)]
+    assert compiled.in_a_copy == []  # it would compute with the weights of the other
+    assert counter.frame_count == 1 + validates  # without gradients it is another program
+    assert not any(part._compiled_call_impl or "forward" in vars(part) for part in modules[0].modules())  # as before
+    saved = torch.load(tmp_path / "last.ckpt", weights_only=True)
+    assert list(saved["model"]) == list(modules[1].state_dict())
+
+    train(modules[1], limit_val_batches=validates)
+    for parameter, wanted in zip(modules[0].parameters(), modules[1].parameters(), strict=True):
+        torch.testing.assert_close(parameter, wanted)
+
+
+def test_parts_that_are_listed():
+    counter, compiled = CompileCounter(), Compiled()
+    train(Deep(), compile={"region": ["net.1.3", "net.2"], "backend": counter}, callbacks=compiled, limit_val_batches=0)
+    assert compiled.names == ["net.1.3", "net.2"]
+    assert counter.frame_count == 2
+
+
+def test_layers_of_torchs_own():
+    class Encoder(Deep):
+        def __init__(self):
+            super().__init__()
+            layer = nn.TransformerEncoderLayer(4, 2, 8, dropout=0.0)
+            self.net = nn.Sequential(nn.Linear(4, 4), nn.TransformerEncoder(layer, 3, enable_nested_tensor=False))
+
+    counter = CompileCounter()
+    train(Encoder(), compile={"region": "units", "backend": counter, "fullgraph": True}, limit_val_batches=0)
+    assert counter.frame_count == 1
+
+
+def test_units_in_two_processes():
+    counter, module = CompileCounter(), Deep()
+
+    def run(fabric):
+        model, optimizer = fabric.setup(module, module.configure_optimizers())
+        for batch in batches(3):
+            fabric.backward(model(batch).pow(2).mean())
+            optimizer.step()
+            optimizer.zero_grad()
+        return fabric.strategy.gather_objects(counter.frame_count), [
+            one.detach().clone() for one in module.parameters()
+        ]
+
+    options = {"compile": {"region": "units", "backend": counter}}
+    counts, weights = Fabric(accelerator="cpu", strategy="ddp_fork", devices=2, **options).launch(run)
+    assert counts == [1, 1]
+    module = Deep()
+    for weight, wanted in zip(weights, Fabric(accelerator="cpu", devices=1).launch(run)[1], strict=True):
+        torch.testing.assert_close(weight, wanted)
+
+
+@pytest.mark.parametrize(
+    ("region", "message"),
+    [
+        (
+            "blocks",
+            "compile has region='blocks': expected 'units', or a list of layer classes and of names of classes or",
+        ),
+        (3, "compile has region=3: expected 'units'"),
+        ([3], r"compile has region=\[3\]: expected 'units'"),
+    ],
+)
+def test_an_unknown_region(region, message):
+    with pytest.raises(ConfigurationError, match=message):
+        Trainer(**QUIET, compile={"region": region})
+
+
+@pytest.mark.parametrize(
+    ("region", "message"),
+    [
+        ("units", "compile={'region': 'units'} means the repeated blocks of the model, and Net has no ModuleList"),
+        (["net.4"], "'net.4' is listed as a unit, and no part of Net is or has that name. Did you mean 'net.2'"),
+    ],
+)
+def test_a_model_without_such_parts(region, message):
+    with pytest.raises(ConfigurationError, match=message):
+        train(Net(), compile={"region": region})
+
+
+def test_the_whole_and_its_parts():
+    with pytest.raises(
+        ConfigurationError, match=r"torch\.compile\(Deep\) compiles the whole module, and compile={'reg"
+    ):
+        train(torch.compile(Deep(), backend="eager"), compile={"region": "units"})
+
+
+def test_a_strategy_that_sets_up_everything_together():
+    class Joint(SingleDeviceStrategy):
+        @property
+        def capabilities(self):
+            return super().capabilities | Capability.JOINT_SETUP
+
+        def setup_module_and_optimizers(self, module, optimizers, scheduler=None):
+            return self.setup_module(module), [self.setup_optimizer(one) for one in optimizers], scheduler
+
+    compiled = Compiled()
+    train(Deep(), strategy=Joint(), compile={"region": "units", "backend": "eager"}, callbacks=compiled)
+    assert len(compiled.names) == 12
+
+
+def test_a_strategy_that_compiles_steps_itself():
+    class Compiling(SingleDeviceStrategy):
+        capabilities = Capability.COMPILED_STEP
+
+    with pytest.raises(
+        UnsupportedError, match="Compiling runs forward, backward and update as one compiled program, of"
+    ):
+        Fabric(accelerator="cpu", strategy=Compiling(), compile={"region": "units"})
 
 
 # Fabric -------------------------------------------------------------------------------------------------------------

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.distributed.fsdp import FSDPModule, register_fsdp_forward_method
 
+from core import ModuleError
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
@@ -36,7 +38,7 @@ def as_forward_of(module: nn.Module, name: str, method: Callable[..., Any]) -> C
 
 
 def without_inference_mode(method: Callable[..., Any], units: Sequence[FSDPModule]) -> Callable[..., Any]:
-    """The method, so that it may run in inference mode before or between steps of training.
+    """The method, so that it may run in inference mode before or between steps of training, and explains `mixed_use`.
 
     Gathered parameters are kept from step to step: made in inference mode, they could never train. And after a step
     without gradients nothing would free them.
@@ -45,14 +47,30 @@ def without_inference_mode(method: Callable[..., Any], units: Sequence[FSDPModul
         return method
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        if torch.is_grad_enabled():
-            return method(*args, **kwargs)
-        with torch.inference_mode(False), torch.no_grad():
-            output = method(*args, **kwargs)
+        try:
+            if torch.is_grad_enabled():
+                return method(*args, **kwargs)
+            with torch.inference_mode(False), torch.no_grad():
+                output = method(*args, **kwargs)
+        except RuntimeError as error:
+            if explained := mixed_use(error):
+                raise explained from error
+            raise
         reshard(units)
         return output
 
     return call
+
+
+def mixed_use(error: RuntimeError) -> ModuleError | None:
+    """An error that explains torch's over a parameter that lies in shards; None for another one."""
+    if "mixed torch.Tensor and DTensor" not in str(error):
+        return None
+    return ModuleError(
+        f"A parameter was used where its unit isn't gathered ({str(error).partition(',')[0]}): it is whole while the "
+        "forward of its unit runs. Call the blocks by their forward, and compute penalties of their parameters there; "
+        "or gather the model as one unit by auto_wrap_policy=None, or other units by a policy of your own."
+    )
 
 
 @contextmanager

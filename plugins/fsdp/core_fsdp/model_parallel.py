@@ -61,12 +61,13 @@ class ModelParallelStrategy(FSDPStrategy):
                 the number of nodes.
             tensor_parallel_size: over how many devices a layer is cut. `"auto"` is what the other one leaves over, or
                 all devices of a node, which are connected best.
-            options: of `FSDPStrategy`; its hybrid and unsharded strategies need a third axis, and are refused.
+            options: of `FSDPStrategy`, whose `auto_wrap_policy` is None here unless you pass one; its hybrid and
+                unsharded strategies need a third axis, and are refused.
 
         Raises:
             ConfigurationError: an unknown option, or a size that isn't one.
         """
-        super().__init__(*given, **options)
+        super().__init__(*given, **{"auto_wrap_policy": None, **options})
         if self.sharding.replicates or self._mesh_option is not None:
             raise ConfigurationError(
                 f"{type(self).__name__} lays out its own mesh of data_parallel and tensor_parallel, and takes neither "

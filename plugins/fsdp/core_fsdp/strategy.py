@@ -23,8 +23,8 @@ from torch.distributed.tensor import DTensor
 
 from core import Capability, ConfigurationError
 from core.session import ReplacedParameters
-from core.strategies import ParallelStrategy, refuse_unlike_modules
-from core_fsdp import cutting, forward, gradients, mesh, options, wrapping
+from core.strategies import ParallelStrategy, needs_whole_matrices, refuse_unlike_modules
+from core_fsdp import cutting, forward, gradients, mesh, options, whole_matrices, wrapping
 from core_fsdp import state as states
 from core_fsdp.initialization import InitialWeights
 from core_fsdp.left_out import LeftOutOfUnits
@@ -55,7 +55,7 @@ class FSDPStrategy(ParallelStrategy):
         *given: Any,
         cpu_offload: bool | CPUOffload | CPUOffloadPolicy | None = None,
         mixed_precision: MixedPrecision | MixedPrecisionPolicy | None = None,
-        auto_wrap_policy: Policy | None = None,
+        auto_wrap_policy: Policy | None = "units",
         activation_checkpointing: bool | set[type[nn.Module]] | None = None,
         activation_checkpointing_policy: Policy | None = None,
         sharding_strategy: str | ShardingStrategy | None = None,
@@ -73,8 +73,10 @@ class FSDPStrategy(ParallelStrategy):
             given: an accelerator, a list of devices and other parts, without their names.
             cpu_offload: let shards, their gradients and the optimizer rest in the memory of the CPU.
             mixed_precision: formats of gathered parameters and of the reduction, by module; instead of `precision=`.
-            auto_wrap_policy: which layers are units, that are gathered and freed together: a set of classes, a function
-                `(module) -> bool`, or one of torch's wrap policies. None makes the whole module one unit.
+            auto_wrap_policy: which layers are units, that are gathered and freed together: `"units"`, the model's
+                repeated blocks, as `core.strategies.find_units` finds them; a set of classes, a function
+                `(module) -> bool`, or one of torch's wrap policies. None makes the whole module one unit, and so does
+                `"units"` if no blocks repeat.
             activation_checkpointing: compute activations of the units (True), or of layers of these classes, again in
                 backward.
             activation_checkpointing_policy: which ones, as in `auto_wrap_policy`.
@@ -102,6 +104,9 @@ class FSDPStrategy(ParallelStrategy):
         self.auto_wrap_policy = auto_wrap_policy
         self.activation_checkpointing = activation_checkpointing
         self.activation_checkpointing_policy = activation_checkpointing_policy
+        if activation_checkpointing or activation_checkpointing_policy is not None:
+            self.own_activation_option = "activation_checkpointing"
+        self._undo_checkpointing: list[Callable[[], None]] = []
         self.sync_module_states = sync_module_states
         self.forward_prefetch = forward_prefetch
         self._mesh_option = device_mesh
@@ -229,6 +234,7 @@ class FSDPStrategy(ParallelStrategy):
         if wrapping.sharded_units(module):
             self.model = module
             self._replaced.remember(module)
+            self._checkpoint_activations(module)
             self._finish(module, None)
             return self.model
         # What the first weights are is settled before anything is converted or cut; `_finish` fills the shards.
@@ -277,7 +283,7 @@ class FSDPStrategy(ParallelStrategy):
             return
         if policy is None:
             policy = self.configure_fsdp_auto_wrap_policy(module) if isinstance(chosen, bool) else chosen
-        wrapping.checkpoint_activations(module, policy)
+        self._undo_checkpointing.append(wrapping.checkpoint_activations(module, policy))
 
     def _finish(self, module: nn.Module, weights: InitialWeights | None) -> None:
         if self.world_size > 1:
@@ -315,6 +321,8 @@ class FSDPStrategy(ParallelStrategy):
             handle.original_names.clear()  # an identity that was replaced may be that of another object by now
         self._replaced.rebind(optimizer)
         self.parameter_names(optimizer)  # complains of a parameter that it doesn't know
+        if needs_whole_matrices(optimizer):
+            whole_matrices.gather_in_steps(optimizer)
         if len({getattr(p, "device_mesh", None) for group in optimizer.param_groups for p in group["params"]}) > 1:
             # One fused or foreach operation takes tensors of one mesh only.
             for group in optimizer.param_groups:
@@ -335,10 +343,16 @@ class FSDPStrategy(ParallelStrategy):
         """All ranks. Backward, which reduces gradients on its way; see `Strategy.backward`.
 
         Raises:
-            ModuleError: the loss leaves out parameters on this rank that it depends on elsewhere.
+            ModuleError: the loss leaves out parameters on this rank that it depends on elsewhere, or is of some that
+                weren't gathered.
         """
         self._left_out.check_idle_units()
-        super().backward(loss, module, manual=manual, **kwargs)
+        try:
+            super().backward(loss, module, manual=manual, **kwargs)
+        except RuntimeError as error:
+            if explained := forward.mixed_use(error):
+                raise explained from error
+            raise
 
     def no_backward_sync(self, module: nn.Module, enabled: bool = True) -> AbstractContextManager[Any]:
         """All ranks. A context in which gradients stay whole and local; the next backward outside reduces their sum."""
@@ -422,6 +436,8 @@ class FSDPStrategy(ParallelStrategy):
     def release(self) -> None:
         """All ranks; idempotent. Forget the modules."""
         super().release()
+        while self._undo_checkpointing:
+            self._undo_checkpointing.pop()()
         self._left_out.forget()
 
     def leave_group(self) -> None:

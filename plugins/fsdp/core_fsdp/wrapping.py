@@ -7,22 +7,22 @@ import inspect
 import logging
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
-from torch.distributed._composable.checkpoint_activation import checkpoint
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.fsdp.wrap import CustomPolicy, ModuleWrapPolicy, transformer_auto_wrap_policy
 from torch.distributed.tensor import DTensor
 
 from core import ConfigurationError, ModuleError
+from core.strategies import find_units, save_activations
 
 _log = logging.getLogger(__name__)
 _CALLED_WITH = ("module", "recurse", "nonwrapped_numel")
 _LISTS = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
 
-Policy = Callable[..., Any] | CustomPolicy | ModuleWrapPolicy | Iterable[type[nn.Module]]
+Policy = Literal["units"] | Callable[..., Any] | CustomPolicy | ModuleWrapPolicy | Iterable[type[nn.Module]]
 
 
 def choose_modules(root: nn.Module, policy: Policy | None, option: str) -> list[nn.Module]:
@@ -30,15 +30,20 @@ def choose_modules(root: nn.Module, policy: Policy | None, option: str) -> list[
 
     Args:
         root: is never among them.
-        policy: layer classes; a predicate `(module) -> bool`; or one of torch's policies: an object of
-            `torch.distributed.fsdp.wrap`, or a function `(module, recurse, nonwrapped_numel) -> bool`.
+        policy: `"units"`, which `core.strategies.find_units` finds; layer classes; a predicate `(module) -> bool`; or
+            one of torch's policies: an object of `torch.distributed.fsdp.wrap`, or a function
+            `(module, recurse, nonwrapped_numel) -> bool`.
         option: that the user wrote it for.
 
     Raises:
-        ConfigurationError: the policy is of no known form, or selects nothing.
+        ConfigurationError: the policy is of no known form, or the user's own and selects nothing.
     """
     if policy is None:
         return []
+    if policy == "units":
+        found = find_units(root)
+        _log.info("%s: %s.", option, found)
+        return list(found.named.values())[::-1]
     selected = _select(root, policy, option)
     # `modules()` gives a module before its children.
     chosen = [module for module in reversed(list(root.modules())) if module in selected and module is not root]
@@ -65,7 +70,7 @@ def _select(root: nn.Module, policy: Any, option: str) -> set[nn.Module]:
         _recurse(root, policy, selected, is_root=True)
         return selected
     raise ConfigurationError(
-        f"{option}={policy!r}: expected a set of layer classes such as {{TransformerBlock}}, or a function "
+        f"{option}={policy!r}: expected 'units', a set of layer classes such as {{TransformerBlock}}, or a function "
         "(module, recurse, nonwrapped_numel) -> bool, such as those of torch.distributed.fsdp.wrap."
     )
 
@@ -205,8 +210,11 @@ def is_sharded(root: nn.Module) -> bool:
     return bool(sharded_units(root)) or any(isinstance(parameter, DTensor) for parameter in root.parameters())
 
 
-def checkpoint_activations(root: nn.Module, policy: Policy | None) -> None:
-    """Compute the activations of selected layers again in backward instead of keeping them; names stay as they are.
+def checkpoint_activations(root: nn.Module, policy: Policy | None) -> Callable[[], None]:
+    """All ranks. Compute the activations of selected layers again in backward, until that is undone.
+
+    Returns:
+        Undoes it.
 
     Raises:
         ConfigurationError: the units were meant, and there are none.
@@ -216,10 +224,10 @@ def checkpoint_activations(root: nn.Module, policy: Policy | None) -> None:
             "activation_checkpointing=True means the units of auto_wrap_policy, which is None. Pass a set of layer "
             "classes to either of the two."
         )
-    for module in choose_modules(root, policy, "activation_checkpointing"):
-        if has_forward(module) and not getattr(module, "_core_checkpoints_activations", False):
-            checkpoint(module)
-            module.__dict__["_core_checkpoints_activations"] = True
+    if policy == "units":
+        find_units(root, asked_by="activation_checkpointing=True")
+    chosen = choose_modules(root, policy, "activation_checkpointing")
+    return save_activations(module for module in chosen if has_forward(module))
 
 
 def check_parameters(root: nn.Module) -> None:

@@ -46,6 +46,7 @@ CASES = {
     "frozen": Case(frozen=True),
     "fused": Case(optimizer="fused"),
     "foreach": Case(optimizer="foreach", clip=0.02),
+    "muon": Case(optimizer="muon", accumulate=2, clip=0.02),
     "fabric": Case(loop="fabric", clip=0.02, tied=True),
     "fabric_accumulated": Case(loop="fabric", accumulate=2, frozen=True),
     "meta": Case(meta=True, tied=True),
@@ -113,6 +114,9 @@ class Net(Module):
     def configure_optimizers(self):
         if self.case.optimizer == "sgd":
             return torch.optim.SGD(self.parameters(), lr=0.1)
+        if self.case.optimizer == "muon":
+            matrices, others = ([one for one in self.parameters() if (one.ndim == 2) is two] for two in (True, False))
+            return [torch.optim.Muon(matrices, lr=0.02), torch.optim.AdamW(others, lr=0.01)]
         options = {self.case.optimizer: True} if self.case.optimizer != "adamw" else {}
         return torch.optim.AdamW(self.parameters(), lr=0.01, **options)
 

@@ -20,7 +20,7 @@ fork_parallel = functools.partial(ModelParallelStrategy, start_method="fork", au
 
 WAYS = {
     "full": (fork, 2, 2),
-    "one_unit": (functools.partial(FSDPStrategy, start_method="fork"), 2, 2),
+    "one_unit": (functools.partial(FSDPStrategy, start_method="fork", auto_wrap_policy=None), 2, 2),
     "grad_op": (functools.partial(fork, sharding_strategy="SHARD_GRAD_OP"), 2, 2),
     "no_shard": (functools.partial(fork, sharding_strategy="NO_SHARD"), 2, 2),
     "tensor": (functools.partial(fork_parallel, tensor_parallel_size=2), 2, 1),
@@ -39,7 +39,7 @@ ONLY_ON_TWO = {"clipped_by_value", "foreach", "fabric_accumulated"}
 BY_HAND_ON_FOUR = {"sgd_fp32", "frozen", "fused", "fabric", "meta"}
 ALWAYS_ON_FOUR = {("data_tensor", "tied")}
 # The other ways share nearly all calls with "full", and tensor parallelism all but those of these cases.
-IN_TENSOR_PARALLEL = {"accumulated", "tied", "clipped"}
+IN_TENSOR_PARALLEL = {"accumulated", "tied", "clipped", "muon"}
 
 
 def pairs():

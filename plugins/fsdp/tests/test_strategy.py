@@ -10,6 +10,7 @@ import pytest
 import torch
 from sharded_training import CASES, QUIET, Block, Net
 from torch import nn
+from torch._dynamo.testing import CompileCounter
 from torch.distributed.fsdp import (
     CPUOffload,
     FSDPModule,
@@ -44,6 +45,7 @@ COMMON = (
     | Capability.SEVERAL_MODULES
     | Capability.SEVERAL_OPTIMIZERS
     | Capability.CLIP_BY_VALUE
+    | Capability.WEIGHTED_LOSSES
     | Capability.BIT_EXACT_RESUME
 )
 
@@ -201,6 +203,39 @@ def test_every_form_of_policy_selects_units(policy):
         "blocks.0",
         "blocks.1",
     ]
+
+
+@pytest.mark.parametrize(
+    ("make", "case", "expected"),
+    [
+        (FSDPStrategy, "tied", ["", "blocks.0", "blocks.1"]),
+        (functools.partial(FSDPStrategy, auto_wrap_policy=None), "tied", [""]),
+        (functools.partial(ModelParallelStrategy, data_parallel_size=2), "tied", [""]),
+    ],
+    ids=["fsdp", "None", "model_parallel"],
+)
+def test_the_repeated_blocks_are_the_units_unless_told_otherwise(make, case, expected):
+    def units(fabric):
+        module = Net(CASES[case])
+        fabric.setup(module)
+        return [name for name, part in module.named_modules() if isinstance(part, FSDPModule)]
+
+    assert on_two_ranks(units, make(start_method="fork")) == expected
+
+
+@pytest.mark.parametrize("way", ["layers of a block", "penalty"])
+def test_parameters_used_outside_of_their_unit(way):
+    class Own(nn.Sequential):
+        def forward(self, x):
+            if way == "layers of a block":
+                return self[0].up(x)
+            return super().forward(x).pow(2).mean() + sum(one.pow(2).sum() for one in self.parameters())
+
+    def step(fabric):
+        fabric.backward(fabric.setup(Own(Block(), Block()))(torch.ones(1, 6)).sum())
+
+    with pytest.raises(WorkerError, match=r"(?s)where its unit isn't gathered .*by auto_wrap_policy=None"):
+        on_two_ranks(step)
 
 
 def test_the_policy_can_be_decided_by_the_module():
@@ -695,25 +730,26 @@ def test_layers_that_compute_in_the_format_of_their_inputs_equal_one_device(poli
 
 
 @pytest.mark.parametrize(
-    "options",
+    ("options", "arguments"),
     [
-        {"activation_checkpointing": True, "auto_wrap_policy": {Block}},
-        {"activation_checkpointing": {Block}},
-        {"activation_checkpointing_policy": {Block}},
-        {"forward_prefetch": True, "auto_wrap_policy": {Block}},
-        {"cpu_offload": True, "auto_wrap_policy": {Block}},
+        ({"activation_checkpointing": True, "auto_wrap_policy": {Block}}, {}),
+        ({"activation_checkpointing": {Block}}, {}),
+        ({"activation_checkpointing_policy": {Block}}, {}),
+        ({}, {"activation_checkpointing": "units", "activation_offload": True}),
+        ({"forward_prefetch": True, "auto_wrap_policy": {Block}}, {}),
+        ({"cpu_offload": True, "auto_wrap_policy": {Block}}, {}),
     ],
-    ids=["checkpointing", "classes", "policy", "prefetch", "offload"],
+    ids=["checkpointing", "classes", "policy", "arguments", "prefetch", "offload"],
 )
-def test_options_that_save_memory_or_time_change_no_number(options):
+def test_options_that_save_memory_or_time_change_no_number(options, arguments):
     from sharded_training import train
 
-    losses, weights = train(CASES["clipped"], FSDPStrategy(start_method="fork", **options), 2, max_steps=4)
+    strategy = FSDPStrategy(start_method="fork", **options)
+    losses, weights = train(CASES["clipped"], strategy, 2, max_steps=4, **arguments)
     expected, expected_weights = train(CASES["clipped"], max_steps=4)
     assert losses == pytest.approx(expected, rel=1e-9)
     for name, value in expected_weights.items():
-        if "num_calls" not in name:  # counted again when activations are computed again
-            torch.testing.assert_close(weights[name], value, rtol=1e-9, atol=1e-11, msg=name)
+        torch.testing.assert_close(weights[name], value, rtol=1e-9, atol=1e-11, msg=name)
 
 
 def test_checkpointed_layers_are_computed_again_in_the_backward():
@@ -726,11 +762,55 @@ def test_checkpointed_layers_are_computed_again_in_the_backward():
     assert on_two_ranks(count, FSDPStrategy(start_method="fork", activation_checkpointing={Block})) == 2
 
 
-def test_activation_checkpointing_without_layers_says_what_to_pass():
-    with pytest.raises(WorkerError, match="means the units of auto_wrap_policy, which is None"):
+# torch looks for a gradient where there is none, and hides the warning, which pytest makes an error before.
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
+@pytest.mark.parametrize(
+    ("layer", "checkpointing"),
+    [(Block, True), (functools.partial(nn.TransformerEncoderLayer, 6, 2, 8, dropout=0.0), None)],
+)
+def test_units_are_compiled_once_and_then_cut(layer, checkpointing):
+    def train(fabric, counter=None):
+        torch._dynamo.reset()
+        torch.manual_seed(0)
+        module = nn.Sequential(nn.Linear(6, 6), nn.Sequential(*(layer() for _ in range(4))))
+        names = list(module.state_dict())
+        model, optimizer = fabric.setup(module, torch.optim.SGD(module.parameters(), lr=0.1))
+        assert isinstance(module[1][0], FSDPModule) == (counter is not None)
+        for _ in range(2):
+            fabric.backward(model(torch.ones(2, 6)).pow(2).mean())
+            optimizer.step()
+            optimizer.zero_grad()
+        state = fabric.strategy.get_module_state_dict(module, layout="full")
+        counts = fabric.strategy.gather_objects(counter.frame_count) if counter is not None else None
+        assert list(state) == names or not fabric.is_global_zero
+        return counts, {name: state[name] for name, _ in module.named_parameters() if name in state}
+
+    counter = CompileCounter()
+    strategy = FSDPStrategy(start_method="fork", activation_checkpointing=checkpointing)
+    options = {"compile": {"region": "units", "backend": counter, "fullgraph": True}}
+    counts, state = on_two_ranks(functools.partial(train, counter=counter), strategy, **options)
+    assert counts == [1, 1]
+    for value, expected in zip(state.values(), train(Fabric(accelerator="cpu", devices=1))[1].values(), strict=True):
+        torch.testing.assert_close(value, expected)
+
+
+def test_two_ways_to_say_what_is_checkpointed():
+    with pytest.raises(ConfigurationError, match=r"activation_checkpointing of FSDPStrategy both say what becomes of"):
+        Trainer(**QUIET, strategy=FSDPStrategy(activation_checkpointing={Block}), activation_checkpointing="units")
+
+
+@pytest.mark.parametrize(
+    ("policy", "message"),
+    [
+        (None, "means the units of auto_wrap_policy, which is None"),
+        ("units", "activation_checkpointing=True means the repeated blocks of the model, and Linear has no ModuleList"),
+    ],
+)
+def test_activation_checkpointing_without_layers_says_what_to_pass(policy, message):
+    with pytest.raises(WorkerError, match=message):
         on_two_ranks(
             lambda fabric: fabric.setup(nn.Linear(2, 2)),
-            FSDPStrategy(start_method="fork", activation_checkpointing=True),
+            FSDPStrategy(start_method="fork", activation_checkpointing=True, auto_wrap_policy=policy),
         )
 
 

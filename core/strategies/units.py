@@ -1,0 +1,195 @@
+"""The units of a model: its repeated blocks, by which it is sharded, checkpointed and compiled."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+from core.contract import ConfigurationError, did_you_mean
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+_LISTS = (nn.ModuleList, nn.Sequential)
+_LAZY = nn.UninitializedParameter
+_LEAST_SHARE = 0.25
+"""Of the largest list's parameters, what a list of another class has to hold to count beside it."""
+_MOST_NAMED = 6
+
+
+@dataclass(frozen=True, slots=True)
+class Units:
+    """A model's units, of which there may be none. The same on all ranks that have built the same model.
+
+    Attributes:
+        named: the modules, by their names in the model, in its order.
+        reason: how they were found, or why there are none; for messages.
+    """
+
+    named: Mapping[str, nn.Module]
+    reason: str
+
+    def __bool__(self) -> bool:
+        """True if there are any."""
+        return bool(self.named)
+
+    def __str__(self) -> str:
+        """One line, such as `12 x Block (transformer.h.0 ... 11), from its largest ModuleList`."""
+        return f"{self.summary}, {self.reason}" if self.named else f"none: {self.reason}"
+
+    @property
+    def summary(self) -> str:
+        """The units alone, such as `12 x Block (transformer.h.0 ... 11)`; `none` if there are none."""
+        kinds: dict[str, list[str]] = {}
+        for name, module in self.named.items():
+            kinds.setdefault(type(module).__name__, []).append(name)
+        parts = [f"{len(names)} x {kind} ({', '.join(_cut(_spans(names)))})" for kind, names in kinds.items()]
+        return ", ".join(_cut(parts)) or "none"
+
+
+def find_units(
+    module: nn.Module, listed: Iterable[type[nn.Module] | str] | None = None, *, asked_by: str | None = None
+) -> Units:
+    """Find a model's units. Parameters may be on meta, in shards, or lazy.
+
+    They are the modules whose class is named in `_no_split_modules`, where the model or a part of it has that
+    attribute. Otherwise they are the children of its largest `ModuleList` or `Sequential` of one class, and of further
+    ones of that class or of nearly that size, such as an encoder's beside a decoder's.
+
+    Args:
+        module: the model, which is never its own unit.
+        listed: layer classes, names of classes, or names of modules, where the user says which.
+        asked_by: the option that needs some, as in `compile={'region': 'units'}`; None if there may be none.
+
+    Raises:
+        ConfigurationError: something that is listed isn't in the model; or there are none, and an option asks for some.
+    """
+    found = _named_by_user(module, listed) if listed is not None else _not_split(module) or _in_lists(module)
+    if asked_by is not None and not found:
+        raise ConfigurationError(
+            f"{asked_by} means the repeated blocks of the model, and {found.reason}. Give a list instead: layer "
+            "classes, or names of classes or modules."
+        )
+    return found
+
+
+def _named_by_user(root: nn.Module, listed: Iterable[type[nn.Module] | str]) -> Units:
+    wanted = [listed] if isinstance(listed, str | type) else list(listed)
+    parts = {name: part for name, part in root.named_modules() if part is not root}
+    found: set[str] = set()
+    for item in wanted:
+        matches = {name for name, part in parts.items() if _is_meant(item, name, part)}
+        if not matches:
+            raise ConfigurationError(_not_there(root, item, parts))
+        found |= matches
+    return Units({name: part for name, part in parts.items() if name in found}, "as listed")
+
+
+def _is_meant(item: type[nn.Module] | str, name: str, part: nn.Module) -> bool:
+    return item in (name, type(part).__name__) if isinstance(item, str) else isinstance(part, item)
+
+
+def _not_there(root: nn.Module, item: Any, parts: Mapping[str, nn.Module]) -> str:
+    kinds = sorted({type(part).__name__ for part in parts.values()})
+    name = item if isinstance(item, str) else item.__name__
+    hint = did_you_mean(name, [*kinds, *parts])
+    held = ", ".join(_cut(kinds)) or "nothing"
+    owner = type(root).__name__
+    return f"{name!r} is listed as a unit, and no part of {owner} is or has that name.{hint} It holds {held}."
+
+
+def _not_split(root: nn.Module) -> Units:
+    """The outermost modules whose class is named by what is around them."""
+    found: dict[str, nn.Module] = {}
+    owners: dict[str, None] = {}
+    seen: set[nn.Module] = set()
+
+    def walk(around: nn.Module, prefix: str, names: frozenset[str], owner: str) -> None:
+        if own := _no_split_modules(around):
+            names, owner = names | own, type(around).__name__
+        for name, part in around.named_children():
+            if part in seen:
+                continue
+            seen.add(part)
+            # By its bases too: a sharded module has a class of its own, that is made of the user's.
+            if not names.isdisjoint(kind.__name__ for kind in type(part).__mro__):
+                found[prefix + name] = part
+                owners[owner] = None
+            else:
+                walk(part, f"{prefix}{name}.", names, owner)
+
+    walk(root, "", frozenset(), "")
+    return Units(found, f"named in _no_split_modules of {' and '.join(_cut(list(owners)))}")
+
+
+def _no_split_modules(module: nn.Module) -> frozenset[str]:
+    names = getattr(module, "_no_split_modules", None) or ()
+    return frozenset([names] if isinstance(names, str) else names)
+
+
+def _in_lists(root: nn.Module) -> Units:
+    named = list(root.named_modules())
+    lists = {name: part for name, part in named if isinstance(part, _LISTS) and _repeats(part)}
+    if not lists:  # a deep model may have been made with one layer
+        lists = {name: part for name, part in named if isinstance(part, nn.ModuleList) and _repeats(part, least=1)}
+    sizes = {name: _num_elements(part) for name, part in lists.items()}
+    if not any(sizes.values()):  # lazy, or with nothing on this rank for now
+        sizes = {name: len(list(part.parameters())) for name, part in lists.items()}
+    lists = {name: part for name, part in lists.items() if sizes[name]}
+    if not lists:
+        return Units({}, f"{type(root).__name__} has no ModuleList or Sequential of several layers of one class")
+    # Of lists of one size, and of one within another, the outer: it is registered first.
+    largest = max(lists, key=lambda name: sizes[name])
+    chosen: list[str] = []
+    for name, part in lists.items():
+        counts = _kind(part) is _kind(lists[largest]) or sizes[name] >= _LEAST_SHARE * sizes[largest]
+        if counts and not any(_is_within(name, other) for other in chosen):
+            chosen.append(name)
+    found = {
+        f"{name}.{child}".removeprefix("."): part for name in chosen for child, part in lists[name].named_children()
+    }
+    kind = "Sequential" if isinstance(lists[largest], nn.Sequential) else "ModuleList"
+    return Units(found, f"from its largest {kind}" + (f", and {len(chosen) - 1} more" if chosen[1:] else ""))
+
+
+def _repeats(part: nn.Module, least: int = 2) -> bool:
+    """True for so many callable layers of one class. Of a list of such lists, the inner ones repeat."""
+    children = list(part.children())
+    return (
+        len(children) >= least
+        and len({type(child) for child in children}) == 1
+        and type(children[0]).forward is not nn.Module.forward
+        and not any(isinstance(child, _LISTS) and _repeats(child) for child in children)
+    )
+
+
+def _kind(part: nn.Module) -> type[nn.Module]:
+    return type(next(part.children()))
+
+
+def _num_elements(part: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in part.parameters() if not isinstance(parameter, _LAZY))
+
+
+def _is_within(name: str, other: str) -> bool:
+    return not other or name.startswith(f"{other}.")
+
+
+def _spans(names: Iterable[str]) -> list[str]:
+    """Names of one list together, as in `transformer.h.0 ... 11`."""
+    by_parent: dict[str, list[str]] = {}
+    for name in names:
+        parent, _, last = name.rpartition(".")
+        by_parent.setdefault(parent, []).append(last)
+    return [span for parent, lasts in by_parent.items() for span in _spans_in(parent, lasts)]
+
+
+def _spans_in(parent: str, lasts: list[str]) -> list[str]:
+    full = [f"{parent}.{last}".removeprefix(".") for last in lasts]
+    return [f"{full[0]} ... {lasts[-1]}"] if len(lasts) > 1 and "".join(lasts).isdigit() else full
+
+
+def _cut(texts: list[str]) -> list[str]:
+    return texts if len(texts) <= _MOST_NAMED else [*texts[:_MOST_NAMED], f"and {len(texts) - _MOST_NAMED} more"]

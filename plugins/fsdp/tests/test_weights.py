@@ -1,0 +1,21 @@
+"""Losses that say what they weigh, on more ranks than the kit has; ranks of one tensor-parallel group count once."""
+
+import pytest
+
+from core_testing.strategy.weights import WeightTests
+
+pytestmark = [pytest.mark.numbers, pytest.mark.slow]
+
+
+class TestThreeRanks(WeightTests):
+    alias = "fsdp"
+    num_processes = 3
+    tolerance = 1e-12
+
+
+class TestGroupsOfTwo(WeightTests):
+    alias = "model_parallel"
+    options = {"data_parallel_size": 2, "tensor_parallel_size": 2}
+    num_processes = 4
+    num_shares = 2
+    tolerance = 1e-12

@@ -45,6 +45,9 @@ class Capability(enum.Flag):
     REPLICATED_PARAMETERS = enum.auto()
     """Parameters, and what optimizers keep for them, are the same on all ranks, bit for bit: ranks share the work of
     writing them."""
+    WEIGHTED_LOSSES = enum.auto()
+    """Losses may say what they weigh: the gradients that an optimizer gets are a mean over shards of the data, and
+    `scale_gradients` multiplies them, so that a window's are those of the mean over all its items."""
     INFERENCE_MODE = enum.auto()
     """Weights that were used under `torch.inference_mode` can be trained afterwards. Without it, the Trainer evaluates
     under `torch.no_grad` as a whole: hooks, metrics and steps share their tensors."""

@@ -60,7 +60,8 @@ class TrainingStep:
             With manual optimization it is the user's own return value, detached, and backward has happened; so it is
             with `COMPILED_STEP`, where `step_callable` runs the whole program.
         module: the wrapped module that `setup_module` returned.
-        optimizers: as `setup_optimizer` returned them.
+        optimizers: as `setup_optimizer` returned them. Several that step after one backward are one here, a
+            `core.strategies.JointOptimizer`, and hooks are called for each.
         manual: the user's step runs backward and optimizers itself.
         num_accumulated: batches of an accumulation window. 1 for a strategy with `OWNS_ACCUMULATION`.
         ends_window: True if this batch ends its window; the loop sets it before each step.
@@ -74,6 +75,8 @@ class TrainingStep:
         zero_grad: `(optimizer)`: replaces `optimizer.zero_grad()`, when the module overrides it.
         weight: of this batch's loss, beside the division by the window; the loop sets it before each step of a window
             whose batches have different numbers of samples. None where all weigh alike.
+        given_weight: number of items that this batch's loss is a mean over, as the user's step gave it: `compute_loss`
+            sets it. It stands in place of `weight`; None where no weight was given.
     """
 
     compute_loss: Callable[[Any, int], Tensor | None]
@@ -93,6 +96,7 @@ class TrainingStep:
     step_optimizer: Callable[[Optimizer, Callable[[], Any] | None], int] | None = None
     zero_grad: Callable[[Optimizer], None] | None = None
     weight: float | None = None
+    given_weight: float | Tensor | None = None
 
     def release(self) -> None:
         """The stage is over: let go of the module, and of everything that calls it."""

@@ -65,6 +65,8 @@ class Strategy(World):
 
     interactive_alias: str | None = None
     """Alias to recommend where this strategy's launcher can't work, such as in a notebook."""
+    own_activation_option: str = ""
+    """The option of its own by which the strategy checkpoints or offloads activations; empty if none was passed."""
     device_types: tuple[str, ...] = ()
     """Types of torch's devices that it trains on, such as `"cuda"`; others are refused before `check`. Empty: all."""
     updates_per_batch: int = 1
@@ -168,6 +170,7 @@ class Strategy(World):
             | Capability.SEVERAL_OPTIMIZERS
             | Capability.CLIP_BY_VALUE
             | Capability.INFERENCE_MODE
+            | Capability.WEIGHTED_LOSSES
             | Capability.BIT_EXACT_RESUME
         )
 
@@ -310,6 +313,13 @@ class Strategy(World):
     def no_backward_sync(self, module: nn.Module, enabled: bool = True) -> AbstractContextManager[Any]:
         """All ranks. A context around forward and backward in which gradients stay local, with `Capability.NO_SYNC`."""
         return nullcontext()
+
+    def scale_gradients(self, optimizer: Optimizer, factor: float) -> None:
+        """All ranks, before gradients are unscaled. Multiply those that the optimizer's next step is made of, in place.
+
+        Called with the same factor everywhere, at the end of a window whose losses were given weights.
+        """
+        self.session.scale_gradients(optimizer, factor)
 
     def clip_gradients(self, module: nn.Module, optimizer: Optimizer, clipping: GradientClipping) -> Tensor | None:
         """All ranks. Clip the gradients of the optimizer's parameters in place, after unscaling.

@@ -5,7 +5,7 @@ from core.data.global_batch import GlobalBatch, check_global_batch, divide_globa
 from core.data.loader import sampler_of, set_epoch, shard_loader, shuffles, without_shuffling
 from core.data.randomness import mix_seed
 from core.data.resumable_loader import ResumableLoader
-from core.data.sampler import ShardedSampler
+from core.data.sampler import MicroBatch, ShardedSampler
 from core.data.seeding import seed_samples
 from core.data.sharded_loaders import LoaderSharder
 from core.data.structure import map_leaves
@@ -14,6 +14,7 @@ from core.data.transfer import make_transfer, to_device
 __all__ = [
     "GlobalBatch",
     "LoaderSharder",
+    "MicroBatch",
     "ResumableLoader",
     "ShardedSampler",
     "check_global_batch",

@@ -38,6 +38,8 @@ def shard_loader(
     stage: Stage = "fit",
     broadcast: Callable[[Any], Any] | None = None,
     global_batch: GlobalBatch | None = None,
+    joins: bool | None = None,
+    lends: bool = True,
 ) -> Any:
     """A loader of this rank's shard; the user's own isn't changed.
 
@@ -49,9 +51,13 @@ def shard_loader(
         rank: the data-parallel rank that gets the shard.
         size: number of shards.
         seed: of the shuffling, the same on all ranks.
-        stage: in `"fit"` all ranks make the same number of steps; in the others no sample is counted twice.
+        stage: of the loop that reads it.
         broadcast: hands rank 0's object to all ranks. With it, a generator of the user starts from rank 0's state.
         global_batch: cut the order by this division, in place of the loader's own batches.
+        joins: in a last step without a sample for every rank, the others repeat one, and so make the same number of
+            steps: False to end a step earlier. None: in `"fit"`.
+        lends: before it comes to that, the step before lends samples. False for who weighs batches by
+            `ShardedSampler.uneven`.
 
     Returns:
         A copy with the same class, data set, workers and options, and a `ShardedSampler` (`sampler_of` finds it).
@@ -65,7 +71,8 @@ def shard_loader(
     index_sampler = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
     if any(hasattr(part, "num_replicas") for part in sampler_chain(index_sampler)):
         rank, size = 0, 1  # torch's DistributedSampler, or one like it: the user has sharded this loader
-    options: dict[str, Any] = {"rank": rank, "size": size, "seed": seed, "repeats": stage == "fit"}
+    options: dict[str, Any] = {"rank": rank, "size": size, "seed": seed, "lends": lends}
+    options["repeats"] = stage == "fit" if joins is None else joins
     if global_batch is not None and global_batch.cuts:
         options |= {"batch_size": global_batch.batch_size, "num_accumulated": global_batch.num_accumulated}
     sampler = _make_sampler(loader, **options)

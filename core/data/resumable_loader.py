@@ -110,10 +110,15 @@ class ResumableLoader:
         """True if the epoch that goes on at the position has another number of batches than the loader says."""
         return self._sampler is not None and self._sampler.is_cut_anew
 
-    def next_micro_batch(self) -> MicroBatch:
-        """The share of the accumulation window that the next batch covers. Called once for each batch."""
-        assert self._sampler is not None, "only an order that is cut into windows has micro-batches"
-        return self._sampler.next_micro_batch()
+    @property
+    def uneven(self) -> dict[int, MicroBatch]:
+        """Batches of the iteration that is on whose weight isn't 1; see `ShardedSampler`."""
+        return {} if self._sampler is None else self._sampler.uneven
+
+    def set_window(self, num_accumulated: int, num_batches: int | float) -> None:
+        """Weigh the batches of the next iteration among those of an accumulation window; see `ShardedSampler`."""
+        if self._sampler is not None:
+            self._sampler.set_window(num_accumulated, num_batches)
 
     def count(self, num_batches: int) -> None:
         """Set the number of batches of this epoch that the loop was given so far."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -12,7 +13,7 @@ from torch.utils.data import RandomSampler, Sampler, SequentialSampler, SubsetRa
 from core.contract import CheckpointError
 from core.data.randomness import DrawingRng, mix_seed
 from core.data.sampler_chain import find_generator, sampler_chain
-from core.data.sharding import shard_batches, shard_samples, shard_windows
+from core.data.sharding import lend_to_last, shard_batches, shard_samples, shard_windows
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -32,16 +33,18 @@ class SeededIndex(NamedTuple):
 
 
 class MicroBatch(NamedTuple):
-    """The size of one batch of an accumulation window, and of the window, which was cut out of the order as a whole.
+    """One rank's batch among all batches of its accumulation window. 1 is the weight of one of average size.
 
     Attributes:
-        num_samples: of this rank in the batch.
-        num_all: of all ranks in the whole window.
+        weight: of the batch's loss, beside the division by the number of batches of a whole window: the gradients of
+            all ranks and batches are then that of the mean over all samples. 0 for a batch that repeats samples of
+            another rank, since this one has none.
+        weight_in_step: of the batch among those of its step, one of each rank.
         ends_window: True for the window's last batch.
     """
 
-    num_samples: int
-    num_all: int
+    weight: float
+    weight_in_step: float
     ends_window: bool
 
 
@@ -63,6 +66,8 @@ class ShardedSampler(Sampler[Any]):
         position: samples of this epoch that the user was given, over all ranks.
         num_accumulated: batches of an accumulation window that is cut out of the order as a whole; None where batches
             are cut one by one.
+        uneven: this rank's batches of the iteration that is on whose weight isn't 1, by their numbers from 0. It is
+            filled as the loader takes them; who uses one takes it out.
         worker_generator: seeds a loader's workers, differently in each epoch and on each rank.
         seeds_samples: give the loader a `SeededIndex` in place of each of the user's own indices.
     """
@@ -78,6 +83,7 @@ class ShardedSampler(Sampler[Any]):
         size: int = 1,
         seed: int = 0,
         repeats: bool = True,
+        lends: bool = True,
         num_accumulated: int | None = None,
         loader_generator: torch.Generator | None = None,
     ) -> None:
@@ -91,8 +97,9 @@ class ShardedSampler(Sampler[Any]):
             rank: number of this shard.
             size: number of shards.
             seed: of the draws; the same on all ranks.
-            repeats: where a last step can't have a sample for every rank, the others take one that another rank has
-                too, so that all make the same number of steps. False, for evaluation: they end one step earlier.
+            repeats: where a last step doesn't have a sample for every rank, the others take one that another rank has
+                too, with weight 0, so that all make the same number of steps. False: they end one step earlier.
+            lends: before it comes to that, the step before lends samples to the last one. For who can't weigh batches.
             num_accumulated: cut accumulation windows of so many batches: the same samples on any number of ranks.
                 `drop_last` then leaves out a last window that is short. See `next_micro_batch`.
             loader_generator: the loader's, from which it seeds workers, if it is the sampler's too.
@@ -100,7 +107,10 @@ class ShardedSampler(Sampler[Any]):
         self.order = order
         self.batch_size, self.drop_last, self.yields_batches = batch_size, drop_last, yields_batches
         self.rank, self.size, self.seed, self.repeats = rank, size, seed, repeats
+        self.lends = lends and size > 1 and num_accumulated is None
         self.num_accumulated = num_accumulated
+        self._window, self._num_batches = num_accumulated or 1, math.inf
+        self.uneven: dict[int, MicroBatch] = {}
         self.epoch = self.position = 0
         self.seeds_samples = False
         self.worker_generator = torch.Generator()
@@ -114,15 +124,18 @@ class ShardedSampler(Sampler[Any]):
         """The user's batches are others than those of the state that was loaded last."""
         self._on_the_way: deque[tuple[int, Any]] = deque()
         """Samples over all ranks, and our own, for each batch that the loader took and the user wasn't given yet."""
-        self._micro_batches: deque[MicroBatch] = deque()
 
     def __iter__(self) -> Iterator[Any]:
         # Not a generator: the loader draws its workers' seed right after this call.
         self._rewind_generator()
         self._generator_after = None
         self._seed_workers()
-        self._on_the_way, self._micro_batches = deque(), deque()
-        return self._batches(self._draw(self.epoch, self.position), self._on_the_way, self.epoch, self.position)
+        self._on_the_way = deque()
+        self.uneven.clear()
+        steps = self._draw(self.epoch, self.position)
+        if self.size > 1 or self._window > 1:  # else each step is a batch of this rank's
+            steps = self._weigh(steps)
+        return self._batches(steps, self._on_the_way, self.epoch, self.position)
 
     def __len__(self) -> int:
         """Batches of a whole epoch on this rank.
@@ -140,7 +153,7 @@ class ShardedSampler(Sampler[Any]):
             return whole
         # A short last step comes on top: for every rank if it repeats samples or borrows some from the step before, and
         # else for the ranks that have one.
-        may_borrow = self.batch_size != 1 and whole > 0
+        may_borrow = self.lends and self.batch_size != 1 and whole > 0
         return whole if rest <= self.rank and not (self.repeats or may_borrow) else whole + 1
 
     def set_epoch(self, epoch: int) -> None:
@@ -166,9 +179,14 @@ class ShardedSampler(Sampler[Any]):
         self.position += num_samples
         return indices
 
-    def next_micro_batch(self) -> MicroBatch:
-        """The share of the accumulation window that the next batch covers. Called once for each batch, in order."""
-        return self._micro_batches.popleft()
+    def set_window(self, num_accumulated: int, num_batches: int | float) -> None:
+        """Weigh the batches of the next iteration among those of so many, the accumulation window.
+
+        Args:
+            num_accumulated: batches of a window; the first one begins with the iteration.
+            num_batches: of the iteration that will be taken. The last window ends there.
+        """
+        self._window, self._num_batches = num_accumulated, num_batches
 
     def num_batches_given(self, *, default: int) -> int:
         """Number of this rank's batches up to the position; `default` where batches are of any size."""
@@ -263,29 +281,31 @@ class ShardedSampler(Sampler[Any]):
                 step = next(steps, None)
 
     def _shard(self, position: int) -> Iterator[Step]:
+        options: dict[str, Any] = {"size": self.size, "position": position, "drop_last": self.drop_last}
+        if self.num_accumulated is not None and self.batch_size is not None:
+            options["num_accumulated"] = self.num_accumulated
+            return chain.from_iterable(shard_windows(self.order, self.batch_size, **options))
         if self.batch_size is None:
-            return shard_batches(self.order, size=self.size, position=position, drop_last=self.drop_last)
-        if self.num_accumulated is not None:
-            return self._note(
-                shard_windows(
-                    self.order,
-                    self.batch_size,
-                    num_accumulated=self.num_accumulated,
-                    size=self.size,
-                    position=position,
-                    drop_last=self.drop_last,
-                ),
-                self._micro_batches,
-            )
-        return shard_samples(self.order, self.batch_size, size=self.size, position=position, drop_last=self.drop_last)
+            steps = shard_batches(self.order, **options)
+        else:
+            steps = shard_samples(self.order, self.batch_size, **options)
+        return lend_to_last(steps, self.size) if self.lends else steps
 
-    def _note(self, windows: Iterator[list[Step]], micro_batches: deque[MicroBatch]) -> Iterator[Step]:
-        """The steps of windows, one after the other. Appends the MicroBatch of each to `micro_batches`."""
-        for window in windows:
-            num_all = sum(len(shard) for step in window for shard in step)
-            for number, step in enumerate(window, start=1):
-                micro_batches.append(MicroBatch(len(step[self.rank]), num_all, number == len(window)))
+    def _weigh(self, steps: Iterator[Step]) -> Iterator[Step]:
+        """The same steps. Notes the batches that don't weigh 1; for that, each window is read as a whole."""
+        rank, size, number, left = self.rank, self.size, 0, self._num_batches
+        while left and (window := list(islice(steps, int(min(self._window, left))))):
+            left -= len(window)
+            num_in_steps = [sum(map(len, step)) for step in window]
+            num_all = sum(num_in_steps)
+            for place, (step, num_in_step) in enumerate(zip(window, num_in_steps, strict=True), start=1):
+                num_own = len(step[rank]) * size
+                if num_own != num_in_step or num_own * self._window != num_all:
+                    weight, weight_in_step = num_own * self._window / num_all, num_own / num_in_step
+                    self.uneven[number] = MicroBatch(weight, weight_in_step, place == len(window))
+                number += 1
                 yield step
+        yield from steps  # a loader may run ahead
 
     def _batches(
         self, steps: Iterator[Step], on_the_way: deque[tuple[int, Any]], epoch: int, position: int
@@ -294,8 +314,7 @@ class ShardedSampler(Sampler[Any]):
             # `first` is the number of this rank's first sample in the global order, where the ranks' shards stand in a
             # row.
             shard, first = step[self.rank], position + sum(map(len, step[: self.rank]))
-            # No sample is left for this rank. In training it takes one that another rank has too; an evaluation ends
-            # here.
+            # No sample is left for this rank: it takes one that another rank has too, or ends here.
             if not shard:
                 if not self.repeats:
                     return

@@ -27,7 +27,7 @@ class LoaderSharder:
         self._strategy = strategy
         self._counts: Counter[Stage] = Counter()
 
-    def shard(self, loader: Any, stage: Stage, global_batch: GlobalBatch | None = None) -> Any:
+    def shard(self, loader: Any, stage: Stage, global_batch: GlobalBatch | None = None, **options: bool) -> Any:
         """All ranks, for the same loaders in the same order. Shard the next loader, as `shard_loader` does."""
         strategy, number = self._strategy, self._counts[stage]
         self._counts[stage] += 1
@@ -40,4 +40,5 @@ class LoaderSharder:
             stage=stage,
             broadcast=strategy.broadcast,
             global_batch=global_batch,
+            **options,
         )

@@ -3,8 +3,8 @@
 A step takes as many whole batches as there are ranks: with `batch_size` b on n ranks it is a slice of n * b samples
 of the global order, and rank r gets the r-th b of them. A user's own batches are kept whole.
 
-The last step may be short. Its samples are split evenly. If there are fewer of them than ranks, samples of the step
-before it are moved there, so that every rank has the same number of batches and every sample comes once.
+The last step may be short. Its samples are split evenly, so that some ranks have one less than others, or none if there
+are fewer samples than ranks. Where batches can't be weighted, `lend_to_last` moves samples of the step before it there.
 """
 
 from __future__ import annotations
@@ -33,8 +33,10 @@ def shard_samples(
         drop_last: leave out a short last step.
     """
     samples = islice(order, position, None)
-    steps = _steps_of_samples(samples, batch_size, size, drop_last)
-    return _rebalance(steps, size) if size > 1 else steps
+    while taken := list(islice(samples, batch_size * size)):
+        if drop_last and len(taken) < batch_size * size:
+            return
+        yield _split(taken, size)
 
 
 def shard_windows(
@@ -79,18 +81,7 @@ def shard_batches(
         position: samples, not batches, to leave out.
         drop_last: leave out a last step that doesn't have a batch for every rank.
     """
-    steps = _steps_of_batches(_skip(order, position), size, drop_last)
-    return _rebalance(steps, size) if size > 1 else steps
-
-
-def _steps_of_samples(samples: Iterator[Any], batch_size: int, size: int, drop_last: bool) -> Iterator[Step]:
-    while taken := list(islice(samples, batch_size * size)):
-        if drop_last and len(taken) < batch_size * size:
-            return
-        yield _split(taken, size)
-
-
-def _steps_of_batches(batches: Iterator[list[Any]], size: int, drop_last: bool) -> Iterator[Step]:
+    batches = _skip(order, position)
     while taken := list(islice(batches, size)):
         if len(taken) == size:
             yield taken
@@ -117,8 +108,8 @@ def _split(samples: list[Any], size: int) -> Step:
     return [samples[start:stop] for start, stop in pairwise(starts)]
 
 
-def _rebalance(steps: Iterator[Step], size: int) -> Iterator[Step]:
-    """The same steps, with the last one rebalanced. Reads one step ahead."""
+def lend_to_last(steps: Iterator[Step], size: int) -> Iterator[Step]:
+    """The same steps; if a rank has no sample in the last one, that gets some of the step before. Reads one ahead."""
     if (held := next(steps, None)) is None:
         return
     for step in steps:

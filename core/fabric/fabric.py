@@ -15,7 +15,7 @@ from core.contract import Capability, ConfigurationError, GradientClipping, Modu
 from core.data import LoaderSharder, divide_global_batch, make_transfer, to_device
 from core.display import install_for
 from core.fabric import raw_state
-from core.fabric.compilation import make_compiler, split_compiled
+from core.fabric.compilation import make_compilers, split_compiled
 from core.fabric.empty_weights import EmptyWeights
 from core.fabric.loader import FabricDataLoader
 from core.fabric.module import FabricModule
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from core.contract.step import Stage
     from core.data import GlobalBatch
     from core.resolve import Resolution
+    from core.strategies import ActivationMemory
     from core.watch import WatchdogOptions
 
 
@@ -69,6 +70,8 @@ class Fabric(Processes):
         callbacks: Any | Sequence[Any] | None = None,
         loggers: str | Logger | Sequence[str | Logger] | None = None,
         compile: bool | Mapping[str, Any] = False,
+        activation_checkpointing: Any = None,
+        activation_offload: bool = False,
         watch: bool | WatchdogOptions | None = None,
         terminate_on_nan: bool = False,
     ) -> None:
@@ -84,9 +87,15 @@ class Fabric(Processes):
             plugins: instances or names of Precision, CheckpointIO, ClusterEnvironment and Launcher.
             callbacks: objects whose methods `fabric.call` calls by name.
             loggers: instances or registered names, for `fabric.log`.
-            compile: whether modules that are set up run through `torch.compile`, or a dict of its options. A module
-                that you have compiled before, by `torch.compile(module)`, is compiled in the same way again, inside of
-                the strategy's wrapper.
+            compile: whether modules that are set up run through `torch.compile`, or a dict of its options. With
+                `"region": "units"` among them each repeated block is compiled by itself, once for all that are alike
+                (`core.strategies.find_units`); a list of layer classes, or of names of classes or modules, says which.
+                A module that you have compiled before, by `torch.compile(module)`, is compiled in the same way again,
+                inside of the strategy's wrapper.
+            activation_checkpointing: compute activations of the model's units again in backward, rather than keep
+                them: `"units"` for its repeated blocks; a list of layer classes, or of names; a selective policy of
+                torch's, a function or a list of operations; or `{"units": ..., "policy": ...}`. Values don't change.
+            activation_offload: let what the units keep for backward wait in the memory of the CPU.
             watch: detect ranks that hang, report which one, where and how, and end the run with a `HangError` if that
                 lasts: a `WatchdogOptions` with limits of your own, False for none. None is True.
             terminate_on_nan: look at each loss that `backward` gets, and end the run by a `NonFiniteLossError` before
@@ -109,13 +118,23 @@ class Fabric(Processes):
         self.loggers: list[Logger] = [
             LOGGER_REGISTRY.create(logger) if isinstance(logger, str) else logger for logger in _as_list(loggers)
         ]
-        self.compiler = make_compiler(compile)
+        self.compiler, self.unit_compiler = make_compilers(compile, self.strategy)
+        self.session.activations = self._make_activations(activation_checkpointing, activation_offload)
         self._ends_by_non_finite_loss = terminate_on_nan
         self._target: nn.Module | None = None
         """The module whose loss `backward` gets by default: the only one that was set up."""
         self._sharder = LoaderSharder(self.strategy)
         self._num_logs = 0
         self._saving: weakref.finalize[..., Any] | None = None
+
+    def _make_activations(self, checkpointing: Any, offload: bool) -> ActivationMemory | None:
+        if checkpointing in (None, False) and offload is False:
+            return None
+        from core.strategies import ActivationMemory  # most have none
+
+        activations = ActivationMemory(checkpointing, offload)
+        activations.check(self.strategy)
+        return activations
 
     @property
     def logger(self) -> Logger:
@@ -177,9 +196,17 @@ class Fabric(Processes):
         """The user's own module, before it is set up: of what `torch.compile` made, the module that it was made from.
 
         The methods of the next module that is set up are compiled as that one was, or else as `compile` says.
+
+        Raises:
+            ConfigurationError: it is compiled as a whole, and `compile` names a region.
         """
         own, compiler = split_compiled(module)
+        if compiler is not None and self.unit_compiler is not None:
+            from core.fabric.unit_compilation import refuse_both
+
+            refuse_both(own)
         self.session.compiler = compiler or self.compiler
+        self.session.unit_compiler = self.unit_compiler
         return own
 
     def setup_module(self, module: nn.Module, move_to_device: bool = True) -> FabricModule:
@@ -312,7 +339,13 @@ class Fabric(Processes):
     # steps ----------------------------------------------------------------------------------------------------------
 
     def backward(
-        self, tensor: Tensor, gradient: Tensor | None = None, *, model: nn.Module | None = None, **kwargs: Any
+        self,
+        tensor: Tensor,
+        gradient: Tensor | None = None,
+        *,
+        model: nn.Module | None = None,
+        weight: float | Tensor | None = None,
+        **kwargs: Any,
     ) -> None:
         """All ranks. Compute gradients; used in place of `tensor.backward()`.
 
@@ -320,17 +353,25 @@ class Fabric(Processes):
             tensor: the loss, a scalar; or a tensor of another shape, with `gradient`.
             gradient: of the same shape as `tensor`, as `Tensor.backward` takes it; None for a scalar.
             model: whose loss it is; needed where several modules were set up, with strategies whose engine asks.
+            weight: number of items that the loss is a mean over, at least 0. The gradient of the optimizer's next step
+                is then that of the mean over all items, of all backwards since its last step, and of all ranks; don't
+                divide by their number. Give one with each loss, or with none.
             kwargs: of `Tensor.backward`, such as `retain_graph`.
 
         Raises:
+            ModuleError: the weight can't be one, or some losses have one and others don't.
+            UnsupportedError: the strategy can't weigh losses.
             NonFiniteLossError: the loss is NaN or infinite, and `Fabric(terminate_on_nan=True)` was asked for.
         """
-        if self._ends_by_non_finite_loss:
+        if self._ends_by_non_finite_loss and weight != 0:
             refuse_non_finite(tensor, self.strategy)
         target = self._target if model is None else self._wrapped(model)
         if gradient is not None:
             kwargs["gradient"] = gradient
-        self.strategy.backward(tensor, target, **kwargs)
+        if weight is None and self.session.weights is None:
+            self.strategy.backward(tensor, target, **kwargs)
+        else:
+            self.session.backward(tensor, weight, lambda loss: self.strategy.backward(loss, target, **kwargs))
 
     def clip_gradients(
         self,
@@ -369,6 +410,8 @@ class Fabric(Processes):
         else:
             assert max_norm is not None
             clipping = GradientClipping(max_norm, "norm", norm_type, error_if_nonfinite)
+        if self.session.weights is not None:
+            self.session.weights.correct(unwrap(optimizer))
         return self.strategy.clip_gradients(self._wrapped(module), unwrap(optimizer), clipping)
 
     def autocast(self) -> AbstractContextManager[Any]:

@@ -11,7 +11,7 @@ from core.watch.phases import heartbeat
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from core.data import GlobalBatch
+    from core.data import GlobalBatch, MicroBatch
 
 
 class FabricDataLoader:
@@ -22,14 +22,14 @@ class FabricDataLoader:
     With a state that was loaded, the next iteration goes on in the middle of its epoch. Attributes that it doesn't have
     itself are those of the loader.
 
-    With a `global_batch_size`, `ends_window` and `loss_weight` describe the batch that was yielded last.
+    `ends_window` and `loss_weight` describe the batch that was yielded last.
 
     Attributes:
         loader: this rank's own.
         num_accumulated: batches of a whole accumulation window.
         ends_window: True if the batch that was given last ends its window: step the optimizer after it.
         loss_weight: the factor for the loss of that batch, so that the gradients of a window add up to the mean over
-            its samples.
+            its samples. 0 for a batch that repeats a sample of another rank, since this one has none left.
         epoch: number of the epoch that is on, or comes next; from 0.
     """
 
@@ -67,12 +67,13 @@ class FabricDataLoader:
         set_epoch(self._source, self.epoch)
         advance = self._sampler.advance if self._sampler is not None else None
         transfer = self._transfer
-        set_weight = self._set_weight if self._global_batch is not None else None
+        accumulates = self._global_batch is not None
+        uneven = self._sampler.uneven if self._sampler is not None else {}
         heartbeat.phase = "step"
         for number, batch in enumerate(self.loader, start=1):
             heartbeat.count += 1
-            if set_weight is not None:
-                set_weight(number)
+            if uneven or accumulates or self.loss_weight != 1.0:
+                self._describe(number, uneven.pop(number - 1, None))
             # Before the batch is handed out: a state that is saved while the user works on it counts it.
             if advance is not None:
                 advance()
@@ -80,18 +81,15 @@ class FabricDataLoader:
         heartbeat.phase = "end of epoch"
         self.set_epoch(self.epoch + 1)
 
-    def _set_weight(self, number: int) -> None:
+    def _describe(self, number: int, micro_batch: MicroBatch | None) -> None:
         """Set `ends_window` and `loss_weight` for the batch with this number, from 1, of this iteration."""
-        divided = self._global_batch
-        assert divided is not None
-        if self._sampler is not None and self._sampler.num_accumulated is not None:
-            micro_batch = self._sampler.next_micro_batch()
-            self.ends_window = micro_batch.ends_window
-            self.loss_weight = micro_batch.num_samples * divided.num_shards / micro_batch.num_all
-        else:
-            is_last = hasattr(self.loader, "__len__") and number == len(self.loader)
-            self.ends_window = is_last or number % self.num_accumulated == 0
-            self.loss_weight = 1 / self.num_accumulated
+        self.ends_window, self.loss_weight = number % self.num_accumulated == 0, 1 / self.num_accumulated
+        is_cut = self._sampler is not None and self._sampler.num_accumulated is not None
+        if micro_batch is not None:
+            self.loss_weight *= micro_batch.weight
+            self.ends_window |= is_cut and micro_batch.ends_window
+        if self._global_batch is not None and not is_cut:
+            self.ends_window |= hasattr(self.loader, "__len__") and number == len(self.loader)
 
     def __len__(self) -> int:
         """Batches of a whole epoch on this rank."""

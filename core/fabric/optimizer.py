@@ -44,7 +44,7 @@ class FabricOptimizer(Optimizer):
             before_step: called before each step, when gradients are there.
         """
         # Without Optimizer's own state: there is one set of parameter groups, and it is the wrapped optimizer's.
-        vars(self).update(optimizer=optimizer, _step=strategy.optimizer_step)
+        vars(self).update(optimizer=optimizer, _step=strategy.optimizer_step, _session=strategy.session)
         vars(self).update(_on_step=on_step, _before_step=before_step)
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -54,12 +54,14 @@ class FabricOptimizer(Optimizer):
             closure: clears gradients, computes the loss, calls `fabric.backward` and returns the loss.
 
         Returns:
-            The first loss that `closure` returned; None without one.
+            The first loss that `closure` returned; None without one. Losses of weight 0 make no step.
         """
         heartbeat.count += 1
         heartbeat.phase = "step"
         if closure is not None:
             return self._step_with(closure)
+        if self._session.weights is not None and not self._close_window():
+            return None
         if self._before_step is not None:
             self._before_step(self.optimizer)
         updated = self._step(self.optimizer)
@@ -72,6 +74,8 @@ class FabricOptimizer(Optimizer):
 
         def evaluate() -> Any:
             losses.append(closure())
+            if self._session.weights is not None and not self._close_window():
+                self.optimizer.zero_grad()
             if self._before_step is not None:
                 self._before_step(self.optimizer)
             return losses[-1]
@@ -81,8 +85,15 @@ class FabricOptimizer(Optimizer):
             self._on_step(updated)
         return losses[0] if losses else None
 
+    def _close_window(self) -> bool:
+        """All ranks. True if there is something to learn from: gradients are then those of the mean over all items."""
+        weights = self._session.weights
+        return weights is None or not weights.by_hand or weights.close(self.optimizer)
+
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear the gradients."""
+        if self._session.weights is not None and self._session.weights.by_hand:
+            self._session.weights.drop(self.optimizer)
         self.optimizer.zero_grad(set_to_none)
 
     def __getattr__(self, name: str) -> Any:

@@ -50,7 +50,8 @@ class CSVLogger(RunFolderLogger):
         self._flush_every, self._flush_interval_s = flush_logs_every_n_steps, flush_interval_s
         self._saved_s = time.monotonic()
         self._rows: list[dict[str, Any]] = []
-        self._facts: Mapping[str, Any] | None = None
+        self._has_written = False
+        self._facts: dict[str, Any] = {}
 
     @property
     def metrics_path(self) -> Path:
@@ -63,14 +64,14 @@ class CSVLogger(RunFolderLogger):
         Raises:
             ConfigurationError: a value isn't one number.
         """
-        self._rows.append({"step": step, **{name: to_scalar(name, value) for name, value in metrics.items()}})
+        self._rows.append({"step": step, **{name: _to_cell(name, value) for name, value in metrics.items()}})
         is_late = time.monotonic() - self._saved_s >= self._flush_interval_s
         if is_late or len(self._rows) >= self._flush_every:
             self.save()
 
     def log_run(self, facts: Mapping[str, Any]) -> None:
-        """Record a Trainer's facts about the run for `run.json`: decisions with reasons, versions, machine."""
-        self._facts = facts
+        """Record a Trainer's facts about the run for `run.json`: decisions with reasons, versions, machine, its end."""
+        self._facts.update(facts)
 
     def save(self) -> None:
         """Write the rows that are in memory."""
@@ -80,20 +81,22 @@ class CSVLogger(RunFolderLogger):
         path = self.metrics_path
         with _locked(path.parent):
             self._write(path)
-        self._rows = []
+        self._rows, self._has_written = [], True
         self._save_facts()
 
     def finalize(self, status: str) -> None:
         """The run is over. One that has logged nothing leaves `run.json` where it has a folder, for its checkpoints."""
         self.save()
         super().finalize(status)
-        if self._has_made:
+        if self._has_made or self._has_written:
             self._save_facts()
 
     def _save_facts(self) -> None:
-        if self._facts is not None:
-            (self.folder() / "run.json").write_text(json.dumps(self._facts, indent=2) + "\n", encoding="utf-8")
-            self._facts = None
+        if self._facts:
+            path = self.folder() / "run.json"
+            facts = {**_read_facts(path), **self._facts}
+            path.write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
+            self._facts = {}
 
     def _write(self, path: Path) -> None:
         present = _read_columns(path)
@@ -108,6 +111,18 @@ class CSVLogger(RunFolderLogger):
         header = dict(zip(columns, columns, strict=True))
         temporary.write_text(_to_text(columns, [header, *earlier, *self._rows]), encoding="utf-8", newline="")
         temporary.replace(path)
+
+
+def _to_cell(name: str, value: Any) -> float | int:
+    number = to_scalar(name, value)
+    return int(number) if name == "epoch" and number.is_integer() else number  # which counts
+
+
+def _read_facts(path: Path) -> dict[str, Any]:
+    with contextlib.suppress(OSError, ValueError):
+        facts = json.loads(path.read_text(encoding="utf-8"))
+        return facts if isinstance(facts, dict) else {}
+    return {}
 
 
 def _read_columns(path: Path) -> list[str]:

@@ -48,7 +48,8 @@ class LossScaler:
             return
         self._check_order(optimizer)
         self.grad_scaler.unscale_(optimizer)
-        self._unscaled.add(id(optimizer))
+        # A JointOptimizer has unscaled those that it joins, one of which a hook may clip by itself.
+        self._unscaled.update(map(id, (optimizer, *getattr(optimizer, "joined", ()))))
 
     def step(self, optimizer: Optimizer) -> bool:
         """Step the optimizer unless its gradients overflowed; return whether it stepped."""

@@ -39,6 +39,7 @@ class MixedPrecision(Precision):
     """Weights, gradients and optimizer in float32; matrix products and convolutions in 16 bits.
 
     With a scaler, an optimizer's step is skipped when its gradients overflowed; `optimizer_step` then returns False.
+    Optimizers that a `JointOptimizer` joins are skipped together.
     A scaler serves any number of optimizers, also several that share one backward. Gradients that are accumulated for
     one optimizer while another one goes on stepping would mix two scales: step both in the same window.
 

@@ -27,6 +27,7 @@ PACKAGES = frozenset(
         "core-ipu",
         "core-lightning",
         "core-mlflow",
+        "core-parallel",
         "core-ray",
         "core-tensorboard",
         "core-testing",
@@ -46,6 +47,7 @@ _ALIASES: dict[str, dict[str, tuple[str, ...]]] = {
         "core-ddp": tuple(alias + suffix for alias in _DDP for suffix in _UNUSED),
         "core-dp": ("dp", "ddp2"),
         "core-fsdp": ("fsdp", "fsdp_cpu_offload", "model_parallel"),
+        "core-parallel": ("parallel", "pipeline"),
         "core-deepspeed": (
             "deepspeed",
             "deepspeed_stage_1",

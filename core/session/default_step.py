@@ -35,6 +35,9 @@ def run(session: Session, batch: Any, batch_idx: int, step: TrainingStep) -> Ste
     skipped = loss is None and step.num_accumulated == 1
     if optimizer is None or skipped:
         return StepOutput(loss)
+    if session.weights is not None and not session.weights.close(optimizer):
+        _zero_grad(strategy, optimizer, step)  # items of no weight teach nothing
+        return StepOutput(loss)
     return StepOutput(loss, 1, _update(strategy, optimizer, step))
 
 
@@ -42,9 +45,12 @@ def _compute_gradients(strategy: Strategy, batch: Any, batch_idx: int, step: Tra
     loss = step.compute_loss(batch, batch_idx)
     if loss is None:
         return None
-    share = loss / step.num_accumulated if step.num_accumulated > 1 else loss
-    if step.weight is not None:
-        share = share * step.weight
+    if step.given_weight is not None or strategy.session.weights is not None:
+        share = _share_by_weight(strategy.session, loss, step)
+    else:
+        share = loss / step.num_accumulated if step.num_accumulated > 1 else loss
+        if step.weight is not None:
+            share = share * step.weight
     if not share.requires_grad and not step.optimizers:
         return loss  # training without an optimizer, and without anything that backward could reach
     if step.before_backward is not None:
@@ -53,9 +59,17 @@ def _compute_gradients(strategy: Strategy, batch: Any, batch_idx: int, step: Tra
         step.backward(share)
     else:
         strategy.backward(share, step.module)
+    if strategy.session.weights is not None and step.ends_window and step.optimizers:
+        strategy.session.weights.correct(step.optimizers[0])
     if step.after_backward is not None:
         step.after_backward()
     return loss.detach()
+
+
+def _share_by_weight(session: Session, loss: Tensor, step: TrainingStep) -> Tensor:
+    from core.session.loss_weights import share_of  # who gives no weight waits for none of it
+
+    return share_of(session, loss, step)
 
 
 def _update(
@@ -95,15 +109,21 @@ def _zero_grad(strategy: Strategy, optimizer: Optimizer, step: TrainingStep) -> 
 def _step_with_closure(
     strategy: Strategy, batch: Any, batch_idx: int, step: TrainingStep, optimizer: Optimizer
 ) -> StepOutput:
+    session = strategy.session
     losses: list[Tensor | None] = []
+    has_weight = True
 
     def closure() -> Tensor | None:
         # The first evaluation adds to the gradients of the window's earlier batches; each further one starts from none.
         if losses:
             _zero_grad(strategy, optimizer, step)
         losses.append(_compute_gradients(strategy, batch, batch_idx, step))
+        if session.weights is not None and not session.weights.close(optimizer):
+            nonlocal has_weight
+            has_weight = False
+            _zero_grad(strategy, optimizer, step)
         _prepare_update(strategy, optimizer, step)
         return losses[-1]
 
     updated = _update(strategy, optimizer, step, closure)
-    return StepOutput(losses[0] if losses else None, 1, updated)
+    return StepOutput(losses[0] if losses else None, 1, updated if has_weight else 0)

@@ -41,6 +41,8 @@ if TYPE_CHECKING:
     from core.contract.precision import Precision
     from core.contract.setup_host import SetupHost
     from core.contract.spec import Fingerprint
+    from core.session.loss_weights import LossWeights
+    from core.strategies.activation_memory import ActivationMemory
 
 _PARTS = ("accelerator", "parallel_devices", "cluster_environment", "checkpoint_io", "precision_plugin")
 
@@ -57,6 +59,9 @@ class Session:
         handles: the modules that were set up, in order.
         fingerprint: (kind, alias, provider, version) of every choice; ranks compare it before they communicate.
         compiler: the compiler for the methods of the next module that is added, such as `torch.compile`.
+        activations: what becomes of activations of the modules that are added; None leaves them.
+        weights: of the losses, once one was given; None before.
+        unit_compiler: compiles parts of the next module that is added, in place; returns what undoes that.
     """
 
     def __init__(self, strategy: Strategy) -> None:
@@ -64,6 +69,9 @@ class Session:
         self.strategy = strategy
         self.fingerprint: Fingerprint = ()
         self.compiler: Callable[[Any], Any] | None = None
+        self.activations: ActivationMemory | None = None
+        self.unit_compiler: Callable[[nn.Module], Callable[[], None]] | None = None
+        self._undo: list[Callable[[], None]] = []
         self._filled_in: Mapping[str, Any] = {}
         self._ends_alone = False
         self._replaced = ReplacedParameters(beside)
@@ -158,6 +166,7 @@ class Session:
             )
         # Before the set-up: wrappers prefix names, and converting replaces parameters.
         names = module_tree.parameter_names(module)
+        self._change_units(module)
         returned = strategy.setup_module(module)
         wrapped = overrides.required(strategy, "setup_module", returned, "the module, wrapped or not")
         self._keep(module, wrapped, names)
@@ -188,6 +197,7 @@ class Session:
             return self.add_module(module), self.add_optimizers(optimizers), scheduler
         self._check_number(len(optimizers))
         names = module_tree.parameter_names(module)
+        self._change_units(module)
         wrapped, added, scheduler = overrides.required(
             strategy,
             "setup_module_and_optimizers",
@@ -240,7 +250,15 @@ class Session:
     def forget(self) -> None:
         """Forget modules, optimizers and schedulers. `Strategy.release` calls it."""
         self.handles: list[ModuleHandle] = []
+        while self._undo:
+            self._undo.pop()()
         self.strategy.optimizers, self.strategy.lr_schedulers = [], []
+        self.weights: LossWeights | None = None
+
+    @property
+    def compiles(self) -> bool:
+        """True if the methods or parts of the next module that is added are compiled by torch."""
+        return self.compiler is not None or self.unit_compiler is not None
 
     @property
     def ends_together(self) -> bool:
@@ -268,9 +286,16 @@ class Session:
     def _check_number(self, num_optimizers: int) -> None:
         if num_optimizers > 1 and Capability.SEVERAL_OPTIMIZERS not in self.strategy.capabilities:
             raise UnsupportedError(
-                f"{self._name} can set up one optimizer, not {num_optimizers}. Use parameter groups.",
+                f"{self._name} sets up one optimizer, not {num_optimizers}. Use parameter groups, or another strategy.",
                 capability=Capability.SEVERAL_OPTIMIZERS,
             )
+
+    def _change_units(self, module: nn.Module) -> None:
+        """Save the activations of units first, so that a compiler sees it."""
+        if self.activations is not None:
+            self._undo.append(self.activations.apply(module, self.strategy.root_device.type))
+        if self.unit_compiler is not None:
+            self._undo.append(self.unit_compiler(module))
 
     def _keep(self, module: nn.Module, wrapped: nn.Module, names: dict[int, str]) -> None:
         self.handles.append(ModuleHandle(module, wrapped, names, self.compiler))
@@ -279,6 +304,24 @@ class Session:
     # steps ----------------------------------------------------------------------------------------------------------
 
     run_training_step = default_step.run  # not a call around it: a step would pay for that
+
+    def backward(self, loss: Tensor, weight: float | Tensor | None, run: Callable[[Tensor], None]) -> None:
+        """All ranks. Run backward in a loop by hand, for a loss that says what it weighs; see `Fabric.backward`.
+
+        Args:
+            loss: a mean over some items.
+            weight: their number; None for a loss without one, after others that had one, which is an error.
+            run: is called with what backward is to take.
+        """
+        from core.session.loss_weights import backward_by_hand  # who gives no weight waits for none of it
+
+        backward_by_hand(self, loss, weight, run)
+
+    def scale_gradients(self, optimizer: Optimizer, factor: float) -> None:
+        """All ranks. Multiply the gradients of the optimizer's parameters, or this rank's shards of them."""
+        from core.session.loss_weights import scale_gradients
+
+        scale_gradients(optimizer, factor)
 
     # whole states ---------------------------------------------------------------------------------------------------
 

@@ -86,9 +86,10 @@ class Progress:
         self.is_recut = is_recut
 
     def state_dict(self) -> dict[str, Any]:
-        """The position from which a run that loads this goes on."""
+        """The position from which a run that loads this goes on, and whether an epoch's last hooks were running."""
         return {
             "epoch": self.epoch + self.epoch_is_over,
+            "epoch_is_over": self.epoch_is_over,
             "batch": 0 if self.epoch_is_over else self.batch,
             "is_validated": self.is_validated and not self.epoch_is_over,
             "global_step": self.global_step,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeAlias, TypeVar
 
 import torch
@@ -13,7 +14,7 @@ from core.trainer.logging.logger_publisher import LoggerPublisher
 from core.trainer.signals.interruption import SignalGuard
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from contextlib import AbstractContextManager
 
     from torch import nn
@@ -46,6 +47,8 @@ class Run:
         fabric: joins the ranks, wraps optimizers, prints.
         options: of the Trainer.
         callbacks: of this stage, those of the module too.
+        observers: callbacks that a subclass of Trainer needs for itself. They are called before `callbacks`, and keep
+            no state.
         loggers: all of them, whichever rank this is.
         profiler: or none.
         default_root_dir: where checkpoints and logs go.
@@ -74,6 +77,9 @@ class Run:
         is_running: True from the group's beginning to its end.
         sanity_checking: True while the sanity check runs.
         running_step: how one batch is trained, while `fit` runs.
+        began: when the stage was called.
+        stop_reason: of whoever asked on this rank, a sentence; empty if it gave none.
+        newest_save: the path that a run can go on from, and its optimizer step; None if nothing is saved yet.
         pending_saves: (path, weights_only) of checkpoints that wait for the end of the accumulation window.
         restored_random_state: to put back before the first batch.
         random_state_at_opening: before the training loader was opened, if a resumed run has to open it alike.
@@ -90,6 +96,7 @@ class Run:
     progress: Progress
     logged: MetricValues
     accumulate_grad_batches: int
+    observers: Sequence[Callback] = ()
     trainer: Any = None
     stage: Stage | None = None
     module: Any = None  # an nn.Module, whose methods no type checker knows
@@ -107,6 +114,9 @@ class Run:
     is_running: bool = field(init=False, default=False)
     sanity_checking: bool = field(init=False, default=False)
     running_step: TrainingStep | None = field(init=False, default=None)
+    began: datetime = field(init=False, default_factory=lambda: datetime.now(UTC))
+    stop_reason: str = field(init=False, default="")
+    newest_save: tuple[PathLike, int] | None = field(init=False, default=None)
     pending_saves: list[tuple[PathLike, bool]] = field(init=False, default_factory=list)
     restored_random_state: dict[str, Any] | None = field(init=False, default=None)
     random_state_at_opening: dict[str, Any] | None = field(init=False, default=None)

@@ -79,6 +79,8 @@ class Trainer(TrainerViews):
         inference_mode: bool = True,
         sync_batchnorm: bool = False,
         compile: bool | Mapping[str, Any] = False,
+        activation_checkpointing: Any = None,
+        activation_offload: bool = False,
         barebones: bool = False,
         use_distributed_sampler: bool = True,
         seed_samples: bool = False,
@@ -136,9 +138,15 @@ class Trainer(TrainerViews):
                 anything is learned from it. Each step waits for the device. Without it there is a warning, later.
             inference_mode: evaluate under `torch.inference_mode` rather than `torch.no_grad`, if the strategy can.
             sync_batchnorm: let batch norms compute their statistics over all ranks. On GPUs only.
-            compile: run the module's steps through `torch.compile`; or a dict of its options. A module that you have
-                compiled yourself, by `torch.compile(module)`, is compiled in the same way inside of the strategy's
-                wrapper. Names in checkpoints don't change with it.
+            compile: run the module's steps through `torch.compile`; or a dict of its options. With
+                `"region": "units"` among them each repeated block is compiled by itself, once for all that are alike;
+                a list of layer classes, or of names of classes or modules, says which. A module that you have compiled
+                yourself, by `torch.compile(module)`, is compiled in the same way inside of the strategy's wrapper.
+                Names in checkpoints don't change with it.
+            activation_checkpointing: compute activations of the module's units again in backward, rather than keep
+                them: `"units"` for its repeated blocks; a list of layer classes, or of names; a selective policy of
+                torch's, a function or a list of operations; or `{"units": ..., "policy": ...}`. Values don't change.
+            activation_offload: let what the units keep for backward wait in the memory of the CPU.
             barebones: nothing but the loop, to measure what the rest costs: no logger, checkpoints, bar, summary or
                 sanity check, and `self.log` does nothing.
             use_distributed_sampler: give each rank its shard of the data.
@@ -229,6 +237,8 @@ class Trainer(TrainerViews):
             plugins=plugins,
             loggers=make_loggers(logger, root),
             compile=compile,
+            activation_checkpointing=activation_checkpointing,
+            activation_offload=activation_offload,
             watch=watch,
         )
         check_arguments(options, fabric.strategy)

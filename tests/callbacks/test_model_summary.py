@@ -47,6 +47,16 @@ def test_by_default_the_children_of_the_module(tmp_path, capsys):
     ]
 
 
+def test_units_where_there_are_some(tmp_path, capsys):
+    class Deep(Tiny):
+        def __init__(self):
+            super().__init__()
+            self.body = nn.ModuleList([nn.Linear(2, 2), nn.Linear(2, 2)])
+
+    lines = summary_of(tmp_path, capsys, Deep())
+    assert lines[-1] == "units: 2 x Linear (body.0 ... 1), from its largest ModuleList"
+
+
 def test_with_an_example_sizes_and_operations_too(tmp_path, capsys):
     lines = summary_of(tmp_path, capsys, WithExample())
     assert lines[0].split() == ["name", "type", "params", "mode", "FLOPs", "in", "out"]

@@ -264,6 +264,26 @@ def test_six_metrics_take_80_columns():
     ]
 
 
+@pytest.mark.parametrize(("columns", "height"), [(80, 2), (120, 1)])
+def test_long_names_stand_on_few_lines_where_there_is_room(monkeypatch, columns, height):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    lines = []
+    names = ["train_accuracy_epoch", "val_accuracy_best_so_far", "learning_rate_of_head"]
+    EpochTable().add(
+        lambda line, is_header=False: lines.append((line, is_header)),
+        epoch=0,
+        step=1,
+        seconds=1,
+        batches_per_s=1,
+        metrics=dict.fromkeys(names, 0.5),
+    )
+    heads = [line for line, is_header in lines if is_header]
+    assert len(heads) == height
+    assert max(len(line) for line, _ in lines) <= columns
+    parts = re.findall("[a-z]+", " ".join(heads))
+    assert set(parts) >= set(re.findall("[a-z]+", " ".join(names))), "no word is broken"
+
+
 def test_what_contradicts_it(tmp_path):
     with pytest.raises(ConfigurationError, match=r"enable_progress_bar=False, and callbacks has a RichProgressBar"):
         make_trainer(tmp_path, RichProgressBar())
@@ -329,7 +349,7 @@ class Watching(nbclient.NotebookClient):
     """Keeps what a cell shows before it is replaced, which the notebook doesn't."""
 
     def process_message(self, message, cell, cell_index):
-        if message["msg_type"] == "update_display_data":
+        if message["msg_type"] in ("display_data", "update_display_data"):
             self.__dict__.setdefault("updates", []).append((cell_index, message["content"]["data"]["text/plain"]))
         return super().process_message(message, cell, cell_index)
 
@@ -363,8 +383,8 @@ def test_in_a_notebook_the_bar_is_updated_and_lines_follow(tmp_path, monkeypatch
     assert len(done) > 2
     assert "━" in bars[-1]
     assert "it/s" in bars[-1]
-    (shown,) = (output.data["text/plain"] for output in of_ranks if output.output_type == "display_data")
-    assert not shown.strip(), "the bar is gone at the end"
+    (shown,) = (output.data for output in of_ranks if output.output_type == "display_data")
+    assert shown == {"text/plain": "", "text/html": ""}, "the bar is gone at the end, and takes no room"
     printed = "".join(output.text for output in of_ranks if output.output_type == "stream")
     assert "trainable parameters" in printed
     assert [line.split()[:2] for line in printed.splitlines()[-3:-1]] == [["epoch", "step"], ["0", "6"]]

@@ -35,7 +35,7 @@ def test_they_rank_checkpoints_and_stop_as_rank_0_says(tmp_path, told):
     # The caller has rank 0's state.
     assert checkpoint.best_model_path == str(tmp_path / "c/epoch=1-x=1.0.ckpt")
     assert checkpoint.best_model_score.item() == 1.0
-    assert stopping.stopping_reason.startswith("val_loss did not get better than 1")
+    assert stopping.stopping_reason.startswith("val_loss is 2.5, and did not get better than 1")
     assert trainer.should_stop
 
 

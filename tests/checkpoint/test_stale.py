@@ -183,6 +183,8 @@ def test_ls(run, tmp_path):
     states = {row["path"].rpartition("/")[2]: row["state"] for row in described}
     assert states == {"a.ckpt": "damaged", "b.pt": "verified", "best.ckpt": "link", "c.ckpt": "damaged"}
     assert run("ls", tmp_path / "notes").output == "No checkpoints are there.\n"
+    save(tmp_path / "notes/checkpoints/d.ckpt", 5)
+    assert run("ls", tmp_path / "notes").output == run("ls", tmp_path / "notes/checkpoints").output, "of a run"
     done = run("ls", tmp_path / "nowhere")
     assert (done.exit_code, "There is no folder" in done.output) == (1, True)
 

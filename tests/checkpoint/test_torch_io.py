@@ -307,7 +307,10 @@ def test_a_missing_file_names_its_neighbours(path):
 
 
 def test_a_missing_folder_and_an_empty_one(tmp_path):
-    with pytest.raises(CheckpointNotFoundError, match="That folder is empty"):
+    with pytest.raises(CheckpointNotFoundError, match="No checkpoint is in that folder"):
+        load(tmp_path / "last.ckpt")
+    (tmp_path / "lats.py").touch()
+    with pytest.raises(CheckpointNotFoundError, match="No checkpoint is in that folder"):
         load(tmp_path / "last.ckpt")
     with pytest.raises(CheckpointNotFoundError, match="nor its folder"):
         load(tmp_path / "nowhere" / "last.ckpt")

@@ -4,10 +4,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from core.data.sharding import shard_batches, shard_samples
+from core.data.sharding import lend_to_last, shard_batches, shard_samples
 
 sizes = st.integers(1, 5)
 totals = st.integers(0, 80)
+
+
+def lending(total, batch_size, size):
+    return list(lend_to_last(shard_samples(range(total), batch_size, size=size), size))
 
 
 def in_order(steps):
@@ -16,21 +20,21 @@ def in_order(steps):
 
 @given(totals, st.integers(1, 6), sizes)
 def test_every_sample_comes_once_and_in_order(total, batch_size, size):
-    steps = list(shard_samples(range(total), batch_size, size=size))
-    assert in_order(steps) == list(range(total))
+    assert in_order(shard_samples(range(total), batch_size, size=size)) == list(range(total))
+    assert in_order(lending(total, batch_size, size)) == list(range(total))
 
 
 @given(totals, st.integers(2, 6), sizes)
-def test_no_rank_goes_without_a_batch(total, batch_size, size):
+def test_where_steps_lend_no_rank_goes_without_a_batch(total, batch_size, size):
     """Then nobody waits in a collective for a rank that has no batch."""
-    steps = list(shard_samples(range(total), batch_size, size=size))
+    steps = lending(total, batch_size, size)
     if total >= size:
         assert all(share for step in steps for share in step)
 
 
 @given(totals, st.integers(1, 6), sizes)
 def test_shares_of_a_step_are_even(total, batch_size, size):
-    for step in shard_samples(range(total), batch_size, size=size):
+    for step in (*shard_samples(range(total), batch_size, size=size), *lending(total, batch_size, size)):
         lengths = list(map(len, step))
         assert max(lengths) - min(lengths) <= 1
         assert max(lengths) <= batch_size
@@ -39,13 +43,15 @@ def test_shares_of_a_step_are_even(total, batch_size, size):
 @given(totals, st.integers(1, 6), sizes)
 def test_a_step_is_the_batch_that_one_device_would_have(total, batch_size, size):
     """But for the last two, if the last has to borrow."""
-    steps = list(map(in_order, ([step] for step in shard_samples(range(total), batch_size, size=size))))
     whole = batch_size * size
     alone = [list(range(total))[start : start + whole] for start in range(0, total, whole)]
-    assert len(steps) == len(alone)
-    assert steps[:-2] == alone[:-2]
+    steps, lent = shard_samples(range(total), batch_size, size=size), lending(total, batch_size, size)
+    assert [in_order([step]) for step in steps] == alone
+    lent = [in_order([step]) for step in lent]
+    assert len(lent) == len(alone)
+    assert lent[:-2] == alone[:-2]
     if not 0 < total % whole < size:
-        assert steps == alone
+        assert lent == alone
 
 
 @given(totals, st.integers(1, 6), sizes)
@@ -93,12 +99,13 @@ def test_a_lone_last_batch_is_split():
     assert list(shard_batches([[0, 1], [2, 3], [4, 5, 6]], size=2)) == [[[0, 1], [2, 3]], [[4, 5], [6]]]
 
 
-def test_a_last_step_with_too_few_samples_borrows_from_the_one_before():
-    assert list(shard_samples(range(9), 2, size=2)) == [[[0, 1], [2, 3]], [[4, 5], [6]], [[7], [8]]]
+def test_a_last_step_with_too_few_samples_leaves_a_rank_without_or_borrows_from_the_one_before():
+    assert list(shard_samples(range(9), 2, size=2)) == [[[0, 1], [2, 3]], [[4, 5], [6, 7]], [[8], []]]
+    assert lending(9, 2, 2) == [[[0, 1], [2, 3]], [[4, 5], [6]], [[7], [8]]]
 
 
 def test_a_last_step_that_can_not_borrow_leaves_a_rank_without():
-    assert list(shard_samples(range(3), 1, size=2)) == [[[0], [1]], [[2], []]]
+    assert lending(3, 1, 2) == [[[0], [1]], [[2], []]]
 
 
 def test_an_order_without_end_is_dealt_as_it_comes():

@@ -71,8 +71,8 @@ def test_loggers_are_chosen_by_alias_and_all_get_the_same(tmp_path):
     assert isinstance(trainer.logger, CSVLogger)
     for folder in (tmp_path / "core_logs" / "version_0", tmp_path / "mine" / "version_0"):
         assert rows(folder) == [
-            {"step": "2", "epoch": "0.0", "batch_idx": "1.0"},
-            {"step": "4", "epoch": "0.0", "batch_idx": "3.0"},
+            {"step": "2", "epoch": "0", "batch_idx": "1.0"},
+            {"step": "4", "epoch": "0", "batch_idx": "3.0"},
         ]
     assert mine.told == [
         (2, {"epoch": 0.0, "batch_idx": 1.0}),

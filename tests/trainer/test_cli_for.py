@@ -152,6 +152,8 @@ def test_classes_by_dotted_name(run):
     ("args", "message"),
     [
         (["fit", "--model.widht=3"], "unrecognized arguments: --model.widht"),
+        (["fit", "--model.widt=3"], "unrecognized arguments: --model.widt"),
+        (["fit", "--trainer.max_epoch=3"], "unrecognized arguments: --trainer.max_epoch"),
         (["fit", "--trainer.max_epochs=two"], "trainer.max_epochs"),
         (["train"], "invalid choice|expected"),
         (["fit", "--optimizer=SGDD"], "SGDD"),

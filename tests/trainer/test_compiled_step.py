@@ -216,3 +216,12 @@ def test_a_loop_by_hand_can_not_train_it():
     fabric, module = Fabric(strategy=CompiledStrategy(), accelerator="cpu"), Net()
     with pytest.raises(UnsupportedError, match=r"CompiledStrategy runs forward, .* no training in a loop of your own"):
         fabric.setup(module, torch.optim.SGD(module.parameters(), lr=0.1))
+
+
+def test_a_weight_of_a_loss_is_refused_by_name():
+    class Weighing(CompiledStrategy):
+        def _program(self, call):
+            return lambda *arguments: {"loss": call(*arguments).detach(), "weight": 3}
+
+    with pytest.raises(UnsupportedError, match="a loss with a weight, and Weighing has stepped by then"):
+        fit(Weighing())

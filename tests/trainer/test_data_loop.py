@@ -6,6 +6,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from core import Callback, CheckpointError, ConfigurationError, DataModule, WorkerError
+from core.contract import UnsupportedError
 from core.strategies import DDPStrategy
 from core.trainer.data import epoch_end
 from trainer.recording import (
@@ -223,9 +224,16 @@ def told(tmp_path):
     handler.close()
 
 
+class OfOneLine(DDPStrategy):
+    """Has no second connection between ranks, over which they would agree to go on."""
+
+    def background_collectives(self):
+        raise UnsupportedError("none")
+
+
 def test_a_rank_that_waits_for_a_longer_share_says_so(tmp_path, monkeypatch, told):
     monkeypatch.setattr(epoch_end, "WARNING_DELAY_S", 1.0)  # forked workers have it too
-    strategy = DDPStrategy(start_method="fork", timeout=timedelta(seconds=3))
+    strategy = OfOneLine(start_method="fork", timeout=timedelta(seconds=3))
     trainer = make_parallel_trainer(tmp_path, strategy=strategy, use_distributed_sampler=False)
     with pytest.raises(WorkerError):
         trainer.fit(Recorder(tmp_path), DataLoader(UnsizedRankStream(6, 4), batch_size=2))

@@ -263,6 +263,7 @@ def test_a_callback_that_cannot_work_says_so_before_processes_are_made(callback,
         ),
         ({"compile": "max-autotune"}, "compile='max-autotune': expected True, False, or a dict of torch.compile's"),
         ({"compile": {"mod": "default"}}, "compile has 'mod', which torch.compile doesn't take. Did you mean 'mode'"),
+        ({"compile": {"region": "units", "mod": 1}}, "compile has 'mod', .*; and core takes 'region'"),
         ({"compile": {"mode": "default", "options": {"a": 1}}}, "compile has both 'mode' and 'options'"),
         ({"callbacks": [Callback], "strategy": "auto"}, "callbacks has <class .*expected instances of core.Callback"),
     ],
@@ -297,15 +298,6 @@ def test_sync_batchnorm_on_a_cpu():
     with pytest.raises(ConfigurationError, match=r"sync_batchnorm=True with DDPStrategy on the CPU: .*SyncBatchNorm"):
         Trainer(sync_batchnorm=True, strategy="ddp", devices=1, **QUIET)
     assert fit(Net(), sync_batchnorm=True).global_step == 3  # one device has nothing to synchronize
-
-
-def test_several_optimizers_in_automatic_optimization():
-    class Several(Net):
-        def configure_optimizers(self):
-            return [super(Several, self).configure_optimizers() for _ in range(2)]
-
-    with pytest.raises(ModuleError, match=r"returned 2 optimizers, and automatic optimization steps one. Set self"):
-        fit(Several())
 
 
 def test_an_optimizer_that_evaluates_the_loss_repeatedly():

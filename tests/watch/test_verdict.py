@@ -284,7 +284,7 @@ def test_a_rank_that_holds_pythons_lock_is_looked_at_from_outside():
             local_ranks, seen = LocalRanks(300.0), last
             while kernel.process_state(process.pid) != "S":  # it has printed, and doesn't sleep yet
                 time.sleep(0.01)
-            while process.poll() is None and not seen.stack:
+            while process.poll() is None and not seen.line:  # written thread by thread
                 seen = local_ranks.examine(last, WAITS)
                 time.sleep(0.05)
             slept = process.stdout.read()

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-FILE_SUFFIXES = (".ckpt", ".pt", ".pth", safetensors_file.SUFFIX)
+FILE_SUFFIXES = messages.FILE_SUFFIXES
 """Names of files in a folder that are taken for checkpoints end so."""
 
 

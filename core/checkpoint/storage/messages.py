@@ -13,6 +13,8 @@ from core.text.spelling import near_names
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+FILE_SUFFIXES = (".ckpt", ".pt", ".pth", ".safetensors")
+"""Names in a folder that are taken for checkpoints end so."""
 
 _THROTTLED = {
     *("SlowDown", "503", "429", "ServiceUnavailable", "TooManyRequests", "Throttling", "ThrottlingException"),
@@ -115,7 +117,9 @@ def not_found(path: str, names: list[str] | None) -> CheckpointNotFoundError:
     """
     if names is None:
         return CheckpointNotFoundError(f"There is no checkpoint {path!r}, nor its folder. Check the path.")
-    names = [name for name in names if not name.startswith(".")]
-    near = near_names(os.path.basename(path.rstrip("/")), names) or sorted(names)[:5]
-    beside = f"In that folder are: {', '.join(map(printable, near))}." if near else "That folder is empty."
+    wanted = os.path.basename(path.rstrip("/"))
+    suffixes = (*FILE_SUFFIXES, *filter(None, [os.path.splitext(wanted)[1]]))
+    names = [name for name in names if not name.startswith(".") and name.endswith(suffixes)]
+    near = near_names(wanted, names) or sorted(names)[:5]
+    beside = f"In that folder are: {', '.join(map(printable, near))}." if near else "No checkpoint is in that folder."
     return CheckpointNotFoundError(f"There is no checkpoint {path!r}. {beside}")

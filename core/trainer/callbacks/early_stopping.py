@@ -140,7 +140,7 @@ class EarlyStopping(Callback):
         if reason is None:
             return
         self.stopped_epoch, self.stopping_reason = trainer.current_epoch, reason
-        trainer.should_stop = True
+        trainer.should_stop, trainer.run.stop_reason = True, f"EarlyStopping: {reason}"
         if self.check_finite and not math.isfinite(value) and trainer.is_global_zero:
             warnings.warn(f"EarlyStopping ends the run: {reason}", stacklevel=2)
         elif self.verbose:
@@ -166,7 +166,10 @@ class EarlyStopping(Callback):
         self.wait_count += 1
         if self.wait_count < self.patience:
             return None
-        return f"{self.monitor} did not get better than {self._best:.4g} in the last {self.wait_count} checks."
+        return (
+            f"{self.monitor} is {value:.4g}, and did not get better than {self._best:.4g} in the last "
+            f"{self.wait_count} checks (patience={self.patience})."
+        )
 
     def _improve(self, trainer: TrainerViews, value: float) -> None:
         if self.verbose:

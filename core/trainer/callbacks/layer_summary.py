@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from core.strategies import find_units
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
@@ -45,6 +47,7 @@ class ModuleSummary:
     Attributes:
         layers: down to the depth that was asked for, in the order of definition.
         has_lazy: some parameters have no shape yet and aren't counted.
+        units: the model's repeated blocks in one line, and how they were found; empty if there are none.
     """
 
     layers: list[Layer] = field(default_factory=list)
@@ -54,6 +57,7 @@ class ModuleSummary:
     num_modules: int = 0
     flops: int | None = None
     has_lazy: bool = False
+    units: str = ""
 
     @property
     def num_parameters(self) -> int:
@@ -92,6 +96,8 @@ def summarize(
     if observed is not None:
         summary.flops = observed.flops("")
     _count_all(module, summary, count)
+    units = find_units(module)
+    summary.units = str(units) if units else ""
     return summary
 
 

@@ -27,7 +27,7 @@ _UNITS = ("", "K", "M", "B", "T", "P")
 
 
 class ModelSummary(Callback):
-    """Prints layers, parameters and sizes on rank 0 when fit begins.
+    """Prints layers, parameters, sizes and units (`core.strategies.find_units`) on rank 0 when fit begins.
 
     With `example_input_array` on the module (a tensor, a tuple of arguments, or a dict of them), also the shapes that
     go in and out of each layer, and the floating-point operations of one forward, by torch's counter. All ranks run it.
@@ -168,6 +168,8 @@ def _totals(summary: ModuleSummary) -> list[str]:
     if summary.flops is not None:
         totals.append((shorten(summary.flops), "floating-point operations in a forward of the example"))
     lines = [f"{number:<10}{meaning}" for number, meaning in totals]
+    if summary.units:
+        lines.append(f"units: {summary.units}")
     if summary.has_lazy:
         lines.append("Lazy layers are not counted: they take their shape from the first batch.")
     return lines

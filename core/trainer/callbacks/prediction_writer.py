@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from core.contract import ConfigurationError
+from core.trainer.callbacks.noted_indices import with_noted_indices
 from core.trainer.hooks.callback import Callback
 
 if TYPE_CHECKING:
@@ -88,7 +90,9 @@ class BasePredictionWriter(Callback):
         raise NotImplementedError
 
     def on_predict_start(self, trainer: TrainerViews, module: nn.Module) -> None:
-        """Begin with nothing."""
+        """Begin with nothing, and with loaders that know the indices of their batches."""
+        loaders = trainer.loaders.predict
+        loaders[:] = [replace(each, loader=_noted(each.loader)) for each in loaders]
         self._predictions = [[] for _ in trainer.loaders.predict]
         self._indices = [[] for _ in trainer.loaders.predict]
 
@@ -117,10 +121,19 @@ class BasePredictionWriter(Callback):
 
 
 def _take_indices(loader: Any) -> Any:
-    """Indices of the batch that the loop has just taken; the sampler that cuts the shards knows them."""
-    samplers = (getattr(loader, name, None) for name in ("batch_sampler", "sampler"))
-    sampler = next((sampler for sampler in samplers if hasattr(sampler, "advance")), None)
+    """Indices of the batch that the loop has just taken."""
+    sampler = _knowing_sampler(loader)
     return sampler.advance() if sampler is not None else None
+
+
+def _knowing_sampler(loader: Any) -> Any:
+    """The sampler that cuts the shards, or notes what it gives; None if there is none."""
+    samplers = (getattr(loader, name, None) for name in ("batch_sampler", "sampler"))
+    return next((sampler for sampler in samplers if hasattr(sampler, "advance")), None)
+
+
+def _noted(loader: Any) -> Any:
+    return loader if _knowing_sampler(loader) is not None else with_noted_indices(loader)
 
 
 def _refuse_missing(writer: BasePredictionWriter, method: str) -> None:

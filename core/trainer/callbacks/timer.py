@@ -136,9 +136,10 @@ class Timer(Callback):
         return remaining_s is not None and remaining_s <= 0
 
     def _stop(self, trainer: TrainerViews) -> None:
-        trainer.should_stop = True
+        reason = f"Timer: {self.time_elapsed():.1f} s of training are over, so it stops."
+        trainer.should_stop, trainer.run.stop_reason = True, reason
         if self._verbose:
-            trainer.print(f"Timer: {self.time_elapsed():.1f} s of training are over, so it stops.")
+            trainer.print(reason)
 
     def _begin(self, stage: str) -> None:
         # Before the new start: the time of earlier runs of the stage adds up.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import warnings
 from functools import cache
 from types import FunctionType
 from typing import TYPE_CHECKING, Any
@@ -14,6 +13,7 @@ from core.trainer.hooks.argument_counts import count_accepted, hook_arguments
 from core.trainer.hooks.callback import Callback
 from core.trainer.hooks.events import overrides
 from core.trainer.module.module import Module, has_method
+from core.trainer.settings.warn_at import warn_at
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -69,10 +69,10 @@ def check_hooks(module: nn.Module, callbacks: Sequence[Callback], datamodule: Da
         kind: type = type(listener)
         for name, meant in _near_misses(kind):
             if not overrides(listener, meant) or (listener is module and not has_method(module, meant)):
-                warnings.warn(
-                    f"{type(listener).__name__}.{name} is not a hook, and is never called by the Trainer. "
+                warn_at(
+                    getattr(kind, name, None),
+                    f"{kind.__name__}.{name} is not a hook, and is never called by the Trainer. "
                     f"Did you mean {meant!r}?",
-                    stacklevel=4,
                 )
     for callback in callbacks:
         _check_events(callback, skip=0, least=2)

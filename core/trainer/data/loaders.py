@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import warnings
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import DataLoader, IterableDataset
 
-from core.contract import CheckpointError, ConfigurationError
+from core.contract import Capability, CheckpointError, ConfigurationError
 from core.data import LoaderSharder, ResumableLoader, divide_global_batch, seed_samples, shuffles, without_shuffling
 from core.trainer.data.collection import is_collection, leaves_of
 from core.trainer.data.combined import CombinedLoader, CombinedResumableLoader
@@ -22,19 +22,26 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from core.contract import Strategy
-    from core.data import GlobalBatch
+    from core.data import GlobalBatch, MicroBatch
     from core.trainer.data.sources import Role, Source
     from core.trainer.settings.options import TrainerOptions
 
 _UNKNOWN = float("inf")
+_WEIGHS_NOTHING = Capability.COMPILED_STEP | Capability.OWNS_STEP | Capability.ELASTIC
+"""Strategies that don't read `TrainingStep.weight`, or count samples by themselves."""
 
 
 @dataclass(frozen=True, slots=True)
 class StageLoader:
-    """A loader of one rank, and how many of its batches are wanted; infinite if it doesn't know its length."""
+    """A loader of one rank, and how many of its batches are wanted; infinite if it doesn't know its length.
+
+    Attributes:
+        uneven: of the iteration that is on, the batches that don't weigh as much as others; see `ShardedSampler`.
+    """
 
     loader: Any
     num_batches: int | float
+    uneven: dict[int, MicroBatch] = field(default_factory=dict)
 
     def batches(self) -> Iterator[Any]:
         """An iterator over as many batches as are wanted."""
@@ -113,7 +120,7 @@ class Loaders:
                 combined, [self._make_resumable(leaf, TRAIN) for _, leaf in combined.leaves]
             )
         else:
-            self._resumable = self._make_resumable(combined, TRAIN)
+            self._resumable = self._make_resumable(combined, TRAIN, lends=not self.weighs)
         self.train = self._resumable.loader
         available = length_of(self.train)
         self.knows_length = available != _UNKNOWN and not any(map(_estimates_length, _leaves(combined)))
@@ -155,15 +162,24 @@ class Loaders:
         # Read together they are one loader; one after the other they are several, each with its own index.
         if isinstance(loaders, CombinedLoader) and loaders.mode != "sequential":
             resumables = [self._make_resumable(leaf, role) for _, leaf in loaders.leaves]
-            made = [loaders.with_resumables(resumables)]
+            made: list[tuple[Any, dict[int, MicroBatch]]] = [(loaders.with_resumables(resumables), {})]
         else:
             leaves = loaders.leaves if isinstance(loaders, CombinedLoader) else leaves_of(loaders)
-            made = [self._make_resumable(leaf, role).loader for _, leaf in leaves]
+            joins = self._forwards_together
+            resumables = [self._make_resumable(leaf, role, joins=joins) for _, leaf in leaves]
+            made = [(resumable.loader, resumable.uneven) for resumable in resumables]
         return self._count(made, role)
 
-    def _count(self, loaders: list[Any], role: Role) -> list[StageLoader]:
+    @property
+    def _forwards_together(self) -> bool:
+        """True if the weights are gathered in evaluation, so that a rank must not end before the others."""
+        assert self._strategy is not None
+        capabilities = self._strategy.capabilities
+        return Capability.COLLECTIVES in capabilities and Capability.INFERENCE_MODE not in capabilities
+
+    def _count(self, made: list[tuple[Any, dict[int, MicroBatch]]], role: Role) -> list[StageLoader]:
         """Shares may differ by a batch: a fraction is of the longest, and only a loader that is empty for all is."""
-        lengths = [length_of(loader) for loader in loaders]
+        lengths = [length_of(loader) for loader, _ in made]
         longest = [max(counts) for counts in zip(*self._gather(lengths), strict=True)]
         if 0 in longest or not longest:
             self._check_empty(role)
@@ -171,16 +187,25 @@ class Loaders:
             return []
         limit = self._limit(role)
         wanted = [resolve_limit(limit, available, name=role.limit) if available else 0 for available in longest]
-        return [StageLoader(*pair) for pair in zip(loaders, map(min, wanted, lengths), strict=True)]
+        return [
+            StageLoader(loader, number, uneven)
+            for (loader, uneven), number in zip(made, map(min, wanted, lengths), strict=True)
+        ]
 
-    def _make_resumable(self, source: Any, role: Role) -> ResumableLoader:
+    @property
+    def weighs(self) -> bool:
+        """True if training can weigh batches."""
+        assert self._strategy is not None
+        return not self._strategy.capabilities & _WEIGHS_NOTHING
+
+    def _make_resumable(self, source: Any, role: Role, **sharding: bool) -> ResumableLoader:
         """Shard one loader, and hand it to the strategy."""
         strategy, options = self._strategy, self._options
         assert strategy is not None
         if shuffles(source):
             source = self._handle_shuffling(source, role)
         if options.use_distributed_sampler:
-            source = self._sharder.shard(source, role.stage, self.global_batch if role is TRAIN else None)
+            source = self._sharder.shard(source, role.stage, self.global_batch if role is TRAIN else None, **sharding)
         if options.seed_samples and role is TRAIN:
             source = seed_samples(source)
         return ResumableLoader(strategy.setup_dataloader(source, role.stage), source)
@@ -264,9 +289,21 @@ class Loaders:
         self._train_loader.begin(epoch)
         self.epoch_end = self.num_train_batches
 
-    def open_train(self) -> Iterator[Any]:
-        """All ranks. The epoch's batches from the position on."""
+    def open_train(self, num_accumulated: int = 1, num_batches: int | float = _UNKNOWN) -> Iterator[Any]:
+        """All ranks. The epoch's batches from the position on.
+
+        Args:
+            num_accumulated: batches of an accumulation window.
+            num_batches: that will be taken at most.
+        """
+        if isinstance(self._resumable, ResumableLoader) and self.weighs:
+            self._resumable.set_window(num_accumulated, num_batches)
         return self._train_loader.open()
+
+    @property
+    def uneven(self) -> dict[int, MicroBatch]:
+        """This rank's batches since `open_train` that don't weigh as much as others; see `ShardedSampler`."""
+        return self._resumable.uneven if isinstance(self._resumable, ResumableLoader) else {}
 
     def refuse_empty_loader(self) -> None:
         """An epoch has ended without a batch.
@@ -284,6 +321,11 @@ class Loaders:
         """The training data, if its order is cut into whole accumulation windows."""
         loader = self._resumable
         return loader if isinstance(loader, ResumableLoader) and loader.num_accumulated is not None else None
+
+    @property
+    def is_combined(self) -> bool:
+        """True if training reads several loaders, whose batches have no common weight."""
+        return isinstance(self._resumable, CombinedResumableLoader)
 
     @property
     def reads_again(self) -> bool:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from core.contract import Strategy
+    from core.data import MicroBatch
 
     LogOptions: TypeAlias = tuple[bool, bool, bool | None, bool | None, str | Callable[..., Any], bool | None, bool]
     """The arguments of `log` that have to be the same in every call, in this order: `prog_bar`, `logger`, `on_step`,
@@ -47,7 +48,7 @@ class Entry:
         last_dtype: of a tensor whose number alone is `last`.
         is_fresh: it is the newest of its name, from whatever stage.
         total, count: running reduction of an epoch, of 64 bits where the device has them; for the mean, weighted by
-            batch sizes.
+            batch sizes, or by the weights that steps gave, which may be tensors.
         metric: a torchmetrics object that reduces by itself.
         is_stepwise: the newest value alone is kept, as this rank has it.
     """
@@ -67,7 +68,7 @@ class Entry:
     last_dtype: torch.dtype | None = None
     is_fresh: bool = False
     total: Any = None
-    count: float = 0.0
+    count: float | Tensor = 0.0
     metric: Any = None
     is_stepwise: bool = False
 
@@ -94,12 +95,21 @@ class Entry:
             value = widen(value, is_float=type(weight) is float)
         self.merge(value * weight, weight)  # a new tensor: the user may change the old one
 
-    def merge(self, total: Any, count: float) -> None:
+    def add_weighted(self, value: Any, weight: float | Tensor) -> None:
+        """Add a value with a weight that its step gave. Where that is a tensor, there is no wait for its device."""
+        if not isinstance(weight, Tensor):
+            self.add(value, weight)
+            return
+        wide = widen(weight.detach(), is_float=True)
+        value = widen(to_tensor(value, wide.device), is_float=True)
+        self.merge(torch.where(wide == 0, 0.0, value * wide), wide)
+
+    def merge(self, total: Any, count: float | Tensor) -> None:
         """Merge another running reduction into this one."""
         if self.total is None:
             self.total, self.count = total, count
             return
-        self.count += count
+        self.count = self.count + count  # not in place: it may be a tensor that a step gave
         self.total = _join(self.reduce_fx, self.total, total)
 
     def clear(self) -> None:
@@ -132,6 +142,11 @@ class MetricCollector:
         closed: where the run is while nothing can be logged; None while something can.
         sync_step: reduces the value of one step over ranks, for `sync_dist=True`; None if there is nothing to reduce.
         batch: the running batch; its size weighs a mean.
+        weight: of the running batch, as its step gave it: it weighs a mean in place of the batch's size. None where
+            none was given, or is given still.
+        held: entries and values of the running step, whose weight isn't known before it returns; None where steps give
+            no weights.
+        micro_batch: its weight among those of other ranks, if it isn't 1. One of weight 0 counts in nothing.
         dataloader_idx: which of several loaders is running, None if there is one.
         has_weighed: True once the size of a batch was determined, with a warning if that is uncertain.
         computed: what torchmetrics objects gave before the hooks of the epoch's end, by name.
@@ -142,18 +157,23 @@ class MetricCollector:
     closed: str | None = BEFORE_AND_AFTER
     sync_step: Callable[[Any, str], Any] | None = None
     batch: Any = None
+    weight: float | Tensor | None = None
+    held: list[tuple[Entry, Any]] | None = None
+    micro_batch: MicroBatch | None = None
     dataloader_idx: int | None = None
     has_weighed: bool = False
     computed: dict[str, Computed] = field(default_factory=dict)
 
-    def open(self, *, on_epoch_default: bool, strategy: Strategy | None = None) -> None:
+    def open(self, *, on_epoch_default: bool, strategy: Strategy | None = None, holds: bool = False) -> None:
         """Begin to collect values.
 
         Args:
             on_epoch_default: see the attribute.
             strategy: over whose ranks single steps are reduced where that is asked for: all ranks make the same steps.
+            holds: steps may say what their batches weigh.
         """
         self.closed, self.on_epoch_default = None, on_epoch_default
+        self.weight, self.held = None, [] if holds else None
         if strategy is not None and strategy.session.has_peers:
             self.sync_step = partial(_reduce_step, strategy)
 
@@ -165,7 +185,7 @@ class MetricCollector:
         """Another stage begins, perhaps with another module: names may be logged in another way."""
         self.entries.clear()
         self.computed.clear()
-        self.has_weighed = False
+        self.has_weighed, self.micro_batch = False, None
         self.close()
 
     def log(
@@ -188,6 +208,8 @@ class MetricCollector:
         # then.
         elif entry.options != options or entry.default is not self.on_epoch_default:
             self._compare(entry, options)
+        if self.micro_batch is not None and not self.micro_batch.weight and not entry.syncs_steps:
+            return
         entry.is_fresh = True
         if entry.is_stepwise and type(value) is Tensor and value.is_cpu and not value.ndim:
             # A number is copied without a kernel, and its format makes the tensor of it again.
@@ -206,11 +228,44 @@ class MetricCollector:
                 raise ModuleError(log_errors.describe_shape(name, value))
             value = value.detach()
         if entry.syncs_steps and self.sync_step is not None:
-            entry.last = self.sync_step(value, entry.reduce_fx)
+            if self.micro_batch is not None:
+                from core.trainer.logging.uneven_steps import weigh  # few steps are uneven
+
+                value, own = weigh(value, entry.reduce_fx, self.micro_batch), value
+                entry.last = self.sync_step(value, entry.reduce_fx)
+                value = own
+            else:
+                entry.last = self.sync_step(value, entry.reduce_fx)
         else:
             entry.last = value.clone() if entry.on_step and isinstance(value, Tensor) else value
-        if entry.on_epoch:
-            entry.add(value, self._weight_of(entry, batch_size))
+        if entry.on_epoch and (self.micro_batch is None or self.micro_batch.weight):
+            if self.held is not None and batch_size is None and self.batch is not None and entry.reduce_fx == "mean":
+                self._hold(entry, value)
+            else:
+                entry.add(value, self._weight_of(entry, batch_size))
+
+    def _hold(self, entry: Entry, value: Any) -> None:
+        """Keep a value until its batch's weight is known."""
+        if self.weight is not None:
+            entry.add_weighted(value, self.weight)
+        elif self.held is not None:
+            self.held.append((entry, value.clone() if isinstance(value, Tensor) else value))
+
+    def release(self, output: Any) -> None:
+        """Add what the running step has logged, with the weight that its output has.
+
+        Args:
+            output: of the step. One without a weight decides that its batches weigh their samples; None decides
+                nothing.
+        """
+        held, is_dict = self.held or (), isinstance(output, dict)
+        self.weight = output.get("weight") if is_dict else None
+        self.held = [] if output is None or self.weight is not None else None
+        for entry, value in held:
+            if self.weight is not None:
+                entry.add_weighted(value, self.weight)
+            else:
+                entry.add(value, self._weight_of(entry, None))
 
     def _weight_of(self, entry: Entry, batch_size: int | None) -> float:
         """The weight of the running batch's value."""
@@ -298,6 +353,8 @@ class MetricCollector:
             is_over: False to look at an epoch that goes on, or whose last hooks are still to run. Torchmetrics objects
                 are computed once for both, unless those hooks have updated one.
         """
+        if self.held:  # a batch that was left out
+            self.release(None)
         # What this rank has.
         reduced = [entry for entry in self.entries.values() if entry.on_epoch]
         local = {entry.epoch_name: _partial(entry) for entry in reduced if entry.metric is None and entry.count}
@@ -404,7 +461,11 @@ def _gather(
 def _partial(entry: Entry) -> _Reduction:
     total = entry.total
     # `+` makes an int of a bool.
-    return entry.reduce_fx, total.item() if isinstance(total, Tensor) else +total, entry.count
+    return entry.reduce_fx, total.item() if isinstance(total, Tensor) else +total, _number_of(entry.count)
+
+
+def _number_of(count: float | Tensor) -> float:
+    return count.item() if isinstance(count, Tensor) else count
 
 
 def _has_last(entry: Entry) -> bool:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-import warnings
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from core.contract import NonFiniteLossError
+from core.trainer.settings.warn_at import warn_at
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
@@ -59,9 +59,12 @@ class NonFiniteLossCheck:
         """
         loss = _loss_in(output)
         if isinstance(loss, Tensor) and not (_is_finite(loss) if value is None else math.isfinite(value)):
+            if isinstance(output, dict) and "weight" in output and output["weight"] == 0:
+                return
             shown = loss.item() if loss.numel() == 1 else loss
             where = f" on rank {strategy.global_rank}" if strategy.world_size > 1 else ""
-            self._tell(_TRAINING, f"{type(module).__name__}.training_step returned a loss of {shown}{where}")
+            what = f"{type(module).__name__}.training_step returned a loss of {shown}{where}"
+            self._tell(_TRAINING, what, getattr(type(module), "training_step", None))
 
     def look_at_values(self, values: Mapping[str, float], *, training: Collection[str] = ()) -> None:
         """Logged values by name, of which some are training's."""
@@ -70,24 +73,32 @@ class NonFiniteLossCheck:
                 # One warning for the loss that training_step returned and one that it logged.
                 self._tell(_TRAINING if name in training else name, f"The logged loss {name!r} is {value}")
 
-    def _tell(self, key: str, what: str) -> None:
+    def _tell(self, key: str, what: str, function: Callable[..., Any] | None = None) -> None:
         if key not in self._warned:
             self._warned.add(key)
-            warnings.warn(
-                f"{what}, seen at step {self._progress.global_step}, in epoch {self._progress.epoch}. {_CURE}",
-                stacklevel=3,
-            )
+            step, epoch = self._progress.global_step, self._progress.epoch
+            warn_at(function, f"{what}, seen at step {step}, in epoch {epoch}. {_CURE}")
 
 
 def guarded(
-    compute_loss: Callable[[Any, int], Tensor | None], module: nn.Module, progress: Progress
+    compute_loss: Callable[[Any, int], Tensor | None],
+    module: nn.Module,
+    progress: Progress,
+    weight: Callable[[], float | Tensor | None],
 ) -> Callable[[Any, int], Tensor | None]:
-    """A function that computes the loss, and ends the run by one that isn't finite. Waits for the device each time."""
+    """A function that computes the loss, and ends the run by one that isn't finite. Waits for the device each time.
+
+    Args:
+        compute_loss: computes it.
+        module: whose step it is.
+        progress: of the run.
+        weight: is asked for the weight that the step gave; a loss of weight 0 counts nowhere.
+    """
     name = type(module).__name__
 
     def compute_finite_loss(batch: Any, batch_idx: int) -> Tensor | None:
         loss = compute_loss(batch, batch_idx)
-        if loss is not None:
+        if loss is not None and weight() != 0:
             refuse_non_finite(loss, f"{name}.training_step returned", progress, batch_idx)
         return loss
 

@@ -86,7 +86,7 @@ def _describe(entry: Entry) -> dict[str, Any]:
     total = entry.total
     on_host = total.cpu() if isinstance(total, Tensor) else total
     is_moved = on_host is not total
-    return {"total": on_host, "is_on_device": is_moved, "count": entry.count, **_flags(entry)}
+    return {"total": on_host, "is_on_device": is_moved, "count": float(entry.count), **_flags(entry)}
 
 
 def _flags(entry: Entry) -> dict[str, Any]:

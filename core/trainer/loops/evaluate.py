@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -17,6 +17,7 @@ from core.watch import heartbeat, phase
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    from core.data import MicroBatch
     from core.trainer.data.loaders import StageLoader
     from core.trainer.logging.metric_collector import MetricCollector
     from core.trainer.run import Run
@@ -45,16 +46,20 @@ def evaluate(run: Run, stage: Literal["validation", "test"], loaders: Sequence[S
 
 @contextmanager
 def evaluation_mode(run: Run, metrics: MetricCollector) -> Iterator[None]:
-    """All ranks. The module is in evaluation mode, and logs to `metrics`; afterwards all is as it was."""
-    training = [child for child in run.module.modules() if child.training]
+    """All ranks. Wrapper and module are in evaluation mode, and log to `metrics`; afterwards all is as it was."""
+    wrapper = run.session.handle_of(run.module).wrapped
+    roots = dict.fromkeys((wrapper, run.module))
+    training = [child for root in roots for child in root.modules() if child.training]
     run.logged.settle_steps()
     previous, run.metrics = run.metrics, metrics
-    run.module.eval()
+    for root in roots:
+        root.eval()
     try:
         yield
     finally:
         metrics.close()
-        run.module.eval()
+        for root in roots:
+            root.eval()
         # One by one, and not by `train()`: the user may have left some parts in evaluation mode.
         for child in training:
             child.training = True
@@ -96,13 +101,16 @@ def run_loaders(
         end = mark_steps(run.profiler, end)
     metrics = run.metrics
     for dataloader_idx, loader in enumerate(loaders):
-        transfer, batch_idx = run.make_transfer(dataloader_idx), -1
+        transfer, uneven, batch_idx = run.make_transfer(dataloader_idx), loader.uneven, -1
         metrics.dataloader_idx = dataloader_idx if len(loaders) > 1 else None
         for batch_idx, batch in enumerate(profiled_batches(run.profiler, loader.batches())):
             heartbeat.count += 1
             if transfer is not None:
                 batch = transfer(batch)
             metrics.batch = batch
+            if uneven and batch_idx in uneven and not (micro_batch := uneven.pop(batch_idx)).weight:
+                _join(run, micro_batch, call, batch, batch_idx, dataloader_idx)
+                continue
             if start is not None:
                 start(batch, batch_idx, dataloader_idx)
             if context is None:
@@ -117,6 +125,16 @@ def run_loaders(
         if batch_idx < 0 and loader.num_batches:
             _warn_of_empty_loader(stage, loader)
     metrics.dataloader_idx = metrics.batch = None
+
+
+def _join(run: Run, micro_batch: MicroBatch, call: Callable[..., Any], *args: Any) -> None:
+    """Run a step because the other ranks do, on samples that are theirs: nothing of it counts."""
+    from core.trainer.loops.microbatch_weights import unchanged_statistics  # few steps are joined
+
+    run.metrics.micro_batch = micro_batch
+    with unchanged_statistics(run.module), run.strategy.forward_context() or nullcontext():
+        call(*args)
+    run.metrics.micro_batch = None
 
 
 def _warn_of_empty_loader(stage: str, loader: StageLoader) -> None:

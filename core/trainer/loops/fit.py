@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from core.checkpoint import collect_random_state, restore_random_state
-from core.contract import Capability, ModuleError, TrainingStep
+from core.contract import Capability, ModuleError, TrainingStep, UnsupportedError
 from core.trainer.checks.stage_checks import check_max_steps
 from core.trainer.data.epoch_end import await_others
 from core.trainer.data.loaders import length_of
@@ -16,7 +16,6 @@ from core.trainer.hooks.argument_counts import call_with
 from core.trainer.logging.non_finite_losses import guarded
 from core.trainer.loops.accumulation import AccumulationWindow
 from core.trainer.loops.evaluate import evaluate
-from core.trainer.loops.microbatch_weights import weight_loss
 from core.trainer.loops.no_update_check import NoUpdateCheck
 from core.trainer.loops.profiling import mark_steps, profile_parts
 from core.trainer.loops.scheduling import schedulers_by, step_schedulers, step_waiting
@@ -30,7 +29,8 @@ from core.watch import heartbeat
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from core.contract import StepOutput
+    from core.contract import Collectives, StepOutput
+    from core.data import MicroBatch
     from core.trainer.run import Run
 
 _END = object()
@@ -64,7 +64,7 @@ class FitLoop:
         if not run.module.training:  # parts that the user has put into evaluation mode stay there
             run.module.train()
         run.metrics = run.logged.train
-        run.logged.train.open(on_epoch_default=True, strategy=self.strategy)
+        run.logged.train.open(on_epoch_default=True, strategy=self.strategy, holds=True)
         run.events.emit("on_train_start")
         run.logged.train.on_epoch_default = False
         with run.signals.training(self.stops.wake):
@@ -78,6 +78,7 @@ class FitLoop:
         check_max_steps(self._run)
         events, options = self._run.events, self.options
         self.no_update_check = NoUpdateCheck(self._run)
+        self.line = self._open_line()
         self.step = self._make_step()
         self.batch_start = events.hook("on_train_batch_start")
         self.batch_end = mark_steps(self._run.profiler, events.hook("on_train_batch_end"))
@@ -107,6 +108,10 @@ class FitLoop:
             before_zero_grad=events.hook("on_before_zero_grad"),
         )
         apply_overrides(run, step)
+        if len(optimizers) > 1 and not manual:
+            from core.trainer.loops.several_optimizers import join_optimizers  # most have one
+
+            join_optimizers(step)
         profile_parts(run.profiler, step, strategy)
         run.running_step = step
         return step
@@ -131,14 +136,20 @@ class FitLoop:
                 return compute_loss(batch, batch_idx)
 
         compute = compute_loss if context is None else compute_loss_in_context
-        return guarded(compute, module, self.progress) if self.options.terminate_on_nan else compute
+        if not self.options.terminate_on_nan:
+            return compute
+        return guarded(compute, module, self.progress, lambda: self.step.given_weight)
 
     def _unpack(self, output: Any) -> Tensor | None:
         self.outputs = output
         if output is None:
             self.no_update_check.note_missing_loss()
             return None
-        loss = output.get("loss") if isinstance(output, dict) else output
+        loss = output
+        if isinstance(output, dict):
+            loss = output.get("loss")
+            if "weight" in output and output["weight"] is not None:
+                self.step.given_weight = self._weight_in(output)
         if not isinstance(loss, Tensor) or loss.numel() != 1:
             raise ModuleError(
                 f"training_step returned {_describe(output)}; expected a scalar tensor, a dict with one under 'loss', "
@@ -151,7 +162,21 @@ class FitLoop:
             )
         return loss
 
+    def _weight_in(self, output: dict[str, Any]) -> Any:
+        if self._run.logged.train.held is None:
+            raise ModuleError(
+                "training_step returned a loss with a weight, and gave none before in this fit. Give one with each "
+                "loss, or with none."
+            )
+        return output["weight"]
+
     def _unpack_stepped(self, output: Any) -> Tensor | None:
+        if not self.step.manual and isinstance(output, dict) and output.get("weight") is not None:
+            raise UnsupportedError(
+                f"training_step returned a loss with a weight, and {type(self.strategy).__name__} has stepped by then, "
+                "in one compiled program. Leave the weight out, or use another strategy, such as ddp.",
+                capability=Capability.WEIGHTED_LOSSES,
+            )
         self.outputs = output
         loss = output.get("loss") if isinstance(output, dict) else output
         return loss.detach() if isinstance(loss, Tensor) else None
@@ -175,6 +200,7 @@ class FitLoop:
         self.is_validation_due = self.schedule.begin_epoch()
         self.no_update_check.begin_epoch()
         is_over = self._run_batches()
+        run.logged.train.micro_batch = None
         run.logged.losses.look_at_output(self.outputs, run.module, self.strategy)
         if is_over:
             self._end_epoch()
@@ -245,9 +271,10 @@ class FitLoop:
         run, progress, step, stops = self._run, self.progress, self.step, self.stops
         signals, metrics, num_batches = run.signals, run.logged.train, self.num_batches
         fetch: Callable[..., Any] = run.profiled("fetch_batch", next)
-        train, (batches, window) = self._make_train_batch(), self._open_batches()
+        train: Callable[..., StepOutput] = run.profiled("run_training_step", self.strategy.run_training_step)
+        batches, window, uneven = self._open_batches()
         self._validate_belatedly()
-        batch_idx = progress.batch
+        first = batch_idx = progress.batch
         stops.begin(batch_idx)
         heartbeat.phase = "step"
         while batch_idx < num_batches:
@@ -259,14 +286,21 @@ class FitLoop:
                 break
             if self.transfer is not None:
                 batch = self.transfer(batch)
-            metrics.batch = batch
+            metrics.batch, metrics.weight = batch, None
+            if uneven or metrics.micro_batch is not None:
+                metrics.micro_batch = uneven.pop(batch_idx - first, None)
             if window is not None:
                 step.ends_window = window.ends_with(batch_idx)
             if self.batch_start is not None and self.batch_start(batch, batch_idx) == -1:
                 return True
             # An engine may take several batches in its step. Optimizers that a module steps itself count by themselves.
             steps_before = progress.global_step
-            output = train(batch, batch_idx, step)
+            if metrics.micro_batch is None:
+                output = train(batch, batch_idx, step)
+            else:
+                output = self._train_uneven(train, batch, batch_idx, metrics.micro_batch)
+            if metrics.held is not None:  # until a loss has come without a weight
+                metrics.release(self.outputs)
             batch_idx = progress.batch = batch_idx + output.num_batches
             progress.total_batches += output.num_batches
             progress.global_step += output.num_optimizer_steps
@@ -290,18 +324,40 @@ class FitLoop:
         self._end_batches(batches, batch_idx)
         return True
 
-    def _make_train_batch(self) -> Callable[[Any, int, TrainingStep], StepOutput]:
-        train = self._run.profiled("run_training_step", self.strategy.run_training_step)
-        loader = self._run.loaders.windowed_loader
-        return train if loader is None else weight_loss(train, loader, self.strategy.data_parallel_size)
+    def _train_uneven(
+        self, train: Callable[..., StepOutput], batch: Any, batch_idx: int, micro_batch: MicroBatch
+    ) -> StepOutput:
+        from core.trainer.loops.microbatch_weights import train_weighted  # few batches weigh other than the rest
 
-    def _open_batches(self) -> tuple[Iterator[Any], AccumulationWindow | None]:
-        """The epoch's remaining batches; and where windows end, if gradients are accumulated."""
+        return train_weighted(train, batch, batch_idx, self.step, self._run.module, micro_batch)
+
+    def _open_batches(self) -> tuple[Iterator[Any], AccumulationWindow | None, dict[int, MicroBatch]]:
+        """The epoch's remaining batches; where windows end, if gradients are accumulated; and what is uneven."""
         run, batches = self._run, self._open_loader()
+        uneven = run.loaders.uneven
+        if self.line is not None:
+            from core.trainer.data.joined_batches import join_batches  # few run over data of unknown length
+
+            batches = join_batches(
+                *(batches, self.strategy, self.line, uneven),
+                num_accumulated=run.window,
+                num_batches=self.num_batches - self.progress.batch,
+                has_sizes=not run.loaders.is_combined,
+            )
         if run.window == 1:
-            return batches, None
+            return batches, None, uneven
         window = AccumulationWindow(run.window, self.progress.window_start, self.num_batches, batches, run.loaders)
-        return window.batches, window
+        return window.batches, window, uneven
+
+    def _open_line(self) -> Collectives | None:
+        """All ranks. A line between them to agree on batches, where they don't know how many they have."""
+        loaders = self._run.loaders
+        if loaders.knows_length or not loaders.weighs or not self._run.session.has_peers:
+            return None
+        try:
+            return self.strategy.background_collectives()
+        except UnsupportedError:
+            return None
 
     def _write_pending(self) -> None:
         from core.trainer.state import saving  # a run without checkpoints waits for none of it
@@ -316,7 +372,7 @@ class FitLoop:
         if num_batches == 0:
             run.loaders.refuse_empty_loader()
         self.no_update_check.end_epoch(num_batches)
-        if not run.loaders.knows_length:
+        if not run.loaders.knows_length and self.line is None:
             await_others(self.strategy, epoch=self.progress.epoch, num_batches=num_batches)
         if num_batches == length_of(run.loaders.train):
             next(batches, None)  # as a `for` loop asks once more: the order of some samplers depends on it
@@ -335,7 +391,7 @@ class FitLoop:
             restore_random_state(at_opening, *place)
         run.random_state_at_opening = collect_random_state(*place) if run.loaders.reads_again else None
         with run.signals.hidden_from_children():
-            batches: Iterator[Any] = run.loaders.open_train()
+            batches: Iterator[Any] = run.loaders.open_train(run.window, self.num_batches - self.progress.batch)
         if self.progress.batch >= self.num_batches:
             next(batches, None)  # the order of an epoch that is over is drawn too, so that the next one's follows it
         self._restore_random_state()

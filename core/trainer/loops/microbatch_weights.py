@@ -1,31 +1,68 @@
-"""The weights of micro-batches in an accumulation window, where some of them have fewer samples than others."""
+"""Batches that weigh more or less than others of their accumulation window, since they have more or fewer samples."""
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+import torch
+from torch import Tensor
+
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
+
+    from torch import nn
 
     from core.contract import StepOutput, TrainingStep
-    from core.data import ResumableLoader
-
-    TrainBatch = Callable[[Any, int, TrainingStep], StepOutput]
+    from core.data import MicroBatch
 
 
-def weight_loss(train_batch: TrainBatch, loader: ResumableLoader, num_shards: int) -> TrainBatch:
-    """Wrap a `run_training_step`, to weight the loss of each micro-batch by its number of samples.
+def train_weighted(
+    train: Callable[..., StepOutput],
+    batch: Any,
+    batch_idx: int,
+    step: TrainingStep,
+    module: nn.Module,
+    micro_batch: MicroBatch,
+) -> StepOutput:
+    """All ranks. Train a batch by its weight, so that each sample of its window counts alike, on any rank.
 
-    Each sample of a window then counts alike, on any rank. Whole windows need no weights; in a short last one,
-    micro-batches differ in size, and some ranks may repeat a sample of another.
+    One of weight 0 repeats samples of another rank, so that all ranks make the step together. It leaves no trace in the
+    module's statistics either.
     """
-    num_accumulated = loader.num_accumulated or 1
+    step.weight = micro_batch.weight
+    try:
+        if micro_batch.weight:
+            return train(batch, batch_idx, step)
+        with unchanged_statistics(module):
+            return train(batch, batch_idx, step)
+    finally:
+        step.weight = None
 
-    def train_weighted(batch: Any, batch_idx: int, step: TrainingStep) -> StepOutput:
-        micro_batch = loader.next_micro_batch()
-        # Gradients are averaged over ranks, and over as many batches as a whole window has.
-        counted = micro_batch.num_samples * num_shards * num_accumulated
-        step.weight = None if counted == micro_batch.num_all else counted / micro_batch.num_all
-        return train_batch(batch, batch_idx, step)
 
-    return train_weighted
+@contextmanager
+def unchanged_statistics(module: nn.Module) -> Iterator[None]:
+    """A context after which buffers, such as running means, and torchmetrics objects of a module are as before."""
+    places = [
+        (part, name, value)
+        for part in module.modules()
+        for name, value in (*part.named_buffers(recurse=False), *getattr(part, "metric_state", {}).items())
+    ]
+    copies: list[Any] = [value.clone() if isinstance(value, Tensor) else list(value) for _, _, value in places]
+    counters = [(part, part._update_count, part._forward_cache) for part in _metrics(module)]
+    yield
+    # In place, since objects may have a state in common.
+    with torch.no_grad():
+        for (part, name, value), copy in zip(places, copies, strict=True):
+            if isinstance(value, Tensor):
+                value.copy_(copy)
+            else:
+                value[:] = copy
+            setattr(part, name, value)
+    for metric, num_updates, newest in counters:
+        metric._update_count, metric._forward_cache, metric._computed = num_updates, newest, None
+
+
+def _metrics(module: nn.Module) -> list[Any]:
+    """The module's torchmetrics objects. The library may not be installed: they are known by their attributes."""
+    return [part for part in module.modules() if hasattr(part, "_update_count") and hasattr(part, "metric_state")]

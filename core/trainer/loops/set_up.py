@@ -28,11 +28,17 @@ def configure_model(run: Run) -> None:
 def configure_optimizers(run: Run) -> tuple[list[Optimizer], list[Any]]:
     """All ranks. The module's optimizers and schedulers, in one form."""
     strategy = run.strategy
-    made = (
-        strategy.configure_optimizers(run.module)
-        if isinstance(strategy, MakesOptimizers)
-        else run.module.configure_optimizers()
-    )
+    try:
+        made = (
+            strategy.configure_optimizers(run.module)
+            if isinstance(strategy, MakesOptimizers)
+            else run.module.configure_optimizers()
+        )
+    except ValueError as error:
+        from core.trainer.module.optimizer_errors import name_other_than_matrices
+
+        name_other_than_matrices(error, run.module)
+        raise
     optimizers, schedulers = parse_optimizers(made)
     window, is_global_zero = run.accumulate_grad_batches, strategy.is_global_zero
     check_optimizers(run.module, optimizers, run.options, window=window, is_global_zero=is_global_zero)

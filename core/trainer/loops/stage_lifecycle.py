@@ -12,9 +12,9 @@ from core.trainer.logging import rank_loggers
 from core.trainer.loops import run_facts
 from core.trainer.loops.evaluate import evaluate
 from core.trainer.loops.fit import FitLoop
-from core.trainer.loops.interruption_message import write_interruption_message
 from core.trainer.loops.predict import predict
 from core.trainer.loops.profiling import profiled_stage
+from core.trainer.loops.run_messages import early_end, print_beginning, print_early_end, write_interruption
 from core.trainer.module.module import Module
 from core.trainer.settings.torch_modes import torch_modes
 from core.trainer.signals.interruption import SignalGuard
@@ -51,7 +51,8 @@ def _run(run: Run, crosses_processes: bool) -> Any:
     run.is_running = True
     _attach(run)
     # From here on, an exception reaches the hooks, and the stage is torn down.
-    run.events = Events(run.trainer, module, run.callbacks, run.datamodule, run.profiler)
+    listeners = [*run.observers, *run.callbacks]
+    run.events = Events(run.trainer, module, listeners, run.datamodule, run.profiler)
     try:
         run.publisher.loggers = rank_loggers.loggers_of_rank(run.loggers, strategy)
         if run.fast_dev_run:
@@ -76,7 +77,8 @@ def _run(run: Run, crosses_processes: bool) -> Any:
             if (on_exception := getattr(strategy, "on_exception", None)) is not None:
                 on_exception(error)
             run.events.emit("on_exception", error)
-            write_interruption_message(run)
+            write_interruption(run)
+            run_facts.log_error(run, error)
         finally:
             rank_loggers.finalize_after(run.publisher.loggers, error)
         if error is raised:
@@ -134,14 +136,21 @@ def _end(run: Run) -> None:
 
 def _fit(run: Run) -> None:
     has_ended = print_if_ended(run)
+    if not has_ended:
+        print_beginning(run)
     if run.described_module is not run.module and not has_ended:
         run_facts.log_hyperparameters(run)
         run_facts.log_facts(run)
         run.described_module = run.module
     _sanity_check(run)
-    FitLoop(run).run()
+    loop = FitLoop(run)
+    loop.run()
     with phase("end of fit"):
         run.events.emit("on_fit_end")
+    if not has_ended:
+        reason = early_end(run, loop.stops)
+        print_early_end(run, reason)
+        run_facts.log_end(run, "finished", reason)
     run.finished_fit = FinishedFit.of(run)
     requeue.forget(run)
     if has_ended:
@@ -164,14 +173,17 @@ def _sanity_check(run: Run) -> None:
 
 
 def _validate(run: Run) -> list[dict[str, float]]:
+    print_beginning(run)
     return evaluate(run, "validation", run.loaders.validation)
 
 
 def _test(run: Run) -> list[dict[str, float]]:
+    print_beginning(run)
     return evaluate(run, "test", run.loaders.test)
 
 
 def _predict(run: Run) -> list[Any] | None:
+    print_beginning(run)
     return predict(run, run.loaders.predict, returns=run.returns_predictions)
 
 

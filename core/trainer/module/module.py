@@ -57,7 +57,10 @@ class Module(nn.Module, ModuleHooks, ModuleSteps, DataHooks, HasHyperparameters)
             batch_idx: number of the batch in its epoch, from 0. May be left out of the signature.
 
         Returns:
-            A scalar tensor with a graph; a dict with it under `"loss"`; or None to skip the batch.
+            A scalar tensor with a graph; a dict with it under `"loss"`; or None to skip the batch. A dict may have a
+            `"weight"`: the number of items that the loss is a mean over, a number or a tensor of one element, at least
+            0. The optimizer's gradient is then that of the mean over all items of its window, on all ranks, and
+            logged means are over items.
         """
         raise NotImplementedError
 
@@ -199,7 +202,7 @@ class Module(nn.Module, ModuleHooks, ModuleSteps, DataHooks, HasHyperparameters)
     def log(
         self,
         name: str,
-        value: Any,
+        value: Any = None,
         prog_bar: bool = False,
         logger: bool = True,
         on_step: bool | None = None,
@@ -229,6 +232,8 @@ class Module(nn.Module, ModuleHooks, ModuleSteps, DataHooks, HasHyperparameters)
         Raises:
             ModuleError: not a number, logged in another way before, or nothing is being collected now.
         """
+        if not isinstance(name, str):
+            raise ModuleError(_describe_name(name))
         if self._trainer is None or not self._trainer.run.is_running:
             self._warn_of_log(name)
             return
@@ -278,17 +283,33 @@ class Module(nn.Module, ModuleHooks, ModuleSteps, DataHooks, HasHyperparameters)
         schedulers = [item.scheduler for item in self.trainer.strategy.lr_schedulers]
         return schedulers[0] if len(schedulers) == 1 else schedulers or None
 
-    def manual_backward(self, loss: Tensor, **kwargs: Any) -> None:
-        """Backward through the strategy, which scales and exchanges gradients. `kwargs` of `Tensor.backward`."""
+    def manual_backward(self, loss: Tensor, *, weight: float | Tensor | None = None, **kwargs: Any) -> None:
+        """Backward through the strategy, which scales and exchanges gradients.
+
+        Args:
+            loss: a scalar with a graph.
+            weight: number of items that the loss is a mean over, see `Fabric.backward`. The values that a step logs are
+                weighted by the `"weight"` that it returns.
+            kwargs: of `Tensor.backward`.
+        """
         trainer, strategy, step = self.trainer, self.trainer.strategy, self.trainer.running_step
-        if trainer.options.terminate_on_nan:
+        if trainer.options.terminate_on_nan and weight != 0:
             from core.trainer.logging.non_finite_losses import refuse_non_finite
 
             what = f"{type(self).__name__}.manual_backward got"
             refuse_non_finite(loss, what, trainer.progress, trainer.progress.batch)
+        if step is not None and step.weight is not None:  # more or fewer samples than other ranks have
+            if weight is None:
+                loss = loss * step.weight
+            elif not step.weight:
+                weight = 0
         if step is not None and step.before_backward is not None:
             step.before_backward(loss)
-        strategy.backward(loss, self.trainer.session.handle_of(self).wrapped, manual=True, **kwargs)
+        wrapped, session = trainer.session.handle_of(self).wrapped, trainer.session
+        if weight is None and session.weights is None:
+            strategy.backward(loss, wrapped, manual=True, **kwargs)
+        else:
+            session.backward(loss, weight, lambda share: strategy.backward(share, wrapped, manual=True, **kwargs))
         if step is not None and step.after_backward is not None:
             step.after_backward()
 
@@ -334,7 +355,9 @@ def require_method(module: Any, name: str, purpose: str) -> Callable[..., Any]:
     """
     kind = type(module)
     if not isinstance(module, nn.Module):
-        what = f"the class {module.__name__}" if isinstance(module, type) else f"an object of {kind.__name__}"
+        what = f"an object of {kind.__name__}"
+        if isinstance(module, type):
+            what = f"the class {module.__name__} (did you mean {module.__name__}()?)"
         raise ModuleError(f"{purpose} got {what}; expected a core.Module, or another nn.Module, and then the loaders.")
     if not has_method(module, name):
         near = [other for other in near_names(name, dir(kind), cutoff=0.85) if other not in dir(Module)]
@@ -347,3 +370,11 @@ def has_method(module: nn.Module, name: str) -> bool:
     """True if the module has a method of its own of this name."""
     method = getattr(module, name, None)
     return method is not None and getattr(method, "__func__", None) is not getattr(Module, name)
+
+
+def _describe_name(name: object) -> str:
+    """The error of a `self.log` without a name."""
+    advice = "self.log('loss', loss) records one"
+    if hasattr(name, "items"):
+        advice = "self.log_dict({...}) records several values"
+    return f"self.log got a {type(name).__name__} as its name; expected a str, and then the value: {advice}."

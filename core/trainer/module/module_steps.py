@@ -98,6 +98,8 @@ class ModuleSteps:
         strategy = self.trainer.strategy
         clipping = GradientClipping(float(gradient_clip_val), gradient_clip_algorithm or "norm")
         own = getattr(optimizer, "optimizer", optimizer)
+        if strategy.session.weights is not None:
+            strategy.session.weights.correct(own)
         return strategy.clip_gradients(self.trainer.session.handle_of(self).wrapped, own, clipping)  # type: ignore[no-any-return]
 
     @empty_hook

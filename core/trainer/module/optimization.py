@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
@@ -13,6 +12,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from core.contract import Capability, ConfigurationError, ModuleError
 from core.trainer.module.module import has_method, require_method
+from core.trainer.settings.warn_at import warn_at
 
 if TYPE_CHECKING:
     from torch import nn
@@ -85,7 +85,7 @@ def check_optimizers(
         is_global_zero: whether to warn.
 
     Raises:
-        ModuleError: several, without `automatic_optimization = False`.
+        ModuleError: several, which can't step together.
         ConfigurationError: an optimizer that evaluates the loss repeatedly, or none at all, with options that need
             another.
     """
@@ -93,20 +93,18 @@ def check_optimizers(
     if not getattr(module, "automatic_optimization", True):
         return
     if len(optimizers) > 1:
-        raise ModuleError(
-            f"{name}.configure_optimizers returned {len(optimizers)} optimizers, and automatic optimization steps one. "
-            "Set self.automatic_optimization = False and step them in training_step, through self.optimizers() and "
-            "self.manual_backward(loss); or put the parameters into groups of one optimizer."
-        )
+        from core.trainer.module.optimizer_errors import check_several  # most have one
+
+        check_several(module, optimizers, [one for one in optimizers if evaluates_loss(one)])
     if not optimizers and options.max_steps >= 0 and options.max_epochs is None:
         raise ConfigurationError(
             f"max_steps={options.max_steps} counts optimizer steps, and {name}.configure_optimizers returned no "
             "optimizer, so that training would not end. Pass max_epochs."
         )
     if not optimizers and is_global_zero:
-        warnings.warn(
+        warn_at(
+            getattr(type(module), "configure_optimizers", None),
             f"{name}.configure_optimizers returned no optimizer: training without one, no parameter will change.",
-            stacklevel=2,
         )
     if window > 1 and optimizers and evaluates_loss(optimizers[0]):
         raise ConfigurationError(

@@ -54,7 +54,9 @@ class Arguments:
 
     def parser(self) -> tuple[Any, dict[str, Any]]:
         """The parser of the whole command line, and those of the stages, by name."""
-        parser = library.load().ArgumentParser(description="Train and evaluate. Each stage has its own --help.")
+        parser = library.load().ArgumentParser(
+            description="Train and evaluate. Each stage has its own --help.", allow_abbrev=False
+        )
         subcommands = parser.add_subcommands(required=True, dest="stage")
         stages = {stage: self.stage_parser(stage) for stage in STAGES}
         for stage, own in stages.items():
@@ -65,7 +67,7 @@ class Arguments:
         """The parser of one stage, or of none."""
         _import_short_names()
         description = STAGES.get(stage or "", "Make the parts of a run.")
-        parser = library.load().ArgumentParser(usage=_USAGE, description=description)
+        parser = library.load().ArgumentParser(usage=_USAGE, description=description, allow_abbrev=False)
         parser.add_argument("--config", action="config", help="a config file; arguments after it override it")
         parser.add_argument(
             "--seed_everything",

@@ -30,3 +30,5 @@ def write_pending(run: Run) -> None:
 def _write(run: Run, path: PathLike, weights_only: bool) -> None:
     with phase("checkpoint"), run.profile("save_checkpoint"):
         snapshot.save(run, path, weights_only=weights_only)
+    if not weights_only:
+        run.newest_save = path, run.progress.global_step

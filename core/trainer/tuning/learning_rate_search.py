@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from core.contract import ConfigurationError
 from core.trainer.hooks.callback import Callback
 
 if TYPE_CHECKING:
@@ -40,7 +41,12 @@ class LearningRateSearch(Callback):
     def on_train_start(self, trainer: TrainerViews, module: nn.Module) -> None:
         """Disable the module's schedulers, and begin with the smallest rate."""
         trainer.strategy.lr_schedulers = []
-        [groups] = [optimizer.param_groups for optimizer in trainer.strategy.optimizers]
+        if len(optimizers := trainer.strategy.optimizers) != 1:
+            raise ConfigurationError(
+                f"A search for a learning rate needs one optimizer, and {type(module).__name__}.configure_optimizers "
+                f"returned {len(optimizers)}. Try values in a loop with Trainer(max_steps=100)."
+            )
+        groups = optimizers[0].param_groups
         rates = [float(group.get("initial_lr", group["lr"])) for group in groups]
         self._groups = [
             (group, rate / rates[0] if rates[0] else 1.0) for group, rate in zip(groups, rates, strict=True)

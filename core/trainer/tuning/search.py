@@ -19,7 +19,7 @@ from core.trainer.state.finished_fit import OWN_OPTIMIZERS
 from core.trainer.tuning.copies import copy_loaders, copy_owner
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from torch import nn
 
@@ -37,7 +37,7 @@ _OWN_STEPS = OWN_OPTIMIZERS | Capability.OWNS_STEP | Capability.OWNS_ACCUMULATIO
 class _NoLossCheck(NonFiniteLossCheck):
     """Never warns: a search looks for the rate at which the loss explodes."""
 
-    def _tell(self, key: str, what: str) -> None:
+    def _tell(self, key: str, what: str, function: Callable[..., Any] | None = None) -> None:
         pass
 
 

@@ -27,7 +27,7 @@ class GradientAllReduce(Algorithm):
     """
 
     average: bool = True
-    adds: ClassVar[Capability] = Capability.NO_SYNC | Capability.REPLICATED_PARAMETERS
+    adds: ClassVar[Capability] = Capability.NO_SYNC | Capability.REPLICATED_PARAMETERS | Capability.WEIGHTED_LOSSES
     lacks: ClassVar[Capability] = Capability.NONE
     drifts: ClassVar[bool] = False
 

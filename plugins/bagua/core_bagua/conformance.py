@@ -27,7 +27,9 @@ class TestGradientAllReduce(StrategyConformance):
 
     alias = "bagua"
     tolerance = 1e-12
-    expected_capabilities = _BASE | _SYNCS | Capability.SEVERAL_MODULES | Capability.SEVERAL_OPTIMIZERS
+    expected_capabilities = (
+        _BASE | _SYNCS | Capability.SEVERAL_MODULES | Capability.SEVERAL_OPTIMIZERS | Capability.WEIGHTED_LOSSES
+    )
 
 
 class TestByteGrad(DifferingConformance):

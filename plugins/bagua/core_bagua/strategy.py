@@ -114,7 +114,7 @@ class BaguaStrategy(ParallelStrategy):
     @property
     def capabilities(self) -> Capability:
         """Those of every parallel strategy, and what the algorithm adds and lacks."""
-        return (super().capabilities | self._algorithm.adds) & ~self._algorithm.lacks
+        return (super().capabilities & ~Capability.WEIGHTED_LOSSES | self._algorithm.adds) & ~self._algorithm.lacks
 
     def check(self) -> None:
         """Refuse a number of processes that the algorithm can't have, and a scaled loss where it would do harm.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from core import CheckpointError, ConfigurationError, UnsupportedError
+from core import Capability, CheckpointError, ConfigurationError, UnsupportedError
 from core.strategies import MethodRouter
 from core_colossalai import library
 
@@ -61,6 +61,18 @@ class Engine:
             self.boosted.backward(loss, **kwargs)
         else:
             self.booster.backward(loss, self.boosted)
+
+    def scale(self, factor: float) -> None:
+        """All ranks. Refused here, as a strategy that has this engine declares.
+
+        Raises:
+            UnsupportedError: with the plugins that can.
+        """
+        raise UnsupportedError(
+            "Colossal-AI keeps these gradients where core can't multiply them: use plugin='torch_ddp' or "
+            "'low_level_zero' where losses have weights.",
+            capability=Capability.WEIGHTED_LOSSES,
+        )
 
     def clip(self, max_norm: float) -> Tensor:
         """All ranks. Refused here: only what knows its gradients can say their norm.

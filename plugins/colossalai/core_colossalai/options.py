@@ -20,7 +20,7 @@ PARTS = frozenset(known_options(ParallelStrategy))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
+class ColossalAIOptions:
     """Options of Colossal-AI's plugins, as the user gave them. None is the plugin's own default.
 
     Attributes:
@@ -220,7 +220,7 @@ _FRACTIONS = frozenset(
 _NOT_NEGATIVE = frozenset({"max_norm"})
 
 
-def split(plugin: str, given: Mapping[str, Any]) -> tuple[Options, dict[str, Any]]:
+def split(plugin: str, given: Mapping[str, Any]) -> tuple[ColossalAIOptions, dict[str, Any]]:
     """Options of one of Colossal-AI's plugins, and those of every parallel strategy.
 
     Raises:
@@ -237,13 +237,13 @@ def split(plugin: str, given: Mapping[str, Any]) -> tuple[Options, dict[str, Any
     own = {name: value for name, value in given.items() if name in OF_PLUGIN[plugin] and value is not None}
     for name, value in own.items():
         _check(name, value)
-    return Options(**own), {name: value for name, value in given.items() if name in PARTS}
+    return ColossalAIOptions(**own), {name: value for name, value in given.items() if name in PARTS}
 
 
 def _check(name: str, value: Any) -> None:
     if name in _CHOICES and value not in _CHOICES[name]:
         raise ConfigurationError(f"{name}={value!r}: expected {' or '.join(map(repr, _CHOICES[name]))}.")
-    _check_number(name, value, Options.__annotations__[name])
+    _check_number(name, value, ColossalAIOptions.__annotations__[name])
 
 
 def _check_number(name: str, value: Any, kind: str) -> None:

@@ -8,11 +8,12 @@ import torch
 from torch import nn
 
 from core import ConfigurationError
+from core.strategies import needs_whole_matrices
 
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-    from core_colossalai.options import Options
+    from core_colossalai.options import ColossalAIOptions
 
 _GPUS = ("cuda", "npu")
 _NEEDS_GPUS = {
@@ -23,7 +24,7 @@ _NEEDS_GPUS = {
 _ON_CPU = "Use plugin='torch_ddp' on CPUs, or strategy='fsdp' or 'deepspeed', which cut state over ranks there too."
 MODES_WITHIN_A_LAYER = ("split_gather", "ring")
 """Modes of sequence parallelism in which a sequence is shared by the ranks that share a layer, and by no others."""
-_WHOLE_TENSORS = ("Adafactor", "CAME", "GaLoreAdamW8bit", "Lamb", "LBFGS", "Muon", "SparseAdam")
+_WHOLE_TENSORS = ("Adafactor", "CAME", "GaLoreAdamW8bit", "Lamb", "LBFGS", "SparseAdam")
 _INSTEAD = "Use strategy='ddp', or 'fsdp', which can."
 
 
@@ -39,7 +40,7 @@ def refuse_device(plugin: str, device_type: str) -> None:
         )
 
 
-def refuse_eight_bits(options: Options, device_type: str) -> None:
+def refuse_eight_bits(options: ColossalAIOptions, device_type: str) -> None:
     """Refuse 8 bits where there are no operations for them.
 
     Raises:
@@ -50,7 +51,7 @@ def refuse_eight_bits(options: Options, device_type: str) -> None:
             raise ConfigurationError(f"{name}=True needs GPUs, and this run is on {device_type!r}. Leave it out.")
 
 
-def refuse_sizes(plugin: str, options: Options, world_size: int) -> None:
+def refuse_sizes(plugin: str, options: ColossalAIOptions, world_size: int) -> None:
     """Refuse a number of ranks that can't be divided as the options ask, and pipelines.
 
     Raises:
@@ -86,7 +87,7 @@ def refuse_sizes(plugin: str, options: Options, world_size: int) -> None:
         )
 
 
-def refuse_precision(plugin: str, options: Options, name: str) -> None:
+def refuse_precision(plugin: str, options: ColossalAIOptions, name: str) -> None:
     """Refuse a number format that the plugin doesn't have.
 
     Raises:
@@ -160,7 +161,7 @@ def refuse_cut(module: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     Raises:
         ConfigurationError: with the reason.
     """
-    if (name := type(optimizer).__name__) in _WHOLE_TENSORS:
+    if (name := type(optimizer).__name__) in _WHOLE_TENSORS or needs_whole_matrices(optimizer):
         raise ConfigurationError(
             f"{name} looks at whole tensors, at sparse ones or at the loss, and ZeRO lets an optimizer see flat ranges "
             f"of elements only. Use one that steps each element by itself, such as AdamW. {_INSTEAD}"

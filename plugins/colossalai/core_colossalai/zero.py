@@ -75,7 +75,18 @@ class ZeroEngine(Engine):
         assert self._left_out is not None, "there are other ranks"
         self._left_out.check(names)
 
-    # clipping ---------------------------------------------------------------------------------------------------------
+    # gradients --------------------------------------------------------------------------------------------------------
+
+    def scale(self, factor: float) -> None:
+        """All ranks. Multiply the gradients of this rank's parts."""
+        for gradient in self._gradients():
+            gradient.mul_(factor)
+
+    def _gradients(self) -> Iterator[Tensor]:
+        zero = self.boosted
+        for group in range(zero.num_param_groups):
+            for store in zero.pg_to_grad_store.values():
+                yield from store.get_working_grads_by_group_id(group)
 
     def clip(self, max_norm: float) -> Tensor:
         """All ranks. Make the next step clip; the norm before that, a scalar tensor."""

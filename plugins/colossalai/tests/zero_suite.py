@@ -23,4 +23,5 @@ class ZeroConformance(StrategyConformance):
         | Capability.MANUAL_OPTIMIZATION
         | Capability.INFERENCE_MODE
         | Capability.BIT_EXACT_RESUME
+        | Capability.WEIGHTED_LOSSES
     )

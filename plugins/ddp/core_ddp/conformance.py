@@ -48,7 +48,10 @@ class TestPostLocalSGD(DifferingConformance):
     options = {"find_unused_parameters": True}
     differs = Differs("weights are averaged every second step", within=0.1, agrees_after=2)
     expected_capabilities = PARALLEL & ~(
-        Capability.REPLICATED_PARAMETERS | Capability.SEVERAL_OPTIMIZERS | Capability.SEVERAL_MODULES
+        Capability.REPLICATED_PARAMETERS
+        | Capability.SEVERAL_OPTIMIZERS
+        | Capability.SEVERAL_MODULES
+        | Capability.WEIGHTED_LOSSES
     )
 
     def make(self, **options: Any) -> Strategy:

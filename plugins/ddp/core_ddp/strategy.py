@@ -107,6 +107,8 @@ class DDPStrategy(ParallelStrategy):
         keeps tensors by the numbers of one wrapper's buckets, and doesn't go on bit for bit: see `core_ddp.hook_state`.
         """
         own = super().capabilities | Capability.NO_SYNC
+        if isinstance(self._comm_state, PostLocalSGDState):  # ranks step by their own gradients
+            own &= ~Capability.WEIGHTED_LOSSES
         if self._averaging_period is not None:  # steps are counted, those of one optimizer
             own &= ~(Capability.SEVERAL_OPTIMIZERS | Capability.SEVERAL_MODULES)
         if self._hook_state.is_by_bucket:

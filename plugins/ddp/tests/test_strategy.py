@@ -587,3 +587,53 @@ def test_options_of_torchs_wrapper_are_described():
     assert "gradient_as_bucket_view = False" in done.stdout
     assert "static_graph = False" in done.stdout
     assert "process_group " not in done.stdout, "the strategy's own"
+
+
+class Stack(nn.Module):
+    """Blocks with dropout, one of which may be left out."""
+
+    def __init__(self, leaves_out):
+        super().__init__()
+        torch.manual_seed(3)
+        layers = (nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Dropout(0.3), nn.Linear(8, 4)) for _ in range(3))
+        self.blocks = nn.ModuleList(layers)
+        self.leaves_out = leaves_out
+
+    def forward(self, x):
+        for block in self.blocks[: 2 if self.leaves_out else 3]:
+            x = block(x)
+        return x
+
+
+@pytest.mark.numbers
+@pytest.mark.parametrize(
+    "options", [{}, {"static_graph": True}, {"find_unused_parameters": True}], ids=["plain", "static", "unused"]
+)
+def test_checkpointed_activations_change_no_bit(options):
+    def train(fabric):
+        module = Stack("find_unused_parameters" in options)
+        model, optimizer = fabric.setup(module, torch.optim.SGD(module.parameters(), lr=0.1))
+        torch.manual_seed(fabric.global_rank)
+        for _ in range(3):
+            fabric.backward(model(torch.rand(5, 4)).square().sum())
+            optimizer.step()
+            optimizer.zero_grad()
+        return fabric.strategy.gather_objects([value.tolist() for value in module.parameters()])
+
+    plain, checkpointed = (
+        on_two_ranks(train, DDPStrategy(start_method="fork", **options), activation_checkpointing=chosen)
+        for chosen in (None, "units")
+    )
+    assert checkpointed == plain
+    assert plain[0] == plain[1]
+
+
+class WeighedOnRankOne(Net):
+    def training_step(self, batch, batch_idx):
+        loss = super().training_step(batch, batch_idx)
+        return {"loss": loss, "weight": 2} if self.trainer.global_rank == 1 else loss
+
+
+def test_a_weight_on_one_rank_alone_is_an_error_that_names_the_others():
+    with pytest.raises(WorkerError, match=r"A loss has a weight on rank 1, and not on rank 0\. Give one on all ranks"):
+        fit(DDPStrategy(start_method="fork", timeout=timedelta(seconds=30)), WeighedOnRankOne())

@@ -2,7 +2,7 @@
 
 from core_deepspeed._version import __version__
 from core_deepspeed.native import NativeCheckpointIO
-from core_deepspeed.options import Options
+from core_deepspeed.options import DeepSpeedOptions
 from core_deepspeed.presets import (
     deepspeed_stage_1,
     deepspeed_stage_1_offload,
@@ -16,9 +16,9 @@ from core_deepspeed.strategy import DeepSpeedStrategy
 from core_deepspeed.universal import UniversalCheckpointIO
 
 __all__ = [
+    "DeepSpeedOptions",
     "DeepSpeedStrategy",
     "NativeCheckpointIO",
-    "Options",
     "UniversalCheckpointIO",
     "__version__",
     "deepspeed_stage_1",

@@ -24,7 +24,7 @@ from core_deepspeed.config_keys import (
     put,
     uses_nvme,
 )
-from core_deepspeed.options import Options
+from core_deepspeed.options import DeepSpeedOptions
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -59,7 +59,7 @@ _KEY_PATHS: dict[str, tuple[KeyPath, ...]] = {
 }
 """The key paths of each option in DeepSpeed's config."""
 
-_DEFAULTS = {field.name: field.default for field in dataclasses.fields(Options)}
+_DEFAULTS = {field.name: field.default for field in dataclasses.fields(DeepSpeedOptions)}
 _SWITCHES = {"offload_parameters": OFFLOAD_PARAMETERS, "offload_optimizer": OFFLOAD_OPTIMIZER}
 _NEEDED = {
     OFFLOAD_PARAMETERS: "offload_parameters=True",
@@ -98,7 +98,7 @@ class Run:
     max_norm: float | None = None
 
 
-def merge(options: Options, given: Collection[str] = ()) -> Config:
+def merge(options: DeepSpeedOptions, given: Collection[str] = ()) -> Config:
     """The config that the options and `options.config` make together.
 
     Args:

@@ -27,6 +27,7 @@ CAPABILITIES = (
     | Capability.MANUAL_OPTIMIZATION
     | Capability.SEVERAL_MODULES
     | Capability.INFERENCE_MODE
+    | Capability.WEIGHTED_LOSSES
 )
 CUT_CAPABILITIES = CAPABILITIES & ~Capability.INFERENCE_MODE
 # Small parameters stay gathered by default; so each is cut.

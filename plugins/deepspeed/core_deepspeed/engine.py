@@ -177,6 +177,14 @@ class ZeroEngine:
             self.zero.finalize_gradient_accumulation_boundary()
         self._is_complete = True
 
+    def scale(self, factor: float) -> None:
+        """All ranks. Multiply the gradients of the next step, wherever they lie: it divides them by a loss scale."""
+        self.zero.custom_loss_scaler, self.zero.external_loss_scale = True, self.zero.loss_scale / factor
+
+    def _unscale(self) -> None:
+        """Restore the engine's own loss scale."""
+        self.zero.custom_loss_scaler, self.zero.external_loss_scale = False, None
+
     def clip(self, max_norm: float) -> Tensor:
         """All ranks. Make the next step clip; the norm before that."""
         self.complete()
@@ -201,6 +209,7 @@ class ZeroEngine:
         self.complete()
         self.wrapped.step()
         self._set_max_norm(self._max_norm)
+        self._unscale()
         self._num_backwards, self._is_complete = 0, False
         return bool(self.wrapped.was_step_applied())
 
@@ -209,6 +218,7 @@ class ZeroEngine:
         if not self._num_backwards:
             return
         self._num_backwards, self._is_complete = 0, False
+        self._unscale()
         self._drop_gradients()
 
     def _drop_gradients(self) -> None:

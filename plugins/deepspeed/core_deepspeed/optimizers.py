@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from core import CheckpointError, ConfigurationError
+from core.strategies import needs_whole_matrices
 from core_deepspeed.config_keys import OFFLOAD_OPTIMIZER, STAGE, look_up, offload_device
 
 if TYPE_CHECKING:
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
 _log = logging.getLogger(__name__)
-_WHOLE_TENSORS = ("Adafactor", "LBFGS", "Muon", "SparseAdam")
+_WHOLE_TENSORS = ("Adafactor", "LBFGS", "SparseAdam")
 _AT_NO_STAGE = {
     "LBFGS": "evaluates the loss several times in a step, and a step of DeepSpeed's engine evaluates none",
     "SparseAdam": "steps sparse gradients, and DeepSpeed exchanges dense ones",
@@ -41,7 +42,7 @@ def check(optimizer: Optimizer, module: nn.Module, stage: int) -> None:
 
 
 def _check_cutting(optimizer: Optimizer, name: str) -> None:
-    if name in _WHOLE_TENSORS:
+    if name in _WHOLE_TENSORS or needs_whole_matrices(optimizer):
         raise ConfigurationError(
             f"{name} looks at whole tensors, or at the loss, and ZeRO lets an optimizer see flat ranges of elements "
             "only. Use one that steps each element by itself, such as AdamW, or another strategy."

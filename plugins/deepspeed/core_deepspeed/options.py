@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
+class DeepSpeedOptions:
     """Options of `DeepSpeedStrategy`, as the user gave them. `config` wins over all that it names.
 
     Attributes:
@@ -109,7 +109,7 @@ def split(given: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     Raises:
         ConfigurationError: a value that can't be had.
     """
-    own = {field.name for field in dataclasses.fields(Options)}
+    own = {field.name for field in dataclasses.fields(DeepSpeedOptions)}
     if not given.get("load_full_weights", True):
         raise ConfigurationError(
             "load_full_weights=False: checkpoints have one form for all stages, whole or in parts, and each loads at "

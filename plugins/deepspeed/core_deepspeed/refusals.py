@@ -15,14 +15,14 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-    from core_deepspeed.options import Options
+    from core_deepspeed.options import DeepSpeedOptions
 
 
 _DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 """Names that DeepSpeed takes for the same."""
 
 
-def refuse_impossible(config: Mapping[str, Any], options: Options) -> None:
+def refuse_impossible(config: Mapping[str, Any], options: DeepSpeedOptions) -> None:
     """Refuse what no run can have.
 
     Raises:

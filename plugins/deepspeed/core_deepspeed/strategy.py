@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import gc
 from contextlib import contextmanager
-from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from core import Capability, ConfigurationError, ShardedLeaf, Strategy, UnsupportedError
+from core import Capability, ConfigurationError, Strategy, UnsupportedError
 from core.strategies import (
     LeftOutParameters,
     ParallelStrategy,
@@ -23,17 +22,18 @@ from core.strategies import (
     with_options_of,
 )
 from core_deepspeed import config as configs
-from core_deepspeed import library, native, native_files, ops, refusals, sections
+from core_deepspeed import library, native, ops, refusals, sections
 from core_deepspeed import optimizers as stepping
 from core_deepspeed.engine import ZeroEngine
 from core_deepspeed.initial_values import same_on_all_ranks
 from core_deepspeed.left_out import GradientsOfAll
-from core_deepspeed.options import Options, split
+from core_deepspeed.options import DeepSpeedOptions, split
 from core_deepspeed.precision import ENGINE_SCALED
+from core_deepspeed.states import EngineStates
 from core_deepspeed.whole_engine import WholeEngine
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator
     from contextlib import AbstractContextManager
 
     from torch.optim import Optimizer
@@ -43,18 +43,18 @@ if TYPE_CHECKING:
 _TRAINS = frozenset({"training_step", "forward"})
 
 
-class DeepSpeedStrategy(ParallelStrategy):
+class DeepSpeedStrategy(EngineStates):
     """Sharded data parallelism with DeepSpeed's ZeRO, on one node or several."""
 
-    @with_options_of(Options, ParallelStrategy.__init__, Strategy.__init__, closed=True)
+    @with_options_of(DeepSpeedOptions, ParallelStrategy.__init__, Strategy.__init__, closed=True)
     def __init__(self, stage: int | None = None, **options: Any) -> None:
         """Options of DeepSpeed, and of every parallel strategy.
 
         Args:
             stage: of ZeRO. 0 cuts nothing over the ranks, 1 the optimizer's state, 2 gradients too, 3 parameters too.
                 None: what `config` says, where saying nothing means 0; without a `config` 2.
-            options: of `core_deepspeed.Options`, and of `ParallelStrategy` (`start_method`, `process_group_backend`,
-                `timeout`, `parallel_devices`, ...).
+            options: of `core_deepspeed.DeepSpeedOptions`, and of `ParallelStrategy` (`start_method`,
+                `process_group_backend`, `timeout`, `parallel_devices`, ...).
 
         Raises:
             ConfigurationError: an unknown option, or options that contradict each other.
@@ -63,9 +63,11 @@ class DeepSpeedStrategy(ParallelStrategy):
         super().__init__(**parts)
         if stage is not None:
             own["stage"] = stage
-        self.options = Options(**own)
+        self.options = DeepSpeedOptions(**own)
         self._config = configs.merge(self.options, own.keys())
         self._sections = sections.take(self._config)
+        if any(self._config.get("activation_checkpointing", {}).values()):
+            self.own_activation_option = "the section activation_checkpointing"
         self._made: list[Any] = []
         self.engines: list[ZeroEngine] = []
         self._local_rank = library.LocalRank()
@@ -73,11 +75,6 @@ class DeepSpeedStrategy(ParallelStrategy):
         self._knows_windows = self._is_accumulating = False
 
     # composition ----------------------------------------------------------------------------------------------------
-
-    @property
-    def stage(self) -> int:
-        """The stage of ZeRO."""
-        return int(self._config["zero_optimization"]["stage"])
 
     @property
     def capabilities(self) -> Capability:
@@ -99,6 +96,10 @@ class DeepSpeedStrategy(ParallelStrategy):
     def configure_precision(self, name: str) -> Precision | None:
         """`16-mixed` and `16-true` are the engine's: it scales the loss."""
         return ENGINE_SCALED[name]() if name in ENGINE_SCALED else None
+
+    def configure_checkpoint_io(self) -> CheckpointIO | None:
+        """The core's, or with `deepspeed_checkpoint="native"` DeepSpeed's own layout."""
+        return native.EngineCheckpointIO(self) if self._is_native else None
 
     def check(self) -> None:
         """Refuse what contradicts the options, and a machine where DeepSpeed or a part of it is missing.
@@ -323,6 +324,10 @@ class DeepSpeedStrategy(ParallelStrategy):
         """All ranks. A context in which gradients accumulate; stages 2 and 3 exchange them all the same."""
         return set_within(self, "_is_accumulating", enabled)
 
+    def scale_gradients(self, optimizer: Optimizer, factor: float) -> None:
+        """All ranks. Multiply the gradients of the engine's next step; see `Strategy.scale_gradients`."""
+        self._engine_of(optimizer).scale(factor)
+
     def clip_gradients(self, module: nn.Module, optimizer: Optimizer, clipping: GradientClipping) -> Tensor | None:
         """All ranks. Make the optimizer's next step clip, by the 2-norm; see `Strategy.clip_gradients`.
 
@@ -347,119 +352,6 @@ class DeepSpeedStrategy(ParallelStrategy):
             closure()
         return self._engine_of(optimizer).step()
 
-    def _engine_around(self, wrapped: nn.Module | None) -> ZeroEngine | None:
-        return next((engine for engine in self.engines if engine.wrapped is wrapped), None)
-
-    def _engine_of(self, optimizer: Optimizer) -> ZeroEngine:
-        return next(engine for engine in self.engines if engine.optimizer is optimizer)
-
-    # state ----------------------------------------------------------------------------------------------------------
-
-    @property
-    def _is_native(self) -> bool:
-        return self.options.deepspeed_checkpoint == "native"
-
-    def configure_checkpoint_io(self) -> CheckpointIO | None:
-        """The core's, or with `deepspeed_checkpoint="native"` DeepSpeed's own layout."""
-        return native.EngineCheckpointIO(self) if self._is_native else None
-
-    def get_module_state_dict(
-        self, module: nn.Module, *, layout: Literal["full", "sharded"] | None = None
-    ) -> dict[str, Any]:
-        """All ranks. Master copies by the user's names: whole on rank 0 and nothing elsewhere, or each rank's part.
-
-        In DeepSpeed's own layout a mark stands for them.
-        """
-        if self._is_native and layout is None:
-            return native_files.module_mark()
-        named = super().get_module_state_dict(module)
-        handle, layout = self.session.handle_of(module), layout or self._layout
-        if (engine := self._engine_around(handle.wrapped)) is not None:
-            state, convert = engine.state(self.global_rank), self._converter(layout)
-            # The parameters themselves, in the same order: those that are tied are the same object.
-            originals = list(handle.module.state_dict(keep_vars=True).values())
-            converted = {id(one): convert(state.parameter(one)) for one in originals if isinstance(one, nn.Parameter)}
-            for name, original in zip(list(named), originals, strict=True):
-                named[name] = converted.get(id(original), named[name])
-        return named if layout == "sharded" or self.is_global_zero else {}
-
-    def load_module_state_dict(self, module: nn.Module, state: Mapping[str, Any], *, strict: bool = True) -> None:
-        """All ranks. Restore a state, whole or in parts; each rank takes its own."""
-        handle = self.session.handle_of(module)
-        if native_files.is_mark(state):
-            return
-        if (engine := self._engine_around(handle.wrapped)) is None:
-            super().load_module_state_dict(module, state, strict=strict)
-            return
-        # Parameters go into their masters and parts. In `rest` their place is taken by what the module holds already,
-        # so that buffers and names are loaded and checked as for any module.
-        parts, rest = engine.state(self.global_rank), dict(state)
-        originals = handle.module.state_dict(keep_vars=True).values()
-        for (name, own), original in zip(super().get_module_state_dict(module).items(), originals, strict=True):
-            if isinstance(original, nn.Parameter) and name in rest:
-                parts.load_parameter(name, original, rest[name])
-                rest[name] = own
-        super().load_module_state_dict(module, rest, strict=strict)
-        parts.refresh()
-
-    def get_optimizer_state_dict(self, optimizer: Optimizer) -> dict[str, Any]:
-        """All ranks. Optimizer state by parameter names: whole on rank 0 and nothing elsewhere, or each rank's part."""
-        engine, layout = self._engine_of(optimizer), self._layout
-        names, convert = self._names(engine), self._converter(layout)
-        groups = [
-            {**group, "params": [names[id(parameter)] for parameter in parameters]}
-            for group, parameters in zip(optimizer.param_groups, engine.groups, strict=True)
-        ]
-        if self._is_native:
-            return native_files.optimizer_mark(groups)
-        entries = {
-            name: {key: convert(value) for key, value in entry.items()}
-            for name, entry in engine.state(self.global_rank).optimizer_entries(names).items()
-        }
-        return {"state": entries, "param_groups": groups} if layout == "sharded" or self.is_global_zero else {}
-
-    def load_optimizer_state_dict(self, optimizer: Optimizer, state: Mapping[str, Any]) -> None:
-        """All ranks. Restore a state, whole or in parts; each rank takes its own."""
-        if native_files.is_mark(state):
-            return
-        engine = self._engine_of(optimizer)
-        stepping.load_groups(optimizer, state["param_groups"], self.parameter_names(optimizer))
-        engine.state(self.global_rank).load_optimizer(state["state"], self._names(engine))
-
-    def optimizer_targets(self, optimizer: Optimizer, described: Mapping[str, Any]) -> dict[str, Any] | None:
-        """All ranks. The optimizer's own memory for what was saved, so that each rank reads its part into it."""
-        engine = self._engine_of(optimizer)
-        entries = described.get("state")
-        if not isinstance(entries, dict):
-            return None
-        return {"state": engine.state(self.global_rank).optimizer_targets(entries, self._names(engine))}
-
-    def parameter_names(self, optimizer: Optimizer) -> list[str]:
-        """Names of the parameters that the optimizer was made for, group after group."""
-        engine = self._engine_of(optimizer)
-        names = self._names(engine)
-        return [names[id(parameter)] for group in engine.groups for parameter in group]
-
-    def _names(self, engine: ZeroEngine) -> dict[int, str]:
-        return self.session.handle_of(engine.module).parameter_names
-
-    def _converter(self, layout: str) -> Callable[[Any], Any]:
-        return partial(self._converted, layout)
-
-    def _converted(self, layout: str, value: Any) -> Any:
-        if layout == "sharded" or not isinstance(value, ShardedLeaf):
-            return value
-        gathered = self._gathered(value)
-        return gathered.cpu() if self.is_global_zero else None
-
-    def _gathered(self, leaf: ShardedLeaf) -> Tensor:
-        total = torch.zeros(leaf.global_shape, dtype=leaf.dtype, device=self.root_device)
-        return leaf.gather(total, partial(self.reduce, reduce_op="sum"))
-
-    @property
-    def _layout(self) -> Literal["full", "sharded"]:
-        return self.checkpoint_io.layout
-
     # end ------------------------------------------------------------------------------------------------------------
 
     def release(self) -> None:
@@ -472,21 +364,6 @@ class DeepSpeedStrategy(ParallelStrategy):
         self.engines, self._made, self._run_arguments, self._knows_windows = [], [], {}, False
         self._local_rank.restore()
         super().release()
-
-    def _whole_parameters(self, engine: ZeroEngine) -> dict[nn.Parameter, Tensor]:
-        """All ranks. Values of what is cut or has masters, as the precision has them; of a cut module on the CPU."""
-        state = engine.state(self.global_rank)
-        values: dict[nn.Parameter, Tensor] = {}
-        keeps_masters = self.precision_plugin.name.endswith("-mixed")
-        for parameter in engine.module.parameters():
-            held = state.parameter(parameter)
-            if isinstance(held, ShardedLeaf) and (keeps_masters or self.stage == 3):
-                value = self._gathered(held)
-                value = value if keeps_masters else value.to(parameter.dtype)
-                values[parameter] = value.cpu() if self.stage == 3 else value
-            elif isinstance(held, torch.Tensor) and keeps_masters and held.dtype != parameter.dtype:
-                values[parameter] = held  # a master that is whole
-        return values
 
     def leave_group(self) -> None:
         """All ranks; idempotent. Leave the group, if it was made here, and those that DeepSpeed made."""

@@ -73,6 +73,14 @@ class WholeEngine(ZeroEngine):
             self._num_backwards += 1
             self._is_complete = False
 
+    def scale(self, factor: float) -> None:
+        """All ranks. Multiply the gradients of the next step."""
+        for gradient in self._gradients():
+            gradient.mul_(factor)
+
+    def _unscale(self) -> None:
+        """Do nothing: gradients themselves were multiplied."""
+
     def _set_max_norm(self, max_norm: float) -> None:
         if self._has_masters:
             self.zero.clip_grad = max_norm

@@ -9,7 +9,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint as torch_checkpoint
 from torch.utils.data import DataLoader, TensorDataset
 
-from core import Module
+from core import ConfigurationError, Fabric, Module
 from core_deepspeed import DeepSpeedStrategy
 from core_testing import Backend
 
@@ -37,6 +37,7 @@ def by_deepspeed(block, inputs):
 
 CALLS = {
     "plainly": lambda block, inputs: block(inputs),
+    "by an argument": lambda block, inputs: block(inputs),
     "by DeepSpeed": by_deepspeed,
     "by torch": functools.partial(torch_checkpoint, use_reentrant=False),
     "by torch, in backward": functools.partial(torch_checkpoint, use_reentrant=True),
@@ -69,7 +70,8 @@ class Net(Module):
 def train(rank, way):
     module = Net(way)
     data = torch.randn(8 * NUM_STEPS, 5, generator=torch.Generator().manual_seed(1))
-    rank.trainer(max_epochs=1).fit(module, DataLoader(TensorDataset(data), batch_size=4))
+    arguments = {"activation_checkpointing": "units"} if way == "by an argument" else {}
+    rank.trainer(max_epochs=1, **arguments).fit(module, DataLoader(TensorDataset(data), batch_size=4))
     return module.losses, module.state_dict(), [block.num_calls for block in module.blocks]
 
 
@@ -90,6 +92,7 @@ def trained_plainly(stage):
         ("by DeepSpeed", {}),
         ("by DeepSpeed", {"synchronize_checkpoint_boundary": True}),
         ("by torch", {}),
+        ("by an argument", {}),
         ("by torch, in backward", {}),
     ],
 )
@@ -103,6 +106,11 @@ def test_what_is_computed_twice_learns_the_same(stage, way, options):
         assert losses == expected_losses
         for name, value in expected_weights.items():
             assert torch.equal(weights[name], value), name
+
+
+def test_two_ways_to_say_what_becomes_of_activations():
+    with pytest.raises(ConfigurationError, match=r"the section activation_checkpointing of DeepSpeedStrategy both say"):
+        Fabric(strategy=DeepSpeedStrategy(synchronize_checkpoint_boundary=True), activation_checkpointing="units")
 
 
 def look_at_the_process(rank):

@@ -7,12 +7,12 @@ import sys
 import pytest
 
 from core import ConfigurationError
-from core_deepspeed import Options
+from core_deepspeed import DeepSpeedOptions
 from core_deepspeed.config import Run, fit_to_run, merge
 
 
 def config_of(given_config=None, **given):
-    return merge(Options(config=given_config, **given), given.keys())
+    return merge(DeepSpeedOptions(config=given_config, **given), given.keys())
 
 
 def refusal(given_config=None, **given):

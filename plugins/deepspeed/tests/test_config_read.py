@@ -8,7 +8,7 @@ import pytest
 from deepspeed.runtime.config import DeepSpeedConfig
 
 from core import ConfigurationError, Fabric
-from core_deepspeed import DeepSpeedStrategy, Options
+from core_deepspeed import DeepSpeedOptions, DeepSpeedStrategy
 from core_deepspeed.config import Run, fit_to_run, merge
 from core_deepspeed.user_config import TOP_LEVEL_KEYS
 
@@ -82,7 +82,7 @@ def told(tmp_path, **given):
     if "nvme" in given.values():
         given["nvme_path"] = tmp_path
     run = Run(world_size=1, device_type="cuda", precision="16-mixed")
-    return fit_to_run(merge(Options(**given), given.keys()), run)
+    return fit_to_run(merge(DeepSpeedOptions(**given), given.keys()), run)
 
 
 @pytest.mark.parametrize("case", READ, ids=lambda case: case[0])

@@ -10,7 +10,9 @@ class TestDP(StrategyConformance):
     alias = "dp"
     accelerator = "cuda"
     num_processes = 1
-    expected_capabilities = ONE_PROCESS & ~(Capability.MANUAL_OPTIMIZATION | Capability.BIT_EXACT_RESUME)
+    expected_capabilities = ONE_PROCESS & ~(
+        Capability.MANUAL_OPTIMIZATION | Capability.BIT_EXACT_RESUME | Capability.WEIGHTED_LOSSES
+    )
 
 
 class TestDDP2(StrategySmoke):

@@ -20,13 +20,17 @@ if TYPE_CHECKING:
     import torch
 
 
+# A replica's loss would need its own weight among those of the others.
+_LACKS = Capability.MANUAL_OPTIMIZATION | Capability.BIT_EXACT_RESUME | Capability.WEIGHTED_LOSSES
+
+
 class DataParallelStrategy(Strategy):
     """Data parallelism in one process: torch's DataParallel over the devices of one node."""
 
     @property
     def capabilities(self) -> Capability:
         """The capabilities of one process. Replicas live for one forward, so a backward inside it would be lost."""
-        return super().capabilities & ~(Capability.MANUAL_OPTIMIZATION | Capability.BIT_EXACT_RESUME)
+        return super().capabilities & ~_LACKS
 
     def check(self) -> None:
         """Refuse what DataParallel can't do.
@@ -94,7 +98,7 @@ class DDP2Strategy(DDPStrategy):
     @property
     def capabilities(self) -> Capability:
         """The capabilities of ddp, without what replicas of one forward can't do; see `DataParallelStrategy`."""
-        return super().capabilities & ~(Capability.MANUAL_OPTIMIZATION | Capability.BIT_EXACT_RESUME)
+        return super().capabilities & ~_LACKS
 
     def check(self) -> None:
         """Refuse a device without replication, such as a CPU.
@@ -156,7 +160,7 @@ def _restore_random_states(strategy: Strategy, saved: Mapping[str, Any]) -> None
 
 
 def _refuse_compiler(strategy: Strategy, *, alias: str) -> None:
-    if strategy.session.compiler is not None:
+    if strategy.session.compiles:
         raise UnsupportedError(
             f"strategy={alias!r} makes new replicas of the module in each step, which torch.compile can't follow. "
             "Use strategy='ddp', or leave out compile."

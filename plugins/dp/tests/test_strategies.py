@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from core import Capability, ConfigurationError, Fabric
+from core import Capability, ConfigurationError, Fabric, Session, UnsupportedError
 from core.accelerators import CPUAccelerator
 from core.strategies import DataParallelStrategy, DDP2Strategy
 
@@ -39,6 +39,17 @@ def test_declared_capabilities():
     assert DataParallelStrategy().capabilities == of_replicas
     assert DDP2Strategy().capabilities == of_replicas | Capability.COLLECTIVES | Capability.NO_SYNC
     assert DDP2Strategy().num_processes_per_node == 1
+
+
+@pytest.mark.parametrize("compilers", [{"compiler": torch.compile}, {"unit_compiler": lambda module: lambda: None}])
+def test_what_torch_compiles_is_refused(compilers):
+    """A replica's compiled block would compute with the weights of the first device."""
+    session = Session(DataParallelStrategy())
+    vars(session).update(compilers)
+    with pytest.raises(
+        UnsupportedError, match=r"makes new replicas of the module in each step, which torch\.compile can't"
+    ):
+        session.add_module(torch.nn.Linear(2, 2))
 
 
 class Drawing(CPUAccelerator):

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from core import ConfigurationError
+from core.strategies import needs_whole_matrices
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
 _INSTEAD = "Use strategy='ddp', which can."
-_WHOLE_TENSORS = ("Adafactor", "LBFGS", "Muon", "SparseAdam")
+_WHOLE_TENSORS = ("Adafactor", "LBFGS", "SparseAdam")
 _BY_PRECISION = "precision='bf16-mixed' of Trainer and Fabric says in which format to compute, by autocast over float32"
 _BY_CORE = "core gathers and places state itself, in a form that every strategy takes"
 _OFFLOAD = "strategy='fsdp' has cpu_offload=True, which does that"
@@ -104,7 +105,7 @@ def refuse_whole_tensors(optimizer: Optimizer) -> None:
     Raises:
         ConfigurationError: it looks at whole tensors.
     """
-    if (name := type(optimizer).__name__) in _WHOLE_TENSORS:
+    if (name := type(optimizer).__name__) in _WHOLE_TENSORS or needs_whole_matrices(optimizer):
         raise ConfigurationError(
             f"{name} looks at whole tensors, and FairScale's FSDP lets an optimizer see flat ranges of elements only. "
             "Use one that steps each element by itself, such as AdamW, or strategy='ddp'."

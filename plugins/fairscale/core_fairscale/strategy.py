@@ -149,7 +149,8 @@ class DDPShardedStrategy(ParallelStrategy):
     def step_callable(self, name: str, module: nn.Module | None = None) -> Callable[..., Any]:
         """All ranks, once a stage. Training runs through the wrapper, evaluation directly."""
         handle = self.session.handle_of(module)
-        if handle.wrapped not in self._models or name not in _WRAPPED:
+        evaluates = name not in _WRAPPED and name.endswith("_step")
+        if handle.wrapped not in self._models or evaluates:
             return super().step_callable(name, module)
         router: Any = handle.wrapped.module
         replacement = handle.user_callable(name) if handle.compiler is not None else None

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from core_horovod.operations import Operations
-    from core_horovod.options import Options
+    from core_horovod.options import HorovodOptions
 
 _NEVER = 2**62
 """So many backwards don't come: Horovod's hooks leave gradients alone."""
@@ -67,7 +67,7 @@ class Exchange:
     ranks have gradients of different parameters that it groups. So ranks say first what they have.
     """
 
-    def __init__(self, options: Options, operations: Operations) -> None:
+    def __init__(self, options: HorovodOptions, operations: Operations) -> None:
         self._options, self._operations = options, operations
         self._modules: list[_Module] = []
         self._hvd = library.load()

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from core import Collectives
-    from core_horovod.meeting import Meeting
+    from core_horovod.rendezvous import Rendezvous
 
 _OPERATIONS = {"mean": "Sum", "avg": "Sum", "sum": "Sum", "min": "Min", "max": "Max", "product": "Product"}
 _TRAVELS = (torch.float64, torch.float32, torch.int64, torch.int32)
@@ -31,15 +31,17 @@ class Operations:
 
     Args:
         name: begins the names of all operations; another one for each thread.
-        meeting: of the ranks.
+        rendezvous: of the ranks.
         timeout_s: seconds after which an operation that not all ranks join is an error.
         writer: the saving run, for a reader of a checkpoint.
     """
 
-    def __init__(self, name: str, meeting: Meeting, timeout_s: float, writer: Mapping[str, Any] | None = None) -> None:
-        self._hvd, self._name, self._meeting, self._timeout_s = library.load(), name, meeting, timeout_s
+    def __init__(
+        self, name: str, rendezvous: Rendezvous, timeout_s: float, writer: Mapping[str, Any] | None = None
+    ) -> None:
+        self._hvd, self._name, self._rendezvous, self._timeout_s = library.load(), name, rendezvous, timeout_s
         self.writer: Mapping[str, Any] = writer or {}
-        self.rank, self.size = meeting.rank, meeting.size
+        self.rank, self.size = rendezvous.rank, rendezvous.size
         self._num_barriers = 0
 
     @_normal_tensors
@@ -117,7 +119,7 @@ class Operations:
         """
         self._num_barriers += 1
         point = f"{self._name}.barrier.{self._num_barriers}"
-        self._meeting.arrive(point)
+        self._rendezvous.arrive(point)
         self._all_reduce(torch.zeros(1), "Sum", "barrier", point)
 
     def in_background(self) -> Collectives:
@@ -143,7 +145,7 @@ class Operations:
         # Horovod's own wait runs no handlers of signals, by which a rank hears that another one has failed.
         while not self._hvd.poll(handle):
             if time.monotonic() > deadline:
-                absent = self._meeting.absent(point) if point else []
+                absent = self._rendezvous.absent(point) if point else []
                 who = f"Rank{'s' * (len(absent) > 1)} {', '.join(map(str, absent))}" if absent else "A rank"
                 raise WorkerError(
                     f"{who} did not join the call of rank {self.rank} within timeout={self._timeout_s:g} s. All ranks "

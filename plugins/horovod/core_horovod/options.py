@@ -10,7 +10,7 @@ Op = Literal["Average", "Sum", "Adasum"]
 
 
 @dataclass(frozen=True)
-class Options:
+class HorovodOptions:
     """The settings of the exchange of gradients; `HorovodStrategy` says what each means."""
 
     compression: Compression = "none"

@@ -13,9 +13,9 @@ from core import Capability, ConfigurationError
 from core.strategies import ParallelStrategy, refuse_unlike_modules
 from core_horovod import library
 from core_horovod.exchange import Exchange
-from core_horovod.meeting import Meeting, compare
 from core_horovod.operations import GatherWithGradients, Operations
-from core_horovod.options import Compression, Op, Options
+from core_horovod.options import Compression, HorovodOptions, Op
+from core_horovod.rendezvous import Rendezvous, compare
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -95,7 +95,7 @@ class HorovodStrategy(ParallelStrategy):
             raise ConfigurationError(
                 f"gradient_predivide_factor belongs to op='Average', and op={op!r} divides nothing."
             )
-        self.options = Options(
+        self.options = HorovodOptions(
             compression, backward_passes_per_step, op, gradient_predivide_factor, groups, sparse_as_dense
         )
         self.scale_learning_rate = scale_learning_rate
@@ -108,7 +108,7 @@ class HorovodStrategy(ParallelStrategy):
         self._operations: Operations | None = None
         self._exchange: Exchange | None = None
         self._num_backgrounds = 0
-        self._meeting: Meeting | None = None
+        self._rendezvous: Rendezvous | None = None
         self._is_apart = False
 
     @property
@@ -168,17 +168,19 @@ class HorovodStrategy(ParallelStrategy):
             return
         if self.root_device.type == "cuda":
             torch.cuda.set_device(self.root_device)
-        self._meeting = Meeting(self.cluster_environment, self.num_processes_per_node, self._limit_s, self._settings)
+        self._rendezvous = Rendezvous(
+            self.cluster_environment, self.num_processes_per_node, self._limit_s, self._settings
+        )
         atexit.register(self.leave_group)
-        self._operations = Operations("core", self._meeting, self._limit_s)
+        self._operations = Operations("core", self._rendezvous, self._limit_s)
         compare(self._operations.broadcast_object(self._operations.gather_objects(self.session.fingerprint)))
 
     def leave_group(self) -> None:
         """All ranks; idempotent. End Horovod, if it was begun here."""
         atexit.unregister(self.leave_group)
-        meeting, self._operations, self._meeting = self._meeting, None, None
-        if meeting is not None:
-            meeting.end()
+        rendezvous, self._operations, self._rendezvous = self._rendezvous, None, None
+        if rendezvous is not None:
+            rendezvous.end()
 
     # modules and optimizers -------------------------------------------------------------------------------------------
 
@@ -268,6 +270,12 @@ class HorovodStrategy(ParallelStrategy):
         finally:
             exchange.set_local(index, before)
 
+    def scale_gradients(self, optimizer: Optimizer, factor: float) -> None:
+        """All ranks. Multiply gradients, after those that were held back are exchanged."""
+        if self._exchange is not None:
+            self._exchange.complete()
+        super().scale_gradients(optimizer, factor)
+
     def clip_gradients(self, module: nn.Module, optimizer: Optimizer, clipping: GradientClipping) -> Tensor | None:
         """All ranks. Clip, after gradients that were held back are exchanged; see `Strategy.clip_gradients`."""
         if self._exchange is not None:
@@ -335,11 +343,11 @@ class HorovodStrategy(ParallelStrategy):
 
     def background_collectives(self) -> Collectives:
         """All ranks. Operations under a name of their own, for one background thread."""
-        if self._meeting is None:
+        if self._rendezvous is None:
             return super().background_collectives()
         self._num_backgrounds += 1
         name, writer = f"core.background.{self._num_backgrounds}", self.session.collectives.writer
-        return Operations(name, self._meeting, self._limit_s, writer)
+        return Operations(name, self._rendezvous, self._limit_s, writer)
 
 
 def _refuse_group(group: Any) -> None:

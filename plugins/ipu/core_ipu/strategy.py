@@ -226,7 +226,7 @@ class IPUStrategy(Strategy):
             UnsupportedError: it is to be compiled by torch too.
             ConfigurationError: parameters of 64 bits.
         """
-        if self.session.compiler is not None:
+        if self.session.compiles:
             raise UnsupportedError(
                 "PopTorch compiles the steps itself, and not what torch.compile gives: leave out compile."
             )

@@ -32,6 +32,12 @@ def _in_two_groups(module: Module) -> Optimizer:
     return torch.optim.AdamW(groups, lr=0.01)
 
 
+def _by_matrices(module: Module) -> list[Optimizer]:
+    parameters = list(module.parameters())
+    matrices = torch.optim.Muon([own for own in parameters if own.ndim == 2], lr=0.02)
+    return [matrices, torch.optim.AdamW([own for own in parameters if own.ndim != 2], lr=0.01)]
+
+
 SGD = partial(_of_all, torch.optim.SGD, lr=0.1, momentum=0.9)
 ADAM = partial(_of_all, torch.optim.Adam, lr=0.01)
 ADAMW = partial(_of_all, torch.optim.AdamW, lr=0.01)
@@ -115,6 +121,7 @@ CASES = (
         network=networks.Adversarial,
         needs=Capability.MANUAL_OPTIMIZATION | Capability.SEVERAL_OPTIMIZERS,
     ),
+    Case("matrices_apart", optimizer=_by_matrices, accumulate=2, clip=0.1, needs=Capability.SEVERAL_OPTIMIZERS),
     _by_hand("fabric", optimizer=ADAMW),
     _by_hand("fabric_zeroed_gradients", set_to_none=False),
     _by_hand("fabric_accumulated", accumulate=2, clip=0.1),

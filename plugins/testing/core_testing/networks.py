@@ -12,6 +12,8 @@ from torch.utils.data import DataLoader, TensorDataset
 from core import Module
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from core_testing.cases import Case
 
 NUM_FEATURES = 6
@@ -38,10 +40,18 @@ class Perceptron(Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Shape (batch, 6) to (batch, 2)."""
-        hidden = self.first(x)
-        # What the layer has computed in shows how a precision really works, whatever the dtype of weights.
-        self.formats.add(hidden.dtype)
+        hidden = self._note_format(self.first(x))
         return self.last(torch.tanh(self.between(hidden)))  # type: ignore[no-any-return]
+
+    def pipeline(self) -> list[Callable[..., Any]]:
+        """The parts in order, of which `forward` is made, for strategies that cut a model into stages."""
+        return [self.first, self._note_format, self.between, torch.tanh, self.last]
+
+    def _note_format(self, hidden: Tensor) -> Tensor:
+        # What the layer has computed in shows how a precision really works, whatever the dtype of weights.
+        if not hidden.is_meta:  # a strategy has looked at shapes
+            self.formats.add(hidden.dtype)
+        return hidden
 
     def between(self, hidden: Tensor) -> Tensor:
         """Transform the first layer's outputs, shape (batch, 8)."""
@@ -83,6 +93,10 @@ class Tied(Perceptron):
     def between(self, hidden: Tensor) -> Tensor:
         """Apply both layers."""
         return self.twins[1](torch.tanh(self.twins[0](hidden)))  # type: ignore[no-any-return]
+
+    def pipeline(self) -> list[Callable[..., Any]]:
+        """Both layers are parts."""
+        return [self.first, self._note_format, self.twins[0], torch.tanh, self.twins[1], torch.tanh, self.last]
 
 
 class Frozen(Perceptron):
@@ -161,6 +175,10 @@ class Normalized(Perceptron):
         """Normalize."""
         return self.normalization(hidden)  # type: ignore[no-any-return]
 
+    def pipeline(self) -> list[Callable[..., Any]]:
+        """The normalization is a part."""
+        return [self.first, self._note_format, self.normalization, torch.tanh, self.last]
+
 
 class Shifted(Perceptron):
     """A network with a buffer that the outputs depend on, and that nothing changes."""
@@ -223,6 +241,10 @@ class Adversarial(Module):
     def forward(self, x: Tensor) -> Tensor:
         """Shape (batch, 6) to (batch, 1)."""
         return self.critic(self.generator(x))  # type: ignore[no-any-return]
+
+    def pipeline(self) -> list[Callable[..., Any]]:
+        """The two networks."""
+        return [self.generator, self.critic]
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         """The critic's step, then the generator's."""

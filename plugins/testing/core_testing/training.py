@@ -62,7 +62,7 @@ class Run:
             named = strategy.get_optimizer_state_dict(strategy.optimizers[0])
             self.optimizer = {
                 name: {key: whole(value, strategy) for key, value in entry.items() if _is_tensor(value)}
-                for name, entry in named["state"].items()
+                for name, entry in named.get("state", {}).items()  # a rank may have nothing of a whole one
             }
 
 

@@ -7,11 +7,12 @@ import mutants_life
 import mutants_parts
 import mutants_state
 import mutants_training
+import mutants_uneven
 from table import MUTANTS
 
 PARTS = (
     *(mutants_training, mutants_exchange, mutants_state, mutants_parts),
-    *(mutants_cluster, mutants_life, mutants_differing),
+    *(mutants_cluster, mutants_life, mutants_differing, mutants_uneven),
 )
 
 __all__ = ["MUTANTS", "PARTS"]

@@ -47,6 +47,16 @@ class AveragesTwice(AveragingStrategy):
         gradient /= self.world_size
 
 
+@mutant(f"{EQUAL}[matrices_apart]", passes=f"{EQUAL}[accumulated_and_clipped]")
+class ClipsEachOptimizer(AveragingStrategy):
+    """Clips the gradients of each of several optimizers by their own norm, and not by that of all."""
+
+    def clip_gradients(self, module, optimizer, clipping):
+        for one in getattr(optimizer, "joined", [optimizer]):
+            norm = super().clip_gradients(module, one, clipping)
+        return norm
+
+
 @mutant(f"{EQUAL}[sgd_momentum]")
 class SumsGradients(AveragingStrategy):
     """Sums gradients, and calls it an average."""
@@ -482,3 +492,40 @@ class MeetsNowAndThen(AveragingStrategy):
             for parameter in self.parameters():
                 parameter.data.copy_(self.reduce(parameter.data))
         return updated
+
+
+@mutant("test_losses_are_weighted[trainer-3]", passes="test_losses_are_weighted[trainer-1]")
+class ForgetsToCorrect(AveragingStrategy):
+    """Leaves the gradients of a window as they were before all weights of it were known."""
+
+    def scale_gradients(self, optimizer, factor):
+        pass
+
+
+@mutant("test_losses_are_weighted[fabric-3]", passes="test_losses_are_weighted[trainer-1]")
+class CorrectsWholeWindowsOnly(AveragingStrategy):
+    """Forgets the weights of a window that is shorter than the others."""
+
+    num_scaled = 0
+
+    def scale_gradients(self, optimizer, factor):
+        self.num_scaled += 1
+        super().scale_gradients(optimizer, 1.0 if self.num_scaled % 2 == 0 else factor)
+
+
+@mutant("test_losses_are_weighted[trainer-1]", passes=f"{EQUAL}[sgd_momentum]")
+class WeighsItsOwnItems(AveragingStrategy):
+    """Adds up weights over a group of one rank."""
+
+    def reduce(self, tensor, group=None, reduce_op="mean"):
+        return tensor if reduce_op == "sum" and not tensor.ndim else super().reduce(tensor, group, reduce_op)
+
+
+@mutant("test_a_weight_is_refused", passes=f"{EQUAL}[sgd_momentum]")
+class DeclaresWeightsTooLate(AveragingStrategy):
+    """Declares that losses may have weights when a module was set up, and not before."""
+
+    @property
+    def capabilities(self):
+        own = super().capabilities
+        return own if hasattr(self, "session") and self.session.handles else own & ~Capability.WEIGHTED_LOSSES

@@ -126,7 +126,7 @@ def test_a_process_that_dies(core_cli, lines):
 
 def test_names_that_lead_nowhere(core_cli, lines):
     lines()
-    assert "Did you mean 'lines'?" in check(core_cli, "line").stderr
+    assert "Did you mean 'lines'" in check(core_cli, "line").stderr
     assert "No test matches -k 'nonsense'" in check(core_cli, "lines", "-k", "nonsense").stderr
     assert "offers no strategy" in check(core_cli, "lines-plugin", "--kind", "strategy").stderr
     assert "there is no folder not/there" in check(core_cli, "lines", "--html", "not/there/report.html").stderr

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 from typing import TYPE_CHECKING, Any
 
 from core.trainer.callbacks.progress_bar.view import format_seconds, format_value, shorten_number
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
 _FIXED = ("epoch", "step", "time", "it/s")
 _MIN_WIDTHS = {"epoch": 5, "step": 7, "time": 7, "it/s": 6}
 _VALUE_WIDTH = 9
-_MAX_WIDTH = 80
+_MAX_WIDTH = 80  # or the terminal's, if that is wider
 _NARROW_WIDTHS = {"epoch": 5, "step": 6, "time": 7, "it/s": 5}
 _NARROW_VALUE_WIDTH = 8
 
@@ -21,8 +22,8 @@ _NARROW_VALUE_WIDTH = 8
 class EpochTable:
     """Aligned rows of numbers, written one by one.
 
-    In 80 columns, up to six metrics: where whole names would take more, columns are as narrow as their numbers, and
-    names stand on several lines.
+    In 80 columns, up to six metrics. Where whole names would take more than the terminal has, names stand on two lines
+    as far as there is room, and on more where columns must be as narrow as their numbers.
     """
 
     def __init__(self) -> None:
@@ -68,13 +69,23 @@ class EpochTable:
         """Choose the widths. Returns the lines of the header."""
         self._gap = "  "
         self._widths = [_MIN_WIDTHS.get(name, max(_VALUE_WIDTH, len(name))) for name in columns]
-        if sum(self._widths) + len(self._gap) * (len(columns) - 1) <= _MAX_WIDTH:
+        room = max(_MAX_WIDTH, shutil.get_terminal_size((_MAX_WIDTH, 24)).columns - 1)
+        if sum(self._widths) + len(self._gap) * (len(columns) - 1) <= room:
             return [self._line(columns)]
         self._gap = " "
         self._widths = [_NARROW_WIDTHS.get(name, _NARROW_VALUE_WIDTH) for name in columns]
+        self._widen(columns, room)
         names = [_cut(name, width) for name, width in zip(columns, self._widths, strict=True)]
         height = max(map(len, names))
         return [self._line(row) for row in zip(*([""] * (height - len(name)) + name for name in names), strict=True)]
+
+    def _widen(self, columns: Sequence[str], room: int) -> None:
+        """Give what is left of the room to long names, one by one: first to stand on two lines, then on one."""
+        for lines in (2, 1):
+            for index, name in enumerate(columns):
+                left = room - sum(self._widths) - len(self._gap) * (len(columns) - 1)
+                widths = range(self._widths[index], self._widths[index] + left + 1)
+                self._widths[index] = next((each for each in widths if len(_cut(name, each)) <= lines), widths.start)
 
     def _format(self, value: Any) -> str:
         text = format_value(value)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from rich.text import Text
-
 from core.trainer.callbacks.progress_bar.live_view import LiveView
 
 
@@ -22,14 +20,20 @@ class NotebookView(LiveView):
         print(line)  # noqa: T201  # this is the cell's output
 
     def _start(self) -> None:
+        """Do nothing: the output is made for the first bar."""
+
+    def _draw(self) -> None:
+        if not self._tasks:
+            return
+        bars = self._progress.make_tasks_table(self._progress.tasks)
         if self._output is None:
             from IPython.display import display  # there in a notebook, nowhere else needed
 
-            self._output = display(Text(""), display_id=True)
-
-    def _draw(self) -> None:
-        if self._output is not None:
-            self._output.update(self._progress.make_tasks_table(self._progress.tasks) if self._tasks else Text(""))
+            self._output = display(bars, display_id=True)
+        else:
+            self._output.update(bars)
 
     def _stop(self) -> None:
-        self._draw()
+        """Leave nothing of the bars: an output of no text, which takes no room below the cell."""
+        if self._output is not None:
+            self._output.update({"text/plain": "", "text/html": ""}, raw=True)

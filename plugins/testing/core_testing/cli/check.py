@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from core import Spec
-    from core_testing.cli.check_run import Report, Suite
+    from core_testing.cli.check_run import CheckResult, Suite
 
 __all__ = ["check"]
 
@@ -91,7 +91,7 @@ def check(
     ctx.exit(int(not report.is_good))
 
 
-def _write(report: Report, *, html: Path | None, as_json: bool, verbose: bool) -> None:
+def _write(report: CheckResult, *, html: Path | None, as_json: bool, verbose: bool) -> None:
     if html is not None:
         from core_testing.cli.check_page import render
 

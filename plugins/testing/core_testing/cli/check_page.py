@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from core_testing.cli.check_run import Report, Suite, Test
+    from core_testing.cli.check_run import CheckResult, Suite, Test
 
 _STYLE = """
 :root { color-scheme: light dark; font: 15px/1.5 system-ui, sans-serif; }
@@ -25,12 +25,12 @@ summary { cursor: pointer; }
 """
 
 
-def render(report: Report) -> str:
+def render(report: CheckResult) -> str:
     """The page: a matrix of plugins and capabilities, then each plugin with its tests."""
     return "\n".join(["<!doctype html>", *_page(report), ""])
 
 
-def _page(report: Report) -> Iterator[str]:
+def _page(report: CheckResult) -> Iterator[str]:
     versions = ", ".join(f"{name} {version}" for name, version in report.versions.items())
     yield '<html lang="en"><head><meta charset="utf-8">'
     yield '<meta name="viewport" content="width=device-width, initial-scale=1">'

@@ -100,7 +100,7 @@ class Suite:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class CheckResult:
     """All that a run of the kit has found.
 
     Attributes:
@@ -144,7 +144,7 @@ class Progress(Protocol):
 
 def run(
     specs: Sequence[tuple[str, Spec]], progress: Progress, *, keyword: str = "", attributes: Mapping[str, Any]
-) -> Report:
+) -> CheckResult:
     """Run the suites of some plugins.
 
     Args:
@@ -176,7 +176,7 @@ def run(
         raise ConfigurationError(f"No test matches -k {keyword!r}. Leave it out to see the names of all.")
     ran = {test.suite for test in tests}
     suites = [Suite(**each, tests=[test for test in tests if test.suite == each["suite"]]) for each in found]
-    return Report([suite for suite in suites if suite.suite in ran], time.monotonic() - begin)
+    return CheckResult([suite for suite in suites if suite.suite in ran], time.monotonic() - begin)
 
 
 def _need_pytest() -> None:

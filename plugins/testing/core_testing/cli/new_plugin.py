@@ -151,7 +151,10 @@ def new_plugin(name: str, kind: str, wraps: bool, directory: Path | None) -> Non
     say(f"{target}: {len(written)} files")
     for path in written:
         say(f"  {path}")
-    install, try_it = f"  python -m pip install -e '{target}[dev]'", f"  core check {alias}{values['kind_option']}"
+    install, try_it = (
+        f"  python -m pip install --no-build-isolation -e '{target}[dev]'",
+        f"  core check {alias}{values['kind_option']}",
+    )
     for line in ("", "Next:", install, try_it):
         say(line)
 

@@ -241,7 +241,7 @@ def _load_foreign(rank: Rank, case: Case, path: Path) -> bool:
     fabric.save(path, {"model": module})
     fabric.teardown()
     other = rank.fabric()
-    stranger = nn.Linear(3, 3, dtype=case.dtype)
+    stranger = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3)).to(case.dtype)
     set_up(other, stranger, torch.optim.SGD(stranger.parameters(), lr=0.1))
     with pytest.raises(CheckpointError, match=r"weight"):
         other.load(path, {"model": stranger})

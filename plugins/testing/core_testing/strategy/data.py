@@ -29,7 +29,7 @@ class Collecting(Module):
         super().__init__()
         self._is_traced = is_traced
         torch.manual_seed(3)
-        self.layer = nn.Linear(1, 1)
+        self.layer = nn.Sequential(nn.Linear(1, 1), nn.Linear(1, 1))
         self.trained: list[list[list[int]]] = []
         self.validated: list[int] = []
         self.devices: set[torch.device] = set()

@@ -9,6 +9,7 @@ ONE_PROCESS = (
     | Capability.CLIP_BY_VALUE
     | Capability.INFERENCE_MODE
     | Capability.BIT_EXACT_RESUME
+    | Capability.WEIGHTED_LOSSES
 )
 """Those of a strategy of one process that leaves nothing out."""
 

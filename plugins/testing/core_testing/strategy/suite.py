@@ -10,16 +10,20 @@ from core_testing.strategy.failures import FailureTests
 from core_testing.strategy.lifecycle import LifecycleTests
 from core_testing.strategy.script import ScriptTests
 from core_testing.strategy.training import TrainingTests
+from core_testing.strategy.uneven import UnevenTests
 from core_testing.strategy.unity import UnityTests
+from core_testing.strategy.weights import WeightTests
 from core_testing.training import reference, train
 
 
 class StrategyConformance(
     TrainingTests,
+    WeightTests,
     UnityTests,
     LifecycleTests,
     CollectiveTests,
     DataTests,
+    UnevenTests,
     CheckpointTests,
     FailureTests,
     ScriptTests,

@@ -15,6 +15,7 @@ class TestFlatDDP(StrategyConformance):
         | Capability.CLIP_BY_VALUE
         | Capability.INFERENCE_MODE
         | Capability.BIT_EXACT_RESUME
+        | Capability.WEIGHTED_LOSSES
     )
 
 

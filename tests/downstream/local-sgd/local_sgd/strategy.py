@@ -51,12 +51,12 @@ class LocalSGDStrategy(ParallelStrategy):
 
     @property
     def capabilities(self) -> Capability:
-        """No NO_SYNC: no backward exchanges gradients. No CLIP_BY_VALUE: each rank would clip its own.
+        """No NO_SYNC: no backward exchanges gradients. No CLIP_BY_VALUE: each rank would clip its own, and weigh it.
 
         With several optimizers one period of steps of all of them would be hard to explain: one, and no manual steps.
         """
         left_out = Capability.CLIP_BY_VALUE | Capability.SEVERAL_OPTIMIZERS | Capability.MANUAL_OPTIMIZATION
-        return super().capabilities & ~(left_out | Capability.SEVERAL_MODULES)
+        return super().capabilities & ~(left_out | Capability.SEVERAL_MODULES | Capability.WEIGHTED_LOSSES)
 
     def setup_module(self, module: nn.Module) -> nn.Module:
         """All ranks. Everybody begins with the weights of rank 0."""

@@ -26,6 +26,7 @@ class TestSimParallel(OnSim, StrategyConformance):
         | Capability.CLIP_BY_VALUE
         | Capability.INFERENCE_MODE
         | Capability.BIT_EXACT_RESUME
+        | Capability.WEIGHTED_LOSSES
     )
 
 

@@ -24,7 +24,7 @@ _ANSWER_S = 5.0
 _begins = itertools.count()
 
 
-class Meeting:
+class Rendezvous:
     """Horovod, from its beginning to its end, and the server at which its ranks meet.
 
     Where that server is missing, rank 0 has it until the end. All ranks make one, in the same order.

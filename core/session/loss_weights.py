@@ -1,0 +1,281 @@
+"""The weights of losses that are means over different numbers of items: a step learns from the mean over all of them.
+
+Gradients are averaged over ranks by the strategy, and each loss is a mean already. The mean over all items of a window,
+`sum(weight * loss) / sum(weight)` over its batches and the shards of the data, takes the sum of the weights, which
+nobody knows before the window's last forward. Loaded when a step gives a weight, and not before.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from core.contract.capability import Capability
+from core.contract.errors import ModuleError, UnsupportedError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    import torch
+    from torch import Tensor
+    from torch.optim import Optimizer
+
+    from core.contract.step import TrainingStep
+    from core.contract.strategy import Strategy
+    from core.session.session import Session
+
+
+@dataclass(slots=True)
+class Window:
+    """The losses since an optimizer's last step.
+
+    Attributes:
+        own: sum of the weights on this rank.
+        total: sum over the shards of the data, when it is known.
+        is_corrected: the gradients are those of the mean over all items.
+    """
+
+    own: float | Tensor = 0.0
+    total: float | Tensor | None = None
+    is_corrected: bool = False
+
+
+class LossWeights:
+    """The weights of one accumulation window after the other, for each optimizer.
+
+    A window of one batch sums the weights of all ranks between forward and backward. In a longer one each loss is
+    weighted by its share of `reference`, and the gradients are corrected by one factor when the window is complete.
+    The reference is a power of two near the weight of a window: products with it are exact, so that gradients don't
+    depend on which one it is, and a run that goes on from a checkpoint has the same bits.
+
+    Attributes:
+        by_hand: the user calls backward, and windows end where an optimizer steps.
+    """
+
+    def __init__(self, strategy: Strategy, *, by_hand: bool = False) -> None:
+        self.by_hand = by_hand
+        self._strategy = strategy
+        self._reference = 0.0
+        self._windows: dict[int, Window] = {}
+
+    def share_alone(self, loss: Tensor, weight: float | Tensor, optimizer: Optimizer | None) -> Tensor:
+        """All ranks. The loss of a window's only batch, as backward takes it."""
+        own = self._checked(weight)
+        total = self._sum(own)
+        self._windows[id(optimizer)] = Window(own, total, is_corrected=True)
+        return loss * _quotient(own * self._strategy.data_parallel_size, total)
+
+    def share(
+        self, loss: Tensor, weight: float | Tensor, optimizers: Sequence[Optimizer | None], *, num_accumulated: int = 1
+    ) -> Tensor:
+        """All ranks. The loss of one batch of these optimizers' windows, as backward takes it; see `correct`."""
+        own = self._checked(weight)
+        self._add(own, optimizers)
+        return self._scaled(loss, own, num_accumulated)
+
+    def backward(self, loss: Tensor, weight: float | Tensor, run: Callable[[Tensor], None]) -> None:
+        """All ranks. Run backward in a loop by hand. The loss belongs to the optimizers whose gradients it changes.
+
+        Raises:
+            ModuleError: there are several optimizers, and no gradient of any has changed.
+        """
+        own, optimizers = self._checked(weight), self._strategy.optimizers
+        before = [_versions(optimizer) for optimizer in optimizers] if len(optimizers) > 1 else [[]]
+        run(self._scaled(loss, own, 1))
+        if len(optimizers) > 1:
+            optimizers = [each for each, old in zip(optimizers, before, strict=True) if _versions(each) != old]
+        if not optimizers:
+            raise ModuleError(
+                "A loss with a weight has changed no gradient of an optimizer that was set up, so that it isn't known "
+                "in whose step its weight counts. Leave no_backward_sync out, or weigh the losses of one optimizer."
+            )
+        self._add(own, optimizers)
+
+    def correct(self, optimizer: Optimizer) -> None:
+        """All ranks, when the window's gradients are complete. Make them those of the mean over all items."""
+        window = self._windows.get(id(optimizer))
+        if window is None or window.is_corrected:
+            return
+        window.is_corrected = True
+        window.total = total = self._read(self._sum(window.own))
+        if total:
+            self._strategy.scale_gradients(optimizer, self._strategy.data_parallel_size * self._reference / total)
+
+    def close(self, optimizer: Optimizer) -> bool:
+        """All ranks, before the optimizer steps. True if the window has weight; False if it has nothing to learn from.
+
+        Raises:
+            ModuleError: a weight can't be one.
+        """
+        self.correct(optimizer)
+        window = self._windows.pop(id(optimizer), None)
+        total = 0.0 if window is None else self._read(window.total)
+        if total and not self._windows:  # others have begun with the reference that is
+            self._refer_to(total)
+        return total > 0
+
+    def drop(self, optimizer: Optimizer) -> None:
+        """Forget the window of an optimizer whose gradients were cleared."""
+        self._windows.pop(id(optimizer), None)
+
+    def _add(self, own: float | Tensor, optimizers: Sequence[Optimizer | None]) -> None:
+        for optimizer in optimizers:
+            window = self._windows.setdefault(id(optimizer), Window())
+            window.own = window.own + own
+
+    def _scaled(self, loss: Tensor, own: float | Tensor, num_accumulated: int) -> Tensor:
+        if not self._reference:
+            self._refer_to(self._read(self._sum(own)) * num_accumulated)
+        return loss * (own / (self._reference or 1.0))
+
+    def _refer_to(self, total: float) -> None:
+        """Set the reference by the weight of a window. One of no weight leaves it open."""
+        self._reference = 2.0 ** round(math.log2(total / self._strategy.data_parallel_size)) if total else 0.0
+
+    def _checked(self, weight: Any) -> float | Tensor:
+        """The weight as it is computed with. One on a device is checked there: what can't be one becomes NaN."""
+        import torch
+
+        if isinstance(weight, torch.Tensor) and weight.numel() == 1 and not weight.is_cpu:
+            number = weight.detach().to(self._dtype).reshape(())
+            return torch.where((number >= 0) & number.isfinite(), number, math.nan)
+        is_number = isinstance(weight, int | float) or (isinstance(weight, torch.Tensor) and weight.numel() == 1)
+        if not (is_number and 0 <= weight < math.inf):
+            raise ModuleError(_describe(weight))
+        return float(weight)
+
+    def _sum(self, own: float | Tensor) -> float | Tensor:
+        """All ranks. The sum over shards of the data, whose copies on other ranks don't count."""
+        import torch
+
+        strategy = self._strategy
+        if not strategy.session.has_peers:
+            return own
+        summed = strategy.reduce(torch.as_tensor(own, dtype=self._dtype, device=strategy.root_device), reduce_op="sum")
+        return summed * strategy.data_parallel_size / strategy.world_size
+
+    def _read(self, total: float | Tensor | None) -> float:
+        number = 0.0 if total is None else float(total)
+        if math.isnan(number):
+            raise ModuleError(
+                "A loss of this step has a weight that is negative, infinite or not a number, on this rank or on "
+                "another one. " + _EXPECTED
+            )
+        return number
+
+    @property
+    def _dtype(self) -> torch.dtype:
+        import torch
+
+        return torch.float32 if self._strategy.root_device.type == "mps" else torch.float64
+
+
+_EXPECTED = (
+    "Expected the number of items that the loss is a mean over, at least 0: a number, or a tensor with one element."
+)
+_ALL_OR_NONE = "Give one with each loss, or with none: a window's gradient is the mean over all its items."
+
+
+def _describe(weight: Any) -> str:
+    shape = tuple(getattr(weight, "shape", ()))
+    given = f"a tensor of shape {shape}" if shape else weight
+    return f"A loss has the weight {given!s:.80}. {_EXPECTED}"
+
+
+def _quotient(part: float | Tensor, total: float | Tensor) -> float | Tensor:
+    """`part / total`, and 0 where there is nothing."""
+    import torch
+
+    if isinstance(total, torch.Tensor):
+        return torch.where(total == 0, 0.0, part / total)
+    return part / total if total else 0.0
+
+
+def _gradients_of(optimizer: Optimizer) -> list[Tensor]:
+    """The gradients of an optimizer's parameters; of those in shards, this rank's own."""
+    parameters = (parameter for group in optimizer.param_groups for parameter in group["params"])
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    return [grad.to_local() if hasattr(grad, "to_local") else grad for grad in gradients]
+
+
+def _versions(optimizer: Optimizer) -> list[tuple[int, int]]:
+    """Numbers that change when one of the gradients does."""
+    parameters = (parameter for group in optimizer.param_groups for parameter in group["params"])
+    gradients = [getattr(parameter.grad, "_local_tensor", parameter.grad) for parameter in parameters]
+    return [(0, 0) if grad is None else (id(grad), grad._version) for grad in gradients]
+
+
+def _has_gradients(optimizer: Optimizer) -> bool:
+    return any(bool(grad.any()) for grad in _gradients_of(optimizer) if not grad.is_sparse)
+
+
+def share_of(session: Session, loss: Tensor, step: TrainingStep) -> Tensor:
+    """All ranks. The loss of a training step that gives weights, as backward takes it.
+
+    Raises:
+        ModuleError: this step gives a weight and others don't, or the other way round.
+        UnsupportedError: the strategy can't weigh losses.
+    """
+    weight, step.given_weight = step.given_weight, None
+    if weight is None:
+        raise ModuleError(f"training_step returned a loss without a weight, and it gave one before. {_ALL_OR_NONE}")
+    if session.weights is None:
+        session.weights = begin(session)
+    if step.weight == 0:  # samples that another rank counts
+        weight = 0
+    optimizer = step.optimizers[0] if step.optimizers else None
+    if step.num_accumulated == 1:
+        return session.weights.share_alone(loss, weight, optimizer)
+    return session.weights.share(loss, weight, [optimizer], num_accumulated=step.num_accumulated)
+
+
+def backward_by_hand(
+    session: Session, loss: Tensor, weight: float | Tensor | None, run: Callable[[Tensor], None]
+) -> None:
+    """All ranks. Run backward for a loss with a weight, or for one after losses that had one.
+
+    Raises:
+        ModuleError: this loss has a weight and others don't, or the other way round; or the weight can't be one.
+        UnsupportedError: the strategy can't weigh losses.
+    """
+    if weight is None:
+        raise ModuleError(f"backward got a loss without a weight, and one with a weight before. {_ALL_OR_NONE}")
+    if session.weights is None:
+        session.weights = begin(session, by_hand=True)
+        if any(map(_has_gradients, session.strategy.optimizers)):
+            raise ModuleError(
+                f"backward got a loss with a weight, and there are gradients of losses without. {_ALL_OR_NONE}"
+            )
+    session.weights.backward(loss, weight, run)
+
+
+def begin(session: Session, *, by_hand: bool = False) -> LossWeights:
+    """All ranks, at the first weight. Refuse what can't be weighted, before ranks wait for each other.
+
+    Raises:
+        ModuleError: losses of other ranks have none.
+        UnsupportedError: the strategy can't weigh losses.
+    """
+    strategy = session.strategy
+    if Capability.WEIGHTED_LOSSES not in strategy.capabilities:
+        raise UnsupportedError(
+            f"A loss has a weight, and {type(strategy).__name__} can't weigh losses: its gradients are no mean over "
+            "ranks that the core could correct. Leave the weight out, or use another strategy, such as ddp.",
+            capability=Capability.WEIGHTED_LOSSES,
+        )
+    if session.has_peers and (others := strategy.absent_ranks("the first weight of a loss")):
+        names = ", ".join(f"rank {other}" for other in others)
+        raise ModuleError(
+            f"A loss has a weight on rank {strategy.global_rank}, and not on {names}. Give one on all ranks, also "
+            "where it is 0."
+        )
+    return LossWeights(strategy, by_hand=by_hand)
+
+
+def scale_gradients(optimizer: Optimizer, factor: float) -> None:
+    """Multiply the gradients of an optimizer's parameters in place; of those in shards, this rank's own."""
+    import torch
+
+    with torch.no_grad():
+        torch._foreach_mul_(_gradients_of(optimizer), factor)

@@ -1,0 +1,65 @@
+"""The lines about a run as a whole, on rank 0: from where it goes on, why it ends early, and what is saved of it."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from core.trainer.loops.stop_agreement import StopAgreement
+    from core.trainer.run import Run
+
+
+def print_beginning(run: Run) -> None:
+    """All ranks, once the checkpoint is restored. Print from where the run goes on, or whose weights are evaluated."""
+    if run.ckpt_path is None or not _has_bar(run):
+        return
+    progress = run.progress
+    if not run.trains:
+        run.fabric.print(f"{run.stage}: weights of {run.ckpt_path}")
+        return
+    batch = f", batch {progress.batch}" if progress.batch else ""
+    run.fabric.print(f"Resumed from {run.ckpt_path}: epoch {progress.epoch}{batch}, step {progress.global_step}")
+
+
+def print_early_end(run: Run, reason: str) -> None:
+    """All ranks, after the training loop. Print what has ended it, if it wasn't `max_epochs`."""
+    if reason and _has_bar(run):
+        run.fabric.print(f"Training has ended after step {run.progress.global_step}: {reason} {_what_is_saved(run)}")
+
+
+def write_interruption(run: Run) -> None:
+    """Write a line on rank 0 if a signal has ended `fit`."""
+    number = run.signals.signal
+    if number is None or run.stage != "fit" or not run.strategy.is_global_zero:
+        return
+    step = run.progress.global_step
+    sys.stderr.write(f"{signal.Signals(number).name} has stopped training after step {step}. {_what_is_saved(run)}\n")
+    sys.stderr.flush()
+
+
+def early_end(run: Run, stops: StopAgreement) -> str:
+    """The limit or the wish that has ended training, a sentence; empty if it was `max_epochs`."""
+    options, progress = run.options, run.progress
+    if 0 <= options.max_steps <= progress.global_step:
+        return f"max_steps={options.max_steps}."
+    if stops.is_late:
+        return f"max_time={str(options.max_time)!r} is over."
+    if not run.should_stop:
+        return ""
+    return run.stop_reason or "trainer.should_stop was set."
+
+
+def _what_is_saved(run: Run) -> str:
+    if run.newest_save is not None:
+        path, step = run.newest_save
+        return f"The newest checkpoint holds step {step}: ckpt_path={str(path)!r} goes on from it."
+    if run.ckpt_path is not None:
+        return f"Nothing is saved since {run.ckpt_path}."
+    return "Nothing of it is saved."
+
+
+def _has_bar(run: Run) -> bool:
+    """False where a user wants no output, by `enable_progress_bar=False`."""
+    return any(callback.found_as == "progress_bar_callback" for callback in run.callbacks)

@@ -1,0 +1,37 @@
+"""Strategies that count samples twice where ranks have different numbers of them."""
+
+from averaging import AveragingStrategy
+from table import mutant
+
+COUNTS_ONCE = "test_each_sample_counts_once"
+
+
+@mutant(f"{COUNTS_ONCE}[1-1]", passes="test_uneven_lengths_lose_nothing")
+class LearnsFromRepeatedSamples(AveragingStrategy):
+    """Leaves out what a batch weighs: a sample that a rank repeats to join a step counts in the gradient."""
+
+    def run_training_step(self, batch, batch_idx, step):
+        if step.weight == 0:
+            step.weight = None
+        return super().run_training_step(batch, batch_idx, step)
+
+
+@mutant(f"{COUNTS_ONCE}[2-3]", passes="test_losses_are_weighted[trainer-3]")
+class WeighsNoShortWindow(AveragingStrategy):
+    """Weighs batches among those of their step, and not of their window."""
+
+    def run_training_step(self, batch, batch_idx, step):
+        if step.weight is not None and step.num_accumulated > 1 and step.weight:
+            step.weight = None
+        return super().run_training_step(batch, batch_idx, step)
+
+
+@mutant("test_an_odd_evaluation_ends", passes="test_every_sample_comes_once_an_epoch")
+class PadsEvaluation(AveragingStrategy):
+    """Fills evaluation up to equal numbers of batches, and counts those that come again."""
+
+    def setup_dataloader(self, loader, stage):
+        if stage == "fit":
+            return loader
+        batches = list(loader)
+        return batches + batches[-1:]

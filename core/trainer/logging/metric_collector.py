@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -14,6 +13,7 @@ from core.contract import ModuleError
 from core.data import is_ambiguous, size_of
 from core.trainer.logging import log_errors
 from core.trainer.logging.scalar_widths import add, pick, to_tensor, widen
+from core.trainer.settings.warn_at import warn_caller
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -277,7 +277,7 @@ class MetricCollector:
         if not self.has_weighed:
             self.has_weighed = True
             if size is None or is_ambiguous(self.batch):
-                warnings.warn(log_errors.describe_size(entry.name, self.batch, size), stacklevel=4)
+                warn_caller(log_errors.describe_size(entry.name, self.batch, size))
         return 1 if size is None else size
 
     def _make_entry(self, name: str, value: Any, options: LogOptions) -> Entry:

@@ -11,37 +11,33 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.device_mesh import init_device_mesh
 
-from core import Capability, ConfigurationError, ShardedLeaf
-from core.checkpoint import collect_random_state, restore_random_state
+from core import ConfigurationError, ShardedLeaf
 from core.session import ReplacedParameters
-from core.strategies import ParallelStrategy as ConnectedStrategy
 from core.strategies import refuse_sparse_layers, refuse_unlike_modules
 from core_parallel import absent, averages, parts, sizes, state
 from core_parallel.chain import Chain
 from core_parallel.draws import Draws
 from core_parallel.layout import Layout
+from core_parallel.mesh_strategy import MeshStrategy
 from core_parallel.transport import Line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
     from contextlib import AbstractContextManager
 
-    from torch.distributed.device_mesh import DeviceMesh
     from torch.optim import Optimizer
     from torch.utils.hooks import RemovableHandle
 
     from core import GradientClipping
 
-_AXES = ("pipeline", "data")
 _ELSEWHERE = (
     "another rank of the pipeline has it. Parts run in their turn, inside the one model that was cut: call that, in a "
     "step of the Trainer, and on all ranks."
 )
 
 
-class ParallelStrategy(ConnectedStrategy):
+class ParallelStrategy(MeshStrategy):
     """Pipeline and data parallelism on one mesh: `pipeline` times `data` processes.
 
     The model is cut into stages, one a rank of the pipeline. It says what its parts are, and nothing else changes:
@@ -57,7 +53,11 @@ class ParallelStrategy(ConnectedStrategy):
         self,
         *given: Any,
         data: sizes.Size = "auto",
+        shard: sizes.Size = 1,
+        tensor: sizes.Size = 1,
         pipeline: sizes.Size = 1,
+        context: sizes.Size = 1,
+        expert: sizes.Size = 1,
         microbatches: int | Literal["auto"] = "auto",
         **options: Any,
     ) -> None:
@@ -65,29 +65,29 @@ class ParallelStrategy(ConnectedStrategy):
 
         Args:
             given: an accelerator, a list of devices and other parts, without their names.
-            data: into how many shares the data is split. `"auto"` is what the pipeline leaves over.
-            pipeline: over how many ranks the model is cut. `"auto"` is what the data leaves over.
+            data: copies of what the other axes make, each with its own data. `"auto"` is what they leave over.
+            shard: over how many ranks, each with its own data, parameters and optimizer state are sharded.
+            tensor: over how many ranks, which follow each other, a layer is cut.
+            pipeline: over how many ranks the layers are split. `"auto"` is what the other axes leave over.
+            context: over how many ranks a sequence is cut.
+            expert: over how many ranks of data * shard * context experts are distributed; it multiplies to nothing.
             microbatches: into how many a rank's batch is cut. `"auto"` is the largest number up to twice the stages
                 that divides the batch, and 1 for a model with batch norms.
-            options: of every parallel strategy (`start_method`, `process_group_backend`, `timeout`, ...).
+            options: of `FSDPStrategy` where parameters are sharded, and of every parallel strategy (`start_method`,
+                `process_group_backend`, `timeout`, ...).
 
         Raises:
             ConfigurationError: an unknown option, or a value that isn't one.
         """
-        super().__init__(*given, **options)
-        self._pipeline, self._data = sizes.parse("pipeline", pipeline), sizes.parse("data", data)
+        axes = {"data": data, "shard": shard, "tensor": tensor, "context": context, "expert": expert}
+        super().__init__(*given, pipeline=pipeline, **axes, **options)
         self._microbatches = sizes.parse("microbatches", microbatches)
-        self._replaced = ReplacedParameters(_placed)
+        if pipeline != 1:
+            self._replaced = ReplacedParameters(_placed)
         self._chains: dict[nn.Module, Chain] = {}
         self._guards: list[RemovableHandle] = []
-        self._local: list[nn.Module] = []
 
     # composition ----------------------------------------------------------------------------------------------------
-
-    @property
-    def capabilities(self) -> Capability:
-        """The capabilities of every parallel strategy, accumulation without communication, and state in parts."""
-        return super().capabilities | Capability.NO_SYNC | Capability.SHARDED_STATE
 
     def check(self) -> None:
         """Refuse sizes that don't multiply to the number of processes, and what isn't there yet.
@@ -96,53 +96,17 @@ class ParallelStrategy(ConnectedStrategy):
             ConfigurationError: with what fits.
         """
         super().check()
-        if self.mesh_shape()[0] > 1 and self.precision_plugin.name in ("16-mixed",):
+        if self.sizes.pipeline > 1 and self.precision_plugin.name in ("16-mixed",):
             raise ConfigurationError(
                 "precision='16-mixed' with a pipeline isn't there yet: each stage would find overflows of its own. Use "
                 "'bf16-mixed', which needs no scale."
             )
 
-    def mesh_shape(self) -> tuple[int, int]:
-        """Sizes of the axes `pipeline` and `data`.
-
-        Raises:
-            ConfigurationError: they don't multiply to the number of processes.
-        """
-        return sizes.mesh_shape(self._pipeline, self._data, self.world_size)
-
-    # environment ----------------------------------------------------------------------------------------------------
-
-    def setup_environment(self) -> None:
-        """All ranks. Join the group and lay out the mesh."""
-        super().setup_environment()
-        if self.device_mesh is None and self.world_size > 1:
-            self.device_mesh = self.configure_device_mesh()
-
-    def configure_device_mesh(self) -> DeviceMesh:
-        """All ranks. The mesh: ranks of one stage follow each other, and so average gradients within a node."""
-        return init_device_mesh(self.root_device.type, self.mesh_shape(), mesh_dim_names=_AXES)
-
-    @property
-    def data_parallel_size(self) -> int:
-        """Number of pipelines: each gets one share of the data."""
-        return self.mesh_shape()[1]
-
-    @property
-    def data_parallel_rank(self) -> int:
-        """Number of this rank's pipeline."""
-        return self.global_rank % self.mesh_shape()[1]
-
-    def _axis(self, name: str) -> Any:
-        """The process group of this rank along an axis; None if it is alone there."""
-        if self.device_mesh is None or self.mesh_shape()[_AXES.index(name)] == 1:
-            return None
-        return self.device_mesh[name].get_group()
-
     # module ---------------------------------------------------------------------------------------------------------
 
     def init_context(self, *, empty: bool = False) -> AbstractContextManager[Any]:
-        """All ranks. A context in which a model is built on the CPU; a rank's own stages go to its device later."""
-        return self._built_on_cpu()
+        """All ranks. A context in which a model is built on the CPU; what a rank has of it goes to its device later."""
+        return super().init_context(empty=empty) if self._is_in_parts else self._built_on_cpu()
 
     @contextmanager
     def _built_on_cpu(self) -> Iterator[None]:
@@ -162,26 +126,22 @@ class ParallelStrategy(ConnectedStrategy):
                 "compile=True with a pipeline isn't there yet: a step goes over several ranks in the middle. Leave it "
                 "out, or compile the parts themselves."
             )
+        group = self._axis("pipeline")
+        if group is None:
+            return super().setup_module(module)
         refuse_unlike_modules(self, module)
         refuse_sparse_layers(self, module)
         self.model = self.precision_plugin.convert_module(module)
-        is_cut = any(map(absent.is_absent, module.parameters()))
-        if self.world_size > 1 and not is_cut:
+        if not any(map(absent.is_absent, module.parameters())):
             self._begin_alike(module)
-        if (group := self._axis("pipeline")) is not None:
-            self._cut(module, Line(group, self.root_device))
+        self._cut(module, Line(group, self.root_device))
         self.module_to_device(module)
         return self.model
-
-    def _begin_alike(self, module: nn.Module) -> None:
-        with torch.no_grad():
-            for tensor in (*module.parameters(), *module.buffers()):
-                tensor.copy_(self.broadcast(tensor.detach()))
 
     def _cut(self, module: nn.Module, line: Line) -> None:
         layout = Layout(module, parts.cut(module, line.size), line.size, line.position)
         microbatches = parts.check_statistics(module, self._microbatches)
-        self._share_random_state(line)
+        self._share_random_state()
         self._replaced.remember(module)
         for _, part in layout.absent_modules():
             absent.drop(part, self.root_device)
@@ -192,11 +152,6 @@ class ParallelStrategy(ConnectedStrategy):
     def _context(self) -> AbstractContextManager[Any]:
         context = self.forward_context()
         return nullcontext() if context is None else context
-
-    def _share_random_state(self, line: Line) -> None:
-        """All ranks. Share a random state in each pipeline, whose ranks run the user's step alike."""
-        own = collect_random_state(self.accelerator, self.root_device)
-        restore_random_state(line.share_object(own, 0), self.accelerator, self.root_device)
 
     def module_to_device(self, module: nn.Module) -> None:
         """All ranks. Move the parameters and buffers that this rank has to `root_device`."""
@@ -224,7 +179,8 @@ class ParallelStrategy(ConnectedStrategy):
             for handle in self.session.handles:
                 handle.original_names.clear()  # an identity that was replaced may be that of another object by now
             self._replaced.rebind(optimizer)
-        return optimizer
+            return optimizer
+        return super().setup_optimizer(optimizer)
 
     # steps ----------------------------------------------------------------------------------------------------------
 
@@ -234,32 +190,13 @@ class ParallelStrategy(ConnectedStrategy):
         method = handle.user_callable(name)
         chain = self._chains.get(handle.module)
         if chain is None:
-            return method
+            return super().step_callable(name, module)
 
         def call(*args: Any, **kwargs: Any) -> Any:
             with _answering(chain):
                 return method(*args, **kwargs)
 
         return call
-
-    def backward(self, loss: Tensor, module: nn.Module | None, *, manual: bool = False, **kwargs: Any) -> None:
-        """All ranks. Backward through all stages, then the average over the data axis; see `Strategy.backward`."""
-        super().backward(loss, module, manual=manual, **kwargs)
-        if (group := self._axis("data")) is not None:
-            modules = [handle.module for handle in self.session.handles if handle.module not in self._local]
-            averages.average([one for each in modules for one in each.parameters()], group)
-
-    @contextmanager
-    def _without_average(self, module: nn.Module) -> Iterator[None]:
-        self._local.append(module)
-        try:
-            yield
-        finally:
-            self._local.remove(module)
-
-    def no_backward_sync(self, module: nn.Module, enabled: bool = True) -> AbstractContextManager[Any]:
-        """All ranks. A context in which gradients aren't averaged over the data axis; those of stages still flow."""
-        return self._without_average(self.session.handle_of(module).module) if enabled else nullcontext()
 
     def clip_gradients(self, module: nn.Module, optimizer: Optimizer, clipping: GradientClipping) -> Tensor | None:
         """All ranks. Clip over all stages; see `Strategy.clip_gradients`."""
@@ -279,11 +216,11 @@ class ParallelStrategy(ConnectedStrategy):
         self, module: nn.Module, *, layout: Literal["full", "sharded"] | None = None
     ) -> dict[str, Any]:
         """All ranks. Module state by the user's names: whole on rank 0 and nothing elsewhere, or each rank's part."""
-        named = super().get_module_state_dict(module)
+        named = super().get_module_state_dict(module, layout=layout)
         layout, own = layout or self.checkpoint_io.layout, self.session.handle_of(module).module
         if (chain := self._chains.get(own)) is not None:
             originals = list(own.state_dict(keep_vars=True).values())
-            named = state.module_state(named, originals, chain.layout.owners(), self._converter(layout, chain))
+            named = state.module_state(named, originals, chain.layout.owners(), self._leaf_converter(layout, chain))
         return named if layout == "sharded" or self.is_global_zero else {}
 
     def load_module_state_dict(self, module: nn.Module, state_dict: Mapping[str, Any], *, strict: bool = True) -> None:
@@ -294,7 +231,7 @@ class ParallelStrategy(ConnectedStrategy):
             named = super().get_module_state_dict(module)
             state_dict = state.for_module(named, state_dict)
         super().load_module_state_dict(module, state_dict, strict=strict)
-        if is_parted and (group := self._axis("data")) is not None:
+        if is_parted and not self._is_in_parts and (group := self._axis("data")) is not None:
             # One pipeline has read it.
             averages.copy_from_first([*own.parameters(), *own.buffers()], group)
 
@@ -306,7 +243,7 @@ class ParallelStrategy(ConnectedStrategy):
             of_names = {
                 name: owners.get(id(parameter)) for name, parameter in self._named_parameters(optimizer).items()
             }
-            named = state.optimizer_state(named, of_names, chain.line, self._converter(layout, chain))
+            named = state.optimizer_state(named, of_names, chain.line, self._leaf_converter(layout, chain))
         return named if layout == "sharded" or self.is_global_zero else {}
 
     def load_optimizer_state_dict(self, optimizer: Optimizer, state_dict: Mapping[str, Any]) -> None:
@@ -322,7 +259,7 @@ class ParallelStrategy(ConnectedStrategy):
             return targets
         return state.optimizer_targets(targets, self._named_parameters(optimizer))
 
-    def _converter(self, layout: str, chain: Chain) -> Callable[[Any, int | None], Any]:
+    def _leaf_converter(self, layout: str, chain: Chain) -> Callable[[Any, int | None], Any]:
         is_first = self.data_parallel_rank == 0
         if layout == "sharded":
             return state.PartedState(chain.line.position, is_first).leaf
@@ -343,11 +280,6 @@ class ParallelStrategy(ConnectedStrategy):
         self._chains.clear()
         while self._guards:
             self._guards.pop().remove()
-
-    def leave_group(self) -> None:
-        """All ranks; idempotent. Leave the group, and forget the mesh that belongs to it."""
-        self.device_mesh = None
-        super().leave_group()
 
 
 @contextmanager

@@ -34,6 +34,8 @@ class LateTensor(torch.Tensor):
             if not (kwargs or {}).get("non_blocking"):
                 CUDA.now.synchronize()
             return args[0]
+        if function is torch.Tensor.tolist:
+            CUDA.now.synchronize()
         result = call(function, types, args, kwargs)
         if function in (torch.Tensor.sum, torch.stack):  # has its shape now, and its values in its turn
             plain = result.as_subclass(torch.Tensor)

@@ -6,6 +6,11 @@ import contextlib
 import gc
 import os
 import socket
+import stat
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 
 def hang_up(store_port: int) -> None:
@@ -21,18 +26,49 @@ def hang_up(store_port: int) -> None:
     """
     # By type: isinstance asks an object for its class, which some answer with a warning.
     kept = {each.fileno() for each in gc.get_objects() if issubclass(type(each), socket.socket)}
-    for name in os.listdir("/dev/fd"):
-        if int(name) not in kept:
-            with contextlib.suppress(OSError):
-                _shut_down(int(name), store_port)
-
-
-def _shut_down(descriptor: int, store_port: int) -> None:
-    # The duplicate is closed here; shutting down is of the connection, whichever descriptor asks for it.
-    with socket.socket(fileno=os.dup(descriptor)) as connection:
-        is_tcp = connection.family in (socket.AF_INET, socket.AF_INET6) and connection.type == socket.SOCK_STREAM
+    for descriptor, connection in _connections():
         # Gloo aborts the process when the socket that it accepts connections on fails.
-        if not is_tcp or connection.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
-            return
-        if store_port not in (connection.getsockname()[1], connection.getpeername()[1]):
-            connection.shutdown(socket.SHUT_RDWR)
+        if descriptor in kept or connection.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+            continue
+        with contextlib.suppress(OSError):
+            if store_port not in (connection.getsockname()[1], connection.getpeername()[1]):
+                connection.shutdown(socket.SHUT_RDWR)
+
+
+class StoreConnections:
+    """This process's connections to the store of the ranks, as they were when this was made.
+
+    For each question to a store that is gone torch prints a page.
+    """
+
+    def __init__(self, store_port: int) -> None:
+        self._sockets = set()
+        for descriptor, connection in _connections():
+            with contextlib.suppress(OSError):  # it may be no connection, or not any more
+                if connection.getpeername()[1] == store_port:
+                    self._sockets.add(os.fstat(descriptor).st_ino)
+
+    def are_hung_up(self) -> bool:
+        """True if the store's process has closed all of them. Nothing is read from them."""
+        ends = [_is_at_end(each) for _, each in _connections() if os.fstat(each.fileno()).st_ino in self._sockets]
+        return bool(ends) and all(ends)
+
+
+def _connections() -> Iterator[tuple[int, socket.socket]]:
+    """Each TCP socket of this process and its descriptor. The object is a duplicate, which is closed after its turn."""
+    for descriptor in map(int, os.listdir("/dev/fd")):
+        with contextlib.suppress(OSError):
+            if not stat.S_ISSOCK(os.fstat(descriptor).st_mode):
+                continue
+            with socket.socket(fileno=os.dup(descriptor)) as connection:
+                if connection.family in (socket.AF_INET, socket.AF_INET6) and connection.type == socket.SOCK_STREAM:
+                    yield descriptor, connection
+
+
+def _is_at_end(connection: socket.socket) -> bool:
+    try:
+        return not connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+    except BlockingIOError:
+        return False
+    except ConnectionError:
+        return True

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 
 from core.contract import HangError
 from core.contract.whereabouts import Whereabouts
+from core.launch.connections import StoreConnections
 from core.watch import kernel
 from core.watch.background_calls import BackgroundCalls
 from core.watch.boards import CALL, VERDICT, Board, FolderBoard, StoreBoard
@@ -81,6 +82,7 @@ class Watchdog:
         self._options, self._rank, self._world_size = options, world.global_rank, world.world_size
         self._limit_s = options.limit.total_seconds()
         self._store, self._is_store_hosted = StoreBoard(PrefixStore("core/watch", store)), is_store_hosted
+        self._store_connections = StoreConnections(store_port)
         self._folder: Path | None = None
         self._stacks: IO[str] | None = None
         self._host, self._machine, self._began = socket.gethostname(), kernel.machine(), kernel.began_at(self.pid)
@@ -189,12 +191,12 @@ class Watchdog:
             self._ask_store(self._listen, _WAKE_S / 4)
 
     def _ask_store(self, function: Callable[[], None], timeout_s: float) -> bool:
-        """Run a function that asks the store; False if there is no answer yet, or the store is gone with rank 0."""
+        """Run a function that asks the store; False if there is no answer yet, or the store is gone."""
         return not self._is_store_gone() and self._store_calls.run(function, timeout_s)
 
     def _is_store_gone(self) -> bool:
-        """True if it has ended with the process of rank 0: torch would print a page about the connection."""
-        return not self._is_store_hosted and self._is_gone(0)
+        """True if it has ended, with the process of rank 0 or before: torch would print a page about the connection."""
+        return (not self._is_store_hosted and self._is_gone(0)) or self._store_connections.are_hung_up()
 
     def _is_gone(self, rank: int) -> bool:
         """True if the process of a rank of this machine has ended."""

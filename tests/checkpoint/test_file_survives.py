@@ -47,6 +47,7 @@ def test_any_change_may_fail(path, before, error, monkeypatch):
     seen, old = set(), None if before == "nothing" else 1
     for told in failures(lambda: prepare(path, before), lambda: save(path, 2), error, monkeypatch):
         assert step_of(path) == (2 if "is in its place" in told else old), told
+        assert error.strerror in told, "and not what torch makes of it"
         seen.add(step_of(path))
         save(path, 3)
         assert loaded_step(path) == 3

@@ -35,10 +35,13 @@ LIBRARIES = {
     "Hivemind": "hivemind",
     '"horovod"': "horovod",
     "Horovod": "horovod",
+    "core_aim": "aim",
+    "core_comet": "comet_ml",
     "core_ray": "ray",
+    "core_trackio": "trackio",
     'plugins="ray"': "ray",
 }
-"""Modules of backends that a program with these words needs."""
+"""Libraries of plugins that a program with these words needs."""
 
 EXTRAS = {"cli_for": "jsonargparse", "import optuna": "optuna", "from peft": "peft"}
 """Libraries of which the page says how to install them, likewise."""

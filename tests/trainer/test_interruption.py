@@ -11,7 +11,9 @@ from torch.utils.data import DataLoader
 from core import Callback, Module, Trainer
 from core.callbacks import ModelCheckpoint
 from core.trainer.loops import stop_agreement
+from core.trainer.loops.queued_exchange import QueuedExchange
 from core.trainer.signals import exchange_interval
+from late_cuda import MAIN_LATE, simulate
 from resuming import Samples, on_ranks
 
 
@@ -93,6 +95,30 @@ def test_ranks_stop_together_although_one_has_asked(rank):
     steps, should_stop = first
     assert should_stop
     assert 3 <= steps < 10_000
+
+
+def fit_with_a_queue(rank):
+    with pytest.MonkeyPatch.context() as patch:
+        simulate(patch, MAIN_LATE)
+        patch.setattr(torch.Tensor, "pin_memory", lambda self: self)
+
+        class Queued(stop_agreement.StopAgreement):
+            def __init__(self, run):
+                super().__init__(run)
+                self._queue = QueuedExchange(run.strategy)
+
+        patch.setattr("core.trainer.loops.fit.StopAgreement", Queued)
+        torch.manual_seed(0)
+        trainer = make(At(5, stop, rank=rank), strategy="ddp", devices=2, max_epochs=1000)
+        trainer.fit(Net(), loader(batch_size=1))
+    return trainer.global_step, trainer.should_stop
+
+
+def test_ranks_with_queues_stop_together_although_one_has_asked():
+    first, second = on_ranks(2, fit_with_a_queue, 1)
+    assert first == second
+    assert first[1]
+    assert 5 <= first[0] < 10_000
 
 
 class Clock(Callback):

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from core.trainer.settings.options import TrainerOptions
 
 _UNKNOWN = float("inf")
-_WEIGHS_NOTHING = Capability.COMPILED_STEP | Capability.OWNS_STEP | Capability.ELASTIC
-"""Strategies that don't read `TrainingStep.weight`, or count samples by themselves."""
+_WEIGHS_NOTHING = Capability.COMPILED_STEP | Capability.OWNS_STEP
+"""Strategies that don't read `TrainingStep.weight`."""
 
 
 @dataclass(frozen=True, slots=True)

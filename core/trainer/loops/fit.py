@@ -251,7 +251,7 @@ class FitLoop:
     def _stops_after(self, batch: int) -> bool:
         """All ranks, between two optimizer steps of an epoch."""
         if batch >= self.stops.look_at:
-            self.stops.settle(batch)
+            self.stops.look(batch)
         return self._is_done()
 
     def _is_done(self) -> bool:
@@ -262,7 +262,7 @@ class FitLoop:
         if options.max_epochs is not None and 0 <= options.max_epochs <= progress.epoch:
             return True
         least = progress.epoch >= options.min_epochs and progress.global_step >= options.min_steps
-        return self._run.should_stop and least
+        return self.stops.is_asked and least
 
     # batches --------------------------------------------------------------------------------------------------------
 

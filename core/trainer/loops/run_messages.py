@@ -46,7 +46,7 @@ def early_end(run: Run, stops: StopAgreement) -> str:
         return f"max_steps={options.max_steps}."
     if stops.is_late:
         return f"max_time={str(options.max_time)!r} is over."
-    if not run.should_stop:
+    if not stops.is_asked:
         return ""
     return run.stop_reason or "trainer.should_stop was set."
 

@@ -2,7 +2,8 @@
 
 A signal, a clock or `trainer.should_stop` may ask one rank alone to stop. The ranks exchange these requests at steps
 that all of them know beforehand: every so many batches, about twice a second, and before and after all that isn't a
-step. A single process reacts at once.
+step. A single process reacts at once. On GPUs the exchanges between steps wait for no step: each is queued, and read by
+the next one.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import torch
 from core.trainer.signals.exchange_interval import ExchangeInterval
 
 if TYPE_CHECKING:
+    from core.trainer.loops.queued_exchange import QueuedExchange
     from core.trainer.run import Run
 
 
@@ -22,7 +24,8 @@ class StopAgreement:
     """Decides after the steps of a fit if it must stop.
 
     Attributes:
-        look_at: the batch of the running epoch after which to call `settle`; infinite for not at all.
+        look_at: the batch of the running epoch after which to call `look`; infinite for not at all.
+        is_asked: True once all ranks know that one of them has set `should_stop`.
         is_late: True once `max_time` is over on any rank.
     """
 
@@ -34,7 +37,13 @@ class StopAgreement:
         self._max_s = math.inf if max_time is None else max_time.total_seconds()
         self._interval, self._batch = ExchangeInterval(), 0
         self.look_at = math.inf
-        self.is_late = False
+        self.is_asked = self.is_late = False
+        self._queue: QueuedExchange | None = None
+        self._has_wished = False  # in the exchange that is queued
+        if not self._is_alone and run.strategy.root_device.type == "cuda":
+            from core.trainer.loops.queued_exchange import QueuedExchange  # others have no queue
+
+            self._queue = QueuedExchange(run.strategy)
 
     def begin(self, batch: int) -> None:
         """All ranks. The loop goes on with steps after this batch of the epoch."""
@@ -62,19 +71,43 @@ class StopAgreement:
             Interrupted: a rank got a signal; raised on all ranks.
             KeyboardInterrupt: that signal was Ctrl-C.
         """
-        number = self._guard.signal or 0
-        self.is_late = self._run.progress.elapsed_s >= self._max_s
-        if not self._is_alone:
-            number = self._exchange(number, self._interval.propose(batch - self._batch))
-            self.begin(batch)
-        if number:
-            raise self._guard.agree(number)
-
-    def _exchange(self, number: int, num_steps: int) -> int:
-        """The signal of any rank, 0 for none; the slowest rank's pace counts."""
-        run, strategy = self._run, self._run.strategy
-        # The largest of each. Of the negative paces that is the slowest rank's.
-        wishes = [int(run.should_stop), int(self.is_late), number, -num_steps]
+        wishes = self._wishes(batch)
+        if self._is_alone:
+            self._adopt(wishes)
+            return
+        if self._queue is not None:
+            self._queue.drop()
+        strategy = self._run.strategy
         agreed = strategy.reduce(torch.tensor(wishes, device=strategy.root_device), reduce_op="max").tolist()
-        run.should_stop, self.is_late, self._interval.num_steps = bool(agreed[0]), bool(agreed[1]), -int(agreed[3])
-        return int(agreed[2])
+        self._adopt(agreed, has_wished=bool(wishes[0]))
+        self.begin(batch)
+
+    def look(self, batch: int) -> None:
+        """All ranks, between two steps of an epoch. As `settle`; on GPUs by the answer to the exchange before.
+
+        A request is known one interval later so. Where that is a single, long step, the wait costs less than a step.
+        """
+        if self._queue is None or self._interval.num_steps == 1:
+            self.settle(batch)
+            return
+        agreed = self._queue.take()
+        if agreed is not None:
+            self._adopt(agreed, has_wished=self._has_wished)
+        wishes = self._wishes(batch)
+        self._has_wished = bool(wishes[0])
+        self._queue.put(wishes)
+        self.begin(batch)
+
+    def _wishes(self, batch: int) -> list[int]:
+        """This rank's requests. The largest of each counts: of the negative paces that is the slowest rank's."""
+        is_late = self._run.progress.elapsed_s >= self._max_s
+        pace = 0 if self._is_alone else self._interval.propose(batch - self._batch)
+        return [int(self._run.should_stop), int(is_late), self._guard.signal or 0, -pace]
+
+    def _adopt(self, agreed: list[int], *, has_wished: bool = True) -> None:
+        """Adopt what all ranks know now; a wish of this rank's own is its own to withdraw."""
+        self.is_asked, self.is_late, self._interval.num_steps = bool(agreed[0]), bool(agreed[1]), -agreed[3]
+        if self.is_asked and not has_wished:
+            self._run.should_stop = True
+        if agreed[2]:
+            raise self._guard.agree(agreed[2])

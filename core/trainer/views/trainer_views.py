@@ -46,7 +46,8 @@ class TrainerViews(DataViews):
     def should_stop(self) -> bool:
         """Set it to True to stop training: on one process after the running step, on several within half a second.
 
-        Ranks agree on it at steps that all of them know beforehand, so that one may set it alone.
+        On several GPUs it takes up to a second. Ranks agree on it at steps that all of them know beforehand, so that
+        one may set it alone.
         """
         return self.run.should_stop
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 _LOCK_TIMEOUT_S = 1.0
 _FREE_EVERY_S = 0.5
+_END_TIMEOUT_S = 5.0
 _TELL_WHEN_PARENT_ENDS = 1  # PR_SET_PDEATHSIG of linux/prctl.h
 
 
@@ -92,7 +93,10 @@ class ChildWatch:
         self._thread.start()
 
     def _watch(self) -> None:
-        connection.wait([child.sentinel for child in self._children])
+        ended = connection.wait([child.sentinel for child in self._children])
+        for child in self._children:
+            if child.sentinel in ended:
+                child.join(_END_TIMEOUT_S)  # so that whoever is freed finds it dead
         while not self._is_over.is_set():
             _free_waits()
             self._is_over.wait(_FREE_EVERY_S)

@@ -4,6 +4,7 @@ import multiprocessing
 import signal
 import subprocess
 import sys
+import threading
 import time
 from functools import partial
 
@@ -14,7 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from core import ConfigurationError, Fabric, Module, Trainer
 from core.strategies import HivemindStrategy
-from core_hivemind import PeersError
+from core_hivemind import PeersError, processes
 
 QUIET = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "enable_checkpointing": False}
 NOBODY = "/ip4/127.0.0.1/tcp/9/p2p/12D3KooWJS7RaLC3UHEidbihhyx1GcSRABFn6wdjeoiockBQAQwk"
@@ -193,3 +194,29 @@ def test_a_script_that_tears_nothing_down_ends():
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_waits_are_freed_once_the_child_that_ended_is_known_to_be_dead(monkeypatch):
+    """Its pipe closes before that."""
+    here, there = multiprocessing.Pipe()
+    seen, done = [], threading.Event()
+
+    class Child:
+        sentinel, is_known = here.fileno(), False
+
+        def join(self, timeout):
+            self.is_known = True
+
+    def free():
+        seen.append(child.is_known)
+        done.set()
+
+    child = Child()
+    monkeypatch.setattr(processes, "_free_waits", free)
+    watch = processes.ChildWatch([child])
+    assert not seen
+    there.close()
+    assert done.wait(60)
+    watch.end()
+    watch.join()
+    assert seen[0]

@@ -63,7 +63,7 @@ class _RunCommand(click.Command):
                 is_flag=True,
                 expose_value=False,
                 callback=_note_prelude,
-                help=f"The same as --with {alias}: {offer.summary} ({offer}).",
+                help=f"The same as --with {alias}: {offer.summary} ({offer}, {offer.spec.target}).",
             )
             for alias, offer in offered.items()
             if f"--{alias}" not in taken
@@ -116,7 +116,7 @@ def run(
     script: str,
     arguments: tuple[str, ...],
 ) -> None:
-    """Run SCRIPT once a device, by `torchrun`, in this process. When it ends, torchrun prints one line.
+    """Run SCRIPT once a device, by `torchrun`. Where a process fails, a line below its error says which.
 
     With several nodes, run it on each of them. The Trainer or Fabric in SCRIPT takes the processes that it finds; it
     needs no `devices=` then, or the same. torchrun itself has more options.

@@ -9,14 +9,12 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-NUM_COLOURS = 8
-"""Classes `c0` to `c7` of the style sheet. More lines than that begin anew, dashed."""
-
 _WIDTH, _HEIGHT = 440, 220
 _LEFT, _RIGHT, _TOP, _BOTTOM = 66, 14, 10, 26
 _MAX_POINTS = 400
 _MAX_DOTS = 20
 _NUM_TICKS = 5
+_NUM_COLOURS = 8
 
 
 def line_chart(
@@ -34,6 +32,7 @@ def line_chart(
     finite = [point for series in lines.values() for point in series if all(map(math.isfinite, point))]
     steps, values = zip(*finite, strict=True)
     first, last = min(steps), max(steps)
+    first = 0 if 0 < first < last / 4 else first  # most begin with the first values that were logged
     ticks = _ticks(min(values), max(values), base)
     low, high = min(ticks[0], *values), max(ticks[-1], *values)
 
@@ -50,7 +49,7 @@ def line_chart(
     parts.append(_text(0, _HEIGHT - 7, "start", "step"))
     parts += [_text(x(tick), _HEIGHT - 7, "middle", short_number(tick)) for tick in _step_ticks(first, last)]
     for number, series in lines.items():
-        kind = f"c{number % NUM_COLOURS}" + " again" * (number >= NUM_COLOURS)
+        kind = colour_class(number)
         for part in _parts(_downsampled(series)):
             parts.append(_path([(x(step), y(value)) for step, value in part], kind))
         dots = series if len(series) <= _MAX_DOTS else []
@@ -59,6 +58,11 @@ def line_chart(
         f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{escape(name)}">'
         f'{"".join(parts)}<path class="axis" d="M{_LEFT} {_HEIGHT - _BOTTOM}H{_WIDTH - _RIGHT}"/></svg>'
     )
+
+
+def colour_class(number: int) -> str:
+    """A line's classes in the style sheet, `c0` to `c7`. More lines than colours begin anew, dashed."""
+    return f"c{number % _NUM_COLOURS}" + " again" * (number >= _NUM_COLOURS)
 
 
 def short_number(value: float) -> str:

@@ -19,7 +19,7 @@ _COLOURS = ("#2f81f7", "#d9730d", "#1a9e5c", "#c93a9b", "#8a63d2", "#a58700", "#
 _STYLE = """
 :root { color-scheme: light dark; font: 15px/1.5 system-ui, sans-serif; --quiet: #8886; --soft: #8882; }
 body { margin: 2rem auto 4rem; max-width: 70rem; padding: 0 1rem; }
-h1 { font-size: 1.7rem; line-height: 1.25; margin: 0 0 .25rem; overflow-wrap: anywhere; }
+h1 { font-size: 1.7rem; line-height: 1.25; margin: 0 0 .5rem; overflow-wrap: anywhere; }
 h2 { border-bottom: 1px solid var(--soft); font-size: 1.15rem; margin: 2.25rem 0 .75rem; padding-bottom: .25rem; }
 p { margin: .5rem 0; }
 small, .quiet { color: #888; }
@@ -27,6 +27,7 @@ code { font: .9em ui-monospace, monospace; overflow-wrap: anywhere; }
 pre { background: var(--soft); border-radius: .4rem; margin: .75rem 0; padding: .6rem .8rem; white-space: pre-wrap; }
 .cards { display: grid; gap: .75rem; grid-template-columns: repeat(auto-fit, minmax(10rem, 1fr)); margin: 1rem 0; }
 .card { border: 1px solid var(--quiet); border-radius: .5rem; padding: .6rem .8rem; }
+.card:first-child { grid-column: span 2; }
 .card small { display: block; }
 .card b { font-size: 1.15rem; font-weight: 600; }
 .badge { border: 1px solid; border-radius: 1rem; font-size: .85rem; font-weight: 600; padding: .1rem .65rem; }
@@ -39,6 +40,8 @@ th, td { border-bottom: 1px solid var(--soft); padding: .35rem .9rem .35rem 0; t
 th { color: #888; font-size: .85rem; font-weight: 600; }
 td.number, th.number { text-align: right; }
 .scroll { overflow-x: auto; }
+.brief th, .brief td:not(:last-child) { white-space: nowrap; }
+.beside { display: grid; gap: 0 2rem; grid-template-columns: repeat(auto-fit, minmax(min(18rem, 100%), 1fr)); }
 .runs th, .runs td { white-space: nowrap; }
 .runs td:first-child, .runs th:first-child { background: Canvas; left: 0; position: sticky; }
 .legend { background: Canvas; display: flex; flex-wrap: wrap; gap: .2rem 1.1rem; padding: .5rem 0; position: sticky; }
@@ -55,6 +58,7 @@ svg text { fill: currentColor; font-size: 11px; opacity: .75; }
 .line.again { stroke-dasharray: 5 3; }
 .named { white-space: nowrap; }
 .key { border-radius: 50%; display: inline-block; height: .7rem; margin-right: .4rem; width: .7rem; }
+.key.again { mask: radial-gradient(circle, transparent .15rem, #000 .17rem); }
 summary { cursor: pointer; }
 @media (max-width: 40rem) {
   svg text { font-size: 14px; }
@@ -116,7 +120,7 @@ def table(headers: Iterable[str], rows: Iterable[Iterable[str]], kind: str = "st
         headers: plain texts.
         rows: a cell a header.
         kind: `"stacked"` has a row's cells below each other on a narrow screen; `"runs"` keeps its first column in
-            view; empty is a plain one.
+            view; empty is a plain one; `"stacked brief"` breaks no line but in its last column.
     """
     titles = [text(header) for header in headers]
     yield f'<div class="scroll"><table class="{kind}"><tr>{"".join(f"<th>{title}</th>" for title in titles)}</tr>'

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from core.cli import run_summary
-from core.cli.chart import NUM_COLOURS
+from core.cli.chart import colour_class
 from core.cli.html_parts import badge, page, table, text, written_as
 from core.cli.report_page import charts, flat
 
@@ -52,7 +52,9 @@ def _progress(runs: Sequence[RunRecord]) -> Iterator[str]:
         outcome, reason = run_summary.outcome_of(run)
         why = f"<small>{text(reason)}</small>" if reason else ""
         rows.append([_key(runs, number), badge(outcome), *(text(answer(run)) for answer in answers), why])
-    yield from table(["Run", "Outcome", "Trained", "Duration", "Throughput", "Peak memory", "Why"], rows)
+    yield from table(
+        ["Run", "Outcome", "Trained", "Duration", "Throughput", "Peak memory", "Why"], rows, "stacked brief"
+    )
 
 
 def _results(
@@ -99,4 +101,4 @@ def _key(runs: Sequence[RunRecord], number: int) -> str:
     run = runs[number]
     is_alone = len({each.experiment for each in runs}) == 1
     name = run.folder.resolve().name if is_alone else run.name
-    return f'<span class="named"><span class="key c{number % NUM_COLOURS}"></span>{text(name)}</span>'
+    return f'<span class="named"><span class="key {colour_class(number)}"></span>{text(name)}</span>'

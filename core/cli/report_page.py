@@ -51,10 +51,12 @@ def _body(run: RunRecord) -> Iterator[str]:
     yield from _head(run)
     yield from _best(run)
     yield from charts({name: {0: series} for name, series in run.metrics.items()}, run_summary.best_of(run))
-    yield from _named("Hyperparameters", run.hparams)
-    yield from _decisions(run)
     versions = run.facts.get("versions")
+    yield '<div class="beside">'
+    yield from _named("Hyperparameters", run.hparams)
     yield from _named("Versions", versions if isinstance(versions, dict) else {})
+    yield "</div>"
+    yield from _decisions(run)
     yield from _checkpoints(run.checkpoints)
 
 
@@ -145,5 +147,6 @@ def _writer(part: Any) -> str:
 
 def _named(title: str, values: Mapping[str, Any]) -> Iterator[str]:
     if values:
-        yield f"<h2>{title}</h2>"
+        yield f"<section><h2>{title}</h2>"
         yield from table(["Name", "Value"], ([text(name), text(flat(value))] for name, value in values.items()), "")
+        yield "</section>"

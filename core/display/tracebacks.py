@@ -43,6 +43,11 @@ _CAUSE_S = 2.0
 _CALLS_OF_MODULES = ("_wrapped_call_impl", "_call_impl")
 _CALLERS = ("torch.nn.modules.module", "torch.utils.data.dataloader", "torch.utils.data._utils.fetch")
 """Modules of torch by which core calls the methods of modules and data sets."""
+_PASS_ON = (
+    *("torch.utils.data.dataloader", "torch.utils.data._utils.fetch", "torch.utils.data._utils.collate"),
+    *("torch._tensor", "torch.autograd", "torch.autograd.graph"),
+)
+"""Modules of torch that lead from a batch's fetch to its data set or collate function, and from a loss to its graph."""
 _STDLIB = os.path.dirname(os.__file__) + os.sep
 _newest = (0, "")
 """The number of modules when they were last looked through for pytest, and the newest of them."""
@@ -231,14 +236,14 @@ def _hidden(error: BaseException, frames: list[FrameType]) -> list[bool]:
     if not (is_message_enough or reraises):
         # What core's own code has raised, or what it has called without a user's method in between, may be its mistake.
         last_user, last_core = _last(origins, "user"), _last(origins, "core")
-        if last_core > last_user:
+        if last_core > last_user and not (last_core + 1 < len(frames) and _passes_on(frames[last_core + 1])):
             end = last_user + 1 if last_core == len(frames) - 1 else last_core
     others = [index for index, origin in enumerate(origins) if origin != "library"]
     hidden = []
     for index, origin in enumerate(origins):
         before = max((other for other in others if other < index), default=None)
         carries = before is not None and origins[before] == "core" and (is_message_enough or others[-1] > index)
-        calls = index + 1 < len(frames) and _calls_module(frames[index])
+        calls = index + 1 < len(frames) and (_calls_module(frames[index]) or _passes_on(frames[index]))
         leaves_out = origin in ("core", "shell") or (origin == "library" and (carries or calls))
         hidden.append(leaves_out and index < end)
     return hidden
@@ -251,6 +256,11 @@ def _last(origins: list[Origin], wanted: Origin) -> int:
 def _calls_module(frame: FrameType) -> bool:
     """True for a frame of torch that only calls a module's `forward`."""
     return frame.f_code.co_name in _CALLS_OF_MODULES and frame.f_globals.get("__name__") == "torch.nn.modules.module"
+
+
+def _passes_on(frame: FrameType) -> bool:
+    """True for a frame of torch in which nothing of core's can have gone wrong: data and graphs are the user's."""
+    return frame.f_globals.get("__name__") in _PASS_ON
 
 
 def _origins(error: BaseException) -> set[Origin]:

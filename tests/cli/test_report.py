@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 from core import Fabric, Module, Trainer
 from core.callbacks import DeviceStatsMonitor, ModelCheckpoint, ThroughputMonitor
-from core.cli.chart import line_chart, short_number
+from core.cli.chart import colour_class, line_chart, short_number
 from core.cli.commands import command
 from core.cli.html_parts import written_as
 from core.loggers import CSVLogger
@@ -223,3 +223,18 @@ def test_a_chart_has_round_ticks():
     assert ticks(0.013, 0.94) == ["0", "0.5", "1"] or ticks(0.013, 0.94) == ["0", "0.25", "0.5", "0.75", "1"]
     assert len(ticks(3.0, 3.0)) > 2
     assert all(text.endswith(" MiB") for text in ticks(3 * 2**20, 9 * 2**20, written_as("peak_bytes")[0], 1024))
+
+
+def test_steps_begin_at_0_where_the_first_values_came_soon():
+    def steps(first):
+        svg = line_chart("it", {0: [(first, 0.0), (100.0, 1.0)]}, short_number)
+        return re.findall(r'text-anchor="middle">([^<]*)<', svg)
+
+    assert steps(2.0)[0] == "0"
+    assert steps(80.0)[0] == "80", "a run that was resumed"
+
+
+def test_more_lines_than_colours_are_told_apart():
+    assert (colour_class(1), colour_class(9)) == ("c1", "c1 again")
+    svg = line_chart("it", {9: [(0.0, 0.0), (1.0, 1.0)]}, short_number)
+    assert 'class="line c1 again"' in svg

@@ -40,6 +40,12 @@ class NoLoss(Net):
     def training_step(self, batch, batch_idx):
         return {"los": torch.zeros(())}
 
+class Twice(Net):
+    def training_step(self, batch, batch_idx):
+        loss = super().training_step(batch, batch_idx)
+        loss.backward()
+        return loss
+
 class BadData(Dataset):
     def __len__(self):
         return 2
@@ -92,6 +98,11 @@ MISTAKES = {
     "a wrong shape": ("make().fit(Net(), data(3))", "mat1 and mat2 shapes cannot be multiplied"),
     "a bug in training_step": ("make().fit(Bug(), data())", 'raise ValueError("a bug")'),
     "a bug in a data set": ("make().fit(Net(), DataLoader(BadData()))", 'raise KeyError("no such sample")'),
+    "samples of several lengths": (
+        "make().fit(Net(), DataLoader([torch.ones(1), torch.ones(2)], batch_size=2))",
+        "stack expects each tensor to be equal size",
+    ),
+    "a backward too many": ("make().fit(Twice(), data())", "backward through the graph a second time"),
     "a bug in rank 1, ddp": (BUG_IN_RANK_1.format(strategy="ddp"), 'raise ValueError("a bug")'),
     "a bug in rank 1, ddp_spawn": (BUG_IN_RANK_1.format(strategy="ddp_spawn"), 'raise ValueError("a bug")'),
 }

@@ -7,6 +7,7 @@ Narayanan et al., "Efficient Large-Scale Language Model Training on GPU Clusters
 from __future__ import annotations
 
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -18,10 +19,11 @@ from core.checkpoint import collect_random_state, restore_random_state
 from core.session import ReplacedParameters
 from core.strategies import ParallelStrategy as ConnectedStrategy
 from core.strategies import refuse_sparse_layers, refuse_unlike_modules
-from core_parallel import absent, averages, parts, sizes, state
+from core_parallel import absent, averages, parts, schedules, sizes, state, trial
 from core_parallel.chain import Chain
 from core_parallel.draws import Draws
 from core_parallel.layout import Layout
+from core_parallel.scheduled import ScheduledStep
 from core_parallel.transport import Line
 
 if TYPE_CHECKING:
@@ -59,6 +61,8 @@ class ParallelStrategy(ConnectedStrategy):
         data: sizes.Size = "auto",
         pipeline: sizes.Size = 1,
         microbatches: int | Literal["auto"] = "auto",
+        schedule: str | None = None,
+        stages_per_rank: int | Literal["auto"] = "auto",
         **options: Any,
     ) -> None:
         """Sizes of the mesh, how a pipeline runs, and options of every parallel strategy.
@@ -69,6 +73,9 @@ class ParallelStrategy(ConnectedStrategy):
             pipeline: over how many ranks the model is cut. `"auto"` is what the data leaves over.
             microbatches: into how many a rank's batch is cut. `"auto"` is the largest number up to twice the stages
                 that divides the batch, and 1 for a model with batch norms.
+            schedule: one of torch's, such as `"1F1B"`: training steps run for one microbatch at a time, and a rank
+                keeps fewer activations. None: a step sees its whole batch, on all ranks.
+            stages_per_rank: how many stages each rank has. `"auto"` is 2 where the schedule has several, else 1.
             options: of every parallel strategy (`start_method`, `process_group_backend`, `timeout`, ...).
 
         Raises:
@@ -77,8 +84,13 @@ class ParallelStrategy(ConnectedStrategy):
         super().__init__(*given, **options)
         self._pipeline, self._data = sizes.parse("pipeline", pipeline), sizes.parse("data", data)
         self._microbatches = sizes.parse("microbatches", microbatches)
+        self._schedule = schedules.find(schedule)
+        self._stages_per_rank = schedules.stages_per_rank(
+            sizes.parse("stages_per_rank", stages_per_rank), self._schedule
+        )
         self._replaced = ReplacedParameters(_placed)
         self._chains: dict[nn.Module, Chain] = {}
+        self._scheduled: dict[nn.Module, ScheduledStep] = {}
         self._guards: list[RemovableHandle] = []
         self._local: list[nn.Module] = []
 
@@ -87,7 +99,8 @@ class ParallelStrategy(ConnectedStrategy):
     @property
     def capabilities(self) -> Capability:
         """The capabilities of every parallel strategy, accumulation without communication, and state in parts."""
-        return super().capabilities | Capability.NO_SYNC | Capability.SHARDED_STATE
+        own = Capability.NO_SYNC | Capability.SHARDED_STATE
+        return super().capabilities | own | (Capability.NONE if self._schedule is None else Capability.COMPUTES_LOSS)
 
     def check(self) -> None:
         """Refuse sizes that don't multiply to the number of processes, and what isn't there yet.
@@ -179,15 +192,19 @@ class ParallelStrategy(ConnectedStrategy):
                 tensor.copy_(self.broadcast(tensor.detach()))
 
     def _cut(self, module: nn.Module, line: Line) -> None:
-        layout = Layout(module, parts.cut(module, line.size), line.size, line.position)
-        microbatches = parts.check_statistics(module, self._microbatches)
+        schedule = self._schedule
+        cut = parts.cut(module, line.size * self._stages_per_rank)
+        layout = Layout(module, cut, line.size, line.position, in_v=schedule is not None and schedule.in_v)
+        microbatches = parts.check_statistics(module, self._microbatches, schedule)
         self._share_random_state(line)
         self._replaced.remember(module)
         for _, part in layout.absent_modules():
             absent.drop(part, self.root_device)
         self._guards += absent.guard(layout.absent_modules(), _ELSEWHERE)
         draws = Draws(self.accelerator, self.root_device, self.data_parallel_rank)
-        self._chains[module] = Chain(layout, line, draws, microbatches, self._context)
+        self._chains[module] = chain = Chain(layout, line, draws, microbatches, self._context)
+        if schedule is not None:
+            self._scheduled[module] = ScheduledStep(chain, schedule, draws, microbatches, self._context)
 
     def _context(self) -> AbstractContextManager[Any]:
         context = self.forward_context()
@@ -236,11 +253,29 @@ class ParallelStrategy(ConnectedStrategy):
         if chain is None:
             return method
 
+        scheduled = self._scheduled.get(handle.module) if name == "training_step" else None
+        if scheduled is not None:
+            _refuse_manual(handle.module)
+
         def call(*args: Any, **kwargs: Any) -> Any:
             with _answering(chain):
-                return method(*args, **kwargs)
+                if scheduled is None:
+                    return method(*args, **kwargs)
+                batch, *others = args
+                step = partial(_step_of, method, others, kwargs)
+                return scheduled(
+                    step, batch, handle.module, partial(_trial_of, name, handle.module, chain, others, kwargs)
+                )
 
         return call
+
+    def compute_loss(self, step: Callable[[Any], Any], batch: Any, module: nn.Module) -> Any:
+        """All ranks. The loss of a batch by the schedule; see `ComputesLoss`."""
+        handle = self.session.handle_of(module)
+        scheduled = self._scheduled.get(handle.module)
+        if scheduled is None:
+            return step(batch)
+        return scheduled(step, batch, handle.module, lambda: step, nullcontext)
 
     def backward(self, loss: Tensor, module: nn.Module | None, *, manual: bool = False, **kwargs: Any) -> None:
         """All ranks. Backward through all stages, then the average over the data axis; see `Strategy.backward`."""
@@ -341,6 +376,7 @@ class ParallelStrategy(ConnectedStrategy):
         """All ranks; idempotent. Forget the modules, and let absent parts be called again."""
         super().release()
         self._chains.clear()
+        self._scheduled.clear()
         while self._guards:
             self._guards.pop().remove()
 
@@ -348,6 +384,24 @@ class ParallelStrategy(ConnectedStrategy):
         """All ranks; idempotent. Leave the group, and forget the mesh that belongs to it."""
         self.device_mesh = None
         super().leave_group()
+
+
+def _refuse_manual(module: nn.Module) -> None:
+    if not getattr(module, "automatic_optimization", True):
+        raise ConfigurationError(
+            f"{type(module).__name__} runs backward itself (automatic_optimization = False), and a pipeline's schedule "
+            "runs it for one microbatch after the other. Leave schedule out, or let the Trainer optimize."
+        )
+
+
+def _step_of(method: Callable[..., Any], others: list[Any], kwargs: dict[str, Any], batch: Any) -> Any:
+    return method(batch, *others, **kwargs)
+
+
+def _trial_of(
+    name: str, module: nn.Module, chain: Chain, others: list[Any], kwargs: dict[str, Any]
+) -> Callable[[Any], Any]:
+    return partial(_step_of, getattr(trial.copied(module, chain), name), others, kwargs)
 
 
 @contextmanager

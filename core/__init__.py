@@ -2,7 +2,7 @@
 
     from core import Trainer
 
-    Trainer(strategy="ddp", accelerator="cpu", devices=2, max_epochs=3).fit(module, train_loader)
+    Trainer(strategy="ddp", accelerator="cpu", devices=2).fit(module, train_loader)
 
 The public names, `core.callbacks` and the other subpackages among them, are imported when they are first used, so that
 `import core` costs nothing.

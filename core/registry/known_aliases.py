@@ -14,8 +14,10 @@ DEFAULT_PARALLEL_STRATEGY = "ddp"
 
 PACKAGES = frozenset(
     {
+        "core-aim",
         "core-bagua",
         "core-colossalai",
+        "core-comet",
         "core-ddp",
         "core-deepspeed",
         "core-dp",
@@ -32,6 +34,7 @@ PACKAGES = frozenset(
         "core-tensorboard",
         "core-testing",
         "core-torchao",
+        "core-trackio",
         "core-wandb",
         "core-xla",
     }
@@ -88,8 +91,11 @@ _ALIASES: dict[str, dict[str, tuple[str, ...]]] = {
         ),
     },
     "logger": {
+        "core-aim": ("aim",),
+        "core-comet": ("comet",),
         "core-mlflow": ("mlflow",),
         "core-tensorboard": ("tensorboard",),
+        "core-trackio": ("trackio",),
         "core-wandb": ("wandb",),
     },
     "command": {"core-testing": ("check", "new_plugin")},
@@ -127,8 +133,11 @@ _CLASSES: dict[str, dict[str, tuple[str, ...]]] = {
     },
     "precision": {"core-torchao": ("QATPrecision", "TorchAOPrecision")},
     "logger": {
+        "core-aim": ("AimLogger",),
+        "core-comet": ("CometLogger",),
         "core-mlflow": ("MLFlowLogger",),
         "core-tensorboard": ("TensorBoardLogger",),
+        "core-trackio": ("TrackioLogger",),
         "core-wandb": ("WandbLogger",),
     },
 }

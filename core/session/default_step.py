@@ -122,6 +122,7 @@ def _step_with_closure(
             nonlocal has_weight
             has_weight = False
             _zero_grad(strategy, optimizer, step)
+            optimizer.zero_grad()  # to None: momentum would go on with zeros, which the user's own may leave
         _prepare_update(strategy, optimizer, step)
         return losses[-1]
 

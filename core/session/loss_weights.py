@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from numbers import Real
 from typing import TYPE_CHECKING, Any
 
 from core.contract.capability import Capability
 from core.contract.errors import ModuleError, UnsupportedError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     import torch
     from torch import Tensor
@@ -34,11 +35,13 @@ class Window:
         own: sum of the weights on this rank.
         total: sum over the shards of the data, when it is known.
         is_corrected: the gradients are those of the mean over all items.
+        has_gradients: parameters had some after the last backward of a loop by hand.
     """
 
     own: float | Tensor = 0.0
     total: float | Tensor | None = None
     is_corrected: bool = False
+    has_gradients: bool = False
 
 
 class LossWeights:
@@ -81,6 +84,8 @@ class LossWeights:
             ModuleError: there are several optimizers, and no gradient of any has changed.
         """
         own, optimizers = self._checked(weight), self._strategy.optimizers
+        for optimizer in optimizers:
+            self._reopen(optimizer)
         before = [_versions(optimizer) for optimizer in optimizers] if len(optimizers) > 1 else [[]]
         run(self._scaled(loss, own, 1))
         if len(optimizers) > 1:
@@ -91,6 +96,8 @@ class LossWeights:
                 "in whose step its weight counts. Leave no_backward_sync out, or weigh the losses of one optimizer."
             )
         self._add(own, optimizers)
+        for optimizer in optimizers:
+            self._windows[id(optimizer)].has_gradients = _has_any(optimizer)
 
     def correct(self, optimizer: Optimizer) -> None:
         """All ranks, when the window's gradients are complete. Make them those of the mean over all items."""
@@ -119,6 +126,18 @@ class LossWeights:
         """Forget the window of an optimizer whose gradients were cleared."""
         self._windows.pop(id(optimizer), None)
 
+    def _reopen(self, optimizer: Optimizer) -> None:
+        """All ranks, before a backward by hand. Go on with a window that was corrected; forget one that was cleared."""
+        if (window := self._windows.get(id(optimizer))) is None:
+            return
+        if window.has_gradients and not _has_any(optimizer):  # after `model.zero_grad()`, say
+            self.drop(optimizer)
+        elif window.is_corrected:
+            window.is_corrected = False
+            if total := self._read(window.total):
+                shards = self._strategy.data_parallel_size
+                self._strategy.scale_gradients(optimizer, total / (shards * self._reference))
+
     def _add(self, own: float | Tensor, optimizers: Sequence[Optimizer | None]) -> None:
         for optimizer in optimizers:
             window = self._windows.setdefault(id(optimizer), Window())
@@ -140,7 +159,8 @@ class LossWeights:
         if isinstance(weight, torch.Tensor) and weight.numel() == 1 and not weight.is_cpu:
             number = weight.detach().to(self._dtype).reshape(())
             return torch.where((number >= 0) & number.isfinite(), number, math.nan)
-        is_number = isinstance(weight, int | float) or (isinstance(weight, torch.Tensor) and weight.numel() == 1)
+        # Real: NumPy's numbers too.
+        is_number = isinstance(weight, Real) or (isinstance(weight, torch.Tensor) and weight.numel() == 1)
         if not (is_number and 0 <= weight < math.inf):
             raise ModuleError(_describe(weight))
         return float(weight)
@@ -192,18 +212,25 @@ def _quotient(part: float | Tensor, total: float | Tensor) -> float | Tensor:
     return part / total if total else 0.0
 
 
+def _parameters_of(optimizer: Optimizer) -> Iterator[Tensor]:
+    return (parameter for group in optimizer.param_groups for parameter in group["params"])
+
+
 def _gradients_of(optimizer: Optimizer) -> list[Tensor]:
     """The gradients of an optimizer's parameters; of those in shards, this rank's own."""
-    parameters = (parameter for group in optimizer.param_groups for parameter in group["params"])
-    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    gradients = (parameter.grad for parameter in _parameters_of(optimizer) if parameter.grad is not None)
     return [grad.to_local() if hasattr(grad, "to_local") else grad for grad in gradients]
 
 
 def _versions(optimizer: Optimizer) -> list[tuple[int, int]]:
     """Numbers that change when one of the gradients does."""
-    parameters = (parameter for group in optimizer.param_groups for parameter in group["params"])
-    gradients = [getattr(parameter.grad, "_local_tensor", parameter.grad) for parameter in parameters]
+    found = (parameter.grad for parameter in _parameters_of(optimizer))
+    gradients = [getattr(grad, "_local_tensor", grad) for grad in found]
     return [(0, 0) if grad is None else (id(grad), grad._version) for grad in gradients]
+
+
+def _has_any(optimizer: Optimizer) -> bool:
+    return any(parameter.grad is not None for parameter in _parameters_of(optimizer))
 
 
 def _has_gradients(optimizer: Optimizer) -> bool:

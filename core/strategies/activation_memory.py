@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
 from functools import partial
 from types import MethodType
 from typing import TYPE_CHECKING, Any
@@ -122,7 +123,7 @@ def save_activations(
         own = vars(module).get("forward")
         if not hasattr(own, _MARK):
             before.append((module, own))
-            saving = _saving_forward(own, _Checkpoint(module, policy) if checkpoints else None, offload)
+            saving = _saving_forward(own, _Checkpoint(policy) if checkpoints else None, offload)
             # Bound to the module, so that a copy's is the copy's own. Not by `__setattr__`, which is for modules.
             vars(module)["forward"] = MethodType(saving, module)
 
@@ -171,63 +172,109 @@ def _saving_forward(
         if kwargs:
             call = partial(call, **kwargs)  # `checkpoint` has names of its own
         with nullcontext() if offload is None else offload():
-            return call(*args) if checkpointed is None else checkpointed(call, *args)
+            return call(*args) if checkpointed is None else checkpointed(self, call, *args)
 
     setattr(forward, _MARK, True)
     return forward
 
 
 class _Checkpoint:
-    """Calls of one module within torch's `checkpoint`, computed again with the buffers that they had.
+    """Calls of a module, and of its copies, within torch's `checkpoint`, computed again with the buffers they had.
 
-    A batch norm would count each batch twice otherwise. Which buffers a forward changes is found in the first one.
+    A batch norm would count each batch twice otherwise. Which buffers a forward changes is found in the first one, and
+    once more where parts are in other modes by then, as a batch norm that is frozen for some epochs.
     """
 
-    def __init__(self, module: nn.Module, policy: Any) -> None:
-        self._module = module
+    def __init__(self, policy: Any) -> None:
         self._policy = policy
-        self._changing: list[tuple[nn.Module, str]] | None = None
+        self._changing: dict[tuple[bool, ...], set[int]] = {}
+        """Numbers of the buffers that change, by the modes of all parts."""
 
-    def __call__(self, call: Callable[..., Any], *args: Any) -> Any:
+    def __call__(self, module: nn.Module, call: Callable[..., Any], *args: Any) -> Any:
         """The module's outputs. A compiler computes nothing again that changes a buffer."""
         if torch.compiler.is_compiling():
             if self._policy is None:
                 return checkpoint(call, *args, use_reentrant=False)
             contexts = partial(create_selective_checkpoint_contexts, self._policy)
             return checkpoint(call, *args, use_reentrant=False, context_fn=contexts)
-        kept = self._keep_buffers()
+        kept: list[_Buffer] = []
+        parts = list(module.modules())
+        modes = tuple(part.training for part in parts)
+        buffers = _buffers_of(parts, self._changing.get(modes))
         outputs = checkpoint(call, *args, use_reentrant=False, context_fn=partial(self._contexts, kept))
-        if self._changing is None and self._module.training:
-            kept[:] = [item for item in kept if not torch.equal(item[2], getattr(item[0], item[1]))]
-            self._changing = [item[:2] for item in kept]
+        if modes not in self._changing:
+            self._changing[modes] = {number for number, buffer in enumerate(buffers) if buffer.differs}
+        changing = self._changing[modes]
+        changing |= {number for number, buffer in enumerate(buffers) if buffer.was_written}
+        kept += [buffers[number] for number in sorted(changing)]
         return outputs
 
-    def _keep_buffers(self) -> list[tuple[nn.Module, str, Tensor]]:
-        places = self._changing
-        if places is None:
-            modules = self._module.modules()
-            places = [(part, name) for part in modules for name, _ in part.named_buffers(recurse=False)]
-        return [(part, name, getattr(part, name).clone()) for part, name in places]
-
-    def _contexts(self, kept: list[tuple[nn.Module, str, Tensor]]) -> tuple[Any, Any]:
+    def _contexts(self, kept: list[_Buffer]) -> tuple[Any, Any]:
         if self._policy is None:
-            return nullcontext(), _with_buffers(kept, nullcontext())
+            return nullcontext(), _WithBuffers(kept, nullcontext())
         first, again = create_selective_checkpoint_contexts(self._policy)
-        return first, _with_buffers(kept, again)
+        return first, _WithBuffers(kept, again)
 
 
-@contextmanager
-def _with_buffers(kept: list[tuple[nn.Module, str, Tensor]], context: AbstractContextManager[Any]) -> Iterator[None]:
-    """A context in which modules have the buffers that were kept; what becomes of these there is forgotten."""
-    current = [getattr(part, name) for part, name, _ in kept]
-    for part, name, buffer in kept:
-        setattr(part, name, buffer.clone())
-    try:
-        with context:
-            yield
-    finally:
-        for (part, name, _), buffer in zip(kept, current, strict=True):
-            setattr(part, name, buffer)
+@dataclass(slots=True)
+class _Buffer:
+    """A buffer as it is before a forward.
+
+    Attributes:
+        owner, name: its place.
+        tensor, version: the tensor there, and how often it was written by then.
+        copy: of its values; None where forwards before have left it as it was.
+    """
+
+    owner: nn.Module
+    name: str
+    tensor: Tensor
+    version: int
+    copy: Tensor | None
+
+    @property
+    def differs(self) -> bool:
+        """True if the forward has changed its values. Waits for the device."""
+        return self.copy is not None and not torch.equal(self.copy, getattr(self.owner, self.name))
+
+    @property
+    def was_written(self) -> bool:
+        """True if torch has counted a change, as it does for most operations but a batch norm's."""
+        now = getattr(self.owner, self.name)
+        return now is not self.tensor or now._version != self.version
+
+
+def _buffers_of(parts: Iterable[nn.Module], changing: set[int] | None) -> list[_Buffer]:
+    """The buffers of a module's parts, with copies of those whose numbers are given, or of all."""
+    places = ((part, name, tensor) for part in parts for name, tensor in part.named_buffers(recurse=False))
+    return [
+        _Buffer(*place, place[2]._version, place[2].clone() if changing is None or number in changing else None)
+        for number, place in enumerate(places)
+    ]
+
+
+class _WithBuffers:
+    """A context in which modules have the buffers that were kept; what becomes of these there is forgotten.
+
+    It is entered once more by a second backward through the same graph.
+    """
+
+    def __init__(self, kept: list[_Buffer], context: AbstractContextManager[Any]) -> None:
+        self._kept = kept
+        self._context = context
+        self._current: list[Tensor] = []
+
+    def __enter__(self) -> None:
+        self._current = [getattr(buffer.owner, buffer.name) for buffer in self._kept]
+        for buffer, tensor in zip(self._kept, self._current, strict=True):
+            setattr(buffer.owner, buffer.name, (tensor if buffer.copy is None else buffer.copy).clone())
+        self._context.__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        self._context.__exit__(*error)
+        for buffer, tensor in zip(self._kept, self._current, strict=True):
+            setattr(buffer.owner, buffer.name, tensor)
+        self._current = []
 
 
 def _parse(checkpointing: Any) -> tuple[Any, Any]:

@@ -23,6 +23,12 @@ MARKDOWN = ["README.md", "CONTRIBUTING.md", "docs/**/*.md", "plugins/*/README.md
 LINK = re.compile(r"(\[[^\]]*\]\()([^)#\s:]+)(\))")
 FENCE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 PACKAGES = ["core", "core_testing"]
+BOOSTS = {"api/": 0.2, "plugins/": 0.4, "docs/contracts/": 0.4, "CONTRIBUTING": 0.4, "docs/": 1.0}
+"""By the beginning of a page's path, the first that fits, how much a word in it counts in the search."""
+MAIN = ("Trainer", "Fabric", "Module", "DataModule")
+"""The names of `core` that stand first on its page."""
+GUIDES = ("Start", "How to")
+"""The sections of the navigation whose pages count twice as much: they say how something is done."""
 
 
 class Api:
@@ -98,17 +104,20 @@ class Api:
         if elsewhere := [(name, target) for name, target in held if self.homes[target.path] != owner]:
             rows = [
                 f"| [`{name}`]({self.homes[target.path]}.md#{target.path}) | {summary(target)} |"
-                for name, target in sorted(elsewhere, key=lambda row: row[0].lower())
+                for name, target in sorted(
+                    elsewhere, key=lambda row: (MAIN.index(row[0]) if row[0] in MAIN else len(MAIN), row[0].lower())
+                )
             ]
             blocks.append("\n".join(["| name | |", "| --- | --- |", *rows]))
         imports: dict[str, list[str]] = {}
+        before = len(blocks)
         for name, target in sorted(own, key=lambda row: row[0].lower()):
             shortest = min((path for path, _, other in self.names if other.path == target.path), key=len)
             imports.setdefault(shortest, []).append(name)
             blocks.append(f"::: {target.path}")
         lines = [f"from {path} import {', '.join(names)}" for path, names in sorted(imports.items())]
         wrapped = [line if len(line) < 88 else bracketed(line) for line in lines]
-        blocks.insert(2, "\n".join(["```python", *wrapped, "```"]) if wrapped else "")
+        blocks.insert(before, "\n".join(["```python", *wrapped, "```"]) if wrapped else "")
         return "\n\n".join(blocks)
 
 
@@ -163,7 +172,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
-    """MkDocs calls it for each page. Leads the links to code to the pages of that code."""
+    """MkDocs calls it for each page. Leads the links to code to the pages of that code, and ranks it for the search."""
+    page.meta.setdefault("search", {}).setdefault("boost", boost(page))
     folder = posixpath.dirname(page.file.src_uri)
 
     def lead(match: re.Match[str]) -> str:
@@ -171,6 +181,13 @@ def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
         return f"{match[1]}{match[2].rstrip('/')}.md{match[3]}" if is_code_file else match[0]
 
     return LINK.sub(lead, markdown)
+
+
+def boost(page: Page) -> float:
+    """How much the words of a page count in the search, besides where they stand in it."""
+    is_guide = any(section.title in GUIDES for section in page.ancestors)
+    own = next((number for start, number in BOOSTS.items() if page.file.src_uri.startswith(start)), 1.0)
+    return own * 2 if is_guide else own
 
 
 def linked_code(page: Path) -> Iterator[Path]:

@@ -35,13 +35,16 @@ LIBRARIES = {
     "Hivemind": "hivemind",
     '"horovod"': "horovod",
     "Horovod": "horovod",
+    "core_aim": "aim",
+    "core_comet": "comet_ml",
     "core_ray": "ray",
+    "core_trackio": "trackio",
     'plugins="ray"': "ray",
 }
-"""Modules of backends that a program with these words needs."""
+"""Libraries of plugins that a program with these words needs."""
 
-EXTRAS = {"cli_for": "jsonargparse"}
-"""Modules of core's own extras, likewise."""
+EXTRAS = {"cli_for": "jsonargparse", "import optuna": "optuna", "from peft": "peft"}
+"""Libraries of which the page says how to install them, likewise."""
 
 CLOCK = re.compile(r"\b\d+:\d\d\b")
 
@@ -74,8 +77,10 @@ def blocks_of(page):
         yield Block(page, content.count("\n", 0, fence.start()) + 1, fence[1], fence[2], output)
 
 
-# The tutorial's blocks are steps, which test_tutorial.py takes one after the other.
-BLOCKS = [block for page in PAGES if page.name != "write-a-strategy.md" for block in blocks_of(page)]
+# The blocks of these pages are steps, which test_tutorial.py and test_write_a_strategy.py take one after the other.
+BLOCKS = [
+    block for page in PAGES if page.name not in ("tutorial.md", "write-a-strategy.md") for block in blocks_of(page)
+]
 PYTHON = [block for block in BLOCKS if block.language == "python"]
 PROGRAMS = [block for block in PYTHON if block.is_program]
 COMMANDS = [block for block in BLOCKS if block.language == "console" and block.text.startswith("$ core ")]
@@ -112,7 +117,7 @@ def test_a_program_runs_and_prints_what_stands_below_it(block, tmp_path):
     if missing := [name for name in needed if not find_spec(name)]:
         pytest.skip(f"needs {missing[0]}, which a tox environment of its own has")
     if missing := [name for word, name in EXTRAS.items() if word in block.text and not find_spec(name)]:
-        pytest.skip(f"needs {missing[0]}, which an extra of core brings")
+        pytest.skip(f"needs {missing[0]}, which the page says how to install")
     strict = () if needed else ("-W", "error")  # to import them warns of what torch deprecates
     output = run([sys.executable, *strict, program], tmp_path)
     if block.output is not None:
@@ -162,6 +167,29 @@ def test_a_page_has_its_place_on_the_site(page):
     assert f" {page.relative_to(ROOT)}\n" in (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
 
 
+@pytest.mark.parametrize(
+    ("name", "words"),
+    {
+        "debugging": "debug",
+        "fine-tuning": "freeze layers and fine-tune",
+        "config-files": "hyperparameters",
+        "gradient-accumulation": "gradient accumulation",
+        "lora": "lora",
+        "mixed-precision": "mixed precision",
+        "out-of-memory": "out of memory",
+        "profiling": "profiling",
+        "resume": "resume",
+        "several-nodes": "several nodes: multi-node",
+        "sweeps": "sweeps",
+        "tutorial": "tutorial",
+    }.items(),
+)
+def test_a_page_has_the_words_that_people_search_in_its_title(name, words):
+    """A title counts most in the site's search; tests/site looks into that."""
+    title, _, _ = (ROOT / "docs" / f"{name}.md").read_text(encoding="utf-8").partition("\n")
+    assert words in title.lower()
+
+
 def promises():
     """The rows of those tables on the page of reliability that hold promises."""
     rows, is_promise = [], False
@@ -185,7 +213,9 @@ def test_a_promise_names_a_test_that_there_is(cells):
 
 def test_the_opening_fits_on_a_screen_and_installs_before_it_runs():
     opening = (ROOT / "README.md").read_text(encoding="utf-8").partition("\n## ")[0]
-    assert len(opening.splitlines()) < 50
+    assert len(opening.splitlines()) < 55
+    program = opening.partition("```python")[2]
+    assert max(map(len, program.splitlines())) <= 88, "what fits on the site at 1280 pixels"
     assert opening.index("pip install") < opening.index("```python")
     assert "Nothing has been run on a GPU yet" in opening
     assert "```python" in opening

@@ -1,81 +1,71 @@
-"""docs/write-a-strategy.md, followed by the letter: its files are written, its commands run, and their output compared.
-
-A block below a line that ends in a path and a colon is that file. In a console block, lines that begin with `$` are
-commands, and the others what they print: `...` in a line stands for any text, and alone for any lines; blanks count as
-one. A command ends with code 0, unless what is shown of it tells that something has failed.
-"""
+"""docs/tutorial.md, followed by the letter (tests/followed.py), in one folder; what it installs is here already."""
 
 import os
 import re
-import subprocess
 import sys
-import sysconfig
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
-PAGE = Path(__file__).parents[2] / "docs" / "write-a-strategy.md"
-BLOCK = re.compile(r"^(?:[^`\n]*`(?P<path>[\w./-]+)`:\n\n)?```(?P<language>\w+)\n(?P<text>.*?)^```$", re.M | re.S)
-TIMEOUT_S = 1200
+from core_testing import programs
+from followed import prints, steps
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(TIMEOUT_S)]
-
-
-@pytest.fixture
-def environment(tmp_path):
-    """Variables of a virtual environment of its own, which sees core, torch and the kit where they are."""
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "venv"], check=True)
-    site = Path(sysconfig.get_path("purelib", vars={"base": str(tmp_path / "venv")}))
-    (site / "parent.pth").write_text("\n".join(path for path in sys.path if path))
-    binaries = tmp_path / "venv" / "bin"
-    (binaries / "core").write_text(f'#!/bin/sh\nexec "{binaries}/python" -m core "$@"\n')
-    (binaries / "core").chmod(0o755)
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("CORE_", "PYTHON", "PYTEST_"))}
-    offline = {"PIP_NO_INDEX": "1", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
-    return kept | offline | {"PATH": f"{binaries}:{os.environ['PATH']}", "OMP_NUM_THREADS": "1"}
+PAGE = Path(__file__).parents[2] / "docs" / "tutorial.md"
+PRELOAD = f"{programs.PRELOAD},sklearn.datasets"
+INSTALLS = ("python -m venv", "python -m pip", "cd ")
+LIBRARIES = {"publish.py": ["huggingface_hub", "safetensors"], "export.py": ["onnxscript", "onnxruntime"]}
+ROW = re.compile(r"^ +(\d+) +(\d+) +\d+:\d\d +\S+ +(\S+) +(\S+)$", re.M)
 
 
-def steps(page):
-    """("file", path, content) and ("command", command, what is shown of its output), in order."""
-    for block in BLOCK.finditer(page):
-        if block["path"] and block["language"] != "console":
-            yield "file", block["path"], block["text"]
-        elif block["language"] == "console":
-            for part in re.split(r"^\$ ", block["text"], flags=re.M)[1:]:
-                command, _, shown = part.partition("\n")
-                yield "command", command, shown
-
-
-def pattern(shown):
-    """A regular expression for what is shown, over lines of words."""
-    parts = []
-    for line in words(shown):
-        text = re.escape(line).replace(r"\.\.\.", ".*").replace(r"\ ", " ")
-        parts.append(r"(?:.*\n)*?" if line == "..." else f"{text}\n")
-    return re.compile("".join(parts))
-
-
-def words(text):
-    return [" ".join(line.split()) for line in text.splitlines() if line.strip()]
-
-
-def test_a_reader_who_follows_the_page_succeeds(environment, tmp_path):
-    folder = tmp_path / "work"
-    folder.mkdir()
+def commands(folder):
+    """The files are written; each command with what is shown of its output, unless it installs."""
     for kind, what, text in steps(PAGE.read_text(encoding="utf-8")):
         if kind == "file":
-            assert "/" not in what or (folder / what).exists(), f"{what} replaces nothing"
             (folder / what).write_text(text, encoding="utf-8")
-            continue
-        done = subprocess.run(
-            ["bash", "-c", what], cwd=folder, env=environment, capture_output=True, text=True, timeout=TIMEOUT_S
-        )
-        told = f"$ {what}\n{done.stdout}{done.stderr}"
-        assert (done.returncode == 0) == ("failed" not in text), told
-        assert pattern(text).fullmatch("".join(f"{line}\n" for line in words(done.stdout))), f"{told}\nshown:\n{text}"
+        elif not what.startswith(INSTALLS):
+            yield what, text
 
 
-def test_output_is_compared():
-    assert pattern("a ... c\n...\nend\n").fullmatch("a b c\nd\ne\nend\n")
-    assert not pattern("a ... c\n...\nend\n").fullmatch("a b c\nd\n")
-    assert not pattern("5 passed\n").fullmatch("4 passed\n")
+def run(command, folder):
+    program, *arguments = command.split()
+    starter = programs.CORE if program == "core" else (sys.executable,)
+    env = os.environ | {"OMP_NUM_THREADS": "1"}
+    return programs.run([*starter, *arguments], cwd=folder, env=env, timeout=120, preload=PRELOAD)
+
+
+def missing(command):
+    return [name for library in command.split() for name in LIBRARIES.get(library, ()) if not find_spec(name)]
+
+
+@pytest.mark.numbers
+def test_a_reader_who_follows_the_page_succeeds(tmp_path):
+    """Up to the exports, which import libraries of several seconds."""
+    outputs = {}
+    for command, shown in commands(tmp_path):
+        if command.partition(" ")[2] not in LIBRARIES:
+            done = run(command, tmp_path)
+            assert done.returncode == 0, done.stdout + done.stderr
+            assert prints(shown, done.stdout), f"$ {command}\n{done.stdout}\nshown:\n{shown}"
+            outputs[command] = done.stdout
+    alone, two = (rows(outputs[command]) for command in ("python train.py", "python train.py --devices 2"))
+    assert len(alone) == 3 * len(("epoch", "step", "loss", "accuracy"))
+    assert two == pytest.approx(alone, rel=1e-3)
+    assert alone == pytest.approx(rows(PAGE.read_text(encoding="utf-8"))[: len(alone)], rel=0.02)
+
+
+def rows(output):
+    return [number for row in ROW.findall(output) for number in map(float, row)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("program", LIBRARIES)
+def test_the_model_is_handed_on(program, tmp_path):
+    if lacking := missing(program):
+        pytest.skip(f"needs {lacking[0]}, which the page installs at this step")
+    needed = ("python train.py", "python train.py --devices 2", "python train.py --resume", f"python {program}")
+    for command, shown in commands(tmp_path):
+        if command.startswith(needed):
+            done = run(command, tmp_path)
+            assert done.returncode == 0, done.stdout + done.stderr
+            assert prints(shown, done.stdout), f"$ {command}\n{done.stdout}\nshown:\n{shown}"

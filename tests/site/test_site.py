@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import threading
+import time
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -19,8 +20,42 @@ BROWSER, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
 FLAGS = ["--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync"]
 FLAGS += ["--disable-background-networking", "--disable-component-update"]
 SIZES = {"desktop": (1280, 900), "phone": (390, 844)}
-SHOWN = ["", "docs/trainer/", "docs/support/", "docs/contracts/strategy/", "api/core/", "api/core.trainer/"]
+SHOWN = [
+    "",
+    "docs/tutorial/",
+    "docs/mixed-precision/",
+    "docs/trainer/",
+    "docs/support/",
+    "docs/contracts/strategy/",
+    "api/core/",
+    "api/core.trainer/",
+]
 """Of these pages pictures are kept, dark and light. Of the others, what the browser measures is looked at alone."""
+
+FIRST = {
+    "mixed precision": "docs/mixed-precision",
+    "bf16": "docs/mixed-precision",
+    "out of memory": "docs/out-of-memory",
+    "activation checkpointing": "docs/out-of-memory",
+    "multi-node": "docs/several-nodes",
+    "several nodes": "docs/several-nodes",
+    "gradient accumulation": "docs/gradient-accumulation",
+    "freeze layers": "docs/fine-tuning",
+    "fine-tuning": "docs/fine-tuning",
+    "LoRA": "docs/lora",
+    "debug": "docs/debugging",
+    "profiling": "docs/profiling",
+    "sweep": "docs/sweeps",
+    "optuna": "docs/sweeps",
+    "hyperparameters": "docs/config-files",
+    "config file": "docs/config-files",
+    "resume": "docs/resume",
+    "tutorial": "docs/tutorial",
+    "onnx": "docs/tutorial",
+    "fsdp": "docs/fsdp",
+    "save checkpoint": "docs/checkpoints",
+}
+"""The page that comes first for the words that people search."""
 
 
 class Quiet(http.server.SimpleHTTPRequestHandler):
@@ -101,9 +136,8 @@ def test_every_page_fits_and_is_quiet(site, browser, size, scheme):
     assert hosts == {urlsplit(root).netloc}
 
 
-@pytest.mark.parametrize("size", SIZES)
-def test_the_search_finds_a_word(site, browser, size):
-    _, root = site
+def search(browser, root, size, words):
+    """The addresses of what the search finds, best first."""
     show(browser, root, size, "light")
     if size == "phone":
         browser.find_element("css selector", "label.md-header__button[for=__search]").click()
@@ -111,13 +145,41 @@ def test_the_search_finds_a_word(site, browser, size):
     field = browser.find_element("css selector", "input.md-search__input")
     wait.until(lambda _: field.is_displayed())
     field.click()
-    field.send_keys("StochasticWeightAveraging")
+    field.send_keys(words)
     results = "a.md-search-result__link"
     wait.until(lambda _: browser.find_elements("css selector", results))
-    links = [link.get_attribute("href") for link in browser.find_elements("css selector", results)]
-    assert any("/api/core.callbacks/" in link for link in links), links
+    time.sleep(0.5)  # results come letter by letter
     if "SITE_PICTURES" in os.environ:
-        browser.save_screenshot(str(Path(os.environ["SITE_PICTURES"], f"search-{size}.png")))
+        name = f"search-{words.replace(' ', '-')}-{size}.png"
+        browser.save_screenshot(str(Path(os.environ["SITE_PICTURES"], name)))
+    return [link.get_attribute("href") for link in browser.find_elements("css selector", results)]
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_the_search_finds_a_word(site, browser, size):
+    links = search(browser, site[1], size, "StochasticWeightAveraging")
+    assert any("/api/core.callbacks/" in link for link in links), links
+
+
+@pytest.mark.parametrize(("words", "page"), FIRST.items())
+def test_what_people_search_finds_its_page_first(site, browser, words, page):
+    first = search(browser, site[1], "desktop", words)[0]
+    assert urlsplit(first).path == f"/{page}/", first
+
+
+@pytest.mark.parametrize("page", ["", "docs/tutorial/", "docs/trainer/", "docs/fabric/", "api/core/"])
+def test_programs_fit_beside_the_sidebars(site, browser, page):
+    show(browser, site[1] + page, "desktop", "light")
+    blocks = "[...document.querySelectorAll('pre > code')]"
+    overflow = browser.execute_script(f"return {blocks}.map(code => code.scrollWidth - code.clientWidth)")
+    assert overflow
+    assert max(overflow) <= 0
+
+
+def test_the_api_begins_with_what_everybody_uses(site, browser):
+    show(browser, site[1] + "api/core/", "desktop", "light")
+    names = [link.text for link in browser.find_elements("css selector", "article td:first-child a")]
+    assert names[:2] == ["Trainer", "Fabric"]
 
 
 def test_a_link_to_code_leads_to_its_page(site, browser):

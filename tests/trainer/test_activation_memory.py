@@ -148,6 +148,56 @@ def test_nothing_stays_on_the_module():
     assert not any("forward" in vars(block) for block in module.blocks)
 
 
+class Counted(nn.Module):
+    """Statistics of a layer that is frozen now and then, and a buffer that some forwards change."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.BatchNorm1d(4)
+        self.register_buffer("num_calls", torch.zeros(()))
+        self.register_buffer("num_odd", torch.zeros(()))
+
+    def forward(self, x):
+        self.num_calls += 1
+        if self.num_calls % 2 == 0:
+            self.num_odd += 1
+        return self.norm(x).tanh()
+
+
+@pytest.mark.numbers
+@pytest.mark.parametrize("copied", [False, True])
+def test_statistics_count_each_batch_once(copied):
+    def counted(**options):
+        block = Counted()
+        if options:
+            activation_memory.save_activations([block], **options)
+        block = copy.deepcopy(block) if copied else block
+        torch.manual_seed(0)
+        for step in range(5):
+            block.norm.train(step in (2, 4))
+            block(torch.randn(8, 4, requires_grad=True)).sum().backward()
+        return {name: value.tolist() for name, value in block.state_dict().items()}
+
+    expected = counted()
+    assert (expected["num_calls"], expected["num_odd"], expected["norm.num_batches_tracked"]) == (5, 2, 2)
+    assert counted(checkpoints=True) == expected
+    assert counted(checkpoints=True, policy=keeps_products) == expected
+
+
+def test_a_second_backward_through_a_graph_computes_again_once_more():
+    def gradients(block):
+        torch.manual_seed(0)
+        out = block(torch.randn(8, 4, requires_grad=True)).sum()
+        out.backward(retain_graph=True)
+        out.backward()
+        return [value.tolist() for value in (*(part.grad for part in block.parameters()), *block.buffers())]
+
+    torch.manual_seed(0)
+    block = Block()
+    plain, _ = copy.deepcopy(block), activation_memory.save_activations([block])
+    assert gradients(block) == gradients(plain)
+
+
 def test_a_forward_of_the_users_own_is_kept():
     block = Block()
     block.forward = own = lambda x: x * 2

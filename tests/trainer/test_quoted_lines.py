@@ -5,6 +5,7 @@ import warnings
 
 import pytest
 import torch
+from torch.utils.data import DataLoader
 
 from core import Module, ModuleError, Trainer
 from core.trainer.settings.warn_at import warn_at
@@ -51,6 +52,16 @@ def test_without_a_function_the_call_is_quoted():
     with pytest.warns(UserWarning, match="The logged loss 'train_loss' is inf") as caught:
         Trainer(**{**QUIET, "logger": False}, max_epochs=1).fit(Logging(), batches())
     assert {each.filename for each in caught if "train_loss" in str(each.message)} == {__file__}
+
+
+def test_a_warning_about_an_argument_quotes_the_call():
+    class Validating(Net):
+        def validation_step(self, batch, batch_idx):
+            pass
+
+    with pytest.warns(UserWarning, match="The validation loader shuffles") as caught:
+        Trainer(**QUIET, max_epochs=1).fit(Validating(), batches(), DataLoader([torch.ones(4)] * 2, shuffle=True))
+    assert {each.filename for each in caught} == {__file__}
 
 
 def test_a_wrapped_function_is_quoted_where_it_was_written():

@@ -208,3 +208,38 @@ def refused_stream():
 
 def test_a_stream_without_a_batch_is_refused_on_all_ranks():
     on_ranks(2, refused_stream)
+
+
+class Weighted(Module):
+    """Logs the mean over items of each step, and notes it."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(3, 1, dtype=torch.float64)
+        self.steps = []
+
+    def training_step(self, batch, batch_idx):
+        mask = batch[0][:, 0] > 0
+        values = batch[0].square().sum(1)[mask]
+        self.log("mean", values.mean(), on_step=True, on_epoch=True, sync_dist=True)
+        return {"loss": (self.layer(batch[0]).squeeze(1) * mask).sum() / mask.sum().clamp(min=1), "weight": mask.sum()}
+
+    def on_train_batch_end(self, outputs, batch, batch_idx):
+        self.steps.append(self.trainer.callback_metrics["mean_step"].item())
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+def means_of_steps(num_ranks):
+    module = Weighted()
+    trainer = Trainer(devices=num_ranks, **({"strategy": "ddp"} if num_ranks > 1 else {}), **{**QUIET, "max_epochs": 1})
+    trainer.fit(module, DataLoader(data(13), batch_size=6 // num_ranks))
+    return [*module.steps, trainer.callback_metrics["mean_epoch"].item()]
+
+
+@pytest.mark.numbers
+def test_the_mean_of_a_step_over_ranks_is_that_of_all_items():
+    expected = means_of_steps(1)
+    for found in on_ranks(3, means_of_steps, 3):
+        assert found == pytest.approx(expected, abs=1e-12, nan_ok=True)

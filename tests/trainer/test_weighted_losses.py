@@ -19,7 +19,9 @@ def fit(module, *, batch_size=2, window=1, **options):
 
 
 @pytest.mark.parametrize(
-    "weigh", [lambda number: number, int, lambda number: float(number) * 1e12], ids=["tensor", "int", "large"]
+    "weigh",
+    [lambda number: number, int, lambda number: float(number) * 1e12, lambda number: number.numpy()[()]],
+    ids=["tensor", "int", "large", "numpy"],
 )
 @pytest.mark.parametrize("window", [1, 3])
 def test_a_step_learns_from_the_mean_over_all_items(window, weigh):
@@ -100,6 +102,23 @@ def test_an_optimizer_that_evaluates_the_loss_has_the_same_mean(optimizer):
     assert weights_of(module) == close(weights_of(whole))
 
 
+def test_a_window_without_weight_leaves_parameters_alone_where_the_optimizer_evaluates_the_loss():
+    class Momentum(Net):
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parameters(), lr=0.005, momentum=0.9)
+
+    class Own(Momentum):
+        def optimizer_step(self, epoch, batch_idx, optimizer, optimizer_closure=None):
+            optimizer.step(closure=optimizer_closure)
+
+        def optimizer_zero_grad(self, epoch, batch_idx, optimizer):
+            optimizer.zero_grad(set_to_none=False)
+
+    module, plain = Own(), Momentum()
+    assert fit(module, batch_size=1).global_step == fit(plain, batch_size=1).global_step
+    assert weights_of(module) == close(weights_of(plain))
+
+
 def test_each_of_several_optimizers_has_the_weights_of_its_own_losses():
     """Two parts, of which each sees its own losses in an order of its own, and one gradient that is cleared."""
 
@@ -126,6 +145,51 @@ def test_each_of_several_optimizers_has_the_weights_of_its_own_losses():
         fabric.backward(values.sum() / (2 if len(values) == 2 and index == 0 else 6))
 
     assert train(weighted) == close(train(summed))
+
+
+def test_gradients_may_be_looked_at_within_a_window():
+    """The norm after each backward is that of the items so far, and the step that of all."""
+
+    def trained(*batches):
+        module, norms = Net(optimizer=torch.optim.SGD), []
+        fabric = Fabric(accelerator="cpu")
+        model, optimizer = fabric.setup(module, module.configure_optimizers())
+        for batch in batches:
+            loss, num_items = model.mean_of(batch)
+            fabric.backward(loss, weight=num_items)
+            norms.append(fabric.clip_gradients(model, optimizer, max_norm=1e9).item())
+        optimizer.step()
+        return weights_of(module), norms
+
+    first, second, third = list(DataLoader(Samples(), batch_size=7))[:3]
+    both, all_ = (
+        [torch.cat(parts) for parts in zip(*group, strict=True)] for group in ((first, second), (first, second, third))
+    )
+    weights, norms = trained(first, second, third)
+    assert weights == close(trained(all_)[0])
+    assert norms == [close(trained(batch)[1][0]) for batch in (first, both, all_)]
+
+
+@pytest.mark.parametrize("clear", ["optimizer", "model", "module", "parameters"])
+def test_a_window_that_is_cleared_counts_no_more(clear):
+    def trained(*batches):
+        module = Net()
+        fabric = Fabric(accelerator="cpu")
+        model, optimizer = fabric.setup(module, module.configure_optimizers())
+        for number, batch in enumerate(batches, start=1):
+            loss, num_items = model.mean_of(batch)
+            fabric.backward(loss, weight=num_items)
+            if number < len(batches):
+                clears = {"optimizer": optimizer, "model": model, "module": module}.get(clear)
+                for part in model.parameters() if clears is None else ():
+                    part.grad = None
+                if clears is not None:
+                    clears.zero_grad()
+        optimizer.step()
+        return weights_of(module)
+
+    first, second = list(DataLoader(Samples(), batch_size=4))[:2]
+    assert trained(first, second) == close(trained(second))
 
 
 def test_a_loop_by_hand_gives_all_losses_a_weight_or_none():

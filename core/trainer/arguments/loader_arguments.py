@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import TYPE_CHECKING, Any
 
 from core.contract import ConfigurationError
@@ -12,6 +11,7 @@ from core.trainer.hooks.data_hooks import DataHooks
 from core.trainer.hooks.events import overrides
 from core.trainer.loops.fit_call import FitCall
 from core.trainer.module.module import has_method, require_method
+from core.trainer.settings.warn_at import warn_caller
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -84,10 +84,9 @@ def find_validation(given: Any, datamodule: DataModule | None, module: nn.Module
     if source is None:
         return []
     if source.owner is not None and not has_method(module, "validation_step"):
-        warnings.warn(
+        warn_caller(
             f"{type(module).__name__} has no validation_step(), so that {type(source.owner).__name__}.val_dataloader() "
             "isn't used.",
-            stacklevel=3,
         )
         return []
     require_method(module, "validation_step", "validation during fit")

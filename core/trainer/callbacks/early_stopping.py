@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -12,6 +11,7 @@ from core.contract import ConfigurationError
 from core.trainer.callbacks.arguments import check_int, check_mode
 from core.trainer.callbacks.rank_zero_decisions import agree_on_metrics, not_logged, origin_of, validates_within_epochs
 from core.trainer.hooks.callback import Callback
+from core.trainer.settings.warn_at import warn_caller
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -142,7 +142,7 @@ class EarlyStopping(Callback):
         self.stopped_epoch, self.stopping_reason = trainer.current_epoch, reason
         trainer.should_stop, trainer.run.stop_reason = True, f"EarlyStopping: {reason}"
         if self.check_finite and not math.isfinite(value) and trainer.is_global_zero:
-            warnings.warn(f"EarlyStopping ends the run: {reason}", stacklevel=2)
+            warn_caller(f"EarlyStopping ends the run: {reason}")
         elif self.verbose:
             trainer.print(f"EarlyStopping: {reason}")
 
@@ -150,7 +150,7 @@ class EarlyStopping(Callback):
         error = not_logged("EarlyStopping", self.monitor, values)
         if self.strict:
             raise error
-        warnings.warn(f"{error} This check is left out, since strict=False.", stacklevel=2)
+        warn_caller(f"{error} This check is left out, since strict=False.")
 
     def _reason_to_stop(self, trainer: TrainerViews, value: float) -> str | None:
         """The reason to stop training; None without one."""
@@ -166,9 +166,11 @@ class EarlyStopping(Callback):
         self.wait_count += 1
         if self.wait_count < self.patience:
             return None
+        limits = f"patience={self.patience}" + (f", min_delta={self.min_delta:g}" if self.min_delta else "")
+        checks = "check" if self.wait_count == 1 else f"{self.wait_count} checks"
         return (
-            f"{self.monitor} is {value:.4g}, and did not get better than {self._best:.4g} in the last "
-            f"{self.wait_count} checks (patience={self.patience})."
+            f"{self.monitor} is {value:.4g}, and did not get better than {self._best:.4g} in the last {checks} "
+            f"({limits})."
         )
 
     def _improve(self, trainer: TrainerViews, value: float) -> None:

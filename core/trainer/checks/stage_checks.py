@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import TYPE_CHECKING
 
 from core.contract import Capability, ConfigurationError, UnsupportedError, World
@@ -11,6 +10,7 @@ from core.trainer.checks.hook_checks import check_hooks
 from core.trainer.data.sources import VALIDATION
 from core.trainer.hooks.events import overrides
 from core.trainer.module.module import has_method
+from core.trainer.settings.warn_at import warn_caller
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -101,10 +101,9 @@ def check_stage(run: Run, sources: Sequence[Source]) -> None:
     _warn_of_idleness(run)
     is_validated = any(source.role is VALIDATION for source in sources)
     if not is_validated and has_method(module, "validation_step") and run.options.limit_val_batches != 0:
-        warnings.warn(
+        warn_caller(
             f"{type(module).__name__} has a validation_step(), and no validation loader was given: nothing is "
             "validated. Pass val_dataloaders=..., define val_dataloader(), or say limit_val_batches=0.",
-            stacklevel=4,
         )
 
 
@@ -115,11 +114,10 @@ def _warn_of_idleness(run: Run) -> None:
         options.max_epochs is not None and 0 <= options.max_epochs <= progress.epoch
     )
     if is_done and progress.total_batches and run.ckpt_path is None and run.strategy.is_global_zero:
-        warnings.warn(
+        warn_caller(
             f"fit trains nothing: this Trainer has done {progress.epoch} epochs and {progress.global_step} steps "
             f"before, and was told max_epochs={options.max_epochs}, max_steps={options.max_steps}. Make a new Trainer; "
             "to go on with what was trained, give it a larger limit and fit(..., ckpt_path=...).",
-            stacklevel=5,
         )
 
 

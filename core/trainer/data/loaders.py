@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import islice
@@ -17,6 +16,7 @@ from core.trainer.data.combined import CombinedLoader, CombinedResumableLoader
 from core.trainer.data.sources import PREDICTION, TEST, TRAIN, VALIDATION
 from core.trainer.data.validation_interval import check_interval
 from core.trainer.settings.options import resolve_limit
+from core.trainer.settings.warn_at import warn_caller
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -216,16 +216,14 @@ class Loaders:
         warns = self._strategy.is_global_zero
         if self._options.overfit_batches and role in (TRAIN, VALIDATION):
             if warns:
-                warnings.warn(
+                warn_caller(
                     f"overfit_batches={self._options.overfit_batches!r} needs the same batches in each epoch: the "
                     f"{role.name} loader doesn't shuffle any more.",
-                    stacklevel=2,
                 )
             return without_shuffling(loader)
         if warns and role is not TRAIN:
-            warnings.warn(
+            warn_caller(
                 f"The {role.name} loader shuffles. Is it the training loader? Pass DataLoader(..., shuffle=False).",
-                stacklevel=2,
             )
         return loader
 
@@ -254,7 +252,7 @@ class Loaders:
             raise ConfigurationError(self._describe_empty(role))
         assert self._strategy is not None
         if self._strategy.is_global_zero and not self._has_warned_of_empty:
-            warnings.warn(f"{self._describe_empty(role)} It is left out of validation.", stacklevel=2)
+            warn_caller(f"{self._describe_empty(role)} It is left out of validation.")
         self._has_warned_of_empty = True
 
     def _describe_empty(self, role: Role) -> str:

@@ -6,13 +6,13 @@ import copy
 import dataclasses
 import inspect
 import sys
-import warnings
 from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from core.checkpoint import to_plain
 from core.contract import ModuleError, did_you_mean
+from core.trainer.settings.warn_at import warn_caller
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -263,10 +263,9 @@ def _warn_of(owner: str, reasons: Mapping[str, str]) -> None:
     first, *others = (f"{name!r} of {owner} is a {kind}" for name, kind in reasons.items())
     what = f"The hyperparameter {first}" + "".join(f", {other}" for other in others)
     they = ("they are" if others else "it is") + " in self.hparams, and left out of checkpoints"
-    warnings.warn(
+    warn_caller(
         f"{what}, which a checkpoint can't hold: {they}. Pass ignore={names if others else names[0]!r} if that is "
         f"meant, and give {'them' if others else 'it'} again as load_from_checkpoint(path, {names[0]}=...).",
-        stacklevel=4,
     )
 
 

@@ -82,7 +82,9 @@ def parse_yaml(text: str) -> Any:
     except RecursionError:
         raise ValueError(_TOO_DEEP) from None
     except (yaml.YAMLError, ValueError) as error:
-        raise ValueError(" ".join(str(error).split())[:_MAX_REASON]) from None
+        reason = " ".join(str(error).split())[:_MAX_REASON]
+        # libyaml looks ahead, and since 0.2.6 has a limit of its own, which it meets before the events are counted.
+        raise ValueError(_TOO_DEEP if "maximum nesting depth" in reason else reason) from None
     _check_numbers(values, 0)
     return values
 

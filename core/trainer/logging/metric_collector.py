@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -14,6 +13,7 @@ from core.contract import ModuleError
 from core.data import is_ambiguous, size_of
 from core.trainer.logging import log_errors
 from core.trainer.logging.scalar_widths import add, pick, to_tensor, widen
+from core.trainer.settings.warn_at import warn_caller
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -227,29 +227,41 @@ class MetricCollector:
             if value.numel() != 1:
                 raise ModuleError(log_errors.describe_shape(name, value))
             value = value.detach()
-        if entry.syncs_steps and self.sync_step is not None:
-            if self.micro_batch is not None:
-                from core.trainer.logging.uneven_steps import weigh  # few steps are uneven
+        if self.held is not None and self.weight is None and self._takes_weight(entry, batch_size):
+            self.held.append((entry, value.clone() if isinstance(value, Tensor) else value))
+        else:
+            self._add(entry, value, batch_size)
 
-                value, own = weigh(value, entry.reduce_fx, self.micro_batch), value
-                entry.last = self.sync_step(value, entry.reduce_fx)
-                value = own
-            else:
-                entry.last = self.sync_step(value, entry.reduce_fx)
+    def _takes_weight(self, entry: Entry, batch_size: int | None) -> bool:
+        return entry.reduce_fx == "mean" and batch_size is None and self.batch is not None
+
+    def _add(self, entry: Entry, value: Any, batch_size: int | None) -> None:
+        """Keep a value as the newest, and add it to the epoch."""
+        weight = self.weight if self._takes_weight(entry, batch_size) else None
+        if entry.syncs_steps and self.sync_step is not None:
+            entry.last = self._synced(entry, value, weight)
         else:
             entry.last = value.clone() if entry.on_step and isinstance(value, Tensor) else value
         if entry.on_epoch and (self.micro_batch is None or self.micro_batch.weight):
-            if self.held is not None and batch_size is None and self.batch is not None and entry.reduce_fx == "mean":
-                self._hold(entry, value)
-            else:
+            if weight is None:
                 entry.add(value, self._weight_of(entry, batch_size))
+            else:
+                entry.add_weighted(value, weight)
 
-    def _hold(self, entry: Entry, value: Any) -> None:
-        """Keep a value until its batch's weight is known."""
-        if self.weight is not None:
-            entry.add_weighted(value, self.weight)
-        elif self.held is not None:
-            self.held.append((entry, value.clone() if isinstance(value, Tensor) else value))
+    def _synced(self, entry: Entry, value: Any, weight: float | Tensor | None) -> Any:
+        """All ranks. The value of one step over ranks."""
+        assert self.sync_step is not None
+        micro_batch = self.micro_batch
+        if weight is not None:
+            from core.trainer.logging.uneven_steps import mean_by_weights  # few steps give one
+
+            own = weight if micro_batch is None or micro_batch.weight else 0
+            return mean_by_weights(value, own, self.sync_step)
+        if micro_batch is not None:
+            from core.trainer.logging.uneven_steps import weigh  # few steps are uneven
+
+            value = weigh(value, entry.reduce_fx, micro_batch)
+        return self.sync_step(value, entry.reduce_fx)
 
     def release(self, output: Any) -> None:
         """Add what the running step has logged, with the weight that its output has.
@@ -262,10 +274,7 @@ class MetricCollector:
         self.weight = output.get("weight") if is_dict else None
         self.held = [] if output is None or self.weight is not None else None
         for entry, value in held:
-            if self.weight is not None:
-                entry.add_weighted(value, self.weight)
-            else:
-                entry.add(value, self._weight_of(entry, None))
+            self._add(entry, value, None)
 
     def _weight_of(self, entry: Entry, batch_size: int | None) -> float:
         """The weight of the running batch's value."""
@@ -277,7 +286,7 @@ class MetricCollector:
         if not self.has_weighed:
             self.has_weighed = True
             if size is None or is_ambiguous(self.batch):
-                warnings.warn(log_errors.describe_size(entry.name, self.batch, size), stacklevel=4)
+                warn_caller(log_errors.describe_size(entry.name, self.batch, size))
         return 1 if size is None else size
 
     def _make_entry(self, name: str, value: Any, options: LogOptions) -> Entry:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -11,6 +10,7 @@ from torch import Tensor, nn
 from core.data import map_leaves
 from core.trainer.logging.metric_collector import Entry, MetricCollector
 from core.trainer.logging.scalar_widths import narrow_for
+from core.trainer.settings.warn_at import warn_caller
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -71,10 +71,9 @@ def restore(
         for path in objects.keys() & own["torchmetrics"].keys():
             _restore_metric(objects[path], own["torchmetrics"][path])
     elif any(state["update_count"] for part in saved for state in part["torchmetrics"].values()):
-        warnings.warn(
+        warn_caller(
             f"The checkpoint was saved by {len(saved)} ranks within an epoch, and goes on with {num_shards}: "
             "torchmetrics objects begin anew, and will tell of this epoch what comes from here on.",
-            stacklevel=2,
         )
 
 

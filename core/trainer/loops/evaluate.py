@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -12,6 +11,7 @@ from core.contract import Capability
 from core.trainer.hooks.argument_counts import call_with
 from core.trainer.loops.profiling import mark_steps, profiled_batches
 from core.trainer.module.module import require_method
+from core.trainer.settings.warn_at import warn_caller
 from core.watch import heartbeat, phase
 
 if TYPE_CHECKING:
@@ -140,10 +140,9 @@ def _join(run: Run, micro_batch: MicroBatch, call: Callable[..., Any], *args: An
 def _warn_of_empty_loader(stage: str, loader: StageLoader) -> None:
     """A loader has given nothing, which may be right for one rank of several."""
     name = "prediction" if stage == "predict" else stage
-    warnings.warn(
+    warn_caller(
         f"A {name} loader ({type(loader.loader).__name__}) gave no batch: it is empty, or an iterator that can be "
         "read once.",
-        stacklevel=2,
     )
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import TYPE_CHECKING
 
 from core.contract import ModuleError
 from core.trainer.module.optimization import evaluates_loss
+from core.trainer.settings.warn_at import warn_caller
 
 if TYPE_CHECKING:
     from core.trainer.run import Run
@@ -93,5 +93,5 @@ class NoUpdateCheck:
     def _warn(self, message: str) -> None:
         """Warn once, on rank 0."""
         if self._run.strategy.is_global_zero and not self._has_warned:
-            warnings.warn(message, stacklevel=3)
+            warn_caller(message)
         self._has_warned = True

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -16,6 +15,7 @@ from core.trainer.hparams.hyperparameters import HasHyperparameters
 from core.trainer.module.class_only_method import ClassOnlyMethod
 from core.trainer.module.module_hooks import ModuleHooks
 from core.trainer.module.module_steps import ModuleSteps
+from core.trainer.settings.warn_at import warn_caller
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -248,9 +248,8 @@ class Module(nn.Module, ModuleHooks, ModuleSteps, DataHooks, HasHyperparameters)
     def _warn_of_log(self, name: str) -> None:
         if not vars(self).get("_has_warned_of_log"):
             vars(self)["_has_warned_of_log"] = True
-            warnings.warn(
+            warn_caller(
                 f"{type(self).__name__}: self.log({name!r}) records nothing, since no Trainer runs the module.",
-                stacklevel=3,
             )
 
     def log_dict(self, values: Mapping[str, Any], **options: Any) -> None:

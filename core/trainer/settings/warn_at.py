@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-_PASSED_BY = ("core", "torch", "contextlib", "threading")
+_PASSED_BY = ("core", "torch", "contextlib", "functools", "multiprocessing", "threading")
 """Packages whose frames stand between a warning and the line that has called core."""
 
 
@@ -25,6 +25,11 @@ def warn_at(function: Callable[..., Any] | None, message: str) -> None:
     if code is not None:
         warnings.warn_explicit(message, UserWarning, code.co_filename, code.co_firstlineno)
         return
+    warn_caller(message)
+
+
+def warn_caller(message: str) -> None:
+    """Give a UserWarning at the user's line that has called core."""
     level, frame = 1, sys._getframe()
     while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in _PASSED_BY:
         level, frame = level + 1, frame.f_back

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import TYPE_CHECKING
 
 from core.contract import ConfigurationError
+from core.trainer.settings.warn_at import warn_caller
 from core.trainer.state import snapshot
 
 if TYPE_CHECKING:
@@ -29,11 +29,10 @@ def save(run: Run, path: PathLike, *, weights_only: bool) -> None:
     if finished is not None and not finished.belongs_to(run):
         finished = None
     if finished is None and not weights_only and run.progress.global_step:
-        warnings.warn(
+        warn_caller(
             f"trainer.save_checkpoint({str(path)!r}): the optimizers are gone, so training can't go on from this "
             "checkpoint; it can be evaluated. To go on, let ModelCheckpoint save, or save in a hook such as "
             "on_train_end. If that is meant, say weights_only=True.",
-            stacklevel=3,
         )
     launcher = run.strategy.launcher
     if launcher.calls_in_place:

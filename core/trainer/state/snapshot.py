@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import warnings
 from typing import TYPE_CHECKING, Any
 
 from core.checkpoint import check_random_state
@@ -13,6 +12,7 @@ from core.session import UserData, check_schedulers, describe_scheduler
 from core.trainer.hooks.events import overrides
 from core.trainer.hparams import foreign_state, hyperparameters
 from core.trainer.logging import running_metrics
+from core.trainer.settings.warn_at import warn_caller
 from core.trainer.state import sections
 from core.trainer.state.finished_fit import FinishedFit, Position, share_of
 from core.trainer.state.finished_run import check_limits
@@ -162,10 +162,9 @@ def _warn_of_lacking_callbacks(run: Run, saved: dict[str, Any]) -> None:
         if key not in own and not key.startswith("ModelCheckpoint") and (state["state"] or state["section"])
     ]
     if lacking and run.strategy.is_global_zero:
-        warnings.warn(
+        warn_caller(
             f"The checkpoint has the state of {', '.join(lacking)}, and no callback of this Trainer takes it. If "
             "training is to go on as before, pass the callbacks that it was saved with.",
-            stacklevel=2,
         )
 
 

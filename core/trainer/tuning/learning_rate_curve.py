@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-import warnings
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
 from core.contract import ConfigurationError
+from core.trainer.settings.warn_at import warn_caller
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -57,10 +57,9 @@ class LearningRateCurve:
             if slope < 0:
                 return rates[index]
         reason = "the loss falls nowhere" if len(rates) > 1 else f"only {len(self.results['lr'])} losses are there"
-        warnings.warn(
+        warn_caller(
             f"The search for a learning rate suggests none: {reason} (skip_begin={skip_begin}, skip_end={skip_end}). "
             "Look at plot(), and try more steps or other limits.",
-            stacklevel=2,
         )
         return None
 

@@ -113,8 +113,9 @@ class BaguaStrategy(ParallelStrategy):
 
     @property
     def capabilities(self) -> Capability:
-        """Those of every parallel strategy, and what the algorithm adds and lacks."""
-        return (super().capabilities & ~Capability.WEIGHTED_LOSSES | self._algorithm.adds) & ~self._algorithm.lacks
+        """Those of every parallel strategy, and what the algorithm adds and lacks. Only a mean can be weighted."""
+        own = (super().capabilities & ~Capability.WEIGHTED_LOSSES | self._algorithm.adds) & ~self._algorithm.lacks
+        return own & ~Capability.WEIGHTED_LOSSES if self._options.get("average") is False else own
 
     def check(self) -> None:
         """Refuse a number of processes that the algorithm can't have, and a scaled loss where it would do harm.

@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import nn
 
+from core import Capability
 from core_bagua import BaguaStrategy
 from core_testing import Backend
 
@@ -44,6 +45,13 @@ def gradients(rank, algorithm, options):
 def test_gradients_are_averaged_or_summed_where_they_are_not_to_stay(algorithm, average, factor):
     for own, found in zip(OWN, TWO.run(gradients, algorithm, {"average": average}), strict=True):
         assert found == pytest.approx([2.0 * factor, own, 2.0 * factor], abs=1e-2)
+
+
+@pytest.mark.parametrize(
+    ("options", "is_weighted"), [({}, True), ({"average": True}, True), ({"average": False}, False)]
+)
+def test_only_a_mean_over_ranks_takes_weighted_losses(options, is_weighted):
+    assert (Capability.WEIGHTED_LOSSES in BaguaStrategy(**options).capabilities) is is_weighted
 
 
 def gradients_of_steps(rank):

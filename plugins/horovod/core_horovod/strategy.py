@@ -119,6 +119,8 @@ class HorovodStrategy(ParallelStrategy):
         isn't the same to the last bit. Backwards are counted, those of one optimizer.
         """
         own = super().capabilities | Capability.NO_SYNC | Capability.REPLICATED_PARAMETERS
+        if self.options.op != "Average":
+            own &= ~Capability.WEIGHTED_LOSSES  # a weighted loss is a part of a mean over ranks
         if len(self.parallel_devices) > 2 or self.num_nodes > 1:
             own &= ~Capability.BIT_EXACT_RESUME
         if self.options.backward_passes_per_step > 1:

@@ -11,7 +11,7 @@ import psutil
 import pytest
 import torch
 
-from core import ConfigurationError, LaunchError, Trainer
+from core import Capability, ConfigurationError, LaunchError, Trainer
 from core.strategies import HorovodStrategy
 from core_horovod import HorovodLauncher
 
@@ -54,6 +54,11 @@ def alone(tmp_path_factory):
 def test_equals_one_device_however_it_is_started(alone, tmp_path, command, how):
     assert "12 steps" in run(command, how, 2, tmp_path, epochs=2)
     torch.testing.assert_close(weights(tmp_path), weights(alone), rtol=1e-12, atol=1e-12)
+
+
+def test_only_a_mean_over_ranks_takes_weighted_losses():
+    assert Capability.WEIGHTED_LOSSES in HorovodStrategy().capabilities
+    assert Capability.WEIGHTED_LOSSES not in HorovodStrategy(op="Sum").capabilities
 
 
 def test_gives_and_takes_checkpoints_of_one_device(alone, tmp_path):

@@ -2,20 +2,34 @@
 
 from __future__ import annotations
 
+import functools
+import os
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Literal
 
 from core.callbacks import BasePredictionWriter as CoreBasePredictionWriter
 from core.callbacks import EarlyStopping as CoreEarlyStopping
 from core.callbacks import ModelCheckpoint as CoreModelCheckpoint
-from core.callbacks import RichProgressBar
+from core.callbacks import RichProgressBar as CoreRichProgressBar
 
 if TYPE_CHECKING:
-    from core import PathLike
+    from collections.abc import Callable
+
+    from torch import nn
+
+    from core import PathLike, Trainer
 
 
 class ModelCheckpoint(CoreModelCheckpoint):
-    """See `core.callbacks.ModelCheckpoint`."""
+    """See `core.callbacks.ModelCheckpoint`.
+
+    `dirpath` is made absolute, and a subclass may have an `on_train_start` that doesn't call this one's.
+    """
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if (hook := cls.__dict__.get("on_train_start")) is not None:
+            cls.on_train_start = _after_base(hook)  # type: ignore[method-assign]
 
     def __init__(
         self,
@@ -36,7 +50,7 @@ class ModelCheckpoint(CoreModelCheckpoint):
         enable_version_counter: bool = True,
     ) -> None:
         super().__init__(
-            dirpath,
+            _absolute(dirpath),
             filename,
             monitor=monitor,
             verbose=verbose,
@@ -52,6 +66,24 @@ class ModelCheckpoint(CoreModelCheckpoint):
             save_on_train_epoch_end=save_on_train_epoch_end,
             enable_version_counter=enable_version_counter,
         )
+
+
+def _absolute(path: PathLike | None) -> PathLike | None:
+    """The path from the root, for a local one: a program may change its folder later."""
+    if path is None or "://" in os.fspath(path):
+        return path
+    return os.path.realpath(os.path.expanduser(path))
+
+
+def _after_base(hook: Callable[..., None]) -> Callable[..., None]:
+    """The hook of a subclass, after core's own, which notes where training begins. Noting it twice changes nothing."""
+
+    @functools.wraps(hook)
+    def on_train_start(self: ModelCheckpoint, trainer: Trainer, module: nn.Module) -> None:
+        CoreModelCheckpoint.on_train_start(self, trainer, module)
+        hook(self, trainer, module)
+
+    return on_train_start
 
 
 class EarlyStopping(CoreEarlyStopping):
@@ -112,8 +144,47 @@ class BasePredictionWriter(CoreBasePredictionWriter):
         return WriteInterval(self.write_interval)
 
 
-class TQDMProgressBar(RichProgressBar):
-    """The progress bar of core; see `core.callbacks.RichProgressBar`."""
+class RichProgressBarTheme:
+    """Colors of a bar; taken for Lightning's sake, since core's bar has one look."""
+
+    def __init__(self, **colors: Any) -> None:
+        self.__dict__.update(colors)
+
+
+class RichProgressBar(CoreRichProgressBar):
+    """The progress bar of core; see `core.callbacks.RichProgressBar`.
+
+    Args:
+        refresh_rate: 0 for none.
+        leave: write the row of each epoch.
+        theme: taken for Lightning's sake.
+        console_kwargs: of rich's Console.
+    """
+
+    def __init__(
+        self,
+        refresh_rate: int = 1,
+        leave: bool = False,
+        theme: RichProgressBarTheme | None = None,
+        console_kwargs: dict[str, Any] | None = None,
+    ) -> None:
+        from rich.console import Console
+
+        super().__init__(leave=leave, console=Console(**console_kwargs) if console_kwargs else None)
+        if refresh_rate == 0:
+            self.disable()
+
+
+class TQDMProgressBar(CoreRichProgressBar):
+    """The progress bar of core; see `core.callbacks.RichProgressBar`.
+
+    Args:
+        refresh_rate: 0 for none.
+        process_position: taken for Lightning's sake.
+        leave: write the row of each epoch.
+    """
 
     def __init__(self, refresh_rate: int = 1, process_position: int = 0, leave: bool = False) -> None:
         super().__init__(leave=leave)
+        if refresh_rate == 0:
+            self.disable()

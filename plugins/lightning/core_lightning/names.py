@@ -21,7 +21,9 @@ _MODULE = _from(f"{_OWN}.module", "LightningModule")
 _DATA_MODULE = _from(f"{_OWN}.data_module", "LightningDataModule")
 _TRAINER = _from(f"{_OWN}.trainer", "Trainer")
 _SEED = _from(f"{_OWN}.seeding", "seed_everything")
+_LOGO = _from(f"{_OWN}.utilities", "cli_lightning_logo")
 _FABRIC = _from(f"{_OWN}.fabric", "Fabric")
+_DISABLE = _from(f"{_OWN}.ranks", "disable_possible_user_warnings")
 _MAIN = {**_TRAINER, **_MODULE, **_DATA_MODULE, **_CALLBACK, **_SEED}
 
 _CALLBACK_FILES: dict[str, dict[str, str]] = {
@@ -40,18 +42,18 @@ _CALLBACK_FILES: dict[str, dict[str, str]] = {
     "on_exception_checkpoint": _from("core.callbacks", "OnExceptionCheckpoint"),
     "prediction_writer": _from(f"{_OWN}.callbacks", "BasePredictionWriter", "WriteInterval"),
     "progress": {
-        **_from("core.callbacks", "ProgressBar", "RichProgressBar"),
-        **_from(f"{_OWN}.callbacks", "TQDMProgressBar"),
+        **_from("core.callbacks", "ProgressBar"),
+        **_from(f"{_OWN}.callbacks", "RichProgressBar", "TQDMProgressBar"),
     },
     "progress.progress_bar": _from("core.callbacks", "ProgressBar"),
-    "progress.rich_progress": _from("core.callbacks", "RichProgressBar"),
+    "progress.rich_progress": _from(f"{_OWN}.callbacks", "RichProgressBar", "RichProgressBarTheme"),
     "progress.tqdm_progress": _from(f"{_OWN}.callbacks", "TQDMProgressBar"),
     "pruning": _from("core.callbacks", "ModelPruning"),
     "rich_model_summary": _from("core.callbacks", RichModelSummary="ModelSummary"),
     "stochastic_weight_avg": _from("core.callbacks", "StochasticWeightAveraging"),
     "throughput_monitor": _from("core.callbacks", "ThroughputMonitor"),
     "timer": _from("core.callbacks", "Timer"),
-    "weight_averaging": _from("core.callbacks", "WeightAveraging"),
+    "weight_averaging": _from(f"{_OWN}.weight_averaging", "EMAWeightAveraging", "WeightAveraging"),
 }
 _LOGGER_FILES: dict[str, dict[str, str]] = {
     "csv_logs": _from(f"{_OWN}.loggers", "CSVLogger"),
@@ -65,15 +67,18 @@ _PROFILER_FILES: dict[str, dict[str, str]] = {
     "profiler": _from("core.profilers", "Profiler"),
     "pytorch": _from("core.profilers", "PyTorchProfiler"),
     "simple": _from("core.profilers", "SimpleProfiler"),
+    "base": _from(f"{_OWN}.profilers", "PassThroughProfiler"),
 }
 _STRATEGY_FILES: dict[str, dict[str, str]] = {
-    "ddp": _from("core.strategies", "DDPStrategy"),
-    "deepspeed": _from("core.strategies", "DeepSpeedStrategy"),
-    "fsdp": _from("core.strategies", "FSDPStrategy"),
-    "model_parallel": _from("core.strategies", "ModelParallelStrategy"),
+    "ddp": _from(f"{_OWN}.strategies", "DDPStrategy"),
+    "deepspeed": _from(f"{_OWN}.strategies", "DeepSpeedStrategy"),
+    "fsdp": _from(f"{_OWN}.strategies", "FSDPStrategy"),
+    "model_parallel": _from(f"{_OWN}.strategies", "ModelParallelStrategy"),
     "parallel": _from("core.strategies", "ParallelStrategy"),
     "single_device": _from("core.strategies", "SingleDeviceStrategy"),
+    "single_xla": _from(f"{_OWN}.strategies", "SingleDeviceXLAStrategy"),
     "strategy": _from("core.strategies", "Strategy"),
+    "xla": _from(f"{_OWN}.strategies", "XLAStrategy"),
 }
 _ACCELERATOR_FILES: dict[str, dict[str, str]] = {
     "accelerator": _from("core.accelerators", "Accelerator"),
@@ -81,24 +86,40 @@ _ACCELERATOR_FILES: dict[str, dict[str, str]] = {
     "cuda": _from("core.accelerators", "CUDAAccelerator", "find_usable_cuda_devices"),
     "mps": _from("core.accelerators", "MPSAccelerator"),
 }
-_ENVIRONMENTS = {
-    **_from("core", "ClusterEnvironment"),
-    **_from(
-        "core.cluster", "KubeflowEnvironment", "LSFEnvironment", "SLURMEnvironment", "TorchElasticEnvironment",
-        LightningEnvironment="LocalEnvironment", MPIEnvironment="MPIEnvironment",
-    ),
-}  # fmt: skip
+_ENVIRONMENT_FILES = {
+    "cluster_environment": _from(f"{_OWN}.environments", "ClusterEnvironment"),
+    "kubeflow": _from(f"{_OWN}.environments", "KubeflowEnvironment"),
+    "lightning": _from(f"{_OWN}.environments", "LightningEnvironment"),
+    "lsf": _from(f"{_OWN}.environments", "LSFEnvironment"),
+    "mpi": _from(f"{_OWN}.environments", "MPIEnvironment"),
+    "slurm": _from(f"{_OWN}.environments", "SLURMEnvironment"),
+    "torchelastic": _from(f"{_OWN}.environments", "TorchElasticEnvironment"),
+}
 _IO = {**_from("core", "CheckpointIO"), **_from(_OWN, TorchCheckpointIO="LightningCheckpointIO")}
-_PRECISION = _from("core.precision", "MixedPrecision", "Precision")
+_ASYNC = _from("core.checkpoint", "AsyncCheckpointIO")
+_PRECISION_FILES = {
+    "amp": _from(f"{_OWN}.precisions", "MixedPrecision"),
+    "double": _from(f"{_OWN}.precisions", "DoublePrecision"),
+    "half": _from(f"{_OWN}.precisions", "HalfPrecision"),
+    "precision": _from("core.precision", "Precision"),
+}
+_LAYER_SYNC = _from(f"{_OWN}.layer_sync", "LayerSync", "TorchSyncBatchNorm")
 
 _RANK_ZERO = _from(
-    f"{_OWN}.utilities", "rank_zero_deprecation", "rank_zero_info", "rank_zero_only", "rank_zero_warn"
+    f"{_OWN}.ranks", "rank_zero_deprecation", "rank_zero_info", "rank_zero_only", "rank_zero_warn"
 )  # fmt: skip
+_RANK_ZERO_FILE = {
+    **_RANK_ZERO,
+    **_from(
+        f"{_OWN}.ranks", "LightningDeprecationWarning", "WarningCache", "rank_prefixed_message", "rank_zero_debug",
+    ),
+}  # fmt: skip
 _ENUM = _from("enum", LightningEnum="StrEnum")
 _TYPES = _from(
-    f"{_OWN}.types", "EVAL_DATALOADERS", "LRSchedulerConfigType", "LRSchedulerPLType",
-    "LRSchedulerTypeUnion", "OptimizerConfig", "OptimizerLRScheduler", "OptimizerLRSchedulerConfig", "STEP_OUTPUT",
-    "TRAIN_DATALOADERS", "_EVALUATE_OUTPUT", "_METRIC", "_NUMBER", "_PREDICT_OUTPUT",
+    f"{_OWN}.types", "DistributedDataParallel", "EVAL_DATALOADERS", "LRSchedulerConfig", "LRSchedulerConfigType",
+    "LRSchedulerPLType", "LRSchedulerTypeTuple", "LRSchedulerTypeUnion", "OptimizerConfig", "OptimizerLRScheduler",
+    "OptimizerLRSchedulerConfig", "STEP_OUTPUT", "TRAIN_DATALOADERS", "_EVALUATE_OUTPUT", "_METRIC", "_NUMBER",
+    "_PREDICT_OUTPUT",
 )  # fmt: skip
 _FABRIC_TYPES = _from(
     f"{_OWN}.types", "LRScheduler", "Optimizable", "ReduceLROnPlateau", "ReduceOp", "_DEVICE", "_MAP_LOCATION_TYPE",
@@ -114,10 +135,37 @@ _STATES = _from(f"{_OWN}.states", "RunningStage", "TrainerFn", "TrainerState", "
 _COMBINED = _from("core", "CombinedLoader")
 _SUMMARY = _from(f"{_OWN}.model_summary", "ModelSummary", "summarize")
 _FILES = _from(f"{_OWN}.utilities", "get_filesystem")
-_WARNINGS = _from(f"{_OWN}.utilities", "PossibleUserWarning")
+_WARNINGS = {**_from(f"{_OWN}.ranks", "PossibleUserWarning"), **_DISABLE}
+_EXPERIMENT = _from(f"{_OWN}.ranks", "rank_zero_experiment")
+_LOADER_WORKERS = _from(f"{_OWN}.batches", "suggested_max_num_workers")
+_CLIPPING = _from(f"{_OWN}.utilities", "GradClipAlgorithmType")
+_SHARED = _from(f"{_OWN}.model_helpers", "find_shared_parameters", "set_shared_parameters")
 _GRADS = _from(f"{_OWN}.utilities", "grad_norm")
 _TUNER = _from("core", "Tuner")
 _ISOLATE = _from(f"{_OWN}.seeding", "isolate_rng")
+_AVAILABLE = _from(
+    f"{_OWN}.imports", "_IS_INTERACTIVE", "_IS_WINDOWS", "_NUMPY_AVAILABLE", "_OMEGACONF_AVAILABLE", "_RICH_AVAILABLE",
+    "_TORCHVISION_AVAILABLE", "_TORCHMETRICS_GREATER_EQUAL_1_0_0", "_try_import_module", "package_available",
+    *(f"_TORCH_GREATER_EQUAL_2_{minor}" for minor in range(9)), "module_available",
+)  # fmt: skip
+_DEMO_FILES: dict[str, dict[str, str]] = {
+    "boring_classes": _from(
+        f"{_OWN}.demos.boring_classes", "BoringDataModule", "BoringDataModuleNoLen", "BoringModel", "DemoModel",
+        "ManualOptimBoringModel", "Net", "RandomDataset", "RandomDictDataset", "RandomIterableDataset",
+        "RandomIterableDatasetWithLen",
+    ),
+    "lstm": _from(f"{_OWN}.demos.lstm", "LightningLSTM", "SequenceSampler", "SimpleLSTM"),
+    "mnist_datamodule": _from(f"{_OWN}.demos.mnist_datamodule", "MNIST", "MNISTDataModule"),
+    "transformer": _from(
+        f"{_OWN}.demos.transformer", "Dictionary", "LightningTransformer", "PositionalEncoding", "Transformer",
+        "WikiText2", "tokenize",
+    ),
+}  # fmt: skip
+_CLI = _from(
+    f"{_OWN}.cli", "ArgsType", "LRSchedulerCallable", "LRSchedulerTypeTuple", "LightningArgumentParser",
+    "LightningCLI", "OptimizerCallable", "ReduceLROnPlateau", "SaveConfigCallback", "instantiate_class",
+)  # fmt: skip
+_REGISTRIES = {"AcceleratorRegistry": "core.registry:ACCELERATOR_REGISTRY"}
 
 
 def _merged(files: dict[str, dict[str, str]]) -> dict[str, str]:
@@ -129,68 +177,118 @@ def _package(name: str, files: dict[str, dict[str, str]], **more: str) -> dict[s
     return {name: {**_merged(files), **more}, **{f"{name}.{file}": table for file, table in files.items()}}
 
 
+_PLUGINS = {
+    "plugins": {
+        **_IO, **_ASYNC, **_merged(_ENVIRONMENT_FILES), **_merged(_PRECISION_FILES),
+    },
+    **_package("plugins.environments", _ENVIRONMENT_FILES),
+    **_package("plugins.precision", _PRECISION_FILES),
+}  # fmt: skip
 _PYTORCH = {
-    "": {**_MAIN, **_VERSION},
-    "core": {**_MODULE, **_DATA_MODULE},
+    "": {**_MAIN, **_VERSION, **_LOGO, **_DISABLE},
+    "cli": _CLI,
+    "core": {**_MODULE, **_DATA_MODULE, **_from("core.fabric", LightningOptimizer="FabricOptimizer")},
     "core.datamodule": _DATA_MODULE,
     "core.mixins": _from(f"{_OWN}.hyperparameters", "HyperparametersMixin"),
+    "core.mixins.hparams_mixin": _from(f"{_OWN}.hyperparameters", "HyperparametersMixin"),
     "core.module": _MODULE,
     "core.saving": _FILES,
     "core.optimizer": _from("core.fabric", LightningOptimizer="FabricOptimizer"),
+    **_package("demos", _DEMO_FILES),
     "trainer": {**_TRAINER, **_SEED},
+    "trainer.connectors": {},
+    "trainer.connectors.accelerator_connector": {
+        **_REGISTRIES, "StrategyRegistry": "core.registry:STRATEGY_REGISTRY",
+    },
     "trainer.states": _STATES,
     "trainer.trainer": _TRAINER,
     "tuner": _TUNER,
     "tuner.tuning": _TUNER,
     **_package("callbacks", _CALLBACK_FILES),
     **_package("loggers", _LOGGER_FILES),
+    "loggers.logger": {**_LOGGER_FILES["logger"], **_EXPERIMENT},
     **_package("profilers", _PROFILER_FILES),
     **_package(
         "strategies",
         _STRATEGY_FILES,
         StrategyRegistry="core.registry:STRATEGY_REGISTRY",
     ),
-    **_package("accelerators", _ACCELERATOR_FILES, AcceleratorRegistry="core.registry:ACCELERATOR_REGISTRY"),
-    "plugins": {**_IO, **_ENVIRONMENTS, **_PRECISION, **_from("core.checkpoint", "AsyncCheckpointIO")},
-    "plugins.environments": _ENVIRONMENTS,
-    "plugins.io": {**_IO, **_from("core.checkpoint", "AsyncCheckpointIO")},
-    "plugins.precision": _PRECISION,
+    **_package("accelerators", _ACCELERATOR_FILES, **_REGISTRIES),
+    **_PLUGINS,
+    "plugins": {**_PLUGINS["plugins"], **_LAYER_SYNC},
+    "plugins.io": {**_IO, **_ASYNC},
+    "plugins.io.async_plugin": _ASYNC,
+    "plugins.io.checkpoint_plugin": _from("core", "CheckpointIO"),
+    "plugins.io.torch_plugin": _from(_OWN, TorchCheckpointIO="LightningCheckpointIO"),
+    "plugins.layer_sync": _LAYER_SYNC,
     "utilities": {
-        **_RANK_ZERO, **_ENUM, **_COMBINED, **_GRADS, **_MOVE,
+        **_RANK_ZERO, **_ENUM, **_COMBINED, **_GRADS, **_MOVE, **_DISABLE, **_LOADER_WORKERS, **_CLIPPING, **_SHARED,
         **_from(f"{_OWN}.parsing", "AttributeDict", "is_picklable"),
     },
     "utilities.combined_loader": _COMBINED,
-    "utilities.enums": _ENUM,
+    "utilities.compile": _from(f"{_OWN}.model_helpers", "from_compiled", "to_uncompiled"),
+    "utilities.data": _from(f"{_OWN}.batches", "extract_batch_size", "has_iterable_dataset", "sized_len"),
+    "utilities.enums": {**_ENUM, **_CLIPPING},
     "utilities.exceptions": _ERRORS,
     "utilities.grads": _GRADS,
+    "utilities.imports": _AVAILABLE,
+    "utilities.memory": _from(
+        f"{_OWN}.memory", "garbage_collection_cuda", "is_cuda_out_of_memory", "is_cudnn_snafu", "is_oom_error",
+        "is_out_of_cpu_memory", "recursive_detach",
+    ),
+    "utilities.model_helpers": _from(f"{_OWN}.model_helpers", "get_torchvision_model", "is_overridden"),
     "utilities.model_summary": _SUMMARY,
+    "utilities.model_summary.model_summary": _SUMMARY,
+    "utilities.parameter_tying": _SHARED,
     "utilities.parsing": _PARSING,
-    "utilities.rank_zero": _RANK_ZERO,
+    "utilities.rank_zero": _RANK_ZERO_FILE,
     "utilities.seed": _ISOLATE,
     "utilities.warnings": _WARNINGS,
     "utilities.types": {**_TYPES, **_from(f"{_OWN}.types", "LRScheduler", "ReduceLROnPlateau", "Optimizable")},
 }  # fmt: skip
+_FABRIC_LOGGERS = _from(f"{_OWN}.fabric_loggers", "CSVLogger", "TensorBoardLogger")
 _FABRIC_MODULES = {
-    "": {**_FABRIC, **_SEED, **_VERSION},
+    "": {**_FABRIC, **_SEED, **_VERSION, **_DISABLE, **_from(f"{_OWN}.utilities", "is_wrapped")},
     "fabric": _FABRIC,
-    "accelerators": _merged(_ACCELERATOR_FILES),
-    "loggers": _from(f"{_OWN}.loggers", "CSVLogger", "Logger", "TensorBoardLogger"),
-    "plugins": {**_IO, **_ENVIRONMENTS, **_PRECISION},
-    "plugins.environments": _ENVIRONMENTS,
-    "strategies": _merged(_STRATEGY_FILES),
-    "utilities": {**_RANK_ZERO, **_ENUM, **_MOVE},
-    "utilities.apply_func": _MOVE,
+    **_package("accelerators", _ACCELERATOR_FILES, ACCELERATOR_REGISTRY="core.registry:ACCELERATOR_REGISTRY"),
+    "loggers": {**_from("core", "Logger"), **_FABRIC_LOGGERS},
+    "loggers.csv_logs": _from(f"{_OWN}.fabric_loggers", "CSVLogger"),
+    "loggers.logger": {**_from("core", "Logger"), **_EXPERIMENT},
+    "loggers.tensorboard": _from(f"{_OWN}.fabric_loggers", "TensorBoardLogger"),
+    **_PLUGINS,
+    "plugins.io": _IO,
+    "plugins.io.checkpoint_io": _from("core", "CheckpointIO"),
+    "plugins.io.torch_io": _from(_OWN, TorchCheckpointIO="LightningCheckpointIO"),
+    **_package("strategies", _STRATEGY_FILES, STRATEGY_REGISTRY="core.registry:STRATEGY_REGISTRY"),
+    "strategies": {
+        **_merged(_STRATEGY_FILES), "STRATEGY_REGISTRY": "core.registry:STRATEGY_REGISTRY",
+        **_from(f"{_OWN}.strategies", "DataParallelStrategy", "XLAFSDPStrategy"),
+    },
+    "strategies.dp": _from(f"{_OWN}.strategies", "DataParallelStrategy"),
+    "strategies.xla_fsdp": _from(f"{_OWN}.strategies", "XLAFSDPStrategy"),
+    "utilities": {
+        **_RANK_ZERO, **_ENUM, **_MOVE, **_DISABLE, **_LOADER_WORKERS, **_from(f"{_OWN}.parsing", "AttributeDict"),
+    },
+    "utilities.apply_func": {**_MOVE, **_from(f"{_OWN}.utilities", "convert_tensors_to_scalars")},
     "utilities.cloud_io": _FILES,
+    "utilities.data": {
+        **_LOADER_WORKERS, **_from(f"{_OWN}.parsing", "AttributeDict"),
+        **_from(f"{_OWN}.batches", "has_iterable_dataset", "has_len", "sized_len"),
+    },
     "utilities.enums": _ENUM,
     "utilities.exceptions": _ERRORS,
-    "utilities.rank_zero": _RANK_ZERO,
-    "utilities.seed": {**_SEED, **_ISOLATE},
+    "utilities.imports": _AVAILABLE,
+    "utilities.rank_zero": _RANK_ZERO_FILE,
+    "utilities.seed": {**_SEED, **_ISOLATE, **_from(f"{_OWN}.seeding", "reset_seed")},
     "utilities.types": _FABRIC_TYPES,
     "utilities.warnings": _WARNINGS,
-    "wrappers": _from(
-        "core.fabric", _FabricDataLoader="FabricDataLoader", _FabricModule="FabricModule",
-        _FabricOptimizer="FabricOptimizer",
-    ),
+    "wrappers": {
+        **_from(
+            "core.fabric", _FabricDataLoader="FabricDataLoader", _FabricModule="FabricModule",
+            _FabricOptimizer="FabricOptimizer",
+        ),
+        **_from(f"{_OWN}.utilities", "_unwrap_objects", "is_wrapped"),
+    },
 }  # fmt: skip
 
 MODULES = MappingProxyType(

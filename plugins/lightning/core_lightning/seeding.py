@@ -33,6 +33,12 @@ def seed_everything(seed: int | None = None, workers: bool = False, verbose: boo
     return number
 
 
+def reset_seed() -> None:
+    """Seed all generators again as `seed_everything` did last; without that do nothing."""
+    if _VARIABLE in os.environ:
+        seed_everything()
+
+
 @contextmanager
 def isolate_rng(include_cuda: bool = True) -> Iterator[None]:
     """A context after which the generators are as they were before."""

@@ -14,7 +14,9 @@ from core_lightning.callbacks import ModelCheckpoint
 from core_lightning.checkpoint_io import LightningCheckpointIO
 from core_lightning.differences import tell
 from core_lightning.hyperparameters import tell_of_objects
+from core_lightning.layer_sync import LayerSync, SyncsLayers
 from core_lightning.loggers import CSVLogger
+from core_lightning.made_loaders import MadeLoaders
 from core_lightning.model_modes import ModelModes
 from core_lightning.objects import PickledObjects
 from core_lightning.one_optimizer import OneOptimizer
@@ -59,7 +61,8 @@ class Trainer(TrainerAttributes):
             callbacks: one or several.
             enable_checkpointing: None is yes, unless `barebones`: without a ModelCheckpoint in `callbacks`, one is
                 there by default.
-            plugins: with a CheckpointIO for another form of checkpoints: `"distributed"` is core's own.
+            plugins: as `core.Trainer` takes them, or a LayerSync. With a CheckpointIO for another form of checkpoints:
+                `"distributed"` is core's own.
             default_root_dir: where checkpoints and logs go; None is the current folder.
             barebones: nothing but the loop.
             use_distributed_sampler: give each rank its share of the data. None is yes on several ranks; on one, loaders
@@ -74,21 +77,23 @@ class Trainer(TrainerAttributes):
         if logger in (None, True) and not barebones:
             logger = CSVLogger(default_root_dir or ".")
         saves = not barebones if enable_checkpointing is None else enable_checkpointing
+        given = list(plugins) if isinstance(plugins, list | tuple) else [] if plugins is None else [plugins]
+        syncs = [plugin for plugin in given if isinstance(plugin, LayerSync)]
         super().__init__(
             logger=logger,
             callbacks=_with_default(callbacks, ModelCheckpoint) if saves else callbacks,
             enable_checkpointing=enable_checkpointing,
-            plugins=_with_checkpoint_io(plugins),
+            plugins=_with_checkpoint_io([plugin for plugin in given if plugin not in syncs]),
             default_root_dir=default_root_dir,
             barebones=barebones,
             use_distributed_sampler=use_distributed_sampler is not False,
             **{name: value for name, value in options.items() if value is not None or name not in _OPTIONAL},
         )
 
-        observers: list[Callback] = [OneOptimizer(), ModelModes()]
+        observers: list[Callback] = [OneOptimizer(), ModelModes(), *map(SyncsLayers, syncs)]
         if use_distributed_sampler is None and self.world_size == 1:
             self.options = dataclasses.replace(self.options, use_distributed_sampler=False)
-            observers.append(SameDraws())
+            observers += [SameDraws(), MadeLoaders()]
         self.run.observers = observers
         if TRUSTS and not any(isinstance(callback, PickledObjects) for callback in self.callbacks):
             self.callbacks.append(PickledObjects(trusted=True))
@@ -165,9 +170,8 @@ def _with_default(callbacks: Any, kind: type[ModelCheckpoint]) -> list[Any]:
     return given if any(isinstance(item, CoreModelCheckpoint) for item in given) else [*given, kind()]
 
 
-def _with_checkpoint_io(plugins: Any) -> list[Any]:
+def _with_checkpoint_io(given: list[Any]) -> list[Any]:
     """The plugins, with Lightning's form of checkpoints as the default if they have none."""
-    given = list(plugins) if isinstance(plugins, list | tuple) else [] if plugins is None else [plugins]
     named = (plugin in CHECKPOINT_IO_REGISTRY for plugin in given if isinstance(plugin, str))
     if any(isinstance(plugin, CheckpointIO) for plugin in given) or any(named):
         return given

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from os import PathLike
 from typing import Any, TypedDict
 
 import torch
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
@@ -16,9 +18,12 @@ __all__ = [
     "EVAL_DATALOADERS",
     "STEP_OUTPUT",
     "TRAIN_DATALOADERS",
+    "DistributedDataParallel",
     "LRScheduler",
+    "LRSchedulerConfig",
     "LRSchedulerConfigType",
     "LRSchedulerPLType",
+    "LRSchedulerTypeTuple",
     "LRSchedulerTypeUnion",
     "Optimizable",
     "OptimizerConfig",
@@ -38,8 +43,22 @@ _EVALUATE_OUTPUT = list[Mapping[str, float]]
 _PREDICT_OUTPUT = list[Any] | list[list[Any]]
 TRAIN_DATALOADERS = EVAL_DATALOADERS = Any
 LRSchedulerTypeUnion = LRSchedulerPLType = LRScheduler | ReduceLROnPlateau
+LRSchedulerTypeTuple = (LRScheduler, ReduceLROnPlateau)
 Optimizable = Optimizer
 OptimizerLRScheduler = Any
+
+
+@dataclass
+class LRSchedulerConfig:
+    """A scheduler, and when it is stepped."""
+
+    scheduler: LRScheduler | ReduceLROnPlateau
+    name: str | None = None
+    interval: str = "epoch"
+    frequency: int = 1
+    reduce_on_plateau: bool = False
+    monitor: str | None = None
+    strict: bool = True
 
 
 class LRSchedulerConfigType(TypedDict, total=False):

@@ -2,34 +2,75 @@
 
 from __future__ import annotations
 
-import functools
 import os
+import sys
+from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from core import rank_zero_info, rank_zero_only, rank_zero_warn
-from core.data import to_device
+from core.data import map_leaves, to_device
+from core.fabric import FabricDataLoader, FabricModule, FabricOptimizer
 
 if TYPE_CHECKING:
     from torch import nn
 
-__all__ = [
-    "PossibleUserWarning",
-    "get_filesystem",
-    "grad_norm",
-    "move_data_to_device",
-    "rank_zero_deprecation",
-    "rank_zero_info",
-    "rank_zero_only",
-    "rank_zero_warn",
-]
 
-rank_zero_deprecation = functools.partial(rank_zero_warn, category=DeprecationWarning)
+class GradClipAlgorithmType(StrEnum):
+    """The algorithms that clip gradients."""
+
+    VALUE = "value"
+    NORM = "norm"
+
+    @classmethod
+    def supported_type(cls, value: str) -> bool:
+        """True if it is one of them."""
+        return value in list(cls)
+
+    @classmethod
+    def supported_types(cls) -> list[str]:
+        """All of them."""
+        return list(cls)
 
 
-class PossibleUserWarning(UserWarning):
-    """A category that programs filter warnings by; no warning of core has it."""
+def convert_tensors_to_scalars(data: Any) -> Any:
+    """Nested collections with numbers in the place of tensors.
+
+    Raises:
+        ValueError: a tensor has another number of elements than one.
+    """
+
+    def number(value: Any) -> Any:
+        if not isinstance(value, torch.Tensor):
+            return value
+        if value.numel() != 1:
+            raise ValueError(f"A tensor of shape {tuple(value.shape)} is no single number.")
+        return value.item()
+
+    return map_leaves(number, data)
+
+
+def _unwrap_objects(collection: Any) -> Any:
+    """Nested collections with the program's own objects in the place of what Fabric has returned for them."""
+
+    def own(value: Any) -> Any:
+        if isinstance(value, FabricModule):
+            return value.module
+        if isinstance(value, FabricOptimizer):
+            return value.optimizer
+        return value.loader if isinstance(value, FabricDataLoader) else value
+
+    return map_leaves(own, collection)
+
+
+def cli_lightning_logo() -> None:
+    """Print which program runs in Lightning's place, in the line where its logo would stand."""
+    sys.stdout.write("core-lightning: this program runs on core.\n")
+
+
+def is_wrapped(obj: object) -> bool:
+    """True if `Fabric.setup` or `setup_dataloaders` has returned it."""
+    return isinstance(obj, FabricModule | FabricOptimizer | FabricDataLoader)
 
 
 def get_filesystem(path: str | os.PathLike[str], **options: Any) -> Any:

@@ -13,10 +13,11 @@ ROOTS = ("lightning", "lightning_fabric", "pytorch_lightning")
 @pytest.fixture
 def installed(monkeypatch):
     """Lightning's names mean core, until the test ends."""
-    monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
     monkeypatch.setenv("PL_GLOBAL_SEED", "0")
     core_lightning.install()
     yield importlib.import_module
+    # No list of before: a package that a test imports may have added a finder of its own.
+    sys.meta_path[:] = [finder for finder in sys.meta_path if "core_lightning" not in type(finder).__module__]
     for name in [name for name in sys.modules if name.partition(".")[0] in ROOTS]:
         del sys.modules[name]
 

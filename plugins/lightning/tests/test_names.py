@@ -35,8 +35,8 @@ def test_the_three_roots_are_one_and_the_classes_are_cores(installed):
 
 
 def test_what_is_not_there_says_where_to_look(installed):
-    with pytest.raises(ModuleNotFoundError, match=r"no module 'lightning.pytorch.cli'; docs/lightning.md says"):
-        installed("lightning.pytorch.cli")
+    with pytest.raises(ModuleNotFoundError, match=r"no module 'lightning.pytorch.serve'; docs/lightning.md says"):
+        installed("lightning.pytorch.serve")
     with pytest.raises(AttributeError, match=r"no 'lightning.pytorch.callbacks.SpikeDetection'; docs/lightning.md"):
         _ = installed("lightning.pytorch.callbacks").SpikeDetection
 

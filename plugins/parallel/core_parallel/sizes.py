@@ -2,11 +2,40 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from dataclasses import dataclass
+from math import prod
+from typing import TYPE_CHECKING, Any, Literal
 
 from core import ConfigurationError
 
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
 Size = int | Literal["auto"]
+
+AXES = ("pipeline", "data", "shard", "context", "tensor")
+"""The axes of the mesh, from the outermost to the innermost, whose ranks follow each other."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """Sizes of the axes, which multiply to the number of processes, and of the one that lies across three of them.
+
+    Attributes:
+        expert: ranks over which experts are distributed; divides data * shard * context.
+    """
+
+    pipeline: int
+    data: int
+    shard: int
+    context: int
+    tensor: int
+    expert: int
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Sizes in the order of `AXES`."""
+        return self.pipeline, self.data, self.shard, self.context, self.tensor
 
 
 def parse(name: str, size: Any) -> int | None:
@@ -22,26 +51,68 @@ def parse(name: str, size: Any) -> int | None:
     return size
 
 
-def mesh_shape(pipeline: int | None, data: int | None, world_size: int) -> tuple[int, int]:
-    """Sizes of the axes pipeline and data, whose product is the number of processes.
+def derive(given: Mapping[str, int | None], world_size: int) -> Sizes:
+    """The sizes for this number of processes.
 
     Args:
-        pipeline: stages' ranks of one pipeline; None is what data leaves over.
-        data: shares of the data; None is what pipeline leaves over.
+        given: the size of each axis, and of `expert`. None is what the others leave over; of several the first in
+            the order of `AXES` gets it, `data` last.
         world_size: number of processes.
 
     Raises:
         ConfigurationError: the sizes don't multiply to it; with the nearest that do.
     """
-    if pipeline is None:
-        pipeline = max(1, world_size // (data or 1))
-    if data is None:
-        data = max(1, world_size // pipeline)
-    if pipeline * data == world_size:
-        return pipeline, data
-    sizes = [(size, world_size // size) for size in range(1, world_size + 1) if world_size % size == 0]
-    nearest = min(sizes, key=lambda shape: (abs(shape[0] - pipeline) + abs(shape[1] - data), -shape[0]))
-    raise ConfigurationError(
-        f"pipeline={pipeline} and data={data} make {pipeline * data} processes, and there are {world_size}. "
-        f"The nearest sizes that multiply to that are pipeline={nearest[0]} and data={nearest[1]}."
-    )
+    sizes = {axis: given[axis] or 1 for axis in AXES}
+    derived = [axis for axis in AXES if given[axis] is None]
+    if derived:
+        chosen = next((axis for axis in derived if axis != "data"), "data")
+        sizes[chosen] = max(1, world_size // prod(sizes.values()))
+    if (product := prod(sizes.values())) != world_size:
+        told = _told(given, sizes)
+        nearest = _nearest(sizes, told, world_size)
+        raise ConfigurationError(
+            f"{_listed(sizes, told)} make {product} processes, and there are {world_size}. "
+            f"The nearest sizes that multiply to that are {_listed(nearest, told)}."
+        )
+    return Sizes(**sizes, expert=_expert(given["expert"], sizes))
+
+
+def _expert(given: int | None, sizes: Mapping[str, int]) -> int:
+    across = sizes["data"] * sizes["shard"] * sizes["context"]
+    if given is None:
+        return across
+    if across % given:
+        fit = ", ".join(str(size) for size in range(1, across + 1) if across % size == 0)
+        raise ConfigurationError(
+            f"expert={given}: experts are distributed over the ranks of data * shard * context, which are {across} "
+            f"({sizes['data']} * {sizes['shard']} * {sizes['context']}). Sizes that divide that: {fit}."
+        )
+    return given
+
+
+def _told(given: Mapping[str, int | None], sizes: Mapping[str, int]) -> list[str]:
+    """The axes that a message is about: those that the user has set, and data."""
+    return [axis for axis in AXES if axis == "data" or given[axis] is None or sizes[axis] > 1]
+
+
+def _listed(sizes: Mapping[str, int], told: Sequence[str]) -> str:
+    *first, last = [f"{axis}={sizes[axis]}" for axis in told]
+    return f"{', '.join(first)} and {last}" if first else last
+
+
+def _nearest(sizes: Mapping[str, int], told: Sequence[str], world_size: int) -> dict[str, int]:
+    def distance(shape: Mapping[str, int]) -> tuple[int, list[int]]:
+        return sum(abs(shape[axis] - sizes[axis]) for axis in told), [-shape[axis] for axis in told]
+
+    fits = (dict.fromkeys(AXES, 1) | dict(zip(told, shape, strict=True)) for shape in _factors(world_size, len(told)))
+    return min(fits, key=distance)
+
+
+def _factors(product: int, count: int) -> Iterator[tuple[int, ...]]:
+    """All ways to write a number as a product of so many, in order."""
+    if count == 1:
+        yield (product,)
+        return
+    for size in range(1, product + 1):
+        if product % size == 0:
+            yield from ((size, *rest) for rest in _factors(product // size, count - 1))

@@ -12,38 +12,34 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.device_mesh import init_device_mesh
 
 from core import Capability, ConfigurationError, ShardedLeaf
-from core.checkpoint import collect_random_state, restore_random_state
 from core.session import ReplacedParameters
-from core.strategies import ParallelStrategy as ConnectedStrategy
 from core.strategies import refuse_sparse_layers, refuse_unlike_modules
 from core_parallel import absent, averages, parts, schedules, sizes, state, trial
 from core_parallel.chain import Chain
 from core_parallel.draws import Draws
 from core_parallel.layout import Layout
-from core_parallel.scheduled import ScheduledStep
+from core_parallel.mesh_strategy import MeshStrategy
 from core_parallel.transport import Line
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
     from contextlib import AbstractContextManager
 
-    from torch.distributed.device_mesh import DeviceMesh
     from torch.optim import Optimizer
     from torch.utils.hooks import RemovableHandle
 
     from core import GradientClipping
+    from core_parallel.scheduled import ScheduledStep
 
-_AXES = ("pipeline", "data")
 _ELSEWHERE = (
     "another rank of the pipeline has it. Parts run in their turn, inside the one model that was cut: call that, in a "
     "step of the Trainer, and on all ranks."
 )
 
 
-class ParallelStrategy(ConnectedStrategy):
+class ParallelStrategy(MeshStrategy):
     """Pipeline and data parallelism on one mesh: `pipeline` times `data` processes.
 
     The model is cut into stages, one a rank of the pipeline. It says what its parts are, and nothing else changes:
@@ -59,7 +55,11 @@ class ParallelStrategy(ConnectedStrategy):
         self,
         *given: Any,
         data: sizes.Size = "auto",
+        shard: sizes.Size = 1,
+        tensor: sizes.Size = 1,
         pipeline: sizes.Size = 1,
+        context: sizes.Size = 1,
+        expert: sizes.Size = 1,
         microbatches: int | Literal["auto"] = "auto",
         schedule: str | None = None,
         stages_per_rank: int | Literal["auto"] = "auto",
@@ -69,38 +69,42 @@ class ParallelStrategy(ConnectedStrategy):
 
         Args:
             given: an accelerator, a list of devices and other parts, without their names.
-            data: into how many shares the data is split. `"auto"` is what the pipeline leaves over.
-            pipeline: over how many ranks the model is cut. `"auto"` is what the data leaves over.
+            data: copies of what the other axes make, each with its own data. `"auto"` is what they leave over.
+            shard: over how many ranks, each with its own data, parameters and optimizer state are sharded.
+            tensor: over how many ranks, which follow each other, a layer is cut.
+            pipeline: over how many ranks the layers are split. `"auto"` is what the other axes leave over.
+            context: over how many ranks a sequence is cut.
+            expert: over how many ranks of data * shard * context experts are distributed; it multiplies to nothing.
             microbatches: into how many a rank's batch is cut. `"auto"` is the largest number up to twice the stages
                 that divides the batch, and 1 for a model with batch norms.
             schedule: one of torch's, such as `"1F1B"`: training steps run for one microbatch at a time, and a rank
                 keeps fewer activations. None: a step sees its whole batch, on all ranks.
             stages_per_rank: how many stages each rank has. `"auto"` is 2 where the schedule has several, else 1.
-            options: of every parallel strategy (`start_method`, `process_group_backend`, `timeout`, ...).
+            options: of `FSDPStrategy` where parameters are sharded, and of every parallel strategy (`start_method`,
+                `process_group_backend`, `timeout`, ...).
 
         Raises:
             ConfigurationError: an unknown option, or a value that isn't one.
         """
-        super().__init__(*given, **options)
-        self._pipeline, self._data = sizes.parse("pipeline", pipeline), sizes.parse("data", data)
+        axes = {"data": data, "shard": shard, "tensor": tensor, "context": context, "expert": expert}
+        super().__init__(*given, pipeline=pipeline, **axes, **options)
         self._microbatches = sizes.parse("microbatches", microbatches)
         self._schedule = schedules.find(schedule)
         self._stages_per_rank = schedules.stages_per_rank(
             sizes.parse("stages_per_rank", stages_per_rank), self._schedule
         )
-        self._replaced = ReplacedParameters(_placed)
+        if pipeline != 1:
+            self._replaced = ReplacedParameters(_placed)
         self._chains: dict[nn.Module, Chain] = {}
         self._scheduled: dict[nn.Module, ScheduledStep] = {}
         self._guards: list[RemovableHandle] = []
-        self._local: list[nn.Module] = []
 
     # composition ----------------------------------------------------------------------------------------------------
 
     @property
     def capabilities(self) -> Capability:
         """The capabilities of every parallel strategy, accumulation without communication, and state in parts."""
-        own = Capability.NO_SYNC | Capability.SHARDED_STATE
-        return super().capabilities | own | (Capability.NONE if self._schedule is None else Capability.COMPUTES_LOSS)
+        return super().capabilities | (Capability.NONE if self._schedule is None else Capability.COMPUTES_LOSS)
 
     def check(self) -> None:
         """Refuse sizes that don't multiply to the number of processes, and what isn't there yet.
@@ -109,53 +113,17 @@ class ParallelStrategy(ConnectedStrategy):
             ConfigurationError: with what fits.
         """
         super().check()
-        if self.mesh_shape()[0] > 1 and self.precision_plugin.name in ("16-mixed",):
+        if self.sizes.pipeline > 1 and self.precision_plugin.name in ("16-mixed",):
             raise ConfigurationError(
                 "precision='16-mixed' with a pipeline isn't there yet: each stage would find overflows of its own. Use "
                 "'bf16-mixed', which needs no scale."
             )
 
-    def mesh_shape(self) -> tuple[int, int]:
-        """Sizes of the axes `pipeline` and `data`.
-
-        Raises:
-            ConfigurationError: they don't multiply to the number of processes.
-        """
-        return sizes.mesh_shape(self._pipeline, self._data, self.world_size)
-
-    # environment ----------------------------------------------------------------------------------------------------
-
-    def setup_environment(self) -> None:
-        """All ranks. Join the group and lay out the mesh."""
-        super().setup_environment()
-        if self.device_mesh is None and self.world_size > 1:
-            self.device_mesh = self.configure_device_mesh()
-
-    def configure_device_mesh(self) -> DeviceMesh:
-        """All ranks. The mesh: ranks of one stage follow each other, and so average gradients within a node."""
-        return init_device_mesh(self.root_device.type, self.mesh_shape(), mesh_dim_names=_AXES)
-
-    @property
-    def data_parallel_size(self) -> int:
-        """Number of pipelines: each gets one share of the data."""
-        return self.mesh_shape()[1]
-
-    @property
-    def data_parallel_rank(self) -> int:
-        """Number of this rank's pipeline."""
-        return self.global_rank % self.mesh_shape()[1]
-
-    def _axis(self, name: str) -> Any:
-        """The process group of this rank along an axis; None if it is alone there."""
-        if self.device_mesh is None or self.mesh_shape()[_AXES.index(name)] == 1:
-            return None
-        return self.device_mesh[name].get_group()
-
     # module ---------------------------------------------------------------------------------------------------------
 
     def init_context(self, *, empty: bool = False) -> AbstractContextManager[Any]:
-        """All ranks. A context in which a model is built on the CPU; a rank's own stages go to its device later."""
-        return self._built_on_cpu()
+        """All ranks. A context in which a model is built on the CPU; what a rank has of it goes to its device later."""
+        return super().init_context(empty=empty) if self._is_in_parts else self._built_on_cpu()
 
     @contextmanager
     def _built_on_cpu(self) -> Iterator[None]:
@@ -175,28 +143,24 @@ class ParallelStrategy(ConnectedStrategy):
                 "compile=True with a pipeline isn't there yet: a step goes over several ranks in the middle. Leave it "
                 "out, or compile the parts themselves."
             )
+        group = self._axis("pipeline")
+        if group is None:
+            return super().setup_module(module)
         refuse_unlike_modules(self, module)
         refuse_sparse_layers(self, module)
         self.model = self.precision_plugin.convert_module(module)
-        is_cut = any(map(absent.is_absent, module.parameters()))
-        if self.world_size > 1 and not is_cut:
+        if not any(map(absent.is_absent, module.parameters())):
             self._begin_alike(module)
-        if (group := self._axis("pipeline")) is not None:
-            self._cut(module, Line(group, self.root_device))
+        self._cut(module, Line(group, self.root_device))
         self.module_to_device(module)
         return self.model
-
-    def _begin_alike(self, module: nn.Module) -> None:
-        with torch.no_grad():
-            for tensor in (*module.parameters(), *module.buffers()):
-                tensor.copy_(self.broadcast(tensor.detach()))
 
     def _cut(self, module: nn.Module, line: Line) -> None:
         schedule = self._schedule
         cut = parts.cut(module, line.size * self._stages_per_rank)
         layout = Layout(module, cut, line.size, line.position, in_v=schedule is not None and schedule.in_v)
         microbatches = parts.check_statistics(module, self._microbatches, schedule)
-        self._share_random_state(line)
+        self._share_random_state()
         self._replaced.remember(module)
         for _, part in layout.absent_modules():
             absent.drop(part, self.root_device)
@@ -204,16 +168,13 @@ class ParallelStrategy(ConnectedStrategy):
         draws = Draws(self.accelerator, self.root_device, self.data_parallel_rank)
         self._chains[module] = chain = Chain(layout, line, draws, microbatches, self._context)
         if schedule is not None:
+            from core_parallel.scheduled import ScheduledStep  # torch.distributed.pipelining takes a while to import
+
             self._scheduled[module] = ScheduledStep(chain, schedule, draws, microbatches, self._context)
 
     def _context(self) -> AbstractContextManager[Any]:
         context = self.forward_context()
         return nullcontext() if context is None else context
-
-    def _share_random_state(self, line: Line) -> None:
-        """All ranks. Share a random state in each pipeline, whose ranks run the user's step alike."""
-        own = collect_random_state(self.accelerator, self.root_device)
-        restore_random_state(line.share_object(own, 0), self.accelerator, self.root_device)
 
     def module_to_device(self, module: nn.Module) -> None:
         """All ranks. Move the parameters and buffers that this rank has to `root_device`."""
@@ -241,7 +202,8 @@ class ParallelStrategy(ConnectedStrategy):
             for handle in self.session.handles:
                 handle.original_names.clear()  # an identity that was replaced may be that of another object by now
             self._replaced.rebind(optimizer)
-        return optimizer
+            return optimizer
+        return super().setup_optimizer(optimizer)
 
     # steps ----------------------------------------------------------------------------------------------------------
 
@@ -251,7 +213,7 @@ class ParallelStrategy(ConnectedStrategy):
         method = handle.user_callable(name)
         chain = self._chains.get(handle.module)
         if chain is None:
-            return method
+            return super().step_callable(name, module)
 
         scheduled = self._scheduled.get(handle.module) if name == "training_step" else None
         if scheduled is not None:
@@ -277,25 +239,6 @@ class ParallelStrategy(ConnectedStrategy):
             return step(batch)
         return scheduled(step, batch, handle.module, lambda: step, nullcontext)
 
-    def backward(self, loss: Tensor, module: nn.Module | None, *, manual: bool = False, **kwargs: Any) -> None:
-        """All ranks. Backward through all stages, then the average over the data axis; see `Strategy.backward`."""
-        super().backward(loss, module, manual=manual, **kwargs)
-        if (group := self._axis("data")) is not None:
-            modules = [handle.module for handle in self.session.handles if handle.module not in self._local]
-            averages.average([one for each in modules for one in each.parameters()], group)
-
-    @contextmanager
-    def _without_average(self, module: nn.Module) -> Iterator[None]:
-        self._local.append(module)
-        try:
-            yield
-        finally:
-            self._local.remove(module)
-
-    def no_backward_sync(self, module: nn.Module, enabled: bool = True) -> AbstractContextManager[Any]:
-        """All ranks. A context in which gradients aren't averaged over the data axis; those of stages still flow."""
-        return self._without_average(self.session.handle_of(module).module) if enabled else nullcontext()
-
     def clip_gradients(self, module: nn.Module, optimizer: Optimizer, clipping: GradientClipping) -> Tensor | None:
         """All ranks. Clip over all stages; see `Strategy.clip_gradients`."""
         if clipping.algorithm != "norm" or not self._chains:
@@ -314,11 +257,11 @@ class ParallelStrategy(ConnectedStrategy):
         self, module: nn.Module, *, layout: Literal["full", "sharded"] | None = None
     ) -> dict[str, Any]:
         """All ranks. Module state by the user's names: whole on rank 0 and nothing elsewhere, or each rank's part."""
-        named = super().get_module_state_dict(module)
+        named = super().get_module_state_dict(module, layout=layout)
         layout, own = layout or self.checkpoint_io.layout, self.session.handle_of(module).module
         if (chain := self._chains.get(own)) is not None:
             originals = list(own.state_dict(keep_vars=True).values())
-            named = state.module_state(named, originals, chain.layout.owners(), self._converter(layout, chain))
+            named = state.module_state(named, originals, chain.layout.owners(), self._leaf_converter(layout, chain))
         return named if layout == "sharded" or self.is_global_zero else {}
 
     def load_module_state_dict(self, module: nn.Module, state_dict: Mapping[str, Any], *, strict: bool = True) -> None:
@@ -329,7 +272,7 @@ class ParallelStrategy(ConnectedStrategy):
             named = super().get_module_state_dict(module)
             state_dict = state.for_module(named, state_dict)
         super().load_module_state_dict(module, state_dict, strict=strict)
-        if is_parted and (group := self._axis("data")) is not None:
+        if is_parted and not self._is_in_parts and (group := self._axis("data")) is not None:
             # One pipeline has read it.
             averages.copy_from_first([*own.parameters(), *own.buffers()], group)
 
@@ -341,7 +284,7 @@ class ParallelStrategy(ConnectedStrategy):
             of_names = {
                 name: owners.get(id(parameter)) for name, parameter in self._named_parameters(optimizer).items()
             }
-            named = state.optimizer_state(named, of_names, chain.line, self._converter(layout, chain))
+            named = state.optimizer_state(named, of_names, chain.line, self._leaf_converter(layout, chain))
         return named if layout == "sharded" or self.is_global_zero else {}
 
     def load_optimizer_state_dict(self, optimizer: Optimizer, state_dict: Mapping[str, Any]) -> None:
@@ -357,7 +300,7 @@ class ParallelStrategy(ConnectedStrategy):
             return targets
         return state.optimizer_targets(targets, self._named_parameters(optimizer))
 
-    def _converter(self, layout: str, chain: Chain) -> Callable[[Any, int | None], Any]:
+    def _leaf_converter(self, layout: str, chain: Chain) -> Callable[[Any, int | None], Any]:
         is_first = self.data_parallel_rank == 0
         if layout == "sharded":
             return state.PartedState(chain.line.position, is_first).leaf
@@ -379,11 +322,6 @@ class ParallelStrategy(ConnectedStrategy):
         self._scheduled.clear()
         while self._guards:
             self._guards.pop().remove()
-
-    def leave_group(self) -> None:
-        """All ranks; idempotent. Leave the group, and forget the mesh that belongs to it."""
-        self.device_mesh = None
-        super().leave_group()
 
 
 def _refuse_manual(module: nn.Module) -> None:

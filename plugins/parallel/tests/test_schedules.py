@@ -14,12 +14,16 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from core import ConfigurationError, CoreError, Module
+from core.checkpoint import DistributedCheckpointIO, TorchCheckpointIO
+from core.strategies import DDPStrategy, FSDPStrategy, SingleDeviceStrategy
 from core_parallel import ParallelStrategy, schedules
 from core_parallel.batches import cut_batch
 from core_testing.ranks import Backend, one_device
+from core_testing.training import assert_equal_tensors, whole
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from core_testing.ranks import Rank
 
@@ -108,6 +112,79 @@ def test_cells_equal_one_device(pipeline: int, data: int) -> None:
     backend = Backend(strategy, "cpu", pipeline * data, data, timeout_s=500)
     runs = backend.run(partial(fit_all, pipeline=pipeline, microbatches=4), names, num_samples, 2)
     assert_equal_runs(runs, num_samples, 2, names=names)
+
+
+class Saves(pipelines.Seen):
+    """Saves in the middle of the epoch, and looks at weights and optimizer at its end."""
+
+    def __init__(self, path: Path | None) -> None:
+        super().__init__()
+        self.path = path
+        self.optimizer: Any = None
+
+    def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        if batch_idx == 1 and self.path is not None:
+            trainer.save_checkpoint(self.path)
+
+    def on_train_end(self, trainer: Any, module: Any) -> None:
+        super().on_train_end(trainer, module)
+        state = trainer.strategy.get_optimizer_state_dict(trainer.optimizers[0])
+        self.optimizer = {
+            (name, key): whole(value, trainer.strategy)
+            for name, entry in state["state"].items()
+            for key, value in entry.items()
+        }
+
+
+def fit_on(rank: Rank, save: Path | None, load: Path | None) -> Any:
+    """One epoch of 4 steps, or what is left of it."""
+    seen = Saves(save)
+    trainer = rank.trainer(max_epochs=1, callbacks=seen, limit_val_batches=0)
+    trainer.fit(Deep(), pipelines.loader(32, 8 // rank.backend.num_shares), ckpt_path=load)
+    return seen.weights, seen.optimizer, trainer.global_step
+
+
+BACKENDS: dict[str, tuple[Any, int, int]] = {
+    **{name: (partial(ParallelStrategy, pipeline=2, schedule=name), 2, 1) for name in SCHEDULES},
+    "ZBVZeroBubble x data": (partial(ParallelStrategy, pipeline=2, schedule="ZBVZeroBubble"), 4, 2),
+    "ddp": (DDPStrategy, 2, 2),
+    "fsdp": (FSDPStrategy, 2, 2),
+    "one device": (SingleDeviceStrategy, 1, 1),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.numbers
+@pytest.mark.parametrize("form", [DistributedCheckpointIO, TorchCheckpointIO])
+@pytest.mark.parametrize(
+    ("source", "target"),
+    [
+        ("GPipe", "ddp"),
+        ("1F1B", "fsdp"),
+        ("Interleaved1F1B", "ZBVZeroBubble x data"),
+        ("ZBVZeroBubble", "one device"),
+        ("ddp", "ZBVZeroBubble"),
+        ("fsdp", "Interleaved1F1B"),
+        ("one device", "1F1B"),
+    ],
+)
+def test_checkpoints_go_on_elsewhere_in_the_middle_of_an_epoch(
+    source: str, target: str, form: Any, tmp_path: Path
+) -> None:
+    def backend(name: str) -> Backend:
+        strategy, num_processes, num_shares = BACKENDS[name]
+        return Backend(lambda: strategy(checkpoint_io=form()), "cpu", num_processes, num_shares)
+
+    path = tmp_path / "middle.ckpt"
+    backend(source).run(fit_on, path, None)
+    weights, optimizer, num_steps = backend(target).run(fit_on, None, path)[0]
+    expected, expected_optimizer, expected_steps = one_device("cpu", is_kept=False).run(fit_on, None, None)[0]
+    assert num_steps == expected_steps == 4
+    assert_equal_tensors(weights, expected, 1e-12)
+    if form is DistributedCheckpointIO or target == "one device":  # else another rank may not have what is whole
+        assert optimizer.keys() == expected_optimizer.keys()
+    for key, value in optimizer.items():
+        torch.testing.assert_close(torch.as_tensor(value), torch.as_tensor(expected_optimizer[key]), rtol=0, atol=1e-12)
 
 
 # what a step does around the call -----------------------------------------------------------------------------------

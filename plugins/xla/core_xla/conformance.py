@@ -14,6 +14,7 @@ from core_testing import (
 
 _PRECISIONS = ("32-true", "64-true", "bf16-true", "16-true", "bf16-mixed")
 _FUSED = "torch has no fused optimizer for devices of XLA, whose graph is fused as a whole"
+_MUON = "torch.optim.Muon orthogonalizes in bfloat16, which XLA rounds at other places than the CPU"
 _VARIABLES = "torch_xla reads its options from variables as long as the process lives, and sets those that are open"
 
 
@@ -30,6 +31,7 @@ class XLAConformance(StrategyConformance):
     expected_capabilities = ONE_PROCESS & ~Capability.INFERENCE_MODE
     known_failures = {
         "test_training_equals_one_device[adamw_fused]": _FUSED,
+        "test_training_equals_one_device[matrices_apart]": _MUON,
         "test_teardown_leaves_nothing[environment_variables]": _VARIABLES,
     }
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import TYPE_CHECKING
+
+from core.trainer.settings.warn_at import warn_caller
 
 if TYPE_CHECKING:
     from core.trainer.views.trainer_views import TrainerViews
@@ -17,10 +18,9 @@ def can_save_after(trainer: TrainerViews, exception: BaseException) -> bool:
     """
     if trainer.world_size == 1 or getattr(exception, "is_agreed", False):
         return True
-    warnings.warn(
+    warn_caller(
         f"{type(exception).__name__} came in a run of {trainer.world_size} processes, which can't be brought to save "
         "together now. Save every so many steps: ModelCheckpoint(every_n_train_steps=...).",
-        stacklevel=3,
     )
     return False
 
@@ -33,6 +33,6 @@ def save_after(trainer: TrainerViews, path: str, exception: BaseException, *, we
     try:
         trainer.save_checkpoint(path, weights_only=weights_only)
     except Exception as error:
-        warnings.warn(f"The state can't be saved to {path} after {type(exception).__name__}: {error}", stacklevel=3)
+        warn_caller(f"The state can't be saved to {path} after {type(exception).__name__}: {error}")
         return
     trainer.print(f"{type(exception).__name__}: the state after step {trainer.global_step} is saved in {path}")

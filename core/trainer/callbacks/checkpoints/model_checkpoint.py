@@ -7,7 +7,6 @@ import itertools
 import os
 import posixpath
 import time
-import warnings
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -33,6 +32,7 @@ from core.trainer.callbacks.rank_zero_decisions import (
 )
 from core.trainer.hooks.callback import Callback
 from core.trainer.settings.duration import parse_duration
+from core.trainer.settings.warn_at import warn_caller
 from core.trainer.signals.exchange_interval import PeriodicVote
 
 if TYPE_CHECKING:
@@ -300,19 +300,17 @@ class ModelCheckpoint(Callback):
         self._judge(trainer, is_summed_up=True)
         self._remove_obsolete(trainer)
         if was_due and self._waits and self.best_model_path and not self.save_last and trainer.is_global_zero:
-            warnings.warn(
+            warn_caller(
                 f"ModelCheckpoint has not kept what was due before training ended with step {trainer.global_step}: no "
                 f"validation came after it, to judge it by {self.monitor!r}. Validate more often, or pass "
                 "save_last=True.",
-                stacklevel=2,
             )
         self._waits = False
         has_trained = trainer.global_step != self._first_step
         if has_trained and self.monitor is not None and self.save_top_k and not self.best_model_path:
-            warnings.warn(
+            warn_caller(
                 f"ModelCheckpoint has kept nothing as the best: it monitors {self.monitor!r}, which was not logged "
                 "before training ended. Validate earlier, or monitor something else.",
-                stacklevel=2,
             )
 
     def on_exception(self, trainer: TrainerViews, module: nn.Module, exception: BaseException) -> None:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import time
-import warnings
 from typing import TYPE_CHECKING, Any
 
 from core.contract import ConfigurationError
 from core.data import size_of
 from core.trainer.callbacks.arguments import require_logger
 from core.trainer.hooks.callback import Callback
+from core.trainer.settings.warn_at import warn_caller
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -127,10 +127,9 @@ class ThroughputMonitor(Callback):
         size = size_of(batch)
         if size is None and not self._has_warned:
             self._has_warned = True
-            warnings.warn(
+            warn_caller(
                 f"ThroughputMonitor can't tell how many samples a batch has ({type(batch).__name__} without a tensor "
                 "that has dimensions), and counts each as 1. Pass batch_size_fn=.",
-                stacklevel=2,
             )
         return 1 if size is None else size
 

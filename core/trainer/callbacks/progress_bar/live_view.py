@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from rich.progress import BarColumn, Progress, TextColumn
-from rich.table import Column
+from rich.table import Column, Table
 from rich.text import Text
 
 from core.trainer.callbacks.progress_bar.view import (
@@ -17,10 +17,14 @@ from core.trainer.callbacks.progress_bar.view import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from rich.console import Console
-    from rich.progress import TaskID
+    from rich.progress import ProgressColumn, Task, TaskID
 
 _BAR_WIDTH = 20
+_ECHO_WIDTH = 3
+"""Room for the `^C` that a terminal writes behind a bar. If it went to the next line, the bar wouldn't be cleared."""
 
 
 class LiveView:
@@ -33,7 +37,7 @@ class LiveView:
         self.interval_s = interval_s
         self._console = console
         self._tasks: dict[int, TaskID] = {}
-        self._progress = Progress(
+        self._progress = _Bars(
             _text("description", style="bold"),
             BarColumn(_BAR_WIDTH),
             _text("position"),
@@ -85,6 +89,17 @@ class LiveView:
 
     def _stop(self) -> None:
         self._progress.stop()
+
+
+class _Bars(Progress):
+    def __init__(self, *columns: ProgressColumn, console: Console, **options: Any) -> None:
+        self._console = console  # the base class asks for the table before it has its own
+        super().__init__(*columns, console=console, **options)
+
+    def make_tasks_table(self, tasks: Iterable[Task]) -> Table:
+        table = super().make_tasks_table(tasks)
+        table.width = max(1, self._console.width - _ECHO_WIDTH)
+        return table
 
 
 def _text(name: str, *, style: str = "", ratio: int | None = None) -> TextColumn:

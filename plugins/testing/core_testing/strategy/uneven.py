@@ -108,7 +108,7 @@ def _train(rank: Rank, case: Case, num_samples: int, batch_size: int, window: in
 
 
 def _evaluate(rank: Rank, case: Case, num_samples: int) -> tuple[float, int]:
-    module, loader = Counting(case), _loader(case, num_samples, 1)
-    (metrics,) = rank.trainer().test(module, loader)
-    predicted: Any = rank.trainer().predict(module, loader)
+    loader = _loader(case, num_samples, 1)
+    (metrics,) = rank.trainer().test(Counting(case), loader)
+    predicted: Any = rank.trainer().predict(Counting(case), loader)  # anew, as a stage may leave it in other formats
     return metrics["tested"], sum(len(batch) for batch in predicted)

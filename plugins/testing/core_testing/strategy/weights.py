@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -101,7 +100,8 @@ class WeightTests(StrategySuite):
             pytest.skip(f"{self.alias} doesn't declare MANUAL_OPTIMIZATION")
         case = self.adapted(Case("weighted", optimizer=ADAMW))
         weights, means = self.run(_LOOPS[loop], case, window)[0]
-        expected, expected_means = _on_whole_windows(case, GLOBAL_BATCH_SIZE // self.shares * self.shares * window)
+        window_size = GLOBAL_BATCH_SIZE // self.shares * self.shares * window
+        expected, expected_means = self.one_device.run(_on_whole_windows, case, window_size)[0]
         self.assert_weights_like_one_device(weights, expected, self.tolerance)
         if loop != "fabric":
             assert means == pytest.approx(expected_means, rel=max(self.tolerance, 1e-12))
@@ -171,8 +171,7 @@ def _refusal(rank: Rank, case: Case) -> str:
     return "nothing"
 
 
-@cache
-def _on_whole_windows(case: Case, window_size: int) -> _Found:
+def _on_whole_windows(rank: Rank, case: Case, window_size: int) -> _Found:
     """Weights and means of a loop on the CPU that sees all samples of a window at once, and no weight."""
     module = Items(case)
     optimizer = module.configure_optimizers()

@@ -1,0 +1,1 @@
+"""Small models and data sets, under the names that Lightning's demos have."""

@@ -1,0 +1,97 @@
+"""Acts of rank 0 alone: warnings that are shown once, messages, and a logger's experiment."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import warnings
+from typing import TYPE_CHECKING, Any
+
+from core import rank_zero_info, rank_zero_only, rank_zero_warn
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = [
+    "LightningDeprecationWarning",
+    "PossibleUserWarning",
+    "WarningCache",
+    "disable_possible_user_warnings",
+    "rank_prefixed_message",
+    "rank_zero_debug",
+    "rank_zero_deprecation",
+    "rank_zero_experiment",
+    "rank_zero_info",
+    "rank_zero_only",
+    "rank_zero_warn",
+]
+
+
+class PossibleUserWarning(UserWarning):
+    """A category that programs filter warnings by; no warning of core has it."""
+
+
+class LightningDeprecationWarning(DeprecationWarning):
+    """The category of `rank_zero_deprecation`."""
+
+
+rank_zero_deprecation = functools.partial(rank_zero_warn, category=LightningDeprecationWarning)
+
+
+class WarningCache(set[str]):
+    """Warnings that were shown, each of which is shown once."""
+
+    def warn(self, message: str, stacklevel: int = 2, **options: Any) -> None:
+        """Rank 0. Warn, unless that was done."""
+        if message not in self:
+            self.add(message)
+            rank_zero_warn(message, stacklevel=stacklevel + 1, **options)
+
+    def info(self, message: str, **_: Any) -> None:
+        """Rank 0. Log, unless that was done."""
+        if message not in self:
+            self.add(message)
+            rank_zero_info(message)
+
+
+def disable_possible_user_warnings(module: str = "") -> None:
+    """Ignore warnings of the category `PossibleUserWarning`, of a module or of all."""
+    warnings.filterwarnings("ignore", module=module, category=PossibleUserWarning)
+
+
+@rank_zero_only
+def rank_zero_debug(*args: Any, **_: Any) -> None:
+    """Rank 0. Log at level DEBUG."""
+    logging.getLogger("core").debug(*args)
+
+
+def rank_prefixed_message(message: str, rank: int | None) -> str:
+    """A message with the rank before it, if there is one."""
+    return message if rank is None else f"[rank: {rank}] {message}"
+
+
+class _Nothing:
+    """An object of which any method can be called, and does nothing."""
+
+    def nop(self, *_: Any, **__: Any) -> None:
+        """Do nothing."""
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        return self.nop
+
+    def __getitem__(self, index: int) -> _Nothing:
+        return self
+
+    def __setitem__(self, *_: Any) -> None:
+        """Do nothing."""
+
+
+def rank_zero_experiment(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A logger's `experiment` on rank 0; on others an object whose methods do nothing."""
+
+    @functools.wraps(function)
+    def experiment(self: Any) -> Any:
+        made = rank_zero_only(function)(self)
+        return _Nothing() if made is None else made
+
+    return experiment

@@ -1,0 +1,135 @@
+"""The demos' models, with the weights that Lightning 2.6.6 and torch 2.13.0 gave for the same seeds on a CPU."""
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+import core
+
+pytestmark = [pytest.mark.filterwarnings("ignore:core trains in Lightning's place"), pytest.mark.numbers]
+
+QUIET = dict.fromkeys(("logger", "enable_progress_bar", "enable_model_summary", "enable_checkpointing"), False)
+
+
+@pytest.fixture
+def pl(installed, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return installed("lightning.pytorch")
+
+
+@pytest.fixture
+def boring(installed):
+    return installed("lightning.pytorch.demos.boring_classes")
+
+
+def total(module):
+    return sum(float(parameter.detach().double().abs().sum()) for parameter in module.parameters())
+
+
+def close(found, expected):
+    assert_close(found, expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("sanity_steps", [2, 0])
+@pytest.mark.parametrize(
+    ("name", "weights"), [("BoringModel", 7.957848420832306), ("ManualOptimBoringModel", 9.687233208213001)]
+)
+def test_random_loaders_of_a_module_are_made_in_lightnings_order(pl, boring, name, weights, sanity_steps):
+    torch.manual_seed(1)
+    module = getattr(boring, name)()
+    limits = {"limit_train_batches": 3, "limit_val_batches": 2, "num_sanity_val_steps": sanity_steps}
+    pl.Trainer(max_epochs=2, accelerator="cpu", **limits, **QUIET).fit(module)
+    close(total(module), weights)
+    assert {"train_dataloader", "val_dataloader"} & module.__dict__.keys() == set()
+
+
+def test_a_hook_that_an_instance_has_is_there_after_fit(pl, boring):
+    module = boring.BoringModel()
+    loader = torch.utils.data.DataLoader(boring.RandomDataset(32, 2))
+    module.val_dataloader = own = lambda: loader
+    pl.Trainer(max_epochs=1, accelerator="cpu", limit_train_batches=1, **QUIET).fit(module)
+    assert module.val_dataloader is own
+
+
+def test_data_modules_give_lightnings_weights(pl, boring):
+    torch.manual_seed(1)
+    module, data = boring.BoringModel(), boring.BoringDataModule()
+    pl.Trainer(max_epochs=1, accelerator="cpu", **QUIET).fit(module, datamodule=data)
+    close(total(module), 819.3901386745274)
+    data = boring.BoringDataModuleNoLen()
+    data.setup("fit")
+    assert sum(1 for _ in data.train_dataloader()) == 512
+    torch.manual_seed(1)
+    module = boring.DemoModel()
+    loader = torch.utils.data.DataLoader(boring.RandomDataset(32, 8))
+    pl.Trainer(max_epochs=1, accelerator="cpu", **QUIET).fit(module, loader)
+    close(total(module), 28.317344202892855)
+
+
+@pytest.mark.parametrize(
+    ("options", "weights", "validated"),
+    [
+        ({}, 7.632642733631656, [7.646622627027682, 7.632642733631656]),
+        ({"decay": 0.5}, 8.036485591437668, [7.931450387462974, 8.036485591437668]),
+        (
+            {"decay": 0.5, "update_every_n_steps": 2, "update_starting_at_step": 3},
+            8.39452307857573,
+            [8.944963235793693, 8.39452307857573],
+        ),
+        ({"decay": 0.5, "update_starting_at_step": 5, "update_starting_at_epoch": 0}, 7.957058142637834, None),
+    ],
+)
+def test_the_exponential_average_is_lightnings(pl, boring, options, weights, validated):
+    seen = []
+
+    class Net(boring.BoringModel):
+        def validation_step(self, batch, batch_idx):
+            seen.append(total(self))
+
+    torch.manual_seed(1)
+    module = Net()
+    average = pl.callbacks.EMAWeightAveraging(**options)
+    limits = {"limit_train_batches": 5, "limit_val_batches": 1, "num_sanity_val_steps": 0}
+    pl.Trainer(max_epochs=2, accelerator="cpu", callbacks=[average], **limits, **QUIET).fit(module)
+    close(total(module), weights)
+    assert validated is None or seen == pytest.approx(validated, rel=1e-6)
+
+
+def test_networks_and_texts_are_lightnings(pl, installed, boring, tmp_path):
+    transformer, lstm = (installed(f"lightning.pytorch.demos.{name}") for name in ("transformer", "lstm"))
+    torch.manual_seed(1)
+    close(boring.Net().eval()(torch.randn(2, 1, 28, 28)).sum().item(), -46.10844802856445)
+    torch.manual_seed(1)
+    module = transformer.Transformer(vocab_size=11, ninp=8, nhid=8).eval()
+    words = torch.randint(11, (2, 5))
+    close(module(words, words).sum().item(), -283.1251525878906)
+    torch.manual_seed(1)
+    module = lstm.SimpleLSTM(vocab_size=11, ninp=8, nhid=8, nlayers=2).eval()
+    close(module(words, module.init_hidden(2))[0].sum().item(), -263.7929382324219)
+    assert list(lstm.SequenceSampler(range(11), 3)) == [[0, 3, 6], [1, 4, 7], [2, 5, 8]]
+    (tmp_path / "wikitext-2.txt").write_text("a b\nb c a\n", encoding="utf8")
+    text = transformer.WikiText2(tmp_path, block_size=2)
+    assert (text.data.tolist(), text.dictionary.idx2word) == ([0, 1, 2, 1, 3, 0, 2], ["a", "b", "<eos>", "c"])
+    assert [each.tolist() for each in text[1]] == [[2, 1], [1, 3]]
+
+
+def test_digits_come_from_files_and_a_failed_download_says_where_to_put_them(installed, monkeypatch, tmp_path):
+    digits = installed("lightning.pytorch.demos.mnist_datamodule")
+    monkeypatch.setenv("PL_USE_MOCKED_MNIST", "1")
+    folder = tmp_path / "MNIST" / "complete"
+
+    def refuse(*_):
+        raise OSError("no network")
+
+    monkeypatch.setattr("urllib.request.urlretrieve", refuse)
+    with pytest.raises(core.ConfigurationError, match=r"no network. Put that file at .*training.pt"):
+        digits.MNIST(str(tmp_path))
+    for name, number in (("training.pt", 12), ("test.pt", 4)):
+        torch.save((torch.full((number, 28, 28), 255, dtype=torch.uint8), torch.arange(number)), folder / name)
+    image, kind = digits.MNIST(str(tmp_path), train=False)[3]
+    assert (image.shape, kind) == ((1, 28, 28), 3)
+    close(float(image[0, 0, 0]), (255 - 0.1307) / 0.3081)
+    data = digits.MNISTDataModule(str(tmp_path), val_split=4, num_workers=0, batch_size=2)
+    data.prepare_data()
+    data.setup("fit")
+    assert (len(data.train_dataloader()), len(data.val_dataloader()), len(data.test_dataloader())) == (4, 2, 2)

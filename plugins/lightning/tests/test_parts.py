@@ -1,0 +1,248 @@
+"""Plugins, strategies, environments and helpers under Lightning's names, in Lightning's form."""
+
+import logging
+import os
+
+import pytest
+import torch
+from torch import nn
+
+import core
+from core.cluster import LocalEnvironment
+
+pytestmark = pytest.mark.filterwarnings("ignore:core trains in Lightning's place")
+
+QUIET = dict.fromkeys(("logger", "enable_progress_bar", "enable_model_summary"), False)
+
+
+@pytest.fixture
+def pl(installed, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    return installed("lightning.pytorch")
+
+
+@pytest.fixture
+def boring(installed):
+    return installed("lightning.pytorch.demos.boring_classes")
+
+
+def test_precisions_take_lightnings_arguments(installed, pl, boring):
+    plugins = installed("lightning.pytorch.plugins")
+    mixed = plugins.MixedPrecision("bf16-mixed", "cpu")
+    assert (mixed.precision, mixed.dtype, mixed.scaler) == ("bf16-mixed", torch.bfloat16, None)
+    with pytest.raises(core.ConfigurationError, match=r"MixedPrecision\('32'\): expected '16-mixed' or 'bf16-mixed'"):
+        plugins.MixedPrecision("32", "cpu")
+    with pytest.raises(core.ConfigurationError, match=r"HalfPrecision\('16-mixed'\): expected '16-true'"):
+        plugins.HalfPrecision("16-mixed")
+    for plugin, dtype in (
+        (plugins.DoublePrecision(), torch.float64),
+        (plugins.HalfPrecision("bf16-true"), torch.bfloat16),
+    ):
+        module = boring.BoringModel()
+        trainer = pl.Trainer(fast_dev_run=1, accelerator="cpu", plugins=plugin, **QUIET)
+        trainer.fit(module)
+        assert (module.layer.weight.dtype, trainer.precision_plugin) == (dtype, plugin)
+
+
+def test_an_environment_in_lightnings_form_has_its_numbers_set(installed, pl):
+    environments = installed("lightning.fabric.plugins.environments")
+    told = []
+
+    class Own(environments.ClusterEnvironment):
+        creates_processes_externally = False
+        main_address, main_port = "127.0.0.1", 1
+
+        @staticmethod
+        def detect():
+            return True
+
+        def world_size(self):
+            return 1
+
+        global_rank = local_rank = node_rank = lambda self: 0
+
+        def set_world_size(self, size):
+            told.append(("size", size))
+
+        def set_global_rank(self, rank):
+            told.append(("rank", rank))
+
+        def validate_settings(self, num_devices, num_nodes):
+            told.append(("devices", num_devices, num_nodes))
+
+    own = Own()
+    own.set_world(world_size=2, global_rank=1, local_rank=1, node_rank=0)
+    own.validate(2, 1)
+    assert told == [("size", 2), ("rank", 1), ("devices", 2, 1)]
+    assert not own.creates_processes
+    assert pl.Trainer(accelerator="cpu", plugins=own, **QUIET).world_size == 1
+
+
+def test_environments_detect_by_a_bool_and_cores_own_are_among_them(installed, monkeypatch):
+    environments = installed("lightning.pytorch.plugins.environments")
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    assert environments.SLURMEnvironment.detect() is False
+    monkeypatch.setenv("SLURM_JOB_ID", "1")
+    monkeypatch.setenv("SLURM_NTASKS", "1")
+    assert environments.LightningEnvironment.detect() is True
+    assert environments.SLURMEnvironment(auto_requeue=False).requeue_signal is None
+    assert environments.SLURMEnvironment().requeue_signal is not None
+    assert not environments.LightningEnvironment().creates_processes_externally
+    assert isinstance(LocalEnvironment(), environments.LightningEnvironment)
+    assert not isinstance(LocalEnvironment(), environments.SLURMEnvironment)
+
+
+def test_a_strategy_without_its_package_says_what_to_install_when_it_is_made(installed):
+    strategies = installed("lightning.fabric.strategies")
+    missing = next(
+        kind
+        for name in ("XLAFSDPStrategy", "DataParallelStrategy")
+        if issubclass(kind := getattr(strategies, name), core.Strategy)
+    )
+    assert issubclass(missing, core.Strategy)
+    absent = installed("core_lightning.strategies")._stand_in("SomeStrategy", "pip install core-some")
+    assert not isinstance(core.Strategy, absent)
+    with pytest.raises(core.ConfigurationError, match="pip install core-some"):
+        absent(devices=2)
+
+
+def test_a_strategy_alone_has_one_rank(installed):
+    strategy = installed("lightning.pytorch.strategies").SingleDeviceStrategy("cpu")
+    assert (strategy.root_device, strategy.world_size, strategy.is_global_zero) == (torch.device("cpu"), 1, True)
+    assert (strategy.broadcast(3), strategy.reduce(torch.tensor(2.0)), strategy.barrier()) == (
+        3,
+        torch.tensor(2.0),
+        None,
+    )
+
+
+def test_layers_are_synced_while_several_ranks_train(installed, pl, boring):
+    pytest.importorskip("core_ddp")
+    layer_sync = installed("lightning.pytorch.plugins.layer_sync")
+    calls = []
+
+    class Own(layer_sync.LayerSync):
+        def apply(self, model):
+            calls.append("apply")
+            return model
+
+        def revert(self, model):
+            calls.append("revert")
+            return model
+
+    for strategy, expected in (("auto", []), ("ddp", ["apply", "revert"])):
+        trainer = pl.Trainer(fast_dev_run=1, accelerator="cpu", devices=1, strategy=strategy, plugins=[Own()], **QUIET)
+        trainer.fit(boring.BoringModel())
+        assert calls == expected
+    other = type("Other", (Own,), {"apply": lambda self, model: nn.Sequential(model)})
+    trainer = pl.Trainer(fast_dev_run=1, accelerator="cpu", devices=1, strategy="ddp", plugins=other(), **QUIET)
+    with pytest.raises(core.ModuleError, match=r"Other\.apply returned another module than BoringModel"):
+        trainer.fit(boring.BoringModel())
+
+
+def test_torchs_batch_norms_over_ranks_come_and_go(installed):
+    sync = installed("lightning.pytorch.plugins").TorchSyncBatchNorm()
+    model = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3).eval())
+    applied = sync.apply(model)
+    assert isinstance(applied[1], nn.SyncBatchNorm)
+    weight = applied[1].weight
+    reverted = sync.revert(applied)
+    assert not isinstance(reverted[1], nn.SyncBatchNorm)
+    assert reverted[1].weight is weight
+    assert not reverted[1].training
+    assert reverted(torch.zeros(4, 2)).shape == (4, 3)
+
+
+def test_a_checkpoint_callback_has_an_absolute_folder_and_may_leave_super_out(pl, boring, tmp_path):
+    class Own(pl.callbacks.ModelCheckpoint):
+        def on_train_start(self, trainer, pl_module):
+            self.began = trainer.global_step
+
+    own = Own("saved", save_last=True)
+    assert own.dirpath == str(tmp_path.resolve() / "saved")
+    pl.Trainer(max_epochs=1, limit_train_batches=1, accelerator="cpu", callbacks=[own], **QUIET).fit(
+        boring.BoringModel()
+    )
+    assert (own.began, os.path.basename(own.last_model_path)) == (0, "last.ckpt")
+    assert pl.callbacks.ModelCheckpoint("memory://saved").dirpath == "memory://saved"
+
+
+def test_fabrics_loggers_take_root_dir(installed, tmp_path):
+    loggers = installed("lightning.fabric.loggers")
+    logger = loggers.CSVLogger(root_dir=tmp_path, name="n", version=3)
+    logger.log_metrics({"a": 1.0}, 0)
+    logger.finalize("success")
+    assert (tmp_path / "n" / "version_3" / "metrics.csv").is_file()
+    assert issubclass(installed("lightning.fabric.loggers.csv_logs").CSVLogger, core.Logger)
+
+
+def test_helpers_answer_as_lightnings(installed, boring, caplog, capsys):
+    helpers = installed("lightning.pytorch.utilities.model_helpers")
+    assert helpers.is_overridden("training_step", boring.BoringModel())
+    assert not helpers.is_overridden("on_fit_start", boring.BoringModel())
+    assert not helpers.is_overridden("training_step", None)
+    with pytest.raises(ValueError, match="expected a parent"):
+        helpers.is_overridden("training_step", object())
+    imports = installed("lightning.pytorch.utilities.imports")
+    assert imports._TORCH_GREATER_EQUAL_2_6
+    assert imports.package_available("torch")
+    assert not imports.package_available("no_such.package")
+    assert "pip install 'x>1'" in str(type(imports._RICH_AVAILABLE)("x>1"))
+    shared = nn.ModuleDict({"a": nn.Linear(2, 2), "b": nn.Linear(2, 2)})
+    shared["b"].weight = shared["a"].weight
+    tying = installed("lightning.pytorch.utilities.parameter_tying")
+    assert tying.find_shared_parameters(shared) == [["a.weight", "b.weight"]]
+    shared["b"].weight = nn.Parameter(torch.zeros(2, 2))
+    assert tying.set_shared_parameters(shared, [["a.weight", "b.weight"]])["b"].weight is shared["a"].weight
+    ranks = installed("lightning.pytorch.utilities.rank_zero")
+    assert [ranks.rank_prefixed_message("a", rank) for rank in (None, 3)] == ["a", "[rank: 3] a"]
+    with caplog.at_level(logging.INFO, "core"):
+        cache = ranks.WarningCache()
+        cache.info("once")
+        cache.info("once")
+    assert caplog.messages == ["once"]
+    memory = installed("lightning.pytorch.utilities.memory")
+    assert memory.is_oom_error(RuntimeError("CUDA out of memory."))
+    assert not memory.is_oom_error(ValueError("CUDA out of memory."))
+    assert not memory.recursive_detach({"a": [torch.ones(1, requires_grad=True) * 2]})["a"][0].requires_grad
+    data = installed("lightning.pytorch.utilities.data")
+    assert (data.extract_batch_size({"a": torch.zeros(3, 2)}), data.sized_len(iter(()))) == (3, None)
+    installed("lightning.pytorch").cli_lightning_logo()
+    assert "runs on core" in capsys.readouterr().out
+
+
+def test_an_experiment_of_other_ranks_does_nothing(installed, monkeypatch):
+    logger = installed("lightning.pytorch.loggers.logger")
+
+    class Own:
+        @property
+        @logger.rank_zero_experiment
+        def experiment(self):
+            return [1]
+
+    assert Own().experiment == [1]
+    monkeypatch.setattr(type(core.rank_zero_only), "rank", 1)
+    experiment = Own().experiment
+    experiment[0] = 3
+    assert experiment[0].log({"a": 1}) is None
+
+
+def test_a_compiled_module_is_unwrapped(installed, boring):
+    compiling = installed("lightning.pytorch.utilities.compile")
+    module = boring.BoringModel()
+    compiled = compiling.from_compiled(torch.compile(module, backend="eager"))
+    assert compiled is module
+    assert "forward" in module.__dict__
+    assert compiling.to_uncompiled(module) is module
+    assert "forward" not in module.__dict__
+    with pytest.raises(ValueError, match="isn't compiled"):
+        compiling.to_uncompiled(module)
+
+
+def test_fabrics_wrappers_are_known_and_unwrapped(installed):
+    fabric = installed("lightning.fabric").Fabric(accelerator="cpu", devices=1)
+    wrappers = installed("lightning.fabric.wrappers")
+    module = nn.Linear(1, 1)
+    wrapped = fabric.setup(module)
+    assert (wrappers.is_wrapped(wrapped), wrappers.is_wrapped(module)) == (True, False)
+    assert wrappers._unwrap_objects({"a": [wrapped, 3]})["a"] == [module, 3]

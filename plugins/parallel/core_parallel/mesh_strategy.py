@@ -1,0 +1,262 @@
+"""One mesh of all processes with named axes, and what ranks do that have the same stage."""
+
+from __future__ import annotations
+
+import logging
+from contextlib import contextmanager, nullcontext
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+import torch.distributed as dist
+
+from core import Capability, ConfigurationError
+from core.checkpoint import collect_random_state, restore_random_state
+from core.strategies import refuse_sparse_layers, refuse_unlike_modules
+from core_fsdp import FSDPStrategy
+from core_parallel import averages, sizes
+from core_parallel.mesh import Mesh
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from contextlib import AbstractContextManager
+
+    from torch import Tensor, nn
+    from torch.distributed import ProcessGroup
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.optim import Optimizer
+
+    from core import GradientClipping, Precision
+
+_log = logging.getLogger(__name__)
+_OF_SHARDS = (
+    "cpu_offload",
+    "mixed_precision",
+    "auto_wrap_policy",
+    "activation_checkpointing",
+    "activation_checkpointing_policy",
+    "sharding_strategy",
+    "forward_prefetch",
+)
+_NOT_YET = ("shard", "context", "tensor", "expert")
+
+
+class MeshStrategy(FSDPStrategy):
+    """The mesh and its axes, without stages. Meant to be subclassed; `ParallelStrategy` adds the pipeline.
+
+    Where tensors lie in parts, they are DTensors, and all is done as under `fsdp`; else as by any strategy that keeps
+    them whole. Gradients are then averaged over the axes along which ranks have the same parameters.
+    """
+
+    def __init__(
+        self,
+        *given: Any,
+        data: sizes.Size = "auto",
+        shard: sizes.Size = 1,
+        tensor: sizes.Size = 1,
+        pipeline: sizes.Size = 1,
+        context: sizes.Size = 1,
+        expert: sizes.Size = 1,
+        **options: Any,
+    ) -> None:
+        """Sizes of the axes, and options of `FSDPStrategy`; see `ParallelStrategy`.
+
+        Raises:
+            ConfigurationError: an unknown option, or a value that isn't one.
+        """
+        super().__init__(*given, **options)
+        named = {"pipeline": pipeline, "data": data, "shard": shard, "context": context, "tensor": tensor}
+        self._given = {name: sizes.parse(name, size) for name, size in {**named, "expert": expert}.items()}
+        self._mesh: Mesh | None = None
+        self._local: list[nn.Module] = []
+        self._refuse_beside(options)
+
+    def _refuse_beside(self, options: Mapping[str, Any]) -> None:
+        owner = type(self).__name__
+        if self.sharding.replicates or self._mesh_option is not None:
+            raise ConfigurationError(
+                f"{owner} lays out its own mesh of data, shard and further axes, and takes neither device_mesh nor "
+                "replicas: use sharding_strategy='FULL_SHARD' or 'SHARD_GRAD_OP'."
+            )
+        unused = [name for name in _OF_SHARDS if options.get(name)]
+        if unused and self._given["shard"] == 1:
+            raise ConfigurationError(
+                f"{owner}({unused[0]}=...) is about parameters in shards, and shard=1 has none. Leave it out, or say "
+                "over how many ranks they are sharded, as in shard=2."
+            )
+
+    # composition ----------------------------------------------------------------------------------------------------
+
+    @property
+    def sizes(self) -> sizes.Sizes:
+        """Sizes of the axes.
+
+        Raises:
+            ConfigurationError: they don't multiply to the number of processes.
+        """
+        return sizes.derive(self._given, self.world_size)
+
+    def mesh_shape(self) -> tuple[int, ...]:
+        """Sizes of the axes of `device_mesh`: pipeline, data, shard, context, tensor."""
+        return self.sizes.shape
+
+    @property
+    def _is_in_parts(self) -> bool:
+        """True if a parameter may be a DTensor."""
+        return any(self._given[name] != 1 for name in ("shard", "tensor", "expert"))
+
+    @property
+    def capabilities(self) -> Capability:
+        """The capabilities of every parallel strategy, accumulation without communication, and state in parts."""
+        if self._given["shard"] != 1:
+            return super().capabilities
+        return super(FSDPStrategy, self).capabilities | Capability.NO_SYNC | Capability.SHARDED_STATE
+
+    def configure_precision(self, name: str) -> Precision | None:
+        """The precision of `FSDPStrategy` where parameters are sharded, else every strategy's."""
+        return super().configure_precision(name) if self._given["shard"] != 1 else None
+
+    def check(self) -> None:
+        """Refuse sizes that don't multiply to the number of processes, and what isn't there yet.
+
+        Raises:
+            ConfigurationError: with what fits.
+        """
+        owner: Any = super() if self._is_in_parts else super(FSDPStrategy, self)
+        owner.check()
+        _ = self.sizes
+        for name in _NOT_YET:
+            if self._given[name] != 1:
+                raise ConfigurationError(f"{name}={self._given[name] or 'auto'!r} isn't there yet: leave it out.")
+
+    # environment ----------------------------------------------------------------------------------------------------
+
+    def setup_environment(self) -> None:
+        """All ranks. Join the group and lay out the mesh."""
+        super(FSDPStrategy, self).setup_environment()
+        if self.device_mesh is None and self.world_size > 1:
+            self.device_mesh = self.configure_device_mesh()
+
+    def configure_device_mesh(self) -> DeviceMesh:
+        """All ranks. The mesh: ranks of a tensor group follow each other, those of a pipeline lie farthest apart."""
+        self._mesh = Mesh(self.root_device.type, self.sizes)
+        if self.num_processes_per_node % self.sizes.tensor and self.is_global_zero:
+            _log.warning(
+                "tensor=%d crosses nodes of %d processes: every layer waits for the network between them.",
+                self.sizes.tensor,
+                self.num_processes_per_node,
+            )
+        return self._mesh.axes
+
+    @property
+    def sharding_mesh(self) -> DeviceMesh:
+        """The axis over which parameters are sharded."""
+        assert self.device_mesh is not None, "setup_environment has laid it out"
+        return self.device_mesh["shard"]
+
+    @property
+    def data_parallel_size(self) -> int:
+        """Number of shares of the data: data * shard. Ranks of one pipeline, context or tensor group have the same."""
+        return self.sizes.data * self.sizes.shard
+
+    @property
+    def data_parallel_rank(self) -> int:
+        """Number of this rank's share."""
+        one = self.sizes
+        return self.global_rank // (one.context * one.tensor) % (one.data * one.shard)
+
+    def _axis(self, *names: str) -> ProcessGroup | None:
+        """All ranks. The group of this rank along some axes; None if it is alone there."""
+        return None if self._mesh is None else self._mesh.group(*names)
+
+    # module ---------------------------------------------------------------------------------------------------------
+
+    def setup_module(self, module: nn.Module) -> nn.Module:
+        """All ranks. Begin with rank 0's weights, and cut what is to lie in parts.
+
+        Raises:
+            ModuleError: the module can't be cut, or ranks have built different ones.
+        """
+        self._share_random_state()
+        if self._is_in_parts:
+            return super().setup_module(module)
+        refuse_unlike_modules(self, module)
+        refuse_sparse_layers(self, module)
+        self.model = self.precision_plugin.convert_module(module)
+        if self.world_size > 1:
+            self._begin_alike(module)
+        self.module_to_device(module)
+        return self.model
+
+    def _begin_alike(self, module: nn.Module) -> None:
+        with torch.no_grad():
+            for tensor in (*module.parameters(), *module.buffers()):
+                tensor.copy_(self.broadcast(tensor.detach()))
+
+    def _share_random_state(self) -> None:
+        """All ranks. Share a random state among the ranks that have the same data, which run the user's step alike."""
+        if (group := self._axis("pipeline", "context", "tensor")) is not None:
+            states = [collect_random_state(self.accelerator, self.root_device)]
+            dist.broadcast_object_list(states, group=group, group_src=0)
+            restore_random_state(states[0], self.accelerator, self.root_device)
+
+    def configure_sharding(self, module: nn.Module) -> None:
+        """All ranks. Shard over the axis `shard`, if it has more than one rank."""
+        if self.sizes.shard > 1:
+            super().configure_sharding(module)
+
+    def setup_optimizer(self, optimizer: Optimizer) -> Optimizer:
+        """All ranks. Replace the optimizer's parameters by their parts; see `FSDPStrategy.setup_optimizer`."""
+        return super().setup_optimizer(optimizer) if self._is_in_parts else optimizer
+
+    # steps ----------------------------------------------------------------------------------------------------------
+
+    def backward(self, loss: Tensor, module: nn.Module | None, *, manual: bool = False, **kwargs: Any) -> None:
+        """All ranks. Backward, then the average over the axes along which ranks have the same parameters."""
+        super().backward(loss, module, manual=manual, **kwargs)
+        modules = [handle.module for handle in self.session.handles if handle.module not in self._local]
+        if (group := self._axis("data", "context")) is not None:
+            averages.average([one for each in modules for one in each.parameters()], group)
+
+    @contextmanager
+    def _without_average(self, module: nn.Module) -> Iterator[None]:
+        self._local.append(module)
+        try:
+            with super().no_backward_sync(module):
+                yield
+        finally:
+            self._local.remove(module)
+
+    def no_backward_sync(self, module: nn.Module, enabled: bool = True) -> AbstractContextManager[Any]:
+        """All ranks. A context in which gradients aren't averaged over data; those of stages and layers still flow."""
+        return self._without_average(self.session.handle_of(module).module) if enabled else nullcontext()
+
+    def clip_gradients(self, module: nn.Module, optimizer: Optimizer, clipping: GradientClipping) -> Tensor | None:
+        """All ranks. Clip over all axes; see `Strategy.clip_gradients`."""
+        owner: Any = super() if self._is_in_parts else super(FSDPStrategy, self)
+        clipped: Tensor | None = owner.clip_gradients(module, optimizer, clipping)
+        return clipped
+
+    # state ----------------------------------------------------------------------------------------------------------
+
+    def get_module_state_dict(
+        self, module: nn.Module, *, layout: Literal["full", "sharded"] | None = None
+    ) -> dict[str, Any]:
+        """All ranks. Module state by the user's names: in parts as under `fsdp`, else whole on all ranks."""
+        if self._is_in_parts:
+            return super().get_module_state_dict(module, layout=layout)
+        return super(FSDPStrategy, self).get_module_state_dict(module)
+
+    def get_optimizer_state_dict(self, optimizer: Optimizer) -> dict[str, Any]:
+        """All ranks. State by parameter names: in parts as under `fsdp`, else whole on all ranks."""
+        if self._is_in_parts:
+            return super().get_optimizer_state_dict(optimizer)
+        return super(FSDPStrategy, self).get_optimizer_state_dict(optimizer)
+
+    # end ------------------------------------------------------------------------------------------------------------
+
+    def leave_group(self) -> None:
+        """All ranks; idempotent. Leave the group, and forget its mesh; tensors in parts need it to the end."""
+        if self._is_in_parts and self.launcher.calls_in_place and self._replaced:
+            return
+        self.device_mesh = self._mesh = None
+        super(FSDPStrategy, self).leave_group()

@@ -1,0 +1,51 @@
+"""One mesh with named axes: its sizes, the shares of the data, and what isn't an option of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from core import ConfigurationError, Trainer
+from core_parallel import ParallelStrategy, sizes
+from core_parallel.sizes import Sizes
+
+
+def _derived(world_size: int, **given: Any) -> Sizes:
+    ones: dict[str, int | None] = dict.fromkeys((*sizes.AXES, "expert"), 1)
+    return sizes.derive(ones | {"data": None} | given, world_size)
+
+
+def test_data_is_what_the_other_axes_leave_over() -> None:
+    assert _derived(16, shard=2, tensor=2).shape == (1, 4, 2, 1, 2)
+    assert _derived(8, pipeline=None, data=2).shape == (4, 2, 1, 1, 1)
+    assert _derived(8, shard=None, tensor=None).shape == (1, 1, 8, 1, 1)
+    assert _derived(4, expert=None).expert == 4
+
+
+@pytest.mark.parametrize(
+    ("options", "devices", "expected"),
+    [
+        ({"pipeline": 3}, 4, r"there are 4\. The nearest .* are pipeline=4 and data=1\."),
+        (
+            {"tensor": 3, "shard": 2},
+            4,
+            r"data=1, shard=2 and tensor=3 make 6 processes, and there are 4\. The nearest sizes that multiply to that "
+            r"are data=1, shard=2 and tensor=2\.",
+        ),
+        ({"expert": 3}, 4, r"expert=3: .* which are 4 \(4 \* 1 \* 1\)\. Sizes that divide that: 1, 2, 4\."),
+        ({"tensor": 0}, 4, "tensor=0: expected a positive number, or 'auto'"),
+        ({"cpu_offload": True}, 4, "is about parameters in shards, and shard=1 has none"),
+        ({"shard": 2, "device_mesh": (2, 2)}, 4, "lays out its own mesh"),
+    ],
+    ids=str,
+)
+def test_sizes_that_do_not_fit_are_refused_before_work(options: Any, devices: int, expected: str) -> None:
+    with pytest.raises(ConfigurationError, match=expected):
+        Trainer(strategy=ParallelStrategy(**options), accelerator="cpu", devices=devices)
+
+
+@pytest.mark.parametrize("name", ["shard", "tensor", "context", "expert"])
+def test_axes_that_are_not_there_yet_are_refused_by_name(name: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"{name}=2 isn't there yet"):
+        Trainer(strategy=ParallelStrategy(**{name: 2}), accelerator="cpu", devices=4)

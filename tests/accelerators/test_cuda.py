@@ -56,6 +56,8 @@ def test_counted_devices_come_before_all_others(built_with_cuda, monkeypatch):
     assert CUDAAccelerator().torch_devices([1]) == [torch.device("cuda", 1)]
     with pytest.raises(DeviceError, match="asks accelerator 'cuda' for device 2, but there are 2 here"):
         CUDAAccelerator().parse_devices([0, 2])
+    with pytest.raises(DeviceError, match="asks accelerator 'cuda' for device 5, but there are 2 here"):
+        CUDAAccelerator().parse_devices([5])
 
 
 @without_cuda

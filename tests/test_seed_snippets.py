@@ -234,9 +234,11 @@ def train(fabric):
 """
 
 FSDP = f"""{TRAINS}
+UNITS = ["FSDPNet", "FSDPTransformerEncoderLayer", "FSDPTransformerEncoderLayer"]
+
 # FSDP with CPU offloading
 fabric = Fabric(strategy="fsdp", accelerator="cpu", devices=2, precision="bf16-mixed")
-assert train(fabric) == ["FSDPNet"]
+assert train(fabric) == UNITS
 
 # FSDP with custom configuration
 from core.strategies import FSDPStrategy
@@ -252,7 +254,7 @@ fsdp_strategy = FSDPStrategy(
     activation_checkpointing=True,
 )
 fabric = Fabric(strategy=fsdp_strategy, accelerator="cpu", devices=2)
-assert train(fabric) == ["FSDPNet", "FSDPTransformerEncoderLayer", "FSDPTransformerEncoderLayer"]
+assert train(fabric) == UNITS
 
 # every option as the guide's signature has it
 fsdp_strategy = FSDPStrategy(

@@ -22,14 +22,14 @@ body { margin: 2rem auto 4rem; max-width: 70rem; padding: 0 1rem; }
 h1 { font-size: 1.7rem; line-height: 1.25; margin: 0 0 .5rem; overflow-wrap: anywhere; }
 h2 { border-bottom: 1px solid var(--soft); font-size: 1.15rem; margin: 2.25rem 0 .75rem; padding-bottom: .25rem; }
 p { margin: .5rem 0; }
+.reason { border-left: .25rem solid; overflow-wrap: anywhere; padding-left: .7rem; }
 small, .quiet { color: #888; }
 code { font: .9em ui-monospace, monospace; overflow-wrap: anywhere; }
 pre { background: var(--soft); border-radius: .4rem; margin: .75rem 0; padding: .6rem .8rem; white-space: pre-wrap; }
-.cards { display: grid; gap: .75rem; grid-template-columns: repeat(auto-fit, minmax(10rem, 1fr)); margin: 1rem 0; }
-.card { border: 1px solid var(--quiet); border-radius: .5rem; padding: .6rem .8rem; }
-.card:first-child { grid-column: span 2; }
+.cards { display: flex; flex-wrap: wrap; gap: .75rem; margin: 1rem 0; }
+.card { border: 1px solid var(--quiet); border-radius: .5rem; flex: 1 1 auto; padding: .6rem .8rem; }
 .card small { display: block; }
-.card b { font-size: 1.15rem; font-weight: 600; }
+.card b { font-size: 1.05rem; font-weight: 600; }
 .badge { border: 1px solid; border-radius: 1rem; font-size: .85rem; font-weight: 600; padding: .1rem .65rem; }
 .badge { white-space: nowrap; }
 .finished { color: #1a9e5c; }

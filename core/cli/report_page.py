@@ -67,7 +67,7 @@ def _head(run: RunRecord) -> Iterator[str]:
     if began or machine:
         yield f'<p class="quiet">{text(", on ".join(str(part) for part in (began, machine) if part))}</p>'
     if reason:
-        yield f"<p>{text(reason)}</p>"
+        yield f'<p class="reason {"failed" if outcome == "failed" else "quiet"}">{text(reason)}</p>'
     facts = {
         "Trained": run_summary.position_of(run),
         "Duration": run_summary.duration_of(run),

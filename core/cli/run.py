@@ -5,9 +5,12 @@ from __future__ import annotations
 import importlib.machinery
 import os
 import sys
+from pathlib import Path
+from typing import NoReturn
 
 import click
 
+from core.cli.layout import say
 from core.registry import PRELUDES, Status, load_prelude, plugin_manager
 
 _NAMED = "core.cli.run.preludes"
@@ -60,7 +63,7 @@ class _RunCommand(click.Command):
                 is_flag=True,
                 expose_value=False,
                 callback=_note_prelude,
-                help=f"The same as --with {alias}: {offer.summary} ({offer}).",
+                help=f"The same as --with {alias}: {offer.summary} ({offer}, {offer.spec.target}).",
             )
             for alias, offer in offered.items()
             if f"--{alias}" not in taken
@@ -95,6 +98,9 @@ def _note_prelude(ctx: click.Context, param: click.Parameter, value: bool) -> No
     metavar="NAME",
     help="A prelude of an installed package; see core list-plugins.",
 )
+@click.option(
+    "--explain", "explains", is_flag=True, help="Run nothing: report what SCRIPT uses that a prelude has, and lacks."
+)
 @click.option("-m", "is_module", is_flag=True, help="SCRIPT is the name of a module.")
 @click.argument("script")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
@@ -105,11 +111,12 @@ def run(
     main_address: str,
     main_port: int,
     preludes: tuple[str, ...],
+    explains: bool,
     is_module: bool,
     script: str,
     arguments: tuple[str, ...],
 ) -> None:
-    """Run SCRIPT once a device, by `torchrun`, in this process. When it ends, torchrun prints one line.
+    """Run SCRIPT once a device, by `torchrun`. Where a process fails, a line below its error says which.
 
     With several nodes, run it on each of them. The Trainer or Fabric in SCRIPT takes the processes that it finds; it
     needs no `devices=` then, or the same. torchrun itself has more options.
@@ -118,6 +125,9 @@ def run(
     start their own processes leaves that to them: SCRIPT runs once, unless --devices or --num-nodes is given.
     """
     names = list(dict.fromkeys([*click.get_current_context().meta.get(_NAMED, []), *preludes]))
+    if explains:
+        _check_script(script, is_module=False)
+        _explain(names, script)
     runs_once = devices is None and num_nodes == 1 and any(_owns_processes(name) for name in names)
     start = [] if runs_once else _torchrun(devices or "auto", num_nodes, node_rank, main_address, main_port)
     _check_script(script, is_module)
@@ -147,6 +157,18 @@ def _check_script(script: str, is_module: bool) -> None:
             raise click.BadParameter(f"there is no module {root!r} here, nor is one installed.", param_hint="SCRIPT")
     elif not os.path.isfile(script):
         raise click.BadParameter(f"there is no file {script!r} in {os.getcwd()}.", param_hint="SCRIPT")
+
+
+def _explain(names: list[str], script: str) -> NoReturn:
+    """Print the reports of preludes on a script; the status is 1 if it needs something that isn't there."""
+    reports = [explain for name in names if (explain := getattr(load_prelude(name), "explain", None)) is not None]
+    if not reports:
+        raise click.UsageError("--explain needs a prelude that reports on scripts, such as --lightning.")
+    found = [report(Path(script)) for report in reports]
+    for text, _ in found:
+        for line in text.splitlines():
+            say(line)
+    sys.exit(0 if all(is_whole for _, is_whole in found) else 1)
 
 
 def _owns_processes(name: str) -> bool:

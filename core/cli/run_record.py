@@ -152,7 +152,7 @@ def _read_object(path: Path) -> dict[str, Any]:
 
 def _find_checkpoints(folder: Path) -> list[CheckpointRecord]:
     from core.checkpoint.any_form import formats
-    from core.checkpoint.format import digest, manifest
+    from core.checkpoint.format import digest, manifest, seal
 
     found = []
     for path in sorted(folder.glob("**/*")):
@@ -163,8 +163,11 @@ def _find_checkpoints(folder: Path) -> list[CheckpointRecord]:
             with suppress(OSError, ValueError):
                 size = path.stat().st_size
                 beside = Path(digest.name_of(path.as_posix()))
+                with path.open("rb") as file:
+                    within = seal.read(file)
                 kept = beside.read_bytes()[: digest.MAX_BYTES] if beside.is_file() else b""
-                found.append(CheckpointRecord(name, size, {path.name: (size, ", ".join(digest.from_text(kept)))}))
+                digests = digest.from_text(kept) if within is None else [within]
+                found.append(CheckpointRecord(name, size, {path.name: (size, ", ".join(digests))}))
     return found
 
 

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from core.contract.kinds import HOOKS_GROUP, KINDS, PRELUDES_GROUP, Kind
     from core.contract.launcher import Launcher
     from core.contract.logger import Logger
+    from core.contract.loss_computer import ComputesLoss
     from core.contract.optimizer_maker import MakesOptimizers
     from core.contract.precision import ClippingAlgorithm, NumberFormats, Precision
     from core.contract.rank_state import KeepsRankState
@@ -72,6 +73,7 @@ __all__ = [
     "ClippingAlgorithm",
     "ClusterEnvironment",
     "Collectives",
+    "ComputesLoss",
     "ConfigurationError",
     "CoreError",
     "DeviceError",
@@ -154,6 +156,7 @@ __getattr__, __dir__ = lazy_exports(
         ".logger": ("Logger",),
         ".precision": ("ClippingAlgorithm", "NumberFormats", "Precision"),
         ".joint_setup": ("SetsUpJointly",),
+        ".loss_computer": ("ComputesLoss",),
         ".optimizer_maker": ("MakesOptimizers",),
         ".rank_state": ("KeepsRankState",),
         ".sharded_leaf": ("Chunk", "ShardedLeaf", "TensorDescription"),

@@ -54,6 +54,8 @@ class Capability(enum.Flag):
     MAKES_OPTIMIZERS = enum.auto()
     """The strategy makes optimizers without the module: an engine's own configuration names them. Protocol:
     `MakesOptimizers`."""
+    COMPUTES_LOSS = enum.auto()
+    """The user's step runs in pieces, such as once a microbatch. Protocol: `ComputesLoss`."""
     BIT_EXACT_RESUME = enum.auto()
     """Stopping and resuming under the same strategy and world size gives bit-equal losses."""
     ELASTIC = enum.auto()

@@ -373,6 +373,27 @@ class Fabric(Processes):
         else:
             self.session.backward(tensor, weight, lambda loss: self.strategy.backward(loss, target, **kwargs))
 
+    def step(self, model: nn.Module, batch: Any, loss_fn: Callable[[Any, Any], Any]) -> Tensor:
+        """All ranks. Compute the loss of a batch and its gradients: the same line under every strategy.
+
+        It is `loss_fn(model, batch)` and `backward`, except where a strategy cuts the batch, as a pipeline's schedule.
+
+        Args:
+            model: that `setup` returned.
+            batch: on the device.
+            loss_fn: `(model, batch) -> loss`, a scalar; or a dict with it under `"loss"`, and under `"weight"` what
+                `backward` takes. It may run more than once.
+
+        Returns:
+            The loss, detached, on all ranks.
+
+        Raises:
+            ModuleError: `loss_fn` returned something else.
+        """
+        from core.fabric.one_step import run_step  # who calls backward waits for none of it
+
+        return run_step(self, model, batch, loss_fn)
+
     def clip_gradients(
         self,
         module: nn.Module,

@@ -23,7 +23,8 @@ def load_prelude(name: str, manager: PluginManager | None = None) -> Callable[[]
 
     Returns:
         The function, which takes no arguments. Its attribute `owns_processes`, if it is there and true, says that
-        programs of its kind start their processes themselves.
+        programs of its kind start their processes themselves. `explain(path)` gives a report on a script, and whether
+        nothing is missing that it needs: `core run --explain`.
 
     Raises:
         ConfigurationError: no provider offers it, or several do, or it is blocked or incompatible.

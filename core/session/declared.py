@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from core.contract.capability import Capability
 from core.contract.errors import ConfigurationError
 from core.contract.joint_setup import SetsUpJointly
+from core.contract.loss_computer import ComputesLoss
 from core.contract.optimizer_maker import MakesOptimizers
 
 if TYPE_CHECKING:
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
 PROTOCOLS: dict[Capability, type] = {
     Capability.JOINT_SETUP: SetsUpJointly,
     Capability.MAKES_OPTIMIZERS: MakesOptimizers,
+    Capability.COMPUTES_LOSS: ComputesLoss,
 }
 """The methods that a capability promises, which aren't those of every strategy."""
 

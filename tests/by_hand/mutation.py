@@ -6,7 +6,8 @@
 
 It needs `pip install cosmic-ray`, and a clone of its own whose packages are installed editable: files are changed in
 place, and put back. It runs the tests of the mutant's area only, so try one that survives against other tests. Then it
-needs a test, or a sentence that says why nobody can tell it from the code. Pick mutants before you write tests.
+needs a test, or a sentence that says why nobody can tell it from the code. Pick mutants before you write tests. The
+test that has caught a mutant is named: one that fails without any mutant catches nothing.
 """
 
 import argparse
@@ -56,28 +57,33 @@ def tests_of(path: str) -> list[str]:
     if parts[0] == "plugins":
         return [f"plugins/{parts[1]}/tests"]
     if parts[1] == "strategies":
-        return ["plugins/ddp/tests", "tests/fabric"]
+        return ["tests/strategies", "plugins/ddp/tests", "tests/fabric", "tests/trainer/test_activation_memory.py"]
+    if parts[1] == "contract":
+        return [f"tests/{name}" for name in ("contract", "accelerators", "resolve", "fabric")]
     return [f"tests/{name}" for name in parts[1:-1] if (ROOT / "tests" / name).is_dir()] or ["tests"]
 
 
-def is_caught(path: str, operator: str, occurrence: int, tests: list[str]) -> bool:
-    """Make the change, run the tests, and put the file back; tests that don't end have noticed it."""
+def caught_by(path: str, operator: str, occurrence: int, tests: list[str]) -> str:
+    """Make the change, run the tests, and put the file back. The first that fails; empty if none does."""
     file = ROOT / path
     before = file.read_bytes()
     try:
         apply_mutation(file, get_operator(operator)(), occurrence)
-        command = [sys.executable, "-m", "pytest", "-q", "-x", *tests]
-        run = subprocess.Popen(
-            command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.STDOUT, start_new_session=True
-        )
-        try:
-            return run.wait(TIMEOUT_S) != 0
-        except subprocess.TimeoutExpired:
-            return True
-        finally:
-            if run.poll() is None:
-                os.killpg(run.pid, signal.SIGKILL)
-                run.wait()
+        with tempfile.TemporaryFile("w+") as output:
+            command = [sys.executable, "-m", "pytest", "-q", "-x", *tests]
+            run = subprocess.Popen(command, cwd=ROOT, stdout=output, stderr=subprocess.STDOUT, start_new_session=True)
+            try:
+                if not run.wait(TIMEOUT_S):
+                    return ""
+            except subprocess.TimeoutExpired:
+                return "no end in time"
+            finally:
+                if run.poll() is None:
+                    os.killpg(run.pid, signal.SIGKILL)
+                    run.wait()
+            output.seek(0)
+            failed = [line.split()[1] for line in output if line.startswith(("FAILED ", "ERROR "))]
+            return failed[0] if failed else f"pytest, which ended with {run.returncode}"
     finally:
         file.write_bytes(before)
 
@@ -92,8 +98,9 @@ def main() -> None:
     asked = parser.parse_args()
     for place, (path, operator, occurrence, line) in enumerate(mutants(asked.seed, asked.number)):
         if asked.only is None or place in asked.only:
-            told = "" if asked.lists else is_caught(path, operator, occurrence, asked.tests or tests_of(path))
-            print(place, f"{path}:{line}", operator, {True: "caught", False: "SURVIVES", "": ""}[told], flush=True)
+            print(place, f"{path}:{line}", operator, end=" ", flush=True)
+            by = None if asked.lists else caught_by(path, operator, occurrence, asked.tests or tests_of(path))
+            print({None: "", "": "SURVIVES"}.get(by, f"caught by {by}"), flush=True)
 
 
 if __name__ == "__main__":

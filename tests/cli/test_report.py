@@ -151,8 +151,8 @@ def shown(path):
 def test_several_runs_side_by_side_and_what_each_tells_first(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["train.py", "--lr", "0.1 2"])
     train(tmp_path, 0.1)
-    with pytest.raises(KeyError):
-        train(tmp_path, 0.2, 5, KeyError("no\nlabel"))
+    with pytest.raises(ValueError, match="too large"):
+        train(tmp_path, 0.2, 5, ValueError("too large: got 9,\nexpected 1"))
     with pytest.raises(KeyboardInterrupt):
         train(tmp_path, 0.1, 3, KeyboardInterrupt())
     train(tmp_path, 0.1, max_steps=7)
@@ -167,7 +167,7 @@ def test_several_runs_side_by_side_and_what_each_tells_first(tmp_path, monkeypat
     for part in (
         "version_0 finished 2 of 2 epochs, 8 steps",
         "version_1 failed 1 of 2 epochs, 5 steps",
-        "KeyError: 'no\\nlabel'",
+        "ValueError: too large: got 9, expected 1",
         "version_2 interrupted 0 of 2 epochs, 3 steps",
         "version_3 no end recorded 1 of 2 epochs, 7 steps",
         "Run lr best val_quality best train_loss",

@@ -47,8 +47,9 @@ def test_one_of_the_types_is_taken():
     [
         (Capability.JOINT_SETUP, "SetsUpJointly", "setup_module_and_optimizers"),
         (Capability.MAKES_OPTIMIZERS, "MakesOptimizers", "configure_optimizers"),
+        (Capability.COMPUTES_LOSS, "ComputesLoss", "compute_loss"),
     ],
-    ids=["joint", "optimizers"],
+    ids=["joint", "optimizers", "loss"],
 )
 def test_a_capability_without_the_methods_that_it_promises(capability, protocol, method):
     class Promising(Strategy):

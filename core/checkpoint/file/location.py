@@ -37,8 +37,11 @@ class Location(abc.ABC):
         """The content, seekable."""
 
     @abc.abstractmethod
-    def replace(self, write: Callable[[BinaryIO], str]) -> None:
-        """Replace the content by what `write` writes; it returns the digest of that."""
+    def replace(self, write: Callable[[BinaryIO], str], *, is_sealed: bool = False) -> None:
+        """Replace the content by what `write` writes; it returns the digest of that.
+
+        What `is_sealed` has its digest within, and none beside it.
+        """
 
     @abc.abstractmethod
     def read_digest(self) -> bytes | None:
@@ -87,7 +90,7 @@ class LocalLocation(Location):
         manifest.note_time(os.fstat(file.fileno()).st_mtime_ns)
         return file
 
-    def replace(self, write: Callable[[BinaryIO], str]) -> None:
+    def replace(self, write: Callable[[BinaryIO], str], *, is_sealed: bool = False) -> None:
         """Replace the content: temporary file beside it, flush, rename."""
         disk.make_parents(self.folder)
         with contextlib.ExitStack() as stack:
@@ -101,12 +104,13 @@ class LocalLocation(Location):
             self._read_back(temporary, new)
             # The writing above is not under the lock: it takes long, and others may save to the same folder.
             with locks.held(self.folder):
-                self._write_digest([*self._accepted(), new])
+                if not is_sealed:
+                    self._write_digest([*self._accepted(), new])
                 disk.rename(temporary, self.path)
                 with messages.in_place():
                     disk.sync_folder(self.folder)
                 with contextlib.suppress(OSError):  # the next save does it
-                    self._write_digest([new])
+                    disk.unlink(self.digest_path) if is_sealed else self._write_digest([new])
 
     def read_digest(self) -> bytes | None:
         """Content of the digest file, None if there is none."""
@@ -195,7 +199,7 @@ class RemoteLocation(Location):
             raise
         return local
 
-    def replace(self, write: Callable[[BinaryIO], str]) -> None:
+    def replace(self, write: Callable[[BinaryIO], str], *, is_sealed: bool = False) -> None:
         """Replace the content: write under another name, then move. An object appears whole in the stores we know."""
         self.filesystem.makedirs(self.path.parent, exist_ok=True)
         temporary = f"{self.name}.{secrets.token_hex(4)}.partial"
@@ -203,13 +207,14 @@ class RemoteLocation(Location):
             with self.filesystem.open(temporary, "wb") as file:
                 new = write(file)
             self._read_back(temporary, new)
-            self._write_digest([*self._accepted(), new])  # first: a reader must find the digest of whichever is there
+            if not is_sealed:  # first: a reader must find the digest of whichever is there
+                self._write_digest([*self._accepted(), new])
             self._move(temporary, new)
         finally:
             with contextlib.suppress(Exception):  # whatever fails here, the save has ended as it has
                 self.path.delete(temporary)
         with contextlib.suppress(Exception):  # the next save does it
-            self._write_digest([new])
+            self.path.delete(self.digest_name) if is_sealed else self._write_digest([new])
 
     def _read_back(self, temporary: str, new: str) -> None:
         """Check that what is to replace something can be read."""

@@ -1,4 +1,4 @@
-"""A checkpoint in one file, with its digest in a second one beside it: replaced whole, and verified when it is read."""
+"""A checkpoint in one file, with its digest within or beside it: replaced whole, and verified when it is read."""
 
 from __future__ import annotations
 
@@ -20,8 +20,13 @@ if TYPE_CHECKING:
     from core.contract.checkpoint_io import PathLike
 
 
-def replace(path: PathLike, write: Callable[[digest.HashingWriter], None]) -> None:
+def replace(path: PathLike, write: Callable[[digest.HashingWriter], None], *, is_sealed: bool = False) -> None:
     """Replace what is at `path` by what `write` writes, front to back.
+
+    Args:
+        path: a local path or a URL.
+        write: writes the file.
+        is_sealed: it writes the digest too.
 
     Raises:
         CheckpointError: it can't be written; says whether what was there is untouched.
@@ -35,7 +40,7 @@ def replace(path: PathLike, write: Callable[[digest.HashingWriter], None]) -> No
         return writer.hexdigest()
 
     try:
-        location_of(path).replace(fill)
+        location_of(path).replace(fill, is_sealed=is_sealed)
     except Exception as error:
         # torch raises an error of its own in the place of the write's.
         cause = (writer and writer.error) or error
@@ -70,9 +75,17 @@ def read(path: PathLike, parse: Callable[[BinaryIO, str], dict[str, Any]], *, wa
 def _verified(
     location: Location, path: str, parse: Callable[[BinaryIO, str], dict[str, Any]], warns: bool
 ) -> dict[str, Any]:
+    from core.checkpoint.format import seal  # who reads no file waits for none of it
+
     while True:
         content = location.read_digest()
         with location.open() as file:
+            if (within := seal.read(file)) is not None:
+                if not seal.is_right(file, within):
+                    raise _damaged(path)
+                file.seek(0)
+                return parse(file, path)
+            file.seek(0)
             if content is None:
                 if warns:
                     warnings.warn(
@@ -89,7 +102,11 @@ def _verified(
             raise _damaged(path, content)
 
 
-def _damaged(path: str, content: bytes) -> CheckpointCorruptedError:
+def _damaged(path: str, content: bytes | None = None) -> CheckpointCorruptedError:
+    if content is None:
+        return CheckpointCorruptedError(
+            f"{path!r} is damaged: its content does not have the digest at its end. Load an earlier checkpoint."
+        )
     if not digest.from_text(content):
         return CheckpointCorruptedError(
             f"{name_of(path)} is damaged: expected lines with a digest. Delete it to load {path!r} unverified."

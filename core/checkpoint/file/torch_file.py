@@ -25,15 +25,25 @@ _MAX_COPIES = 64
 """The most values for each byte of the file: parts of a state may be the same object."""
 
 
-def write(state: dict[str, Any], path: PathLike) -> None:
+def write(state: dict[str, Any], path: PathLike, *, is_sealed: bool = False) -> None:
     """Replace what is at `path`.
+
+    Args:
+        state: of a run.
+        path: a local path or a URL.
+        is_sealed: put the digest into the file, and none beside it.
 
     Raises:
         CheckpointError: it can't be written, or `state` holds something else than plain types, tensors and arrays.
     """
     plain = to_plain(state)
     # It needs `write` and `flush` only.
-    single_file.replace(path, lambda file: torch.save(plain, file))  # type: ignore[arg-type]
+    if is_sealed:
+        from core.checkpoint.format import seal  # few write such files
+
+        single_file.replace(path, lambda file: seal.write(file, lambda held: torch.save(plain, held)), is_sealed=True)
+    else:
+        single_file.replace(path, lambda file: torch.save(plain, file))  # type: ignore[arg-type]
 
 
 def load(file: BinaryIO, path: str) -> dict[str, Any]:

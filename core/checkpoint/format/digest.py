@@ -46,12 +46,13 @@ def of_bytes(content: Any) -> str:
     return xxhash.xxh3_128_hexdigest(content)
 
 
-def of_file(file: BinaryIO) -> str:
-    """Digest of all that is left to read in `file`."""
+def of_file(file: BinaryIO, size_bytes: int | None = None) -> str:
+    """Digest of what is left to read in `file`: all, or so many bytes at most."""
     digest = new_hash()
     buffer = memoryview(bytearray(_CHUNK_BYTES))
-    while size := file.readinto(buffer):  # type: ignore[attr-defined]  # every binary file has it, BinaryIO hasn't
+    while size := file.readinto(buffer[:size_bytes]):  # type: ignore[attr-defined]  # every binary file has it
         digest.update(buffer[:size])
+        size_bytes = None if size_bytes is None else size_bytes - size
     return str(digest.hexdigest())
 
 

@@ -227,41 +227,35 @@ class MetricCollector:
             if value.numel() != 1:
                 raise ModuleError(log_errors.describe_shape(name, value))
             value = value.detach()
-        if self.held is not None and self.weight is None and self._takes_weight(entry, batch_size):
-            self.held.append((entry, value.clone() if isinstance(value, Tensor) else value))
-        else:
-            self._add(entry, value, batch_size)
-
-    def _takes_weight(self, entry: Entry, batch_size: int | None) -> bool:
-        return entry.reduce_fx == "mean" and batch_size is None and self.batch is not None
-
-    def _add(self, entry: Entry, value: Any, batch_size: int | None) -> None:
-        """Keep a value as the newest, and add it to the epoch."""
-        weight = self.weight if self._takes_weight(entry, batch_size) else None
-        if entry.syncs_steps and self.sync_step is not None:
-            entry.last = self._synced(entry, value, weight)
-        else:
+        waits = self.held is not None and batch_size is None and self.batch is not None and entry.reduce_fx == "mean"
+        if not entry.syncs_steps or self.sync_step is None:
             entry.last = value.clone() if entry.on_step and isinstance(value, Tensor) else value
-        if entry.on_epoch and (self.micro_batch is None or self.micro_batch.weight):
-            if weight is None:
-                entry.add(value, self._weight_of(entry, batch_size))
-            else:
-                entry.add_weighted(value, weight)
+        elif not waits:
+            entry.last = self.sync_step(self._part_of_step(entry, value), entry.reduce_fx)
+        if waits and self.weight is not None:
+            self._add_weighted(entry, value, self.weight)
+        elif waits and self.held is not None:
+            self.held.append((entry, value.clone() if isinstance(value, Tensor) else value))
+        elif entry.on_epoch and (self.micro_batch is None or self.micro_batch.weight):
+            entry.add(value, self._weight_of(entry, batch_size))
 
-    def _synced(self, entry: Entry, value: Any, weight: float | Tensor | None) -> Any:
-        """All ranks. The value of one step over ranks."""
-        assert self.sync_step is not None
-        micro_batch = self.micro_batch
-        if weight is not None:
+    def _part_of_step(self, entry: Entry, value: Any) -> Any:
+        """This rank's part of a value that is reduced over ranks."""
+        if self.micro_batch is None:
+            return value
+        from core.trainer.logging.uneven_steps import weigh  # few steps are uneven
+
+        return weigh(value, entry.reduce_fx, self.micro_batch)
+
+    def _add_weighted(self, entry: Entry, value: Any, weight: float | Tensor) -> None:
+        """Add a mean with the weight that the running step gave."""
+        counts = self.micro_batch is None or bool(self.micro_batch.weight)
+        if entry.syncs_steps and self.sync_step is not None:
             from core.trainer.logging.uneven_steps import mean_by_weights  # few steps give one
 
-            own = weight if micro_batch is None or micro_batch.weight else 0
-            return mean_by_weights(value, own, self.sync_step)
-        if micro_batch is not None:
-            from core.trainer.logging.uneven_steps import weigh  # few steps are uneven
-
-            value = weigh(value, entry.reduce_fx, micro_batch)
-        return self.sync_step(value, entry.reduce_fx)
+            entry.last = mean_by_weights(value, weight if counts else 0, self.sync_step)
+        if entry.on_epoch and counts:
+            entry.add_weighted(value, weight)
 
     def release(self, output: Any) -> None:
         """Add what the running step has logged, with the weight that its output has.
@@ -270,11 +264,15 @@ class MetricCollector:
             output: of the step. One without a weight decides that its batches weigh their samples; None decides
                 nothing.
         """
-        held, is_dict = self.held or (), isinstance(output, dict)
-        self.weight = output.get("weight") if is_dict else None
-        self.held = [] if output is None or self.weight is not None else None
+        held, self.held = self.held or (), None
+        self.weight = output.get("weight") if isinstance(output, dict) else None
         for entry, value in held:
-            self._add(entry, value, None)
+            if self.weight is None and (options := entry.options):
+                self.log(entry.name, value, options, add_dataloader_idx=False)
+            elif self.weight is not None:
+                self._add_weighted(entry, value, self.weight)
+        if output is None or self.weight is not None:
+            self.held = []
 
     def _weight_of(self, entry: Entry, batch_size: int | None) -> float:
         """The weight of the running batch's value."""

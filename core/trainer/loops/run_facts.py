@@ -8,6 +8,7 @@ import platform
 import shlex
 import signal
 import sys
+import textwrap
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from core.trainer.run import Run
+
+_MAX_REASON = 400
+"""Characters of an error's message that are recorded."""
 
 
 def log_hyperparameters(run: Run) -> None:
@@ -83,8 +87,8 @@ def log_end(run: Run, outcome: str, reason: str) -> None:
 
 def log_error(run: Run, error: BaseException) -> None:
     """Rank 0 hands an end by `error` to the loggers that take facts. No logger's own trouble hides it."""
-    lines = str(error).strip().splitlines()
-    reason = type(error).__name__ + (f": {lines[0]}" if lines else "")
+    text = textwrap.shorten(str(error), _MAX_REASON, placeholder=" ...")
+    reason = type(error).__name__ + (f": {text}" if text else "")
     if run.signals.signal is not None:
         reason = f"{signal.Signals(run.signals.signal).name} has stopped it."
     with contextlib.suppress(Exception):

@@ -304,7 +304,8 @@ class Module(nn.Module, ModuleHooks, ModuleSteps, DataHooks, HasHyperparameters)
                 weight = 0
         if step is not None and step.before_backward is not None:
             step.before_backward(loss)
-        wrapped, session = trainer.session.handle_of(self).wrapped, trainer.session
+        session = trainer.session
+        wrapped = session.handle_of(self).wrapped
         if weight is None and session.weights is None:
             strategy.backward(loss, wrapped, manual=True, **kwargs)
         else:

@@ -2,14 +2,16 @@
 
 import functools
 import warnings
+from types import SimpleNamespace
 
+import pytest
 import torch
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.post_localSGD_hook import PostLocalSGDState, post_localSGD_hook
 from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 
 from core import ConfigurationError
-from core_ddp import DDPStrategy
+from core_ddp import DDPStrategy, hook_state
 from core_testing import Backend
 
 RANKS = Backend(lambda: "single_device", num_processes=2)
@@ -102,6 +104,29 @@ def test_power_sgd_waits_for_the_buckets_that_were_saved():
     message = "DDP's buckets aren't those of the checkpoint: PowerSGD begins without what it had left out."
     expected = [(True, []), (True, []), (False, [message])]
     assert RANKS.run(train_after_a_load_of_other_buckets) == [expected * 2] * 2
+
+
+def test_a_backward_of_several_buckets_is_one_for_which_power_sgd_waits(monkeypatch):
+    """As with NCCL; over gloo there is one bucket."""
+    whole = []
+    monkeypatch.setattr(hook_state.default_hooks, "allreduce_hook", lambda group, bucket: whole.append(bucket.index()))
+    weights = [nn.Parameter(torch.ones(2, 2)) for _ in range(3)]
+    module = nn.ParameterList(weights)
+    state = hook_state.HookState(PowerSGDState(None, start_powerSGD_iter=2, use_error_feedback=False))
+    saved = state.state_dict()
+    state.load_state_dict({**saved, "buckets": {"0": ["0", "1", "2"]}})
+    compress = state.by_bucket(lambda state, bucket: "compressed", module)
+    buckets = [
+        SimpleNamespace(index=lambda n=n: n, parameters=lambda n=n: [weights[n]], is_last=lambda n=n: n == 2)
+        for n in range(3)
+    ]
+    for _ in range(2):
+        assert [compress(SimpleNamespace(process_group=None), each) for each in buckets] == [None] * 3
+    assert whole == [0, 1, 2] * 2
+    answers = [compress(SimpleNamespace(process_group=None), each) for each in buckets[:2]]
+    with pytest.warns(UserWarning, match="DDP's buckets aren't those of the checkpoint"):
+        answers.append(compress(SimpleNamespace(process_group=None, iter=0, start_powerSGD_iter=2), buckets[2]))
+    assert answers == [None, None, "compressed"]
 
 
 def backward_in_small_buckets(rank):

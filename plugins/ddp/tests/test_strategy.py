@@ -298,6 +298,7 @@ def test_modules_that_differ_are_refused_and_what_is_unfrozen_in_a_loop_of_the_u
         module = nn.Linear(4, 1)
         module.bias.requires_grad_(False)
         model, batch = fabric.setup_module(module), torch.full((1, 4), float(fabric.global_rank))
+        module.scale = nn.Parameter(torch.ones(1), requires_grad=False)  # gets no gradient, whenever it comes
         fabric.backward(model(batch).pow(2).sum())
         module.bias.requires_grad_(True)
         with pytest.raises(

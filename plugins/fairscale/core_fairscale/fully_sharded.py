@@ -211,6 +211,8 @@ class FullyShardedFairScaleStrategy(ParallelStrategy):
         if loss.requires_grad:
             loss.register_hook(partial(self._check_graph, concerned))
         self._buffers_differ = True
+        for units in concerned:
+            units.set_gradients_aside()
         super().backward(loss, module, manual=manual, **kwargs)
         self._let_go()
 

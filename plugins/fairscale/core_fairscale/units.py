@@ -65,6 +65,17 @@ class Units:
             unit._free_full_params()
             unit._use_fp32_param_shard()
 
+    def set_gradients_aside(self) -> None:
+        """Before a backward, keep gradients of one element where FairScale adds what it reduces next to them.
+
+        It does so for all others. A part of that shape it takes for a whole gradient that is still to be averaged: a
+        part of the mean would be averaged again.
+        """
+        for unit in self._all:
+            for one in unit.params:
+                if one.grad is not None and one.grad.shape == one._orig_size:
+                    one._saved_grad_shard, one.grad = one.grad.data, None
+
     @contextmanager
     def whole(self, *, keeps_changes: bool) -> Iterator[None]:
         """All ranks. A context in which the module has its own names, and parameters hold whole values."""

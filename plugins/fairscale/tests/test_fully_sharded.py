@@ -6,12 +6,13 @@ import sys
 from pathlib import Path
 
 import pytest
+import streams_double
 import torch
 from torch import nn
 
 from core import ConfigurationError, Fabric, Trainer
 from core_fairscale import FullyShardedFairScaleStrategy, refusals
-from core_testing import programs
+from core_testing import Backend, programs
 
 PROGRAM = Path(__file__).parent / "fully_sharded_program.py"
 
@@ -58,6 +59,28 @@ def test_models_and_optimizers_that_would_train_wrongly_are_refused():
 def run(folder, *arguments):
     command = [sys.executable, PROGRAM, *arguments]
     return programs.run(command, env=os.environ | {"OMP_NUM_THREADS": "1"}, cwd=folder, timeout=280)
+
+
+def gradients_of_two_backwards(rank):
+    torch.manual_seed(0)
+    fabric, layer = rank.fabric(), nn.Linear(2, 1)
+    model, _ = fabric.setup(layer, torch.optim.SGD(layer.parameters(), lr=1.0))
+    states = [fabric.strategy.get_module_state_dict(layer)]
+    inputs = torch.tensor([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0], [7.0, 8.0]])[2 * rank.number :]
+    for row in inputs[:2]:
+        fabric.backward(model(row[None]).sum() * row[0])
+    fabric.strategy.optimizer_step(fabric.strategy.optimizers[0])
+    states.append(fabric.strategy.get_module_state_dict(layer))
+    fabric.teardown()
+    return {name: (states[0][name] - value).flatten().tolist() for name, value in states[1].items()}
+
+
+def test_gradients_add_up_also_of_parameters_of_one_element():
+    """The bias has one element, and its part on rank 0 the shape of the whole."""
+    streams_double.register()
+    found, _ = Backend(lambda: "fsdp_on_a_double", num_processes=2, timeout_s=100).run(gradients_of_two_backwards)
+    assert found["bias"] == pytest.approx([(1 + 3 + 5 + 7) / 2], rel=1e-6)
+    assert found["weight"] == pytest.approx([(1 + 9 + 25 + 49) / 2, (2 + 12 + 30 + 56) / 2], rel=1e-6)
 
 
 @pytest.mark.slow

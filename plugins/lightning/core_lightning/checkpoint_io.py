@@ -23,8 +23,11 @@ class LightningCheckpointIO(TorchCheckpointIO):
     `optimizer_states`, `lr_schedulers`, `hyper_parameters`, `epoch`, `global_step`, `loops` and
     `pytorch-lightning_version` are there too, and what `on_save_checkpoint` of the module has added, so that Lightning
     goes on from it. What only core knows, such as the position in the data, is in the section `core`: a run of core
-    goes on exactly. A state of Fabric's is written as it is.
+    goes on exactly. A state of Fabric's is written as it is. The digest ends the file: programs that list the
+    folder find no other one.
     """
+
+    digest_within = True
 
     def write_file(self, state: dict[str, Any], path: PathLike) -> None:
         """Rank 0. Write the whole state and its digest.

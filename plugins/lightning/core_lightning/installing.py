@@ -15,6 +15,7 @@ from core_lightning.trust import TRUSTS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
 PAGE = "docs/lightning.md"
 """The page about what is there."""
@@ -59,7 +60,14 @@ def install_trusted() -> None:
     install(trusted=True)
 
 
+def _explain(script: Path) -> tuple[str, bool]:
+    from core_lightning.explaining import explain  # no script that is run waits for it
+
+    return explain(script)
+
+
 for _prelude in (install, install_trusted):
+    _prelude.explain = _explain  # type: ignore[attr-defined]  # of `core run --lightning --explain`
     _prelude.owns_processes = True  # type: ignore[attr-defined]  # programs for Lightning start their ranks themselves
 
 

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+from core_lightning.model_helpers import is_overridden
+
 if TYPE_CHECKING:
     from core import Trainer
 
@@ -118,9 +120,21 @@ class EvaluationLoop(Loop):
         return getattr(self.trainer, f"num_{self.stage}_batches")  # type: ignore[no-any-return]
 
     @property
+    def _data_source(self) -> SimpleNamespace:
+        """The answer to `is_defined()`: whether there are loaders, or a hook that makes some. gluonts asks for it."""
+        return SimpleNamespace(is_defined=lambda: _has_loaders(self.trainer, self.stage))
+
+    @property
     def num_dataloaders(self) -> int:
         """Number of loaders."""
         return len(self.max_batches)
+
+
+def _has_loaders(trainer: Any, stage: str) -> bool:
+    """True if loaders of this stage were passed to `fit`, or module or data module make them."""
+    hook = f"{stage}_dataloader"
+    owner = trainer.module if trainer.datamodule is None else trainer.datamodule
+    return trainer.passed.get(stage) is not None or is_overridden(hook, owner)
 
 
 def _set(trainer: Trainer, **options: Any) -> None:

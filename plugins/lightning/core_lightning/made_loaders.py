@@ -6,6 +6,7 @@ import functools
 from typing import TYPE_CHECKING, Any
 
 from core import Callback
+from core_lightning.model_helpers import is_overridden
 from core_lightning.seeding import isolate_rng
 
 if TYPE_CHECKING:
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
 
     from torch import nn
 
-    from core import Trainer
+    from core_lightning.trainer import Trainer
 
 _TRAIN, _VALIDATION = "train_dataloader", "val_dataloader"
 
@@ -33,19 +34,20 @@ class MadeLoaders(Callback):
         if stage != "fit":
             return
         checks = trainer.options.num_sanity_val_steps != 0 and trainer.ckpt_path is None
-        owners = [owner for owner in (trainer.datamodule, module) if owner is not None]
-        for owner in owners:
-            if not (hasattr(owner, _TRAIN) and hasattr(owner, _VALIDATION)):
-                continue
-            own = {name: owner.__dict__[name] for name in (_TRAIN, _VALIDATION) if name in owner.__dict__}
-            self._replaced.append((owner, own))
-            train, validation = getattr(owner, _TRAIN), getattr(owner, _VALIDATION)
-            if checks:
-                owner.__dict__[_VALIDATION] = isolate_rng()(validation)
-            else:
-                once = functools.cache(train)
-                owner.__dict__[_VALIDATION] = _after(once, validation)
-                owner.__dict__[_TRAIN] = once
+        for owner in (trainer.datamodule, module):
+            if trainer.passed.get("val") is None and is_overridden(_VALIDATION, owner):
+                makes_train = trainer.passed.get("train") is None and is_overridden(_TRAIN, owner)
+                self._replace(owner, checks=checks, makes_train=makes_train)
+
+    def _replace(self, owner: Any, *, checks: bool, makes_train: bool) -> None:
+        own = {name: owner.__dict__[name] for name in (_TRAIN, _VALIDATION) if name in owner.__dict__}
+        self._replaced.append((owner, own))
+        if checks:
+            owner.__dict__[_VALIDATION] = isolate_rng()(getattr(owner, _VALIDATION))
+        elif makes_train:
+            once = functools.cache(getattr(owner, _TRAIN))
+            owner.__dict__[_VALIDATION] = _after(once, getattr(owner, _VALIDATION))
+            owner.__dict__[_TRAIN] = once
 
     def on_fit_start(self, trainer: Trainer, module: nn.Module) -> None:
         """Restore the hooks: loaders that are asked for later are made when they are."""

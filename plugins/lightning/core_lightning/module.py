@@ -92,3 +92,8 @@ class LightningModule(HyperparametersMixin, Module):
             return super().load_from_checkpoint(  # type: ignore[no-any-return]
                 path, map_location, strict, hparams_file=hparams_file, **{**hparams, **kwargs}
             )
+
+
+def _load_from_checkpoint(cls: type[Any], checkpoint_path: Any, *args: Any, **kwargs: Any) -> Any:
+    """See `LightningModule.load_from_checkpoint`: packages with a `load_from_checkpoint` of their own call it so."""
+    return LightningModule.load_from_checkpoint.__func__(cls, checkpoint_path, *args, **kwargs)  # type: ignore[attr-defined]

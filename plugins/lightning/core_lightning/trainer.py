@@ -95,6 +95,7 @@ class Trainer(TrainerAttributes):
             self.options = dataclasses.replace(self.options, use_distributed_sampler=False)
             observers += [SameDraws(), MadeLoaders()]
         self.run.observers = observers
+        self.passed: dict[str, Any] = {}
         if TRUSTS and not any(isinstance(callback, PickledObjects) for callback in self.callbacks):
             self.callbacks.append(PickledObjects(trusted=True))
 
@@ -115,6 +116,7 @@ class Trainer(TrainerAttributes):
         """
         if self.checkpoint_callback is not None:
             tell_of_objects(model, self.callbacks)
+        self.passed = {"train": train_dataloaders, "val": val_dataloaders}
         super().fit(model, train_dataloaders, val_dataloaders, datamodule, ckpt_path)
 
     def validate(  # type: ignore[override]  # Lightning's order

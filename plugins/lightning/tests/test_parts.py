@@ -246,3 +246,31 @@ def test_fabrics_wrappers_are_known_and_unwrapped(installed):
     wrapped = fabric.setup(module)
     assert (wrappers.is_wrapped(wrapped), wrappers.is_wrapped(module)) == (True, False)
     assert wrappers._unwrap_objects({"a": [wrapped, 3]})["a"] == [module, 3]
+
+
+@pytest.mark.filterwarnings("ignore:Without has a validation_step")
+def test_packages_ask_for_devices_and_loaders_by_private_names(installed, pl, boring):
+    connector = installed("lightning.pytorch.trainer.connectors.accelerator_connector")._AcceleratorConnector
+    found = connector(accelerator="cpu", devices=2)
+    assert (found._accelerator_flag, found._devices_flag, found._choose_auto_accelerator()) == ("cpu", 2, "cpu")
+    defined = []
+
+    class Net(boring.BoringModel):
+        def configure_optimizers(self):
+            defined.append(self.trainer.fit_loop.epoch_loop.val_loop._data_source.is_defined())
+            return super().configure_optimizers()
+
+    class Without(Net):
+        val_dataloader = pl.LightningModule.val_dataloader
+
+    loader = torch.utils.data.DataLoader(boring.RandomDataset(32, 2))
+    for kind, loaders in ((Net, {}), (Without, {}), (Without, {"val_dataloaders": loader})):
+        trainer = pl.Trainer(fast_dev_run=1, accelerator="cpu", **QUIET)
+        trainer.fit(kind(), loader, **loaders)
+    assert defined == [True, False, True]
+
+
+def test_checkpoints_stand_alone_in_their_folder(pl, boring, tmp_path):
+    trainer = pl.Trainer(max_epochs=1, limit_train_batches=1, accelerator="cpu", **QUIET)
+    trainer.fit(boring.BoringModel())
+    assert os.listdir(tmp_path / "checkpoints") == ["epoch=0-step=1.ckpt"]

@@ -15,13 +15,13 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from core import ModuleError
-from core_parallel import fold, pieces
+from core_parallel import fold, graphs, pieces
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from contextlib import AbstractContextManager
 
-    from core_parallel.draws import Draws
+    from core_parallel.draws import Draws, Seeds
     from core_parallel.layout import Layout
     from core_parallel.transport import Line
 
@@ -38,10 +38,16 @@ class _Form:
 
 
 @dataclass(slots=True)
-class _Computed:
-    """One microbatch in one stage: what it was given and what it made of it, with the graph between."""
+class Computed:
+    """One microbatch in one stage: what it was given and what it made of it, with the graph between.
+
+    Attributes:
+        inputs, outputs: the leaves.
+        given_form, form: their structures.
+    """
 
     inputs: list[Any]
+    given_form: Any
     outputs: list[Any]
     form: Any
 
@@ -59,7 +65,7 @@ class _Pass:
 
     sizes: list[int | None] = field(default_factory=list)
     wanting: list[Tensor] = field(default_factory=list)
-    computed: dict[tuple[int, int], _Computed] = field(default_factory=dict)
+    computed: dict[tuple[int, int], Computed] = field(default_factory=dict)
     gradients: dict[tuple[int, int], list[Tensor]] = field(default_factory=dict)
 
 
@@ -86,23 +92,25 @@ class Chain:
         self._microbatches, self._context = microbatches, context
         self._is_checked = False
         self._headers: dict[Any, Any] = {}
+        self._looked_at: set[int] = set()
+        self.answer: Callable[..., Any] | None = None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """All ranks of the pipeline, with the same arguments. The result of the model for them, on all ranks."""
-        if not self._is_checked:
-            self._is_checked = True
-            fold.check(self.layout, args, kwargs)
+        """All ranks of the pipeline, with the same arguments. The result of the model for them, on all ranks.
+
+        Within a schedule, which runs the stages by itself, `answer` stands for it.
+        """
+        if self.answer is not None:
+            return self.answer(*args, **kwargs)
+        self.check(args, kwargs)
         learns = torch.is_grad_enabled()
         leaves = tree_flatten((args, kwargs))[0]
         made = _Pass(wanting=[one for one in leaves if isinstance(one, Tensor) and one.requires_grad and learns])
         size = pieces.num_samples((args, kwargs))
         cut = pieces.split((args, kwargs), pieces.choose(self._microbatches, size, self.layout.num_stages))
         made.sizes = [pieces.num_samples(piece) for piece in cut]
-        with self._draws.of_stages() as seed:
-            for stage in self.layout.own_stages:
-                for index, piece in enumerate(cut):
-                    seed(stage, index)
-                    self._forward(made, stage, index, piece)
+        with self._draws.of_stages() as seeds:
+            self._run_stages(made, cut, seeds)
         answer = self._share_answer(made)
         self.line.wait()
         if not learns:
@@ -113,20 +121,70 @@ class Chain:
         whole: Any = _Answer.apply(self, made, len(flat), anchor, *flat, *made.wanting)  # type: ignore[no-untyped-call]  # torch's
         return tree_unflatten(list(whole), form)
 
+    def check(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Compare `forward` with its parts, at the first call.
+
+        Raises:
+            ModuleError: they aren't the same.
+        """
+        if not self._is_checked:
+            self._is_checked = True
+            fold.check(self.layout, args, kwargs)
+
+    @contextmanager
+    def answering(self, answer: Callable[..., Any]) -> Iterator[None]:
+        """A context in which a call of the module is answered by something else."""
+        self.answer, before = answer, self.answer
+        try:
+            yield
+        finally:
+            self.answer = before
+
     # forward --------------------------------------------------------------------------------------------------------
 
+    def run_forward(self, cut: Sequence[Any], seeds: Seeds) -> dict[tuple[int, int], Computed]:
+        """All ranks of the pipeline. Run microbatches forward, without gradients.
+
+        Args:
+            cut: the arguments of each, as a pair of tuple and dict.
+            seeds: the random numbers of this pass.
+
+        Returns:
+            What this rank's stages have computed, by stage and microbatch.
+        """
+        made = _Pass()
+        with torch.no_grad():
+            self._run_stages(made, cut, seeds)
+        self.line.wait()
+        return made.computed
+
+    def _run_stages(self, made: _Pass, cut: Sequence[Any], seeds: Seeds) -> None:
+        # With several stages a rank, everything is received before anything is sent: so the messages between two ranks
+        # have one order, which some backends need.
+        waits = len(self.layout.own_stages) > 1
+        for stage in self.layout.own_stages:
+            for index, piece in enumerate(cut):
+                seeds.begin(stage, index)
+                self._forward(made, stage, index, piece)
+                if not waits:
+                    self._give(made, stage, index, piece)
+            if waits:
+                for index, piece in enumerate(cut):
+                    self._give(made, stage, index, piece)
+
     def _forward(self, made: _Pass, stage: int, index: int, piece: Any) -> None:
-        leaves, form = tree_flatten(piece) if stage == 0 else self._take(made, stage, index, piece)
+        leaves, given_form = tree_flatten(piece) if stage == 0 else self._take(made, stage, index, piece)
         inputs = [_leaf(one, stage) for one in leaves]
-        given = tree_unflatten(inputs, form)
+        given = tree_unflatten(inputs, given_form)
         args, kwargs = given if stage == 0 else ((given,), {})
         with self._context():
             result = self.layout.run(stage, *args, **kwargs)
         outputs, form = tree_flatten(result)
-        self._check(stage, outputs)
-        made.computed[stage, index] = _Computed(inputs, outputs, form)
-        if stage < self.layout.num_stages - 1:
-            self._give(made, stage, index, piece)
+        self.check_outputs(stage, outputs)
+        if stage not in self._looked_at and torch.is_grad_enabled():
+            self._looked_at.add(stage)
+            graphs.refuse_kept(self.layout.named_modules_of(stage))
+        made.computed[stage, index] = Computed(inputs, given_form, outputs, form)
 
     def _take(self, made: _Pass, stage: int, index: int, piece: Any) -> tuple[list[Any], Any]:
         """The outputs of the stage before, for one microbatch."""
@@ -141,6 +199,8 @@ class Chain:
         return [self.line.receive(_like(one), owner) for one in described], form
 
     def _give(self, made: _Pass, stage: int, index: int, piece: Any) -> None:
+        if stage == self.layout.num_stages - 1:
+            return
         receiver = self.layout.owner(stage + 1)
         if receiver == self.line.position:
             return
@@ -164,7 +224,12 @@ class Chain:
         shapes = tuple(_form_of(leaf) if isinstance(leaf, Tensor) else repr(leaf) for leaf in leaves)
         return shapes, str(form), self.layout.module.training, torch.is_grad_enabled()
 
-    def _check(self, stage: int, outputs: Sequence[Any]) -> None:
+    def check_outputs(self, stage: int, outputs: Sequence[Any]) -> None:
+        """Refuse results of a stage that can't go to another rank.
+
+        Raises:
+            ModuleError: one of them is no tensor.
+        """
         for one in outputs:
             if not isinstance(one, Tensor):
                 raise ModuleError(
@@ -200,14 +265,21 @@ class Chain:
             A gradient for each of the arguments that want one.
         """
         cut = [_cut(gradient, made.sizes) for gradient in gradients]
-        with self._added_up():
+        waits = len(self.layout.own_stages) > 1  # see `_run_stages`
+        with self.added_up():
             for stage in reversed(self.layout.own_stages):
+                found = {}
                 for index in reversed(range(len(made.sizes))):
-                    self._backward(made, stage, index, [column[index] for column in cut])
+                    found[index] = self._backward(made, stage, index, [column[index] for column in cut])
+                    if not waits:
+                        self._give_back(made, stage, index, found.pop(index))
+                for index, gradients_of_inputs in found.items():
+                    self._give_back(made, stage, index, gradients_of_inputs)
         self.line.wait()
         return self._share_gradients(made)
 
-    def _backward(self, made: _Pass, stage: int, index: int, incoming: list[Tensor | None]) -> None:
+    def _backward(self, made: _Pass, stage: int, index: int, incoming: list[Tensor | None]) -> list[Tensor]:
+        """The gradients of what the stage was given."""
         done = made.computed.pop((stage, index))
         if stage < self.layout.num_stages - 1:
             incoming = self._take_gradients(made, stage, index, done.outputs)
@@ -219,7 +291,9 @@ class Chain:
         if pairs:
             torch.autograd.backward([output for output, _ in pairs], [gradient for _, gradient in pairs])
         given = [one for one in done.inputs if isinstance(one, Tensor) and one.requires_grad]
-        found = [one.grad if one.grad is not None else torch.zeros_like(one) for one in given]
+        return [one.grad if one.grad is not None else torch.zeros_like(one) for one in given]
+
+    def _give_back(self, made: _Pass, stage: int, index: int, found: list[Tensor]) -> None:
         if stage == 0 or (owner := self.layout.owner(stage - 1)) == self.line.position:
             made.gradients[stage - 1, index] = found
             return
@@ -246,7 +320,7 @@ class Chain:
         return shared
 
     @contextmanager
-    def _added_up(self) -> Iterator[None]:
+    def added_up(self) -> Iterator[None]:
         """All ranks of the pipeline. Add up what the stages in here give to the gradients of parameters of no part."""
         outside = [one for one in self.layout.outside() if one.requires_grad]
         before = [one.grad for one in outside]

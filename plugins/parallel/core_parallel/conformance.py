@@ -25,6 +25,14 @@ class TestParallel(StrategyConformance):
     expected_capabilities = _CAPABILITIES
 
 
+class TestSchedule(StrategySmoke):
+    """Two ranks of one pipeline, whose training steps go through a schedule."""
+
+    alias = "pipeline"
+    options = {"schedule": "1F1B"}
+    num_shares = 1
+
+
 class TestPipelines(StrategySmoke):
     """Two pipelines of two ranks, each with its share of the data."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import sys
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -11,9 +12,37 @@ import torch
 from core.checkpoint import collect_random_state, restore_random_state
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from core import Accelerator
+
+
+class Seeds:
+    """The random numbers of one pass: the same ones for a stage and a microbatch, whatever the schedule.
+
+    Args:
+        base: of the pass.
+        stream: number of this rank among those of its stage.
+    """
+
+    def __init__(self, base: int, stream: int) -> None:
+        self._base, self._stream = base, stream
+
+    def begin(self, stage: int, microbatch: int) -> None:
+        """Begin with the numbers of a stage and a microbatch."""
+        torch.manual_seed(self._number(stage, microbatch))
+
+    def begin_step(self, num_stages: int, microbatch: int) -> None:
+        """Begin with the numbers of the user's step for a microbatch, which two ranks run alike."""
+        number = self._number(num_stages, microbatch)
+        torch.manual_seed(number)
+        random.seed(number)
+        if (numpy := sys.modules.get("numpy")) is not None:
+            numpy.random.seed(number % (1 << 32))
+
+    def _number(self, stage: int, microbatch: int) -> int:
+        # Far apart for each: a generator's neighbouring seeds are independent.
+        return (self._base + (stage << 40) + (microbatch << 20) + self._stream) % (1 << 63)
 
 
 class Draws:
@@ -29,20 +58,17 @@ class Draws:
         self._accelerator, self._device, self._stream = accelerator, device, stream
 
     @contextmanager
-    def of_stages(self) -> Iterator[Callable[[int, int], None]]:
+    def of_stages(self, base: int | None = None) -> Iterator[Seeds]:
         """All ranks of a pipeline. A context in which a stage seeds itself; the shared state goes on afterwards.
 
-        Yields:
-            `seed(stage, microbatch)`: the same numbers for these two, whatever the schedule.
+        Args:
+            base: of a pass that is no part of the training, and draws nothing. None draws one.
         """
-        # Of Python's generator, which checkpoints have too: so torch's draws in a step are those of one device.
-        base = random.getrandbits(62)
+        if base is None:
+            # Of Python's generator, which checkpoints have too: so torch's draws in a step are those of one device.
+            base = random.getrandbits(62)
         before = collect_random_state(self._accelerator, self._device)
         try:
-            yield lambda stage, microbatch: self._seed(base, stage, microbatch)
+            yield Seeds(base, self._stream)
         finally:
             restore_random_state(before, self._accelerator, self._device)
-
-    def _seed(self, base: int, stage: int, microbatch: int) -> None:
-        # Far apart for each: a generator's neighbouring seeds are independent.
-        torch.manual_seed((base + (stage << 40) + (microbatch << 20) + self._stream) % (1 << 63))

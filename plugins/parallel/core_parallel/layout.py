@@ -63,6 +63,10 @@ class Layout:
         shown = ", ".join(map(repr, names if len(names) <= 4 else [*names[:2], "...", names[-1]]))
         return f"Stage {stage} ({shown})"
 
+    def named_modules_of(self, stage: int) -> list[tuple[str, nn.Module]]:
+        """All modules in the parts of a stage, by name."""
+        return [(self._names[id(module)], module) for part in self.cut.modules_of(stage) for module in part.modules()]
+
     def absent_modules(self) -> Iterator[tuple[str, nn.Module]]:
         """The parts that other ranks have, by name."""
         own = {id(part) for stage in self.own_stages for part in self.cut.stages[stage]}

@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
 from core import ModuleError
+
+if TYPE_CHECKING:
+    from core_parallel.schedules import Schedule
 
 Part = Callable[..., Any]
 
@@ -56,7 +59,7 @@ def cut(user: nn.Module, num_stages: int) -> Cut:
     return Cut(module, name, tuple(stages))
 
 
-def check_statistics(user: nn.Module, microbatches: int | None) -> int | None:
+def check_statistics(user: nn.Module, microbatches: int | None, schedule: Schedule | None = None) -> int | None:
     """The number of microbatches for a model, None if it follows from the batch: batch norms take whole batches.
 
     Raises:
@@ -68,6 +71,12 @@ def check_statistics(user: nn.Module, microbatches: int | None) -> int | None:
             raise ModuleError(
                 f"SyncBatchNorm {name!r} waits for all ranks, and one stage of the pipeline has it. Use BatchNorm, or "
                 "a norm that doesn't depend on the batch, such as GroupNorm."
+            )
+        if schedule is not None:
+            raise ModuleError(
+                f"{type(norm).__name__} {name!r} would take its statistics from microbatches, of which "
+                f"schedule={schedule.name!r} needs several. Leave schedule out, or use a norm that doesn't depend on "
+                "the batch, such as GroupNorm."
             )
         if microbatches not in (None, 1):
             raise ModuleError(

@@ -7,15 +7,16 @@ Narayanan et al., "Efficient Large-Scale Language Model Training on GPU Clusters
 from __future__ import annotations
 
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from core import ConfigurationError, ShardedLeaf
+from core import Capability, ConfigurationError, ShardedLeaf
 from core.session import ReplacedParameters
 from core.strategies import refuse_sparse_layers, refuse_unlike_modules
-from core_parallel import absent, averages, parts, sizes, state
+from core_parallel import absent, averages, parts, schedules, sizes, state, trial
 from core_parallel.chain import Chain
 from core_parallel.draws import Draws
 from core_parallel.layout import Layout
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from torch.utils.hooks import RemovableHandle
 
     from core import GradientClipping
+    from core_parallel.scheduled import ScheduledStep
 
 _ELSEWHERE = (
     "another rank of the pipeline has it. Parts run in their turn, inside the one model that was cut: call that, in a "
@@ -59,6 +61,8 @@ class ParallelStrategy(MeshStrategy):
         context: sizes.Size = 1,
         expert: sizes.Size = 1,
         microbatches: int | Literal["auto"] = "auto",
+        schedule: str | None = None,
+        stages_per_rank: int | Literal["auto"] = "auto",
         **options: Any,
     ) -> None:
         """Sizes of the mesh, how a pipeline runs, and options of every parallel strategy.
@@ -73,6 +77,9 @@ class ParallelStrategy(MeshStrategy):
             expert: over how many ranks of data * shard * context experts are distributed; it multiplies to nothing.
             microbatches: into how many a rank's batch is cut. `"auto"` is the largest number up to twice the stages
                 that divides the batch, and 1 for a model with batch norms.
+            schedule: one of torch's, such as `"1F1B"`: training steps run for one microbatch at a time, and a rank
+                keeps fewer activations. None: a step sees its whole batch, on all ranks.
+            stages_per_rank: how many stages each rank has. `"auto"` is 2 where the schedule has several, else 1.
             options: of `FSDPStrategy` where parameters are sharded, and of every parallel strategy (`start_method`,
                 `process_group_backend`, `timeout`, ...).
 
@@ -82,12 +89,22 @@ class ParallelStrategy(MeshStrategy):
         axes = {"data": data, "shard": shard, "tensor": tensor, "context": context, "expert": expert}
         super().__init__(*given, pipeline=pipeline, **axes, **options)
         self._microbatches = sizes.parse("microbatches", microbatches)
+        self._schedule = schedules.find(schedule)
+        self._stages_per_rank = schedules.stages_per_rank(
+            sizes.parse("stages_per_rank", stages_per_rank), self._schedule
+        )
         if pipeline != 1:
             self._replaced = ReplacedParameters(_placed)
         self._chains: dict[nn.Module, Chain] = {}
+        self._scheduled: dict[nn.Module, ScheduledStep] = {}
         self._guards: list[RemovableHandle] = []
 
     # composition ----------------------------------------------------------------------------------------------------
+
+    @property
+    def capabilities(self) -> Capability:
+        """The capabilities of every parallel strategy, accumulation without communication, and state in parts."""
+        return super().capabilities | (Capability.NONE if self._schedule is None else Capability.COMPUTES_LOSS)
 
     def check(self) -> None:
         """Refuse sizes that don't multiply to the number of processes, and what isn't there yet.
@@ -139,15 +156,21 @@ class ParallelStrategy(MeshStrategy):
         return self.model
 
     def _cut(self, module: nn.Module, line: Line) -> None:
-        layout = Layout(module, parts.cut(module, line.size), line.size, line.position)
-        microbatches = parts.check_statistics(module, self._microbatches)
+        schedule = self._schedule
+        cut = parts.cut(module, line.size * self._stages_per_rank)
+        layout = Layout(module, cut, line.size, line.position, in_v=schedule is not None and schedule.in_v)
+        microbatches = parts.check_statistics(module, self._microbatches, schedule)
         self._share_random_state()
         self._replaced.remember(module)
         for _, part in layout.absent_modules():
             absent.drop(part, self.root_device)
         self._guards += absent.guard(layout.absent_modules(), _ELSEWHERE)
         draws = Draws(self.accelerator, self.root_device, self.data_parallel_rank)
-        self._chains[module] = Chain(layout, line, draws, microbatches, self._context)
+        self._chains[module] = chain = Chain(layout, line, draws, microbatches, self._context)
+        if schedule is not None:
+            from core_parallel.scheduled import ScheduledStep  # torch.distributed.pipelining takes a while to import
+
+            self._scheduled[module] = ScheduledStep(chain, schedule, draws, microbatches, self._context)
 
     def _context(self) -> AbstractContextManager[Any]:
         context = self.forward_context()
@@ -192,11 +215,29 @@ class ParallelStrategy(MeshStrategy):
         if chain is None:
             return super().step_callable(name, module)
 
+        scheduled = self._scheduled.get(handle.module) if name == "training_step" else None
+        if scheduled is not None:
+            _refuse_manual(handle.module)
+
         def call(*args: Any, **kwargs: Any) -> Any:
             with _answering(chain):
-                return method(*args, **kwargs)
+                if scheduled is None:
+                    return method(*args, **kwargs)
+                batch, *others = args
+                step = partial(_step_of, method, others, kwargs)
+                return scheduled(
+                    step, batch, handle.module, partial(_trial_of, name, handle.module, chain, others, kwargs)
+                )
 
         return call
+
+    def compute_loss(self, step: Callable[[Any], Any], batch: Any, module: nn.Module) -> Any:
+        """All ranks. The loss of a batch by the schedule; see `ComputesLoss`."""
+        handle = self.session.handle_of(module)
+        scheduled = self._scheduled.get(handle.module)
+        if scheduled is None:
+            return step(batch)
+        return scheduled(step, batch, handle.module, lambda: step, nullcontext)
 
     def clip_gradients(self, module: nn.Module, optimizer: Optimizer, clipping: GradientClipping) -> Tensor | None:
         """All ranks. Clip over all stages; see `Strategy.clip_gradients`."""
@@ -278,8 +319,27 @@ class ParallelStrategy(MeshStrategy):
         """All ranks; idempotent. Forget the modules, and let absent parts be called again."""
         super().release()
         self._chains.clear()
+        self._scheduled.clear()
         while self._guards:
             self._guards.pop().remove()
+
+
+def _refuse_manual(module: nn.Module) -> None:
+    if not getattr(module, "automatic_optimization", True):
+        raise ConfigurationError(
+            f"{type(module).__name__} runs backward itself (automatic_optimization = False), and a pipeline's schedule "
+            "runs it for one microbatch after the other. Leave schedule out, or let the Trainer optimize."
+        )
+
+
+def _step_of(method: Callable[..., Any], others: list[Any], kwargs: dict[str, Any], batch: Any) -> Any:
+    return method(batch, *others, **kwargs)
+
+
+def _trial_of(
+    name: str, module: nn.Module, chain: Chain, others: list[Any], kwargs: dict[str, Any]
+) -> Callable[[Any], Any]:
+    return partial(_step_of, getattr(trial.copied(module, chain), name), others, kwargs)
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from core.checkpoint import DistributedCheckpointIO, TorchCheckpointIO
-from core.strategies import DDPStrategy, FSDPStrategy
+from core.strategies import DDPStrategy, FSDPStrategy, SingleDeviceStrategy
 from core_parallel import ParallelStrategy
 from core_testing.cases import RESUMED
 from core_testing.ranks import Backend, one_device
@@ -21,6 +21,9 @@ _PIPELINE = partial(ParallelStrategy, pipeline=2)
 _BACKENDS: dict[str, tuple[Any, int, int]] = {
     "pipeline": (_PIPELINE, 2, 1),
     "pipelines": (_PIPELINE, 4, 2),
+    "GPipe": (partial(_PIPELINE, schedule="GPipe"), 2, 1),
+    "1F1B": (partial(_PIPELINE, schedule="1F1B"), 2, 1),
+    "one device": (SingleDeviceStrategy, 1, 1),
     "ddp": (DDPStrategy, 2, 2),
     "fsdp": (FSDPStrategy, 2, 2),
 }
@@ -41,6 +44,10 @@ def _with(name: str, form: Any) -> Backend:
         ("fsdp", "pipeline"),
         ("ddp", "pipelines"),
         ("pipelines", "pipelines"),
+        ("GPipe", "ddp"),
+        ("1F1B", "fsdp"),
+        ("one device", "1F1B"),
+        ("ddp", "GPipe"),
     ],
 )
 @pytest.mark.parametrize("form", [DistributedCheckpointIO, TorchCheckpointIO])

@@ -2,12 +2,13 @@
 
 import pytest
 
-from core_parallel.conformance import TestParallel, TestPipeline, TestPipelines
+from core_parallel.conformance import TestParallel, TestPipeline, TestPipelines, TestSchedule
 
 pytest.mark.slow(TestPipeline)
 pytest.mark.slow(TestParallel)
 pytest.mark.slow(TestPipelines)
+pytest.mark.slow(TestSchedule)
 
-__all__ = ["TestParallel", "TestPipeline", "TestPipelines"]
+__all__ = ["TestParallel", "TestPipeline", "TestPipelines", "TestSchedule"]
 
 pytestmark = pytest.mark.numbers

@@ -1,0 +1,36 @@
+"""One training step of a user's own loop: forward, loss and backward, as the strategy runs them."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any, cast
+
+from core.contract import Capability, ModuleError
+from core.fabric.state import unwrap_module
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch import Tensor, nn
+
+    from core.contract import ComputesLoss
+    from core.fabric.fabric import Fabric
+
+
+def run_step(fabric: Fabric, model: nn.Module, batch: Any, loss_fn: Callable[[Any, Any], Any]) -> Tensor:
+    """All ranks. See `Fabric.step`."""
+    step = partial(loss_fn, model)
+    strategy = fabric.strategy
+    if Capability.COMPUTES_LOSS in strategy.capabilities:
+        output = cast("ComputesLoss", strategy).compute_loss(step, batch, unwrap_module(model))
+    else:
+        output = step(batch)
+    loss: Any
+    loss, weight = (output.get("loss"), output.get("weight")) if isinstance(output, dict) else (output, None)
+    if not callable(getattr(loss, "backward", None)):
+        raise ModuleError(
+            f"loss_fn returned {output!r:.60}; expected a scalar tensor with a graph, or a dict with one under 'loss' "
+            "and perhaps the number of items that it is a mean over under 'weight'."
+        )
+    fabric.backward(loss, model=model, weight=weight)
+    return cast("Tensor", loss.detach())

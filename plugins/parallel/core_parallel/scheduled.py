@@ -1,0 +1,393 @@
+"""A training step through one of torch's schedules, in which the user's step stays as it is.
+
+For each microbatch the first stage runs the step until it calls the model, takes the arguments, and leaves it. The last
+stage runs the step with the stage's result as the answer of that call, so that the loss comes to be there; torch calls
+that its loss function.
+"""
+
+from __future__ import annotations
+
+import logging
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.pipelining import PipelineStage
+from torch.distributed.pipelining.schedules import get_schedule_class
+
+from core import ModuleError
+from core.data import size_of
+from core_parallel import batches, trial
+from core_parallel.recorded_logs import RecordedLogs, replay
+from core_parallel.stage_module import StageModule, can_learn, travelling
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from contextlib import AbstractContextManager
+
+    from core_parallel.chain import Chain, Computed
+    from core_parallel.draws import Draws, Seeds
+    from core_parallel.recorded_logs import Header
+    from core_parallel.schedules import Schedule
+    from core_parallel.stage_module import Arguments
+
+_KEPT = 4  # shapes for which a schedule stays set up, with the buffers that it receives into
+
+
+class _Taken(BaseException):
+    """The first stage has the arguments of the model. No `Exception`, which a user's step might catch."""
+
+    def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        super().__init__()
+        self.arguments: Arguments = (args, kwargs)
+
+
+@dataclass(frozen=True, slots=True)
+class _Described:
+    """The kind and the names of a step's numbers, which nobody has to read for that.
+
+    Attributes:
+        kind: of what the step has returned: "loss", "dict", "weighted", or "nothing".
+        dtype: of the loss.
+        logged: names, options and dtypes of the logged values.
+    """
+
+    kind: str
+    dtype: torch.dtype
+    logged: tuple[Header, ...]
+
+
+@dataclass(slots=True)
+class _Run:
+    """One step.
+
+    Attributes:
+        step: the user's, for the batch of a microbatch.
+        cut: these batches.
+        seeds: the random numbers.
+        logs: what the last stage logs.
+        losses, weights: of the microbatches, on the rank of the last stage.
+        kinds: of what the step has returned for them.
+        reference: the weight of a batch, as it was guessed at the first microbatch.
+    """
+
+    step: Callable[[Any], Any]
+    cut: list[Any]
+    seeds: Seeds
+    logs: RecordedLogs = field(default_factory=RecordedLogs)
+    losses: list[Tensor] = field(default_factory=list)
+    weights: list[float] = field(default_factory=list)
+    kinds: set[str] = field(default_factory=set)
+    reference: float = 0.0
+
+
+@dataclass(slots=True)
+class _Runner:
+    """A schedule that is set up for batches of one shape.
+
+    Attributes:
+        stages: of this rank, by number.
+        schedule: torch's.
+        run: the step that runs.
+        described: the numbers that the last stage had to tell in the step before.
+    """
+
+    stages: dict[int, StageModule]
+    schedule: Any = None
+    run: _Run | None = None
+    described: _Described | None = None
+
+
+class ScheduledStep:
+    """Steps of one model through one schedule.
+
+    Args:
+        chain: of the model.
+        schedule: which one.
+        draws: the random numbers of stages.
+        microbatches: how many; None for `"auto"`.
+        context: makes what stages and the user's step compute in, such as autocast.
+    """
+
+    def __init__(
+        self,
+        chain: Chain,
+        schedule: Schedule,
+        draws: Draws,
+        microbatches: int | None,
+        context: Callable[[], AbstractContextManager[Any]],
+    ) -> None:
+        self._chain, self._schedule, self._draws = chain, schedule, draws
+        self._microbatches, self._context = microbatches, context
+        self._runners: dict[Any, _Runner] = {}
+        self._step_context = context
+        self._is_tried = False
+        self._last = chain.layout.num_stages - 1
+
+    def __call__(
+        self,
+        step: Callable[[Any], Any],
+        batch: Any,
+        module: nn.Module,
+        trial_step: Callable[[], Callable[[Any], Any]],
+        step_context: Callable[[], AbstractContextManager[Any]] | None = None,
+    ) -> Any:
+        """All ranks of the pipeline. The loss of a batch, whose gradients have been computed.
+
+        Its graph scales these, and adds them to those that were there before. A batch that can't be cut as the schedule
+        needs it goes through all stages at once, see `Chain`.
+
+        Args:
+            step: the user's, for a batch.
+            batch: of all samples.
+            module: the user's, which may log.
+            trial_step: makes a step whose effects don't count.
+            step_context: makes what the step computes in; None is that of the stages.
+
+        Returns:
+            What the user's step returns: the loss, or a dict with it and perhaps its weight; or None.
+        """
+        self._step_context = step_context or self._context
+        layout, size = self._chain.layout, size_of(batch)
+        number = self._schedule.choose(self._microbatches, size, layout.size, layout.num_stages)
+        if number is None or size is None:
+            return step(batch)
+        cut = batches.cut_batch(batch, size, number)
+        key = (number, batches.shapes_of(batch), layout.module.training)
+        runner = self._runners.pop(key, None)
+        if runner is None:
+            with RecordedLogs().instead_of(module):
+                runner = self._set_up(batch, cut, trial_step())
+        self._runners[key] = runner
+        if len(self._runners) > _KEPT:
+            self._runners.pop(next(iter(self._runners)))
+        with self._draws.of_stages() as seeds:
+            runner.run = run = _Run(step, cut, seeds)
+            try:
+                with run.logs.instead_of(module):
+                    gradients = self._run(runner, run)
+            finally:
+                runner.run = None
+        return self._finish(runner, run, module, gradients)
+
+    # once for each shape --------------------------------------------------------------------------------------------
+
+    def _set_up(self, batch: Any, cut: list[Any], step: Callable[[Any], Any]) -> _Runner:
+        """All ranks of the pipeline. Find the shapes between stages; the first time, compare losses too."""
+        layout, line, is_first = self._chain.layout, self._chain.line, not self._is_tried
+        with trial.unchanged(layout.user), self._draws.of_stages(base=0) as seeds:
+            with trial.agreed(line):
+                pieces = cut if is_first else cut[:1]
+                arguments = [self._arguments(step, piece, index, seeds) for index, piece in enumerate(pieces)]
+                self._chain.check(*arguments[0])
+            computed = self._chain.run_forward(arguments, seeds)
+            if is_first:
+                with trial.agreed(line), torch.no_grad(), self._step_context():
+                    if self._last in layout.own_stages:
+                        trial.compare(self._chain, step, batch, cut, [computed[self._last, i] for i in range(len(cut))])
+        self._is_tried = True
+        likes = {stage: computed[stage, 0] for stage in layout.own_stages}
+        runner = _Runner({stage: StageModule(self._chain, stage, likes[stage], self._context) for stage in likes})
+        stages = [self._stage(runner, stage, like) for stage, like in likes.items()]
+        runner.schedule = get_schedule_class(self._schedule.name)(
+            stages if self._schedule.has_several_stages else stages[0],
+            len(cut),
+            loss_fn=lambda output, target: self._loss(runner, output, target),
+            scale_grads=False,
+        )
+        return runner
+
+    def _stage(self, runner: _Runner, stage: int, like: Computed) -> PipelineStage:
+        line, module = self._chain.line, runner.stages[stage]
+        inputs = [torch.zeros(1, dtype=torch.int64)] if stage == 0 else like.inputs
+        made = PipelineStage(
+            *(module, stage, self._last + 1, line.device),
+            # With the shapes given, torch runs nothing to find them.
+            input_args=tuple(map(_example, inputs)),
+            output_args=tuple(map(_example, like.outputs)),
+            group=line.group,
+        )
+        module.pipeline_stage = made
+        return made
+
+    # one step -------------------------------------------------------------------------------------------------------
+
+    def _run(self, runner: _Runner, run: _Run) -> dict[nn.Parameter, Tensor]:
+        """All ranks of the pipeline. Forward and backward of all stages; the gradients, apart from earlier ones."""
+        layout, line = self._chain.layout, self._chain.line
+        learning = [one for one in layout.user.parameters() if one.requires_grad and not one.is_meta]
+        before = [one.grad for one in learning]
+        for one in learning:
+            one.grad = None
+        for stage in runner.stages.values():
+            stage.begin(run.seeds, lambda index: self._arguments(run.step, run.cut[index], index, run.seeds, run.logs))
+        numbers = torch.arange(len(run.cut))
+        options: dict[str, Any] = {"target": numbers} if self._last in layout.own_stages else {}
+        try:
+            # Autocast is for forward, and the schedule runs backward too.
+            with self._chain.added_up(), _quiet(), torch.autocast(line.device.type, enabled=False):
+                runner.schedule.step(*([numbers] if 0 in layout.own_stages else []), return_outputs=False, **options)
+            return {one: one.grad for one in learning if one.grad is not None}
+        except RuntimeError as error:
+            cause = _first_cause(error)
+            if cause is error:
+                raise
+            raise cause from None
+        finally:
+            for one, earlier in zip(learning, before, strict=True):
+                one.grad = earlier
+
+    def _arguments(
+        self, step: Callable[[Any], Any], piece: Any, index: int, seeds: Seeds, logs: RecordedLogs | None = None
+    ) -> Arguments:
+        """The arguments with which the user's step calls the model, for a microbatch."""
+        seeds.begin_step(self._last + 1, index)
+        logs = logs or RecordedLogs()
+        logs.is_muted = True
+        try:
+            with self._chain.answering(_take), self._step_context():
+                step(piece)
+        except _Taken as taken:
+            return taken.arguments
+        finally:
+            logs.is_muted = False
+        raise ModuleError(
+            f"The training step returned without a call of {type(self._chain.layout.module).__name__}, which has been "
+            "cut into stages. With a schedule every step calls it once; leave schedule out for steps that may skip it."
+        )
+
+    def _loss(self, runner: _Runner, output: Any, target: Tensor) -> Tensor:
+        """On the rank of the last stage: the user's loss of a microbatch, by its share of the batch."""
+        run, index = runner.run, int(target)
+        assert run is not None, "torch calls it within a step"
+        leaves = output if isinstance(output, tuple) else (output,)
+        run.seeds.begin_step(self._last + 1, index)
+        run.logs.is_open, run.logs.microbatch = True, index
+        try:
+            with trial.answering_once(self._chain, runner.stages[self._last].answer(leaves)), self._step_context():
+                found = run.step(run.cut[index])
+        finally:
+            run.logs.is_open = False
+        kind, loss, weight = trial.unpack(found)
+        if index == 0:
+            runner.stages[self._last].look_at([loss])
+        run.kinds.add(kind)
+        if len(run.kinds) > 1:
+            raise ModuleError(
+                f"The training step returned {' and '.join(sorted(run.kinds))} for microbatches of one batch. Return a "
+                "loss for each, all with a weight or all without; or leave schedule out."
+            )
+        run.weights.append(1.0 if weight is None else float(weight))
+        if loss is None or not run.weights[-1]:  # the loss of no items may be NaN
+            run.losses.append(torch.zeros((), device=leaves[0].device))
+            return _times(leaves[0].sum(), 0)
+        run.losses.append(loss.detach())
+        run.reference = run.reference or run.weights[-1] * len(run.cut)
+        return _times(loss, run.weights[-1] / run.reference)
+
+    def _finish(self, runner: _Runner, run: _Run, module: nn.Module, gradients: dict[nn.Parameter, Tensor]) -> Any:
+        """All ranks of the pipeline. Bring the last stage's numbers to all, log them, and return the loss."""
+        described, (loss, total, factor, *logged) = self._share(runner, run)
+        replay(module, described.logged, logged)
+        if described.kind == "nothing":
+            return None
+        anchor = torch.zeros((), device=loss.device, requires_grad=True)
+        made: Tensor = _Scheduled.apply(loss.to(described.dtype), anchor, gradients, factor)  # type: ignore[no-untyped-call]  # torch's
+        if described.kind == "weighted":
+            return {"loss": made, "weight": float(total)}
+        return made if described.kind == "loss" else {"loss": made}
+
+    def _share(self, runner: _Runner, run: _Run) -> tuple[_Described, list[Tensor]]:
+        """All ranks of the pipeline. The numbers of the last stage, in one message if it logs what it did before."""
+        line, owner = self._chain.line, self._chain.layout.owner(self._last)
+        described, before = None, runner.described
+        dtype = torch.float32 if line.device.type == "mps" else torch.float64
+        numbers = torch.zeros(0, dtype=dtype, device=line.device)
+        if line.position == owner:
+            described, numbers = _told(run, numbers)
+        if before is not None:
+            mark = torch.full((1,), float(described == before), dtype=dtype, device=line.device)
+            told = mark.new_zeros(1 + 3 + len(before.logged))
+            if described == before:
+                told = torch.cat([mark, numbers])
+            told = line.share(told, owner)
+            if told[0]:
+                return before, list(told[1:])
+        runner.described = described = line.share_object(described, owner)
+        assert described is not None
+        return described, list(
+            line.share(numbers if numbers.numel() else numbers.new_zeros(3 + len(described.logged)), owner)
+        )
+
+
+class _Scheduled(torch.autograd.Function):
+    """The loss of a batch whose gradients are there already: backward scales them, and adds them to earlier ones."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, loss: Tensor, anchor: Tensor, gradients: dict[nn.Parameter, Tensor], factor: Tensor
+    ) -> Tensor:
+        """The loss."""
+        ctx.gradients, ctx.factor = gradients, factor
+        return loss.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *incoming: Tensor) -> Any:
+        """Set the gradients of this rank's parameters."""
+        if ctx.gradients is None:
+            raise ModuleError(
+                "backward was called twice on one loss of a pipeline's schedule, which has computed the gradients "
+                "once. Add up the losses in training_step, and call it once."
+            )
+        scale = incoming[0] * ctx.factor.to(incoming[0])
+        for parameter, gradient in ctx.gradients.items():
+            gradient.mul_(scale.to(gradient.dtype))
+            parameter.grad = gradient if parameter.grad is None else parameter.grad + gradient
+        ctx.gradients = None
+        return None, None, None, None
+
+
+def _times(tensor: Tensor, number: float) -> Tensor:
+    return tensor * number
+
+
+def _take(*args: Any, **kwargs: Any) -> Any:
+    raise _Taken(args, kwargs)
+
+
+def _told(run: _Run, like: Tensor) -> tuple[_Described, Tensor]:
+    """The numbers of a step: its loss, its weight, what gradients are multiplied by, and what was logged."""
+    kind = next(iter(run.kinds))
+    weights = torch.tensor(run.weights).to(like)
+    losses = torch.stack([loss.to(like).reshape(()) for loss in run.losses])
+    total = weights.sum()
+    loss = (losses * weights).sum() / total
+    factor = torch.tensor(run.reference).to(like) / total
+    logged = run.logs.values(run.weights, like)
+    return _Described(kind, run.losses[-1].dtype, tuple(run.logs.header())), torch.stack([loss, total, factor, *logged])
+
+
+def _example(leaf: Tensor) -> Tensor:
+    leaf = travelling(leaf)
+    return torch.empty(leaf.shape, dtype=leaf.dtype, device=leaf.device, requires_grad=can_learn(leaf))
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """A context in which torch doesn't log the whole schedule beside an error."""
+    log = logging.getLogger("torch.distributed.pipelining.schedules")
+    level = log.level
+    log.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        log.setLevel(level)
+
+
+def _first_cause(error: BaseException) -> BaseException:
+    """The error that was raised in a stage: torch wraps it, with all arguments in its text."""
+    while type(error) is RuntimeError and error.__cause__ is not None:
+        error = error.__cause__
+    return error

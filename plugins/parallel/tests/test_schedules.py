@@ -1,0 +1,532 @@
+"""Steps through torch's schedules compute what one device does, with the user's step unchanged; or are refused."""
+
+from __future__ import annotations
+
+import random
+import re
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import pipelines
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from core import ConfigurationError, CoreError, Module
+from core.checkpoint import DistributedCheckpointIO, TorchCheckpointIO
+from core.strategies import DDPStrategy, FSDPStrategy, SingleDeviceStrategy
+from core_parallel import ParallelStrategy, schedules
+from core_parallel.batches import cut_batch
+from core_testing.ranks import Backend, one_device
+from core_testing.training import assert_equal_tensors, whole
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from core_testing.ranks import Rank
+
+SCHEDULES = ["GPipe", "1F1B", "LoopedBFS", "Interleaved1F1B", "InterleavedZeroBubble", "ZBVZeroBubble", "DualPipeV"]
+
+
+def on_pipeline(function: Any, *args: Any, pipeline: int = 2, data: int = 1, **options: Any) -> list[Any]:
+    """Call `function(rank, *args)` on the ranks of such a mesh."""
+    strategy = partial(ParallelStrategy, pipeline=pipeline, **options)
+    return Backend(strategy, "cpu", pipeline * data, data).run(function, *args)
+
+
+# numbers ----------------------------------------------------------------------------------------------------------
+
+
+class Deep(pipelines.Net):
+    """`Net` with more parts, so that there are enough for two stages on each of four ranks."""
+
+    def __init__(self) -> None:
+        super().__init__(noise=0.0)
+        torch.manual_seed(1)
+        self.blocks = nn.ModuleList([nn.Sequential(nn.Linear(8, 8), nn.Tanh()) for _ in range(8)]).double()
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        self.log("before", batch[0].mean(), on_step=False, on_epoch=True)
+        loss = super().training_step(batch, batch_idx)
+        self.log_dict({"largest": loss, "whole": 2}, reduce_fx="max")
+        return loss
+
+
+def fit(rank: Rank, num_samples: int, num_accumulated: int, **sizes: Any) -> Any:
+    """Weights, the values of steps, and those of the epoch."""
+    seen, module = pipelines.Seen(), Deep()
+    strategy = ParallelStrategy(**sizes) if sizes else None
+    trainer = rank.trainer(
+        strategy,
+        max_epochs=1,
+        callbacks=seen,
+        accumulate_grad_batches=num_accumulated,
+        gradient_clip_val=0.3,
+        limit_val_batches=0,
+    )
+    trainer.fit(module, pipelines.loader(num_samples, 8 // rank.backend.num_shares))
+    values = {name: float(value) for name, value in trainer.callback_metrics.items()}
+    return seen.weights, seen.steps, values
+
+
+def fit_all(rank: Rank, names: list[str], num_samples: int, num_accumulated: int, **sizes: Any) -> list[Any]:
+    """The same with several schedules, in one group of ranks."""
+    return [fit(rank, num_samples, num_accumulated, schedule=name, **sizes) for name in names]
+
+
+def assert_equal_runs(runs: list[Any], num_samples: int, num_accumulated: int, *, names: list[str]) -> None:
+    """All runs of the first rank have the numbers of one device, and callbacks of all ranks see the same."""
+    weights, _, values = one_device("cpu").run(fit, num_samples, num_accumulated)[0]
+    for name, (found, _, logged), other in zip(names, runs[0], runs[-1], strict=True):
+        furthest = max(float((found[key] - weight).abs().max()) for key, weight in weights.items())
+        assert furthest < 1e-12, (name, furthest)
+        assert logged["loss_epoch"] == pytest.approx(values["loss_epoch"], abs=1e-12), name
+        assert logged["before"] == pytest.approx(values["before"], abs=1e-12), name
+        assert logged["whole"] == 2
+        assert other[2]["loss_epoch"] == logged["loss_epoch"], name
+
+
+@pytest.mark.numbers
+@pytest.mark.parametrize(
+    "names", [["1F1B", "ZBVZeroBubble"], pytest.param(SCHEDULES, marks=pytest.mark.slow)], ids=["two", "all"]
+)
+def test_schedules_equal_one_device(names: list[str]) -> None:
+    # 22 samples in batches of 8: the last has 6, for which 4 microbatches become 3. Windows of 2.
+    runs = on_pipeline(partial(fit_all, microbatches=4, pipeline=2), names, 22, 2)
+    assert_equal_runs(runs, 22, 2, names=names)
+    steps = one_device("cpu").run(fit, 22, 2)[0][1]
+    for _, own, _ in (*runs[0], *runs[1]):
+        assert own == pytest.approx(steps, abs=1e-12)
+
+
+@pytest.mark.slow
+@pytest.mark.numbers
+@pytest.mark.parametrize("data", [1, 2])
+@pytest.mark.parametrize("pipeline", [2, 4])
+def test_cells_equal_one_device(pipeline: int, data: int) -> None:
+    names = ["GPipe", "1F1B", "Interleaved1F1B", "ZBVZeroBubble"]
+    num_samples = 318 if data == 1 else 316  # 20 windows of 2 batches, and the last batch is uneven
+    strategy = partial(ParallelStrategy, pipeline=pipeline)
+    backend = Backend(strategy, "cpu", pipeline * data, data, timeout_s=500)
+    runs = backend.run(partial(fit_all, pipeline=pipeline, microbatches=4), names, num_samples, 2)
+    assert_equal_runs(runs, num_samples, 2, names=names)
+
+
+class Saves(pipelines.Seen):
+    """Saves in the middle of the epoch, and looks at weights and optimizer at its end."""
+
+    def __init__(self, path: Path | None) -> None:
+        super().__init__()
+        self.path = path
+        self.optimizer: Any = None
+
+    def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        if batch_idx == 1 and self.path is not None:
+            trainer.save_checkpoint(self.path)
+
+    def on_train_end(self, trainer: Any, module: Any) -> None:
+        super().on_train_end(trainer, module)
+        state = trainer.strategy.get_optimizer_state_dict(trainer.optimizers[0])
+        self.optimizer = {
+            (name, key): whole(value, trainer.strategy)
+            for name, entry in state["state"].items()
+            for key, value in entry.items()
+        }
+
+
+def fit_on(rank: Rank, save: Path | None, load: Path | None) -> Any:
+    """One epoch of 4 steps, or what is left of it."""
+    seen = Saves(save)
+    trainer = rank.trainer(max_epochs=1, callbacks=seen, limit_val_batches=0)
+    trainer.fit(Deep(), pipelines.loader(32, 8 // rank.backend.num_shares), ckpt_path=load)
+    return seen.weights, seen.optimizer, trainer.global_step
+
+
+BACKENDS: dict[str, tuple[Any, int, int]] = {
+    **{name: (partial(ParallelStrategy, pipeline=2, schedule=name), 2, 1) for name in SCHEDULES},
+    "ZBVZeroBubble x data": (partial(ParallelStrategy, pipeline=2, schedule="ZBVZeroBubble"), 4, 2),
+    "ddp": (DDPStrategy, 2, 2),
+    "fsdp": (FSDPStrategy, 2, 2),
+    "one device": (SingleDeviceStrategy, 1, 1),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.numbers
+@pytest.mark.parametrize("form", [DistributedCheckpointIO, TorchCheckpointIO])
+@pytest.mark.parametrize(
+    ("source", "target"),
+    [
+        ("GPipe", "ddp"),
+        ("1F1B", "fsdp"),
+        ("Interleaved1F1B", "ZBVZeroBubble x data"),
+        ("ZBVZeroBubble", "one device"),
+        ("ddp", "ZBVZeroBubble"),
+        ("fsdp", "Interleaved1F1B"),
+        ("one device", "1F1B"),
+    ],
+)
+def test_checkpoints_go_on_elsewhere_in_the_middle_of_an_epoch(
+    source: str, target: str, form: Any, tmp_path: Path
+) -> None:
+    def backend(name: str) -> Backend:
+        strategy, num_processes, num_shares = BACKENDS[name]
+        return Backend(lambda: strategy(checkpoint_io=form()), "cpu", num_processes, num_shares)
+
+    path = tmp_path / "middle.ckpt"
+    backend(source).run(fit_on, path, None)
+    weights, optimizer, num_steps = backend(target).run(fit_on, None, path)[0]
+    expected, expected_optimizer, expected_steps = one_device("cpu", is_kept=False).run(fit_on, None, None)[0]
+    assert num_steps == expected_steps == 4
+    assert_equal_tensors(weights, expected, 1e-12)
+    if form is DistributedCheckpointIO or target == "one device":  # else another rank may not have what is whole
+        assert optimizer.keys() == expected_optimizer.keys()
+    for key, value in optimizer.items():
+        torch.testing.assert_close(torch.as_tensor(value), torch.as_tensor(expected_optimizer[key]), rtol=0, atol=1e-12)
+
+
+# what a step does around the call -----------------------------------------------------------------------------------
+
+
+class Row(Module):
+    """Four linear layers, and a step that a test replaces."""
+
+    def __init__(self, step: Callable[[Any, Any], Any], parts: Callable[[Any], list[Any]] | None = None) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.step = step
+        self.layers = nn.ModuleList([nn.Linear(4, 4) for _ in range(4)])
+        self.scale = nn.Parameter(torch.tensor(0.7))
+        self.num_steps = 0
+        self.parts = parts
+        self.double()
+
+    def pipeline(self) -> list[Any]:
+        return list(self.layers) if self.parts is None else self.parts(self)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for part in self.pipeline():
+            x = part(x)
+        return x
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        self.num_steps += 1
+        return self.step(self, batch)
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+def rows(num_samples: int = 8, batch_size: int = 8) -> Any:
+    generator = torch.Generator().manual_seed(1)
+    inputs = torch.randn(num_samples, 4, generator=generator, dtype=torch.float64)
+    return DataLoader(TensorDataset(inputs, torch.arange(num_samples) % 3), batch_size=batch_size)
+
+
+def train_rows(rank: Rank, step: Any, parts: Any = None, prepare: Any = None, **options: Any) -> Any:
+    """One epoch: weights, values and the number of calls of the step."""
+    module, seen = Row(step, parts), pipelines.Seen()
+    seen.on_train_batch_end = lambda *_: None  # type: ignore[method-assign]
+    if prepare is not None:
+        prepare(module)
+    trainer = rank.trainer(max_epochs=1, callbacks=seen, limit_val_batches=0, **options)
+    trainer.fit(module, rows(16))
+    return seen.weights, {name: float(value) for name, value in trainer.callback_metrics.items()}, module.num_steps
+
+
+def mean_of_counted(model: Any, batch: Any) -> Any:
+    """A mean over the items that count, of which the third microbatch of two samples has none."""
+    inputs, _ = batch
+    counts = (inputs[:, 0] != rows().dataset.tensors[0][4, 0]) & (inputs[:, 0] != rows().dataset.tensors[0][5, 0])
+    loss = model(inputs)[counts].square().mean() * model.scale
+    model.log("loss", loss, on_step=True, on_epoch=True)
+    return {"loss": loss, "weight": counts.sum()}
+
+
+def logged_and_penalized(model: Any, batch: Any) -> Tensor:
+    """Values of all reductions, before and after the call, and a penalty over what all ranks have."""
+    inputs, _ = batch
+    model.log("first", inputs[:, 0].mean(), on_epoch=True)
+    output = model(inputs * model.scale)
+    model.log("largest", output.max(), reduce_fx="max", on_epoch=True)
+    model.log("smallest", output.min(), True, True, True, True, "min")
+    model.log("sum", output.sum(), reduce_fx=torch.sum, on_epoch=True)
+    model.log("size", output.mean(), batch_size=len(inputs), on_epoch=True)
+    return output.square().mean() + model.scale.square()
+
+
+def frozen(model: Any) -> None:
+    model.layers[0].requires_grad_(False)
+    model.layers[1].requires_grad_(False)
+
+
+class TakesDict(nn.Linear):
+    """A part that takes what `in_dicts` makes."""
+
+    def forward(self, given: Any) -> Tensor:  # type: ignore[override]
+        x = given["x"].sum(0).t().masked_fill(given["positive"], 0.5)
+        return super().forward(x) + given["index"][:, None]
+
+
+def taking(model: Any) -> None:
+    model.layers[2] = TakesDict(4, 4).double()
+
+
+def in_dicts(model: Any) -> list[Any]:
+    """Between the stages goes a dict of a tensor that doesn't lie in one piece, booleans, and whole numbers."""
+
+    def begin(x: Tensor) -> Any:
+        return {"x": x.t().expand(2, -1, -1), "positive": x > 0, "index": torch.arange(1).expand(len(x))}
+
+    return [*model.layers[:2], begin, *model.layers[2:]]
+
+
+@pytest.mark.numbers
+@pytest.mark.parametrize(
+    ("step", "prepare"),
+    [(mean_of_counted, None), (logged_and_penalized, None), (logged_and_penalized, frozen)],
+    ids=["weighted", "logged", "frozen"],
+)
+def test_steps_equal_one_device(step: Any, prepare: Any) -> None:
+    run = partial(train_rows, step=step, prepare=prepare)
+    (weights, values, num_steps), other = on_pipeline(run, schedule="1F1B", microbatches=4)
+    expected, expected_values, _ = one_device("cpu", is_kept=False).run(run)[0]
+    assert max(float((weights[name] - expected[name]).abs().max()) for name in expected) < 1e-12
+    assert values == pytest.approx(expected_values, abs=1e-12)
+    assert values == other[1]
+    assert num_steps == 8, "the trial's calls count"
+
+
+def of_noise(model: Any, batch: Any) -> Tensor:
+    """The error of a model that was given noise, and is the identity: 0 if both ranks have drawn the same."""
+    inputs, _ = batch
+    noise = torch.randn_like(inputs) + torch.rand(()) + random.random()
+    loss = (model(noise) - noise).square().mean()
+    model.log("loss", loss)
+    model.log("noise", noise.mean())
+    return loss
+
+
+def identity(model: Any) -> None:
+    for layer in model.layers:
+        nn.init.eye_(layer.weight)
+        nn.init.zeros_(layer.bias)
+
+
+def test_both_ends_of_a_step_draw_the_same() -> None:
+    run = partial(train_rows, step=of_noise, prepare=identity)
+    runs = on_pipeline(run, schedule="1F1B", microbatches=4)
+    assert runs[0][1]["loss"] == 0
+    assert runs[0][1]["noise"] != 0
+
+
+def test_tensors_of_any_kind_go_between_stages() -> None:
+    run = partial(train_rows, step=logged_and_penalized, parts=in_dicts, prepare=taking)
+    (weights, values, _), _ = on_pipeline(run, schedule="1F1B", microbatches=4)
+    expected, expected_values, _ = one_device("cpu", is_kept=False).run(run)[0]
+    assert max(float((weights[name] - expected[name]).abs().max()) for name in expected) < 1e-12
+    assert values == pytest.approx(expected_values, abs=1e-12)
+
+
+def by_fabric(rank: Rank) -> Any:
+    """Two steps of a loop by hand: losses, and weights."""
+    fabric, module = rank.fabric(precision="64-true"), Row(lambda *_: None)
+    model = fabric.setup(module)
+    optimizer = fabric.setup_optimizers(torch.optim.SGD(model.parameters(), lr=0.1))
+    losses = []
+    for batch in rows(16):
+        losses.append(float(fabric.step(model, batch, loss_of)))
+        optimizer.step()
+        optimizer.zero_grad()
+    state = fabric.strategy.get_module_state_dict(module, layout="full")
+    fabric.teardown()
+    return losses, state
+
+
+@pytest.mark.numbers
+def test_a_loop_by_hand_steps_through_a_schedule() -> None:
+    (losses, weights), other = on_pipeline(by_fabric, schedule="ZBVZeroBubble", microbatches=4)
+    expected, expected_weights = one_device("cpu", is_kept=False).run(by_fabric)[0]
+    assert losses == pytest.approx(expected, abs=1e-12)
+    assert other[0] == losses
+    assert max(float((weights[name] - expected_weights[name]).abs().max()) for name in expected_weights) < 1e-12
+
+
+# what is refused ----------------------------------------------------------------------------------------------------
+
+
+def loss_of(model: Any, batch: Any) -> Tensor:
+    return model(batch[0]).square().mean()
+
+
+def summed(model: Any, batch: Any) -> Tensor:
+    return model(batch[0]).square().sum()
+
+
+def contrasted(model: Any, batch: Any) -> Tensor:
+    output = model(batch[0])
+    return nn.functional.cross_entropy(output @ output.t(), torch.arange(len(output)))
+
+
+def with_more(model: Any, batch: Any) -> Any:
+    return {"loss": loss_of(model, batch), "output": batch[0]}
+
+
+def twice(model: Any, batch: Any) -> Tensor:
+    return loss_of(model, batch) + loss_of(model, batch)
+
+
+def without_call(model: Any, batch: Any) -> Tensor:
+    return model.scale.square()
+
+
+def penalized(model: Any, batch: Any) -> Tensor:
+    return loss_of(model, batch) + sum(one.square().sum() for one in model.parameters())
+
+
+def beside(model: Any, batch: Any) -> Tensor:
+    return loss_of(model, batch) + model.layers[0](batch[0]).sum() + model.layers[3](batch[0]).sum()
+
+
+def of_metric(model: Any, batch: Any) -> Tensor:
+    model.log("loss", Computes())
+    return loss_of(model, batch)
+
+
+class Computes:
+    """As torchmetrics' objects are."""
+
+    def compute(self) -> float:
+        return 0.0
+
+    def reset(self) -> None:
+        """Nothing is kept."""
+
+
+def normed(model: Any) -> None:
+    model.layers[1] = nn.BatchNorm1d(4).double()
+
+
+def by_hand(model: Any) -> None:
+    model.automatic_optimization = False
+
+
+REFUSED: list[tuple[Any, Any, str]] = [
+    (summed, None, r"loss for a batch is .*, and the mean of those for its 4 microbatches .* goes without schedule"),
+    (contrasted, None, r"or mixes the samples of a batch, goes without schedule"),
+    (with_more, None, "returned 'output' beside the loss. With a schedule the loss and its weight are brought to all"),
+    (twice, None, "called Row twice, which has been cut into stages. With a schedule every step calls it once"),
+    (without_call, None, "returned without a call of Row, which has been cut into stages"),
+    (penalized, None, "square was called with a parameter or buffer that another stage has"),
+    (beside, None, r"Linear 'layers\.0' was called, and another rank of the pipeline has it"),
+    (loss_of, normed, "BatchNorm1d 'layers.1' would take its statistics from microbatches, of which schedule='1F1B'"),
+    (loss_of, by_hand, r"automatic_optimization = False\), and a pipeline's schedule runs it for one microbatch"),
+]
+
+
+def errors_of(rank: Rank) -> list[str]:
+    errors = []
+    for step, prepare, _ in REFUSED:
+        try:
+            train_rows(rank, step, prepare=prepare)
+            errors.append("nothing")
+        except CoreError as error:
+            errors.append(str(error))
+    return errors
+
+
+def test_what_a_schedule_cannot_do_right_is_refused_by_name_on_all_ranks() -> None:
+    for errors in on_pipeline(errors_of, schedule="1F1B", microbatches=4):
+        for error, (step, _, expected) in zip(errors, REFUSED, strict=True):
+            assert re.search(expected, error), (step, error)
+
+
+def keeping(model: Any) -> list[Any]:
+    def keep(x: Tensor) -> Tensor:
+        model.layers[0].loss = x.square().mean()
+        return x
+
+    return [model.layers[0], keep, *model.layers[1:]]
+
+
+def logging(model: Any) -> list[Any]:
+    def log(x: Tensor) -> Tensor:
+        model.log("inside", x.mean())
+        return x
+
+    return [model.layers[0], log, *model.layers[1:]]
+
+
+class Shrinks(nn.Linear):
+    """A part whose result's shape follows from numbers: in the second batch."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.num_calls = getattr(self, "num_calls", 0) + 1
+        return super().forward(x)[: 1 if self.num_calls > 10 else 2]
+
+
+def shrinking(model: Any) -> list[Any]:
+    if type(model.layers[1]) is nn.Linear:
+        model.layers[1] = Shrinks(4, 4).double()
+    return list(model.layers)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("step", "parts", "expected"),
+    [
+        (loss_of, keeping, r"Linear 'layers\.0' keeps a tensor with a graph in its attribute 'loss'"),
+        (loss_of, logging, r"self\.log\('inside'\) was called by a part of the model"),
+        (loss_of, shrinking, r"Stage 0 .* returned tensors of .* for microbatch \d, and before of"),
+        (of_metric, None, r"self\.log\('loss'\) got a Computes; with a schedule expected a number"),
+    ],
+)
+def test_what_one_rank_finds_ends_all(step: Any, parts: Any, expected: str) -> None:
+    with pytest.raises(CoreError, match=expected):
+        on_pipeline(partial(train_rows, step=step, parts=parts), schedule="1F1B", microbatches=4)
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"schedule": "2F2B"}, r"schedule='2F2B': expected one of torch's schedules \('GPipe', '1F1B', .*; or None"),
+        ({"schedule": "1F1B", "stages_per_rank": 2}, "stages_per_rank=2 with schedule='1F1B', which has one stage on"),
+        ({"stages_per_rank": 2}, "stages_per_rank=2 with schedule=None, which has one stage on each"),
+        ({"schedule": "dualpipev", "stages_per_rank": 3}, "a rank has exactly 2"),
+    ],
+)
+def test_options_that_do_not_fit(options: Any, expected: str) -> None:
+    with pytest.raises(ConfigurationError, match=expected):
+        ParallelStrategy(pipeline=2, **options)
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "size", "expected"),
+    [
+        ("GPipe", 4, 6, 3),
+        ("1F1B", None, 8, 8),
+        ("1F1B", 4, 7, 7),
+        ("1F1B", 4, 3, None),
+        ("Interleaved1F1B", 8, 30, 6),
+        ("ZBVZeroBubble", 4, 5, 1),
+        ("GPipe", 4, 0, None),
+    ],
+)
+def test_microbatches_divide_their_batch(name: str, given: int | None, size: int, expected: int | None) -> None:
+    schedule = schedules.find(name)
+    assert schedule is not None
+    assert schedule.choose(given, size, num_ranks=4, num_stages=4) == expected
+
+
+def test_batches_of_any_structure_are_cut() -> None:
+    batch = {"x": torch.arange(4), "names": list("abcd"), "pair": [torch.ones(4), torch.ones(1, 2)], "scale": 2}
+    first, second = cut_batch(batch, 4, 2)
+    assert first["names"] == ["a", "b"]
+    assert second["x"].tolist() == [2, 3]
+    assert second["pair"][0].shape == (2,)
+    assert second["pair"][1].shape == (1, 2)
+    assert first["scale"] == 2
+    with pytest.raises(CoreError, match="The batch holds a object, which can't be cut into microbatches"):
+        cut_batch([torch.ones(4), object()], 4, 2)

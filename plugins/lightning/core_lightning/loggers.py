@@ -27,6 +27,9 @@ class _Prefixes:
         named = {f"{self._prefix}-{name}": value for name, value in metrics.items()} if self._prefix else metrics
         super().log_metrics(named, step)  # type: ignore[misc]  # of the other base
 
+    def log_graph(self, model: Any, input_array: Any = None) -> None:
+        """Do nothing: Lightning's loggers draw a graph only if they are asked to when they are made."""
+
 
 class CSVLogger(_Prefixes, CoreCSVLogger):
     """Rows of `metrics.csv` in `lightning_logs/version_n`; see `core.loggers.CSVLogger`."""

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext, suppress
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch.utils.data import DataLoader
 
 from core import Callback
 from core.callbacks import ModelSummary
+from core.data import to_device
 
 if TYPE_CHECKING:
     from torch import nn
@@ -21,8 +24,9 @@ _TIMES = 3
 class SameDraws(Callback):
     """Asks what Lightning asks, as often, so that what draws when it is asked leaves the same random state.
 
-    The summary asks for `example_input_array`, which may be a property. Loaders of other classes than torch's are asked
-    for an iterator once, to check them: one that draws its order then would shuffle differently otherwise.
+    The summary asks for `example_input_array`, which may be a property, and gives it to `forward`, which may draw.
+    Loaders of other classes than torch's are asked for an iterator once, to check them: one that draws its order then
+    would shuffle differently otherwise.
     """
 
     def setup(self, trainer: Trainer, module: nn.Module, stage: str) -> None:
@@ -32,8 +36,9 @@ class SameDraws(Callback):
     def on_fit_start(self, trainer: Trainer, module: nn.Module) -> None:
         """Ask for the example: core's own summary leaves the random state as it was."""
         if any(isinstance(callback, ModelSummary) and callback.max_depth for callback in trainer.callbacks):
-            for _ in range(_TIMES):
-                getattr(module, "example_input_array", None)
+            examples = [getattr(module, "example_input_array", None) for _ in range(_TIMES)]
+            if examples[-1] is not None:
+                _forward(trainer, module, examples[-1])
 
     def on_train_start(self, trainer: Trainer, module: nn.Module) -> None:
         """Ask the training loaders, and those for validation if no sanity check has."""
@@ -56,6 +61,22 @@ class SameDraws(Callback):
         if not self._has_checked:
             _ask(trainer.val_dataloaders)
         self._has_checked = True
+
+
+def _forward(trainer: Trainer, module: nn.Module, example: Any) -> None:
+    """Call `forward` on an example in evaluation mode. Its errors are the summary's to report."""
+    modes = {part: part.training for part in module.modules()}
+    moved: Any = to_device(example, trainer.strategy.root_device)
+    module.eval()
+    try:
+        with torch.no_grad(), trainer.strategy.forward_context() or nullcontext(), suppress(Exception):
+            if isinstance(moved, dict):
+                module(**moved)
+            else:
+                module(*moved) if isinstance(moved, list | tuple) else module(moved)
+    finally:
+        for part, mode in modes.items():
+            part.training = mode
 
 
 def _ask(loaders: Any) -> None:

@@ -6,8 +6,11 @@ import dataclasses
 import inspect
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from core import Callback, CheckpointIO
 from core import Trainer as CoreTrainer
+from core.accelerators import CPUAccelerator
 from core.callbacks import ModelCheckpoint as CoreModelCheckpoint
 from core.registry import CHECKPOINT_IO_REGISTRY
 from core_lightning.callbacks import ModelCheckpoint
@@ -29,6 +32,8 @@ if TYPE_CHECKING:
 
     from core import DataModule, PathLike
 
+_HALF = (16, "16", "16-mixed")
+"""The names of float16 with float32 weights."""
 _OPTIONAL = ("min_epochs", "min_steps", "use_distributed_sampler")
 """Arguments that None leaves open."""
 
@@ -74,6 +79,9 @@ class Trainer(TrainerAttributes):
         tell("core trains in Lightning's place, and does some things differently on purpose.", stacklevel=2)
         if model_registry is not None or not enable_autolog_hparams:
             tell("model_registry and enable_autolog_hparams=False have no effect.", stacklevel=2)
+        if options.get("precision") in _HALF and _is_on_cpu(options.get("accelerator")):
+            tell("precision='16-mixed' is bf16-mixed on a CPU, which has no float16 to gain from.", stacklevel=2)
+            options["precision"] = "bf16-mixed"
         if logger in (None, True) and not barebones:
             logger = CSVLogger(default_root_dir or ".")
         saves = not barebones if enable_checkpointing is None else enable_checkpointing
@@ -164,6 +172,13 @@ class Trainer(TrainerAttributes):
         if model is None and ckpt_path is None and callback is not None and callback.best_model_path:
             return "best"
         return ckpt_path
+
+
+def _is_on_cpu(accelerator: Any) -> bool:
+    """True if this choice of an accelerator is a CPU, or leads to it."""
+    if accelerator in (None, "auto"):
+        return not (torch.cuda.is_available() or torch.backends.mps.is_available())
+    return accelerator == "cpu" or isinstance(accelerator, CPUAccelerator)
 
 
 def _with_default(callbacks: Any, kind: type[ModelCheckpoint]) -> list[Any]:

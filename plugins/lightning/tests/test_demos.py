@@ -133,3 +133,23 @@ def test_digits_come_from_files_and_a_failed_download_says_where_to_put_them(ins
     data.prepare_data()
     data.setup("fit")
     assert (len(data.train_dataloader()), len(data.val_dataloader()), len(data.test_dataloader())) == (4, 2, 2)
+
+
+def test_an_example_is_given_to_forward_as_often_as_lightnings_summary_gives_it(pl, boring):
+    class Net(boring.BoringModel):
+        example_input_array = torch.zeros(2, 32)
+
+        def forward(self, x):
+            return self.layer(x + torch.rand(1))
+
+    torch.manual_seed(1)
+    module, rows = Net(), torch.randn(4, 32)
+    trainer = pl.Trainer(max_epochs=1, accelerator="cpu", **{**QUIET, "enable_model_summary": True})
+    trainer.fit(module, torch.utils.data.DataLoader(rows), torch.utils.data.DataLoader(rows))
+    close(total(module), 17.456224196590483)
+
+
+def test_half_precision_on_a_cpu_is_bfloat16_as_under_lightning(pl):
+    with pytest.warns(UserWarning, match="bf16-mixed on a CPU"):
+        trainer = pl.Trainer(accelerator="cpu", precision="16-mixed", **QUIET)
+    assert trainer.precision_plugin.name == "bf16-mixed"

@@ -245,6 +245,13 @@ def mean_of_counted(model: Any, batch: Any) -> Any:
     return {"loss": loss, "weight": counts.sum()}
 
 
+def of_first_batch(model: Any, batch: Any) -> Any:
+    """No item of the second batch counts."""
+    inputs, _ = batch
+    count = int((inputs[:, :1] == rows(16).dataset.tensors[0][:8, 0]).sum())
+    return {"loss": (model(inputs).square().sum() / len(inputs) if count else 0 * model(inputs).sum()), "weight": count}
+
+
 def logged_and_penalized(model: Any, batch: Any) -> Tensor:
     """Values of all reductions, before and after the call, and a penalty over what all ranks have."""
     inputs, _ = batch
@@ -285,12 +292,17 @@ def in_dicts(model: Any) -> list[Any]:
 
 @pytest.mark.numbers
 @pytest.mark.parametrize(
-    ("step", "prepare"),
-    [(mean_of_counted, None), (logged_and_penalized, None), (logged_and_penalized, frozen)],
-    ids=["weighted", "logged", "frozen"],
+    ("step", "prepare", "num_accumulated"),
+    [
+        (mean_of_counted, None, 1),
+        (of_first_batch, None, 2),
+        (logged_and_penalized, None, 1),
+        (logged_and_penalized, frozen, 1),
+    ],
+    ids=["weighted", "no-items", "logged", "frozen"],
 )
-def test_steps_equal_one_device(step: Any, prepare: Any) -> None:
-    run = partial(train_rows, step=step, prepare=prepare)
+def test_steps_equal_one_device(step: Any, prepare: Any, num_accumulated: int) -> None:
+    run = partial(train_rows, step=step, prepare=prepare, accumulate_grad_batches=num_accumulated)
     (weights, values, num_steps), other = on_pipeline(run, schedule="1F1B", microbatches=4)
     expected, expected_values, _ = one_device("cpu", is_kept=False).run(run)[0]
     assert max(float((weights[name] - expected[name]).abs().max()) for name in expected) < 1e-12

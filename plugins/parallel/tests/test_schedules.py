@@ -80,8 +80,7 @@ def assert_equal_runs(runs: list[Any], num_samples: int, num_accumulated: int, *
     """All runs of the first rank have the numbers of one device, and callbacks of all ranks see the same."""
     weights, _, values = one_device("cpu").run(fit, num_samples, num_accumulated)[0]
     for name, (found, _, logged), other in zip(names, runs[0], runs[-1], strict=True):
-        furthest = max(float((found[key] - weight).abs().max()) for key, weight in weights.items())
-        assert furthest < 1e-12, (name, furthest)
+        assert_equal_tensors(found, weights, 1e-12)
         assert logged["loss_epoch"] == pytest.approx(values["loss_epoch"], abs=1e-12), name
         assert logged["before"] == pytest.approx(values["before"], abs=1e-12), name
         assert logged["whole"] == 2
@@ -305,7 +304,7 @@ def test_steps_equal_one_device(step: Any, prepare: Any, num_accumulated: int) -
     run = partial(train_rows, step=step, prepare=prepare, accumulate_grad_batches=num_accumulated)
     (weights, values, num_steps), other = on_pipeline(run, schedule="1F1B", microbatches=4)
     expected, expected_values, _ = one_device("cpu", is_kept=False).run(run)[0]
-    assert max(float((weights[name] - expected[name]).abs().max()) for name in expected) < 1e-12
+    assert_equal_tensors(weights, expected, 1e-12)
     assert values == pytest.approx(expected_values, abs=1e-12)
     assert values == other[1]
     assert num_steps == 8, "the trial's calls count"
@@ -338,7 +337,7 @@ def test_tensors_of_any_kind_go_between_stages() -> None:
     run = partial(train_rows, step=logged_and_penalized, parts=in_dicts, prepare=taking)
     (weights, values, _), _ = on_pipeline(run, schedule="1F1B", microbatches=4)
     expected, expected_values, _ = one_device("cpu", is_kept=False).run(run)[0]
-    assert max(float((weights[name] - expected[name]).abs().max()) for name in expected) < 1e-12
+    assert_equal_tensors(weights, expected, 1e-12)
     assert values == pytest.approx(expected_values, abs=1e-12)
 
 
@@ -363,7 +362,7 @@ def test_a_loop_by_hand_steps_through_a_schedule() -> None:
     expected, expected_weights = one_device("cpu", is_kept=False).run(by_fabric)[0]
     assert losses == pytest.approx(expected, abs=1e-12)
     assert other[0] == losses
-    assert max(float((weights[name] - expected_weights[name]).abs().max()) for name in expected_weights) < 1e-12
+    assert_equal_tensors(weights, expected_weights, 1e-12)
 
 
 # what is refused ----------------------------------------------------------------------------------------------------

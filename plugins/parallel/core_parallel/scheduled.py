@@ -363,8 +363,9 @@ def _told(run: _Run, like: Tensor) -> tuple[_Described, Tensor]:
     weights = torch.tensor(run.weights).to(like)
     losses = torch.stack([loss.to(like).reshape(()) for loss in run.losses])
     total = weights.sum()
-    loss = (losses * weights).sum() / total
-    factor = torch.tensor(run.reference).to(like) / total
+    nothing = torch.zeros_like(total)  # a batch without items teaches nothing, and spoils nothing
+    loss = torch.where(total == 0, nothing, (losses * weights).sum() / total)
+    factor = torch.where(total == 0, nothing, torch.tensor(run.reference).to(like) / total)
     logged = run.logs.values(run.weights, like)
     return _Described(kind, run.losses[-1].dtype, tuple(run.logs.header())), torch.stack([loss, total, factor, *logged])
 

@@ -80,8 +80,7 @@ def assert_equal_runs(runs: list[Any], num_samples: int, num_accumulated: int, *
     """All runs of the first rank have the numbers of one device, and callbacks of all ranks see the same."""
     weights, _, values = one_device("cpu").run(fit, num_samples, num_accumulated)[0]
     for name, (found, _, logged), other in zip(names, runs[0], runs[-1], strict=True):
-        furthest = max(float((found[key] - weight).abs().max()) for key, weight in weights.items())
-        assert furthest < 1e-12, (name, furthest)
+        assert_equal_tensors(found, weights, 1e-12)
         assert logged["loss_epoch"] == pytest.approx(values["loss_epoch"], abs=1e-12), name
         assert logged["before"] == pytest.approx(values["before"], abs=1e-12), name
         assert logged["whole"] == 2
@@ -245,6 +244,13 @@ def mean_of_counted(model: Any, batch: Any) -> Any:
     return {"loss": loss, "weight": counts.sum()}
 
 
+def of_first_batch(model: Any, batch: Any) -> Any:
+    """No item of the second batch counts."""
+    inputs, _ = batch
+    count = int((inputs[:, :1] == rows(16).dataset.tensors[0][:8, 0]).sum())
+    return {"loss": (model(inputs).square().sum() / len(inputs) if count else 0 * model(inputs).sum()), "weight": count}
+
+
 def logged_and_penalized(model: Any, batch: Any) -> Tensor:
     """Values of all reductions, before and after the call, and a penalty over what all ranks have."""
     inputs, _ = batch
@@ -285,15 +291,20 @@ def in_dicts(model: Any) -> list[Any]:
 
 @pytest.mark.numbers
 @pytest.mark.parametrize(
-    ("step", "prepare"),
-    [(mean_of_counted, None), (logged_and_penalized, None), (logged_and_penalized, frozen)],
-    ids=["weighted", "logged", "frozen"],
+    ("step", "prepare", "num_accumulated"),
+    [
+        (mean_of_counted, None, 1),
+        (of_first_batch, None, 2),
+        (logged_and_penalized, None, 1),
+        (logged_and_penalized, frozen, 1),
+    ],
+    ids=["weighted", "no-items", "logged", "frozen"],
 )
-def test_steps_equal_one_device(step: Any, prepare: Any) -> None:
-    run = partial(train_rows, step=step, prepare=prepare)
+def test_steps_equal_one_device(step: Any, prepare: Any, num_accumulated: int) -> None:
+    run = partial(train_rows, step=step, prepare=prepare, accumulate_grad_batches=num_accumulated)
     (weights, values, num_steps), other = on_pipeline(run, schedule="1F1B", microbatches=4)
     expected, expected_values, _ = one_device("cpu", is_kept=False).run(run)[0]
-    assert max(float((weights[name] - expected[name]).abs().max()) for name in expected) < 1e-12
+    assert_equal_tensors(weights, expected, 1e-12)
     assert values == pytest.approx(expected_values, abs=1e-12)
     assert values == other[1]
     assert num_steps == 8, "the trial's calls count"
@@ -326,7 +337,7 @@ def test_tensors_of_any_kind_go_between_stages() -> None:
     run = partial(train_rows, step=logged_and_penalized, parts=in_dicts, prepare=taking)
     (weights, values, _), _ = on_pipeline(run, schedule="1F1B", microbatches=4)
     expected, expected_values, _ = one_device("cpu", is_kept=False).run(run)[0]
-    assert max(float((weights[name] - expected[name]).abs().max()) for name in expected) < 1e-12
+    assert_equal_tensors(weights, expected, 1e-12)
     assert values == pytest.approx(expected_values, abs=1e-12)
 
 
@@ -351,7 +362,7 @@ def test_a_loop_by_hand_steps_through_a_schedule() -> None:
     expected, expected_weights = one_device("cpu", is_kept=False).run(by_fabric)[0]
     assert losses == pytest.approx(expected, abs=1e-12)
     assert other[0] == losses
-    assert max(float((weights[name] - expected_weights[name]).abs().max()) for name in expected_weights) < 1e-12
+    assert_equal_tensors(weights, expected_weights, 1e-12)
 
 
 # what is refused ----------------------------------------------------------------------------------------------------

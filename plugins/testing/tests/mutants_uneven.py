@@ -16,6 +16,34 @@ class LearnsFromRepeatedSamples(AveragingStrategy):
         return super().run_training_step(batch, batch_idx, step)
 
 
+@mutant(f"{COUNTS_ONCE}[1-1]", passes="test_losses_are_weighted[trainer-1]")
+class LogsRepeatedSamples(AveragingStrategy):
+    """Lets a sample of weight 0 count in what a step logs."""
+
+    def run_training_step(self, batch, batch_idx, step):
+        if step.weight == 0:
+            self.session.handles[0].module.trainer.run.logged.train.micro_batch = None
+        return super().run_training_step(batch, batch_idx, step)
+
+
+@mutant("test_streams_are_weighted[3]", passes=f"{COUNTS_ONCE}[1-3]")
+class WeighsRepeatedItems(AveragingStrategy):
+    """Lets a batch by which a rank joins the others' steps have the weight that its step gave."""
+
+    def run_training_step(self, batch, batch_idx, step):
+        compute_loss = step.compute_loss
+
+        def compute(*arguments):
+            loss = compute_loss(*arguments)
+            step.weight = None if step.given_weight is not None else step.weight
+            return loss
+
+        step.compute_loss = compute
+        output = super().run_training_step(batch, batch_idx, step)
+        step.compute_loss = compute_loss
+        return output
+
+
 @mutant(f"{COUNTS_ONCE}[2-3]", passes="test_losses_are_weighted[trainer-3]")
 class WeighsNoShortWindow(AveragingStrategy):
     """Weighs batches among those of their step, and not of their window."""

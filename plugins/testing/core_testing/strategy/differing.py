@@ -27,6 +27,7 @@ _NUM_STEPS = 64
 _NUM_OUTPUTS = 8
 _NOT_PROMISED = {
     "test_losses_are_weighted": "means of losses follow its own weights",
+    "test_streams_are_weighted": "means of losses follow its own weights",
     "test_optimizer_state_equals_one_device": "moments follow each algorithm's own gradients",
     "test_gradient_clipping_returns_the_norm": "the norm is that of each algorithm's own gradients",
 }

@@ -17,6 +17,8 @@ from core_testing.strategy.base import StrategySuite
 from core_testing.training import whole
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from core_testing.ranks import Rank
 
 _NUM_FEATURES, _NUM_EPOCHS = 6, 2
@@ -38,6 +40,10 @@ class Counting(Module):
     def forward(self, x: Tensor) -> Tensor:
         """Shape (batch, 6) to (batch, 1)."""
         return self.last(torch.tanh(self.first(x)))  # type: ignore[no-any-return]
+
+    def pipeline(self) -> list[Callable[..., Any]]:
+        """The parts of `forward`, in order."""
+        return [self.first, torch.tanh, self.last]
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         """The mean error of the batch."""

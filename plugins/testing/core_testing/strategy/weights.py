@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from core import Capability, Module, UnsupportedError
 from core_testing.cases import ADAMW, Case
@@ -18,7 +18,7 @@ from core_testing.strategy.base import StrategySuite
 from core_testing.training import whole
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from torch import Tensor
 
@@ -28,6 +28,7 @@ NUM_SAMPLES = 45
 """In batches of 8 the last one is short, and so is the last window of three."""
 _NUM_ITEMS, _NUM_FEATURES, _NUM_EPOCHS = 4, 6, 2
 _WINDOWS = (1, 3)
+_STREAM_BATCH_SIZE = 2
 _Found = tuple[dict[str, "Tensor"], list[float]]
 
 
@@ -46,6 +47,10 @@ class Items(Module):
     def forward(self, x: Tensor) -> Tensor:
         """Shape (items, 6) to (items, 1)."""
         return self.last(torch.tanh(self.first(x)))  # type: ignore[no-any-return]
+
+    def pipeline(self) -> list[Callable[..., Any]]:
+        """The parts of `forward`, in order."""
+        return [self.first, torch.tanh, self.last]
 
     def weighted(self, batch: Any) -> dict[str, Tensor]:
         """The mean over items, and their number."""
@@ -89,6 +94,23 @@ class ItemsByHand(Items):
         return {**output, "loss": output["loss"].detach()}
 
 
+class Stream(IterableDataset[Any]):
+    """The samples of this rank's share of the data, of which each share has more than the one before."""
+
+    def __init__(self, case: Case) -> None:
+        self.samples = make_items(case)
+        self.strategy: Any = None
+
+    def __iter__(self) -> Iterator[Any]:
+        return (self.samples[number] for number in _part_of(self.strategy.data_parallel_rank))
+
+
+def _part_of(share: int) -> range:
+    """Numbers of 3, 8, 13 and 18 samples."""
+    start = share * (5 * share + 1) // 2
+    return range(start, start + 3 + 5 * share)
+
+
 class WeightTests(StrategySuite):
     """The gradient of a step, and logged means, are those of all items, as one device has them."""
 
@@ -101,12 +123,27 @@ class WeightTests(StrategySuite):
             pytest.skip(f"{self.alias} doesn't declare MANUAL_OPTIMIZATION")
         case = self.adapted(Case("weighted", optimizer=ADAMW))
         weights, means = self.run(_LOOPS[loop], case, window)[0]
-        window_size = GLOBAL_BATCH_SIZE // self.shares * self.shares * window
-        # Not in `one_device`: a process has to come to its first backward on the device that it is there for.
-        expected, expected_means = one_device("cpu", self.keeps_ranks).run(_on_whole_windows, case, window_size)[0]
+        windows = _whole_windows(GLOBAL_BATCH_SIZE // self.shares * self.shares * window)
+        expected, expected_means = self._on_the_cpu(case, windows)
         self.assert_weights_like_one_device(weights, expected, self.tolerance)
         if loop != "fabric":
             assert means == pytest.approx(expected_means, rel=max(self.tolerance, 1e-12))
+
+    @needs(Capability.WEIGHTED_LOSSES)
+    @pytest.mark.parametrize("window", _WINDOWS)
+    def test_streams_are_weighted(self, window: int) -> None:
+        """Ranks read iterable data, of which each has another number of batches, until all have run out."""
+        case = self.adapted(Case("weighted", optimizer=ADAMW))
+        weights, means = self.run(_by_streams, case, window)[0]
+        windows = _windows_of_streams(self.shares, _STREAM_BATCH_SIZE * window)
+        expected, expected_means = self._on_the_cpu(case, windows)
+        self.assert_weights_like_one_device(weights, expected, self.tolerance)
+        assert means == pytest.approx(expected_means, rel=max(self.tolerance, 1e-12))
+
+    def _on_the_cpu(self, case: Case, windows: tuple[tuple[int, ...], ...]) -> _Found:
+        # Not in `one_device`: a process has to come to its first backward on the device that it is there for.
+        found: _Found = one_device("cpu", self.keeps_ranks).run(_on_one_device, case, windows)[0]
+        return found
 
     @unless(Capability.WEIGHTED_LOSSES)
     def test_a_weight_is_refused(self) -> None:
@@ -173,14 +210,33 @@ def _refusal(rank: Rank, case: Case) -> str:
     return "nothing"
 
 
-def _on_whole_windows(rank: Rank, case: Case, window_size: int) -> _Found:
+def _by_streams(rank: Rank, case: Case, window: int) -> _Found:
+    stream = Stream(case)
+    module = Items(case, window)
+    trainer = rank.trainer(max_epochs=_NUM_EPOCHS, accumulate_grad_batches=window, use_distributed_sampler=False)
+    stream.strategy = trainer.strategy
+    trainer.fit(module, DataLoader(stream, batch_size=_STREAM_BATCH_SIZE))
+    return module.weights, module.means
+
+
+def _whole_windows(size: int) -> tuple[tuple[int, ...], ...]:
+    return tuple(tuple(range(start, min(start + size, NUM_SAMPLES))) for start in range(0, NUM_SAMPLES, size))
+
+
+def _windows_of_streams(num_shares: int, size: int) -> tuple[tuple[int, ...], ...]:
+    parts = [_part_of(share) for share in range(num_shares)]
+    starts = range(0, max(map(len, parts)), size)
+    return tuple(tuple(number for part in parts for number in part[start : start + size]) for start in starts)
+
+
+def _on_one_device(rank: Rank, case: Case, windows: tuple[tuple[int, ...], ...]) -> _Found:
     """Weights and means of a loop on the CPU that sees all samples of a window at once, and no weight."""
-    module = Items(case)
+    module, samples = Items(case), make_items(case).tensors
     optimizer = module.configure_optimizers()
     for _ in range(_NUM_EPOCHS):
         total = num_items = 0.0
-        for batch in DataLoader(make_items(case), batch_size=window_size):
-            output = module.weighted(batch)
+        for window in windows:
+            output = module.weighted([part[list(window)] for part in samples])
             if not output["weight"]:
                 continue
             output["loss"].backward()

@@ -203,8 +203,10 @@ def _whole(state: Mapping[str, Any], strategy: Any) -> dict[str, Tensor]:
 
 
 def _refusal(rank: Rank, case: Case) -> str:
+    whole_batches = TensorDataset(*make_items(case)[: NUM_SAMPLES // GLOBAL_BATCH_SIZE * GLOBAL_BATCH_SIZE])
+    loader = DataLoader(whole_batches, batch_size=GLOBAL_BATCH_SIZE // rank.backend.num_shares)
     try:
-        _by_trainer(rank, case, 1)
+        rank.trainer(max_epochs=1).fit(Items(case), loader)
     except UnsupportedError as error:
         return str(error)
     return "nothing"

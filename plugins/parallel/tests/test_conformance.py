@@ -2,12 +2,14 @@
 
 import pytest
 
-from core_parallel.conformance import TestParallel, TestPipeline, TestPipelines
+from core_parallel.conformance import TestParallel, TestPipeline, TestPipelines, TestShards, TestTensor
 
 pytest.mark.slow(TestPipeline)
 pytest.mark.slow(TestParallel)
 pytest.mark.slow(TestPipelines)
+pytest.mark.slow(TestShards)
+pytest.mark.slow(TestTensor)
 
-__all__ = ["TestParallel", "TestPipeline", "TestPipelines"]
+__all__ = ["TestParallel", "TestPipeline", "TestPipelines", "TestShards", "TestTensor"]
 
 pytestmark = pytest.mark.numbers

@@ -1,4 +1,4 @@
-"""Pipeline and data parallelism for `core`: `Trainer(strategy=ParallelStrategy(pipeline=2), devices=4)`."""
+"""Parallelism in several dimensions for `core`: `Trainer(strategy=ParallelStrategy(pipeline=2), devices=4)`."""
 
 from core_parallel._version import __version__
 from core_parallel.presets import pipeline

@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
+from torch.distributed.tensor import DTensor
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 if TYPE_CHECKING:
@@ -31,18 +32,30 @@ def average(parameters: Iterable[Tensor], group: Any) -> None:
         return
     gave = torch.tensor([float(one.grad is not None) for one in learning], device=learning[0].device)
     dist.all_reduce(gave, group=group)
-    gradients = []
+    gradients: list[Tensor] = []
     for parameter, count in zip(learning, gave.tolist(), strict=True):
         if count:
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
-            gradients.append(parameter.grad)
+            gradients.append(_own(parameter.grad))
     for bucket in _buckets(gradients):
         flat = _flatten_dense_tensors(bucket)
         dist.all_reduce(flat, group=group)
         flat /= dist.get_world_size(group)
         for gradient, averaged in zip(bucket, _unflatten_dense_tensors(flat, bucket), strict=True):
             gradient.copy_(averaged)
+
+
+def add_up_terms(parameters: Iterable[Tensor]) -> None:
+    """All ranks. Lay gradients out as their parameters are: those of what sees a part of the sequence are terms."""
+    for parameter in parameters:
+        gradient: Any = parameter.grad
+        if isinstance(gradient, DTensor) and gradient.placements != getattr(parameter, "placements", None):
+            parameter.grad = gradient.redistribute(placements=parameter.placements)  # type: ignore[attr-defined]  # has them
+
+
+def _own(tensor: Tensor) -> Tensor:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def copy_from_first(tensors: Iterable[Tensor], group: Any) -> None:

@@ -6,6 +6,8 @@ from core_testing import PARALLEL, StrategyConformance, StrategySmoke
 _CAPABILITIES = PARALLEL & ~Capability.REPLICATED_PARAMETERS | Capability.SHARDED_STATE
 _PARTS_ALONE = "its step calls the parts one by one, which are on two ranks: refused by name"
 
+_STAYS = "sharded modules need their group as long as they live, and it stays that long"
+
 
 class TestPipeline(StrategyConformance):
     """Two ranks of one pipeline, which have their data in common."""
@@ -38,5 +40,24 @@ class TestPipelines(StrategySmoke):
 
     alias = "parallel"
     options = {"pipeline": 2}
+    num_processes = 4
+    num_shares = 2
+
+
+class TestShards(StrategyConformance):
+    """Two ranks, each with its share of the data and a part of every parameter."""
+
+    alias = "parallel"
+    new_interpreter = False
+    options = {"shard": "auto", "data": 1}
+    expected_capabilities = _CAPABILITIES & ~Capability.INFERENCE_MODE
+    known_failures = {"test_teardown_leaves_nothing[process_group]": _STAYS}
+
+
+class TestTensor(StrategySmoke):
+    """Two tensor groups of two ranks, each with its share of the data; a plan that cuts nothing."""
+
+    alias = "parallel"
+    options = {"tensor": 2, "tensor_plan": {}}
     num_processes = 4
     num_shares = 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import prod
 from typing import TYPE_CHECKING
 
 import torch
@@ -17,11 +18,24 @@ if TYPE_CHECKING:
     from core_parallel.sizes import Sizes
 
 
-class Mesh:
-    """One mesh with the axes of `AXES`; and a second view of it, in which `expert` lies across three of them.
+_laid_out: dict[tuple[str, Sizes], tuple[object, Mesh]] = {}
 
-    The ranks of data, shard and context, taken as one row, are `replica` times `expert`: ranks that follow each other
-    have different experts.
+
+def lay_out(device_type: str, sizes: Sizes) -> Mesh:
+    """All ranks. A mesh of these sizes: the one of an earlier stage, if this process has stayed in the group since."""
+    key = (device_type, sizes)
+    if key not in _laid_out or _laid_out[key][0] is not dist.group.WORLD:
+        _laid_out[key] = (dist.group.WORLD, Mesh(device_type, sizes))
+    return _laid_out[key][1]
+
+
+def forget() -> None:
+    """All ranks, before the group is left. Forget the meshes: the next ones belong to another group."""
+    _laid_out.clear()
+
+
+class Mesh:
+    """One mesh with the axes of `AXES`.
 
     Attributes:
         sizes: of the axes.
@@ -31,8 +45,6 @@ class Mesh:
     def __init__(self, device_type: str, sizes: Sizes) -> None:
         self.sizes = sizes
         self.axes: DeviceMesh = init_device_mesh(device_type, sizes.shape, mesh_dim_names=AXES)
-        self._device_type = device_type
-        self._experts: DeviceMesh | None = None
         self._groups: dict[tuple[str, ...], ProcessGroup | None] = {}
 
     def group(self, *names: str) -> ProcessGroup | None:
@@ -43,26 +55,10 @@ class Mesh:
             self._groups[names] = None if is_alone else dist.new_subgroups_by_enumeration(rows)[0]
         return self._groups[names]
 
-    @property
-    def experts(self) -> DeviceMesh:
-        """All ranks. The axis `expert`, over which experts are distributed."""
-        if self._experts is None:
-            one, row = self.sizes, self.sizes.data * self.sizes.shard * self.sizes.context
-            shape = (one.pipeline, row // one.expert, one.expert, one.tensor)
-            names = ("pipeline", "replica", "expert", "tensor")
-            self._experts = init_device_mesh(self._device_type, shape, mesh_dim_names=names)
-        return self._experts["expert"]
-
     def _rows(self, names: tuple[str, ...]) -> list[list[int]]:
-        if "replica" in names or "expert" in names:
-            one, row = self.sizes, self.sizes.data * self.sizes.shard * self.sizes.context
-            axes: tuple[str, ...] = ("pipeline", "replica", "expert", "tensor")
-            shape: tuple[int, ...] = (one.pipeline, row // one.expert, one.expert, one.tensor)
-        else:
-            axes, shape = AXES, self.sizes.shape
-        kept = [axes.index(name) for name in names]
-        others = [position for position in range(len(axes)) if position not in kept]
+        kept = [AXES.index(name) for name in names]
+        others = [position for position in range(len(AXES)) if position not in kept]
+        shape = self.sizes.shape
         ranks = torch.arange(dist.get_world_size()).reshape(shape).permute(*others, *kept)
-        size = max(1, torch.Size([shape[position] for position in kept]).numel())
-        rows: list[list[int]] = ranks.reshape(-1, size).tolist()
+        rows: list[list[int]] = ranks.reshape(-1, prod(shape[position] for position in kept)).tolist()
         return rows

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import logging
+import random
 from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 import torch.distributed as dist
+from torch.distributed.tensor import DTensor
 
 from core import Capability, ConfigurationError
 from core.checkpoint import collect_random_state, restore_random_state
 from core.strategies import refuse_sparse_layers, refuse_unlike_modules
 from core_fsdp import FSDPStrategy
-from core_parallel import averages, sizes
-from core_parallel.mesh import Mesh
+from core_parallel import averages, mesh, sizes, tensor
+from core_parallel.context import Attention, Context, check_whole_batches, in_parts
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
     from contextlib import AbstractContextManager
 
     from torch import Tensor, nn
@@ -37,7 +39,7 @@ _OF_SHARDS = (
     "sharding_strategy",
     "forward_prefetch",
 )
-_NOT_YET = ("shard", "context", "tensor", "expert")
+_NOT_YET = ("expert",)
 
 
 class MeshStrategy(FSDPStrategy):
@@ -56,6 +58,9 @@ class MeshStrategy(FSDPStrategy):
         pipeline: sizes.Size = 1,
         context: sizes.Size = 1,
         expert: sizes.Size = 1,
+        tensor_plan: Mapping[str, Any] | None = None,
+        context_attention: Attention = "ulysses",
+        context_dim: int = 1,
         **options: Any,
     ) -> None:
         """Sizes of the axes, and options of `FSDPStrategy`; see `ParallelStrategy`.
@@ -66,7 +71,12 @@ class MeshStrategy(FSDPStrategy):
         super().__init__(*given, **options)
         named = {"pipeline": pipeline, "data": data, "shard": shard, "context": context, "tensor": tensor}
         self._given = {name: sizes.parse(name, size) for name, size in {**named, "expert": expert}.items()}
-        self._mesh: Mesh | None = None
+        self._mesh: mesh.Mesh | None = None
+        self._tensor_plan = tensor_plan
+        if context_attention not in ("ulysses", "gather"):
+            raise ConfigurationError(f"context_attention={context_attention!r}: expected 'ulysses' or 'gather'.")
+        self._context_options = (context_attention, context_dim)
+        self._contexts: dict[nn.Module, list[Context]] = {}
         self._local: list[nn.Module] = []
         self._refuse_beside(options)
 
@@ -124,9 +134,28 @@ class MeshStrategy(FSDPStrategy):
         owner: Any = super() if self._is_in_parts else super(FSDPStrategy, self)
         owner.check()
         _ = self.sizes
+        self._refuse_what_is_not_there()
+
+    def _refuse_what_is_not_there(self) -> None:
+        own = self.sizes
         for name in _NOT_YET:
             if self._given[name] != 1:
                 raise ConfigurationError(f"{name}={self._given[name] or 'auto'!r} isn't there yet: leave it out.")
+        if own.shard > 1 and own.context > 1:
+            raise ConfigurationError(
+                f"shard={own.shard} with context={own.context} isn't there yet. Combine context with data and tensor."
+            )
+        if own.tensor > 1 and self.precision_plugin.name == "16-mixed":
+            raise ConfigurationError(
+                "precision='16-mixed' with tensor isn't there yet: each rank would find overflows of its own. Use "
+                "'bf16-mixed', which needs no scale."
+            )
+        beside = [name for name in ("shard", "tensor", "context", "expert") if getattr(own, name) > 1]
+        if own.pipeline > 1 and beside:
+            raise ConfigurationError(
+                f"pipeline={own.pipeline} with {beside[0]}={getattr(own, beside[0])} isn't there yet: a stage keeps "
+                "its tensors whole. Combine a pipeline with data, or leave it out."
+            )
 
     # environment ----------------------------------------------------------------------------------------------------
 
@@ -138,7 +167,7 @@ class MeshStrategy(FSDPStrategy):
 
     def configure_device_mesh(self) -> DeviceMesh:
         """All ranks. The mesh: ranks of a tensor group follow each other, those of a pipeline lie farthest apart."""
-        self._mesh = Mesh(self.root_device.type, self.sizes)
+        self._mesh = mesh.lay_out(self.root_device.type, self.sizes)
         if self.num_processes_per_node % self.sizes.tensor and self.is_global_zero:
             _log.warning(
                 "tensor=%d crosses nodes of %d processes: every layer waits for the network between them.",
@@ -177,7 +206,12 @@ class MeshStrategy(FSDPStrategy):
             ModuleError: the module can't be cut, or ranks have built different ones.
         """
         self._share_random_state()
+        if self._axis("context") is not None:
+            check_whole_batches(module)
+            if self.session.compiler is not None:
+                raise ConfigurationError("compile=True with context isn't there yet. Leave it out.")
         if self._is_in_parts:
+            self._cut_layers(module)
             return super().setup_module(module)
         refuse_unlike_modules(self, module)
         refuse_sparse_layers(self, module)
@@ -186,6 +220,18 @@ class MeshStrategy(FSDPStrategy):
             self._begin_alike(module)
         self.module_to_device(module)
         return self.model
+
+    def _cut_layers(self, module: nn.Module) -> None:
+        if self.sizes.tensor == 1:
+            return
+        assert self.device_mesh is not None, "setup_environment has laid it out"
+        refuse_sparse_layers(self, module)
+        refuse_unlike_modules(self, module)
+        self.sync_module_states = False  # they begin alike here, before they are cut
+        self._replaced.remember(module)
+        if not any(one.is_meta or isinstance(one, DTensor) for one in module.parameters()):
+            self._begin_alike(module)
+        tensor.cut(module, self._tensor_plan, self.device_mesh["tensor"])
 
     def _begin_alike(self, module: nn.Module) -> None:
         with torch.no_grad():
@@ -210,12 +256,44 @@ class MeshStrategy(FSDPStrategy):
 
     # steps ----------------------------------------------------------------------------------------------------------
 
+    def step_callable(self, name: str, module: nn.Module | None = None) -> Callable[..., Any]:
+        """All ranks, once a stage. The user's method, in which calls of the model see a part of the sequence."""
+        method = super().step_callable(name, module)
+        if (group := self._axis("context")) is None:
+            return method
+        own = self.session.handle_of(module).module
+        if own not in self._contexts:
+            called = [own, *(child for child in own.children() if next(child.parameters(), None) is not None)]
+            self._contexts[own] = [Context(one, group, *self._context_options, self._draw_apart) for one in called]
+        contexts = self._contexts[own]
+        if name == "forward":
+            return lambda *args, **kwargs: contexts[0](method, args, kwargs)
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            with in_parts(contexts):
+                return method(*args, **kwargs)
+
+        return call
+
+    @contextmanager
+    def _draw_apart(self) -> Iterator[None]:
+        """A context in which each rank of a context group draws its own numbers; what they share goes on afterwards."""
+        base = random.getrandbits(62)  # of Python's generator, so that torch's draws in a step are those of one device
+        before = collect_random_state(self.accelerator, self.root_device)
+        try:
+            torch.manual_seed(base + self.global_rank // self.sizes.tensor)
+            yield
+        finally:
+            restore_random_state(before, self.accelerator, self.root_device)
+
     def backward(self, loss: Tensor, module: nn.Module | None, *, manual: bool = False, **kwargs: Any) -> None:
         """All ranks. Backward, then the average over the axes along which ranks have the same parameters."""
         super().backward(loss, module, manual=manual, **kwargs)
         modules = [handle.module for handle in self.session.handles if handle.module not in self._local]
+        parameters = [one for each in modules for one in each.parameters()]
+        averages.add_up_terms(parameters)
         if (group := self._axis("data", "context")) is not None:
-            averages.average([one for each in modules for one in each.parameters()], group)
+            averages.average(parameters, group)
 
     @contextmanager
     def _without_average(self, module: nn.Module) -> Iterator[None]:
@@ -254,9 +332,15 @@ class MeshStrategy(FSDPStrategy):
 
     # end ------------------------------------------------------------------------------------------------------------
 
+    def release(self) -> None:
+        """All ranks; idempotent. Forget the modules."""
+        super().release()
+        self._contexts.clear()
+
     def leave_group(self) -> None:
         """All ranks; idempotent. Leave the group, and forget its mesh; tensors in parts need it to the end."""
         if self._is_in_parts and self.launcher.calls_in_place and self._replaced:
             return
         self.device_mesh = self._mesh = None
+        mesh.forget()
         super(FSDPStrategy, self).leave_group()

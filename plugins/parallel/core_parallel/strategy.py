@@ -40,9 +40,9 @@ _ELSEWHERE = (
 
 
 class ParallelStrategy(MeshStrategy):
-    """Pipeline and data parallelism on one mesh: `pipeline` times `data` processes.
+    """Pipeline, data, shard, context and tensor parallelism on one mesh, whose sizes multiply to the processes.
 
-    The model is cut into stages, one a rank of the pipeline. It says what its parts are, and nothing else changes:
+    With `pipeline` the model is cut into stages, one a rank. It says what its parts are, and nothing else changes:
 
         def pipeline(self):
             return [self.embed, *self.blocks, self.head]
@@ -60,6 +60,9 @@ class ParallelStrategy(MeshStrategy):
         pipeline: sizes.Size = 1,
         context: sizes.Size = 1,
         expert: sizes.Size = 1,
+        tensor_plan: Mapping[str, Any] | None = None,
+        context_attention: Literal["ulysses", "gather"] = "ulysses",
+        context_dim: int = 1,
         microbatches: int | Literal["auto"] = "auto",
         schedule: str | None = None,
         stages_per_rank: int | Literal["auto"] = "auto",
@@ -74,7 +77,12 @@ class ParallelStrategy(MeshStrategy):
             tensor: over how many ranks, which follow each other, a layer is cut.
             pipeline: over how many ranks the layers are split. `"auto"` is what the other axes leave over.
             context: over how many ranks a sequence is cut.
-            expert: over how many ranks of data * shard * context experts are distributed; it multiplies to nothing.
+            expert: over how many ranks of data * shard * context experts are distributed; isn't there yet.
+            tensor_plan: how layers are cut, by their names, in transformers' words (`"colwise"`, `"rowwise"`, ...) or
+                torch's styles. None asks the model, and its config.
+            context_attention: what is exchanged so that attention sees the whole sequence: `"ulysses"` exchanges heads,
+                whose number `context` divides; `"gather"` keys and values.
+            context_dim: of the tensors that the model is given and returns, the one that is the sequence.
             microbatches: into how many a rank's batch is cut. `"auto"` is the largest number up to twice the stages
                 that divides the batch, and 1 for a model with batch norms.
             schedule: one of torch's, such as `"1F1B"`: training steps run for one microbatch at a time, and a rank
@@ -86,8 +94,13 @@ class ParallelStrategy(MeshStrategy):
         Raises:
             ConfigurationError: an unknown option, or a value that isn't one.
         """
-        axes = {"data": data, "shard": shard, "tensor": tensor, "context": context, "expert": expert}
-        super().__init__(*given, pipeline=pipeline, **axes, **options)
+        axes: dict[str, Any] = {"data": data, "shard": shard, "tensor": tensor, "context": context, "expert": expert}
+        plans: dict[str, Any] = {
+            "tensor_plan": tensor_plan,
+            "context_attention": context_attention,
+            "context_dim": context_dim,
+        }
+        super().__init__(*given, pipeline=pipeline, **axes, **plans, **options)
         self._microbatches = sizes.parse("microbatches", microbatches)
         self._schedule = schedules.find(schedule)
         self._stages_per_rank = schedules.stages_per_rank(

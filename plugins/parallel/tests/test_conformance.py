@@ -2,13 +2,12 @@
 
 import pytest
 
-from core_parallel.conformance import TestParallel, TestPipeline, TestPipelines, TestSchedule
+from core_parallel.conformance import TestParallel, TestPipeline, TestPipelines, TestSchedule, TestShards, TestTensor
 
-pytest.mark.slow(TestPipeline)
-pytest.mark.slow(TestParallel)
-pytest.mark.slow(TestPipelines)
-pytest.mark.slow(TestSchedule)
+_SUITES = (TestParallel, TestPipeline, TestPipelines, TestSchedule, TestShards, TestTensor)
+for _suite in _SUITES:
+    pytest.mark.slow(_suite)
 
-__all__ = ["TestParallel", "TestPipeline", "TestPipelines", "TestSchedule"]
+__all__ = [suite.__name__ for suite in _SUITES]
 
 pytestmark = pytest.mark.numbers

@@ -1,0 +1,286 @@
+"""A sequence cut over the ranks of a context group, within the call of the model.
+
+Jacobs et al., "DeepSpeed Ulysses: System Optimizations for Enabling Training of Extreme Long Sequence Transformer
+Models", 2023; Dubey et al., "The Llama 3 Herd of Models", 2024, which gathers keys and values.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager, nullcontext
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
+
+from core import ModuleError
+from core_parallel import exchanges
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from contextlib import AbstractContextManager
+
+Attention = Literal["ulysses", "gather"]
+_ATTENTION = torch.nn.functional.scaled_dot_product_attention
+
+
+class Context:
+    """The call of one module by the ranks of a context group, with the same arguments on all.
+
+    Each computes its part of the sequence, and all get the whole result. Gradients of parameters in the call are
+    `size` times a rank's part, so that their average over the group is the gradient of the whole; whatever a step does
+    beside the call, all ranks do alike, and its average is what each has.
+
+    Args:
+        module: the one that is called.
+        group: of the ranks.
+        attention: by which exchange attention sees the whole sequence.
+        dim: of the tensors that the module is given, which is the sequence.
+        draws: makes a context in which a rank draws random numbers of its own.
+
+    Attributes:
+        is_running: a call is under way.
+    """
+
+    def __init__(
+        self,
+        module: nn.Module,
+        group: Any,
+        attention: Attention,
+        dim: int,
+        draws: Callable[[], AbstractContextManager[Any]],
+    ) -> None:
+        self.module, self._group, self._attention, self._dim, self._draws = module, group, attention, dim, draws
+        self._size, self._rank = group.size(), group.rank()
+        self._is_checked = False
+        self.is_running = False
+
+    def __call__(self, forward: Any, args: Any, kwargs: Any) -> Any:
+        """All ranks of the group. The result of the module's forward for the whole sequence."""
+        if self.is_running:
+            return forward(*args, **kwargs)
+        self._length((args, kwargs))
+        if not self._is_checked:
+            self._is_checked = True
+            self._check(forward, args, kwargs)
+        return self._run(forward, args, kwargs)
+
+    def _run(self, forward: Any, args: Any, kwargs: Any) -> Any:
+        length = self._length((args, kwargs))
+        args, kwargs = self._cut((args, kwargs), length)
+        self.is_running = True
+        try:
+            caught = Caught(self._group, self._attention, length // self._size)
+            with caught, self._draws() if self.module.training else nullcontext():
+                result = forward(*args, **kwargs)
+        finally:
+            self.is_running = False
+        return tree_map(lambda leaf: self._whole(leaf, length), result)
+
+    def _length(self, given: Any) -> int:
+        """The length of the sequence: of the first tensor that has that dim."""
+        for leaf in tree_flatten(given)[0]:
+            if isinstance(leaf, Tensor) and leaf.ndim > self._dim:
+                length = leaf.shape[self._dim]
+                if length % self._size:
+                    raise ModuleError(
+                        f"{type(self.module).__name__} was called with a sequence of {length} (dim {self._dim} of "
+                        f"shape {tuple(leaf.shape)}), which context={self._size} doesn't divide. Pad it, or choose "
+                        "another size."
+                    )
+                return length
+        raise ModuleError(
+            f"{type(self.module).__name__} was called without a tensor that has the dim {self._dim}, which is the "
+            "sequence under context=. Say which one is by context_dim=."
+        )
+
+    def _cut(self, given: Any, length: int) -> Any:
+        leaves, form = tree_flatten(given)
+        own = [
+            exchanges.cut(leaf, self._dim, self._group)
+            if isinstance(leaf, Tensor) and leaf.ndim > self._dim and leaf.shape[self._dim] == length
+            else leaf
+            for leaf in leaves
+        ]
+        return tree_unflatten(own, form)
+
+    def _whole(self, leaf: Any, length: int) -> Any:
+        if not isinstance(leaf, Tensor):
+            return leaf
+        if leaf.ndim <= self._dim or leaf.shape[self._dim] != length // self._size:
+            raise ModuleError(
+                f"{type(self.module).__name__} returned a tensor of shape {tuple(leaf.shape)}, whose dim {self._dim} "
+                f"isn't the {length // self._size} positions of this rank: what it was made of is unknown. Return "
+                "values by position, and compute losses and means of them in the step."
+            )
+        return exchanges.join(leaf, self._dim, self._group)
+
+    def _check(self, forward: Any, args: Any, kwargs: Any) -> None:
+        """All ranks of the group, once. Compare one sample in parts with the same one whole.
+
+        A model that knows its positions from the length that it sees, or looks at neighbours by other means than
+        attention, gives other values.
+        """
+        args, kwargs = tree_map(
+            lambda leaf: leaf[:1] if isinstance(leaf, Tensor) and leaf.ndim > 1 else leaf, (args, kwargs)
+        )
+        with _at_rest(self.module), torch.no_grad():
+            found = tree_flatten(self._run(forward, args, kwargs))[0]
+            self.is_running = True
+            try:
+                expected = tree_flatten(forward(*args, **kwargs))[0]
+            finally:
+                self.is_running = False
+        for one, other in zip(found, expected, strict=True):
+            if isinstance(one, Tensor) and not _are_close(one, other):
+                raise ModuleError(
+                    f"{type(self.module).__name__} computes other values where each of {self._size} ranks has a part "
+                    f"of the sequence (they differ by {float((one - other).abs().max()):.2g}). Positions must be an "
+                    "argument, such as position_ids, and not follow from the length that forward sees; only "
+                    "scaled_dot_product_attention may look at other positions."
+                )
+
+
+def check_whole_batches(module: nn.Module) -> None:
+    """Refuse batch norms, which would take their statistics from a part of the sequence.
+
+    Raises:
+        ModuleError: there is one.
+    """
+    for name, part in module.named_modules():
+        if isinstance(part, nn.modules.batchnorm._BatchNorm):
+            raise ModuleError(
+                f"{type(part).__name__} {name!r} would take its statistics from a rank's part of the sequence under "
+                "context=. Use a norm that doesn't depend on other positions, such as LayerNorm."
+            )
+
+
+@contextmanager
+def in_parts(contexts: Sequence[Context]) -> Iterator[None]:
+    """A context in which the outermost of these modules' calls are made in parts. Copies made elsewhere aren't."""
+    own = [vars(one.module).get("forward") for one in contexts]
+    outer: list[Context] = []
+
+    def answering(context: Context, forward: Any) -> Any:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if outer:
+                return forward(*args, **kwargs)
+            outer.append(context)
+            try:
+                return context(forward, args, kwargs)
+            finally:
+                outer.pop()
+
+        return call
+
+    for one in contexts:
+        vars(one.module)["forward"] = answering(one, one.module.forward)
+    try:
+        yield
+    finally:
+        for one, before in zip(contexts, own, strict=True):
+            vars(one.module).pop("forward", None)
+            if before is not None:
+                vars(one.module)["forward"] = before
+
+
+def _first_sample(leaf: Any) -> Any:
+    return leaf[:1] if isinstance(leaf, Tensor) and leaf.ndim > 1 else leaf
+
+
+@contextmanager
+def _at_rest(module: nn.Module) -> Iterator[None]:
+    """A context without dropout, and with values in the place of parameters that are the same everywhere."""
+    training = {part: part.training for part in module.modules()}
+    kept: list[tuple[Tensor, Tensor]] = []
+    draws = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            own: Tensor = getattr(parameter, "_local_tensor", parameter)
+            if own.numel() > 1 and own.is_floating_point() and bool((own == own.flatten()[0]).all()):
+                kept.append((own, own.clone()))
+                own.add_(torch.randn(own.shape, generator=draws).to(own) / 8)
+    module.eval()
+    try:
+        yield
+    finally:
+        for part, was in training.items():
+            part.training = was
+        with torch.no_grad():
+            for own, before in kept:
+                own.copy_(before)
+
+
+def _are_close(one: Tensor, other: Tensor) -> bool:
+    if not one.is_floating_point():
+        return torch.equal(one, other)
+    tolerance = max(1e-6, 64 * torch.finfo(one.dtype).eps)
+    scale = float(other.abs().max())
+    return float((one - other).abs().max()) <= tolerance * max(scale, 1e-12)
+
+
+class Caught(TorchFunctionMode):
+    """A context in which attention sees the whole sequence."""
+
+    def __init__(self, group: Any, attention: Attention, length: int) -> None:
+        super().__init__()
+        self._group, self._attention, self.length = group, attention, length
+        self._learns = torch.is_grad_enabled()
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """The function's result, with attention in our way."""
+        kwargs = kwargs or {}
+        if func is not _ATTENTION:
+            return func(*args, **kwargs)
+        return self._attend(*args, **kwargs)
+
+    def _attend(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attn_mask: Any = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        **others: Any,
+    ) -> Tensor:
+        if query.shape[-2] != self.length or key.shape[-2] != self.length:
+            raise ModuleError(
+                f"Attention between {query.shape[-2]} and {key.shape[-2]} positions, where this rank has {self.length} "
+                "of the sequence under context=: only attention of the sequence to itself can be done in parts."
+            )
+        if self._learns and not torch.is_grad_enabled():
+            raise ModuleError(
+                "Attention ran without gradients inside of a call that has them: computed again in backward, as with "
+                "checkpoint(use_reentrant=True), it would see only this rank's part of the sequence under context=. "
+                "Leave activation checkpointing out."
+            )
+        if attn_mask is not None:
+            raise ModuleError(
+                f"scaled_dot_product_attention was called with a mask of shape {tuple(attn_mask.shape)}, which was "
+                "made of this rank's part of the sequence under context=. Use is_causal=True, or no mask."
+            )
+        if self._attention == "ulysses":
+            return self._by_heads(query, key, value, {"dropout_p": dropout_p, "is_causal": is_causal, **others})
+        return self._by_keys(query, key, value, is_causal, {"dropout_p": dropout_p, **others})
+
+    def _by_heads(self, query: Tensor, key: Tensor, value: Tensor, options: dict[str, Any]) -> Tensor:
+        size = self._group.size()
+        for name, one in {"query": query, "key": key}.items():
+            if one.ndim < 3 or one.shape[-3] % size:
+                raise ModuleError(
+                    f"The {name} of attention has the shape {tuple(one.shape)}, and context={size} doesn't divide its "
+                    "heads (the third dim from the end). Use context_attention='gather'."
+                )
+        whole = [exchanges.swap(one, -3, -2, self._group) for one in (query, key, value)]
+        answer = _ATTENTION(whole[0], whole[1], whole[2], **options)
+        return exchanges.swap(answer, -2, -3, self._group)
+
+    def _by_keys(self, query: Tensor, key: Tensor, value: Tensor, is_causal: bool, options: dict[str, Any]) -> Tensor:
+        mask = None
+        if is_causal:
+            first, length = self._group.rank() * self.length, self._group.size() * self.length
+            mask = torch.ones(self.length, length, dtype=torch.bool, device=query.device).tril(first)
+        key, value = (exchanges.gather(one, -2, self._group) for one in (key, value))
+        return _ATTENTION(query, key, value, attn_mask=mask, **options)

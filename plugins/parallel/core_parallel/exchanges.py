@@ -1,0 +1,103 @@
+"""Exchanges between the ranks of a group, with gradients."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+
+def cut(tensor: Tensor, dim: int, group: Any) -> Tensor:
+    """All ranks, with the same tensor. This rank's part of it; the gradient is the average of what all parts give."""
+    part: Tensor = _Cut.apply(tensor, dim, group)  # type: ignore[no-untyped-call]  # torch's
+    return part
+
+
+def join(part: Tensor, dim: int, group: Any) -> Tensor:
+    """All ranks. The whole of all parts, with which all do the same; the gradient is `size` times the part's own."""
+    whole: Tensor = _Join.apply(part, dim, group)  # type: ignore[no-untyped-call]  # torch's
+    return whole
+
+
+def gather(part: Tensor, dim: int, group: Any) -> Tensor:
+    """All ranks. The whole of all parts, with which each does what is its own; gradients are added up."""
+    whole: Tensor = _Gather.apply(part, dim, group)  # type: ignore[no-untyped-call]  # torch's
+    return whole
+
+
+def swap(tensor: Tensor, cut_dim: int, joined_dim: int, group: Any) -> Tensor:
+    """All ranks. A tensor that was in parts along one dim, and is along another; its gradient goes the way back."""
+    swapped: Tensor = _Swap.apply(tensor, cut_dim, joined_dim, group)  # type: ignore[no-untyped-call]  # torch's
+    return swapped
+
+
+class _Cut(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, dim: int, group: Any) -> Tensor:
+        """Cut."""
+        ctx.dim, ctx.group = dim, group
+        part: Tensor = tensor.chunk(group.size(), dim)[group.rank()].clone()
+        return part
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        """The whole gradient: parts are `size` times too large by `_Join`."""
+        return _gathered(gradients[0], ctx.dim, ctx.group) / ctx.group.size(), None, None
+
+
+class _Join(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, part: Tensor, dim: int, group: Any) -> Tensor:
+        """Gather."""
+        ctx.dim, ctx.group = dim, group
+        return _gathered(part, dim, group)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        """The own part, so large that the average over ranks is the sum of their parts."""
+        size = ctx.group.size()
+        return gradients[0].chunk(size, ctx.dim)[ctx.group.rank()] * size, None, None
+
+
+class _Gather(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, part: Tensor, dim: int, group: Any) -> Tensor:
+        """Gather."""
+        ctx.dim, ctx.group = dim, group
+        return _gathered(part, dim, group)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        """The sum of what all ranks give to this part."""
+        parts = torch.stack([part.contiguous() for part in gradients[0].chunk(ctx.group.size(), ctx.dim)])
+        received = torch.empty_like(parts)
+        dist.all_to_all_single(received, parts, group=ctx.group)
+        return received.sum(0), None, None
+
+
+class _Swap(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, cut_dim: int, joined_dim: int, group: Any) -> Tensor:
+        """Swap."""
+        ctx.cut_dim, ctx.joined_dim, ctx.group = cut_dim, joined_dim, group
+        return _swapped(tensor, cut_dim, joined_dim, group)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        """Swap back."""
+        return _swapped(gradients[0], ctx.joined_dim, ctx.cut_dim, ctx.group), None, None, None
+
+
+def _gathered(part: Tensor, dim: int, group: Any) -> Tensor:
+    parts = [torch.empty_like(part, memory_format=torch.contiguous_format) for _ in range(group.size())]
+    dist.all_gather(parts, part.contiguous(), group=group)
+    return torch.cat(parts, dim)
+
+
+def _swapped(tensor: Tensor, cut_dim: int, joined_dim: int, group: Any) -> Tensor:
+    sent = torch.stack([part.contiguous() for part in tensor.chunk(group.size(), cut_dim)])
+    received = torch.empty_like(sent)
+    dist.all_to_all_single(received, sent, group=group)
+    return torch.cat(list(received), joined_dim)

@@ -1,0 +1,102 @@
+"""Plans: which modules of a model are cut how, from the strategy's argument, the model, or its config."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from core import ConfigurationError, ModuleError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from torch import nn
+
+Plan = Mapping[str, Any]
+
+
+def find(
+    module: nn.Module, given: Plan | None, attribute: str, of_config: str, option: str, *, example: str
+) -> dict[str, Any]:
+    """The plan for modules and parameters, by their names in the user's module.
+
+    Args:
+        module: the user's.
+        given: by names in it; `*` stands for one part of a name.
+        attribute: a mapping of the module or of one in it, or a method that returns one; names are those in its owner.
+        of_config: name of the plan of a config, such as transformers' `base_model_tp_plan`; the config is an attribute
+            `config` of a module.
+        option: of the strategy, for messages.
+        example: of a plan, for messages.
+
+    Raises:
+        ModuleError: there is no plan.
+        ConfigurationError: a pattern fits nothing.
+    """
+    if given is not None:
+        return _matched("", module, given, option)
+    declared = dict(_declared(module, attribute))
+    if declared:
+        planned: dict[str, Any] = {}
+        for name, plan in declared.items():
+            planned |= _matched(name, module.get_submodule(name), plan, attribute)
+        return planned
+    planned = _of_configs(module, of_config)
+    if not planned:
+        raise ModuleError(
+            f"{type(module).__name__} has no plan: neither the strategy's argument {option}=, nor an attribute "
+            f"{attribute}, nor a config with {of_config}. Add one, such as {attribute} = {example}."
+        )
+    return planned
+
+
+def _declared(module: nn.Module, attribute: str) -> Iterator[tuple[str, Plan]]:
+    for name, part in module.named_modules():
+        plan = getattr(part, attribute, None)
+        if plan is not None:
+            yield name, plan() if callable(plan) else plan
+
+
+def _of_configs(module: nn.Module, of_config: str) -> dict[str, Any]:
+    """Of the outermost modules in which a plan of their config fits something."""
+    planned: dict[str, Any] = {}
+    done: list[str] = []
+    for name, part in module.named_modules():
+        plan = getattr(getattr(part, "config", None), of_config, None)
+        if plan and not any(name.startswith(other + ".") for other in done):
+            # A config plans for all variants of a model: what fits nothing is of another one.
+            matched = {_joined(name, one): word for one, word in _fits(part, plan)}
+            if matched:
+                planned |= matched
+                done.append(name)
+    return planned
+
+
+def _matched(owner: str, module: nn.Module, plan: Plan | Iterable[str], option: str) -> dict[str, Any]:
+    words = dict(plan) if isinstance(plan, Mapping) else dict.fromkeys(plan)
+    planned = dict(_fits(module, words))
+    for pattern in words:
+        if not any(_as_expression(pattern).fullmatch(name) for name in planned):
+            names = [name for name, _ in module.named_modules() if name][:8]
+            raise ConfigurationError(
+                f"{option} names {pattern!r}, and {type(module).__name__} has no such module or parameter. It has "
+                f"{', '.join(map(repr, names))}; '*' stands for one part of a name, as in 'blocks.*.up'."
+            )
+    return {_joined(owner, name): word for name, word in planned.items()}
+
+
+def _fits(module: nn.Module, plan: Plan) -> Iterator[tuple[str, Any]]:
+    expressions = [(_as_expression(pattern), word) for pattern, word in plan.items()]
+    for name in [*(name for name, _ in module.named_modules()), *(name for name, _ in module.named_parameters())]:
+        for expression, word in expressions:
+            if name and expression.fullmatch(name):
+                yield name, word
+
+
+def _as_expression(pattern: str) -> re.Pattern[str]:
+    return re.compile(re.escape(pattern).replace(r"\*", r"[^.]+"))
+
+
+def _joined(owner: str, name: str) -> str:
+    return f"{owner}.{name}" if owner else name

@@ -45,6 +45,7 @@ class Deep(pipelines.Net):
     def __init__(self) -> None:
         super().__init__(noise=0.0)
         torch.manual_seed(1)
+        self.temperature = nn.Parameter(torch.tensor([1.3], dtype=torch.float64))  # fsdp takes no number
         self.blocks = nn.ModuleList([nn.Sequential(nn.Linear(8, 8), nn.Tanh()) for _ in range(8)]).double()
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
@@ -130,7 +131,7 @@ class Saves(pipelines.Seen):
         state = trainer.strategy.get_optimizer_state_dict(trainer.optimizers[0])
         self.optimizer = {
             (name, key): whole(value, trainer.strategy)
-            for name, entry in state["state"].items()
+            for name, entry in state.get("state", {}).items()
             for key, value in entry.items()
         }
 

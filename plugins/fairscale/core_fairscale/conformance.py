@@ -39,6 +39,9 @@ class TestFullyShardedFairScale(StrategyConformance):
     expected_capabilities = Capability.COLLECTIVES | ONE_PROCESS & ~(
         Capability.MANUAL_OPTIMIZATION | Capability.INFERENCE_MODE
     )
+    known_failures = {
+        "test_training_equals_one_device[matrices_apart]": "its parameters are vectors: a rank has no matrices"
+    }
 
 
 for _alias in _PRESETS:

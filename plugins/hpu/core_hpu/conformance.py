@@ -71,8 +71,14 @@ class TestHPUParallel(HPUStrategySuite, StrategyConformance):
         "without find_unused_parameters=True",
     } | (
         {
-            "test_training_equals_one_device[manual_optimization]": _NEEDS_PINNED_MEMORY,
-            "test_training_equals_one_device[two_optimizers]": _NEEDS_PINNED_MEMORY,
+            **dict.fromkeys(
+                (
+                    *("test_losses_are_weighted[manual-1]", "test_losses_are_weighted[manual-3]"),
+                    "test_training_equals_one_device[manual_optimization]",
+                    "test_training_equals_one_device[two_optimizers]",
+                ),
+                _NEEDS_PINNED_MEMORY,
+            ),
             "test_unfrozen_weights_are_trained_or_refused[between two steps]": _ENDS_THE_PROCESS,
         }
         if _IS_SIMULATED

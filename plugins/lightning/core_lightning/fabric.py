@@ -1,14 +1,28 @@
-"""Fabric, whose loaders stay untouched on one device, as Lightning's do."""
+"""Fabric, whose loaders stay untouched on one device, and which its modules know, as Lightning's do."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from core import Fabric as CoreFabric
+from core_lightning.module import LightningModule
 
 
 class Fabric(CoreFabric):
     """Your loop on any strategy; see `core.Fabric`."""
+
+    def setup(self, module: Any, *optimizers: Any, **options: Any) -> Any:
+        """All ranks. Set up a module, and the optimizers of its parameters; see `core.Fabric.setup`.
+
+        A LightningModule has this Fabric as its `fabric` from then on, and its hooks are among those that `call` calls.
+        """
+        made = super().setup(module, *optimizers, **options)
+        own = (made[0] if isinstance(made, tuple) else made).module
+        if isinstance(own, LightningModule):
+            own.run_by(self, made[1 : 1 + len(optimizers)] if optimizers else ())
+            if own not in self.callbacks:
+                self.callbacks.append(own)
+        return made
 
     def setup_dataloaders(
         self,

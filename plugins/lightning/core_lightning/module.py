@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from core import Module
 from core_lightning.hyperparameters import HyperparametersMixin
 from core_lightning.trust import TRUSTS
 from core_lightning.trusted_reads import as_path, objects_for
+from core_lightning.under_fabric import UnderFabric
 from core_lightning.whole_checkpoint import give_whole
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 _MODES = ("eval", "train")
 
 
-class LightningModule(HyperparametersMixin, Module):
+class LightningModule(HyperparametersMixin, UnderFabric):
     """An `nn.Module` that knows how it is trained; see `core.Module`."""
 
     other_hooks = tuple(f"on_{stage}_model_{mode}" for stage in ("validation", "test", "predict") for mode in _MODES)
@@ -48,8 +48,11 @@ class LightningModule(HyperparametersMixin, Module):
     ) -> None:
         """Record a value under a name; see `core.Module.log`.
 
-        `enable_graph`, `sync_dist_group` and `metric_attribute` change nothing here.
+        `enable_graph`, `sync_dist_group` and `metric_attribute` change nothing here. Under Fabric the value goes to its
+        loggers as it is.
         """
+        if self.fabric is not None:
+            return self.log_dict({name: value}, logger=logger)
         super().log(
             name,
             value,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Literal
 
 import torch
@@ -12,6 +13,8 @@ from core.precision import UniformPrecision
 
 if TYPE_CHECKING:
     from torch.amp import GradScaler
+
+    from core.precision import Precision
 
 _DTYPES = {"16": torch.float16, "bf16": torch.bfloat16}
 
@@ -54,6 +57,21 @@ class DoublePrecision(UniformPrecision):
 
     def __init__(self) -> None:
         super().__init__(torch.float64)
+
+
+def keep_no_casts(precision: Precision) -> None:
+    """Main process. Make a mixed precision cast a weight at each use, as Lightning's Trainer does.
+
+    A weight that a step uses several times then adds up its gradients in float32; those of a cast that is kept add up
+    in 16 bits. Lightning's Fabric keeps casts, and so do strategies with a mixed precision of their own.
+    """
+    if isinstance(precision, CoreMixedPrecision) and type(precision) in (CoreMixedPrecision, MixedPrecision):
+        precision.forward_context = partial(_without_cache, precision)  # type: ignore[method-assign]
+
+
+def _without_cache(precision: CoreMixedPrecision, device_type: str) -> torch.autocast:
+    type(precision).forward_context(precision, device_type)  # its errors are core's
+    return torch.autocast(device_type, precision.dtype, cache_enabled=False)
 
 
 def _dtype(name: str, precision: str, kind: str) -> torch.dtype:

@@ -26,7 +26,7 @@ class SameDraws(Callback):
 
     The summary asks for `example_input_array`, which may be a property, and gives it to `forward`, which may draw.
     Loaders of other classes than torch's are asked for an iterator once, to check them: one that draws its order then
-    would shuffle differently otherwise.
+    would shuffle differently otherwise. Training loaders that are made anew for an epoch are asked before it begins.
     """
 
     def setup(self, trainer: Trainer, module: nn.Module, stage: str) -> None:
@@ -44,6 +44,14 @@ class SameDraws(Callback):
         """Ask the training loaders, and those for validation if no sanity check has."""
         _ask(trainer.train_dataloader)
         self._ask_for_validation(trainer)
+
+    def on_train_epoch_start(self, trainer: Trainer, module: nn.Module) -> None:
+        """Ask new training loaders, whose iterator draws a seed; those of the first epoch are asked once in all."""
+        every, epoch = trainer.options.reload_dataloaders_every_n_epochs, trainer.current_epoch
+        if every and epoch and epoch % every == 0:
+            _ask(trainer.train_dataloader)
+            for loader in _leaves(trainer.train_dataloader):
+                iter(loader)
 
     def on_validation_start(self, trainer: Trainer, module: nn.Module) -> None:
         """Ask the loaders, the first time."""
@@ -80,8 +88,13 @@ def _forward(trainer: Trainer, module: nn.Module, example: Any) -> None:
 
 
 def _ask(loaders: Any) -> None:
+    for loader in _leaves(loaders):
+        if not isinstance(loader, DataLoader):
+            iter(loader)
+
+
+def _leaves(loaders: Any) -> list[Any]:
     if isinstance(loaders, dict):
         loaders = list(loaders.values())
-    for loader in loaders if isinstance(loaders, list | tuple) else [loaders]:
-        if loader is not None and not isinstance(loader, DataLoader):
-            iter(loader)
+    given = loaders if isinstance(loaders, list | tuple) else [loaders]
+    return [loader for loader in given if loader is not None]

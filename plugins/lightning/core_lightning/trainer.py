@@ -23,6 +23,7 @@ from core_lightning.made_loaders import MadeLoaders
 from core_lightning.model_modes import ModelModes
 from core_lightning.objects import PickledObjects
 from core_lightning.one_optimizer import OneOptimizer
+from core_lightning.precisions import keep_no_casts
 from core_lightning.same_draws import SameDraws
 from core_lightning.trainer_attributes import TrainerAttributes
 from core_lightning.trust import TRUSTS
@@ -97,6 +98,7 @@ class Trainer(TrainerAttributes):
             use_distributed_sampler=use_distributed_sampler is not False,
             **{name: value for name, value in options.items() if value is not None or name not in _OPTIONAL},
         )
+        keep_no_casts(self.strategy.precision_plugin)
 
         observers: list[Callback] = [OneOptimizer(), ModelModes(), *map(SyncsLayers, syncs)]
         if use_distributed_sampler is None and self.world_size == 1:
@@ -125,7 +127,13 @@ class Trainer(TrainerAttributes):
         if self.checkpoint_callback is not None:
             tell_of_objects(model, self.callbacks)
         self.passed = {"train": train_dataloaders, "val": val_dataloaders}
-        super().fit(model, train_dataloaders, val_dataloaders, datamodule, ckpt_path)
+        inference_mode = self.options.inference_mode
+        # What is made in validation may be trained with: Lightning validates under no_grad here, whatever the option.
+        self.options = dataclasses.replace(self.options, inference_mode=False)
+        try:
+            super().fit(model, train_dataloaders, val_dataloaders, datamodule, ckpt_path)
+        finally:
+            self.options = dataclasses.replace(self.options, inference_mode=inference_mode)
 
     def validate(  # type: ignore[override]  # Lightning's order
         self,

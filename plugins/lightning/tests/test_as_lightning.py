@@ -1,5 +1,7 @@
 """Programs that count on what Lightning does, with what Lightning 2.6.6 and torch 2.13.0 gave for them."""
 
+import copy
+
 import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
@@ -112,3 +114,73 @@ def test_the_wrapper_is_in_evaluation_mode_while_the_module_is(pl):
     trainer.fit(net, loader, loader)
     assert net.modes == (False, False, False)
     assert net.training
+
+
+def test_a_weight_that_a_step_uses_twice_adds_up_its_gradients_in_float32(pl):
+    net = make_net(pl)
+    small = 2.0**-9  # too small to change 1 in bfloat16
+    net.training_step = lambda batch, batch_idx: sum(net.layer(torch.full((1, 1), size)).sum() for size in (1.0, small))
+    gradients = []
+    net.on_before_optimizer_step = lambda optimizer: gradients.append(float(net.layer.weight.grad))
+    trainer = pl.Trainer(max_steps=1, devices=1, precision="bf16-mixed", limit_val_batches=0, **QUIET)
+    trainer.fit(net, DataLoader(DATA, batch_size=5))
+    assert gradients == [1 + small]
+
+
+def test_what_validation_makes_can_be_trained_with(pl):
+    net = make_net(pl)
+    net.validation_step = lambda batch, batch_idx: setattr(net, "kept", batch[0] * 2)
+    net.training_step = lambda batch, batch_idx: (net.layer(batch[0]) * net.kept).sum()
+    trainer = pl.Trainer(max_epochs=1, devices=1, **QUIET)
+    trainer.fit(net, DataLoader(DATA, batch_size=5), DataLoader(DATA, batch_size=5))
+    assert (trainer.global_step, trainer.options.inference_mode) == (2, True)
+
+
+@pytest.mark.numbers
+def test_loaders_that_are_made_for_each_epoch_draw_as_often(pl):
+    net, drawn = make_net(pl), []
+    net.train_dataloader = lambda: DataLoader(DATA, batch_size=5)
+    net.val_dataloader = lambda: DataLoader(DATA, batch_size=5)
+    net.on_train_epoch_end = lambda: drawn.append(int(torch.randint(1000, ())))
+    net.on_train_epoch_start = lambda: drawn.append(int(torch.randint(1000, ()))) if net.current_epoch else None
+    torch.manual_seed(1)
+    pl.Trainer(max_epochs=3, devices=1, reload_dataloaders_every_n_epochs=1, **QUIET).fit(net)
+    assert drawn == RELOADED
+
+
+RELOADED = [263, 341, 516, 340, 750]
+
+
+def test_a_module_finds_under_fabric_what_it_asks_a_trainer_for(installed, pl, tmp_path):
+    csv = installed("lightning.fabric.loggers").CSVLogger(root_dir=tmp_path, name="", version="v")
+    fabric = installed("lightning.fabric").Fabric(accelerator="cpu", devices=1, loggers=csv)
+    net = make_net(pl)
+    ended = []
+    net.on_train_epoch_end = ended.append
+    assert (net.fabric, net.logger) == (None, None)
+    model, optimizer = fabric.setup(net, net.configure_optimizers())
+    assert (net.fabric, net.trainer, model.logger, list(net.loggers)) == (fabric, fabric, csv, [csv])
+    assert net.optimizers() is optimizer
+    before = net.layer.weight.item()
+    net.manual_backward(model.training_step([torch.ones(1, 1)], 0))
+    net.optimizers().step()
+    assert net.layer.weight.item() != before
+    net.log("a", 1.0)
+    net.log_dict({"a": 2.0, "b": torch.tensor(3.0)})
+    net.log("hidden", 1.0, logger=False)
+    fabric.call("on_train_epoch_end", 7)
+    assert ended == [7]
+    csv.save()
+    assert (tmp_path / "v" / "metrics.csv").read_text() == "step,a,b\n0,1.0,\n1,2.0,3.0\n"
+    assert copy.deepcopy(net).fabric is None
+
+
+def test_a_module_belongs_to_whom_it_was_given_last(installed, pl):
+    fabric = installed("lightning.fabric").Fabric(accelerator="cpu", devices=1)
+    net = make_net(pl)
+    fabric.setup(net)
+    found = []
+    net.on_train_start = lambda: found.append((net.fabric, net.trainer, net.optimizers().param_groups[0]["lr"]))
+    trainer = pl.Trainer(max_steps=1, devices=1, limit_val_batches=0, **QUIET)
+    trainer.fit(net, DataLoader(DATA, batch_size=5))
+    assert found == [(None, trainer, 0.1)]

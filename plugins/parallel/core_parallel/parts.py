@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from torch import Tensor, nn
 
 from core import ModuleError
+from core_parallel import named
 
 if TYPE_CHECKING:
     from core_parallel.schedules import Schedule
@@ -36,24 +37,25 @@ class Cut:
         return [part for part in self.stages[stage] if isinstance(part, nn.Module)]
 
 
-def cut(user: nn.Module, num_stages: int) -> Cut:
+def cut(user: nn.Module, num_stages: int, given: Sequence[str | Part] | None = None) -> Cut:
     """Find the module's parts, and make stages of them with about as many parameters each.
 
     Args:
         user: has a method `pipeline()`, or one module in it has; or it is an `nn.Sequential`, or has one.
         num_stages: number of stages.
+        given: the parts by names in it, which count instead.
 
     Raises:
         ModuleError: the parts can't be found, or not cut into so many stages.
+        ConfigurationError: a name fits no module.
     """
-    name, module = _find(user)
-    parts = _parts_of(name, module)
+    name, module, parts = _declared(user) if given is None else named.find(user, given)
     atoms = _atoms(name, module, parts)
     if len(atoms) < num_stages:
         raise ModuleError(
             f"{_title(name, module)} has {len(atoms)} parts that can be cut apart, and {num_stages} stages were asked "
-            "for: every stage needs one, and parts that share a weight stay together. Ask for fewer, or return "
-            "smaller parts from pipeline()."
+            "for: every stage needs one, and parts that share a weight stay together. Ask for fewer, or name "
+            "smaller parts, by pipeline() or parts=."
         )
     stages = _balance(atoms, num_stages)
     return Cut(module, name, tuple(stages))
@@ -87,6 +89,11 @@ def check_statistics(user: nn.Module, microbatches: int | None, schedule: Schedu
     return 1 if norms else microbatches
 
 
+def _declared(user: nn.Module) -> tuple[str, nn.Module, list[Part]]:
+    name, module = _find(user)
+    return name, module, _parts_of(name, module)
+
+
 def _find(user: nn.Module) -> tuple[str, nn.Module]:
     declared = [(name, part) for name, part in user.named_modules() if callable(getattr(part, "pipeline", None))]
     outermost = [one for one in declared if not any(_is_in(one[0], other[0]) for other in declared)]
@@ -98,7 +105,8 @@ def _find(user: nn.Module) -> tuple[str, nn.Module]:
         raise ModuleError(
             f"{title} doesn't say what its parts are. Add `def pipeline(self): return [self.embed, *self.blocks, "
             "self.head]` to it: its parts in the order in which forward applies them, each to the result of the one "
-            "before."
+            "before. For a model that can't be changed, give the strategy their names, parts=['embed', 'blocks.*', "
+            "'head']."
         )
     names = ", ".join(repr(name) for name, _ in found)
     raise ModuleError(
@@ -118,7 +126,8 @@ def _sequences(prefix: str, module: nn.Module) -> Iterator[tuple[str, nn.Module]
 
 def _parts_of(name: str, module: nn.Module) -> list[Part]:
     declared = getattr(module, "pipeline", None)
-    parts = list(declared()) if callable(declared) else list(module.children())
+    # children() would leave out what a sequence has twice.
+    parts = list(declared()) if callable(declared) else list(cast("nn.Sequential", module))
     for index, part in enumerate(parts):
         if not callable(part):
             raise ModuleError(

@@ -1,0 +1,130 @@
+"""The parts of a model are found, by whoever says them, and make stages."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from core import ConfigurationError, CoreError
+from core_parallel import ParallelStrategy, fold, parts
+from core_parallel.layout import Layout
+from core_testing.ranks import Backend, one_device
+
+if TYPE_CHECKING:
+    from core_testing.ranks import Rank
+
+
+class Fixed(nn.Module):
+    """A model that can't be changed: it has no method `pipeline`, and lists of modules."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Linear(4, 8)
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(8, 8), nn.Tanh()) for _ in range(11))
+        self.head = nn.Linear(8, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.embed(x).relu()
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x)
+
+
+class Wrapped(nn.Module):
+    """A step around it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = Fixed()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.net(x).sum()
+
+
+def names_of(user: nn.Module, cut: parts.Cut) -> list[str]:
+    names = {id(module): name for name, module in user.named_modules()}
+    return [names.get(id(part), "a function") for stage in cut.stages for part in stage]
+
+
+@pytest.mark.parametrize(("make", "prefix"), [(Fixed, ""), (Wrapped, "net.")])
+def test_parts_have_names_in_the_users_module(make: Any, prefix: str) -> None:
+    user = make()
+    cut = parts.cut(user, 3, [f"{prefix}embed", torch.relu, f"{prefix}blocks.*", f"{prefix}head"])
+    assert (cut.name, cut.module) == (prefix[:-1], user.get_submodule(prefix[:-1]))
+    blocks = [f"{prefix}blocks.{index}" for index in range(11)]  # 10 follows 9, and not 1
+    assert names_of(user, cut) == [f"{prefix}embed", "a function", *blocks, f"{prefix}head"]
+    x = torch.randn(3, 4)
+    layout = Layout(user, cut, 3, 0)
+    assert torch.equal(layout.fold(x), cut.module(x))
+    fold.check(layout, (x,), {})
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        (["embed", "blocks.*", "head"], "at the first difference forward computes aten.relu"),
+        (["embed", torch.relu, "blocks.*"], "forward computes aten.t.default of 'head.weight' to .* nothing more"),
+        (
+            ["embed", torch.relu, "blocks.1", "blocks.0", *(f"blocks.{index}" for index in range(2, 11)), "head"],
+            r"computes aten.t.default of 'blocks.0.0.weight' to \(8, 8\), and the parts .* of 'blocks.1.0.weight' to",
+        ),
+        (
+            ["embed", torch.relu, "blocks", "head"],
+            r"parts names 'blocks', a ModuleList, .* Name what is in it",
+        ),
+        (["embd", "head"], "parts names 'embd', and Fixed has no such module. Did you mean 'embed'"),
+        (["embed", "block.*", "head"], r"Did you mean 'blocks\.\*'"),
+        (["zzz", "head"], "It has 'embed', 'blocks', 'blocks.0'"),
+    ],
+)
+def test_names_that_are_not_the_model_are_refused(given: list[Any], expected: str) -> None:
+    user = Fixed()
+    with pytest.raises(CoreError, match=expected):
+        fold.check(Layout(user, parts.cut(user, 2, given), 2, 0), (torch.randn(3, 4),), {})
+
+
+@pytest.mark.parametrize("given", ["embed", [], [torch.relu], ["embed", 3], [nn.Linear(2, 2), "embed"]])
+def test_parts_are_a_list_of_names(given: Any) -> None:
+    with pytest.raises(ConfigurationError, match="expected a list of module names in the order"):
+        ParallelStrategy(pipeline=2, parts=given)
+
+
+def test_a_sequence_applies_a_module_twice() -> None:
+    act = nn.Tanh()
+    user = nn.Sequential(nn.Linear(4, 4), act, nn.Linear(4, 4), act)
+    x = torch.randn(3, 4)
+    for given in (None, ["*"]):
+        assert torch.equal(Layout(user, parts.cut(user, 2, given), 2, 0).fold(x), user(x))
+
+
+def test_names_leave_out_nothing_of_a_sequence() -> None:
+    user = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))
+    with pytest.raises(CoreError, match=r"forward computes aten\.tanh"):
+        fold.check(Layout(user, parts.cut(user, 2, ["0", "2"]), 2, 0), (torch.randn(3, 4),), {})
+
+
+def learn(rank: Rank) -> tuple[Tensor, list[str]]:
+    """The model's result after a step, and the parameters that this rank has."""
+    torch.manual_seed(0)
+    fabric, x = rank.fabric(), torch.linspace(-1, 1, 32, dtype=torch.float64).reshape(8, 4)
+    model = fabric.setup(Wrapped().double())
+    optimizer = fabric.setup_optimizers(torch.optim.SGD(model.parameters(), lr=0.1))
+    fabric.backward(model(x))
+    optimizer.step()
+    result = model(x).detach()
+    own = [name for name, one in model.named_parameters() if not one.is_meta]
+    fabric.teardown()
+    return result, own
+
+
+def test_named_parts_equal_one_device() -> None:
+    names: list[Any] = ["net.embed", torch.relu, "net.blocks.*", "net.head"]
+    strategy = partial(ParallelStrategy, pipeline=2, parts=names)
+    runs, expected = Backend(strategy, "cpu", 2, 1).run(learn), one_device("cpu").run(learn)[0]
+    for result, _ in runs:
+        torch.testing.assert_close(result, expected[0], rtol=0, atol=1e-12)
+    assert runs[0][1] + runs[1][1] == expected[1]

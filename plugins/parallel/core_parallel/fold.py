@@ -31,7 +31,7 @@ def check(layout: Layout, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None
         kwargs: the first call's named arguments.
 
     Raises:
-        ModuleError: with the first operation that differs.
+        ModuleError: with the first operation that differs, or how the parts end.
     """
     module = layout.module
     if isinstance(module, nn.Sequential) and type(module).forward is nn.Sequential.forward:
@@ -41,9 +41,16 @@ def check(layout: Layout, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None
     args, kwargs = tree_map(_on_meta, (args, kwargs))
     try:
         whole = _operations(module, None, args, kwargs)
-        folded = _operations(module, layout.fold, args, kwargs)
     except Exception:  # such as a step that looks at numbers, of which there are none on meta
         return
+    try:
+        folded = _operations(module, layout.fold, args, kwargs)
+    except Exception as error:
+        raise ModuleError(
+            f"{type(module).__name__}.forward isn't its parts one after the other, which end in a "
+            f"{type(error).__name__}: {error}. Each part is given what the one before returned, and nothing else. Name "
+            "parts that make up all of forward, in its order; what goes beside is returned with the result."
+        ) from error
     for expected, found in zip_longest(whole, folded, fillvalue="nothing more"):
         if expected != found:
             raise ModuleError(

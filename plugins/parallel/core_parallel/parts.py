@@ -97,6 +97,8 @@ def _declared(user: nn.Module) -> tuple[str, nn.Module, list[Part]]:
 def _find(user: nn.Module) -> tuple[str, nn.Module]:
     declared = [(name, part) for name, part in user.named_modules() if callable(getattr(part, "pipeline", None))]
     outermost = [one for one in declared if not any(_is_in(one[0], other[0]) for other in declared)]
+    if not outermost:
+        _refuse_plans(user)
     found = outermost or list(_sequences("", user))
     if len(found) == 1:
         return found[0]
@@ -113,6 +115,18 @@ def _find(user: nn.Module) -> tuple[str, nn.Module]:
         f"{title} has several modules that could be cut: {names}. Add a method pipeline() to the one that is to be, or "
         f"to {title} itself, that returns its parts in the order in which forward applies them."
     )
+
+
+def _refuse_plans(user: nn.Module) -> None:
+    """Refuse the plan of a config, such as transformers', by the module that has it."""
+    for name, module in user.named_modules():
+        if getattr(getattr(module, "config", None), "base_model_pp_plan", None):
+            raise ModuleError(
+                f"{_title(name, module)} has a config with base_model_pp_plan, which isn't enough for a pipeline: its "
+                "forward hands positions and masks to every layer, beside what the part before returns, and the plan "
+                "doesn't say how they are made. Put its parts in a module of your own whose pipeline() hands these on; "
+                "docs/parallel.md has one, under 'Models of transformers'."
+            )
 
 
 def _sequences(prefix: str, module: nn.Module) -> Iterator[tuple[str, nn.Module]]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -105,6 +107,56 @@ def test_names_leave_out_nothing_of_a_sequence() -> None:
     user = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))
     with pytest.raises(CoreError, match=r"forward computes aten\.tanh"):
         fold.check(Layout(user, parts.cut(user, 2, ["0", "2"]), 2, 0), (torch.randn(3, 4),), {})
+
+
+class _Beside(nn.Module):
+    """A model in the manner of transformers: a config with a plan, and layers that are given positions."""
+
+    config = SimpleNamespace(base_model_pp_plan={"embed": (["ids"], ["states"]), "layers": (["states"], ["states"])})
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Linear(4, 4)
+        self.layers = nn.ModuleList([nn.Bilinear(4, 4, 4), nn.Bilinear(4, 4, 4)])
+        self.act = nn.Sequential(nn.Tanh(), nn.Tanh())
+
+    def forward(self, x: Tensor) -> Tensor:
+        x, beside = self.embed(x), x.cos()
+        for layer in self.layers:
+            x = layer(x, beside)
+        return self.act(x)
+
+
+def test_the_plan_of_a_config_is_refused_by_name() -> None:
+    with pytest.raises(CoreError, match=r"_Beside \('1'\) has a config with base_model_pp_plan, .* under 'Models"):
+        parts.cut(nn.ModuleList([nn.Linear(2, 2), _Beside()]), 2)
+    user = _Beside()
+    layout = Layout(user, parts.cut(user, 2, ["embed", "layers.*", "act"]), 2, 0)
+    with pytest.raises(CoreError, match=r"which end in a TypeError: .* missing 1 required .* what goes beside is"):
+        fold.check(layout, (torch.randn(3, 4),), {})
+
+
+@pytest.mark.parametrize("name", ["Llama", "Qwen3"])
+def test_the_pages_module_cuts_models_of_transformers(name: str) -> None:
+    transformers = pytest.importorskip("transformers")
+    page = (Path(__file__).parents[3] / "docs" / "parallel.md").read_text(encoding="utf-8")
+    section = page.partition("### Models of transformers")[2]
+    found: dict[str, Any] = {}
+    exec(section.partition("```python\n")[2].partition("```")[0], found)
+    config = getattr(transformers, f"{name}Config")(
+        vocab_size=11,
+        hidden_size=16,
+        intermediate_size=32,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        tie_word_embeddings=False,
+    )
+    model = getattr(transformers, f"{name}ForCausalLM")(config)
+    with pytest.raises(CoreError, match="has a config with base_model_pp_plan"):
+        parts.cut(model, 2)
+    words, user = torch.arange(12).reshape(2, 6) % 11, found["Causal"](model)
+    assert torch.equal(Layout(user, parts.cut(user, 3), 3, 0).fold(words), model(words).logits)
 
 
 def learn(rank: Rank) -> tuple[Tensor, list[str]]:

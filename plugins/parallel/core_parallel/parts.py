@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any, cast
 
-from torch import Tensor, nn
+from torch import nn
 
 from core import ModuleError
-from core_parallel import named
+from core_parallel import balance, named
 
 if TYPE_CHECKING:
     from core_parallel.schedules import Schedule
@@ -37,27 +36,26 @@ class Cut:
         return [part for part in self.stages[stage] if isinstance(part, nn.Module)]
 
 
-def cut(user: nn.Module, num_stages: int, given: Sequence[str | Part] | None = None) -> Cut:
-    """Find the module's parts, and make stages of them with about as many parameters each.
+def cut(
+    user: nn.Module,
+    num_stages: int,
+    given: Sequence[str | Part] | None = None,
+    balanced: balance.Balance = "parameters",
+) -> Cut:
+    """Find the module's parts, and make stages of them.
 
     Args:
         user: has a method `pipeline()`, or one module in it has; or it is an `nn.Sequential`, or has one.
         num_stages: number of stages.
         given: the parts by names in it, which count instead.
+        balanced: how many parts each stage gets.
 
     Raises:
         ModuleError: the parts can't be found, or not cut into so many stages.
-        ConfigurationError: a name fits no module.
+        ConfigurationError: a name fits no module, or numbers of parts don't add up.
     """
     name, module, parts = _declared(user) if given is None else named.find(user, given)
-    atoms = _atoms(name, module, parts)
-    if len(atoms) < num_stages:
-        raise ModuleError(
-            f"{_title(name, module)} has {len(atoms)} parts that can be cut apart, and {num_stages} stages were asked "
-            "for: every stage needs one, and parts that share a weight stay together. Ask for fewer, or name "
-            "smaller parts, by pipeline() or parts=."
-        )
-    stages = _balance(atoms, num_stages)
+    stages = balance.stages(_title(name, module), parts, num_stages, balanced)
     return Cut(module, name, tuple(stages))
 
 
@@ -156,44 +154,6 @@ def _parts_of(name: str, module: nn.Module) -> list[Part]:
                 "Keep the parts as attributes, and return these."
             )
     return parts
-
-
-def _atoms(name: str, module: nn.Module, parts: Sequence[Part]) -> list[list[Part]]:
-    """The parts that can be cut apart: each with the functions behind it, and all between two that share a weight."""
-    atoms: list[list[Part]] = []
-    owners: dict[int, int] = {}
-    for part in parts:
-        if not atoms or (isinstance(part, nn.Module) and any(isinstance(one, nn.Module) for one in atoms[-1])):
-            atoms.append([])
-        atoms[-1].append(part)
-        first = min((owners.get(id(tensor), len(atoms) - 1) for tensor in _tensors(part)), default=len(atoms) - 1)
-        if first < len(atoms) - 1:  # shared with an earlier one
-            atoms[first:] = [[one for atom in atoms[first:] for one in atom]]
-            owners = {key: min(owner, first) for key, owner in owners.items()}
-        owners |= {id(tensor): first for tensor in _tensors(part)}
-    return atoms
-
-
-def _tensors(part: Part) -> Iterable[Tensor]:
-    return [*part.parameters(), *part.buffers()] if isinstance(part, nn.Module) else []
-
-
-def _balance(atoms: Sequence[Sequence[Part]], num_stages: int) -> list[tuple[Part, ...]]:
-    """Cut so that the largest stage is as small as can be; of equals the one whose first stages are smaller."""
-    sizes = [1 + sum(tensor.numel() for part in atom for tensor in _tensors(part)) for atom in atoms]
-    # best[k][i]: the largest stage of the first i atoms in k stages, and where the last of these begins.
-    best: list[list[tuple[int, int]]] = [[(0, 0)] + [(sum(sizes) + 1, 0)] * len(atoms)]
-    for stage in range(1, num_stages + 1):
-        row = [(sum(sizes) + 1, 0)] * (len(atoms) + 1)
-        for end in range(stage, len(atoms) - (num_stages - stage) + 1):
-            row[end] = min(
-                (max(best[stage - 1][begin][0], sum(sizes[begin:end])), begin) for begin in range(stage - 1, end)
-            )
-        best.append(row)
-    ends = [len(atoms)]
-    for stage in range(num_stages, 0, -1):
-        ends.insert(0, best[stage][ends[0]][1])
-    return [tuple(part for atom in atoms[begin:end] for part in atom) for begin, end in pairwise(ends)]
 
 
 def _is_in(name: str, other: str) -> bool:

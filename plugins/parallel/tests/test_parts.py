@@ -109,6 +109,60 @@ def test_names_leave_out_nothing_of_a_sequence() -> None:
         fold.check(Layout(user, parts.cut(user, 2, ["0", "2"]), 2, 0), (torch.randn(3, 4),), {})
 
 
+def _tied(*pairs: tuple[int, int]) -> nn.Sequential:
+    """Five parts of 1, 20, 1, 1 and 1 parameters, of which pairs share them."""
+    user = nn.Sequential(*(nn.Linear(size, 1, bias=False) for size in (1, 20, 1, 1, 1)))
+    for one, other in pairs:
+        user[other].weight = user[one].weight
+    return user
+
+
+@pytest.mark.parametrize(
+    ("pairs", "balanced", "expected"),
+    [
+        ([], "parameters", [1, 1, 3]),
+        ([], [2, 1, 2], [2, 1, 2]),
+        ([], (3, 1, 1), [3, 1, 1]),
+        ([(0, 2)], "parameters", [3, 1, 1]),
+        ([(2, 4), (0, 1)], "parameters", None),
+        ([(0, 2)], [3, 1, 1], [3, 1, 1]),
+    ],
+)
+def test_stages_get_parts_by_parameters_or_by_count(pairs: Any, balanced: Any, expected: Any) -> None:
+    user = _tied(*pairs)
+    if expected is None:
+        with pytest.raises(CoreError, match="has 2 parts that can be cut apart, and 3 stages were asked for"):
+            parts.cut(user, 3, None, balanced)
+        return
+    stages = parts.cut(user, 3, None, balanced).stages
+    assert [len(stage) for stage in stages] == expected
+    assert [one for stage in stages for one in stage] == list(user)
+
+
+def test_a_function_goes_with_the_module_before_it() -> None:
+    given = [torch.neg, "embed", torch.relu, "blocks.*", "head"]
+    assert [len(stage) for stage in parts.cut(Fixed(), 3, given, [1, 11, 1]).stages] == [3, 11, 1]
+
+
+@pytest.mark.parametrize(
+    ("balanced", "expected"),
+    [
+        ([3, 2], r"balance=\[3, 2\] is for 2 stages, and there are 3: pipeline times stages_per_rank"),
+        ([3, 2, 1], r"balance=\[3, 2, 1\] adds up to 6 parts, and Sequential has 5 \("),
+        ([2, 2, 1], r"cuts after part 2 of Sequential, between parts that share .* possible after 3, 4\."),
+    ],
+)
+def test_counts_that_do_not_fit_are_refused(balanced: list[int], expected: str) -> None:
+    with pytest.raises(ConfigurationError, match=expected):
+        parts.cut(_tied((0, 2)), 3, None, balanced)
+
+
+@pytest.mark.parametrize("given", ["time", [], [1, 0], [True, 1], 3, [1.0, 2]])
+def test_a_balance_is_a_rule_or_counts(given: Any) -> None:
+    with pytest.raises(ConfigurationError, match=r"expected 'parameters', or a list with the number of parts"):
+        ParallelStrategy(pipeline=2, balance=given)
+
+
 class _Beside(nn.Module):
     """A model in the manner of transformers: a config with a plan, and layers that are given positions."""
 
@@ -175,8 +229,9 @@ def learn(rank: Rank) -> tuple[Tensor, list[str]]:
 
 def test_named_parts_equal_one_device() -> None:
     names: list[Any] = ["net.embed", torch.relu, "net.blocks.*", "net.head"]
-    strategy = partial(ParallelStrategy, pipeline=2, parts=names)
+    strategy = partial(ParallelStrategy, pipeline=2, parts=names, balance=[3, 10])
     runs, expected = Backend(strategy, "cpu", 2, 1).run(learn), one_device("cpu").run(learn)[0]
     for result, _ in runs:
         torch.testing.assert_close(result, expected[0], rtol=0, atol=1e-12)
     assert runs[0][1] + runs[1][1] == expected[1]
+    assert runs[0][1][-1] == "net.blocks.1.0.bias"

@@ -42,7 +42,7 @@ def find(user: nn.Module, given: Sequence[str | Part]) -> tuple[str, nn.Module, 
 
     Raises:
         ConfigurationError: a name fits no module.
-        ModuleError: one is a mere list of modules.
+        ModuleError: one is a mere list of modules, or no module that is called has them all.
     """
     modules = dict(user.named_modules(remove_duplicate=False))
     names: list[str] = []
@@ -58,6 +58,11 @@ def find(user: nn.Module, given: Sequence[str | Part]) -> tuple[str, nn.Module, 
                 f"in it: '{name}.*'."
             )
     owner = _owner(modules, names)
+    if not _is_called(modules[owner]):
+        raise ModuleError(
+            f"No module that has all of parts={names!r:.80} has a forward, and a pipeline is the call of one that "
+            f"applies them. Put them in a module with a forward, and call that in the steps of {type(user).__name__}."
+        )
     return owner, modules[owner], parts
 
 

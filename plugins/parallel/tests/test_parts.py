@@ -89,6 +89,12 @@ def test_names_that_are_not_the_model_are_refused(given: list[Any], expected: st
         fold.check(Layout(user, parts.cut(user, 2, given), 2, 0), (torch.randn(3, 4),), {})
 
 
+def test_names_are_of_one_module_that_is_called() -> None:
+    assert parts.cut(Wrapped(), 2, ["net.blocks.*"]).name == "net"
+    with pytest.raises(CoreError, match=r"No module that has all of parts=\['0', '1'\] has a forward"):
+        parts.cut(nn.ModuleList([nn.Linear(4, 4), nn.Linear(4, 4)]), 2, ["*"])
+
+
 @pytest.mark.parametrize("given", ["embed", [], [torch.relu], ["embed", 3], [nn.Linear(2, 2), "embed"]])
 def test_parts_are_a_list_of_names(given: Any) -> None:
     with pytest.raises(ConfigurationError, match="expected a list of module names in the order"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from contextlib import contextmanager
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
@@ -30,22 +31,31 @@ def check(layout: Layout, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None
         kwargs: the first call's named arguments.
 
     Raises:
-        ModuleError: with the first operation that differs.
+        ModuleError: with the first operation that differs, or how the parts end.
     """
     module = layout.module
     if isinstance(module, nn.Sequential) and type(module).forward is nn.Sequential.forward:
-        return
+        applied = [part for stage in layout.cut.stages for part in stage]
+        if len(applied) == len(module) and all(map(operator.is_, applied, module)):
+            return
     args, kwargs = tree_map(_on_meta, (args, kwargs))
     try:
         whole = _operations(module, None, args, kwargs)
-        folded = _operations(module, layout.fold, args, kwargs)
     except Exception:  # such as a step that looks at numbers, of which there are none on meta
         return
+    try:
+        folded = _operations(module, layout.fold, args, kwargs)
+    except Exception as error:
+        raise ModuleError(
+            f"{type(module).__name__}.forward isn't its parts one after the other, which end in a "
+            f"{type(error).__name__}: {error}. Each part is given what the one before returned, and nothing else. Name "
+            "parts that make up all of forward, in its order; what goes beside is returned with the result."
+        ) from error
     for expected, found in zip_longest(whole, folded, fillvalue="nothing more"):
         if expected != found:
             raise ModuleError(
                 f"{type(module).__name__}.forward isn't its parts one after the other: at the first difference forward "
-                f"computes {expected}, and the parts of pipeline() {found}. Return parts that make up all of forward: "
+                f"computes {expected}, and the parts {found}. Name parts that make up all of forward, in its order: "
                 "what it does between two modules can be a function among them."
             )
 
@@ -55,7 +65,7 @@ def _operations(
 ) -> list[str]:
     tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
     on_meta = {name: torch.empty_like(tensor, device="meta") for name, tensor in tensors.items()}
-    recorder = _Recorder()
+    recorder = _Recorder({id(tensor): repr(name) for name, tensor in on_meta.items()})
     with _with_forward(module, forward), absent.inspecting(), torch.no_grad(), recorder:
         functional_call(module, on_meta, args, kwargs)
     return recorder.operations
@@ -77,17 +87,24 @@ def _with_forward(module: nn.Module, forward: Callable[..., Any] | None) -> Iter
 
 
 class _Recorder(TorchDispatchMode):
-    """Notes each operation, and the shapes of its results."""
+    """Notes each operation, the parameters and buffers that it takes, and the shapes of its results.
 
-    def __init__(self) -> None:
+    Args:
+        names: of these, by their identities.
+    """
+
+    def __init__(self, names: dict[int, str]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch's
+        self._names = names
         self.operations: list[str] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Note one."""
         result = func(*args, **(kwargs or {}))
         shapes = [tuple(leaf.shape) for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
-        self.operations.append(f"{func} to {', '.join(map(str, shapes))}")
+        own = [self._names[id(leaf)] for leaf in tree_leaves((args, kwargs)) if id(leaf) in self._names]
+        of = f" of {', '.join(own)}" if own else ""
+        self.operations.append(f"{func}{of} to {', '.join(map(str, shapes))}")
         return result
 
 

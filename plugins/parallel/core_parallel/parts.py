@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
-from torch import Tensor, nn
+from torch import nn
 
 from core import ModuleError
+from core_parallel import balance, named
 
 if TYPE_CHECKING:
     from core_parallel.schedules import Schedule
@@ -36,26 +36,26 @@ class Cut:
         return [part for part in self.stages[stage] if isinstance(part, nn.Module)]
 
 
-def cut(user: nn.Module, num_stages: int) -> Cut:
-    """Find the module's parts, and make stages of them with about as many parameters each.
+def cut(
+    user: nn.Module,
+    num_stages: int,
+    given: Sequence[str | Part] | None = None,
+    balanced: balance.Balance = "parameters",
+) -> Cut:
+    """Find the module's parts, and make stages of them.
 
     Args:
         user: has a method `pipeline()`, or one module in it has; or it is an `nn.Sequential`, or has one.
         num_stages: number of stages.
+        given: the parts by names in it, which count instead.
+        balanced: how many parts each stage gets.
 
     Raises:
         ModuleError: the parts can't be found, or not cut into so many stages.
+        ConfigurationError: a name fits no module, or numbers of parts don't add up.
     """
-    name, module = _find(user)
-    parts = _parts_of(name, module)
-    atoms = _atoms(name, module, parts)
-    if len(atoms) < num_stages:
-        raise ModuleError(
-            f"{_title(name, module)} has {len(atoms)} parts that can be cut apart, and {num_stages} stages were asked "
-            "for: every stage needs one, and parts that share a weight stay together. Ask for fewer, or return "
-            "smaller parts from pipeline()."
-        )
-    stages = _balance(atoms, num_stages)
+    name, module, parts = _declared(user) if given is None else named.find(user, given)
+    stages = balance.stages(_title(name, module), parts, num_stages, balanced)
     return Cut(module, name, tuple(stages))
 
 
@@ -87,9 +87,16 @@ def check_statistics(user: nn.Module, microbatches: int | None, schedule: Schedu
     return 1 if norms else microbatches
 
 
+def _declared(user: nn.Module) -> tuple[str, nn.Module, list[Part]]:
+    name, module = _find(user)
+    return name, module, _parts_of(name, module)
+
+
 def _find(user: nn.Module) -> tuple[str, nn.Module]:
     declared = [(name, part) for name, part in user.named_modules() if callable(getattr(part, "pipeline", None))]
     outermost = [one for one in declared if not any(_is_in(one[0], other[0]) for other in declared)]
+    if not outermost:
+        _refuse_plans(user)
     found = outermost or list(_sequences("", user))
     if len(found) == 1:
         return found[0]
@@ -98,13 +105,26 @@ def _find(user: nn.Module) -> tuple[str, nn.Module]:
         raise ModuleError(
             f"{title} doesn't say what its parts are. Add `def pipeline(self): return [self.embed, *self.blocks, "
             "self.head]` to it: its parts in the order in which forward applies them, each to the result of the one "
-            "before."
+            "before. For a model that can't be changed, give the strategy their names, parts=['embed', 'blocks.*', "
+            "'head']."
         )
     names = ", ".join(repr(name) for name, _ in found)
     raise ModuleError(
         f"{title} has several modules that could be cut: {names}. Add a method pipeline() to the one that is to be, or "
         f"to {title} itself, that returns its parts in the order in which forward applies them."
     )
+
+
+def _refuse_plans(user: nn.Module) -> None:
+    """Refuse the plan of a config, such as transformers', by the module that has it."""
+    for name, module in user.named_modules():
+        if getattr(getattr(module, "config", None), "base_model_pp_plan", None):
+            raise ModuleError(
+                f"{_title(name, module)} has a config with base_model_pp_plan, which isn't enough for a pipeline: its "
+                "forward hands positions and masks to every layer, beside what the part before returns, and the plan "
+                "doesn't say how they are made. Put its parts in a module of your own whose pipeline() hands these on; "
+                "docs/parallel.md has one, under 'Models of transformers'."
+            )
 
 
 def _sequences(prefix: str, module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
@@ -118,7 +138,8 @@ def _sequences(prefix: str, module: nn.Module) -> Iterator[tuple[str, nn.Module]
 
 def _parts_of(name: str, module: nn.Module) -> list[Part]:
     declared = getattr(module, "pipeline", None)
-    parts = list(declared()) if callable(declared) else list(module.children())
+    # children() would leave out what a sequence has twice.
+    parts = list(declared()) if callable(declared) else list(cast("nn.Sequential", module))
     for index, part in enumerate(parts):
         if not callable(part):
             raise ModuleError(
@@ -133,44 +154,6 @@ def _parts_of(name: str, module: nn.Module) -> list[Part]:
                 "Keep the parts as attributes, and return these."
             )
     return parts
-
-
-def _atoms(name: str, module: nn.Module, parts: Sequence[Part]) -> list[list[Part]]:
-    """The parts that can be cut apart: each with the functions behind it, and all between two that share a weight."""
-    atoms: list[list[Part]] = []
-    owners: dict[int, int] = {}
-    for part in parts:
-        if not atoms or (isinstance(part, nn.Module) and any(isinstance(one, nn.Module) for one in atoms[-1])):
-            atoms.append([])
-        atoms[-1].append(part)
-        first = min((owners.get(id(tensor), len(atoms) - 1) for tensor in _tensors(part)), default=len(atoms) - 1)
-        if first < len(atoms) - 1:  # shared with an earlier one
-            atoms[first:] = [[one for atom in atoms[first:] for one in atom]]
-            owners = {key: min(owner, first) for key, owner in owners.items()}
-        owners |= {id(tensor): first for tensor in _tensors(part)}
-    return atoms
-
-
-def _tensors(part: Part) -> Iterable[Tensor]:
-    return [*part.parameters(), *part.buffers()] if isinstance(part, nn.Module) else []
-
-
-def _balance(atoms: Sequence[Sequence[Part]], num_stages: int) -> list[tuple[Part, ...]]:
-    """Cut so that the largest stage is as small as can be; of equals the one whose first stages are smaller."""
-    sizes = [1 + sum(tensor.numel() for part in atom for tensor in _tensors(part)) for atom in atoms]
-    # best[k][i]: the largest stage of the first i atoms in k stages, and where the last of these begins.
-    best: list[list[tuple[int, int]]] = [[(0, 0)] + [(sum(sizes) + 1, 0)] * len(atoms)]
-    for stage in range(1, num_stages + 1):
-        row = [(sum(sizes) + 1, 0)] * (len(atoms) + 1)
-        for end in range(stage, len(atoms) - (num_stages - stage) + 1):
-            row[end] = min(
-                (max(best[stage - 1][begin][0], sum(sizes[begin:end])), begin) for begin in range(stage - 1, end)
-            )
-        best.append(row)
-    ends = [len(atoms)]
-    for stage in range(num_stages, 0, -1):
-        ends.insert(0, best[stage][ends[0]][1])
-    return [tuple(part for atom in atoms[begin:end] for part in atom) for begin, end in pairwise(ends)]
 
 
 def _is_in(name: str, other: str) -> bool:

@@ -77,7 +77,7 @@ def _matched(owner: str, module: nn.Module, plan: Plan | Iterable[str], option: 
     words = dict(plan) if isinstance(plan, Mapping) else dict.fromkeys(plan)
     planned = dict(_fits(module, words))
     for pattern in words:
-        if not any(_as_expression(pattern).fullmatch(name) for name in planned):
+        if not any(as_expression(pattern).fullmatch(name) for name in planned):
             names = [name for name, _ in module.named_modules() if name][:8]
             raise ConfigurationError(
                 f"{option} names {pattern!r}, and {type(module).__name__} has no such module or parameter. It has "
@@ -87,14 +87,15 @@ def _matched(owner: str, module: nn.Module, plan: Plan | Iterable[str], option: 
 
 
 def _fits(module: nn.Module, plan: Plan) -> Iterator[tuple[str, Any]]:
-    expressions = [(_as_expression(pattern), word) for pattern, word in plan.items()]
+    expressions = [(as_expression(pattern), word) for pattern, word in plan.items()]
     for name in [*(name for name, _ in module.named_modules()), *(name for name, _ in module.named_parameters())]:
         for expression, word in expressions:
             if name and expression.fullmatch(name):
                 yield name, word
 
 
-def _as_expression(pattern: str) -> re.Pattern[str]:
+def as_expression(pattern: str) -> re.Pattern[str]:
+    """The names that a pattern fits; `*` stands for one part of a name."""
     return re.compile(re.escape(pattern).replace(r"\*", r"[^.]+"))
 
 

@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from core import Capability, ConfigurationError, ShardedLeaf
 from core.session import ReplacedParameters
 from core.strategies import refuse_sparse_layers, refuse_unlike_modules
-from core_parallel import absent, averages, parts, schedules, sizes, state, trial
+from core_parallel import absent, averages, named, parts, schedules, sizes, state, trial
+from core_parallel import balance as balances
 from core_parallel.chain import Chain
 from core_parallel.draws import Draws
 from core_parallel.layout import Layout
@@ -24,7 +25,7 @@ from core_parallel.mesh_strategy import MeshStrategy
 from core_parallel.transport import Line
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from contextlib import AbstractContextManager
 
     from torch.optim import Optimizer
@@ -47,8 +48,8 @@ class ParallelStrategy(MeshStrategy):
         def pipeline(self):
             return [self.embed, *self.blocks, self.head]
 
-    An `nn.Sequential` needs nothing. Ranks of one pipeline get the same batches, and run the user's step alike; the
-    call of the model in it runs all stages.
+    An `nn.Sequential` needs nothing, and other models that can't be changed need `parts`, their names. Ranks of one
+    pipeline get the same batches, and run the user's step alike; the call of the model in it runs all stages.
     """
 
     def __init__(
@@ -63,6 +64,8 @@ class ParallelStrategy(MeshStrategy):
         tensor_plan: Mapping[str, Any] | None = None,
         context_attention: Literal["ulysses", "gather"] = "ulysses",
         context_dim: int = 1,
+        parts: Sequence[str | Callable[..., Any]] | None = None,
+        balance: Literal["parameters"] | Sequence[int] = "parameters",
         microbatches: int | Literal["auto"] = "auto",
         schedule: str | None = None,
         stages_per_rank: int | Literal["auto"] = "auto",
@@ -83,6 +86,10 @@ class ParallelStrategy(MeshStrategy):
             context_attention: what is exchanged so that attention sees the whole sequence: `"ulysses"` exchanges heads,
                 whose number `context` divides; `"gather"` keys and values.
             context_dim: of the tensors that the model is given and returns, the one that is the sequence.
+            parts: names of a pipeline's modules in the order in which they are applied, for a model that has no
+                `pipeline()`; `*` stands for one part of a name. Functions may stand between them.
+            balance: how many parts each stage gets: `"parameters"` makes the largest stage as small as can be; or a
+                list of numbers, in which functions go with the module before them, and don't count.
             microbatches: into how many a rank's batch is cut. `"auto"` is the largest number up to twice the stages
                 that divides the batch, and 1 for a model with batch norms.
             schedule: one of torch's, such as `"1F1B"`: training steps run for one microbatch at a time, and a rank
@@ -101,6 +108,7 @@ class ParallelStrategy(MeshStrategy):
             "context_dim": context_dim,
         }
         super().__init__(*given, pipeline=pipeline, **axes, **plans, **options)
+        self._parts, self._balance = named.parse(parts), balances.parse(balance)
         self._microbatches = sizes.parse("microbatches", microbatches)
         self._schedule = schedules.find(schedule)
         self._stages_per_rank = schedules.stages_per_rank(
@@ -170,7 +178,7 @@ class ParallelStrategy(MeshStrategy):
 
     def _cut(self, module: nn.Module, line: Line) -> None:
         schedule = self._schedule
-        cut = parts.cut(module, line.size * self._stages_per_rank)
+        cut = parts.cut(module, line.size * self._stages_per_rank, self._parts, self._balance)
         layout = Layout(module, cut, line.size, line.position, in_v=schedule is not None and schedule.in_v)
         microbatches = parts.check_statistics(module, self._microbatches, schedule)
         self._share_random_state()

@@ -1,0 +1,243 @@
+"""The parts of a model are found, by whoever says them, and make stages."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from core import ConfigurationError, CoreError
+from core_parallel import ParallelStrategy, fold, parts
+from core_parallel.layout import Layout
+from core_testing.ranks import Backend, one_device
+
+if TYPE_CHECKING:
+    from core_testing.ranks import Rank
+
+
+class Fixed(nn.Module):
+    """A model that can't be changed: it has no method `pipeline`, and lists of modules."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Linear(4, 8)
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(8, 8), nn.Tanh()) for _ in range(11))
+        self.head = nn.Linear(8, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.embed(x).relu()
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x)
+
+
+class Wrapped(nn.Module):
+    """A step around it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = Fixed()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.net(x).sum()
+
+
+def names_of(user: nn.Module, cut: parts.Cut) -> list[str]:
+    names = {id(module): name for name, module in user.named_modules()}
+    return [names.get(id(part), "a function") for stage in cut.stages for part in stage]
+
+
+@pytest.mark.parametrize(("make", "prefix"), [(Fixed, ""), (Wrapped, "net.")])
+def test_parts_have_names_in_the_users_module(make: Any, prefix: str) -> None:
+    user = make()
+    cut = parts.cut(user, 3, [f"{prefix}embed", torch.relu, f"{prefix}blocks.*", f"{prefix}head"])
+    assert (cut.name, cut.module) == (prefix[:-1], user.get_submodule(prefix[:-1]))
+    blocks = [f"{prefix}blocks.{index}" for index in range(11)]  # 10 follows 9, and not 1
+    assert names_of(user, cut) == [f"{prefix}embed", "a function", *blocks, f"{prefix}head"]
+    x = torch.randn(3, 4)
+    layout = Layout(user, cut, 3, 0)
+    assert torch.equal(layout.fold(x), cut.module(x))
+    fold.check(layout, (x,), {})
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        (["embed", "blocks.*", "head"], "at the first difference forward computes aten.relu"),
+        (["embed", torch.relu, "blocks.*"], "forward computes aten.t.default of 'head.weight' to .* nothing more"),
+        (
+            ["embed", torch.relu, "blocks.1", "blocks.0", *(f"blocks.{index}" for index in range(2, 11)), "head"],
+            r"computes aten.t.default of 'blocks.0.0.weight' to \(8, 8\), and the parts .* of 'blocks.1.0.weight' to",
+        ),
+        (
+            ["embed", torch.relu, "blocks", "head"],
+            r"parts names 'blocks', a ModuleList, .* Name what is in it",
+        ),
+        (["embd", "head"], "parts names 'embd', and Fixed has no such module. Did you mean 'embed'"),
+        (["embed", "block.*", "head"], r"Did you mean 'blocks\.\*'"),
+        (["zzz", "head"], "It has 'embed', 'blocks', 'blocks.0'"),
+    ],
+)
+def test_names_that_are_not_the_model_are_refused(given: list[Any], expected: str) -> None:
+    user = Fixed()
+    with pytest.raises(CoreError, match=expected):
+        fold.check(Layout(user, parts.cut(user, 2, given), 2, 0), (torch.randn(3, 4),), {})
+
+
+def test_names_are_of_one_module_that_is_called() -> None:
+    assert parts.cut(Wrapped(), 2, ["net.blocks.*"]).name == "net"
+    with pytest.raises(CoreError, match=r"No module that has all of parts=\['0', '1'\] has a forward"):
+        parts.cut(nn.ModuleList([nn.Linear(4, 4), nn.Linear(4, 4)]), 2, ["*"])
+
+
+@pytest.mark.parametrize("given", ["embed", [], [torch.relu], ["embed", 3], [nn.Linear(2, 2), "embed"]])
+def test_parts_are_a_list_of_names(given: Any) -> None:
+    with pytest.raises(ConfigurationError, match="expected a list of module names in the order"):
+        ParallelStrategy(pipeline=2, parts=given)
+
+
+def test_a_sequence_applies_a_module_twice() -> None:
+    act = nn.Tanh()
+    user = nn.Sequential(nn.Linear(4, 4), act, nn.Linear(4, 4), act)
+    x = torch.randn(3, 4)
+    for given in (None, ["*"]):
+        assert torch.equal(Layout(user, parts.cut(user, 2, given), 2, 0).fold(x), user(x))
+
+
+def test_names_leave_out_nothing_of_a_sequence() -> None:
+    user = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))
+    with pytest.raises(CoreError, match=r"forward computes aten\.tanh"):
+        fold.check(Layout(user, parts.cut(user, 2, ["0", "2"]), 2, 0), (torch.randn(3, 4),), {})
+
+
+def _tied(*pairs: tuple[int, int]) -> nn.Sequential:
+    """Five parts of 1, 20, 1, 1 and 1 parameters, of which pairs share them."""
+    user = nn.Sequential(*(nn.Linear(size, 1, bias=False) for size in (1, 20, 1, 1, 1)))
+    for one, other in pairs:
+        user[other].weight = user[one].weight
+    return user
+
+
+@pytest.mark.parametrize(
+    ("pairs", "balanced", "expected"),
+    [
+        ([], "parameters", [1, 1, 3]),
+        ([], [2, 1, 2], [2, 1, 2]),
+        ([], (3, 1, 1), [3, 1, 1]),
+        ([(0, 2)], "parameters", [3, 1, 1]),
+        ([(2, 4), (0, 1)], "parameters", None),
+        ([(0, 2)], [3, 1, 1], [3, 1, 1]),
+    ],
+)
+def test_stages_get_parts_by_parameters_or_by_count(pairs: Any, balanced: Any, expected: Any) -> None:
+    user = _tied(*pairs)
+    if expected is None:
+        with pytest.raises(CoreError, match="has 2 parts that can be cut apart, and 3 stages were asked for"):
+            parts.cut(user, 3, None, balanced)
+        return
+    stages = parts.cut(user, 3, None, balanced).stages
+    assert [len(stage) for stage in stages] == expected
+    assert [one for stage in stages for one in stage] == list(user)
+
+
+def test_a_function_goes_with_the_module_before_it() -> None:
+    given = [torch.neg, "embed", torch.relu, "blocks.*", "head"]
+    assert [len(stage) for stage in parts.cut(Fixed(), 3, given, [1, 11, 1]).stages] == [3, 11, 1]
+
+
+@pytest.mark.parametrize(
+    ("balanced", "expected"),
+    [
+        ([3, 2], r"balance=\[3, 2\] is for 2 stages, and there are 3: pipeline times stages_per_rank"),
+        ([3, 2, 1], r"balance=\[3, 2, 1\] adds up to 6 parts, and Sequential has 5 \("),
+        ([2, 2, 1], r"cuts after part 2 of Sequential, between parts that share .* possible after 3, 4\."),
+    ],
+)
+def test_counts_that_do_not_fit_are_refused(balanced: list[int], expected: str) -> None:
+    with pytest.raises(ConfigurationError, match=expected):
+        parts.cut(_tied((0, 2)), 3, None, balanced)
+
+
+@pytest.mark.parametrize("given", ["time", [], [1, 0], [True, 1], 3, [1.0, 2]])
+def test_a_balance_is_a_rule_or_counts(given: Any) -> None:
+    with pytest.raises(ConfigurationError, match=r"expected 'parameters', or a list with the number of parts"):
+        ParallelStrategy(pipeline=2, balance=given)
+
+
+class _Beside(nn.Module):
+    """A model in the manner of transformers: a config with a plan, and layers that are given positions."""
+
+    config = SimpleNamespace(base_model_pp_plan={"embed": (["ids"], ["states"]), "layers": (["states"], ["states"])})
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Linear(4, 4)
+        self.layers = nn.ModuleList([nn.Bilinear(4, 4, 4), nn.Bilinear(4, 4, 4)])
+        self.act = nn.Sequential(nn.Tanh(), nn.Tanh())
+
+    def forward(self, x: Tensor) -> Tensor:
+        x, beside = self.embed(x), x.cos()
+        for layer in self.layers:
+            x = layer(x, beside)
+        return self.act(x)
+
+
+def test_the_plan_of_a_config_is_refused_by_name() -> None:
+    with pytest.raises(CoreError, match=r"_Beside \('1'\) has a config with base_model_pp_plan, .* under 'Models"):
+        parts.cut(nn.ModuleList([nn.Linear(2, 2), _Beside()]), 2)
+    user = _Beside()
+    layout = Layout(user, parts.cut(user, 2, ["embed", "layers.*", "act"]), 2, 0)
+    with pytest.raises(CoreError, match=r"which end in a TypeError: .* missing 1 required .* what goes beside is"):
+        fold.check(layout, (torch.randn(3, 4),), {})
+
+
+@pytest.mark.parametrize("name", ["Llama", "Qwen3"])
+def test_the_pages_module_cuts_models_of_transformers(name: str) -> None:
+    transformers = pytest.importorskip("transformers")
+    page = (Path(__file__).parents[3] / "docs" / "parallel.md").read_text(encoding="utf-8")
+    section = page.partition("### Models of transformers")[2]
+    found: dict[str, Any] = {}
+    exec(section.partition("```python\n")[2].partition("```")[0], found)
+    config = getattr(transformers, f"{name}Config")(
+        vocab_size=11,
+        hidden_size=16,
+        intermediate_size=32,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        tie_word_embeddings=False,
+    )
+    model = getattr(transformers, f"{name}ForCausalLM")(config)
+    with pytest.raises(CoreError, match="has a config with base_model_pp_plan"):
+        parts.cut(model, 2)
+    words, user = torch.arange(12).reshape(2, 6) % 11, found["Causal"](model)
+    assert torch.equal(Layout(user, parts.cut(user, 3), 3, 0).fold(words), model(words).logits)
+
+
+def learn(rank: Rank) -> tuple[Tensor, list[str]]:
+    """The model's result after a step, and the parameters that this rank has."""
+    torch.manual_seed(0)
+    fabric, x = rank.fabric(), torch.linspace(-1, 1, 32, dtype=torch.float64).reshape(8, 4)
+    model = fabric.setup(Wrapped().double())
+    optimizer = fabric.setup_optimizers(torch.optim.SGD(model.parameters(), lr=0.1))
+    fabric.backward(model(x))
+    optimizer.step()
+    result = model(x).detach()
+    own = [name for name, one in model.named_parameters() if not one.is_meta]
+    fabric.teardown()
+    return result, own
+
+
+def test_named_parts_equal_one_device() -> None:
+    names: list[Any] = ["net.embed", torch.relu, "net.blocks.*", "net.head"]
+    strategy = partial(ParallelStrategy, pipeline=2, parts=names, balance=[3, 10])
+    runs, expected = Backend(strategy, "cpu", 2, 1).run(learn), one_device("cpu").run(learn)[0]
+    for result, _ in runs:
+        torch.testing.assert_close(result, expected[0], rtol=0, atol=1e-12)
+    assert runs[0][1] + runs[1][1] == expected[1]
+    assert runs[0][1][-1] == "net.blocks.1.0.bias"

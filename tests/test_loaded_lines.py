@@ -75,8 +75,8 @@ counts["a fit with everything off"] = loaded()
 # sections of a checkpoint. A plugin and a Fabric grew by the code that nine plugins wrote for themselves, 400 lines in
 # all: options, start methods, types of devices, the import of a library. All but an author pass over the distributions
 # of other programs in one loop, without a call for each. Who trains loads the protocols that capabilities promise,
-# and the place where a loss may say what it weighs; a plugin by the protocol of those that compute losses in pieces, and
-# a Fabric by `step`, which calls them.
+# and the place where a loss may say what it weighs; a plugin by the protocol of those that compute losses in pieces,
+# and a Fabric by `step`, which calls them.
 MOST = {
     AUTHOR: {"a strategy's author": 800, "a plugin": 4_500},
     LISTING: {"a listing": 2_700},

@@ -237,8 +237,21 @@ class DeepSpeedStrategy(EngineStates):
         """All ranks. A module for inference; at stage 3 its parameters are cut, below they are whole."""
         super().setup_module(module)
         if self.stage == 3:
-            self.model = self._start_engine(module, None).wrapped
+            self.model = self._start_engine(module, None, self._inference_config(module)).wrapped
         return self.model
+
+    def _inference_config(self, module: nn.Module) -> dict[str, Any]:
+        """The engine's configuration for a module without an optimizer, which has no masters of what is in 16 bits.
+
+        Under mixed precision its weights stay as they are, and autocast computes: the engine would round them, and the
+        user's module and its checkpoints with them. One that was built in parts is in 16 bits already.
+        """
+        config = self._engine_config()
+        if not self.precision_plugin.name.endswith("-mixed") or any(
+            hasattr(own, "ds_id") for own in module.parameters()
+        ):
+            return config
+        return {**config, "fp16": {"enabled": False}, "bf16": {"enabled": False}}
 
     def setup_module_and_optimizers(
         self, module: nn.Module, optimizers: list[Optimizer], scheduler: Any = None
@@ -254,12 +267,12 @@ class DeepSpeedStrategy(EngineStates):
         stepping.check(optimizers[0], module, self.stage)
         self._check_made(optimizers[0])
         self.module_to_device(module)
-        engine = self._start_engine(module, optimizers[0])
+        engine = self._start_engine(module, optimizers[0], self._engine_config())
         assert engine.optimizer is not None, "it was given one"
         return engine.wrapped, [engine.optimizer], scheduler
 
-    def _start_engine(self, module: nn.Module, optimizer: Optimizer | None) -> ZeroEngine:
-        deepspeed, config = self._connect(), self._engine_config()
+    def _start_engine(self, module: nn.Module, optimizer: Optimizer | None, config: dict[str, Any]) -> ZeroEngine:
+        deepspeed = self._connect()
         refusals.refuse_modules(module, config)
         refuse_unlike_modules(self, module)
         with ops.telling(ops.left_to_compile(config) if self.local_rank == 0 else []):

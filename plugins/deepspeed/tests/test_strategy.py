@@ -311,6 +311,31 @@ def test_a_checkpoint_is_evaluated(tmp_path, stage):
     torch.testing.assert_close(results[0][1], predictions, rtol=1e-5, atol=1e-6)
 
 
+def evaluate_twice(rank):
+    """A module that is evaluated with its parameters cut, twice, and the weights that it has then."""
+    layers = make_model()
+    before = {name: value.clone() for name, value in layers.state_dict().items()}
+    outputs = []
+    for _ in range(2):
+        fabric = rank.fabric()
+        model = fabric.setup(layers)
+        with torch.no_grad():
+            outputs.append(model(make_batch(0, rank.number)).float())
+        fabric.teardown()
+    return before, layers.state_dict(), outputs
+
+
+def test_an_evaluation_in_16_bits_rounds_no_weight():
+    """Without an optimizer an engine has no masters, and would leave the weights as it has computed with them."""
+    make = functools.partial(DeepSpeedStrategy, 3, config=CUT)
+    options = {"precision": "bf16-mixed"}
+    for before, after, (first, second) in Backend(make, num_processes=2, num_shares=2, options=options).run(
+        evaluate_twice
+    ):
+        torch.testing.assert_close(after, before, rtol=0, atol=0)
+        torch.testing.assert_close(second, first, rtol=0, atol=0)
+
+
 def load_after_an_evaluation(rank):
     """Trains, evaluates, which leaves parameters gathered, and again with other weights."""
     fabric = rank.fabric()

@@ -32,7 +32,7 @@ def run_all(*commands, **variables):
     """Run commands side by side to their ends; the exit code and output of each."""
     environment = os.environ | {"OMP_NUM_THREADS": "1"} | variables
     started = [start([*map(str, one)], environment) for one in commands]
-    outputs = [process.communicate(timeout=120)[0] for process in started]
+    outputs = [process.communicate(timeout=240)[0] for process in started]
     return [(process.returncode, output) for process, output in zip(started, outputs, strict=True)]
 
 

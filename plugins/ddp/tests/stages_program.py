@@ -42,7 +42,8 @@ class Disturbance(Callback):
         self.what, self.folder = what, Path(folder)
 
     def on_train_batch_start(self, trainer, module, batch, batch_idx):
-        (self.folder / f"pid-{trainer.global_rank}").write_text(str(os.getpid()))
+        if batch_idx == 0:  # once: a rank that is ended while it writes would leave an empty file
+            (self.folder / f"pid-{trainer.global_rank}").write_text(str(os.getpid()))
         if batch_idx == 2 and trainer.global_rank == 1:
             if self.what == "kill":
                 os.kill(os.getpid(), signal.SIGKILL)

@@ -6,25 +6,11 @@ python benchmarks/activation_memory.py [--layers 24] [--width 256]
 import argparse
 
 import torch
+from compile_units import Block
 from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from core import Fabric
-
-
-class Block(nn.Module):
-    def __init__(self, width):
-        super().__init__()
-        self.norm, self.attention = nn.LayerNorm(width), nn.MultiheadAttention(width, 4, batch_first=True)
-        self.mlp = nn.Sequential(
-            nn.LayerNorm(width), nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)
-        )
-
-    def forward(self, x):
-        y = self.norm(x)
-        x = x + self.attention(y, y, y, need_weights=False)[0]
-        return x + self.mlp(x)
-
 
 WAYS = {
     "all are kept": {},

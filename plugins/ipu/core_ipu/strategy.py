@@ -12,7 +12,7 @@ import torch
 from core import Capability, ConfigurationError, StepOutput, Strategy, UnsupportedError
 from core_ipu import library, loading
 from core_ipu import optimizers as conversion
-from core_ipu.program import Program
+from core_ipu.program import CompiledProgram
 from core_ipu.watch import HostWatch
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ class IPUStrategy(Strategy):
         self._module: nn.Module | None = None
         self._optimizer: Any = None
         self._given_optimizer: Any = None
-        self._programs: dict[tuple[Any, ...], Program] = {}
+        self._programs: dict[tuple[Any, ...], CompiledProgram] = {}
         self._attached: Any = None
         self._told: list[dict[str, Any]] = []
         self._watch: HostWatch | None = None
@@ -341,7 +341,7 @@ class IPUStrategy(Strategy):
         self._attach(program.executor)
         return program.run(tensors)
 
-    def _program(self, name: str, loader: tuple[int, ...]) -> Program:
+    def _program(self, name: str, loader: tuple[int, ...]) -> CompiledProgram:
         key = (name, *loader)
         if key not in self._programs:
             trains = name == "training_step"
@@ -358,7 +358,7 @@ class IPUStrategy(Strategy):
                 return poptorch.inferenceModel(traced, options=options)
 
             mark = poptorch.identity_loss if trains else None
-            self._programs[key] = Program(
+            self._programs[key] = CompiledProgram(
                 self._require_module(), name, make=make, num_joined=_num_joined(options), mark=mark
             )
         return self._programs[key]

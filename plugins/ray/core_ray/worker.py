@@ -82,7 +82,7 @@ class Mailbox:
         return await self._boxes[rank].get()
 
 
-class Rank:
+class RankActor:
     """A Ray actor. All of its methods run in the process's main thread, one after the other."""
 
     def __init__(self, number: int, mailbox: Any) -> None:

@@ -42,7 +42,7 @@ def sizes_of(wanted: Mapping[str, int] | None, num_devices: int) -> dict[str, in
     return sizes
 
 
-class Mesh:
+class XLAMesh:
     """A mesh of torch_xla, which is made when the runtime has begun.
 
     Attributes:

@@ -163,7 +163,7 @@ class Fabric(Processes):
 
         Raises:
             ModuleError: `module` isn't a module, or was set up already.
-            ConfigurationError: an optimizer isn't one, or was set up already.
+            ConfigurationError: an optimizer isn't one, was set up already, or has no parameter of a module that was.
             UnsupportedError: the strategy can't set up several modules or optimizers.
         """
         check_module(module)
@@ -220,7 +220,7 @@ class Fabric(Processes):
 
         Raises:
             UnsupportedError: the strategy sets up module and optimizer together.
-            ConfigurationError: an optimizer isn't one, or was set up already.
+            ConfigurationError: an optimizer isn't one, was set up already, or has no parameter of a module that was.
         """
         check_optimizers(optimizers)
         if Capability.JOINT_SETUP in self.strategy.capabilities:

@@ -172,10 +172,12 @@ class Session:
 
         Raises:
             UnsupportedError: a second optimizer, without `Capability.SEVERAL_OPTIMIZERS`.
+            ConfigurationError: an optimizer of other modules' parameters.
         """
         strategy = self.strategy
         self._check_number(len(strategy.optimizers) + len(optimizers))
         self._rebind(optimizers)
+        optimizer_state.check_trained(optimizers, self.handles)
         added = [
             overrides.required(strategy, "setup_optimizer", strategy.setup_optimizer(optimizer), "an optimizer")
             for optimizer in optimizers
@@ -192,6 +194,7 @@ class Session:
             return self.add_module(module), self.add_optimizers(optimizers), scheduler
         self._check_number(len(optimizers))
         names = module_tree.parameter_names(module)
+        optimizer_state.check_trained(optimizers, [ModuleHandle(module, module, names)])
         self._change_units(module)
         wrapped, added, scheduler = overrides.required(
             strategy,

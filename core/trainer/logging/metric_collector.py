@@ -295,7 +295,7 @@ class MetricCollector:
             raise ModuleError(f"self.log({name!r}, reduce_fx={reduce_fx!r}): expected one of {', '.join(_REDUCTIONS)}.")
         by_step, by_epoch = self._resolve(on_step, on_epoch)
         if not (by_epoch or by_step):
-            raise ModuleError(f"self.log({name!r}): on_step and on_epoch are both False, so nothing would be logged.")
+            raise ModuleError(f"self.log({name!r}): on_step and on_epoch are both False. Expected at least one True.")
         entry = Entry(name, by_step, by_epoch, prog_bar, logger, reduction, sync_dist, rank_zero_only, options)
         entry.default, entry.metric = self.on_epoch_default, value if _is_metric(value) else None
         if entry.metric is not None and by_step and not by_epoch:

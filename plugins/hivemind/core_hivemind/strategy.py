@@ -262,7 +262,7 @@ class HivemindStrategy(SingleDeviceStrategy):
     def _join(self) -> Swarm:
         if self._swarm is None:
             raise ConfigurationError(
-                "HivemindStrategy has no optimizer of this module yet: fabric.setup(model, optimizer)."
+                "HivemindStrategy has no optimizer of this module yet. Call fabric.setup(model, optimizer) first."
             )
         if not self._swarm.is_joined:
             if self._data is not None:

@@ -134,10 +134,11 @@ class IPUStrategy(Strategy):
                 "accelerator='ipu', or another strategy."
             )
         if self.num_nodes > 1:
-            raise ConfigurationError(f"num_nodes={self.num_nodes}: IPUStrategy works in one process, on one node.")
+            raise ConfigurationError(f"num_nodes={self.num_nodes}: IPUStrategy trains in one process. Use num_nodes=1.")
         if len(self.parallel_devices) % self.ipus_per_replica:
             raise ConfigurationError(
-                f"devices={len(self.parallel_devices)} are no multiple of ipus_per_replica={self.ipus_per_replica}."
+                f"devices={len(self.parallel_devices)} are no multiple of "
+                f"ipus_per_replica={self.ipus_per_replica}. Change one of the two."
             )
         if self.precision_plugin.name not in _PRECISIONS:
             raise ConfigurationError(
@@ -160,7 +161,7 @@ class IPUStrategy(Strategy):
                 "replicas. Make them agree."
             )
         if name == "inference_opts" and options.Training.gradient_accumulation != 1:
-            raise ConfigurationError("inference_opts say gradientAccumulation, and inference accumulates nothing.")
+            raise ConfigurationError("inference_opts have gradientAccumulation, which is for training. Leave it out.")
 
     def setup_environment(self) -> None:
         """Make Poplar write reports, if that was asked for."""

@@ -79,7 +79,8 @@ class XLASPMDStrategy(LazyExecution, Hosts):
         sizes = sizes_of(self.axes, self.num_devices)
         if self.shard_parameters and DATA not in sizes:
             raise ConfigurationError(
-                f"shard_parameters=True cuts over the axis {DATA!r}, and the mesh has {', '.join(sizes)}."
+                f"shard_parameters=True cuts over the axis {DATA!r}, and the mesh has {', '.join(sizes)}. "
+                "Add it to mesh=..., or leave shard_parameters out."
             )
 
     @property

@@ -12,8 +12,8 @@ import torch
 from core import Capability, ConfigurationError, StepOutput, Strategy, UnsupportedError
 from core_ipu import library, loading
 from core_ipu import optimizers as conversion
+from core_ipu.host_changes import HostChanges
 from core_ipu.program import CompiledProgram
-from core_ipu.watch import HostWatch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -95,7 +95,7 @@ class IPUStrategy(Strategy):
         self._programs: dict[tuple[Any, ...], CompiledProgram] = {}
         self._attached: Any = None
         self._told: list[dict[str, Any]] = []
-        self._watch: HostWatch | None = None
+        self._watch: HostChanges | None = None
         self._num_updates = 0
         self._is_ahead = self._trains = False
 
@@ -352,7 +352,7 @@ class IPUStrategy(Strategy):
             def make(traced: nn.Module) -> Any:
                 if trains:
                     self._told = conversion.values_of(optimizer)
-                    self._watch = HostWatch(self._require_module())
+                    self._watch = HostChanges(self._require_module())
                     traced.train()
                     return poptorch.trainingModel(traced, options=options, optimizer=optimizer)
                 traced.training = False

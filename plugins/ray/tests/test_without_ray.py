@@ -12,7 +12,7 @@ pytest.importorskip("core_ray", reason="core-ray isn't installed here: `tox run 
 from core import Absent, ConfigurationError, DeviceError, LaunchError, PluginLoadError, Trainer
 from core.accelerators import CPUAccelerator, CUDAAccelerator
 from core.cluster import LocalEnvironment
-from core.launch import Report
+from core.launch import WorkerFailure
 from core_ddp import DDPStrategy
 from core_ray import LostWorkerError, RayEnvironment, RayLauncher, cluster, library
 from core_ray.ranks import RankActors
@@ -219,7 +219,7 @@ class Gone(Exception):
 
 def test_the_cause_is_named_though_its_echo_comes_first(monkeypatch):
     """Answers of Ray's actors come in either order, which a cluster can't be told."""
-    echo = Ending(1, report=Report.of(RuntimeError("[gloo] Connection closed by peer")))
+    echo = Ending(1, report=WorkerFailure.of(RuntimeError("[gloo] Connection closed by peer")))
 
     def get(answer):
         if answer == "of rank 1":

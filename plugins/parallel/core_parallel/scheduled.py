@@ -126,6 +126,16 @@ class ScheduledStep:
         self._is_tried = False
         self._last = chain.layout.num_stages - 1
 
+    @property
+    def stages(self) -> list[PipelineStage]:
+        """The stages of this rank in every schedule that is set up."""
+        return [stage.pipeline_stage for runner in self._runners.values() for stage in runner.stages.values()]
+
+    @property
+    def last(self) -> int:
+        """Number of the last stage."""
+        return self._last
+
     def __call__(
         self,
         step: Callable[[Any], Any],

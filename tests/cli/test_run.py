@@ -91,6 +91,16 @@ def test_a_bug_takes_the_lines_that_it_takes_without(tmp_path, when, how):
     assert re.fullmatch(r"core run: Rank [01] \(pid \d+\) exited with code 1, and the run with it.", lines[-1])
 
 
+@pytest.mark.parametrize(("hook", "shown"), [("", "KeyError: 1"), ("sys.excepthook = print", "")])
+def test_an_error_is_shown_by_the_hook_that_the_script_has_set(tmp_path, hook, shown):
+    (tmp_path / "bug.py").write_text(f"import sys\n{hook}\nraise KeyError(1)")
+    done = core_run(tmp_path, "--devices", "1", "bug.py")
+    *error, last = done.stderr.splitlines()
+    assert last.startswith("core run: Rank 0")
+    assert "".join(error[-1:]) == shown
+    assert done.stdout.startswith("<class 'KeyError'>" if hook else "")
+
+
 def test_the_script_is_the_main_module(tmp_path):
     (tmp_path / "part.py").write_text("name = 'beside'")
     (tmp_path / "main.py").write_text(

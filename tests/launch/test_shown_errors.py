@@ -3,6 +3,7 @@
 import os
 import re
 import sys
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -132,6 +133,17 @@ def test_a_mistake_is_shown_in_few_lines_with_its_cause(show, source, cause):
     assert any(cause in line for line in own), "\n".join(lines)
     assert any("program.py" in line for line in own), "the user's own line"
     assert not any(os.path.join(OF_CORE, "") in line for line in own), "no frame of core"
+
+
+def test_marks_stand_below_what_failed_and_not_below_the_call_of_core(show):
+    source = """
+class Wrong(Net):
+    def training_step(self, batch, batch_idx):
+        return 0 + int("x")
+done = make().fit(Wrong(), data())"""
+    lines = [line.strip() for line in show(source).splitlines()]
+    marked = [line for line, below in pairwise(lines) if below and not below.strip("~^")]
+    assert marked == ['return 0 + int("x")']
 
 
 def test_the_environment_asks_for_all_frames(show):

@@ -96,6 +96,38 @@ def test_a_standstill_is_told_after_the_limit_and_ends_the_run_later(statuses, a
             (1,),
             "in the same call, with other shapes",
         ),
+        # The stages of two pipelines: rank 1 waits for rank 3, which makes another call; 0 and 2 are done.
+        (
+            [
+                replace(WAITS, collective="gloo:all_reduce [[4]]"),
+                status(1, "waits", line="a.py:7 in f", awaits="the output of stage 1, of rank 3", awaited_ranks=(3,)),
+                replace(WAITS, rank=2, collective="gloo:all_reduce [[5]]"),
+                status(3, "waits", line="a.py:2 in f", collective="gloo:barrier []"),
+            ],
+            (3,),
+            "in another call than the others: rank 3 waits for the others at a.py:2 in f (gloo:barrier []), phase step"
+            ", for 40 s; while rank 0 waits for the others at a.py:1 in f (gloo:all_reduce [[4]]), phase step, for 40 "
+            "s; rank 1 waits for the output of stage 1, of rank 3 at a.py:7 in f, phase step",
+        ),
+        # Two are waited for, and one of these has made this call before.
+        (
+            [
+                status(0, "waits", line="a.py:7 in f", awaited_ranks=(2,)),
+                status(1, "waits", line="a.py:7 in f", awaited_ranks=(3,)),
+                replace(WAITS, rank=2),
+                status(3, "waits", line="a.py:2 in f", collective="gloo:barrier []"),
+            ],
+            (3,),
+            "in another call than the others: rank 3 waits",
+        ),
+        (
+            [
+                status(0, "waits", line="a.py:7 in f", awaits="a gradient, of rank 1", awaited_ranks=(1,)),
+                status(1, "waits", line="a.py:8 in f", awaits="an output, of rank 0", awaited_ranks=(0,)),
+            ],
+            (0, 1),
+            "ranks wait for each other: rank 0 waits for a gradient, of rank 1 at a.py:7 in f",
+        ),
         # New to both: nothing tells which one has gone astray, and both are shown.
         (
             [replace(WAITS, is_usual=False), status(1, "waits", line="a.py:2 in f", collective="gloo:barrier []")],

@@ -12,6 +12,7 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from core import ConfigurationError, FingerprintError, WorkerError
+from core.cluster import reserve_port
 from core_horovod import library
 
 if TYPE_CHECKING:
@@ -205,9 +206,7 @@ def _told_port(environment: ClusterEnvironment) -> int:
     store = TCPStore(environment.main_address, environment.main_port, is_master=False)
     key = f"core_horovod/{environment.restart_count}/port"
     if environment.global_rank() == 0:
-        with socket.socket() as probe:
-            probe.bind(("", 0))
-            store.set(key, str(probe.getsockname()[1]))
+        store.set(key, str(reserve_port(environment, host="")))
     return int(store.get(key))
 
 

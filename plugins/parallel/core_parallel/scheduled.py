@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import get_schedule_class
 
 from core import ModuleError
@@ -22,6 +21,7 @@ from core.data import size_of
 from core_parallel import batches, trial
 from core_parallel.recorded_logs import RecordedLogs, replay
 from core_parallel.stage_module import StageModule, can_learn, travelling
+from core_parallel.watched_stage import WatchedStage
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -209,11 +209,11 @@ class ScheduledStep:
         )
         return runner
 
-    def _stage(self, runner: _Runner, stage: int, like: Computed) -> PipelineStage:
+    def _stage(self, runner: _Runner, stage: int, like: Computed) -> WatchedStage:
         line, module = self._chain.line, runner.stages[stage]
         inputs = [torch.zeros(1, dtype=torch.int64)] if stage == 0 else like.inputs
-        made = PipelineStage(
-            *(module, stage, self._last + 1, line.device),
+        made = WatchedStage(
+            *(self._chain, stage, module, stage, self._last + 1, line.device),
             # With the shapes given, torch runs nothing to find them.
             input_args=tuple(map(_example, inputs)),
             output_args=tuple(map(_example, like.outputs)),
@@ -239,6 +239,7 @@ class ScheduledStep:
             # Autocast is for forward, and the schedule runs backward too.
             with self._chain.added_up(), _quiet(), torch.autocast(line.device.type, enabled=False):
                 runner.schedule.step(*([numbers] if 0 in layout.own_stages else []), return_outputs=False, **options)
+                self._chain.line.given = None
             return {one: one.grad for one in learning if one.grad is not None}
         except RuntimeError as error:
             cause = _first_cause(error)

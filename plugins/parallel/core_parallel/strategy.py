@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from torch.utils.hooks import RemovableHandle
 
     from core import GradientClipping
+    from core.contract import Awaited
     from core_parallel.scheduled import ScheduledStep
 
 _ELSEWHERE = (
@@ -271,6 +272,10 @@ class ParallelStrategy(MeshStrategy):
         # What every rank has is counted by the first.
         counted = [one for one in learning if owners.get(id(one), 0) == chain.line.position]
         return averages.clip_by_norm(learning, counted, clipping, chain.line)
+
+    def awaited(self) -> Awaited | None:
+        """Any thread. The messages for which this rank waits along its pipeline; see `AwaitsRanks`."""
+        return next(filter(None, [chain.line.awaited() for chain in [*self._chains.values()]]), None)
 
     # state ----------------------------------------------------------------------------------------------------------
 

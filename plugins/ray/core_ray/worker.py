@@ -8,12 +8,12 @@ import contextlib
 import io
 import os
 import signal
-import socket
 import sys
 import threading
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from core import WorkerError
+from core.cluster import reserve_port
 from core.launch import LaunchedCall, Report, exit_on_signal, write_result
 from core_ray import library
 
@@ -100,7 +100,7 @@ class Rank:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
         threading.Thread(target=self._hear, name="hear of other ranks", daemon=True).start()
         node = ray.get_runtime_context().get_node_id()
-        return Place(node, os.getpid(), tuple(map(str, ray.get_gpu_ids())), _free_port())
+        return Place(node, os.getpid(), tuple(map(str, ray.get_gpu_ids())), reserve_port(self, host=""))
 
     def run(self, call: bytes, world: Mapping[str, int], variables: Mapping[str, str]) -> Ending:
         """Call the function. Whatever ends it is part of the answer, so that Ray's own errors mean a lost process."""
@@ -142,12 +142,6 @@ class Rank:
         # An exception that is being handled already ends this rank; a second one would hide it.
         if self._is_running and self._news is not None and self._news.signal is None and sys.exception() is None:
             raise WorkerError(self._news.message, rank=self._news.rank)
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("", 0))
-        return int(probe.getsockname()[1])
 
 
 def _left(error: SystemExit) -> Ending:

@@ -127,7 +127,7 @@ class ScheduledStep:
         self._last = chain.layout.num_stages - 1
 
     @property
-    def stages(self) -> list[PipelineStage]:
+    def stages(self) -> list[WatchedStage]:
         """The stages of this rank in every schedule that is set up."""
         return [stage.pipeline_stage for runner in self._runners.values() for stage in runner.stages.values()]
 

@@ -126,6 +126,16 @@ class ScheduledStep:
         self._is_tried = False
         self._last = chain.layout.num_stages - 1
 
+    @property
+    def stages(self) -> list[WatchedStage]:
+        """The stages of this rank in every schedule that is set up."""
+        return [stage.pipeline_stage for runner in self._runners.values() for stage in runner.stages.values()]
+
+    @property
+    def last(self) -> int:
+        """Number of the last stage."""
+        return self._last
+
     def __call__(
         self,
         step: Callable[[Any], Any],
@@ -380,12 +390,11 @@ def _example(leaf: Tensor) -> Tensor:
 def _quiet() -> Iterator[None]:
     """A context in which torch doesn't log the whole schedule beside an error."""
     log = logging.getLogger("torch.distributed.pipelining.schedules")
-    level = log.level
-    log.setLevel(logging.CRITICAL)
+    before, log.disabled = log.disabled, True  # setLevel clears the caches of all loggers, which takes milliseconds
     try:
         yield
     finally:
-        log.setLevel(level)
+        log.disabled = before
 
 
 def _first_cause(error: BaseException) -> BaseException:

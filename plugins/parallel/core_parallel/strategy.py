@@ -332,6 +332,11 @@ class ParallelStrategy(MeshStrategy):
             return state.PartedState(chain.line.position, is_first).leaf
         return state.WholeState(chain.line, is_first).leaf
 
+    @property
+    def pipelines(self) -> list[tuple[Chain, ScheduledStep | None]]:
+        """The modules that were cut into stages, and their steps by a schedule."""
+        return [(chain, self._scheduled.get(module)) for module, chain in self._chains.items()]
+
     def _owners(self) -> dict[int, int]:
         return {key: owner for chain in self._chains.values() for key, owner in chain.layout.owners().items()}
 

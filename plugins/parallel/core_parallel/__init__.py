@@ -1,7 +1,26 @@
 """Parallelism in several dimensions for `core`: `Trainer(strategy=ParallelStrategy(pipeline=2), devices=4)`."""
 
+from typing import TYPE_CHECKING, Any
+
 from core_parallel._version import __version__
 from core_parallel.presets import pipeline
 from core_parallel.strategy import ParallelStrategy
 
-__all__ = ["ParallelStrategy", "__version__", "pipeline"]
+if TYPE_CHECKING:
+    from core_parallel.expert_list import ExpertList
+    from core_parallel.expert_load import ExpertLoad
+
+__all__ = ["ExpertList", "ExpertLoad", "ParallelStrategy", "__version__", "pipeline"]
+
+
+def __getattr__(name: str) -> Any:
+    # A strategy without experts needs neither.
+    if name == "ExpertList":
+        from core_parallel.expert_list import ExpertList
+
+        return ExpertList
+    if name == "ExpertLoad":
+        from core_parallel.expert_load import ExpertLoad
+
+        return ExpertLoad
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -6,7 +6,7 @@ import datetime
 import json
 from typing import TYPE_CHECKING, Any
 
-from core.cli import run_summary
+from core.cli import run_summary, timeline_chart
 from core.cli.html_parts import badge, cards, figure, page, table, text, written_as
 from core.cli.layout import size_text
 
@@ -51,6 +51,7 @@ def _body(run: RunRecord) -> Iterator[str]:
     yield from _head(run)
     yield from _best(run)
     yield from charts({name: {0: series} for name, series in run.metrics.items()}, run_summary.best_of(run))
+    yield from timeline_chart.section(run.timeline)
     versions = run.facts.get("versions")
     yield '<div class="beside">'
     yield from _named("Hyperparameters", run.hparams)

@@ -54,6 +54,7 @@ class RunRecord:
         metrics: by name, steps and values; those that aren't finite too.
         hparams: from `hparams.json`.
         facts: from `run.json`: decisions, versions, machine and time.
+        timeline: from `timeline.json`, which a callback may have left.
         checkpoints: by name.
         changed_at_s: seconds since 1970 at which a file of the logger was written last.
     """
@@ -62,6 +63,7 @@ class RunRecord:
     metrics: Mapping[str, Series]
     hparams: Mapping[str, Any]
     facts: Mapping[str, Any]
+    timeline: Mapping[str, Any]
     checkpoints: list[CheckpointRecord]
     changed_at_s: float
 
@@ -110,6 +112,7 @@ def read_run(folder: Path) -> RunRecord:
         metrics=_read_metrics(folder / "metrics.csv"),
         hparams=_read_object(folder / "hparams.json"),
         facts=_read_object(folder / "run.json"),
+        timeline=_read_object(folder / "timeline.json"),
         checkpoints=_find_checkpoints(folder),
         changed_at_s=max(times),
     )

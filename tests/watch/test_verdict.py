@@ -21,7 +21,7 @@ from torch.distributed import HashStore
 
 from core import ConfigurationError, Fabric, HangError, WatchdogOptions
 from core.contract.world import World
-from core.launch.report import Report, worker_error
+from core.launch.worker_failure import WorkerFailure, worker_error
 from core.watch import kernel, lifecycle, options, standstill, users_code
 from core.watch.boards import FolderBoard
 from core.watch.faulthandler_stack import line_in
@@ -95,6 +95,38 @@ def test_a_standstill_is_told_after_the_limit_and_ends_the_run_later(statuses, a
             [WAITS, status(1, "waits", line="a.py:1 in f", collective="gloo:all_reduce [[9]]")],
             (1,),
             "in the same call, with other shapes",
+        ),
+        # The stages of two pipelines: rank 1 waits for rank 3, which makes another call; 0 and 2 are done.
+        (
+            [
+                replace(WAITS, collective="gloo:all_reduce [[4]]"),
+                status(1, "waits", line="a.py:7 in f", awaits="the output of stage 1, of rank 3", awaited_ranks=(3,)),
+                replace(WAITS, rank=2, collective="gloo:all_reduce [[5]]"),
+                status(3, "waits", line="a.py:2 in f", collective="gloo:barrier []"),
+            ],
+            (3,),
+            "in another call than the others: rank 3 waits for the others at a.py:2 in f (gloo:barrier []), phase step"
+            ", for 40 s; while rank 0 waits for the others at a.py:1 in f (gloo:all_reduce [[4]]), phase step, for 40 "
+            "s; rank 1 waits for the output of stage 1, of rank 3 at a.py:7 in f, phase step",
+        ),
+        # Two are waited for, and one of these has made this call before.
+        (
+            [
+                status(0, "waits", line="a.py:7 in f", awaited_ranks=(2,)),
+                status(1, "waits", line="a.py:7 in f", awaited_ranks=(3,)),
+                replace(WAITS, rank=2),
+                status(3, "waits", line="a.py:2 in f", collective="gloo:barrier []"),
+            ],
+            (3,),
+            "in another call than the others: rank 3 waits",
+        ),
+        (
+            [
+                status(0, "waits", line="a.py:7 in f", awaits="a gradient, of rank 1", awaited_ranks=(1,)),
+                status(1, "waits", line="a.py:8 in f", awaits="an output, of rank 0", awaited_ranks=(0,)),
+            ],
+            (0, 1),
+            "ranks wait for each other: rank 0 waits for a gradient, of rank 1 at a.py:7 in f",
         ),
         # New to both: nothing tells which one has gone astray, and both are shown.
         (
@@ -382,7 +414,7 @@ def test_a_folder_is_a_board(tmp_path):
 def test_the_verdict_of_a_worker_is_the_launchers_error():
     ranks = [WAITS.whereabouts(), status(1, "asleep").whereabouts()]
     error = HangError("Rank 1 is asleep.", absent=[1], ranks=ranks, stacks_path="/a")
-    report = Report.from_message(Report.of(error).to_message())
+    report = WorkerFailure.from_message(WorkerFailure.of(error).to_message())
     found = worker_error(0, 1, report)
     assert isinstance(found, HangError)
     assert (found.rank, found.absent, found.ranks, found.stacks_path) == (1, (1,), tuple(ranks), "/a")

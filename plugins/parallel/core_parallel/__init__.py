@@ -9,12 +9,13 @@ from core_parallel.strategy import ParallelStrategy
 if TYPE_CHECKING:
     from core_parallel.expert_list import ExpertList
     from core_parallel.expert_load import ExpertLoad
+    from core_parallel.timeline import Timeline
 
-__all__ = ["ExpertList", "ExpertLoad", "ParallelStrategy", "__version__", "pipeline"]
+__all__ = ["ExpertList", "ExpertLoad", "ParallelStrategy", "Timeline", "__version__", "pipeline"]
 
 
 def __getattr__(name: str) -> Any:
-    # A strategy without experts needs neither.
+    # Few use them.
     if name == "ExpertList":
         from core_parallel.expert_list import ExpertList
 
@@ -23,4 +24,8 @@ def __getattr__(name: str) -> Any:
         from core_parallel.expert_load import ExpertLoad
 
         return ExpertLoad
+    if name == "Timeline":
+        from core_parallel.timeline import Timeline
+
+        return Timeline
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -192,11 +192,11 @@ class Chain:
         if owner == self.line.position:
             before = made.computed[stage - 1, index]
             return before.outputs, before.form
-        key = (stage - 1, self._signature(piece))
+        key, what = (stage - 1, self._signature(piece)), f"the output of stage {stage - 1} for microbatch {index}"
         if key not in self._headers:
-            self._headers[key] = self.line.receive_object(owner)
+            self._headers[key] = self.line.receive_object(owner, what)
         described, form = tree_flatten(self._headers[key])
-        return [self.line.receive(_like(one), owner) for one in described], form
+        return [self.line.receive(_like(one), owner, what) for one in described], form
 
     def _give(self, made: _Pass, stage: int, index: int, piece: Any) -> None:
         if stage == self.layout.num_stages - 1:
@@ -248,9 +248,9 @@ class Chain:
                 answer = pieces.join([tree_unflatten(one.outputs, one.form) for one in done], made.sizes)
             flat, form = tree_flatten(answer)
             header = tree_unflatten([_form_of(one) for one in flat], form)
-        described, form = tree_flatten(self.line.share_object(header, owner))
+        described, form = tree_flatten(self.line.share_object(header, owner, "the result of the model"))
         likes = flat or [_like(one) for one in described]
-        return tree_unflatten([self.line.share(one, owner) for one in likes], form)
+        return tree_unflatten([self.line.share(one, owner, "the result of the model") for one in likes], form)
 
     # backward -------------------------------------------------------------------------------------------------------
 
@@ -306,7 +306,8 @@ class Chain:
         if owner == self.line.position:
             found = iter(made.gradients.pop((stage, index)))
         else:
-            found = iter([self.line.receive(one, owner) for one in outputs if _can_learn(one)])
+            what = f"the gradient of stage {stage}'s output for microbatch {index}"
+            found = iter([self.line.receive(one, owner, what) for one in outputs if _can_learn(one)])
         return [next(found) if _can_learn(one) else None for one in outputs]
 
     def _share_gradients(self, made: _Pass) -> list[Tensor]:

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from torch.utils.hooks import RemovableHandle
 
     from core import GradientClipping
+    from core.contract import Awaited
     from core_parallel.scheduled import ScheduledStep
 
 _ELSEWHERE = (
@@ -277,6 +278,10 @@ class ParallelStrategy(MeshStrategy):
         counted = [one for one in learning if owners.get(id(one), 0) == chain.line.position]
         return averages.clip_by_norm(learning, counted, clipping, chain.line)
 
+    def awaited(self) -> Awaited | None:
+        """Any thread. The messages for which this rank waits along its pipeline; see `AwaitsRanks`."""
+        return next(filter(None, [chain.line.awaited() for chain in [*self._chains.values()]]), None)
+
     # state ----------------------------------------------------------------------------------------------------------
 
     def get_module_state_dict(
@@ -331,6 +336,11 @@ class ParallelStrategy(MeshStrategy):
         if layout == "sharded":
             return state.PartedState(chain.line.position, is_first).leaf
         return state.WholeState(chain.line, is_first).leaf
+
+    @property
+    def pipelines(self) -> list[tuple[Chain, ScheduledStep | None]]:
+        """The modules that were cut into stages, and their steps by a schedule."""
+        return [(chain, self._scheduled.get(module)) for module, chain in self._chains.items()]
 
     def _owners(self) -> dict[int, int]:
         return {key: owner for chain in self._chains.values() for key, owner in chain.layout.owners().items()}

@@ -8,6 +8,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.distributed as dist
 from axes import Block
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
@@ -22,7 +23,7 @@ class Stands(nn.Module):
     """A part that does nothing, but for one rank in one step.
 
     Attributes:
-        how: that ends, `"hangs"` or `"dies"`, on this rank; None on all others.
+        how: that ends on this rank, `"hangs"`, `"dies"`, or `"strays"` to another call; None on all others.
     """
 
     how: str | None = None
@@ -33,6 +34,8 @@ class Stands(nn.Module):
             time.sleep(600)
         elif self.how == "dies":
             os.kill(os.getpid(), signal.SIGKILL)
+        elif self.how == "strays":
+            dist.barrier()
         return x
 
 

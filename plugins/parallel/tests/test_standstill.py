@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -26,6 +27,11 @@ AXES: dict[str, tuple[dict[str, Any], int, int]] = {
     "data": ({"data": 2}, 2, 2),
 }
 
+AWAITED = {
+    "pipeline": "the result of the model, of rank 1",
+    "schedule": "the gradient of stage 0's output for microbatch 0, of rank 1",
+    "pipelines": "the result of the model, of rank 3",
+}
 SLOW = [pytest.param(axis, marks=pytest.mark.slow) for axis in list(AXES)[1:]]
 
 
@@ -55,3 +61,16 @@ def test_a_rank_that_hangs_is_named_with_its_line(axis: str, tmp_path: Path) -> 
     assert caught.value.absent == (last,)
     states = {each.rank: each.state for each in caught.value.ranks}
     assert states == dict.fromkeys(range(last), "waits") | {last: "asleep"}
+    assert caught.value.ranks[last // 2].awaits == AWAITED.get(axis, "")
+
+
+def test_a_rank_that_strays_from_its_stage_is_named_with_what_the_others_wait_for(tmp_path: Path) -> None:
+    with pytest.raises(HangError) as caught:
+        on("schedule", tmp_path).run(standing.fit, 1, "strays")
+    assert caught.value.absent == (1,)
+    assert re.search(
+        r"In another call than the others: rank 1 waits for the others at .*standing\.py:\d+ in forward .*; while "
+        r"rank 0 waits for the gradient of stage 0's output for microbatch 0, of rank 1 at ",
+        str(caught.value),
+    )
+    assert "rank 0  waits" in str(caught.value)

@@ -21,7 +21,7 @@ from torch.distributed import HashStore
 
 from core import ConfigurationError, Fabric, HangError, WatchdogOptions
 from core.contract.world import World
-from core.launch.report import Report, worker_error
+from core.launch.worker_failure import WorkerFailure, worker_error
 from core.watch import kernel, lifecycle, options, standstill, users_code
 from core.watch.boards import FolderBoard
 from core.watch.faulthandler_stack import line_in
@@ -414,7 +414,7 @@ def test_a_folder_is_a_board(tmp_path):
 def test_the_verdict_of_a_worker_is_the_launchers_error():
     ranks = [WAITS.whereabouts(), status(1, "asleep").whereabouts()]
     error = HangError("Rank 1 is asleep.", absent=[1], ranks=ranks, stacks_path="/a")
-    report = Report.from_message(Report.of(error).to_message())
+    report = WorkerFailure.from_message(WorkerFailure.of(error).to_message())
     found = worker_error(0, 1, report)
     assert isinstance(found, HangError)
     assert (found.rank, found.absent, found.ranks, found.stacks_path) == (1, (1,), tuple(ranks), "/a")

@@ -118,7 +118,7 @@ class Entry:
 
 
 @dataclass(frozen=True, slots=True)
-class Computed:
+class ComputedMetric:
     """The result of a torchmetrics object, after so many updates."""
 
     metric: Any
@@ -126,7 +126,7 @@ class Computed:
     num_updates: int
 
     @classmethod
-    def of(cls, name: str, metric: Any, *, anew: bool) -> Computed:
+    def of(cls, name: str, metric: Any, *, anew: bool) -> ComputedMetric:
         """All ranks. Compute, or with `anew` forget what was computed before: another rank's object was updated."""
         for part in _parts_of(metric) if anew else ():
             part._computed = None
@@ -162,7 +162,7 @@ class MetricCollector:
     micro_batch: MicroBatch | None = None
     dataloader_idx: int | None = None
     has_weighed: bool = False
-    computed: dict[str, Computed] = field(default_factory=dict)
+    computed: dict[str, ComputedMetric] = field(default_factory=dict)
 
     def open(self, *, on_epoch_default: bool, strategy: Strategy | None = None, holds: bool = False) -> None:
         """Begin to collect values.
@@ -295,7 +295,7 @@ class MetricCollector:
             raise ModuleError(f"self.log({name!r}, reduce_fx={reduce_fx!r}): expected one of {', '.join(_REDUCTIONS)}.")
         by_step, by_epoch = self._resolve(on_step, on_epoch)
         if not (by_epoch or by_step):
-            raise ModuleError(f"self.log({name!r}): on_step and on_epoch are both False, so nothing would be logged.")
+            raise ModuleError(f"self.log({name!r}): on_step and on_epoch are both False. Expected at least one True.")
         entry = Entry(name, by_step, by_epoch, prog_bar, logger, reduction, sync_dist, rank_zero_only, options)
         entry.default, entry.metric = self.on_epoch_default, value if _is_metric(value) else None
         if entry.metric is not None and by_step and not by_epoch:
@@ -386,7 +386,7 @@ class MetricCollector:
         for name in dict.fromkeys((*module_paths, *metrics)):
             if name not in self.computed:
                 metric: Any = metrics[name] if name in metrics else module.get_submodule(module_paths[name])  # type: ignore[union-attr]
-                self.computed[name] = Computed.of(name, metric, anew=has_changed)
+                self.computed[name] = ComputedMetric.of(name, metric, anew=has_changed)
         values.update({name: found.value for name, found in self.computed.items()})
         if is_over:
             for found in self.computed.values():  # after all were computed: some are made of others

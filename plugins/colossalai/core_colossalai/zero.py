@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from core.strategies import LeftOutParameters
 
 
-class ZeroEngine(Engine):
+class LowLevelZeroEngine(Engine):
     """`LowLevelZeroOptimizer` around the user's optimizer, which then holds flat parts of float32.
 
     Put right here: masters begin as the user's weights and not as those rounded to 16 bits; what a loss leaves out on

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from core_testing.cases import Case
-    from core_testing.training import Run
+    from core_testing.training import TrainingRecord
 
 
 class StrategySuite(Conformance[Strategy]):
@@ -78,7 +78,9 @@ class StrategySuite(Conformance[Strategy]):
         """By how much a gradient that was exchanged may differ from the ranks' mean, relative to the largest."""
         return max(self.tolerance, 1e-7)
 
-    def assert_like_one_device(self, run: Run, expected: Run, tolerance: float | None = None) -> None:
+    def assert_like_one_device(
+        self, run: TrainingRecord, expected: TrainingRecord, tolerance: float | None = None
+    ) -> None:
         """Compare a run of rank 0 with that of one device."""
         assert_equal_runs(run, expected, self.tolerance if tolerance is None else tolerance)
 
@@ -88,11 +90,11 @@ class StrategySuite(Conformance[Strategy]):
         """Compare weights at the end of a run with those of one device."""
         assert_equal_tensors(found, expected, tolerance)
 
-    def assert_continues(self, run: Run, expected: Run) -> None:
+    def assert_continues(self, run: TrainingRecord, expected: TrainingRecord) -> None:
         """Compare a run that went on elsewhere with the rest of the one that saved."""
         assert_equal_runs(run, expected, self.tolerance, with_moments=True)
 
-    def assert_repeats(self, run: Run, expected: Run) -> None:
+    def assert_repeats(self, run: TrainingRecord, expected: TrainingRecord) -> None:
         """Compare a run with an earlier one of the same strategy."""
         assert_equal_runs(run, expected, self.tolerance)
 

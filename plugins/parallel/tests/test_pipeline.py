@@ -247,6 +247,8 @@ def compiled(rank: Rank, schedules: list[str | None]) -> Any:
     strategies = [ParallelStrategy(pipeline=2, schedule=schedule) for schedule in schedules]
     warnings.filterwarnings("ignore", "The .grad attribute of a Tensor")  # torch's compiler looks at it
     runs = [pipelines.run(rank, 16, 0.0, strategy=one, compile={"backend": backend}) for one in strategies]
+    options = {"backend": backend, "region": "units"}
+    runs.append(pipelines.run(rank, 16, 0.0, strategy=ParallelStrategy(pipeline=2), compile=options))
     return runs, len(calls)
 
 

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from core import ModuleError
+from core.checkpoint import collect_random_state, restore_random_state
 from core_parallel.absent import is_absent
 
 if TYPE_CHECKING:
@@ -155,9 +156,10 @@ def _random_state_of_rank_zero(strategy: Strategy) -> Iterator[None]:
 
     Those that had the same go on from what was drawn, as on one device.
     """
-    mine = torch.get_rng_state()
-    common = strategy.broadcast(mine).cpu()
-    torch.set_rng_state(common)
+    mine = collect_random_state(strategy.accelerator, strategy.root_device)
+    before = torch.get_rng_state()
+    restore_random_state(strategy.broadcast(mine), strategy.accelerator, strategy.root_device)
+    was_common = torch.equal(before, torch.get_rng_state())
     yield
-    if not torch.equal(mine, common):
-        torch.set_rng_state(mine)
+    if not was_common:
+        restore_random_state(mine, strategy.accelerator, strategy.root_device)

@@ -64,8 +64,9 @@ class ParallelStrategy(MeshStrategy):
         def pipeline(self):
             return [self.embed, *self.blocks, self.head]
 
-    An `nn.Sequential` needs nothing, and other models that can't be changed need `parts`, their names. Ranks of one
-    pipeline get the same batches, and run the user's step alike; the call of the model in it runs all stages.
+    An `nn.Sequential` needs nothing, nor do models of transformers with a plan in their config; others that can't be
+    changed need `parts`, their names. Ranks of one pipeline get the same batches, and run the user's step alike; the
+    call of the model in it runs all stages.
     """
 
     def __init__(

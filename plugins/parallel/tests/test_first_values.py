@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -139,6 +140,21 @@ def go_on(rank: Rank, on_meta: bool, path: Path) -> Any:
     return [train(rank, on_meta, path, max_epochs=number) for number in (1, 2)]
 
 
+def _records_of(action: Any) -> list[str]:
+    records: list[logging.LogRecord] = []
+    handler, logger = logging.Handler(), logging.getLogger("core_parallel.strategy")
+    handler.emit = records.append  # type: ignore[method-assign,assignment]  # all that it is to do
+    level = logger.level
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    try:
+        action()
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(level)
+    return [record.getMessage() for record in records]
+
+
 def on_ranks(rank: Rank, path: Path) -> Any:
     """Weights, the parameters that a rank has of what Fabric has built, and how ranks that differ are refused."""
     weights, fabric = go_on(rank, True, path), rank.fabric()
@@ -147,12 +163,13 @@ def on_ranks(rank: Rank, path: Path) -> Any:
     was_empty = all(one.is_meta for one in module.parameters())
     fabric.setup(module)
     own = [name for name, one in module.named_parameters() if not one.is_meta]
+    told = _records_of(lambda: fabric.setup(_Layers()))
     with torch.device("meta" if rank.number else "cpu"):
         other = _Layers()
     with pytest.raises(CoreError, match="built on the meta device on some ranks, and with values on others"):
         fabric.setup(other)
     fabric.teardown()
-    return weights, was_empty, own
+    return weights, was_empty, own, told
 
 
 def test_a_pipeline_that_was_built_on_meta_equals_one_device(tmp_path: Path) -> None:
@@ -165,3 +182,8 @@ def test_a_pipeline_that_was_built_on_meta_equals_one_device(tmp_path: Path) -> 
         ["0.weight", "0.bias", "2.weight", "2.bias"],
         ["3.weight", "3.bias", "5.weight", "5.bias"],
     ]
+    (told,), others = runs[0][3], runs[1][3]
+    assert told.startswith(
+        "_Layers was built whole on every rank, and rank 0 has let go of 0 MiB that other stages have"
+    )
+    assert not others, "rank 0 speaks for all"

@@ -42,7 +42,7 @@ _ELSEWHERE = (
 
 
 class ParallelStrategy(MeshStrategy):
-    """Pipeline, data, shard, context and tensor parallelism on one mesh, whose sizes multiply to the processes.
+    """Pipeline, data, shard, context, tensor and expert parallelism on one mesh, whose sizes multiply to the processes.
 
     With `pipeline` the model is cut into stages, one a rank. It says what its parts are, and nothing else changes:
 
@@ -63,6 +63,7 @@ class ParallelStrategy(MeshStrategy):
         context: sizes.Size = 1,
         expert: sizes.Size = 1,
         tensor_plan: Mapping[str, Any] | None = None,
+        expert_plan: Sequence[str] | Mapping[str, Any] | None = None,
         context_attention: Literal["ulysses", "gather"] = "ulysses",
         context_dim: int = 1,
         parts: Sequence[str | Callable[..., Any]] | None = None,
@@ -81,9 +82,12 @@ class ParallelStrategy(MeshStrategy):
             tensor: over how many ranks, which follow each other, a layer is cut.
             pipeline: over how many ranks the layers are split. `"auto"` is what the other axes leave over.
             context: over how many ranks a sequence is cut.
-            expert: over how many ranks of data * shard * context experts are distributed; isn't there yet.
+            expert: over how many ranks of `data`, each with its own tokens, the experts of a layer are distributed.
+                `"auto"` is all of them.
             tensor_plan: how layers are cut, by their names, in transformers' words (`"colwise"`, `"rowwise"`, ...) or
                 torch's styles. None asks the model, and its config.
+            expert_plan: names of the modules whose parameters are experts; `*` stands for one part of a name. None asks
+                the model, and its config, and else recognizes modules of experts.
             context_attention: what is exchanged so that attention sees the whole sequence: `"ulysses"` exchanges heads,
                 whose number `context` divides; `"gather"` keys and values.
             context_dim: of the tensors that the model is given and returns, the one that is the sequence.
@@ -105,6 +109,7 @@ class ParallelStrategy(MeshStrategy):
         axes: dict[str, Any] = {"data": data, "shard": shard, "tensor": tensor, "context": context, "expert": expert}
         plans: dict[str, Any] = {
             "tensor_plan": tensor_plan,
+            "expert_plan": expert_plan,
             "context_attention": context_attention,
             "context_dim": context_dim,
         }

@@ -251,7 +251,8 @@ class MeshStrategy(FSDPStrategy):
     def _begin_alike(self, module: nn.Module) -> None:
         with torch.no_grad():
             for tensor in (*module.parameters(), *module.buffers()):
-                tensor.copy_(self.broadcast(tensor.detach()))
+                if not tensor.is_meta:
+                    tensor.copy_(self.broadcast(tensor.detach()))
 
     def _share_random_state(self) -> None:
         """All ranks. Share a random state among the ranks that have the same data, which run the user's step alike."""

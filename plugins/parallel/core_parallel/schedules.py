@@ -18,6 +18,7 @@ class Schedule:
         in_v: stages go to the last rank and back, two a rank; else round.
         in_rounds: microbatches go in rounds of about as many as there are ranks.
         least_is_stages: there must be as many microbatches as stages.
+        splits_backward: gradients of weights are computed later than those of inputs.
     """
 
     name: str
@@ -25,6 +26,7 @@ class Schedule:
     in_v: bool = False
     in_rounds: bool = False
     least_is_stages: bool = False
+    splits_backward: bool = False
 
     def takes(self, number: int, num_ranks: int, num_stages: int) -> bool:
         """True if it can run so many microbatches."""
@@ -59,9 +61,9 @@ _ALL = (
     Schedule("1F1B", least_is_stages=True),
     Schedule("LoopedBFS", has_several_stages=True),
     Schedule("Interleaved1F1B", has_several_stages=True, in_rounds=True),
-    Schedule("InterleavedZeroBubble", has_several_stages=True, in_rounds=True),
-    Schedule("ZBVZeroBubble", has_several_stages=True, in_v=True),
-    Schedule("DualPipeV", has_several_stages=True, in_v=True, least_is_stages=True),
+    Schedule("InterleavedZeroBubble", has_several_stages=True, in_rounds=True, splits_backward=True),
+    Schedule("ZBVZeroBubble", has_several_stages=True, in_v=True, splits_backward=True),
+    Schedule("DualPipeV", has_several_stages=True, in_v=True, least_is_stages=True, splits_backward=True),
 )
 
 

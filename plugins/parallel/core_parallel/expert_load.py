@@ -43,7 +43,7 @@ class ExpertLoad(Callback):
             hook = one.module.register_forward_pre_hook(self._counting(one), prepend=True, with_kwargs=True)
             self._hooks.append(hook)
 
-    def _counting(self, found: experts.Experts) -> Callable[..., None]:
+    def _counting(self, found: experts.ExpertModule) -> Callable[..., None]:
         name, count = found.name, found.count
 
         def hook(module: nn.Module, args: Any, kwargs: Any) -> None:

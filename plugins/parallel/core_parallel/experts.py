@@ -34,7 +34,7 @@ _EXAMPLE = '["blocks.*.experts"]'
 
 
 @dataclass(frozen=True)
-class Experts:
+class ExpertModule:
     """One module whose parameters belong to experts: the first dim of each is the number of the expert.
 
     Attributes:
@@ -58,7 +58,7 @@ def lay_out(device_type: str, sizes: Sizes) -> DeviceMesh:
     return init_device_mesh(device_type, (sizes.data // sizes.expert, sizes.expert), mesh_dim_names=_AXES)
 
 
-def find(module: nn.Module, given: Any = None) -> list[Experts]:
+def find(module: nn.Module, given: Any = None) -> list[ExpertModule]:
     """The experts of a model: by its plan, or those that are recognized.
 
     Args:
@@ -89,7 +89,7 @@ def find(module: nn.Module, given: Any = None) -> list[Experts]:
             "module with num_experts, parameters whose first dim that is, and a forward of tokens, numbers of experts "
             "and weights. core_parallel.ExpertList makes one of a list of modules."
         )
-    return [Experts(name, modules[name], _parameters_of(name, modules[name], planned)) for name in names]
+    return [ExpertModule(name, modules[name], _parameters_of(name, modules[name], planned)) for name in names]
 
 
 def _recognized(module: nn.Module) -> Iterator[str]:
@@ -144,6 +144,7 @@ def distribute(module: nn.Module, given: Any, mesh: DeviceMesh) -> None:
         return
     found = find(module, given)
     _refuse_tied(module, found)
+    _refuse_meta(found)
     size = mesh.size(1)
     for experts in found:
         if experts.count % size:
@@ -163,7 +164,7 @@ def _own_part(parameter: Tensor, mesh: DeviceMesh) -> DTensor:
     return DTensor.from_local(own, mesh, [Replicate(), Shard(0)], run_check=False)
 
 
-def _refuse_tied(module: nn.Module, found: Sequence[Experts]) -> None:
+def _refuse_tied(module: nn.Module, found: Sequence[ExpertModule]) -> None:
     parts = {id(one) for experts in found for one in experts.parameters.values()}
     seen: dict[int, str] = {}
     for name, parameter in module.named_parameters(remove_duplicate=False):
@@ -172,6 +173,16 @@ def _refuse_tied(module: nn.Module, found: Sequence[Experts]) -> None:
                 f"{first!r} and {name!r} share a parameter of experts: they would go apart when it is distributed. "
                 "Untie them."
             )
+
+
+def _refuse_meta(found: Sequence[ExpertModule]) -> None:
+    for experts in found:
+        for name, parameter in experts.parameters.items():
+            if parameter.is_meta:
+                raise ModuleError(
+                    f"'{experts.name}.{name}' was built on the meta device, and experts are distributed with their "
+                    "values: reset_parameters() would draw those of one expert for all. Build the module with values."
+                )
 
 
 def _refuse_other(parameter: Any, mesh: DeviceMesh) -> None:

@@ -119,7 +119,9 @@ class MeshStrategy(FSDPStrategy):
         """The capabilities of every parallel strategy, accumulation without communication, and state in parts."""
         if self._given["shard"] != 1:
             return super().capabilities
-        return super(FSDPStrategy, self).capabilities | Capability.NO_SYNC | Capability.SHARDED_STATE
+        own = super(FSDPStrategy, self).capabilities | Capability.NO_SYNC | Capability.SHARDED_STATE
+        # Tokens travel in evaluation too, where no rank may end before the others.
+        return own if self._given["expert"] == 1 else own & ~Capability.INFERENCE_MODE
 
     def configure_precision(self, name: str) -> Precision | None:
         """The precision of `FSDPStrategy` where parameters are sharded, else every strategy's."""

@@ -53,6 +53,27 @@ def test_a_transformers_model_is_distributed_by_the_plan_of_its_config(name: str
     assert_equals_one_device(on_mesh(2, 2, expert=2), partial(mixtures.OfTransformers, name), gradient_clip_val=0.3)
 
 
+@pytest.mark.slow
+@pytest.mark.numbers
+def test_experts_compute_again_in_backward() -> None:
+    options: dict[str, Any] = {"activation_checkpointing": True, "gradient_clip_val": 0.3}
+    assert_equals_one_device(on_mesh(2, 2, expert=2), partial(MixtureStep, mixtures.Capacity), **options)
+
+
+def _distribute_anew(rank: Rank) -> str:
+    module = MixtureStep()
+    rank.trainer(max_steps=1).fit(module, loader(4))
+    with pytest.raises(ModuleError) as caught:
+        rank.trainer(ParallelStrategy(expert=4), max_steps=1).fit(module, loader(4))
+    return str(caught.value)
+
+
+@pytest.mark.slow
+def test_experts_that_are_distributed_otherwise_are_refused() -> None:
+    for error in _COPIES.run(_distribute_anew):
+        assert "distributed already, over 2 of 4 ranks, and not over 4 of 4" in error
+
+
 _EXPERT = on_mesh(2, 2, expert=2)
 _COPIES = on_mesh(4, 4, expert=2)
 _DDP = on_mesh(2, 2, DDPStrategy)
@@ -100,6 +121,7 @@ _REFUSED: list[tuple[Any, str]] = [
     (mixtures.Whole, r"'blocks\.0' must have the number of experts as their first dim, and it has 'norm\.weight'"),
     (mixtures.Unknown, r"for 'blocks\.0\.experts' is 'spread'; expected 'ep_dispatch_experts' for a module"),
     (mixtures.Tied, r"'blocks\.0\.experts\.up' and 'blocks\.1\.experts\.up' share a parameter of experts"),
+    (mixtures.OnMeta, r"'blocks\.0\.experts\.up' was built on the meta device"),
     (mixtures.Normalizing, r"_Normalizing 'blocks\.0\.experts' computes other values for tokens with several experts"),
     (mixtures.Sequences, r"Stacked 'blocks\.0\.experts' was called with \[\(2, 3, 16\), \(2, 3, 2\), \(2, 3, 2\)\]"),
 ]

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from core import ConfigurationError
 
 
@@ -71,12 +73,17 @@ def find(name: Any) -> Schedule | None:
     """The schedule of a name, in small or capital letters; None stays None.
 
     Raises:
-        ConfigurationError: torch has none of that name.
+        ConfigurationError: torch has none of that name, or is older than 2.13: native code of 2.9 ends the ranks.
     """
     if name is None:
         return None
     for schedule in _ALL:
         if isinstance(name, str) and schedule.name.lower() == name.lower():
+            if torch.__version__ < "2.13":  # a TorchVersion, which compares numbers
+                raise ConfigurationError(
+                    f"schedule={schedule.name!r} needs torch 2.13 or later, and this is {torch.__version__}. Leave "
+                    "schedule out: the pipeline then does the same steps with its stages one after the other."
+                )
             return schedule
     names = ", ".join(repr(schedule.name) for schedule in _ALL)
     raise ConfigurationError(

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from core_parallel.draws import Draws, Seeds
     from core_parallel.layout import Layout
+    from core_parallel.shards import Shards
     from core_parallel.transport import Line
 
 
@@ -94,6 +95,7 @@ class Chain:
         self._headers: dict[Any, Any] = {}
         self._looked_at: set[int] = set()
         self.answer: Callable[..., Any] | None = None
+        self.shards: Shards | None = None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """All ranks of the pipeline, with the same arguments. The result of the model for them, on all ranks.
@@ -268,7 +270,7 @@ class Chain:
         """
         cut = [_cut(gradient, made.sizes) for gradient in gradients]
         waits = len(self.layout.own_stages) > 1  # see `_run_stages`
-        with self.added_up():
+        with self.added_up(), self._reduced():
             for stage in reversed(self.layout.own_stages):
                 found = {}
                 for index in reversed(range(len(made.sizes))):
@@ -279,6 +281,18 @@ class Chain:
                     self._give_back(made, stage, index, gradients_of_inputs)
         self.line.wait()
         return self._share_gradients(made)
+
+    @contextmanager
+    def _reduced(self) -> Iterator[None]:
+        """All ranks of the pipeline. Reduce gradients of what is in shards after all microbatches."""
+        if self.shards is None:
+            yield
+            return
+        with self.shards.held() as reduces:
+            yield
+        if reduces:
+            self.shards.reduce()
+        self.shards.reshard()
 
     def _backward(self, made: _Pass, stage: int, index: int, incoming: list[Tensor | None]) -> list[Tensor]:
         """The gradients of what the stage was given."""

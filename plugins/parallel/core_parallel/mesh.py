@@ -52,10 +52,9 @@ class Mesh:
 
     def group(self, *names: str) -> ProcessGroup | None:
         """All ranks, in one order. The group of the ranks that differ along these axes only; None if it is one rank."""
+        names = tuple(name for name in AXES if name in names and getattr(self.sizes, name) > 1)
         if names not in self._groups:
-            rows = self._rows(names)
-            is_alone = len(rows[0]) == 1
-            self._groups[names] = None if is_alone else dist.new_subgroups_by_enumeration(rows)[0]
+            self._groups[names] = dist.new_subgroups_by_enumeration(self._rows(names))[0] if names else None
         return self._groups[names]
 
     def _rows(self, names: tuple[str, ...]) -> list[list[int]]:

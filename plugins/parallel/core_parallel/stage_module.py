@@ -94,7 +94,11 @@ class StageModule(nn.Module):
     def look_at(self, results: Any) -> None:
         """Split no backward of this stage, if torch couldn't: the first microbatch shows it."""
         if self.pipeline_stage.dw_builder is None and graphs.uses_twice(results):
-            self.pipeline_stage.dw_builder = _nothing_later
+            self.splits_nothing()
+
+    def splits_nothing(self) -> None:
+        """Compute the gradients of weights with those of inputs, whatever the schedule."""
+        self.pipeline_stage.dw_builder = _nothing_later
 
     def answer(self, leaves: tuple[Tensor, ...]) -> Any:
         """The last stage's result, of the structure that the model returns."""

@@ -14,6 +14,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from core import Capability, ConfigurationError, ShardedLeaf
 from core.session import ReplacedParameters
@@ -27,15 +28,20 @@ from core_parallel import (
     part_times,
     parts,
     schedules,
+    shards,
     sizes,
     state,
+    tensor,
     trial,
 )
 from core_parallel import balance as balances
 from core_parallel.chain import Chain
+from core_parallel.context import in_parts
 from core_parallel.draws import Draws
 from core_parallel.layout import Layout
 from core_parallel.mesh_strategy import MeshStrategy
+from core_parallel.placed import cut_axes, placed_like
+from core_parallel.shards import Shards
 from core_parallel.transport import Line
 
 if TYPE_CHECKING:
@@ -54,6 +60,13 @@ _ELSEWHERE = (
     "another rank of the pipeline has it. Parts run in their turn, inside the one model that was cut: call that, in a "
     "step of the Trainer, and on all ranks."
 )
+_COPIES = (
+    ("data", "context"),
+    ("data", "context", "shard"),
+    ("data", "context", "tensor"),
+    ("data", "context", "shard", "tensor"),
+)
+"""The axes along which ranks have the same part of a tensor, by the axes over which it is cut."""
 
 
 class ParallelStrategy(MeshStrategy):
@@ -152,19 +165,6 @@ class ParallelStrategy(MeshStrategy):
         """The capabilities of every parallel strategy, accumulation without communication, and state in parts."""
         return super().capabilities | (Capability.NONE if self._schedule is None else Capability.COMPUTES_LOSS)
 
-    def check(self) -> None:
-        """Refuse sizes that don't multiply to the number of processes, and what isn't there yet.
-
-        Raises:
-            ConfigurationError: with what fits.
-        """
-        super().check()
-        if self.sizes.pipeline > 1 and self.precision_plugin.name in ("16-mixed",):
-            raise ConfigurationError(
-                "precision='16-mixed' with a pipeline isn't there yet: each stage would find overflows of its own. Use "
-                "'bf16-mixed', which needs no scale."
-            )
-
     # module ---------------------------------------------------------------------------------------------------------
 
     def init_context(self, *, empty: bool = False) -> AbstractContextManager[Any]:
@@ -186,25 +186,41 @@ class ParallelStrategy(MeshStrategy):
         group = self._axis("pipeline")
         if group is None:
             return super().setup_module(module)
+        self._check_for_context(module)
         compiler, self.session.compiler = self.session.compiler, None  # of parts, and not of steps
         if compiler is not None:
-            compiled_parts.refuse_split(self._schedule)
+            self._check_for_compilation()
         refuse_unlike_modules(self, module)
         refuse_sparse_layers(self, module)
         line = Line(group, self.root_device)
         layout, is_empty = self._lay_out(module, line), first_values.is_needed(module, self)
-        if not any(map(absent.is_absent, module.parameters())):
+        is_whole = not any(map(absent.is_absent, module.parameters()))
+        if is_whole:
             self._begin_alike(module)
         if is_empty:
             owners = layout.owners()
             first_values.fill(module, self, lambda one: owners.get(id(one), line.position) == line.position)
         self.model = self.precision_plugin.convert_module(module)
+        styles = self._planned(module) if is_whole else {}
         self._cut(module, layout, line)
+        if styles:
+            tensor.cut(module, styles, self._mesh_of("tensor"))
+        shard = super().configure_sharding if self.sizes.shard > 1 else None
+        self._chains[module].shards = Shards(layout, shard, self._axis("shard"), self.root_device)
+        for axes in _COPIES:  # groups are made by all ranks, in one order
+            self._axis(*axes)
         self.module_to_device(module)
         if compiler is not None:
             own = [part for stage in layout.own_stages for part in layout.cut.modules_of(stage)]
             self._undo.append(compiled_parts.compile_parts(own, compiler))
         return self.model
+
+    def _check_for_compilation(self) -> None:
+        compiled_parts.refuse_split(self._schedule)
+        if self._is_in_parts:
+            raise ConfigurationError(
+                "compile=True with a pipeline whose parts are cut by shard or tensor isn't there yet. Leave it out."
+            )
 
     def _lay_out(self, module: nn.Module, line: Line) -> Layout:
         def measure(modules: Sequence[nn.Module]) -> Sequence[float]:
@@ -221,6 +237,8 @@ class ParallelStrategy(MeshStrategy):
         microbatches = parts.check_statistics(module, self._microbatches, schedule)
         self._share_random_state()
         self._replaced.remember(module)
+        if self.sizes.shard > 1:
+            shards.check(layout)
         freed = absent.drop([part for _, part in layout.absent_modules()], self.root_device, layout.owners())
         if freed and self.is_global_zero:
             _log.info(
@@ -230,25 +248,37 @@ class ParallelStrategy(MeshStrategy):
                 freed / (1 << 20),
             )
         self._guards += absent.guard(layout.absent_modules(), _ELSEWHERE)
-        draws = Draws(self.accelerator, self.root_device, self.data_parallel_rank)
+        one = self.sizes
+        stream = self.global_rank // one.tensor % (one.data * one.shard * one.context)
+        draws = Draws(self.accelerator, self.root_device, stream)
         self._chains[module] = chain = Chain(layout, line, draws, microbatches, self._context)
         if schedule is not None:
             from core_parallel.scheduled import ScheduledStep  # torch.distributed.pipelining takes a while to import
 
-            self._scheduled[module] = ScheduledStep(chain, schedule, draws, microbatches, self._context)
+            sequence = next(iter(self._contexts_of(module, [layout.module])), None)
+            self._scheduled[module] = ScheduledStep(
+                *(chain, schedule, draws, microbatches, self._context, self._loss_scale, sequence)
+            )
 
     def _context(self) -> AbstractContextManager[Any]:
         context = self.forward_context()
         return nullcontext() if context is None else context
+
+    def _loss_scale(self) -> float:
+        """The number by which losses are multiplied so that small gradients survive."""
+        return float(self.precision_plugin.state_dict().get("scale", 1.0))
+
+    def _accumulates_whole(self, module: nn.Module) -> bool:
+        return module not in self._scheduled  # a schedule's gradients are taken from their parameters in each step
 
     def module_to_device(self, module: nn.Module) -> None:
         """All ranks. Move the parameters and buffers that this rank has to `root_device`."""
         if module not in self._chains:
             super().module_to_device(module)
             return
-        for tensor in (*module.parameters(), *module.buffers()):
-            if not tensor.is_meta:
-                tensor.data = tensor.data.to(self.root_device)
+        for one in (*module.parameters(), *module.buffers()):
+            if not one.is_meta and not isinstance(one, DTensor):  # those are where they have to be
+                one.data = one.data.to(self.root_device)
 
     # optimizers -----------------------------------------------------------------------------------------------------
 
@@ -263,7 +293,7 @@ class ParallelStrategy(MeshStrategy):
                 "LBFGS makes one vector of all parameters, of which each rank of a pipeline has a part. Use an "
                 "optimizer that works parameter by parameter, such as AdamW or SGD."
             )
-        if self._chains:
+        if self._chains and not self._is_in_parts:
             for handle in self.session.handles:
                 handle.original_names.clear()  # an identity that was replaced may be that of another object by now
             self._replaced.rebind(optimizer)
@@ -284,8 +314,10 @@ class ParallelStrategy(MeshStrategy):
         if scheduled is not None:
             _refuse_manual(handle.module)
 
+        contexts = self._contexts_of(handle.module, [chain.layout.module])
+
         def call(*args: Any, **kwargs: Any) -> Any:
-            with _answering(chain):
+            with _answering(chain), in_parts(contexts):
                 if scheduled is None:
                     return method(*args, **kwargs)
                 batch, *others = args
@@ -308,7 +340,8 @@ class ParallelStrategy(MeshStrategy):
         """All ranks. Clip over all stages; see `Strategy.clip_gradients`."""
         if clipping.algorithm != "norm" or not self._chains:
             return super().clip_gradients(module, optimizer, clipping)
-        self.precision_plugin.unscale_gradients(optimizer)
+        self._unscale(optimizer)
+        self._reshard()
         chain = self._chains[self.session.handle_of(module).module]
         learning = [one for group in optimizer.param_groups for one in group["params"]]
         owners = chain.layout.owners()
@@ -326,10 +359,12 @@ class ParallelStrategy(MeshStrategy):
         self, module: nn.Module, *, layout: Literal["full", "sharded"] | None = None
     ) -> dict[str, Any]:
         """All ranks. Module state by the user's names: whole on rank 0 and nothing elsewhere, or each rank's part."""
-        named = super().get_module_state_dict(module, layout=layout)
         layout, own = layout or self.checkpoint_io.layout, self.session.handle_of(module).module
-        if (chain := self._chains.get(own)) is not None:
-            originals = list(own.state_dict(keep_vars=True).values())
+        if (chain := self._chains.get(own)) is None:
+            named = super().get_module_state_dict(module, layout=layout)
+        else:
+            self._reshard()
+            named, originals = self.session.module_state(module), list(own.state_dict(keep_vars=True).values())
             named = state.module_state(named, originals, chain.layout.owners(), self._leaf_converter(layout, chain))
         return named if layout == "sharded" or self.is_global_zero else {}
 
@@ -338,17 +373,27 @@ class ParallelStrategy(MeshStrategy):
         own = self.session.handle_of(module).module
         is_parted = any(isinstance(leaf, ShardedLeaf) for leaf in state_dict.values())
         if own in self._chains:
-            named = super().get_module_state_dict(module)
-            state_dict = state.for_module(named, state_dict)
+            self._reshard()
+            state_dict = state.for_module(self.session.module_state(module), state_dict)
         super().load_module_state_dict(module, state_dict, strict=strict)
-        if is_parted and not self._is_in_parts and (group := self._axis("data")) is not None:
-            # One pipeline has read it.
-            averages.copy_from_first([*own.parameters(), *own.buffers()], group)
+        if is_parted and own in self._chains:
+            self._copy_to_others([*own.parameters(), *own.buffers()])
+
+    def _copy_to_others(self, tensors: Sequence[Tensor]) -> None:
+        """All ranks. Copy what one rank has read to those that have the same part."""
+        for axes in _COPIES:
+            cut = {"shard", "tensor"}.difference(axes)
+            if (group := self._axis(*axes)) is not None:
+                averages.copy_from_first([one for one in tensors if cut_axes(one) == cut], group)
 
     def get_optimizer_state_dict(self, optimizer: Optimizer) -> dict[str, Any]:
         """All ranks. State by parameter names: whole on rank 0 and nothing elsewhere, or each rank's part."""
-        named, layout = super().get_optimizer_state_dict(optimizer), self.checkpoint_io.layout
-        if self._chains:
+        layout = self.checkpoint_io.layout
+        if not self._chains:
+            named = super().get_optimizer_state_dict(optimizer)
+        else:
+            self._reshard()
+            named = self.session.optimizer_state(optimizer)
             chain, owners = next(iter(self._chains.values())), self._owners()
             of_names = {
                 name: owners.get(id(parameter)) for name, parameter in self._named_parameters(optimizer).items()
@@ -370,10 +415,12 @@ class ParallelStrategy(MeshStrategy):
         return state.optimizer_targets(targets, self._named_parameters(optimizer))
 
     def _leaf_converter(self, layout: str, chain: Chain) -> Callable[[Any, int | None], Any]:
-        is_first = self.data_parallel_rank == 0
+        assert self.device_mesh is not None, "setup_environment has laid it out"
+        place = dict(zip(sizes.AXES, self.device_mesh.get_coordinate() or (), strict=True))
+        position = place.pop("pipeline")
         if layout == "sharded":
-            return state.PartedState(chain.line.position, is_first).leaf
-        return state.WholeState(chain.line, is_first).leaf
+            return state.PartedState(position, place).leaf
+        return state.WholeState(chain.line, not any(place.values())).leaf
 
     @property
     def pipelines(self) -> list[tuple[Chain, ScheduledStep | None]]:
@@ -436,4 +483,6 @@ def _answering(chain: Chain) -> Iterator[None]:
 def _placed(leaf: Any, parameter: Tensor) -> Any:
     """A piece of an optimizer's state beside its parameter: on meta where another rank has that."""
     is_alike = getattr(leaf, "shape", None) == parameter.shape
+    if is_alike and isinstance(parameter, DTensor) and not isinstance(leaf, DTensor):
+        return placed_like(leaf, parameter)
     return leaf.to("meta" if parameter.is_meta else parameter.device) if is_alike else leaf

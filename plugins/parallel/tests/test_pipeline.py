@@ -13,7 +13,6 @@ import torch
 from torch import nn
 
 from core import ConfigurationError, CoreError
-from core.precision import MixedPrecision
 from core_parallel import ParallelStrategy, parts
 from core_testing.ranks import Backend, one_device
 
@@ -62,17 +61,6 @@ def test_all_stages_equal_one_device(
 def test_a_number_of_microbatches_is_positive() -> None:
     with pytest.raises(ConfigurationError, match="microbatches=0: expected a positive number, or 'auto'"):
         ParallelStrategy(pipeline=2, microbatches=0)
-
-
-def test_16_bits_with_a_scale_are_refused() -> None:
-    strategy = ParallelStrategy(
-        pipeline=2,
-        parallel_devices=["cpu", "cpu"],
-        process_group_backend="gloo",
-        precision_plugin=MixedPrecision(torch.float16),
-    )
-    with pytest.raises(ConfigurationError, match="Use 'bf16-mixed'"):
-        strategy.check()
 
 
 def test_stages_have_about_as_many_parameters() -> None:

@@ -7,14 +7,25 @@ from core_parallel.presets import pipeline
 from core_parallel.strategy import ParallelStrategy
 
 if TYPE_CHECKING:
+    from core_parallel.expert_list import ExpertList
+    from core_parallel.expert_load import ExpertLoad
     from core_parallel.timeline import Timeline
 
-__all__ = ["ParallelStrategy", "Timeline", "__version__", "pipeline"]
+__all__ = ["ExpertList", "ExpertLoad", "ParallelStrategy", "Timeline", "__version__", "pipeline"]
 
 
 def __getattr__(name: str) -> Any:
-    if name != "Timeline":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from core_parallel.timeline import Timeline  # few record one
+    # Few use them.
+    if name == "ExpertList":
+        from core_parallel.expert_list import ExpertList
 
-    return Timeline
+        return ExpertList
+    if name == "ExpertLoad":
+        from core_parallel.expert_load import ExpertLoad
+
+        return ExpertLoad
+    if name == "Timeline":
+        from core_parallel.timeline import Timeline
+
+        return Timeline
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -102,8 +102,11 @@ class Chain:
 
         Within a schedule, which runs the stages by itself, `answer` stands for it.
         """
-        if self.answer is not None:
-            return self.answer(*args, **kwargs)
+        answer, replay = self.answer or self._compute, self.layout.cut.replay
+        return answer(*args, **kwargs) if replay is None else replay.around(answer, args, kwargs)
+
+    def _compute(self, *args: Any, **kwargs: Any) -> Any:
+        """All ranks of the pipeline. The result of all stages, on all ranks."""
         self.check(args, kwargs)
         learns = torch.is_grad_enabled()
         leaves = tree_flatten((args, kwargs))[0]
@@ -129,7 +132,7 @@ class Chain:
         Raises:
             ModuleError: they aren't the same.
         """
-        if not self._is_checked:
+        if not self._is_checked and self.layout.cut.replay is None:
             self._is_checked = True
             fold.check(self.layout, args, kwargs)
 
@@ -178,9 +181,8 @@ class Chain:
         leaves, given_form = tree_flatten(piece) if stage == 0 else self._take(made, stage, index, piece)
         inputs = [_leaf(one, stage) for one in leaves]
         given = tree_unflatten(inputs, given_form)
-        args, kwargs = given if stage == 0 else ((given,), {})
         with self._context():
-            result = self.layout.run(stage, *args, **kwargs)
+            result = self.layout.run(stage, given if stage == 0 else piece, given)
         outputs, form = tree_flatten(result)
         self.check_outputs(stage, outputs)
         if stage not in self._looked_at and torch.is_grad_enabled():

@@ -16,7 +16,7 @@ from core import Capability, ConfigurationError
 from core.checkpoint import collect_random_state, restore_random_state
 from core.strategies import refuse_sparse_layers, refuse_unlike_modules
 from core_fsdp import FSDPStrategy
-from core_parallel import averages, mesh, overflow, sizes, tensor
+from core_parallel import averages, experts, mesh, overflow, sizes, tensor
 from core_parallel.context import Attention, Context, check_whole_batches, in_parts
 from core_parallel.placed import cut_axes
 
@@ -49,7 +49,6 @@ _OF_UNITS = (
     "activation_checkpointing_policy",
     "forward_prefetch",
 )
-_NOT_YET = ("expert",)
 
 
 class MeshStrategy(FSDPStrategy):
@@ -69,6 +68,7 @@ class MeshStrategy(FSDPStrategy):
         context: sizes.Size = 1,
         expert: sizes.Size = 1,
         tensor_plan: Mapping[str, Any] | None = None,
+        expert_plan: Sequence[str] | Mapping[str, Any] | None = None,
         context_attention: Attention = "ulysses",
         context_dim: int = 1,
         **options: Any,
@@ -82,7 +82,7 @@ class MeshStrategy(FSDPStrategy):
         named = {"pipeline": pipeline, "data": data, "shard": shard, "context": context, "tensor": tensor}
         self._given = {name: sizes.parse(name, size) for name, size in {**named, "expert": expert}.items()}
         self._mesh: mesh.Mesh | None = None
-        self._tensor_plan = tensor_plan
+        self._tensor_plan, self._expert_plan = tensor_plan, expert_plan
         if context_attention not in ("ulysses", "gather"):
             raise ConfigurationError(f"context_attention={context_attention!r}: expected 'ulysses' or 'gather'.")
         self._context_options = (context_attention, context_dim)
@@ -134,7 +134,9 @@ class MeshStrategy(FSDPStrategy):
         """The capabilities of every parallel strategy, accumulation without communication, and state in parts."""
         if self._given["shard"] != 1:
             return super().capabilities
-        return super(FSDPStrategy, self).capabilities | Capability.NO_SYNC | Capability.SHARDED_STATE
+        own = super(FSDPStrategy, self).capabilities | Capability.NO_SYNC | Capability.SHARDED_STATE
+        # Tokens travel in evaluation too, where no rank may end before the others.
+        return own if self._given["expert"] == 1 else own & ~Capability.INFERENCE_MODE
 
     def configure_precision(self, name: str) -> Precision | None:
         """The precision of `FSDPStrategy` where parameters are sharded, else every strategy's."""
@@ -152,9 +154,18 @@ class MeshStrategy(FSDPStrategy):
         self._refuse_what_is_not_there()
 
     def _refuse_what_is_not_there(self) -> None:
-        for name in _NOT_YET:
-            if self._given[name] != 1:
-                raise ConfigurationError(f"{name}={self._given[name] or 'auto'!r} isn't there yet: leave it out.")
+        own = self.sizes
+        others = [name for name in ("pipeline", "shard", "context", "tensor") if getattr(own, name) > 1]
+        if own.expert > 1 and others:
+            raise ConfigurationError(
+                f"expert={own.expert} with {others[0]}={getattr(own, others[0])} isn't there yet. Combine experts with "
+                "data only."
+            )
+        if own.expert > 1 and self.precision_plugin.name == "16-mixed":
+            raise ConfigurationError(
+                "precision='16-mixed' with expert isn't there yet: each rank would find overflows of its own. Use "
+                "'bf16-mixed', which needs no scale."
+            )
 
     # environment ----------------------------------------------------------------------------------------------------
 
@@ -205,6 +216,8 @@ class MeshStrategy(FSDPStrategy):
         """
         self._share_random_state()
         self._check_for_context(module)
+        if self.sizes.expert > 1 and self.session.compiler is not None:
+            raise ConfigurationError("compile=True with expert isn't there yet. Leave it out.")
         if self._is_in_parts:
             self._cut_layers(module)
             return super().setup_module(module)
@@ -223,7 +236,7 @@ class MeshStrategy(FSDPStrategy):
                 raise ConfigurationError("compile=True with context isn't there yet. Leave it out.")
 
     def _cut_layers(self, module: nn.Module) -> None:
-        if self.sizes.tensor == 1:
+        if self.sizes.tensor == self.sizes.expert == 1:
             return
         refuse_sparse_layers(self, module)
         refuse_unlike_modules(self, module)
@@ -231,7 +244,10 @@ class MeshStrategy(FSDPStrategy):
         self._replaced.remember(module)
         if not any(one.is_meta or isinstance(one, DTensor) for one in module.parameters()):
             self._begin_alike(module)
-        tensor.cut(module, self._planned(module), self._mesh_of("tensor"))
+        if self._mesh is not None and self._mesh.experts is not None:
+            experts.distribute(module, self._expert_plan, self._mesh.experts)
+        if self.sizes.tensor > 1:
+            tensor.cut(module, self._planned(module), self._mesh_of("tensor"))
 
     def _planned(self, module: nn.Module) -> dict[str, ParallelStyle]:
         """The styles in which layers of a whole module are cut."""
@@ -245,7 +261,8 @@ class MeshStrategy(FSDPStrategy):
     def _begin_alike(self, module: nn.Module) -> None:
         with torch.no_grad():
             for tensor in (*module.parameters(), *module.buffers()):
-                tensor.copy_(self.broadcast(tensor.detach()))
+                if not tensor.is_meta:
+                    tensor.copy_(self.broadcast(tensor.detach()))
 
     def _share_random_state(self) -> None:
         """All ranks. Share a random state among the ranks that have the same data, which run the user's step alike."""
@@ -306,6 +323,9 @@ class MeshStrategy(FSDPStrategy):
         modules = [handle.module for handle in self.session.handles if handle.module not in self._local]
         parameters = [one for each in modules for one in each.parameters()]
         averages.add_up_terms(parameters)
+        if self._mesh is not None and self._mesh.experts is not None:
+            experts.average(parameters, self._axis("data", "context"), self._mesh.experts)
+            return
         sharded = [one for one in parameters if "shard" in cut_axes(one)]
         known = set(map(id, sharded))
         others = [one for one in parameters if id(one) not in known]

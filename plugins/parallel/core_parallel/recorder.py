@@ -84,6 +84,19 @@ class Recorder:
         self._since_s = now_s
 
 
+def check(strategy: Any) -> None:
+    """Refuse a strategy that has no stages to record.
+
+    Raises:
+        ConfigurationError: nothing is cut into stages.
+    """
+    if not getattr(strategy, "pipelines", None):
+        raise ConfigurationError(
+            f"A timeline shows the stages of a pipeline, and {type(strategy).__name__} has cut no model into "
+            "stages. Train with ParallelStrategy(pipeline=2) or more, or leave it out."
+        )
+
+
 @contextmanager
 def recording(strategy: ParallelStrategy) -> Iterator[Recorder]:
     """All ranks. A context of one step whose stages are recorded; the shapes of its batch have been trained on before.
@@ -91,11 +104,7 @@ def recording(strategy: ParallelStrategy) -> Iterator[Recorder]:
     Raises:
         ConfigurationError: nothing is cut into stages.
     """
-    if not strategy.pipelines:
-        raise ConfigurationError(
-            f"{type(strategy).__name__} has cut no model into stages, of which a timeline could be recorded. Train "
-            "with pipeline=2 or more."
-        )
+    check(strategy)
     with ExitStack() as stack:
         dist.barrier()
         recorder = Recorder()

@@ -6,9 +6,11 @@ Narayanan et al., "Efficient Large-Scale Language Model Training on GPU Clusters
 
 from __future__ import annotations
 
+import logging
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -17,7 +19,21 @@ from torch.distributed.tensor import DTensor
 from core import Capability, ConfigurationError, ShardedLeaf
 from core.session import ReplacedParameters
 from core.strategies import refuse_sparse_layers, refuse_unlike_modules
-from core_parallel import absent, averages, named, parts, schedules, shards, sizes, state, tensor, trial
+from core_parallel import (
+    absent,
+    averages,
+    compiled_parts,
+    first_values,
+    named,
+    part_times,
+    parts,
+    schedules,
+    shards,
+    sizes,
+    state,
+    tensor,
+    trial,
+)
 from core_parallel import balance as balances
 from core_parallel.chain import Chain
 from core_parallel.context import in_parts
@@ -39,6 +55,7 @@ if TYPE_CHECKING:
     from core.contract import Awaited
     from core_parallel.scheduled import ScheduledStep
 
+_log = logging.getLogger(__name__)
 _ELSEWHERE = (
     "another rank of the pipeline has it. Parts run in their turn, inside the one model that was cut: call that, in a "
     "step of the Trainer, and on all ranks."
@@ -53,15 +70,16 @@ _COPIES = (
 
 
 class ParallelStrategy(MeshStrategy):
-    """Pipeline, data, shard, context and tensor parallelism on one mesh, whose sizes multiply to the processes.
+    """Pipeline, data, shard, context, tensor and expert parallelism on one mesh, whose sizes multiply to the processes.
 
     With `pipeline` the model is cut into stages, one a rank. It says what its parts are, and nothing else changes:
 
         def pipeline(self):
             return [self.embed, *self.blocks, self.head]
 
-    An `nn.Sequential` needs nothing, and other models that can't be changed need `parts`, their names. Ranks of one
-    pipeline get the same batches, and run the user's step alike; the call of the model in it runs all stages.
+    An `nn.Sequential` needs nothing, nor do models of transformers with a plan in their config; others that can't be
+    changed need `parts`, their names. Ranks of one pipeline get the same batches, and run the user's step alike; the
+    call of the model in it runs all stages.
     """
 
     def __init__(
@@ -74,10 +92,11 @@ class ParallelStrategy(MeshStrategy):
         context: sizes.Size = 1,
         expert: sizes.Size = 1,
         tensor_plan: Mapping[str, Any] | None = None,
+        expert_plan: Sequence[str] | Mapping[str, Any] | None = None,
         context_attention: Literal["ulysses", "gather"] = "ulysses",
         context_dim: int = 1,
         parts: Sequence[str | Callable[..., Any]] | None = None,
-        balance: Literal["parameters"] | Sequence[int] = "parameters",
+        balance: Literal["parameters", "time"] | Sequence[int] = "parameters",
         microbatches: int | Literal["auto"] = "auto",
         schedule: str | None = None,
         stages_per_rank: int | Literal["auto"] = "auto",
@@ -92,16 +111,20 @@ class ParallelStrategy(MeshStrategy):
             tensor: over how many ranks, which follow each other, a layer is cut.
             pipeline: over how many ranks the layers are split. `"auto"` is what the other axes leave over.
             context: over how many ranks a sequence is cut.
-            expert: over how many ranks of data * shard * context experts are distributed; isn't there yet.
+            expert: over how many ranks of `data`, each with its own tokens, the experts of a layer are distributed.
+                `"auto"` is all of them.
             tensor_plan: how layers are cut, by their names, in transformers' words (`"colwise"`, `"rowwise"`, ...) or
                 torch's styles. None asks the model, and its config.
+            expert_plan: names of the modules whose parameters are experts; `*` stands for one part of a name. None asks
+                the model, and its config, and else recognizes modules of experts.
             context_attention: what is exchanged so that attention sees the whole sequence: `"ulysses"` exchanges heads,
                 whose number `context` divides; `"gather"` keys and values.
             context_dim: of the tensors that the model is given and returns, the one that is the sequence.
             parts: names of a pipeline's modules in the order in which they are applied, for a model that has no
                 `pipeline()`; `*` stands for one part of a name. Functions may stand between them.
-            balance: how many parts each stage gets: `"parameters"` makes the largest stage as small as can be; or a
-                list of numbers, in which functions go with the module before them, and don't count.
+            balance: how many parts each stage gets: `"parameters"` makes the largest stage as small as can be, and
+                `"time"` the slowest as fast, by runs of forward on the module's `example_input_array`; or a list of
+                numbers, in which functions go with the module before them, and don't count.
             microbatches: into how many a rank's batch is cut. `"auto"` is the largest number up to twice the stages
                 that divides the batch, and 1 for a model with batch norms.
             schedule: one of torch's, such as `"1F1B"`: training steps run for one microbatch at a time, and a rank
@@ -116,6 +139,7 @@ class ParallelStrategy(MeshStrategy):
         axes: dict[str, Any] = {"data": data, "shard": shard, "tensor": tensor, "context": context, "expert": expert}
         plans: dict[str, Any] = {
             "tensor_plan": tensor_plan,
+            "expert_plan": expert_plan,
             "context_attention": context_attention,
             "context_dim": context_dim,
         }
@@ -129,8 +153,10 @@ class ParallelStrategy(MeshStrategy):
         if pipeline != 1:
             self._replaced = ReplacedParameters(_placed)
         self._chains: dict[nn.Module, Chain] = {}
+        self._seconds: WeakKeyDictionary[nn.Module, Sequence[float]] = WeakKeyDictionary()
         self._scheduled: dict[nn.Module, ScheduledStep] = {}
         self._guards: list[RemovableHandle] = []
+        self._undo: list[Callable[[], None]] = []
 
     # composition ----------------------------------------------------------------------------------------------------
 
@@ -142,40 +168,44 @@ class ParallelStrategy(MeshStrategy):
     # module ---------------------------------------------------------------------------------------------------------
 
     def init_context(self, *, empty: bool = False) -> AbstractContextManager[Any]:
-        """All ranks. A context in which a model is built on the CPU; what a rank has of it goes to its device later."""
-        is_parted = self._is_in_parts and self._given["pipeline"] == 1
-        return super().init_context(empty=empty) if is_parted else self._built_on_cpu()
+        """All ranks. A context in which a model is built on the CPU; what a rank has of it goes to its device later.
 
-    @contextmanager
-    def _built_on_cpu(self) -> Iterator[None]:
-        precision = self.precision_plugin.init_context()
-        with torch.device("cpu"), nullcontext() if precision is None else precision:
-            yield
+        Args:
+            empty: build it on meta, without memory: `setup_module` gives memory to what a rank has, and values from
+                each submodule's `reset_parameters()`.
+        """
+        return super().init_context(empty=empty and (self._is_in_parts or self.sizes.pipeline > 1))
 
     def setup_module(self, module: nn.Module) -> nn.Module:
         """All ranks. Begin with rank 0's weights, and let go of the stages that other ranks have.
 
         Raises:
             ModuleError: the module can't be cut, or ranks have built different ones.
-            ConfigurationError: it is to be compiled.
+            ConfigurationError: it is to be compiled, and the schedule can't.
         """
-        if self.session.compiler is not None and self._axis("pipeline") is not None:
-            raise ConfigurationError(
-                "compile=True with a pipeline isn't there yet: a step goes over several ranks in the middle. Leave it "
-                "out, or compile the parts themselves."
-            )
         group = self._axis("pipeline")
         if group is None:
             return super().setup_module(module)
         self._check_for_context(module)
+        compiler, self.session.compiler = self.session.compiler, None  # of parts, and not of steps
+        if compiler is not None:
+            compiled_parts.refuse_split(self._schedule)
+            self._refuse_compiled()
         refuse_unlike_modules(self, module)
         refuse_sparse_layers(self, module)
-        self.model = self.precision_plugin.convert_module(module)
-        is_whole = not any(map(absent.is_absent, module.parameters()))
-        if is_whole:
+        line = Line(group, self.root_device)
+        layout, is_empty = self._lay_out(module, line), first_values.is_needed(module, self)
+        if self.sizes.shard > 1:
+            shards.check(layout)
+        is_cut = any(isinstance(one, absent.Absent) for one in module.parameters())
+        styles = {} if is_cut else self._planned(module)
+        if not any(map(absent.is_absent, module.parameters())):
             self._begin_alike(module)
-        styles = self._planned(module) if is_whole else {}
-        layout = self._cut(module, Line(group, self.root_device))
+        if is_empty:
+            owners = layout.owners()
+            first_values.fill(module, self, lambda one: owners.get(id(one), line.position) == line.position)
+        self.model = self.precision_plugin.convert_module(module)
+        self._cut(module, layout, line)
         if styles:
             tensor.cut(module, styles, self._mesh_of("tensor"))
         shard = super().configure_sharding if self.sizes.shard > 1 else None
@@ -183,19 +213,41 @@ class ParallelStrategy(MeshStrategy):
         for axes in _COPIES:  # groups are made by all ranks, in one order
             self._axis(*axes)
         self.module_to_device(module)
+        if compiler is not None:
+            own = [part for stage in layout.own_stages for part in layout.cut.modules_of(stage)]
+            self._undo.append(compiled_parts.compile_parts(own, compiler))
         return self.model
 
-    def _cut(self, module: nn.Module, line: Line) -> Layout:
+    def _refuse_compiled(self) -> None:
+        beside = [name for name in ("shard", "tensor", "context") if getattr(self.sizes, name) > 1]
+        if beside:
+            raise ConfigurationError(
+                f"compile=True with a pipeline and {beside[0]} isn't there yet. Leave one of them out."
+            )
+
+    def _lay_out(self, module: nn.Module, line: Line) -> Layout:
+        def measure(modules: Sequence[nn.Module]) -> Sequence[float]:
+            if module not in self._seconds:  # one that is set up again has let go of parts
+                self._seconds[module] = part_times.agreed(self, module, modules)
+            return self._seconds[module]
+
+        cut = parts.cut(module, line.size * self._stages_per_rank, self._parts, self._balance, measure)
+        in_v = self._schedule is not None and self._schedule.in_v
+        return Layout(module, cut, line.size, line.position, in_v=in_v)
+
+    def _cut(self, module: nn.Module, layout: Layout, line: Line) -> None:
         schedule = self._schedule
-        cut = parts.cut(module, line.size * self._stages_per_rank, self._parts, self._balance)
-        layout = Layout(module, cut, line.size, line.position, in_v=schedule is not None and schedule.in_v)
         microbatches = parts.check_statistics(module, self._microbatches, schedule)
         self._share_random_state()
         self._replaced.remember(module)
-        if self.sizes.shard > 1:
-            shards.check(layout)
-        for _, part in layout.absent_modules():
-            absent.drop(part, self.root_device)
+        freed = absent.drop([part for _, part in layout.absent_modules()], self.root_device, layout.owners())
+        if freed and self.is_global_zero:
+            _log.info(
+                "%s was built whole on every rank, and rank 0 has let go of %.0f MiB that other stages have. Built on "
+                "meta, in configure_model, it is whole on none.",
+                type(module).__name__,
+                freed / (1 << 20),
+            )
         self._guards += absent.guard(layout.absent_modules(), _ELSEWHERE)
         one = self.sizes
         stream = self.global_rank // one.tensor % (one.data * one.shard * one.context)
@@ -208,7 +260,6 @@ class ParallelStrategy(MeshStrategy):
             self._scheduled[module] = ScheduledStep(
                 *(chain, schedule, draws, microbatches, self._context, self._loss_scale, sequence)
             )
-        return layout
 
     def _context(self) -> AbstractContextManager[Any]:
         context = self.forward_context()
@@ -393,6 +444,8 @@ class ParallelStrategy(MeshStrategy):
         self._scheduled.clear()
         while self._guards:
             self._guards.pop().remove()
+        while self._undo:
+            self._undo.pop()()
 
 
 def _refuse_manual(module: nn.Module) -> None:

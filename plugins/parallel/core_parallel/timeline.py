@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch.distributed as dist
 
 from core import Callback, ConfigurationError
-from core_parallel.recorder import Recorder, Span, recording
+from core_parallel.recorder import Recorder, Span, check, recording
 
 if TYPE_CHECKING:
     import os
@@ -58,6 +58,14 @@ class Timeline(Callback):
         self._recorder: Recorder | None = None
         self.rows: Sequence[Row] = ()
         self.duration_s = 0.0
+
+    def on_train_start(self, trainer: Any, module: Any) -> None:
+        """All ranks. Refuse a strategy without stages.
+
+        Raises:
+            ConfigurationError: there is nothing to record.
+        """
+        check(trainer.strategy)
 
     def on_train_batch_start(self, trainer: Any, module: Any, batch: Any, batch_idx: int) -> None:
         """All ranks. Begin to record, if it is the batch."""

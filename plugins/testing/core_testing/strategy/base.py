@@ -45,6 +45,7 @@ class StrategySuite(Conformance[Strategy]):
         expected_capabilities: what it must declare; None leaves that open. Pin it, for declaring nothing skips much.
         optimizer: makes the optimizer of every case, called with the module, in a `staticmethod`; None takes the case's
             own. For a strategy that trains with an optimizer of its own only.
+        num_experts: of a mixture in every network, for a strategy that distributes experts.
     """
 
     kind = "strategy"
@@ -67,11 +68,12 @@ class StrategySuite(Conformance[Strategy]):
     new_interpreter: ClassVar[bool] = True
     expected_capabilities: ClassVar[Capability | None] = None
     optimizer: ClassVar[Any] = None
+    num_experts: ClassVar[int] = 0
 
     def adapted(self, case: Case) -> Case:
-        """A case in the suite's number format, with its optimizer if it has one."""
+        """A case in the suite's number format, with its optimizer if it has one, and with its experts."""
         optimizer = type(self).optimizer or case.optimizer
-        return replace(case, dtype=self.dtype, optimizer=optimizer)
+        return replace(case, dtype=self.dtype, optimizer=optimizer, num_experts=self.num_experts)
 
     @property
     def exchange_tolerance(self) -> float:

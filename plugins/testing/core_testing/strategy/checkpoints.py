@@ -14,6 +14,7 @@ from core import Capability, CheckpointError, CheckpointNotFoundError, ShardedLe
 from core.checkpoint import load_checkpoint
 from core_testing.cases import ASSORTED, NOISY, RESUMED, Case
 from core_testing.marks import needs, unless
+from core_testing.mixture import Mixture
 from core_testing.networks import Perceptron, make_loader
 from core_testing.strategy.base import StrategySuite
 from core_testing.training import (
@@ -97,8 +98,11 @@ class CheckpointTests(ResumeTests):
     @unless(Capability.COMPILED_STEP)
     def test_optimizer_state_has_parameter_names(self) -> None:
         """An optimizer's state is keyed by the names of its parameters, group by group."""
-        found = self.run(_optimizer_names, self.adapted(Case("names")))[0]
+        case = self.adapted(Case("names"))
+        found = self.run(_optimizer_names, case)[0]
         expected = ["first.weight", "first.bias", "last.weight", "last.bias"]
+        if case.num_experts:
+            expected += [f"mixture.{name}" for name, _ in Mixture(case.num_experts).named_parameters()]
         assert found["groups"] == [expected]
         assert sorted(found["state"]) == sorted(expected)
 
@@ -251,7 +255,8 @@ def _load_foreign(rank: Rank, case: Case, path: Path) -> bool:
     fabric.save(path, {"model": module})
     fabric.teardown()
     other = rank.fabric()
-    stranger = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3)).to(case.dtype)
+    stranger: Any = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3)).to(case.dtype)
+    stranger.expert_parallel_plan = ()  # it has no experts
     set_up(other, stranger, torch.optim.SGD(stranger.parameters(), lr=0.1))
     with pytest.raises(CheckpointError, match=r"weight"):
         other.load(path, {"model": stranger})

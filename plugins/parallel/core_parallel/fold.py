@@ -69,9 +69,9 @@ def _operations(
     tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
     on_meta = {name: torch.empty(tensor.shape, dtype=tensor.dtype, device="meta") for name, tensor in tensors.items()}
     recorder = _Recorder({id(tensor): repr(name) for name, tensor in on_meta.items()})
+    parts = module.modules() if any(isinstance(one, DTensor) for one in tensors.values()) else ()
     # Who hasn't imported torch's compiler has compiled nothing.
     eagerly: Any = torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
-    parts = module.modules() if any(isinstance(one, DTensor) for one in tensors.values()) else ()
     with _with_forward(module, forward), _without_hooks(parts), absent.inspecting(), torch.no_grad(), eagerly, recorder:
         functional_call(module, on_meta, args, kwargs)
     return recorder.operations

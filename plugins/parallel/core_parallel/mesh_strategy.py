@@ -323,13 +323,17 @@ class MeshStrategy(FSDPStrategy):
         modules = [handle.module for handle in self.session.handles if handle.module not in self._local]
         parameters = [one for each in modules for one in each.parameters()]
         averages.add_up_terms(parameters)
+        if self._mesh is not None and self._mesh.experts is not None:
+            experts.average(parameters, self._axis("data", "context"), self._mesh.experts)
+            return
         sharded = [one for one in parameters if "shard" in cut_axes(one)]
         known = set(map(id, sharded))
         others = [one for one in parameters if id(one) not in known]
         of_experts = None if self._mesh is None else self._mesh.experts
         # fully_shard averages over its axis itself.
         for own, axes in ((sharded, ("data", "context")), (others, ("data", "shard", "context"))):
-            experts.average(own, self._axis(*axes), of_experts)
+            if (group := self._axis(*axes)) is not None:
+                averages.average(own, group)
 
     @contextmanager
     def _without_average(self, module: nn.Module) -> Iterator[None]:

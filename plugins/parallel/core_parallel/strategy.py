@@ -189,19 +189,22 @@ class ParallelStrategy(MeshStrategy):
         self._check_for_context(module)
         compiler, self.session.compiler = self.session.compiler, None  # of parts, and not of steps
         if compiler is not None:
-            self._check_for_compilation()
+            compiled_parts.refuse_split(self._schedule)
+            self._refuse_compiled()
         refuse_unlike_modules(self, module)
         refuse_sparse_layers(self, module)
         line = Line(group, self.root_device)
         layout, is_empty = self._lay_out(module, line), first_values.is_needed(module, self)
-        is_whole = not any(map(absent.is_absent, module.parameters()))
-        if is_whole:
+        if self.sizes.shard > 1:
+            shards.check(layout)
+        is_cut = any(isinstance(one, absent.Absent) for one in module.parameters())
+        styles = {} if is_cut else self._planned(module)
+        if not any(map(absent.is_absent, module.parameters())):
             self._begin_alike(module)
         if is_empty:
             owners = layout.owners()
             first_values.fill(module, self, lambda one: owners.get(id(one), line.position) == line.position)
         self.model = self.precision_plugin.convert_module(module)
-        styles = self._planned(module) if is_whole else {}
         self._cut(module, layout, line)
         if styles:
             tensor.cut(module, styles, self._mesh_of("tensor"))
@@ -215,11 +218,11 @@ class ParallelStrategy(MeshStrategy):
             self._undo.append(compiled_parts.compile_parts(own, compiler))
         return self.model
 
-    def _check_for_compilation(self) -> None:
-        compiled_parts.refuse_split(self._schedule)
-        if self._is_in_parts:
+    def _refuse_compiled(self) -> None:
+        beside = [name for name in ("shard", "tensor", "context") if getattr(self.sizes, name) > 1]
+        if beside:
             raise ConfigurationError(
-                "compile=True with a pipeline whose parts are cut by shard or tensor isn't there yet. Leave it out."
+                f"compile=True with a pipeline and {beside[0]} isn't there yet. Leave one of them out."
             )
 
     def _lay_out(self, module: nn.Module, line: Line) -> Layout:
@@ -237,8 +240,6 @@ class ParallelStrategy(MeshStrategy):
         microbatches = parts.check_statistics(module, self._microbatches, schedule)
         self._share_random_state()
         self._replaced.remember(module)
-        if self.sizes.shard > 1:
-            shards.check(layout)
         freed = absent.drop([part for _, part in layout.absent_modules()], self.root_device, layout.owners())
         if freed and self.is_global_zero:
             _log.info(

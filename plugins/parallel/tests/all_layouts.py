@@ -74,8 +74,9 @@ def main(interpreter: str | None) -> int:
             first = Path(folder) / "first"
             ranks(size).run(carry, mesh, form, None, first)
             saved = one_device("cpu").run(read, first)[0]
-            for target, number in (*_TARGETS, *(((interpreter, 0),) if interpreter else ())):
-                away, back = Path(folder) / "away", Path(folder) / f"back{number}"
+            targets = (*_TARGETS, *(((interpreter, 0),) if interpreter else ()))
+            for index, (target, number) in enumerate(targets):
+                away, back = (Path(folder) / f"{name}{index}" for name in ("away", "back"))
                 if number == 0:
                     carried_by_deepspeed(str(target), first, away)
                 else:

@@ -128,7 +128,9 @@ def carry(rank: Rank, mesh: dict[str, Any] | None, form: Any, source: Any, targe
     """
     fabric = rank.fabric(strategy_of(mesh, form))
     module = make().float()
-    model, optimizer = fabric.setup(module, torch.optim.AdamW(module.parameters(), lr=1e-2))
+    module.scale.requires_grad_(False)  # the loss leaves it out
+    learning = [one for one in module.parameters() if one.requires_grad]
+    model, optimizer = fabric.setup(module, torch.optim.AdamW(learning, lr=1e-2))
     state = {"model": model, "optimizer": optimizer}
     if source is not None:
         fabric.load(source, state)

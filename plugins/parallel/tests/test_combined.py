@@ -33,9 +33,9 @@ _WINDOWS = {**_CLIPPED, "accumulate_grad_batches": 2, "max_steps": 10}
 @pytest.mark.parametrize(
     ("mesh", "options"),
     [
-        ({"pipeline": 2, "tensor": 2}, _WINDOWS),
+        pytest.param({"pipeline": 2, "tensor": 2}, _WINDOWS, marks=pytest.mark.slow),
         ({"pipeline": 2, "shard": 2, "schedule": "1F1B"}, _WINDOWS),
-        ({"pipeline": 2, "context": 2, "schedule": "ZBVZeroBubble"}, _CLIPPED),
+        pytest.param({"pipeline": 2, "context": 2, "schedule": "ZBVZeroBubble"}, _CLIPPED, marks=pytest.mark.slow),
         ({"shard": 2, "context": 2}, _WINDOWS),
     ],
     ids=str,
@@ -173,7 +173,7 @@ class OnCPU(MixedPrecision):
 
 
 class _Overflows(Step):
-    """Gradients of the head alone, which the last stage has, overflow in one step; the first block learns nothing."""
+    """Gradients of the head, which the last stage has, overflow in one step; of the first stage nothing learns."""
 
     def __init__(self) -> None:
         super().__init__(Net)
@@ -192,8 +192,9 @@ class _Overflows(Step):
         self.seen.append(self.trainer.strategy.precision_plugin.scaler.get_scale())
 
 
-def _overflow(rank: Rank, mesh: dict[str, Any] | None) -> Any:
+def _overflow(rank: Rank, mesh: dict[str, Any] | None, learns: bool) -> Any:
     module, seen = _Overflows(), Seen()
+    module.scale.requires_grad_(learns)
     strategy = "single_device" if mesh is None else ParallelStrategy(**mesh)
     options = {"gradient_clip_val": 0.3, "limit_train_batches": 6, "max_epochs": 1, "callbacks": seen}
     trainer = rank.trainer(strategy=strategy, plugins=[rank.environment, OnCPU()], **options)
@@ -203,12 +204,14 @@ def _overflow(rank: Rank, mesh: dict[str, Any] | None) -> Any:
 
 @pytest.mark.numbers
 @pytest.mark.parametrize(
-    "mesh", [{"pipeline": 2, "tensor": 2}, {"pipeline": 2, "tensor": 2, "schedule": "1F1B"}], ids=str
+    ("mesh", "learns"),
+    [({"pipeline": 2, "tensor": 2}, True), ({"pipeline": 2, "tensor": 2, "schedule": "1F1B"}, False)],
+    ids=["every stage learns", "the first stage learns nothing"],
 )
-def test_an_overflow_of_one_stage_is_one_of_all_ranks(mesh: dict[str, Any]) -> None:
-    expected = one_device("cpu").run(_overflow, None)[0]
+def test_an_overflow_of_one_stage_is_one_of_all_ranks(mesh: dict[str, Any], learns: bool) -> None:
+    expected = one_device("cpu").run(_overflow, None, learns)[0]
     assert expected[0] == 3, "of four batches one overflows"
-    for steps, scales, _ in (found := ranks(4).run(_overflow, mesh)):
+    for steps, scales, _ in (found := ranks(4).run(_overflow, mesh, learns)):
         assert (steps, scales) == (expected[0], expected[1])
     for name, value in expected[2].items():
         torch.testing.assert_close(found[0][2][name], value, atol=2e-2, rtol=0)

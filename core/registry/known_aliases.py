@@ -154,6 +154,8 @@ _OWN_DEVICE = (
     "TorchDeviceAccelerator, in a package that `core new-plugin` begins, or registered in the script."
 )
 
+_AMD = ("rocm", "amd", "hip")
+
 OTHER_NAMES: MappingProxyType[tuple[str, str], tuple[str, tuple[str, ...]]] = MappingProxyType(
     {
         ("strategy", "fsdp_native"): ("Write 'fsdp': it is torch's own FSDP.", ("fsdp",)),
@@ -173,6 +175,14 @@ OTHER_NAMES: MappingProxyType[tuple[str, str], tuple[str, tuple[str, ...]]] = Ma
         ),
         ("accelerator", "xpu"): (_OWN_DEVICE.format("Intel's GPUs"), ()),
         ("accelerator", "npu"): (_OWN_DEVICE.format("Ascend's NPUs"), ()),
+        **{("accelerator", name): ("Write 'cuda': torch calls AMD's GPUs so too.", ("cuda",)) for name in _AMD},
+        ("accelerator", "metal"): ("Write 'mps'.", ("mps",)),
+        ("precision", "fp8"): (_FLOAT8, ("bf16_mixed", "float8_weight_only")),
+        **{
+            ("precision", name): ("Write '16-mixed', with weights in 32 bits, or '16-true'.", ("16_mixed", "16_true"))
+            for name in ("fp16", "float16", "half", "amp", "mixed")
+        },
+        **{("precision", name): ("Write '32-true'.", ("32_true",)) for name in ("fp32", "float32")},
         ("precision", "transformer_engine"): (_FLOAT8, ("bf16_mixed", "float8_weight_only")),
         ("precision", "transformer_engine_float16"): (_FLOAT8, ("bf16_mixed", "float8_weight_only")),
         **{("precision", name): (_FOUR_BITS, ("int4_weight_only",)) for name in ("nf4", "nf4_dq", "fp4", "fp4_dq")},

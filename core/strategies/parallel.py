@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,8 +18,6 @@ from core.strategies.options import check_options, known_options
 from core.strategies.rendezvous.barrier import barriers_of_group
 
 if TYPE_CHECKING:
-    from datetime import timedelta
-
     from core.contract import Collectives
     from core.contract.world import ReduceOp
 
@@ -63,8 +62,8 @@ class ParallelStrategy(Strategy):
             parts: `accelerator`, `parallel_devices`, `cluster_environment`, `checkpoint_io`, `precision_plugin`.
 
         Raises:
-            ConfigurationError: an option that no constructor of the class and its bases names, or an unknown
-                `start_method`.
+            ConfigurationError: an option that no constructor of the class and its bases names, an unknown
+                `start_method`, or a `timeout` that is no duration.
         """
         check_options(type(self).__name__, parts, known_options(type(self)))
         super().__init__(*given, **parts)
@@ -73,6 +72,8 @@ class ParallelStrategy(Strategy):
                 expected = ", ".join(map(repr, self.start_methods))
                 raise ConfigurationError(f"start_method={start_method!r}: expected one of {expected}.")
             self.launcher_name = start_method
+        if timeout is not None:
+            _check_timeout(timeout)
         self._process_group_backend = process_group_backend
         self._group_timeout = timeout
 
@@ -316,3 +317,10 @@ class ParallelStrategy(Strategy):
         if (operation := _OPERATIONS.get(reduce_op.lower())) is None:
             raise ConfigurationError(f"reduce_op={reduce_op!r}: expected one of {', '.join(map(repr, _OPERATIONS))}.")
         return operation
+
+
+def _check_timeout(timeout: Any) -> None:
+    if not isinstance(timeout, timedelta) or timeout <= timedelta():
+        raise ConfigurationError(
+            f"timeout={timeout!r}: expected a positive datetime.timedelta, such as timedelta(minutes=30), or None."
+        )

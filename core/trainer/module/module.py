@@ -356,7 +356,7 @@ def require_method(module: Any, name: str, purpose: str) -> Callable[..., Any]:
     """
     kind = type(module)
     if not isinstance(module, nn.Module):
-        what = f"an object of {kind.__name__}"
+        what = f"an object of type {kind.__name__}"
         if isinstance(module, type):
             what = f"the class {module.__name__} (did you mean {module.__name__}()?)"
         raise ModuleError(f"{purpose} got {what}; expected a core.Module, or another nn.Module, and then the loaders.")

@@ -15,7 +15,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from core import ModuleError
-from core_parallel import exchanges
+from core_parallel import exchanges, graphs
+from core_parallel.recorded_logs import RecordedLogs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -54,7 +55,7 @@ class Context:
     ) -> None:
         self.module, self._group, self._attention, self._dim, self._draws = module, group, attention, dim, draws
         self._size, self._rank = group.size(), group.rank()
-        self._is_checked = False
+        self._is_checked = self._is_looked_at = False
         self._answer: Callable[..., Any] | None = None
         self.is_running, self.length = False, 0
 
@@ -84,12 +85,18 @@ class Context:
     def _run(self, forward: Any, args: Any, kwargs: Any) -> Any:
         length = self._length((args, kwargs))
         args, kwargs = self._cut((args, kwargs), length)
+        looks = torch.is_grad_enabled() and not self._is_looked_at
+        before = graphs.kept(self.module.named_modules()) if looks else set()
         self.is_running, self.length = True, length // self._size
         try:
-            with self.caught(), self._draws() if self.module.training else nullcontext():
+            draws = self._draws() if self.module.training else nullcontext()
+            with self.caught(), draws, RecordedLogs().instead_of(self.module):
                 result = forward(*args, **kwargs)
         finally:
             self.is_running = False
+        if looks:
+            self._is_looked_at = True
+            graphs.refuse_kept(self.module.named_modules(), before)
         return tree_map(lambda leaf: self._whole(leaf, length), result)
 
     def _length(self, given: Any) -> int:

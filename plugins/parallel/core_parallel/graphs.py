@@ -10,7 +10,7 @@ from torch.utils._pytree import tree_leaves
 from core import ModuleError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Collection, Iterable, Iterator
 
 
 def uses_twice(tensors: Iterable[Any]) -> bool:
@@ -34,24 +34,37 @@ def uses_twice(tensors: Iterable[Any]) -> bool:
     return False
 
 
-def refuse_kept(named: Iterable[tuple[str, nn.Module]]) -> None:
+def kept(named: Iterable[tuple[str, nn.Module]]) -> set[int]:
+    """Identities of the tensors with a graph that modules keep as attributes."""
+    return {id(leaf) for _, _, _, leaf in _kept(named)}
+
+
+def refuse_kept(named: Iterable[tuple[str, nn.Module]], before: Collection[int] = ()) -> None:
     """Refuse modules that keep a tensor with a graph as an attribute: a loss of their own, which the step would add.
 
     Args:
-        named: the modules of a stage, after a forward.
+        named: the modules of a stage, after a forward, or those around all stages; or all that see a part.
+        before: identities of the tensors that they kept before it.
 
     Raises:
         ModuleError: with the attribute's name.
     """
+    for name, module, key, leaf in _kept(named):
+        if id(leaf) not in before:
+            title = f"{type(module).__name__} {name!r}" if name else type(module).__name__
+            raise ModuleError(
+                f"{title} keeps a tensor with a graph in its attribute {key!r}, such as a loss of a part's own. A "
+                "training step would find what this rank has computed: of one stage and one of several microbatches, "
+                "or of a part of the sequence. Return it with the result, through the parts behind; or detach it."
+            )
+
+
+def _kept(named: Iterable[tuple[str, nn.Module]]) -> Iterator[tuple[str, nn.Module, str, Tensor]]:
     for name, module in named:
         for key, value in vars(module).items():
-            if key.startswith("_") and key in ("_parameters", "_buffers", "_modules"):
+            if key in ("_parameters", "_buffers", "_modules") or not isinstance(value, Tensor | list | tuple | dict):
                 continue
-            if not isinstance(value, Tensor) and not (value and isinstance(value, list | tuple | dict)):
-                continue  # most of a module's own containers are empty
-            if any(isinstance(leaf, Tensor) and leaf.grad_fn is not None for leaf in tree_leaves(value)):
-                raise ModuleError(
-                    f"{type(module).__name__} {name!r} keeps a tensor with a graph in its attribute {key!r}, such as a "
-                    "loss of its own. A training step would find it on the rank of its stage alone, and one of several "
-                    "microbatches. Return it with the part's result, through the parts behind it; or detach it."
-                )
+            if isinstance(value, Tensor) or value:  # most of a module's own containers are empty
+                for leaf in tree_leaves(value):
+                    if isinstance(leaf, Tensor) and leaf.grad_fn is not None:
+                        yield name, module, key, leaf

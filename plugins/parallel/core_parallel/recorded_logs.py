@@ -37,7 +37,7 @@ class _Logged:
 
 
 class RecordedLogs:
-    """Stands for a module's `log` while a schedule runs.
+    """Stands for a module's `log` while a schedule, or a part of the model runs.
 
     Attributes:
         is_open: the user's step runs for its loss, and its values count; they are muted where it runs for its
@@ -74,8 +74,8 @@ class RecordedLogs:
             return
         if not self.is_open:
             raise ModuleError(
-                f"self.log({name!r}) was called by a part of the model, which runs on the rank of its stage alone. "
-                "Return the value with the part's result, and log it in training_step; or leave schedule out."
+                f"self.log({name!r}) was called by a part of the model, of which this rank computes its own alone. "
+                "Return the value with the part's result, and log it in the step."
             )
         if not isinstance(value, Tensor | int | float):
             raise ModuleError(

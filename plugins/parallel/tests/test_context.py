@@ -107,7 +107,26 @@ class _Batches(Net):
         self.norm = nn.BatchNorm1d(4)
 
 
+class _Keeps(Net):
+    def forward(self, words: Tensor, places: Tensor) -> Tensor:
+        answer = super().forward(words, places)
+        self.balance = answer.square().mean()
+        return answer
+
+
+class _Logs(Net):
+    def log(self, name: str, value: Any) -> None:
+        """As a module of the Trainer has it."""
+
+    def forward(self, words: Tensor, places: Tensor) -> Tensor:
+        answer = super().forward(words, places)
+        self.log("mean", answer.mean())
+        return answer
+
+
 _REFUSED: list[tuple[Any, int, str]] = [
+    (_Keeps, 8, "_Keeps keeps a tensor with a graph in its attribute 'balance'.* or of a part of the sequence"),
+    (_Logs, 8, r"self\.log\('mean'\) was called by a part of the model, of which this rank computes its own alone"),
     (_Local, 8, "_Local computes other values where each of 2 ranks has a part of the sequence .* Positions must be"),
     (_Zeros, 8, "_Zeros computes other values where each of 2 ranks"),
     (_Mean, 8, r"_Mean returned a tensor of shape \(\), whose dim 1 isn't the 4 positions of this rank"),

@@ -329,7 +329,6 @@ class MeshStrategy(FSDPStrategy):
         sharded = [one for one in parameters if "shard" in cut_axes(one)]
         known = set(map(id, sharded))
         others = [one for one in parameters if id(one) not in known]
-        of_experts = None if self._mesh is None else self._mesh.experts
         # fully_shard averages over its axis itself.
         for own, axes in ((sharded, ("data", "context")), (others, ("data", "shard", "context"))):
             if (group := self._axis(*axes)) is not None:

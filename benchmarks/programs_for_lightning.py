@@ -194,11 +194,12 @@ def _reason(side: dict[str, Any]) -> str:
 
 
 def table(results: dict[str, Any]) -> str:
-    """The rows of all results."""
-    rows = [
-        row(name, found)
-        for name, found in sorted(results.items(), key=lambda item: (item[0].startswith("on_"), item[0]))
-    ]
+    """The rows of all programs that run on one side at least, and the names of the others."""
+    ordered = sorted(results.items(), key=lambda item: (item[0].startswith("on_"), item[0]))
+    neither = [name for name, found in ordered if found["lightning"]["status"] and found["core"]["status"]]
+    rows = [row(name, found) for name, found in ordered if name not in neither]
+    if neither:
+        rows += ["", f"On neither: {', '.join(results[name].get('label', name) for name in neither)}."]
     return "\n".join(["| program | weights |", "| --- | --- |", *rows])
 
 

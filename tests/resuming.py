@@ -2,7 +2,6 @@
 
 import os
 import random
-import socket
 import traceback
 from dataclasses import dataclass, field
 
@@ -12,6 +11,7 @@ from torch import multiprocessing, nn
 from torch.utils.data import DataLoader, Dataset, WeightedRandomSampler
 
 from core import Callback, Module, Trainer
+from core.cluster import reserve_port
 
 NUM_SAMPLES, NUM_FEATURES = 20, 3
 
@@ -190,11 +190,9 @@ def count_batches(events):
 
 def on_ranks(num_ranks, function, *args):
     """`function(*args)` in as many processes, as torchrun starts them; what it returns on each."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
     context = multiprocessing.get_context("fork")
     results = context.SimpleQueue()
+    port = reserve_port(results)
     processes = [
         context.Process(target=_work, args=(results, rank, num_ranks, port, function, args))
         for rank in range(num_ranks)

@@ -6,7 +6,7 @@ import datetime
 import json
 from typing import TYPE_CHECKING, Any
 
-from core.cli import run_summary
+from core.cli import run_summary, timeline_chart
 from core.cli.html_parts import badge, cards, figure, page, table, text, written_as
 from core.cli.layout import size_text
 
@@ -58,6 +58,7 @@ def _body(run: RunRecord) -> Iterator[str]:
     yield from _best(run)
     yield from left_out(run.left_out)
     yield from charts({name: {0: series} for name, series in run.metrics.items()}, run_summary.best_of(run))
+    yield from timeline_chart.section(run.timeline)
     versions = run.facts.get("versions")
     yield '<div class="beside">'
     yield from _named("Hyperparameters", run.hparams)

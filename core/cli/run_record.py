@@ -55,6 +55,7 @@ class RunRecord:
         left_out: sentences about values that are in the file and not in `metrics`.
         hparams: from `hparams.json`.
         facts: from `run.json`: decisions, versions, machine and time.
+        timeline: from `timeline.json`, which a callback may have left.
         checkpoints: by name.
         changed_at_s: seconds since 1970 at which a file of the logger was written last.
     """
@@ -64,6 +65,7 @@ class RunRecord:
     left_out: Sequence[str]
     hparams: Mapping[str, Any]
     facts: Mapping[str, Any]
+    timeline: Mapping[str, Any]
     checkpoints: list[CheckpointRecord]
     changed_at_s: float
 
@@ -115,6 +117,7 @@ def read_run(folder: Path) -> RunRecord:
         left_out=[_never_finite(name, series) for name, series in found.items() if name not in finite] + unread,
         hparams=_read_object(folder / "hparams.json"),
         facts=_read_object(folder / "run.json"),
+        timeline=_read_object(folder / "timeline.json"),
         checkpoints=_find_checkpoints(folder),
         changed_at_s=max(times),
     )

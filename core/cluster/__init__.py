@@ -7,6 +7,7 @@ from core.cluster.kubeflow import KubeflowEnvironment
 from core.cluster.local import LocalEnvironment
 from core.cluster.lsf import LSFEnvironment
 from core.cluster.mpi import MPIEnvironment
+from core.cluster.ports import reserve_port
 from core.cluster.slurm import SLURMEnvironment
 from core.cluster.torchelastic import TorchElasticEnvironment
 from core.lazy_exports import lazy_exports
@@ -18,6 +19,7 @@ __all__ = [
     "MPIEnvironment",
     "SLURMEnvironment",
     "TorchElasticEnvironment",
+    "reserve_port",
 ]
 
 __getattr__, __dir__ = lazy_exports(__name__, {}, kind="cluster environment")

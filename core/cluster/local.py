@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-import socket
 from typing import ClassVar
 
+from core.cluster.ports import reserve_port
 from core.cluster.variables import read_int, read_port
 from core.contract import ClusterEnvironment, ConfigurationError, Found
 
@@ -13,13 +13,6 @@ _BY_HAND = (
     "Without a scheduler the script is started by hand on every node, with MASTER_ADDR and MASTER_PORT (the same "
     "everywhere, for the node of rank 0) and NODE_RANK (0, 1, ...); or use torchrun."
 )
-
-
-def free_loopback_port() -> int:
-    """A TCP port that is free now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 class LocalEnvironment(ClusterEnvironment):
@@ -57,7 +50,7 @@ class LocalEnvironment(ClusterEnvironment):
     def main_port(self) -> int:
         """`MASTER_PORT`, or a free port. It is kept, and travels with the pickled environment into workers."""
         if self._main_port is None:
-            self._main_port = read_port(_BY_HAND) or self._meeting_port or free_loopback_port()
+            self._main_port = read_port(_BY_HAND) or self._meeting_port or reserve_port(self)
         return self._main_port
 
     def world_size(self) -> int:
@@ -102,5 +95,6 @@ class LocalEnvironment(ClusterEnvironment):
             )
         if (node_rank := self.node_rank()) >= num_nodes:
             raise ConfigurationError(
-                f"NODE_RANK={node_rank}, but num_nodes={num_nodes}: it counts from 0, so it is at most {num_nodes - 1}."
+                f"NODE_RANK={node_rank}, but num_nodes={num_nodes}: expected 0 to {num_nodes - 1}. "
+                "Set it to another number on each node."
             )

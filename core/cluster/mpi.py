@@ -9,6 +9,7 @@ import socket
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from core.cluster.ports import reserve_port
 from core.cluster.variables import all_set, check_world, derived_port, read_address, read_int, read_port
 from core.contract import Absent, ClusterEnvironment, ConfigurationError, Found
 
@@ -177,6 +178,4 @@ def _meeting_point() -> tuple[str, int]:
 
 
 def _own_address() -> tuple[str, int]:
-    with socket.socket() as probe:
-        probe.bind(("", 0))
-        return socket.gethostname(), int(probe.getsockname()[1])
+    return socket.gethostname(), reserve_port(_meeting_point, host="")  # for as long as the answer is kept

@@ -11,6 +11,7 @@ from core.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
     from core.contract.accelerator import Absent, Accelerator, Broken, Devices, Found
+    from core.contract.awaited import Awaited, AwaitsRanks
     from core.contract.capability import Capability
     from core.contract.checkpoint_io import CheckpointIO, Collectives, DirectCollectives, PathLike
     from core.contract.checkpoint_reader import CheckpointReader
@@ -61,6 +62,8 @@ __all__ = [
     "Absent",
     "Accelerator",
     "AliasConflictError",
+    "Awaited",
+    "AwaitsRanks",
     "BlockedPluginError",
     "Broken",
     "Capability",
@@ -125,6 +128,7 @@ __getattr__, __dir__ = lazy_exports(
     __name__,
     {
         ".accelerator": ("Absent", "Accelerator", "Broken", "Devices", "Found"),
+        ".awaited": ("Awaited", "AwaitsRanks"),
         ".capability": ("Capability",),
         ".checkpoint_io": ("CheckpointIO", "Collectives", "DirectCollectives", "PathLike"),
         ".checkpoint_reader": ("CheckpointReader",),

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import weakref
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, nullcontext
 from typing import TYPE_CHECKING, Any, Literal
@@ -11,13 +9,15 @@ from typing import TYPE_CHECKING, Any, Literal
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from core.contract import Capability, ConfigurationError, GradientClipping, ModuleError, UnsupportedError
-from core.data import LoaderSharder, divide_global_batch, make_transfer, to_device
+from core.contract import Capability, ConfigurationError, GradientClipping, UnsupportedError
+from core.data import to_device
 from core.display import install_for
 from core.fabric import raw_state
+from core.fabric.checks import check_module, check_optimizers, check_state, check_trains
 from core.fabric.compilation import make_compilers, split_compiled
 from core.fabric.empty_weights import EmptyWeights
-from core.fabric.loader import FabricDataLoader
+from core.fabric.loader_setup import LoaderSetup
+from core.fabric.metric_log import MetricLog
 from core.fabric.module import FabricModule
 from core.fabric.non_finite import refuse_non_finite
 from core.fabric.optimizer import FabricOptimizer
@@ -35,9 +35,7 @@ if TYPE_CHECKING:
     from core.contract.accelerator import Devices
     from core.contract.checkpoint_io import PathLike
     from core.contract.step import Stage
-    from core.data import GlobalBatch
     from core.resolve import Resolution
-    from core.strategies import ActivationMemory
     from core.watch import WatchdogOptions
 
 
@@ -123,18 +121,19 @@ class Fabric(Processes):
         self._ends_by_non_finite_loss = terminate_on_nan
         self._target: nn.Module | None = None
         """The module whose loss `backward` gets by default: the only one that was set up."""
-        self._sharder = LoaderSharder(self.strategy)
-        self._num_logs = 0
-        self._saving: weakref.finalize[..., Any] | None = None
+        self._loader_setup = LoaderSetup(self.strategy)
+        self._metric_log = MetricLog()
 
-    def _make_activations(self, checkpointing: Any, offload: bool) -> ActivationMemory | None:
+    def _make_activations(
+        self, checkpointing: Any, offload: bool
+    ) -> Callable[[nn.Module, str], Callable[[], None]] | None:
         if checkpointing in (None, False) and offload is False:
             return None
         from core.strategies import ActivationMemory  # most have none
 
         activations = ActivationMemory(checkpointing, offload)
         activations.check(self.strategy)
-        return activations
+        return activations.apply
 
     @property
     def logger(self) -> Logger:
@@ -165,11 +164,11 @@ class Fabric(Processes):
 
         Raises:
             ModuleError: `module` isn't a module, or was set up already.
-            ConfigurationError: an optimizer isn't one, or was set up already.
+            ConfigurationError: an optimizer isn't one, was set up already, or has no parameter of a module that was.
             UnsupportedError: the strategy can't set up several modules or optimizers.
         """
-        _check_module(module)
-        _check_optimizers(optimizers)
+        check_module(module)
+        check_optimizers(optimizers)
         if not move_to_device:
             raise ConfigurationError(
                 "setup(move_to_device=False): a strategy brings the module to the device as it sets it up. Leave the "
@@ -181,7 +180,7 @@ class Fabric(Processes):
                 "there is no training in a loop of your own. Use core.Trainer, or another strategy.",
                 capability=Capability.COMPILED_STEP,
             )
-        _check_trains(self.strategy, optimizers)
+        check_trains(self.strategy, optimizers)
         self._set_up()
         module = self.uncompiled(module)
         wrapped, added, scheduler = self.session.add_module_and_optimizers(module, optimizers, scheduler)
@@ -222,16 +221,16 @@ class Fabric(Processes):
 
         Raises:
             UnsupportedError: the strategy sets up module and optimizer together.
-            ConfigurationError: an optimizer isn't one, or was set up already.
+            ConfigurationError: an optimizer isn't one, was set up already, or has no parameter of a module that was.
         """
-        _check_optimizers(optimizers)
+        check_optimizers(optimizers)
         if Capability.JOINT_SETUP in self.strategy.capabilities:
             raise UnsupportedError(
                 f"{type(self.strategy).__name__} sets up a module together with its optimizers: "
                 "use model, optimizer = fabric.setup(model, optimizer).",
                 capability=Capability.JOINT_SETUP,
             )
-        _check_trains(self.strategy, optimizers)
+        check_trains(self.strategy, optimizers)
         self._set_up()
         stepped = tuple(self.wrap_optimizer(optimizer) for optimizer in self.session.add_optimizers(optimizers))
         return stepped[0] if len(stepped) == 1 else stepped
@@ -278,35 +277,10 @@ class Fabric(Processes):
         """
         self._set_up()
         set_up = [
-            self._setup_loader(loader, use_distributed_sampler, move_to_device, stage, global_batch_size)
+            self._loader_setup.set_up(loader, use_distributed_sampler, move_to_device, stage, global_batch_size)
             for loader in loaders
         ]
         return set_up[0] if len(set_up) == 1 else set_up
-
-    def _setup_loader(
-        self, loader: Any, shard: bool, move: bool, stage: Stage, num_samples: int | None
-    ) -> FabricDataLoader:
-        if isinstance(loader, FabricDataLoader) or not hasattr(loader, "__iter__"):
-            state = "was set up already" if isinstance(loader, FabricDataLoader) else "can't be iterated over"
-            raise ConfigurationError(f"setup_dataloaders: {type(loader).__name__} {state}. Pass your own DataLoader.")
-        divided = self._divide(num_samples, loader, shard, stage) if num_samples is not None else None
-        if shard:
-            loader = self._sharder.shard(loader, stage, divided)
-        transfer = make_transfer(self.device) if move else None
-        return FabricDataLoader(self.strategy.setup_dataloader(loader, stage), loader, transfer, divided)
-
-    def _divide(self, num_samples: Any, loader: Any, shard: bool, stage: Stage) -> GlobalBatch:
-        if isinstance(num_samples, bool) or not isinstance(num_samples, int) or num_samples < 1:
-            raise ConfigurationError(
-                f"setup_dataloaders(global_batch_size={num_samples!r}): expected a number of samples of at least 1."
-            )
-        if stage != "fit":
-            raise ConfigurationError(
-                f"setup_dataloaders(global_batch_size={num_samples}, stage={stage!r}): only training makes optimizer "
-                "steps. Leave it out for this loader."
-            )
-        num_shards, warns = self.strategy.data_parallel_size, self.is_global_zero
-        return divide_global_batch(num_samples, loader, num_shards=num_shards, shards=shard, warns=warns)
 
     def init_module(self, empty_init: bool = False) -> AbstractContextManager[Any]:
         """All ranks. A context in which a model is built on the rank's device, in the precision's format.
@@ -476,12 +450,15 @@ class Fabric(Processes):
             CheckpointError: it can't be written; what was at `path` is untouched.
             ConfigurationError: `state` isn't a dict, or `filter` names something else than a module in it.
         """
-        _check_state("save", path, state)
-        filters = {name: _filtered(self, name, state.get(name), keeps) for name, keeps in (filter or {}).items()}
+        check_state("save", path, state)
+        if filter:
+            from core.fabric.filtered_state import filter_modules  # most save whole modules
+
+            state = {**state, **filter_modules(self.strategy, state, filter)}
         self._set_up()
         with phase("checkpoint"):
             self.strategy.synchronize_model()
-            self.session.save_checkpoint(path, unwrap({**state, **filters}))
+            self.session.save_checkpoint(path, unwrap(state))
 
     def load(
         self,
@@ -509,7 +486,7 @@ class Fabric(Processes):
             ConfigurationError: `state` isn't a dict.
         """
         state = state if state is not None else {}
-        _check_state("load", path, state)
+        check_state("load", path, state)
         if weights_only is False:
             raise ConfigurationError(
                 "load(weights_only=False): a checkpoint holds tensors and plain values, and nothing in it is executed. "
@@ -565,106 +542,18 @@ class Fabric(Processes):
         Raises:
             ConfigurationError: a value isn't a number.
         """
-        if step is None:
-            step = self._num_logs
-            self._num_logs += 1
-        if self.loggers and self.is_global_zero:
-            values = {name: _as_number(name, value) for name, value in metrics.items()}
-            if self._saving is None or not self._saving.alive:
-                # Loggers keep values back, and a user's own loop doesn't say when it has logged its last value.
-                self._saving = weakref.finalize(self, _save, self.loggers)
-            for logger in self.loggers:
-                logger.log_metrics(values, step)
+        self._metric_log.log(self, metrics, step)
 
     def teardown(self) -> None:
         """All ranks; idempotent. Leave the process group, forget modules and optimizers, and write what was logged.
 
         Happens at exit too.
         """
-        if self._saving is not None:
-            self._saving()
+        self._metric_log.save()
         super().teardown()
-
-
-class _Filtered:
-    """A module's state without what isn't to be saved."""
-
-    def __init__(self, strategy: Strategy, module: nn.Module, keeps: Callable[[str, Any], bool]) -> None:
-        self._strategy, self._module, self._keeps = strategy, module, keeps
-
-    def state_dict(self) -> dict[str, Any]:
-        state = self._strategy.get_module_state_dict(self._module)
-        return {name: value for name, value in state.items() if self._keeps(name, value)}
-
-
-def _filtered(fabric: Fabric, name: str, module: Any, keeps: Callable[[str, Any], bool]) -> _Filtered:
-    if not isinstance(module, FabricModule):
-        raise ConfigurationError(
-            f"save(filter={{{name!r}: ...}}): expected the name of a module in the state that was set up here, and "
-            f"there it is {type(module).__name__}."
-        )
-    return _Filtered(fabric.strategy, module.module, keeps)
-
-
-def _save(loggers: Sequence[Logger]) -> None:
-    for logger in loggers:
-        logger.save()
 
 
 def _as_list(given: Any) -> list[Any]:
     if given is None:
         return []
     return list(given) if isinstance(given, list | tuple) else [given]
-
-
-def _as_number(name: str, value: Any) -> float:
-    if isinstance(value, Tensor) and value.numel() == 1:
-        return float(value.item())
-    if isinstance(value, Tensor) or not hasattr(value, "__float__"):
-        what = (
-            f"a tensor of shape {tuple(value.shape)}"
-            if isinstance(value, Tensor)
-            else f"{type(value).__name__} {value!r}"
-        )
-        raise ConfigurationError(f"log({name!r}): expected a number or a tensor of one element, got {what}.")
-    return float(value)
-
-
-def _check_state(call: str, path: Any, state: Any) -> None:
-    if isinstance(state, Mapping) and isinstance(path, str | os.PathLike):
-        return
-    given = f"{type(path).__name__}, {type(state).__name__}"
-    raise ConfigurationError(
-        f"fabric.{call}({given}): expected a path first, and then a dict of what it holds, as in "
-        f"fabric.{call}('last.ckpt', {{'model': model, 'optimizer': optimizer}})."
-    )
-
-
-def _check_module(module: Any) -> None:
-    if isinstance(module, FabricModule):
-        raise ModuleError(
-            f"setup: this {type(module.module).__name__} was set up already. Pass your own module, and once only."
-        )
-    if not isinstance(module, nn.Module):
-        raise ModuleError(f"setup: expected an nn.Module first, got {type(module).__name__}.")
-
-
-def _check_trains(strategy: Strategy, optimizers: Sequence[Any]) -> None:
-    if optimizers and not strategy.precision_plugin.trains:
-        raise ConfigurationError(
-            f"precision={strategy.precision_plugin.name!r} evaluates and predicts, and can't train. Set the module up "
-            "without optimizers, or use another precision."
-        )
-
-
-def _check_optimizers(optimizers: Sequence[Any]) -> None:
-    for optimizer in optimizers:
-        if isinstance(optimizer, FabricOptimizer):
-            raise ConfigurationError(
-                f"This {type(optimizer.optimizer).__name__} was set up already. Pass your own, once."
-            )
-        if not isinstance(optimizer, Optimizer):
-            raise ConfigurationError(
-                f"Expected a torch.optim.Optimizer, got {type(optimizer).__name__}. Pass each optimizer as an argument "
-                "of its own: fabric.setup(model, optimizer_1, optimizer_2); a scheduler as scheduler=..."
-            )

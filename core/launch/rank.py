@@ -10,8 +10,8 @@ _known: list[tuple[int, int]] = []
 
 
 def set_rank(rank: int, world_size: int) -> None:
-    """Mark this process as a rank of several, for as long as it lives."""
-    _known[:] = [(rank, world_size)]
+    """Mark this process as a rank of several, for as long as it lives; one process alone needs no mark."""
+    _known[:] = [(rank, world_size)] if world_size > 1 else []
 
 
 def is_inherited(channel: str) -> bool:

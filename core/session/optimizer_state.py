@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.optim import Optimizer
 
+    from core.session.module_handle import ModuleHandle
+
 
 def to_named(state: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
     """Replace positions by names.
@@ -117,6 +119,30 @@ def _refuse(parameter: Any) -> NoReturn:
         f"The optimizer holds a parameter of shape {tuple(parameter.shape)} that belongs to no module that was "
         "set up. Set up its module first, and build the optimizer from that module's parameters."
     )
+
+
+def check_trained(optimizers: Iterable[Any], handles: Sequence[ModuleHandle]) -> None:
+    """Check that each optimizer has a parameter of a module: the steps of one without change nothing there.
+
+    Args:
+        optimizers: the user's own.
+        handles: the modules that were set up. A parameter of what wraps one counts as its own.
+
+    Raises:
+        ConfigurationError: an optimizer has none.
+    """
+    known: set[int] = set()
+    for handle in handles:
+        known |= {*handle.parameter_names, *map(id, handle.wrapped.parameters())}
+    for optimizer in optimizers:
+        held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+        if held and not held & known:
+            names = " or ".join(dict.fromkeys(type(handle.module).__name__ for handle in handles)) or "no module yet"
+            raise ConfigurationError(
+                f"{type(optimizer).__name__} has none of the parameters of what was set up ({names}), so that its "
+                "steps would change nothing there: it was made from another module, or the module was copied or "
+                "replaced since. Make it from the parameters of the very module that you set up."
+            )
 
 
 def stepped_tensors(optimizers: Iterable[Any]) -> Iterator[Tensor]:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import sys
-from functools import partial
 from typing import TYPE_CHECKING, Any, cast, final
 
 from core.contract.capability import Capability
@@ -12,14 +10,9 @@ from core.contract.errors import CheckpointError, ConfigurationError, Unsupporte
 from core.contract.strategy import Strategy
 from core.session import (
     default_step,
-    half_loaded,
-    load_targets,
     module_tree,
     optimizer_state,
     overrides,
-    rank_state,
-    replicas,
-    state_objects,
 )
 from core.session.collectives import StrategyCollectives
 from core.session.mismatch import describe_mismatch
@@ -27,7 +20,7 @@ from core.session.module_handle import ModuleHandle
 from core.session.replaced import ReplacedParameters, beside
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     import torch
     from torch import Tensor, nn
@@ -42,7 +35,6 @@ if TYPE_CHECKING:
     from core.contract.setup_host import SetupHost
     from core.contract.spec import Fingerprint
     from core.session.loss_weights import LossWeights
-    from core.strategies.activation_memory import ActivationMemory
 
 _PARTS = ("accelerator", "parallel_devices", "cluster_environment", "checkpoint_io", "precision_plugin")
 
@@ -59,7 +51,7 @@ class Session:
         handles: the modules that were set up, in order.
         fingerprint: (kind, alias, provider, version) of every choice; ranks compare it before they communicate.
         compiler: the compiler for the methods of the next module that is added, such as `torch.compile`.
-        activations: what becomes of activations of the modules that are added; None leaves them.
+        activations: changes what added modules keep for backward, on a type of device; returns what undoes that.
         weights: of the losses, once one was given; None before.
         unit_compiler: compiles parts of the next module that is added, in place; returns what undoes that.
     """
@@ -69,7 +61,7 @@ class Session:
         self.strategy = strategy
         self.fingerprint: Fingerprint = ()
         self.compiler: Callable[[Any], Any] | None = None
-        self.activations: ActivationMemory | None = None
+        self.activations: Callable[[nn.Module, str], Callable[[], None]] | None = None
         self.unit_compiler: Callable[[nn.Module], Callable[[], None]] | None = None
         self._undo: list[Callable[[], None]] = []
         self._filled_in: Mapping[str, Any] = {}
@@ -177,10 +169,12 @@ class Session:
 
         Raises:
             UnsupportedError: a second optimizer, without `Capability.SEVERAL_OPTIMIZERS`.
+            ConfigurationError: an optimizer of other modules' parameters.
         """
         strategy = self.strategy
         self._check_number(len(strategy.optimizers) + len(optimizers))
         self._rebind(optimizers)
+        optimizer_state.check_trained(optimizers, self.handles)
         added = [
             overrides.required(strategy, "setup_optimizer", strategy.setup_optimizer(optimizer), "an optimizer")
             for optimizer in optimizers
@@ -197,6 +191,7 @@ class Session:
             return self.add_module(module), self.add_optimizers(optimizers), scheduler
         self._check_number(len(optimizers))
         names = module_tree.parameter_names(module)
+        optimizer_state.check_trained(optimizers, [ModuleHandle(module, module, names)])
         self._change_units(module)
         wrapped, added, scheduler = overrides.required(
             strategy,
@@ -293,7 +288,7 @@ class Session:
     def _change_units(self, module: nn.Module) -> None:
         """Save the activations of units first, so that a compiler sees it."""
         if self.activations is not None:
-            self._undo.append(self.activations.apply(module, self.strategy.root_device.type))
+            self._undo.append(self.activations(module, self.strategy.root_device.type))
         if self.unit_compiler is not None:
             self._undo.append(self.unit_compiler(module))
 
@@ -348,33 +343,9 @@ class Session:
             CheckpointError: it can't be written; what was at `path` is untouched. Or a load has failed that had
                 overwritten a part of `state`.
         """
-        half_loaded.refuse(self, dict(state), "saved")
-        strategy, collectives = self.strategy, self.collectives
-        checkpoint_io = strategy.checkpoint_io
-        # On ranks that write nothing, too: to take a sharded module apart is a collective.
-        plain = state_objects.to_states(self, dict(state)) | rank_state.collect(self, dict(state), kept)
-        sharded = checkpoint_io.layout == "sharded"
-        # Ranks share the writing of what all have; of copies along axes of the mesh one rank writes one.
-        if sharded and collectives.size > 1 and Capability.REPLICATED_PARAMETERS in strategy.capabilities:
-            plain = replicas.share_out(plain, self._parameter_tensors(), rank=collectives.rank, size=collectives.size)
-        if sharded and strategy.device_mesh is not None:
-            plain = replicas.drop_copies(plain, strategy.device_mesh)
-        # What averages weights now and then declares none of these.
-        trains_alone = collectives.size == 1 and Capability.ELASTIC not in strategy.capabilities
-        if trains_alone or strategy.capabilities & (Capability.REPLICATED_PARAMETERS | Capability.SHARDED_STATE):
-            checkpoint_io.stepped_tensors = partial(optimizer_state.stepped_tensors, strategy.optimizers)
-        writes = sharded or checkpoint_io.saves_from_all_ranks or strategy.is_global_zero
-        checkpoint_io.save_checkpoint(plain if writes else None, path, collectives=collectives)
+        from core.session import whole_state  # who neither saves nor loads waits for none of it
 
-    def _parameter_tensors(self) -> Iterator[Tensor]:
-        """Parameters of all modules, and the tensors that optimizers keep for them, in an order that ranks share."""
-        for handle in self.handles:
-            yield from handle.module.parameters()
-        for optimizer in self.strategy.optimizers:
-            for group in optimizer.param_groups:
-                for parameter in group["params"]:
-                    entry = optimizer.state.get(parameter, {})
-                    yield from (value for value in entry.values() if hasattr(value, "data_ptr"))
+        whole_state.save(self, path, state, kept)
 
     def load_checkpoint(
         self, path: PathLike, state: Mapping[str, Any] | None = None, *, strict: bool = True
@@ -394,8 +365,10 @@ class Session:
             CheckpointCorruptedError: it is damaged or foreign.
             CheckpointError: it doesn't fit what is to be restored.
         """
+        from core.session.rank_state import KEY
+
         rest = self.restore_state(self.read_checkpoint(path, state), state or {}, strict=strict)
-        rest.pop(rank_state.KEY, None)
+        rest.pop(KEY, None)
         return rest
 
     def read_checkpoint(
@@ -425,44 +398,15 @@ class Session:
                 `overwritten` is true in an error, what `state` names is overwritten in part: it is refused until it is
                 loaded again.
         """
-        checkpoint_io, collectives = self.strategy.checkpoint_io, self.collectives
-        targets = described = None
-        # To read into targets is to restore already: what can't be restored is refused from the description, before.
-        if state and checkpoint_io.layout == "sharded":
-            described = checkpoint_io.describe_checkpoint(path, collectives=collectives)
-            if check is not None and described is not None:
-                check(described)
-            state_objects.check_classes(self, dict(state), described)
-            own = load_targets.targets_of(self, described, dict(state))
-            targets = own and own | rank_state.targets(self, described, dict(state))
-        try:
-            saved = checkpoint_io.load_checkpoint(path, collectives=collectives, state=targets)
-        except BaseException as error:  # also Ctrl-C, between two tensors
-            if targets and (not isinstance(error, CheckpointError) or error.overwritten):
-                half_loaded.mark(self, dict(state or {}), os.fspath(path))
-            raise
-        if described is None:
-            if check is not None:
-                check(saved)
-            state_objects.check_classes(self, dict(state or {}), saved)
-        return saved
+        from core.session import whole_state
+
+        return whole_state.read(self, path, state, check)
 
     def restore_state(self, saved: dict[str, Any], state: Mapping[str, Any], *, strict: bool = True) -> dict[str, Any]:
         """All ranks. Restore in place from a state that was read already; returns what is left over."""
-        if strict and (missing := [key for key in state if key not in saved]):
-            raise CheckpointError(
-                f"The checkpoint has no {missing[0]!r}; it has {sorted(saved)}. "
-                "Leave it out of the state, or pass strict=False."
-            )
-        rest = {
-            key: value
-            for key, value in saved.items()
-            if key not in state or not state_objects.restore(self, state[key], value, strict)
-        }
-        rank_state.restore(self, rest, dict(state))
-        if strict:
-            half_loaded.forget(self, {key: value for key, value in state.items() if key in saved})
-        return rest
+        from core.session import whole_state
+
+        return whole_state.restore(self, saved, state, strict)
 
     def refuse_half_loaded(self, wish: str) -> None:
         """All ranks. Refuse to go on with modules and optimizers into which a load has failed.
@@ -473,6 +417,8 @@ class Session:
         Raises:
             CheckpointError: there are some.
         """
+        from core.session import half_loaded
+
         half_loaded.refuse(self, [*(handle.module for handle in self.handles), *self.strategy.optimizers], wish)
 
     # one module's or optimizer's state, as a strategy that changes nothing gives it -----------------------------------
@@ -508,4 +454,6 @@ class Session:
 
     def optimizer_targets(self, optimizer: Optimizer, described: Mapping[str, Any]) -> dict[str, Any] | None:
         """All ranks. Tensors of a saved optimizer state's shapes, which lie as the optimizer's parameters do."""
-        return load_targets.optimizer_targets(self.strategy, described, optimizer)
+        from core.session.load_targets import optimizer_targets  # who reads no checkpoint waits for none of it
+
+        return optimizer_targets(self.strategy, described, optimizer)

@@ -7,7 +7,7 @@ from core.lazy_exports import lazy_exports
 if TYPE_CHECKING:
     from core.contract import Strategy
     from core.registry import STRATEGY_REGISTRY, StrategyRegistry
-    from core.strategies.activation_memory import ActivationMemory, save_activations
+    from core.strategies.activation_memory import ActivationMemory
     from core.strategies.alike import refuse_unlike_modules
     from core.strategies.frozen import FrozenParameters
     from core.strategies.joint_optimizer import JointOptimizer
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from core.strategies.method_router import MethodRouter
     from core.strategies.options import check_options, known_options, with_options_of
     from core.strategies.parallel import ParallelStrategy
+    from core.strategies.saved_activations import save_activations
     from core.strategies.single_device import SingleDeviceStrategy
     from core.strategies.sparse_layers import refuse_sparse_layers
     from core.strategies.units import Units, find_units
@@ -47,7 +48,7 @@ __all__ = [
 __getattr__, __dir__ = lazy_exports(
     __name__,
     {
-        ".activation_memory": ("ActivationMemory", "save_activations"),
+        ".activation_memory": ("ActivationMemory",),
         ".alike": ("refuse_unlike_modules",),
         ".frozen": ("FrozenParameters",),
         ".joint_optimizer": ("JointOptimizer",),
@@ -55,16 +56,14 @@ __getattr__, __dir__ = lazy_exports(
         ".method_router": ("MethodRouter",),
         ".options": ("check_options", "known_options", "with_options_of"),
         ".parallel": ("ParallelStrategy",),
+        ".saved_activations": ("save_activations",),
         ".single_device": ("SingleDeviceStrategy",),
         ".sparse_layers": ("refuse_sparse_layers",),
         ".units": ("Units", "find_units"),
         ".whole_matrices": ("needs_whole_matrices",),
         ".within": ("set_within",),
         "core.contract": ("Strategy",),
-        "core.registry": (
-            "STRATEGY_REGISTRY",
-            "StrategyRegistry",
-        ),
+        "core.registry": ("STRATEGY_REGISTRY", "StrategyRegistry"),
     },
     kind="strategy",
 )

@@ -138,7 +138,7 @@ class ParallelStrategy(Strategy):
             FingerprintError: the ranks have resolved to different plugins.
         """
         if self.cluster_environment is None:
-            raise ConfigurationError(f"{type(self).__name__} needs a cluster_environment to know its ranks.")
+            raise ConfigurationError(f"{type(self).__name__} needs a cluster_environment to know its ranks. Pass one.")
         if process_group.join(
             self.cluster_environment,
             backend=self.process_group_backend,

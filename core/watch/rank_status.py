@@ -17,11 +17,13 @@ class RankStatus:
         state: see `core.contract.whereabouts`.
         phase: of its heartbeat.
         line: the user's own.
-        since_s: seconds since it came forward.
+        since_s: seconds since it made progress.
         warn_after_s: how long it may stand still before a warning.
         end_after_s: how long it may stand still before that ends the run.
         least_s: the same where it is certain that nothing will move.
         collective: the one that it waits in.
+        awaits: what it waits for, as its strategy says it.
+        awaited_ranks: of which ranks that is.
         is_usual: as in `core.watch.flight_recorder.Collective`.
         call: the number of the collective in which another rank's native code aborted, if that is reported instead.
         count: of its heartbeat.
@@ -45,6 +47,8 @@ class RankStatus:
     end_after_s: float = 0.0
     least_s: float = 0.0
     collective: str = ""
+    awaits: str = ""
+    awaited_ranks: tuple[int, ...] = ()
     is_usual: bool = False
     call: str = ""
     count: int = 0
@@ -84,10 +88,12 @@ class RankStatus:
     @classmethod
     def from_text(cls, text: str) -> RankStatus:
         """Read what `to_text` wrote."""
-        return cls(**json.loads(text))
+        fields = json.loads(text)
+        return cls(**fields | {"awaited_ranks": tuple(fields.get("awaited_ranks", ()))})
 
     def whereabouts(self) -> Whereabouts:
         """The part of the status that a HangError carries."""
         return Whereabouts(
-            self.rank, self.state, self.phase, self.line, self.since_s, self.collective, self.host, self.pid
+            *(self.rank, self.state, self.phase, self.line, self.since_s, self.collective, self.host, self.pid),
+            awaits=self.awaits,
         )

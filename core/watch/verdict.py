@@ -116,11 +116,29 @@ def _on_those_who_all_wait(statuses: Sequence[RankStatus]) -> Verdict | None:
     # Ranks that wait for each other in different places wait for ever.
     if not all(each.since_s > each.least_s for each in statuses):
         return None
+    if any(each.awaited_ranks for each in statuses):
+        return _on_those_awaited(statuses)
     ended = [each for each in statuses if each.phase == "end of epoch"]
     if ended and len(ended) < len(statuses):
         cure = ". Give all ranks as many batches, for example by limit_train_batches"
         return Verdict(_ranks(ended), "out of data, while the others have more batches: " + _listed(ended) + cure)
     return _on_groups(list(places.values()), "in another collective than the others", "in different collectives")
+
+
+def _on_those_awaited(statuses: Sequence[RankStatus]) -> Verdict:
+    """The verdict where some say whom they wait for: who is waited for and waits for nobody in turn went astray."""
+    awaiting = {each.rank: each.awaited_ranks for each in statuses if each.awaited_ranks}
+    wanted = {rank for ranks in awaiting.values() for rank in ranks}
+    astray = [each for each in statuses if each.rank in wanted and each.rank not in awaiting]
+    if not astray:  # from each rank that is waited for one comes to another, and so round
+        circle = [each for each in statuses if each.rank in wanted]
+        return Verdict(_ranks(circle), f"ranks wait for each other: {_listed(circle)}")
+    groups = defaultdict(list)
+    for each in astray:
+        groups[each.collective.partition(" ")[0], each.line].append(each)
+    odd = (_odd(list(groups.values())) if len(groups) > 1 else []) or astray
+    others = [each for each in statuses if each not in odd]
+    return Verdict(_ranks(odd), f"in another call than the others: {_listed(odd)}; while {_listed(others)}")
 
 
 def _on_groups(groups: list[list[RankStatus]], some: str, all_of_them: str) -> Verdict:
@@ -159,14 +177,19 @@ def _listed(statuses: Sequence[RankStatus]) -> str:
 def _described(each: RankStatus) -> str:
     where = f" at {each.line}" if each.line else ""
     inside = f" ({each.collective})" if each.collective and each.state == "waits" else ""
+    does = f"waits for {each.awaits}" if each.awaits else _WORDS.get(each.state, each.state)
     phase = f", phase {each.phase}" if each.phase else ""
-    return f"rank {each.rank} {_WORDS.get(each.state, each.state)}{where}{inside}{phase}, for {each.since_s:.0f} s"
+    return f"rank {each.rank} {does}{where}{inside}{phase}, for {each.since_s:.0f} s"
+
+
+def _inside(each: RankStatus) -> str:
+    return ", in ".join(filter(None, (each.awaits and f"for {each.awaits}", each.collective)))
 
 
 def table(statuses: Sequence[RankStatus]) -> str:
     """The statuses as a table, one line for each rank."""
     rows = [
-        (f"rank {each.rank}", each.state, each.phase, f"{each.since_s:.0f} s", each.line or "?", each.collective)
+        (f"rank {each.rank}", each.state, each.phase, f"{each.since_s:.0f} s", each.line or "?", _inside(each))
         for each in statuses[:_MOST_SHOWN]
     ]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]

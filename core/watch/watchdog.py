@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from core.contract import HangError
+from core.contract.awaited import Awaited, AwaitsRanks
 from core.contract.whereabouts import Whereabouts
 from core.launch.connections import StoreConnections
 from core.watch import kernel
@@ -80,6 +81,7 @@ class Watchdog:
 
         self.pid = os.getpid()
         self._options, self._rank, self._world_size = options, world.global_rank, world.world_size
+        self._strategy = world if isinstance(world, AwaitsRanks) else None
         self._limit_s = options.limit.total_seconds()
         self._store, self._is_store_hosted = StoreBoard(PrefixStore("core/watch", store)), is_store_hosted
         self._store_connections = StoreConnections(store_port)
@@ -233,7 +235,7 @@ class Watchdog:
                     self._collective = (heartbeat.count, sample.line, newest())
             recorded = self._collective[2]
             state = "waits" if recorded.name and state != "debugged" else state
-        end_after_s = self._standstill.end_after_s
+        end_after_s, awaited = self._standstill.end_after_s, self._awaited() if state == "waits" else Awaited("", ())
         return replace(
             self._named(state),
             phase=heartbeat.phase,
@@ -243,11 +245,21 @@ class Watchdog:
             end_after_s=end_after_s,
             least_s=end_after_s if sample.is_moving else self._limit_s / _PART_SURE,
             collective=recorded.name,
+            awaits=awaited.what,
+            awaited_ranks=awaited.ranks,
             is_usual=recorded.is_usual,
             call=call,
             count=heartbeat.count,
             stack=self._sampler.stack(),
         )
+
+    def _awaited(self) -> Awaited:
+        """The messages for which this rank waits, if its strategy knows that."""
+        with suppress(Exception):  # another thread of it is at work
+            if self._strategy is not None and (found := self._strategy.awaited()) is not None:
+                ranks = ", ".join(map(str, found.ranks))
+                return replace(found, what=f"{found.what}, of rank{'s' * (len(found.ranks) > 1)} {ranks}")
+        return Awaited("", ())
 
     def _named(self, state: str) -> RankStatus:
         """A status that only identifies this process."""

@@ -528,6 +528,8 @@ def test_verbose(tmp_path, capsys):
     checkpoint = ModelCheckpoint(tmp_path / "c", "{epoch}", verbose=True)
     fit(tmp_path, checkpoint, max_epochs=1)
     assert f"ModelCheckpoint: step 4 is saved in {tmp_path}/c/epoch=0.ckpt" in capsys.readouterr().out
+    fit(tmp_path, ModelCheckpoint(tmp_path / "quiet"), max_epochs=1)
+    assert capsys.readouterr().out == ""
 
 
 # bad input ----------------------------------------------------------------------------------------------------------

@@ -236,12 +236,26 @@ def test_arguments_of_ema_that_cannot_be(options, message):
 # SWA ----------------------------------------------------------------------------------------------------------------
 
 
+def ends_of_epochs(ends):
+    """A callback that keeps the weights at the ends of epochs."""
+    return LambdaCallback(on_train_epoch_end=lambda trainer, module: ends.append(module.layer.weight.detach().clone()))
+
+
 @pytest.mark.parametrize(("start", "first"), [(1, 1), (0.5, 2), (0, 0), (0.0, 0)])
 def test_the_ends_of_the_last_epochs_are_averaged(tmp_path, start, first):
     ends, module = [], Tiny()
-    keep = LambdaCallback(on_train_epoch_end=lambda trainer, module: ends.append(module.layer.weight.detach().clone()))
-    fit(tmp_path, StochasticWeightAveraging(0.05, start), module, keep, max_epochs=4)
+    fit(tmp_path, StochasticWeightAveraging(0.05, start), module, ends_of_epochs(ends), max_epochs=4)
     assert torch.allclose(module.layer.weight, torch.stack(ends[first:]).mean(0), atol=1e-7)
+
+
+@pytest.mark.parametrize(("rhythm", "best"), [({"val_check_interval": 1}, 2), ({"check_val_every_n_epoch": 2}, 16)])
+def test_the_ends_of_epochs_are_averaged_whenever_it_validates_and_saves(tmp_path, rhythm, best):
+    ends, module = [], Tiny(val_losses=[3, 1, 2])
+    saves = ModelCheckpoint(tmp_path / "c", "{step}", monitor="val_loss", every_n_train_steps=1)
+    average = StochasticWeightAveraging(0.05, 1)
+    fit(tmp_path, average, module, ends_of_epochs(ends), saves, validate=True, max_epochs=4, **rhythm)
+    assert torch.allclose(module.layer.weight, torch.stack(ends[1:]).mean(0), atol=1e-7)
+    assert saves.best_model_path.endswith(f"step={best}.ckpt")
 
 
 def rates_by_epoch(root, swa, *others, module=None, **options):

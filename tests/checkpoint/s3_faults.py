@@ -39,6 +39,7 @@ class Faulty:
         self._app = DomainDispatcherApplication(create_backend_app)
         self._lock = threading.Lock()
         self.ahead_s = 0
+        self.keeps_all = False
         self.arm("", 0)
 
     def arm(self, kind, number, *, lasts=False):
@@ -52,14 +53,16 @@ class Faulty:
             return due and bool(self.kind)
 
     def __call__(self, environ, start_response):
-        if not self._is_due():
+        deletes = environ["REQUEST_METHOD"] == "DELETE" or environ.get("QUERY_STRING", "").partition("=")[0] == "delete"
+        refuses = self.keeps_all and deletes
+        if not self._is_due() and not refuses:
 
             def dated(status, headers, *rest):
                 date = email.utils.formatdate(time.time() + self.ahead_s, usegmt=True)
                 return start_response(status, [*headers, ("Date", date)], *rest)
 
             return self._app(environ, dated)
-        if self.kind == "throttled":
+        if refuses or self.kind == "throttled":
             environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
             start_response("503 Slow Down", [("Content-Type", "application/xml")])
             return [SLOW_DOWN]
@@ -169,6 +172,17 @@ def read_while_another_writes():
     return len(seen)
 
 
+def kept_generations(faulty):
+    """Two saves beside which the store deletes nothing, and one that may again; the files after each save."""
+    path, store, numbers = Url("s3://bucket/generations/last.ckpt"), fsspec.filesystem("s3"), []
+    for step, faulty.keeps_all in ((1, False), (2, True), (3, True), (4, False)):
+        save(path, step)
+        store.invalidate_cache()
+        numbers.append(len(store.ls(path)))
+        assert loaded_step(path) == step
+    return numbers
+
+
 def uploads_of_killed_runs(faulty):
     """Uploads in parts whose writers are gone: a day later, by the store's clock, they go. How many there were."""
     store, folder = fsspec.filesystem("s3"), "s3://bucket/killed"
@@ -219,6 +233,7 @@ def main():
             failed, succeeded = each_answer(faulty, kind, lasts=lasts)
             print(f"{kind}{' from then on' if lasts else ''}: {failed} saves failed, {succeeded} did not", flush=True)
         print(f"uploads in parts: {uploads_in_parts(faulty)} saves failed", flush=True)
+        print(f"files beside which nothing could be deleted: {kept_generations(faulty)}", flush=True)
         print(f"left by killed runs: {uploads_of_killed_runs(faulty)} uploads", flush=True)
         print(f"read while two write: {read_while_another_writes()} checkpoints", flush=True)
 

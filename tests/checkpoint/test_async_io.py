@@ -60,6 +60,7 @@ def test_what_was_saved_is_what_there_was_when_it_was_asked_for(tmp_path, inner)
         "list": [1],
         "sparse": sparse,
         "conjugate": torch.tensor([1 + 2j]).conj(),
+        "large": torch.full((copying.LEAST_BYTES,), 1 + 2j).conj(),
     }
     for step in range(3):
         weight.fill_(step)
@@ -77,6 +78,7 @@ def test_what_was_saved_is_what_there_was_when_it_was_asked_for(tmp_path, inner)
         assert loaded["list"] == [1, *range(step)]
         assert torch.equal(loaded["sparse"].to_dense(), torch.eye(3) * (-1 if step else 1))
         assert loaded["conjugate"].tolist() == [1 - 2j]
+        assert (loaded["large"] == 1 - 2j).all(), "its memory alone says 1 + 2j"
         loaded["x"].fill_(7)
         assert loaded["tied"][0] == 7, "what shared memory goes on sharing it"
     checkpoint_io.teardown()

@@ -1,5 +1,6 @@
 """Checkpoints behind fsspec: in memory, and on a real server that speaks S3."""
 
+import io
 import os
 import socket
 import subprocess
@@ -135,6 +136,22 @@ def test_a_save_that_can_not_be_told_to_have_happened_does_not_claim_that_it_has
     assert load_checkpoint(path) == {"step": 2}, "what the manifest names was deleted"
 
 
+def test_a_file_that_comes_back_otherwise_replaces_nothing(lossy, monkeypatch):
+    storage, path, opened = TorchCheckpointIO(), "memory://run/last.pt", MemoryFileSystem._open
+    storage.save_checkpoint({"step": 1}, path, collectives=Alone())
+
+    def open_damaged(self, path, mode="rb", **options):
+        is_damaged = mode == "rb" and path.endswith(".partial")
+        return io.BytesIO(b"zeros") if is_damaged else opened(self, path, mode=mode, **options)
+
+    monkeypatch.setattr(MemoryFileSystem, "_open", open_damaged)
+    with pytest.raises(
+        CheckpointError, match=r"its file 'last\.pt\.\w{8}\.partial' was written, and something else come"
+    ):
+        storage.save_checkpoint({"step": 2}, path, collectives=Alone())
+    assert load_checkpoint(path) == {"step": 1}
+
+
 @contextmanager
 def server(folder):
     """Address of a server on this machine."""
@@ -190,7 +207,9 @@ def test_any_answer_of_a_server_that_speaks_s3_may_fail():
     )
     assert done.returncode == 0, done.stderr
     told = dict(line.split(": ") for line in done.stdout.splitlines())
-    assert len(told) == 8
+    assert len(told) == 9
+    # Two old generations stay while nothing can be deleted, and no longer.
+    assert told["files beside which nothing could be deleted"] == "[3, 5, 7, 3]"
     assert told["left by killed runs"] == "3 uploads"
     # One answer that fails is asked for again; a store that stays away fails a save, until the manifest is there.
     for kind in ("throttled", "too late an answer", "half an upload"):

@@ -14,6 +14,7 @@ from core.callbacks import DeviceStatsMonitor, ModelCheckpoint, ThroughputMonito
 from core.cli.chart import colour_class, line_chart, short_number
 from core.cli.commands import command
 from core.cli.html_parts import written_as
+from core.cli.run_summary import duration_text, rate_text
 from core.loggers import CSVLogger
 
 HOSTILE = "<script>alert('\x1b[31m')</script>"
@@ -245,3 +246,16 @@ def test_more_lines_than_colours_are_told_apart():
     assert (colour_class(1), colour_class(9)) == ("c1", "c1 again")
     svg = line_chart("it", {9: [(0.0, 0.0), (1.0, 1.0)]}, short_number)
     assert 'class="line c1 again"' in svg
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0.44, "0.4 s"), (59, "59 s"), (60, "1 min 0 s"), (3599, "59 min 59 s"), (3600, "1 h 0 min"), (97_200, "1 d 3 h")],
+)
+def test_a_duration_has_its_two_largest_units(seconds, text):
+    assert duration_text(seconds) == text
+
+
+@pytest.mark.parametrize(("value", "text"), [(9.876, "9.88"), (99.5, "99.5"), (100.4, "100"), (12_345.6, "12,346")])
+def test_a_rate_has_three_digits_that_count(value, text):
+    assert rate_text(value) == text

@@ -40,9 +40,9 @@ def test_a_failed_rank_is_named_in_a_line(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--devices", "two", "train.py"], "'two' is neither a number of processes nor auto"),
-        (["--devices", "0", "train.py"], "'0' is neither a number of processes nor auto"),
-        (["--num-nodes", "2", "--node-rank", "2", "train.py"], "node 2 of 2: nodes count from 0"),
+        (["--devices", "two", "train.py"], "or auto; got 'two'"),
+        (["--devices", "0", "train.py"], "or auto; got '0'"),
+        (["--num-nodes", "2", "--node-rank", "2", "train.py"], "expected at most 1, got 2: nodes count from 0"),
         ([], "Missing argument 'SCRIPT'"),
         (["--nproc", "2", "train.py"], "No such option '--nproc'. Did you mean --devices?"),
         (["--nproc_per_node=2", "train.py"], "No such option '--nproc_per_node'. Did you mean --devices?"),
@@ -89,6 +89,16 @@ def test_a_bug_takes_the_lines_that_it_takes_without(tmp_path, when, how):
     ]
     assert lines[1] == f'  File "{tmp_path}/bug.py", line {8 if when == "early" else 12}, in <module>'
     assert re.fullmatch(r"core run: Rank [01] \(pid \d+\) exited with code 1, and the run with it.", lines[-1])
+
+
+@pytest.mark.parametrize(("hook", "shown"), [("", "KeyError: 1"), ("sys.excepthook = print", "")])
+def test_an_error_is_shown_by_the_hook_that_the_script_has_set(tmp_path, hook, shown):
+    (tmp_path / "bug.py").write_text(f"import sys\n{hook}\nraise KeyError(1)")
+    done = core_run(tmp_path, "--devices", "1", "bug.py")
+    *error, last = done.stderr.splitlines()
+    assert last.startswith("core run: Rank 0")
+    assert "".join(error[-1:]) == shown
+    assert done.stdout.startswith("<class 'KeyError'>" if hook else "")
 
 
 def test_the_script_is_the_main_module(tmp_path):

@@ -8,8 +8,7 @@ import torch
 from torch.distributed.constants import default_pg_timeout
 
 from core import Session, WorkerError
-from core.cluster import TorchElasticEnvironment
-from core.cluster.local import free_loopback_port
+from core.cluster import TorchElasticEnvironment, reserve_port
 from core.strategies import ParallelStrategy
 from core.strategies.rendezvous import timeout
 
@@ -50,7 +49,7 @@ def test_a_rank_that_has_left_is_named_by_those_who_would_wait_for_it(tmp_path, 
 
 def test_ranks_that_never_come_are_named_when_the_time_is_over(monkeypatch, caplog):
     monkeypatch.setattr(timeout, "WARN_AFTER_S", 0.2)
-    port = free_loopback_port()
+    port = reserve_port(monkeypatch)
     variables = {"RANK": "0", "WORLD_SIZE": "3", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "3", "MASTER_PORT": str(port)}
     for name, value in {**variables, "MASTER_ADDR": "127.0.0.1"}.items():
         monkeypatch.setenv(name, value)
@@ -75,6 +74,6 @@ def test_ranks_that_never_come_are_named_when_the_time_is_over(monkeypatch, capl
     ]
     assert timeout.meets_within(default_pg_timeout) == timedelta(minutes=10)
     monkeypatch.setenv("RANK", "1")
-    monkeypatch.setenv("MASTER_PORT", str(free_loopback_port()))
+    monkeypatch.setenv("MASTER_PORT", str(reserve_port(monkeypatch)))
     with pytest.raises(WorkerError, match="Rank 0 did not reach the start of the process group within 0:00:01, and"):
         strategy.setup_distributed()

@@ -15,6 +15,7 @@ import json
 import os
 import subprocess
 import sys
+import textwrap
 from collections import Counter, defaultdict
 from pathlib import Path
 
@@ -30,7 +31,7 @@ KINDS = {
 OUTCOMES = {"failed": "**fails**", "xfailed": "known to fail"}
 GROUNDS = {"cpu": "CPU", "simulated": "simulated", "xla": "CPU, which plays the devices"}
 BEGIN, END = "<!-- reports: begin -->", "<!-- reports: end -->"
-MOST_TESTS = 3
+MOST_TESTS = 1
 """Tests that a row of failures names; it counts the others."""
 
 # The folder of each simulator, and the variables that make its devices.
@@ -58,31 +59,28 @@ NEEDS_HARDWARE = [
     (
         "`xla`, `xla_debug` and their launcher on several devices, or several hosts",
         "TPUs, v4 or later",
-        "torch_xla's runtime for the CPU has several devices as threads of one process, whose collectives wait for "
-        "each other in vain: the strategy refuses it. TPU v2 and v3 have two devices in one process too",
+        "torch_xla's runtime for the CPU has several devices as threads of one process, whose collectives never end",
     ),
-    ("`tpu`", "TPUs", "it is `xla` by another name, and looks for nothing else"),
+    ("`tpu`", "TPUs", "it is `xla` by another name"),
     (
         '`colossalai` with `plugin="low_level_zero"`, `"gemini"` or `"hybrid_parallel"`',
         "CUDA GPUs",
-        "Colossal-AI runs them on GPUs only. The first has passed the kit in plugins/colossalai/tests, on a double for "
-        "the accelerator; the others have no stand-in",
+        "Colossal-AI runs them on GPUs only. The first has passed the kit on a double for the accelerator",
     ),
     (
         "`fsdp_fairscale`",
         "CUDA GPUs",
-        "FairScale's FullyShardedDataParallel needs CUDA's streams. It has passed the kit in plugins/fairscale/tests, "
-        "over a double for them on a CPU",
+        "it needs CUDA's streams, and has passed the kit over a double for them",
     ),
     (
         "speed, memory and compile times of `ipu_strategy`",
         "Graphcore's IPUs",
-        "PopTorch is on no package index, and the simulated one runs a program step by step",
+        "the simulated PopTorch runs a program step by step",
     ),
     (
         "`hpu_deepspeed`; speed, memory and several nodes of `hpu_parallel`",
         "Gaudi devices",
-        "the vendor's build of DeepSpeed is on no package index, and the simulated device is the host's memory",
+        "the vendor's DeepSpeed is on no package index, and the simulated device is the host's memory",
     ),
 ]
 
@@ -90,18 +88,15 @@ NEEDS_HARDWARE = [
 DEVICE_TESTS = ("test_computes", "test_computes_in_its_format", "test_trains", "test_training_equals_one_device")
 
 HEAD = """\
-The [conformance kit](conformance.md) has found these results, on the machines below. A plugin without a row has no
-result.
+The [conformance kit](conformance.md) has found these results. "Tests" are those that passed, of those that ran;
+`core check ALIAS` runs them on your machine.
 
 {machines}
 
-- **hardware**: the kit has run it on the real device.
-- **CPU**: the kit has run it on a CPU, in real processes.
-- **simulated**: the kit ran on a stand-in for the device, or had the variables of a scheduler; or other tests did.
+- **hardware**, **CPU**: the kit has run it on the real device, or on a CPU in real processes.
+- **simulated**: the kit ran on a stand-in for the device or with the variables of a scheduler; or other tests did.
 - **needs hardware**: it has no stand-in ([why](#what-needs-hardware)).
 - **detection**: tests made torch report the device; nothing has been computed on it.
-
-"Tests" are those that passed, of those that ran. `core check ALIAS` runs them on your machine.
 """
 
 
@@ -178,7 +173,31 @@ def table(headers, rows):
     return "\n".join(line.replace("  |", " |") for line in lines)
 
 
-COLUMNS = ["alias", "package", "state", "tests", "date"]
+LETTERS = {
+    "BIT_EXACT_RESUME": "B",
+    "COLLECTIVES": "C",
+    "COMPILED_STEP": "D",
+    "COMPUTES_LOSS": "L",
+    "ELASTIC": "E",
+    "INFERENCE_MODE": "I",
+    "JOINT_SETUP": "J",
+    "MAKES_OPTIMIZERS": "K",
+    "MANUAL_OPTIMIZATION": "M",
+    "NO_SYNC": "N",
+    "OWNS_ACCUMULATION": "A",
+    "OWNS_CLIPPING": "P",
+    "OWNS_SCHEDULER": "Q",
+    "OWNS_STEP": "T",
+    "REPLICATED_PARAMETERS": "R",
+    "SEVERAL_MODULES": "S",
+    "SEVERAL_OPTIMIZERS": "O",
+    "SHARDED_STATE": "H",
+    "CLIP_BY_VALUE": "V",
+    "WEIGHTED_LOSSES": "W",
+}
+"""One letter a capability, for the column of those that are proven."""
+
+COLUMNS = ["alias", "package", "state", "tests"]
 
 
 def joined(rows):
@@ -190,7 +209,7 @@ def joined(rows):
 
 
 def row(record):
-    return [f"`{record['alias']}`", record["provider"], state_of(record), counts(record), record["date"]]
+    return [f"`{record['alias']}`", record["provider"], state_of(record), counts(record)]
 
 
 def capabilities(record):
@@ -199,7 +218,8 @@ def capabilities(record):
     for name, state in sorted(record["capabilities"].items()):
         by_state[state].append(f"`{name}`")
     failed = [f"{name} **fails**" for name in by_state["failed"]]
-    return [", ".join(by_state["proven"]), ", ".join(failed + by_state["not tested"])]
+    proven = "".join(sorted(LETTERS[name.strip("`")] for name in by_state["proven"]))
+    return [proven, ", ".join(failed + by_state["not tested"])]
 
 
 def strategies(records):
@@ -207,8 +227,12 @@ def strategies(records):
     whole = [row(record) + capabilities(record) for record in records if record["is_whole"]]
     presets = [row(record) for record in records if not record["is_whole"]]
     yield "### Strategies\n"
-    yield table([*COLUMNS, "proven capabilities", "declared, not proven here"], joined(whole))
-    yield "\nThe core doesn't use a capability that a strategy doesn't declare.\n"
+    yield table([*COLUMNS, "proven", "declared, not proven here"], joined(whole))
+    proven = {name for record in records for name, state in record["capabilities"].items() if state == "proven"}
+    if proven:
+        letters = ", ".join(f"{LETTERS[name]} `{name}`" for name in sorted(proven, key=LETTERS.get))
+        yield "\n" + textwrap.fill(f"Proven: {letters}.", 128)
+    yield ""
     if presets:
         yield "These set options of a strategy above, or are tested by a short run only:\n"
         yield table(COLUMNS, joined(presets))

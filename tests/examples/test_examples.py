@@ -89,6 +89,23 @@ def test_char_gpt_through_a_function_that_is_spawned():
 
 
 @pytest.mark.slow
+def test_char_gpt_through_the_schedule_of_a_pipeline():
+    """`plugins/parallel/tests/test_examples.py` has the other dimensions, in ranks that are shared."""
+    output = run_example("char_gpt.py", *TWO_PROCESSES, "--parallel", "pipeline=2,schedule=1F1B", "--steps", "50")
+    assert "2 process(es)" in output
+    (loss,) = validation_losses(output)
+    assert loss < 3
+
+
+@pytest.mark.slow
+def test_llama_learns_with_its_layers_cut_by_its_config():
+    pytest.importorskip("transformers", reason="needs transformers, which the extra hugging-face brings")
+    output = run_example("llama.py", *TWO_PROCESSES, "--parallel", "tensor=2", "--epochs", "2")
+    (loss,) = re.findall(r"^Loss on 128 new sentences: ([\d.]+)$", output, re.MULTILINE)
+    assert float(loss) < 3.2, "drawing from 32 words at random gives 3.5"
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("where", "num_epochs"),
     [(ONE_PROCESS, 15), (DDP, 30)],  # two processes make half the steps

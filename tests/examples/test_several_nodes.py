@@ -6,19 +6,19 @@ from pathlib import Path
 
 import pytest
 
-from core.cluster.local import free_loopback_port
+from core.cluster import reserve_port
 from core_testing import programs
 
 PAGE = Path(__file__).parents[2] / "docs" / "several-nodes.md"
 
 
 @pytest.mark.slow
-def test_a_program_runs_on_two_nodes(tmp_path):
+def test_a_program_runs_on_two_nodes(tmp_path, request):
     page = PAGE.read_text(encoding="utf-8")
     (program,) = re.findall(r"^```python\n(.*?)^```$", page, re.M | re.S)
     (command,) = re.findall(r"^core (run .*) train\.py$", page, re.M)
     (tmp_path / "train.py").write_text(program, encoding="utf-8")
-    changed = {"--main-address": "127.0.0.1", "--main-port": str(free_loopback_port()), "--devices": "1"}
+    changed = {"--main-address": "127.0.0.1", "--main-port": str(reserve_port(request)), "--devices": "1"}
     nodes = []
     for rank in ("0", "1"):
         words = command.split()

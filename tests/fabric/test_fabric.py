@@ -1,3 +1,4 @@
+import copy
 import gc
 import os
 import random
@@ -489,7 +490,9 @@ def test_a_seed_is_an_integer_with_bounds(fabric, seed):
 
 def test_a_module_is_set_up_once(fabric):
     model = fabric.setup(linear())
-    with pytest.raises(ModuleError, match=r"this Linear was set up already. Pass your own module, and once only"):
+    with pytest.raises(
+        ModuleError, match=r"this Linear was set up already. Pass the module that you made, and once only"
+    ):
         fabric.setup(model)
 
 
@@ -505,6 +508,18 @@ def test_optimizers_are_arguments_of_their_own(fabric):
     _, optimizer = fabric.setup(module, sgd(module))
     with pytest.raises(ConfigurationError, match="This SGD was set up already"):
         fabric.setup_optimizers(optimizer)
+
+
+def test_an_optimizer_of_another_module_is_refused(fabric):
+    net, other = linear(), linear()
+    shared = torch.optim.SGD([other.bias, net.bias], lr=0.1)
+    with pytest.raises(ConfigurationError, match=r"SGD has none of the param.*\(Linear\).*Make it from the parameters"):
+        fabric.setup(net, sgd(other))
+    fabric.setup(other)
+    fabric.setup_optimizers(sgd(other))
+    fabric.setup(copy.deepcopy(net), shared)  # one of `other`'s is enough
+    with pytest.raises(ConfigurationError, match="the module was copied or replaced since"):
+        fabric.setup_optimizers(sgd(linear()))
 
 
 @pytest.mark.parametrize(("loader", "why"), [(3, "int can't be iterated over"), (None, "NoneType can't be")])
@@ -538,6 +553,8 @@ def test_a_strategy_that_sets_up_everything_together():
     with pytest.raises(UnsupportedError, match=r"use model, optimizer = fabric.setup\(model, optimizer\)") as raised:
         fabric.setup_optimizers(sgd(module))
     assert raised.value.capability == Capability.JOINT_SETUP
+    with pytest.raises(ConfigurationError, match="SGD has none of the parameters"):
+        fabric.setup(module, sgd(linear()))
     model, optimizer = fabric.setup(module, sgd(module))
     fabric.backward(model(torch.ones(1, 3).double()).sum())
     optimizer.step()

@@ -9,6 +9,7 @@ import pytest
 
 import queued_group  # registers the backend
 from core import Fabric
+from core.launch import known_rank
 from core.strategies import ParallelStrategy
 from core_testing import programs
 
@@ -45,6 +46,7 @@ def test_a_run_that_ends_well_finishes_what_it_began(told):
     fabric.launch()
     fabric.teardown()
     assert told()[1:] == ["waits for the others"]
+    assert known_rank() is None, "one process alone is no rank of several, whatever it runs later"
 
 
 PROGRAM = """

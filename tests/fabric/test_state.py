@@ -189,9 +189,11 @@ def test_a_raw_file_that_does_not_fit(tmp_path):
     assert run.model.state_dict()["0.weight"].unique().tolist() == [1.0]
     with pytest.raises(CheckpointError, match=r"holds \['0.weight'\], which is not the state of an optimizer"):
         run.fabric.load_raw(tmp_path / "part.pt", run.optimizer)
-    torch.save(torch.optim.SGD([nn.Parameter(torch.ones(1))]).state_dict(), tmp_path / "other.pt")
-    with pytest.raises(CheckpointError, match="of an optimizer of 1 parameters; this one has 4"):
-        run.fabric.load_raw(tmp_path / "other.pt", run.optimizer)
+    for number in (1, 5):
+        other = torch.optim.SGD([nn.Parameter(torch.ones(1)) for _ in range(number)])
+        torch.save(other.state_dict(), tmp_path / "other.pt")
+        with pytest.raises(CheckpointError, match=f"of an optimizer of {number} parameters; this one has 4"):
+            run.fabric.load_raw(tmp_path / "other.pt", run.optimizer)
 
 
 class Foreign:

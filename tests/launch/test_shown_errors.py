@@ -3,6 +3,7 @@
 import os
 import re
 import sys
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -134,6 +135,17 @@ def test_a_mistake_is_shown_in_few_lines_with_its_cause(show, source, cause):
     assert not any(os.path.join(OF_CORE, "") in line for line in own), "no frame of core"
 
 
+def test_marks_stand_below_what_failed_and_not_below_the_call_of_core(show):
+    source = """
+class Wrong(Net):
+    def training_step(self, batch, batch_idx):
+        return 0 + int("x")
+done = make().fit(Wrong(), data())"""
+    lines = [line.strip() for line in show(source).splitlines()]
+    marked = [line for line, below in pairwise(lines) if below and not below.strip("~^")]
+    assert marked == ['return 0 + int("x")']
+
+
 def test_the_environment_asks_for_all_frames(show):
     source, cause = MISTAKES["a damaged checkpoint"]
     errors = show(source, full=True)
@@ -194,7 +206,7 @@ def test_pytest_shows_the_users_line_and_the_message(tmp_path):
     source += "def test_bug():\n    make().fit(Bug(), data())\n"
     source += "def test_shape():\n    make().fit(Net(), data(3))\n"
     source += "def test_data():\n    make().fit(Net(), DataLoader(BadData()))\n"
-    source += "from core import WorkerError\nfrom core.launch.report import WorkerTraceback\n"
+    source += "from core import WorkerError\nfrom core.launch.worker_failure import WorkerTraceback\n"
     source += "def test_worker():\n    cause = WorkerTraceback('whole', 'short')\n"
     source += "    assert 'whole' in str(cause)\n    raise WorkerError('lost', rank=1) from cause\n"
     source += "def test_torch_alone():\n    Net().layer(torch.ones(3))\n"

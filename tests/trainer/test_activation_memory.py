@@ -9,7 +9,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.checkpoint import CheckpointPolicy
 
 from core import Callback, Capability, ConfigurationError, Fabric, Module, Trainer, UnsupportedError
-from core.strategies import SingleDeviceStrategy, activation_memory
+from core.strategies import SingleDeviceStrategy, saved_activations
 from small_nets import QUIET, batches
 
 
@@ -170,7 +170,7 @@ def test_statistics_count_each_batch_once(copied):
     def counted(**options):
         block = Counted()
         if options:
-            activation_memory.save_activations([block], **options)
+            saved_activations.save_activations([block], **options)
         block = copy.deepcopy(block) if copied else block
         torch.manual_seed(0)
         for step in range(5):
@@ -194,14 +194,14 @@ def test_a_second_backward_through_a_graph_computes_again_once_more():
 
     torch.manual_seed(0)
     block = Block()
-    plain, _ = copy.deepcopy(block), activation_memory.save_activations([block])
+    plain, _ = copy.deepcopy(block), saved_activations.save_activations([block])
     assert gradients(block) == gradients(plain)
 
 
 def test_a_forward_of_the_users_own_is_kept():
     block = Block()
     block.forward = own = lambda x: x * 2
-    undo = activation_memory.save_activations([block])
+    undo = saved_activations.save_activations([block])
     assert torch.equal(block(torch.ones(2, requires_grad=True)), torch.full((2,), 2.0))
     undo()
     assert vars(block)["forward"] is own
@@ -211,18 +211,18 @@ def test_a_forward_of_the_users_own_is_kept():
 def test_offloaded_activations_leave_and_parameters_stay(monkeypatch):
     moved = []
 
-    class Moves(activation_memory.save_on_cpu):
+    class Moves(saved_activations.save_on_cpu):
         def __init__(self, **options):
             super().__init__(**options)
             pack = self.pack_hook
             self.pack_hook = lambda tensor: (moved.append(tensor), pack(tensor))[1]
 
-    monkeypatch.setattr(activation_memory, "save_on_cpu", Moves)
+    monkeypatch.setattr(saved_activations, "save_on_cpu", Moves)
     block = Block()
     x = torch.rand(8, 4, requires_grad=True)
     plain = block(x).sum()
     wanted = torch.autograd.grad(plain, list(block.parameters()))
-    undo = activation_memory.save_activations([block], checkpoints=False, offload_from="xpu")
+    undo = saved_activations.save_activations([block], checkpoints=False, offload_from="xpu")
     block.level.fill_(1.0)
     torch.manual_seed(0)
     got = block(x).sum()

@@ -78,8 +78,7 @@ def run(tmp_path):
 
 def test_a_saved_config_is_the_run(run, tmp_path):
     own = ("--model.width=5", "--trainer.check_val_every_n_epoch=null", "--trainer.val_check_interval=2")
-    # The whole path of the one, since core-lightning has a class of that name, which another test may have loaded.
-    stops = ("--trainer.callbacks=core.callbacks.EarlyStopping", "--trainer.callbacks.monitor=val_loss")
+    stops = ("--trainer.callbacks=EarlyStopping", "--trainer.callbacks.monitor=val_loss")
     first = run("fit", *SGD, *own, *stops, "--trainer.callbacks+=LearningRateMonitor")
     assert first.module.layers[0].out_features == 5
     assert first.module.layers[1].out_features == 3, "linked to the data's"

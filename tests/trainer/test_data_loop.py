@@ -323,7 +323,7 @@ def test_every_rank_has_its_own_state_back(tmp_path):
     make_parallel_trainer(tmp_path, **options).fit(Recorder(tmp_path), Stateful(), ckpt_path=path)
     assert [seen(tmp_path, rank=rank) for rank in (0, 1)] == [[[3, 0], [4, 0]], [[3, 1], [4, 1]]]
     with pytest.raises(
-        CheckpointError, match="a state of its own, which was saved on 2 ranks and can't be shared out to"
+        CheckpointError, match="a state of its own, which was saved on 2 ranks and can't be divided among"
     ):
         make_trainer(tmp_path, **options).fit(Recorder(tmp_path), Stateful(), ckpt_path=path)
 

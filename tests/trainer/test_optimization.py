@@ -295,6 +295,27 @@ def test_lr_scheduler_step_is_overridden():
     assert module.rates == [1.0] * 4 + [0.5] * 4
 
 
+def test_a_scheduler_whose_metric_may_be_missing_holds_up_no_other():
+    class Own(Configured):
+        def validation_step(self, batch):
+            self.log("val_loss", 1.0)
+
+        def lr_scheduler_step(self, scheduler, metric):
+            calls.append((self.trainer.global_step, metric))
+
+        def on_train_epoch_end(self):
+            calls.append("epoch")
+
+    def configure(module):
+        optimizer = sgd(module)
+        missing = {"scheduler": ReduceLROnPlateau(optimizer), "monitor": "nothing", "strict": False, "interval": "step"}
+        return [optimizer], [missing, {**missing, "scheduler": ReduceLROnPlateau(optimizer), "monitor": "val_loss"}]
+
+    calls = []
+    fit(Own(configure), max_epochs=2, validation=batches(1))
+    assert calls == [(4, 1.0), "epoch", (8, 1.0), "epoch"]
+
+
 def test_schedulers_follow_optimizer_steps_and_not_batches():
     def configure(module):
         optimizer = sgd(module)

@@ -379,7 +379,7 @@ class Loaders:
         if len(states) != strategy.world_size:
             raise CheckpointError(
                 f"The training loader keeps a state of its own, which was saved on {len(states)} ranks and can't be "
-                f"shared out to {strategy.world_size}. Go on with {len(states)} ranks, or use a map-style data set."
+                f"divided among {strategy.world_size}. Go on with {len(states)} ranks, or use a map-style data set."
             )
         found: dict[str, Any] = states[strategy.global_rank]
         return found

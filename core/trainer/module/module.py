@@ -100,7 +100,8 @@ class Module(nn.Module, ModuleHooks, ModuleSteps, DataHooks, HasHyperparameters)
         """
         if self._trainer is None:
             raise ConfigurationError(
-                f"{type(self).__name__} is not attached to a Trainer: this works while one runs it."
+                f"{type(self).__name__} is not attached to a Trainer. Call this from its steps and hooks, which "
+                "a Trainer runs."
             )
         return self._trainer
 

@@ -4,7 +4,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -12,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from core.cluster import reserve_port
 from core_testing import programs
 
 HERE = Path(__file__).parent
@@ -23,9 +23,7 @@ STAGE_3 = {"strategy": "deepspeed_stage_3"}
 
 
 def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+    return reserve_port(free_port)
 
 
 def run_all(*commands, **variables):

@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import socket
 import sys
 from pathlib import Path
 
@@ -12,6 +11,7 @@ import replicated_training
 import torch
 import torch.utils.backend_registration
 
+from core.cluster import reserve_port
 from core_testing import programs
 
 pytestmark = pytest.mark.skipif(
@@ -35,9 +35,7 @@ def result_of(program):
 
 def two_nodes():
     """The variables of two processes, each on a node of its own."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
+    port = str(reserve_port(two_nodes))
     job = {"WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "TORCHELASTIC_RUN_ID": "a-job"}
     job |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     return [job | {"RANK": rank, "GROUP_RANK": rank} for rank in "01"]

@@ -434,8 +434,12 @@ def test_an_average_of_shards_is_a_module_of_its_own(tmp_path):
 
 
 def test_a_parameter_of_no_module_is_an_error():
-    with pytest.raises(WorkerError, match="belongs to no module that was set up"):
-        on_two_ranks(lambda fabric: fabric.setup(nn.Linear(2, 2), torch.optim.SGD(nn.Linear(2, 2).parameters())))
+    def set_up(fabric):
+        module, other = nn.Linear(2, 2), nn.Linear(3, 3)
+        fabric.setup(module, torch.optim.SGD([*module.parameters(), other.bias]))
+
+    with pytest.raises(WorkerError, match=r"a parameter of shape \(3,\) that belongs to no module that was set up"):
+        on_two_ranks(set_up)
 
 
 def test_accumulation_reduces_once():

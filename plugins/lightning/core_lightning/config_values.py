@@ -1,9 +1,11 @@
-"""Values of configs: a callback that both core and this package have a class for is meant as Lightning's."""
+"""Values of configs: a class that this package has in place of core's, under the same name, is meant as Lightning's."""
 
 from __future__ import annotations
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
+
+from core_lightning.names import MODULES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -11,8 +13,15 @@ if TYPE_CHECKING:
 MODE = "lightning"
 """The name under which jsonargparse knows how these configs are read and written: as YAML."""
 
-_CALLBACKS = "lightning.pytorch.callbacks"
-_TWICE = ("BasePredictionWriter", "EarlyStopping", "ModelCheckpoint", "RichProgressBar", "WeightAveraging")
+_HOMES = {
+    name: f"lightning.pytorch.{package}.{name}"
+    for package in ("callbacks", "loggers", "plugins")
+    for name, target in MODULES[f"lightning.pytorch.{package}"].items()
+    if target.startswith("core_lightning._")
+}
+"""The paths of those classes, by name: jsonargparse passes over private modules, so that elsewhere a name is core's."""
+
+_TAKEN_BY = (".callbacks", ".logger", ".plugins")
 
 
 def register() -> None:
@@ -33,16 +42,16 @@ def words_with_homes(words: Sequence[str]) -> list[str]:
         begins = word.startswith("--")
         option, is_joined, value = word.partition("=") if begins else (option, "", word)
         is_value = bool(is_joined) or not begins
-        if is_value and option.removesuffix("+").endswith(".callbacks"):
+        if is_value and option.removesuffix("+").endswith(_TAKEN_BY):
             value = _with_homes(value)
         homes.append(f"{option}{is_joined}{value}" if begins else value)
     return homes
 
 
 def _with_homes(value: Any) -> Any:
-    """The value with packages before the names of those callbacks, alone or as a `class_path`."""
+    """The value with the paths of those classes, alone or as a `class_path`."""
     if isinstance(value, str):
-        return f"{_CALLBACKS}.{value}" if value in _TWICE else value
+        return _HOMES.get(value, value)
     if isinstance(value, list):
         return [_with_homes(item) if isinstance(item, dict | list) else item for item in value]
     if isinstance(value, dict):

@@ -31,36 +31,36 @@ _CALLBACK_FILES: dict[str, dict[str, str]] = {
     "callback": _CALLBACK,
     "checkpoint": _from("core.callbacks", Checkpoint="ModelCheckpoint"),
     "device_stats_monitor": _from("core.callbacks", "DeviceStatsMonitor"),
-    "early_stopping": _from(f"{_OWN}.callbacks", "EarlyStopping"),
+    "early_stopping": _from(f"{_OWN}._callbacks", "EarlyStopping"),
     "finetuning": _from("core.callbacks", "BackboneFinetuning", "BaseFinetuning"),
     "gradient_accumulation_scheduler": _from("core.callbacks", "GradientAccumulationScheduler"),
     "lambda_function": _from("core.callbacks", "LambdaCallback"),
     "lr_finder": _from("core.callbacks", "LearningRateFinder"),
     "lr_monitor": _from("core.callbacks", "LearningRateMonitor"),
-    "model_checkpoint": _from(f"{_OWN}.callbacks", "ModelCheckpoint"),
+    "model_checkpoint": _from(f"{_OWN}._callbacks", "ModelCheckpoint"),
     "model_summary": _from("core.callbacks", "ModelSummary"),
     "on_exception_checkpoint": _from("core.callbacks", "OnExceptionCheckpoint"),
-    "prediction_writer": _from(f"{_OWN}.callbacks", "BasePredictionWriter", "WriteInterval"),
+    "prediction_writer": _from(f"{_OWN}._callbacks", "BasePredictionWriter", "WriteInterval"),
     "progress": {
         **_from("core.callbacks", "ProgressBar"),
-        **_from(f"{_OWN}.callbacks", "RichProgressBar", "TQDMProgressBar"),
+        **_from(f"{_OWN}._callbacks", "RichProgressBar", "TQDMProgressBar"),
     },
     "progress.progress_bar": _from("core.callbacks", "ProgressBar"),
-    "progress.rich_progress": _from(f"{_OWN}.callbacks", "RichProgressBar", "RichProgressBarTheme"),
-    "progress.tqdm_progress": _from(f"{_OWN}.callbacks", "TQDMProgressBar"),
+    "progress.rich_progress": _from(f"{_OWN}._callbacks", "RichProgressBar", "RichProgressBarTheme"),
+    "progress.tqdm_progress": _from(f"{_OWN}._callbacks", "TQDMProgressBar"),
     "pruning": _from("core.callbacks", "ModelPruning"),
     "rich_model_summary": _from("core.callbacks", RichModelSummary="ModelSummary"),
     "stochastic_weight_avg": _from("core.callbacks", "StochasticWeightAveraging"),
     "throughput_monitor": _from("core.callbacks", "ThroughputMonitor"),
     "timer": _from("core.callbacks", "Timer"),
-    "weight_averaging": _from(f"{_OWN}.weight_averaging", "EMAWeightAveraging", "WeightAveraging"),
+    "weight_averaging": _from(f"{_OWN}._weight_averaging", "EMAWeightAveraging", "WeightAveraging"),
 }
 _LOGGER_FILES: dict[str, dict[str, str]] = {
-    "csv_logs": _from(f"{_OWN}.loggers", "CSVLogger"),
-    "logger": {**_from("core", "Logger"), **_from(f"{_OWN}.loggers", "DummyLogger")},
-    "mlflow": _from(f"{_OWN}.loggers", "MLFlowLogger"),
-    "tensorboard": _from(f"{_OWN}.loggers", "TensorBoardLogger"),
-    "wandb": _from(f"{_OWN}.loggers", "WandbLogger"),
+    "csv_logs": _from(f"{_OWN}._loggers", "CSVLogger"),
+    "logger": {**_from("core", "Logger"), **_from(f"{_OWN}._loggers", "DummyLogger")},
+    "mlflow": _from(f"{_OWN}._loggers", "MLFlowLogger"),
+    "tensorboard": _from(f"{_OWN}._loggers", "TensorBoardLogger"),
+    "wandb": _from(f"{_OWN}._loggers", "WandbLogger"),
 }
 _PROFILER_FILES: dict[str, dict[str, str]] = {
     "advanced": _from("core.profilers", "AdvancedProfiler"),
@@ -81,28 +81,28 @@ _STRATEGY_FILES: dict[str, dict[str, str]] = {
     "xla": _from(f"{_OWN}.strategies", "XLAStrategy"),
 }
 _ACCELERATOR_FILES: dict[str, dict[str, str]] = {
-    "accelerator": _from(f"{_OWN}.accelerators", "Accelerator"),
-    "cpu": _from(f"{_OWN}.accelerators", "CPUAccelerator"),
+    "accelerator": _from(f"{_OWN}._accelerators", "Accelerator"),
+    "cpu": _from(f"{_OWN}._accelerators", "CPUAccelerator"),
     "cuda": {
-        **_from(f"{_OWN}.accelerators", "CUDAAccelerator"), **_from("core.accelerators", "find_usable_cuda_devices"),
+        **_from(f"{_OWN}._accelerators", "CUDAAccelerator"), **_from("core.accelerators", "find_usable_cuda_devices"),
     },
-    "mps": _from(f"{_OWN}.accelerators", "MPSAccelerator"),
+    "mps": _from(f"{_OWN}._accelerators", "MPSAccelerator"),
 }  # fmt: skip
 _ENVIRONMENT_FILES = {
-    "cluster_environment": _from(f"{_OWN}.environments", "ClusterEnvironment"),
-    "kubeflow": _from(f"{_OWN}.environments", "KubeflowEnvironment"),
-    "lightning": _from(f"{_OWN}.environments", "LightningEnvironment"),
-    "lsf": _from(f"{_OWN}.environments", "LSFEnvironment"),
-    "mpi": _from(f"{_OWN}.environments", "MPIEnvironment"),
-    "slurm": _from(f"{_OWN}.environments", "SLURMEnvironment"),
-    "torchelastic": _from(f"{_OWN}.environments", "TorchElasticEnvironment"),
+    "cluster_environment": _from(f"{_OWN}._environments", "ClusterEnvironment"),
+    "kubeflow": _from(f"{_OWN}._environments", "KubeflowEnvironment"),
+    "lightning": _from(f"{_OWN}._environments", "LightningEnvironment"),
+    "lsf": _from(f"{_OWN}._environments", "LSFEnvironment"),
+    "mpi": _from(f"{_OWN}._environments", "MPIEnvironment"),
+    "slurm": _from(f"{_OWN}._environments", "SLURMEnvironment"),
+    "torchelastic": _from(f"{_OWN}._environments", "TorchElasticEnvironment"),
 }
 _IO = {**_from("core", "CheckpointIO"), **_from(_OWN, TorchCheckpointIO="LightningCheckpointIO")}
 _ASYNC = _from("core.checkpoint", "AsyncCheckpointIO")
 _PRECISION_FILES = {
-    "amp": _from(f"{_OWN}.precisions", "MixedPrecision"),
-    "double": _from(f"{_OWN}.precisions", "DoublePrecision"),
-    "half": _from(f"{_OWN}.precisions", "HalfPrecision"),
+    "amp": _from(f"{_OWN}._precisions", "MixedPrecision"),
+    "double": _from(f"{_OWN}._precisions", "DoublePrecision"),
+    "half": _from(f"{_OWN}._precisions", "HalfPrecision"),
     "precision": _from("core.precision", "Precision"),
 }
 _LAYER_SYNC = _from(f"{_OWN}.layer_sync", "LayerSync", "TorchSyncBatchNorm")
@@ -249,7 +249,7 @@ _PYTORCH = {
     "utilities.warnings": _WARNINGS,
     "utilities.types": {**_TYPES, **_from(f"{_OWN}.types", "LRScheduler", "ReduceLROnPlateau", "Optimizable")},
 }  # fmt: skip
-_FABRIC_LOGGERS = _from(f"{_OWN}.fabric_loggers", "CSVLogger", "TensorBoardLogger")
+_FABRIC_LOGGERS = _from(f"{_OWN}._fabric_loggers", "CSVLogger", "TensorBoardLogger")
 _FABRIC_MODULES = {
     "": {**_FABRIC, **_SEED, **_VERSION, **_DISABLE, **_from(f"{_OWN}.utilities", "is_wrapped")},
     "fabric": _FABRIC,
@@ -258,9 +258,9 @@ _FABRIC_MODULES = {
         **_ACCELERATOR_FILES["cuda"], **_from(f"{_OWN}.chosen_devices", "is_cuda_available", "num_cuda_devices"),
     },
     "loggers": {**_from("core", "Logger"), **_FABRIC_LOGGERS},
-    "loggers.csv_logs": _from(f"{_OWN}.fabric_loggers", "CSVLogger"),
+    "loggers.csv_logs": _from(f"{_OWN}._fabric_loggers", "CSVLogger"),
     "loggers.logger": {**_from("core", "Logger"), **_EXPERIMENT},
-    "loggers.tensorboard": _from(f"{_OWN}.fabric_loggers", "TensorBoardLogger"),
+    "loggers.tensorboard": _from(f"{_OWN}._fabric_loggers", "TensorBoardLogger"),
     **_PLUGINS,
     "plugins.io": _IO,
     "plugins.io.checkpoint_io": _from("core", "CheckpointIO"),

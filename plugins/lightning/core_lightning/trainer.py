@@ -13,19 +13,19 @@ from core import Trainer as CoreTrainer
 from core.accelerators import CPUAccelerator
 from core.callbacks import ModelCheckpoint as CoreModelCheckpoint
 from core.registry import CHECKPOINT_IO_REGISTRY
-from core_lightning.accelerators import SetsUpAccelerator
+from core_lightning._accelerators import SetsUpAccelerator
+from core_lightning._callbacks import ModelCheckpoint
+from core_lightning._loggers import CSVLogger
+from core_lightning._precisions import keep_no_casts
 from core_lightning.callback_logs import CallbackLogs
-from core_lightning.callbacks import ModelCheckpoint
 from core_lightning.checkpoint_io import LightningCheckpointIO
 from core_lightning.differences import tell
 from core_lightning.hyperparameters import tell_of_objects
 from core_lightning.layer_sync import LayerSync, SyncsLayers
-from core_lightning.loggers import CSVLogger
 from core_lightning.made_loaders import MadeLoaders
 from core_lightning.model_modes import ModelModes
 from core_lightning.objects import PickledObjects
 from core_lightning.one_optimizer import OneOptimizer
-from core_lightning.precisions import keep_no_casts
 from core_lightning.same_draws import SameDraws
 from core_lightning.trainer_attributes import TrainerAttributes
 from core_lightning.trust import TRUSTS

@@ -55,6 +55,10 @@ class Data(BoringDataModule):
 """
 
 
+class Bare(core.Module):
+    """A module of core's own."""
+
+
 @pytest.fixture
 def nets(installed, tmp_path, monkeypatch):
     """Classes of a program, in a module of its own."""
@@ -128,6 +132,19 @@ def test_classes_are_named_by_their_short_names_in_words_and_files(cli, nets, tm
     made = cli.LightningCLI(trainer_defaults=defaults, save_config_callback=None, args=words.split(), run=False)
     callbacks = made.trainer.callbacks
     assert (made.subcommand, callbacks[0].monitor, callbacks[1].save_last) == (None, "x", True)
+
+
+def test_a_short_name_is_lightnings_here_and_cores_under_cli_for(cli, nets):
+    args = ["--trainer.callbacks=EarlyStopping", "--trainer.callbacks.monitor=x", "--trainer.logger=CSVLogger"]
+    defaults = {**DEFAULTS, "default_root_dir": "."}
+    made = cli.LightningCLI(nets.Plain, trainer_defaults=defaults, args=[*args, "--trainer.logger.prefix=p"], run=False)
+    of_core = core.cli_for(Bare, trainer_defaults=defaults, args=[*args, "--trainer.logger.save_dir=."], run=False)
+    for trainer, package in ((made.trainer, "core_lightning"), (of_core.trainer, "core")):
+        kinds = [type(trainer.early_stopping_callbacks[0]), type(trainer.logger)]
+        assert [(kind.__name__, kind.__module__.partition(".")[0]) for kind in kinds] == [
+            ("EarlyStopping", package),
+            ("CSVLogger", package),
+        ]
 
 
 def test_optimizers_of_the_config_replace_the_modules(cli, nets):

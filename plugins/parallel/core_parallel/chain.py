@@ -100,8 +100,11 @@ class Chain:
 
         Within a schedule, which runs the stages by itself, `answer` stands for it.
         """
-        if self.answer is not None:
-            return self.answer(*args, **kwargs)
+        answer, replay = self.answer or self._compute, self.layout.cut.replay
+        return answer(*args, **kwargs) if replay is None else replay.around(answer, args, kwargs)
+
+    def _compute(self, *args: Any, **kwargs: Any) -> Any:
+        """All ranks of the pipeline. The result of all stages, on all ranks."""
         self.check(args, kwargs)
         learns = torch.is_grad_enabled()
         leaves = tree_flatten((args, kwargs))[0]
@@ -127,7 +130,7 @@ class Chain:
         Raises:
             ModuleError: they aren't the same.
         """
-        if not self._is_checked:
+        if not self._is_checked and self.layout.cut.replay is None:
             self._is_checked = True
             fold.check(self.layout, args, kwargs)
 
@@ -176,9 +179,8 @@ class Chain:
         leaves, given_form = tree_flatten(piece) if stage == 0 else self._take(made, stage, index, piece)
         inputs = [_leaf(one, stage) for one in leaves]
         given = tree_unflatten(inputs, given_form)
-        args, kwargs = given if stage == 0 else ((given,), {})
         with self._context():
-            result = self.layout.run(stage, *args, **kwargs)
+            result = self.layout.run(stage, given if stage == 0 else piece, given)
         outputs, form = tree_flatten(result)
         self.check_outputs(stage, outputs)
         if stage not in self._looked_at and torch.is_grad_enabled():
@@ -192,11 +194,11 @@ class Chain:
         if owner == self.line.position:
             before = made.computed[stage - 1, index]
             return before.outputs, before.form
-        key = (stage - 1, self._signature(piece))
+        key, what = (stage - 1, self._signature(piece)), f"the output of stage {stage - 1} for microbatch {index}"
         if key not in self._headers:
-            self._headers[key] = self.line.receive_object(owner)
+            self._headers[key] = self.line.receive_object(owner, what)
         described, form = tree_flatten(self._headers[key])
-        return [self.line.receive(_like(one), owner) for one in described], form
+        return [self.line.receive(_like(one), owner, what) for one in described], form
 
     def _give(self, made: _Pass, stage: int, index: int, piece: Any) -> None:
         if stage == self.layout.num_stages - 1:
@@ -248,9 +250,9 @@ class Chain:
                 answer = pieces.join([tree_unflatten(one.outputs, one.form) for one in done], made.sizes)
             flat, form = tree_flatten(answer)
             header = tree_unflatten([_form_of(one) for one in flat], form)
-        described, form = tree_flatten(self.line.share_object(header, owner))
+        described, form = tree_flatten(self.line.share_object(header, owner, "the result of the model"))
         likes = flat or [_like(one) for one in described]
-        return tree_unflatten([self.line.share(one, owner) for one in likes], form)
+        return tree_unflatten([self.line.share(one, owner, "the result of the model") for one in likes], form)
 
     # backward -------------------------------------------------------------------------------------------------------
 
@@ -306,7 +308,8 @@ class Chain:
         if owner == self.line.position:
             found = iter(made.gradients.pop((stage, index)))
         else:
-            found = iter([self.line.receive(one, owner) for one in outputs if _can_learn(one)])
+            what = f"the gradient of stage {stage}'s output for microbatch {index}"
+            found = iter([self.line.receive(one, owner, what) for one in outputs if _can_learn(one)])
         return [next(found) if _can_learn(one) else None for one in outputs]
 
     def _share_gradients(self, made: _Pass) -> list[Tensor]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import operator
-from contextlib import contextmanager
+import sys
+from contextlib import contextmanager, nullcontext
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
@@ -66,7 +67,9 @@ def _operations(
     tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
     on_meta = {name: torch.empty_like(tensor, device="meta") for name, tensor in tensors.items()}
     recorder = _Recorder({id(tensor): repr(name) for name, tensor in on_meta.items()})
-    with _with_forward(module, forward), absent.inspecting(), torch.no_grad(), recorder:
+    # Who hasn't imported torch's compiler has compiled nothing.
+    eagerly: Any = torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
+    with _with_forward(module, forward), absent.inspecting(), torch.no_grad(), eagerly, recorder:
         functional_call(module, on_meta, args, kwargs)
     return recorder.operations
 

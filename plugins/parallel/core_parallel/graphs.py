@@ -47,8 +47,9 @@ def refuse_kept(named: Iterable[tuple[str, nn.Module]]) -> None:
         for key, value in vars(module).items():
             if key.startswith("_") and key in ("_parameters", "_buffers", "_modules"):
                 continue
-            kept = value if isinstance(value, Tensor | list | tuple | dict) else None
-            if any(isinstance(leaf, Tensor) and leaf.grad_fn is not None for leaf in tree_leaves(kept)):
+            if not isinstance(value, Tensor) and not (value and isinstance(value, list | tuple | dict)):
+                continue  # most of a module's own containers are empty
+            if any(isinstance(leaf, Tensor) and leaf.grad_fn is not None for leaf in tree_leaves(value)):
                 raise ModuleError(
                     f"{type(module).__name__} {name!r} keeps a tensor with a graph in its attribute {key!r}, such as a "
                     "loss of its own. A training step would find it on the rank of its stage alone, and one of several "

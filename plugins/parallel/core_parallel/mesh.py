@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
+from core_parallel import experts
 from core_parallel.sizes import AXES
 
 if TYPE_CHECKING:
@@ -40,11 +41,13 @@ class Mesh:
     Attributes:
         sizes: of the axes.
         axes: torch's mesh.
+        experts: the mesh over which experts are distributed; None if they aren't.
     """
 
     def __init__(self, device_type: str, sizes: Sizes) -> None:
         self.sizes = sizes
         self.axes: DeviceMesh = init_device_mesh(device_type, sizes.shape, mesh_dim_names=AXES)
+        self.experts = experts.lay_out(device_type, sizes) if sizes.expert > 1 else None
         self._groups: dict[tuple[str, ...], ProcessGroup | None] = {}
 
     def group(self, *names: str) -> ProcessGroup | None:

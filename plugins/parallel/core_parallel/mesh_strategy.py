@@ -15,11 +15,11 @@ from core import Capability, ConfigurationError
 from core.checkpoint import collect_random_state, restore_random_state
 from core.strategies import refuse_sparse_layers, refuse_unlike_modules
 from core_fsdp import FSDPStrategy
-from core_parallel import averages, mesh, sizes, tensor
+from core_parallel import averages, experts, mesh, sizes, tensor
 from core_parallel.context import Attention, Context, check_whole_batches, in_parts
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from contextlib import AbstractContextManager
 
     from torch import Tensor, nn
@@ -39,7 +39,6 @@ _OF_SHARDS = (
     "sharding_strategy",
     "forward_prefetch",
 )
-_NOT_YET = ("expert",)
 
 
 class MeshStrategy(FSDPStrategy):
@@ -59,6 +58,7 @@ class MeshStrategy(FSDPStrategy):
         context: sizes.Size = 1,
         expert: sizes.Size = 1,
         tensor_plan: Mapping[str, Any] | None = None,
+        expert_plan: Sequence[str] | Mapping[str, Any] | None = None,
         context_attention: Attention = "ulysses",
         context_dim: int = 1,
         **options: Any,
@@ -72,7 +72,7 @@ class MeshStrategy(FSDPStrategy):
         named = {"pipeline": pipeline, "data": data, "shard": shard, "context": context, "tensor": tensor}
         self._given = {name: sizes.parse(name, size) for name, size in {**named, "expert": expert}.items()}
         self._mesh: mesh.Mesh | None = None
-        self._tensor_plan = tensor_plan
+        self._tensor_plan, self._expert_plan = tensor_plan, expert_plan
         if context_attention not in ("ulysses", "gather"):
             raise ConfigurationError(f"context_attention={context_attention!r}: expected 'ulysses' or 'gather'.")
         self._context_options = (context_attention, context_dim)
@@ -119,7 +119,9 @@ class MeshStrategy(FSDPStrategy):
         """The capabilities of every parallel strategy, accumulation without communication, and state in parts."""
         if self._given["shard"] != 1:
             return super().capabilities
-        return super(FSDPStrategy, self).capabilities | Capability.NO_SYNC | Capability.SHARDED_STATE
+        own = super(FSDPStrategy, self).capabilities | Capability.NO_SYNC | Capability.SHARDED_STATE
+        # Tokens travel in evaluation too, where no rank may end before the others.
+        return own if self._given["expert"] == 1 else own & ~Capability.INFERENCE_MODE
 
     def configure_precision(self, name: str) -> Precision | None:
         """The precision of `FSDPStrategy` where parameters are sharded, else every strategy's."""
@@ -138,9 +140,17 @@ class MeshStrategy(FSDPStrategy):
 
     def _refuse_what_is_not_there(self) -> None:
         own = self.sizes
-        for name in _NOT_YET:
-            if self._given[name] != 1:
-                raise ConfigurationError(f"{name}={self._given[name] or 'auto'!r} isn't there yet: leave it out.")
+        others = [name for name in ("pipeline", "shard", "context", "tensor") if getattr(own, name) > 1]
+        if own.expert > 1 and others:
+            raise ConfigurationError(
+                f"expert={own.expert} with {others[0]}={getattr(own, others[0])} isn't there yet. Combine experts with "
+                "data only."
+            )
+        if own.expert > 1 and self.precision_plugin.name == "16-mixed":
+            raise ConfigurationError(
+                "precision='16-mixed' with expert isn't there yet: each rank would find overflows of its own. Use "
+                "'bf16-mixed', which needs no scale."
+            )
         if own.shard > 1 and own.context > 1:
             raise ConfigurationError(
                 f"shard={own.shard} with context={own.context} isn't there yet. Combine context with data and tensor."
@@ -150,7 +160,7 @@ class MeshStrategy(FSDPStrategy):
                 "precision='16-mixed' with tensor isn't there yet: each rank would find overflows of its own. Use "
                 "'bf16-mixed', which needs no scale."
             )
-        beside = [name for name in ("shard", "tensor", "context", "expert") if getattr(own, name) > 1]
+        beside = [name for name in ("shard", "tensor", "context") if getattr(own, name) > 1]
         if own.pipeline > 1 and beside:
             raise ConfigurationError(
                 f"pipeline={own.pipeline} with {beside[0]}={getattr(own, beside[0])} isn't there yet: a stage keeps "
@@ -210,6 +220,8 @@ class MeshStrategy(FSDPStrategy):
             check_whole_batches(module)
             if self.session.compiler is not None:
                 raise ConfigurationError("compile=True with context isn't there yet. Leave it out.")
+        if self.sizes.expert > 1 and self.session.compiler is not None:
+            raise ConfigurationError("compile=True with expert isn't there yet. Leave it out.")
         if self._is_in_parts:
             self._cut_layers(module)
             return super().setup_module(module)
@@ -222,7 +234,7 @@ class MeshStrategy(FSDPStrategy):
         return self.model
 
     def _cut_layers(self, module: nn.Module) -> None:
-        if self.sizes.tensor == 1:
+        if self.sizes.tensor == self.sizes.expert == 1:
             return
         assert self.device_mesh is not None, "setup_environment has laid it out"
         refuse_sparse_layers(self, module)
@@ -231,12 +243,16 @@ class MeshStrategy(FSDPStrategy):
         self._replaced.remember(module)
         if not any(one.is_meta or isinstance(one, DTensor) for one in module.parameters()):
             self._begin_alike(module)
-        tensor.cut(module, self._tensor_plan, self.device_mesh["tensor"])
+        if self._mesh is not None and self._mesh.experts is not None:
+            experts.distribute(module, self._expert_plan, self._mesh.experts)
+        if self.sizes.tensor > 1:
+            tensor.cut(module, self._tensor_plan, self.device_mesh["tensor"])
 
     def _begin_alike(self, module: nn.Module) -> None:
         with torch.no_grad():
             for tensor in (*module.parameters(), *module.buffers()):
-                tensor.copy_(self.broadcast(tensor.detach()))
+                if not tensor.is_meta:
+                    tensor.copy_(self.broadcast(tensor.detach()))
 
     def _share_random_state(self) -> None:
         """All ranks. Share a random state among the ranks that have the same data, which run the user's step alike."""
@@ -292,8 +308,8 @@ class MeshStrategy(FSDPStrategy):
         modules = [handle.module for handle in self.session.handles if handle.module not in self._local]
         parameters = [one for each in modules for one in each.parameters()]
         averages.add_up_terms(parameters)
-        if (group := self._axis("data", "context")) is not None:
-            averages.average(parameters, group)
+        of_experts = None if self._mesh is None else self._mesh.experts
+        experts.average(parameters, self._axis("data", "context"), of_experts)
 
     @contextmanager
     def _without_average(self, module: nn.Module) -> Iterator[None]:

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import get_schedule_class
 
 from core import ModuleError
@@ -22,6 +21,7 @@ from core.data import size_of
 from core_parallel import batches, trial
 from core_parallel.recorded_logs import RecordedLogs, replay
 from core_parallel.stage_module import StageModule, can_learn, travelling
+from core_parallel.watched_stage import WatchedStage
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -126,6 +126,16 @@ class ScheduledStep:
         self._is_tried = False
         self._last = chain.layout.num_stages - 1
 
+    @property
+    def stages(self) -> list[WatchedStage]:
+        """The stages of this rank in every schedule that is set up."""
+        return [stage.pipeline_stage for runner in self._runners.values() for stage in runner.stages.values()]
+
+    @property
+    def last(self) -> int:
+        """Number of the last stage."""
+        return self._last
+
     def __call__(
         self,
         step: Callable[[Any], Any],
@@ -199,11 +209,11 @@ class ScheduledStep:
         )
         return runner
 
-    def _stage(self, runner: _Runner, stage: int, like: Computed) -> PipelineStage:
+    def _stage(self, runner: _Runner, stage: int, like: Computed) -> WatchedStage:
         line, module = self._chain.line, runner.stages[stage]
         inputs = [torch.zeros(1, dtype=torch.int64)] if stage == 0 else like.inputs
-        made = PipelineStage(
-            *(module, stage, self._last + 1, line.device),
+        made = WatchedStage(
+            *(self._chain, stage, module, stage, self._last + 1, line.device),
             # With the shapes given, torch runs nothing to find them.
             input_args=tuple(map(_example, inputs)),
             output_args=tuple(map(_example, like.outputs)),
@@ -229,6 +239,7 @@ class ScheduledStep:
             # Autocast is for forward, and the schedule runs backward too.
             with self._chain.added_up(), _quiet(), torch.autocast(line.device.type, enabled=False):
                 runner.schedule.step(*([numbers] if 0 in layout.own_stages else []), return_outputs=False, **options)
+                self._chain.line.given = None
             return {one: one.grad for one in learning if one.grad is not None}
         except RuntimeError as error:
             cause = _first_cause(error)
@@ -379,12 +390,11 @@ def _example(leaf: Tensor) -> Tensor:
 def _quiet() -> Iterator[None]:
     """A context in which torch doesn't log the whole schedule beside an error."""
     log = logging.getLogger("torch.distributed.pipelining.schedules")
-    level = log.level
-    log.setLevel(logging.CRITICAL)
+    before, log.disabled = log.disabled, True  # setLevel clears the caches of all loggers, which takes milliseconds
     try:
         yield
     finally:
-        log.setLevel(level)
+        log.disabled = before
 
 
 def _first_cause(error: BaseException) -> BaseException:

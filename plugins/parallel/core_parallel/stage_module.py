@@ -52,7 +52,7 @@ class StageModule(nn.Module):
 
         Args:
             seeds: its random numbers.
-            take: the arguments of the model for a microbatch, which the first stage asks for.
+            take: the arguments of the model for a microbatch, which the first stage asks for; or all, see `Layout.run`.
         """
         self._seeds, self._take, self._index = seeds, take, 0
 
@@ -61,10 +61,12 @@ class StageModule(nn.Module):
         assert self._seeds is not None
         assert self._take is not None
         index, self._index = self._index, self._index + 1
-        args, kwargs = self._take(index) if self._stage == 0 else ((self._arrived(given),), {})
+        layout = self._chain.layout
+        call = self._take(index) if self._stage == 0 or layout.needs_call else None
+        arrived = self._arrived(given) if self._stage else None
         self._seeds.begin(self._stage, index)
         with self._context():
-            result = self._chain.layout.run(self._stage, *args, **kwargs)
+            result = layout.run(self._stage, call, arrived)
         leaves, form = tree_flatten(result)
         self._chain.check_outputs(self._stage, leaves)
         if index == 0:

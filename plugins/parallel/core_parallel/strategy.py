@@ -6,9 +6,11 @@ Narayanan et al., "Efficient Large-Scale Language Model Training on GPU Clusters
 
 from __future__ import annotations
 
+import logging
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +18,19 @@ from torch import Tensor, nn
 from core import Capability, ConfigurationError, ShardedLeaf
 from core.session import ReplacedParameters
 from core.strategies import refuse_sparse_layers, refuse_unlike_modules
-from core_parallel import absent, averages, named, parts, schedules, sizes, state, trial
+from core_parallel import (
+    absent,
+    averages,
+    compiled_parts,
+    first_values,
+    named,
+    part_times,
+    parts,
+    schedules,
+    sizes,
+    state,
+    trial,
+)
 from core_parallel import balance as balances
 from core_parallel.chain import Chain
 from core_parallel.draws import Draws
@@ -32,8 +46,10 @@ if TYPE_CHECKING:
     from torch.utils.hooks import RemovableHandle
 
     from core import GradientClipping
+    from core.contract import Awaited
     from core_parallel.scheduled import ScheduledStep
 
+_log = logging.getLogger(__name__)
 _ELSEWHERE = (
     "another rank of the pipeline has it. Parts run in their turn, inside the one model that was cut: call that, in a "
     "step of the Trainer, and on all ranks."
@@ -41,15 +57,16 @@ _ELSEWHERE = (
 
 
 class ParallelStrategy(MeshStrategy):
-    """Pipeline, data, shard, context and tensor parallelism on one mesh, whose sizes multiply to the processes.
+    """Pipeline, data, shard, context, tensor and expert parallelism on one mesh, whose sizes multiply to the processes.
 
     With `pipeline` the model is cut into stages, one a rank. It says what its parts are, and nothing else changes:
 
         def pipeline(self):
             return [self.embed, *self.blocks, self.head]
 
-    An `nn.Sequential` needs nothing, and other models that can't be changed need `parts`, their names. Ranks of one
-    pipeline get the same batches, and run the user's step alike; the call of the model in it runs all stages.
+    An `nn.Sequential` needs nothing, nor do models of transformers with a plan in their config; others that can't be
+    changed need `parts`, their names. Ranks of one pipeline get the same batches, and run the user's step alike; the
+    call of the model in it runs all stages.
     """
 
     def __init__(
@@ -62,10 +79,11 @@ class ParallelStrategy(MeshStrategy):
         context: sizes.Size = 1,
         expert: sizes.Size = 1,
         tensor_plan: Mapping[str, Any] | None = None,
+        expert_plan: Sequence[str] | Mapping[str, Any] | None = None,
         context_attention: Literal["ulysses", "gather"] = "ulysses",
         context_dim: int = 1,
         parts: Sequence[str | Callable[..., Any]] | None = None,
-        balance: Literal["parameters"] | Sequence[int] = "parameters",
+        balance: Literal["parameters", "time"] | Sequence[int] = "parameters",
         microbatches: int | Literal["auto"] = "auto",
         schedule: str | None = None,
         stages_per_rank: int | Literal["auto"] = "auto",
@@ -80,16 +98,20 @@ class ParallelStrategy(MeshStrategy):
             tensor: over how many ranks, which follow each other, a layer is cut.
             pipeline: over how many ranks the layers are split. `"auto"` is what the other axes leave over.
             context: over how many ranks a sequence is cut.
-            expert: over how many ranks of data * shard * context experts are distributed; isn't there yet.
+            expert: over how many ranks of `data`, each with its own tokens, the experts of a layer are distributed.
+                `"auto"` is all of them.
             tensor_plan: how layers are cut, by their names, in transformers' words (`"colwise"`, `"rowwise"`, ...) or
                 torch's styles. None asks the model, and its config.
+            expert_plan: names of the modules whose parameters are experts; `*` stands for one part of a name. None asks
+                the model, and its config, and else recognizes modules of experts.
             context_attention: what is exchanged so that attention sees the whole sequence: `"ulysses"` exchanges heads,
                 whose number `context` divides; `"gather"` keys and values.
             context_dim: of the tensors that the model is given and returns, the one that is the sequence.
             parts: names of a pipeline's modules in the order in which they are applied, for a model that has no
                 `pipeline()`; `*` stands for one part of a name. Functions may stand between them.
-            balance: how many parts each stage gets: `"parameters"` makes the largest stage as small as can be; or a
-                list of numbers, in which functions go with the module before them, and don't count.
+            balance: how many parts each stage gets: `"parameters"` makes the largest stage as small as can be, and
+                `"time"` the slowest as fast, by runs of forward on the module's `example_input_array`; or a list of
+                numbers, in which functions go with the module before them, and don't count.
             microbatches: into how many a rank's batch is cut. `"auto"` is the largest number up to twice the stages
                 that divides the batch, and 1 for a model with batch norms.
             schedule: one of torch's, such as `"1F1B"`: training steps run for one microbatch at a time, and a rank
@@ -104,6 +126,7 @@ class ParallelStrategy(MeshStrategy):
         axes: dict[str, Any] = {"data": data, "shard": shard, "tensor": tensor, "context": context, "expert": expert}
         plans: dict[str, Any] = {
             "tensor_plan": tensor_plan,
+            "expert_plan": expert_plan,
             "context_attention": context_attention,
             "context_dim": context_dim,
         }
@@ -117,8 +140,10 @@ class ParallelStrategy(MeshStrategy):
         if pipeline != 1:
             self._replaced = ReplacedParameters(_placed)
         self._chains: dict[nn.Module, Chain] = {}
+        self._seconds: WeakKeyDictionary[nn.Module, Sequence[float]] = WeakKeyDictionary()
         self._scheduled: dict[nn.Module, ScheduledStep] = {}
         self._guards: list[RemovableHandle] = []
+        self._undo: list[Callable[[], None]] = []
 
     # composition ----------------------------------------------------------------------------------------------------
 
@@ -143,48 +168,67 @@ class ParallelStrategy(MeshStrategy):
     # module ---------------------------------------------------------------------------------------------------------
 
     def init_context(self, *, empty: bool = False) -> AbstractContextManager[Any]:
-        """All ranks. A context in which a model is built on the CPU; what a rank has of it goes to its device later."""
-        return super().init_context(empty=empty) if self._is_in_parts else self._built_on_cpu()
+        """All ranks. A context in which a model is built on the CPU; what a rank has of it goes to its device later.
 
-    @contextmanager
-    def _built_on_cpu(self) -> Iterator[None]:
-        precision = self.precision_plugin.init_context()
-        with torch.device("cpu"), nullcontext() if precision is None else precision:
-            yield
+        Args:
+            empty: build it on meta, without memory: `setup_module` gives memory to what a rank has, and values from
+                each submodule's `reset_parameters()`.
+        """
+        return super().init_context(empty=empty and (self._is_in_parts or self.sizes.pipeline > 1))
 
     def setup_module(self, module: nn.Module) -> nn.Module:
         """All ranks. Begin with rank 0's weights, and let go of the stages that other ranks have.
 
         Raises:
             ModuleError: the module can't be cut, or ranks have built different ones.
-            ConfigurationError: it is to be compiled.
+            ConfigurationError: it is to be compiled, and the schedule can't.
         """
-        if self.session.compiler is not None and self._axis("pipeline") is not None:
-            raise ConfigurationError(
-                "compile=True with a pipeline isn't there yet: a step goes over several ranks in the middle. Leave it "
-                "out, or compile the parts themselves."
-            )
         group = self._axis("pipeline")
         if group is None:
             return super().setup_module(module)
+        compiler, self.session.compiler = self.session.compiler, None  # of parts, and not of steps
+        if compiler is not None:
+            compiled_parts.refuse_split(self._schedule)
         refuse_unlike_modules(self, module)
         refuse_sparse_layers(self, module)
-        self.model = self.precision_plugin.convert_module(module)
+        line = Line(group, self.root_device)
+        layout, is_empty = self._lay_out(module, line), first_values.is_needed(module, self)
         if not any(map(absent.is_absent, module.parameters())):
             self._begin_alike(module)
-        self._cut(module, Line(group, self.root_device))
+        if is_empty:
+            owners = layout.owners()
+            first_values.fill(module, self, lambda one: owners.get(id(one), line.position) == line.position)
+        self.model = self.precision_plugin.convert_module(module)
+        self._cut(module, layout, line)
         self.module_to_device(module)
+        if compiler is not None:
+            own = [part for stage in layout.own_stages for part in layout.cut.modules_of(stage)]
+            self._undo.append(compiled_parts.compile_parts(own, compiler))
         return self.model
 
-    def _cut(self, module: nn.Module, line: Line) -> None:
+    def _lay_out(self, module: nn.Module, line: Line) -> Layout:
+        def measure(modules: Sequence[nn.Module]) -> Sequence[float]:
+            if module not in self._seconds:  # one that is set up again has let go of parts
+                self._seconds[module] = part_times.agreed(self, module, modules)
+            return self._seconds[module]
+
+        cut = parts.cut(module, line.size * self._stages_per_rank, self._parts, self._balance, measure)
+        in_v = self._schedule is not None and self._schedule.in_v
+        return Layout(module, cut, line.size, line.position, in_v=in_v)
+
+    def _cut(self, module: nn.Module, layout: Layout, line: Line) -> None:
         schedule = self._schedule
-        cut = parts.cut(module, line.size * self._stages_per_rank, self._parts, self._balance)
-        layout = Layout(module, cut, line.size, line.position, in_v=schedule is not None and schedule.in_v)
         microbatches = parts.check_statistics(module, self._microbatches, schedule)
         self._share_random_state()
         self._replaced.remember(module)
-        for _, part in layout.absent_modules():
-            absent.drop(part, self.root_device)
+        freed = absent.drop([part for _, part in layout.absent_modules()], self.root_device, layout.owners())
+        if freed and self.is_global_zero:
+            _log.info(
+                "%s was built whole on every rank, and rank 0 has let go of %.0f MiB that other stages have. Built on "
+                "meta, in configure_model, it is whole on none.",
+                type(module).__name__,
+                freed / (1 << 20),
+            )
         self._guards += absent.guard(layout.absent_modules(), _ELSEWHERE)
         draws = Draws(self.accelerator, self.root_device, self.data_parallel_rank)
         self._chains[module] = chain = Chain(layout, line, draws, microbatches, self._context)
@@ -272,6 +316,10 @@ class ParallelStrategy(MeshStrategy):
         counted = [one for one in learning if owners.get(id(one), 0) == chain.line.position]
         return averages.clip_by_norm(learning, counted, clipping, chain.line)
 
+    def awaited(self) -> Awaited | None:
+        """Any thread. The messages for which this rank waits along its pipeline; see `AwaitsRanks`."""
+        return next(filter(None, [chain.line.awaited() for chain in [*self._chains.values()]]), None)
+
     # state ----------------------------------------------------------------------------------------------------------
 
     def get_module_state_dict(
@@ -327,6 +375,11 @@ class ParallelStrategy(MeshStrategy):
             return state.PartedState(chain.line.position, is_first).leaf
         return state.WholeState(chain.line, is_first).leaf
 
+    @property
+    def pipelines(self) -> list[tuple[Chain, ScheduledStep | None]]:
+        """The modules that were cut into stages, and their steps by a schedule."""
+        return [(chain, self._scheduled.get(module)) for module, chain in self._chains.items()]
+
     def _owners(self) -> dict[int, int]:
         return {key: owner for chain in self._chains.values() for key, owner in chain.layout.owners().items()}
 
@@ -343,6 +396,8 @@ class ParallelStrategy(MeshStrategy):
         self._scheduled.clear()
         while self._guards:
             self._guards.pop().remove()
+        while self._undo:
+            self._undo.pop()()
 
 
 def _refuse_manual(module: nn.Module) -> None:

@@ -2,9 +2,17 @@
 
 import pytest
 
-from core_parallel.conformance import TestParallel, TestPipeline, TestPipelines, TestSchedule, TestShards, TestTensor
+from core_parallel.conformance import (
+    TestExpert,
+    TestParallel,
+    TestPipeline,
+    TestPipelines,
+    TestSchedule,
+    TestShards,
+    TestTensor,
+)
 
-_SUITES = (TestParallel, TestPipeline, TestPipelines, TestSchedule, TestShards, TestTensor)
+_SUITES = (TestExpert, TestParallel, TestPipeline, TestPipelines, TestSchedule, TestShards, TestTensor)
 for _suite in _SUITES:
     pytest.mark.slow(_suite)
 

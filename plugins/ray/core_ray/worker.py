@@ -8,13 +8,13 @@ import contextlib
 import io
 import os
 import signal
-import socket
 import sys
 import threading
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from core import WorkerError
-from core.launch import LaunchedCall, Report, exit_on_signal, write_result
+from core.cluster import reserve_port
+from core.launch import LaunchedCall, WorkerFailure, exit_on_signal, write_result
 from core_ray import library
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ class Ending(NamedTuple):
 
     exit_code: int
     result: bytes | None = None
-    report: Report | None = None
+    report: WorkerFailure | None = None
     has_left: bool = False
 
 
@@ -82,7 +82,7 @@ class Mailbox:
         return await self._boxes[rank].get()
 
 
-class Rank:
+class RankActor:
     """A Ray actor. All of its methods run in the process's main thread, one after the other."""
 
     def __init__(self, number: int, mailbox: Any) -> None:
@@ -100,7 +100,7 @@ class Rank:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
         threading.Thread(target=self._hear, name="hear of other ranks", daemon=True).start()
         node = ray.get_runtime_context().get_node_id()
-        return Place(node, os.getpid(), tuple(map(str, ray.get_gpu_ids())), _free_port())
+        return Place(node, os.getpid(), tuple(map(str, ray.get_gpu_ids())), reserve_port(self, host=""))
 
     def run(self, call: bytes, world: Mapping[str, int], variables: Mapping[str, str]) -> Ending:
         """Call the function. Whatever ends it is part of the answer, so that Ray's own errors mean a lost process."""
@@ -118,7 +118,7 @@ class Rank:
         except KeyboardInterrupt:
             return Ending(128 + signal.SIGINT)
         except BaseException as error:
-            return Ending(1, report=Report.of(error))
+            return Ending(1, report=WorkerFailure.of(error))
         finally:
             self._is_running = False
 
@@ -144,13 +144,7 @@ class Rank:
             raise WorkerError(self._news.message, rank=self._news.rank)
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("", 0))
-        return int(probe.getsockname()[1])
-
-
 def _left(error: SystemExit) -> Ending:
     if error.code is None or error.code == 0:
         return Ending(0, has_left=True)
-    return Ending(error.code) if isinstance(error.code, int) else Ending(1, report=Report.of(error))
+    return Ending(error.code) if isinstance(error.code, int) else Ending(1, report=WorkerFailure.of(error))

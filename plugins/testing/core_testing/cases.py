@@ -62,6 +62,7 @@ class Case:
         set_to_none: True to drop gradients in a loop by hand, False to fill them with zeros.
         dtype: of the model and its data.
         precision: of strategy and Trainer.
+        num_experts: of a mixture after the first layer of each network; 0 for none.
         needs: capabilities that a strategy must declare for it.
         unless: capabilities that leave no room for it.
     """
@@ -80,6 +81,7 @@ class Case:
     set_to_none: bool = True
     dtype: torch.dtype = torch.float64
     precision: str | None = None
+    num_experts: int = 0
     needs: Capability = Capability.NONE
     unless: Capability = Capability.NONE
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import os
-import socket
 import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,6 +13,7 @@ import torch
 import torch._dynamo  # every optimizer imports it when it is made: here once, and not in each rank
 
 from core import ClusterEnvironment, CoreError, Fabric, Found, Trainer
+from core.cluster import reserve_port
 from core.launch import MultiprocessingLauncher
 from core_testing import surroundings
 from core_testing.limit import end_after
@@ -41,9 +41,7 @@ class TestRanks(ClusterEnvironment):
     __test__ = False  # not a class of tests, whatever its name looks like to pytest
 
     def __init__(self) -> None:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self._port = int(probe.getsockname()[1])
+        self._port = reserve_port(self)
         self._world = (1, 0, 0, 0)
 
     @classmethod
@@ -58,7 +56,7 @@ class TestRanks(ClusterEnvironment):
 
     @property
     def main_port(self) -> int:
-        """One that was free when the test began."""
+        """One that stays free for the store of these ranks."""
         return self._port
 
     def world_size(self) -> int:

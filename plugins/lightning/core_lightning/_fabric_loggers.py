@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from core_lightning import loggers
+from core_lightning import _loggers as loggers
 
 if TYPE_CHECKING:
     import os

@@ -81,12 +81,12 @@ _STRATEGY_FILES: dict[str, dict[str, str]] = {
     "xla": _from(f"{_OWN}.strategies", "XLAStrategy"),
 }
 _ACCELERATOR_FILES: dict[str, dict[str, str]] = {
-    "accelerator": _from(f"{_OWN}.accelerators", "Accelerator"),
-    "cpu": _from(f"{_OWN}.accelerators", "CPUAccelerator"),
+    "accelerator": _from(f"{_OWN}._accelerators", "Accelerator"),
+    "cpu": _from(f"{_OWN}._accelerators", "CPUAccelerator"),
     "cuda": {
-        **_from(f"{_OWN}.accelerators", "CUDAAccelerator"), **_from("core.accelerators", "find_usable_cuda_devices"),
+        **_from(f"{_OWN}._accelerators", "CUDAAccelerator"), **_from("core.accelerators", "find_usable_cuda_devices"),
     },
-    "mps": _from(f"{_OWN}.accelerators", "MPSAccelerator"),
+    "mps": _from(f"{_OWN}._accelerators", "MPSAccelerator"),
 }  # fmt: skip
 _ENVIRONMENT_FILES = {
     "cluster_environment": _from(f"{_OWN}._environments", "ClusterEnvironment"),

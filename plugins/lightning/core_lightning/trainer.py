@@ -13,10 +13,10 @@ from core import Trainer as CoreTrainer
 from core.accelerators import CPUAccelerator
 from core.callbacks import ModelCheckpoint as CoreModelCheckpoint
 from core.registry import CHECKPOINT_IO_REGISTRY
+from core_lightning._accelerators import SetsUpAccelerator
 from core_lightning._callbacks import ModelCheckpoint
 from core_lightning._loggers import CSVLogger
 from core_lightning._precisions import keep_no_casts
-from core_lightning.accelerators import SetsUpAccelerator
 from core_lightning.callback_logs import CallbackLogs
 from core_lightning.checkpoint_io import LightningCheckpointIO
 from core_lightning.differences import tell

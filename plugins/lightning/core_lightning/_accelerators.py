@@ -11,7 +11,7 @@ from core.accelerators import Accelerator as CoreAccelerator
 from core.accelerators import CPUAccelerator as CoreCPUAccelerator
 from core.accelerators import CUDAAccelerator as CoreCUDAAccelerator
 from core.accelerators import MPSAccelerator as CoreMPSAccelerator
-from core_lightning.environments import KnowsCores
+from core_lightning._environments import KnowsCores
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

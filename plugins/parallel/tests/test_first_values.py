@@ -52,6 +52,14 @@ class Initialized(nn.Module):
             nn.init.normal_(part.weight, std=0.5)
 
 
+class TiedLater(Initialized):
+    """A head that gets the embedding's weight after both were drawn."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head.weight = self.embed.weight
+
+
 class Tied(nn.Sequential):
     """Two layers that share a weight."""
 
@@ -65,7 +73,8 @@ def _tensors(module: nn.Module) -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize(
-    "make", [Scaled, Initialized, Tied, lambda: nn.TransformerEncoderLayer(4, 2, 8), lambda: nn.BatchNorm1d(3)]
+    "make",
+    [Scaled, Initialized, TiedLater, Tied, lambda: nn.TransformerEncoderLayer(4, 2, 8), lambda: nn.BatchNorm1d(3)],
 )
 def test_each_part_draws_what_it_draws_on_one_device(make: Any) -> None:
     strategy = Fabric(accelerator="cpu").strategy

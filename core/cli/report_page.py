@@ -43,7 +43,7 @@ def charts(metrics: Mapping[str, Mapping[int, Series]], first: Iterable[str]) ->
 
 
 def left_out(sentences: Iterable[str]) -> Iterator[str]:
-    """What the charts lack of the file of metrics."""
+    """Sentences on values that the charts lack."""
     for sentence in sentences:
         yield f'<p class="reason failed">{text(sentence)}</p>'
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,6 +17,8 @@ from core.strategies.options import check_options, known_options
 from core.strategies.rendezvous.barrier import barriers_of_group
 
 if TYPE_CHECKING:
+    from datetime import timedelta
+
     from core.contract import Collectives
     from core.contract.world import ReduceOp
 
@@ -72,8 +73,8 @@ class ParallelStrategy(Strategy):
                 expected = ", ".join(map(repr, self.start_methods))
                 raise ConfigurationError(f"start_method={start_method!r}: expected one of {expected}.")
             self.launcher_name = start_method
-        if timeout is not None:
-            _check_timeout(timeout)
+        if timeout is not None and getattr(timeout, "total_seconds", float)() <= 0:
+            raise ConfigurationError(f"timeout={timeout!r}: expected a positive datetime.timedelta, or None.")
         self._process_group_backend = process_group_backend
         self._group_timeout = timeout
 
@@ -317,10 +318,3 @@ class ParallelStrategy(Strategy):
         if (operation := _OPERATIONS.get(reduce_op.lower())) is None:
             raise ConfigurationError(f"reduce_op={reduce_op!r}: expected one of {', '.join(map(repr, _OPERATIONS))}.")
         return operation
-
-
-def _check_timeout(timeout: Any) -> None:
-    if not isinstance(timeout, timedelta) or timeout <= timedelta():
-        raise ConfigurationError(
-            f"timeout={timeout!r}: expected a positive datetime.timedelta, such as timedelta(minutes=30), or None."
-        )

@@ -229,7 +229,6 @@ def test_a_misspelt_well_known_alias_says_what_to_install(registry):
         ("precision", "nf4-dq", "'int4-weight-only' of core-torchao loads in 4 bits"),
         ("precision", "fp16", "Write '16-mixed', with weights in 32 bits, or '16-true'"),
         ("precision", "float32", "Write '32-true'"),
-        ("precision", "fp8", "'bf16-mixed' trains in 16 bits"),
         ("accelerator", "rocm", "Write 'cuda': torch calls AMD's GPUs so too"),
         ("precision", "transformer-engine", "'bf16-mixed' trains in 16 bits, and 'float8-weight-only' of core-torchao"),
     ],

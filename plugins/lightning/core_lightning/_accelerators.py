@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from torch import nn
 
     from core import Trainer
-    from core.accelerators import Detection
 
 _BELOW_THE_CPU = -1
 """The priority of a program's own device: as under Lightning, `"auto"` never takes it."""
@@ -98,7 +97,7 @@ class Accelerator(CoreAccelerator, metaclass=KnowsCores):
     # core's names.
 
     @classmethod
-    def detect(cls) -> Detection:
+    def detect(cls) -> Found | Absent:
         """Ask the program's methods."""
         if not cls.is_available():
             return Absent(f"{cls.__name__}.is_available() is false")

@@ -25,7 +25,7 @@ class CallbackLogs(Callback):
                     setattr(callback, name, getattr(module, name))
 
     def teardown(self, trainer: Trainer, module: nn.Module, stage: str) -> None:
-        """Take them back, so that no callback keeps the module."""
+        """Remove them, so that no callback keeps the module."""
         for callback in trainer.callbacks:
             for name in _NAMES:
                 if vars(callback).get(name) == getattr(module, name, None):

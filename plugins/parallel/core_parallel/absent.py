@@ -45,7 +45,7 @@ class Absent(Tensor):
         """
         name = func.__name__
         # What is written to it, as by an initialization, goes nowhere.
-        is_written = name.endswith("_") and not name.endswith("__") and isinstance(args[0], Absent)
+        is_written = name.endswith("_") and not name.endswith("__") and _is_there_alone(*args)
         if name not in _ABOUT and not is_written and not _inspects.get():
             raise ModuleError(
                 f"{name} was called with a parameter or buffer that another stage has, such as in a penalty "
@@ -53,7 +53,27 @@ class Absent(Tensor):
                 "weight_decay, or compute that in the part that has it."
             )
         with torch._C.DisableTorchFunctionSubclass():
-            return func(*args, **(kwargs or {}))
+            result = func(*args, **(kwargs or {}))
+            # Without the class a copy of it, such as `.data` or `.T`, would be mixed with tensors that are here.
+            is_bare = type(result) is Tensor and result.is_meta and not _inspects.get()
+            return result.as_subclass(Absent) if is_bare else result
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Absent:
+        """Another one, as absent."""
+        with torch._C.DisableTorchFunctionSubclass():
+            memo[id(self)] = copied = self.detach().as_subclass(Absent)
+        return copied
+
+
+def _is_there_alone(written: Any, *others: Any) -> bool:
+    """True if what is written to is absent too, of lists wherever another is: as in the average of two models."""
+    if isinstance(written, list | tuple):
+        lists = [one for one in others if isinstance(one, list | tuple)]
+        return all(
+            isinstance(one, Absent) or not any(isinstance(each[index], Absent) for each in lists)
+            for index, one in enumerate(written)
+        )
+    return isinstance(written, Absent)
 
 
 class AbsentParameter(Absent, nn.Parameter):
@@ -65,6 +85,11 @@ class AbsentParameter(Absent, nn.Parameter):
     def device(self) -> torch.device:  # type: ignore[override]
         """The device of this rank, as code that asks any parameter for it expects; by `is_meta` it is absent."""
         return self.own_device
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> AbsentParameter:
+        """Another one, as absent."""
+        memo[id(self)] = copied = _absent(self, self.own_device)
+        return copied
 
 
 def is_absent(tensor: Any) -> bool:

@@ -10,7 +10,7 @@ from core import ModuleError
 from core.data import map_leaves
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
 _PLAIN = (str, bytes, int, float, bool, type(None))
 
@@ -31,9 +31,14 @@ def cut_batch(batch: Any, size: int, num_pieces: int) -> list[Any]:
     return [_piece(batch, size, slice(index * length, (index + 1) * length)) for index in range(num_pieces)]
 
 
-def _piece(data: Any, size: int, part: slice) -> Any:
+def first_everywhere(batch: Any, size: int, num_pieces: int) -> Any:
+    """A batch of the same form, whose pieces are all as the first one is; see `cut_batch`."""
+    return _piece(batch, size, [*range(size // num_pieces)] * num_pieces)
+
+
+def _piece(data: Any, size: int, part: slice | Sequence[int]) -> Any:
     if isinstance(data, list) and len(data) == size and not any(_has_samples(one, size) for one in data):
-        return data[part]
+        return data[part] if isinstance(part, slice) else [data[index] for index in part]
     if type(data) in (list, tuple):
         return type(data)(_piece(one, size, part) for one in data)
     if type(data) is dict:

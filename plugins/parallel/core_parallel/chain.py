@@ -16,6 +16,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from core import ModuleError
 from core_parallel import fold, graphs, pieces
+from core_parallel.recorded_logs import RecordedLogs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -181,13 +182,17 @@ class Chain:
         leaves, given_form = tree_flatten(piece) if stage == 0 else self._take(made, stage, index, piece)
         inputs = [_leaf(one, stage) for one in leaves]
         given = tree_unflatten(inputs, given_form)
-        with self._context():
+        looks = stage not in self._looked_at and torch.is_grad_enabled()
+        around = self.layout.modules_around() if looks else []
+        before = graphs.kept(around)
+        with self._context(), RecordedLogs().instead_of(self.layout.user):
             result = self.layout.run(stage, given if stage == 0 else piece, given)
         outputs, form = tree_flatten(result)
         self.check_outputs(stage, outputs)
-        if stage not in self._looked_at and torch.is_grad_enabled():
+        if looks:
             self._looked_at.add(stage)
             graphs.refuse_kept(self.layout.named_modules_of(stage))
+            graphs.refuse_kept(around, before)
         made.computed[stage, index] = Computed(inputs, given_form, outputs, form)
 
     def _take(self, made: _Pass, stage: int, index: int, piece: Any) -> tuple[list[Any], Any]:

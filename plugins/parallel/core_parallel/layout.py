@@ -85,6 +85,16 @@ class Layout:
         """All modules in the parts of a stage, by name."""
         return [(self._names[id(module)], module) for part in self.cut.modules_of(stage) for module in part.modules()]
 
+    def modules_around(self) -> list[tuple[str, nn.Module]]:
+        """The modules in no part, by name: the user's own, and others between it and the parts."""
+        inside = {
+            id(module)
+            for stage in range(self.num_stages)
+            for part in self.cut.modules_of(stage)
+            for module in part.modules()
+        }
+        return [(name, module) for name, module in self.user.named_modules() if id(module) not in inside]
+
     def absent_modules(self) -> Iterator[tuple[str, nn.Module]]:
         """The parts that other ranks have, by name."""
         own = {id(part) for stage in self.own_stages for part in self.cut.stages[stage]}

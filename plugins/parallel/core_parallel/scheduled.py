@@ -20,6 +20,7 @@ from torch.distributed.pipelining.schedules import get_schedule_class
 from core import ModuleError
 from core.data import size_of
 from core_parallel import averages, batches, trial
+from core_parallel.counters import Counters
 from core_parallel.placed import own_part
 from core_parallel.recorded_logs import RecordedLogs, replay
 from core_parallel.stage_module import StageModule, can_learn, travelling
@@ -56,11 +57,18 @@ class _Described:
         kind: of what the step has returned: "loss", "dict", "weighted", or "nothing".
         dtype: of the loss.
         logged: names, options and dtypes of the logged values.
+        counted: names of the numbers that the step has counted, and whether they are whole.
     """
 
     kind: str
     dtype: torch.dtype
     logged: tuple[Header, ...]
+    counted: tuple[tuple[str, bool], ...]
+
+    @property
+    def size(self) -> int:
+        """How many numbers there are."""
+        return 3 + len(self.logged) + len(self.counted)
 
 
 @dataclass(slots=True)
@@ -72,6 +80,7 @@ class _Run:
         cut: these batches.
         seeds: the random numbers.
         scale: by which losses are multiplied, and gradients divided again when all are there.
+        counters: of the user's module.
         logs: what the last stage logs.
         losses, weights: of the microbatches, on the rank of the last stage.
         kinds: of what the step has returned for them.
@@ -82,6 +91,7 @@ class _Run:
     cut: list[Any]
     seeds: Seeds
     scale: float
+    counters: Counters
     logs: RecordedLogs = field(default_factory=RecordedLogs)
     losses: list[Tensor] = field(default_factory=list)
     weights: list[float] = field(default_factory=list)
@@ -186,7 +196,7 @@ class ScheduledStep:
         if len(self._runners) > _KEPT:
             self._runners.pop(next(iter(self._runners)))
         with self._draws.of_stages() as seeds:
-            runner.run = run = _Run(step, cut, seeds, self._scale())
+            runner.run = run = _Run(step, cut, seeds, self._scale(), Counters(module))
             try:
                 with run.logs.instead_of(module):
                     gradients = self._run(runner, run)
@@ -211,7 +221,8 @@ class ScheduledStep:
             if is_first:
                 with trial.agreed(line), torch.no_grad(), self._step_context():
                     if self._last in layout.own_stages:
-                        trial.compare(self._chain, step, batch, cut, [computed[self._last, i] for i in range(len(cut))])
+                        answers = [computed[self._last, index] for index in range(len(cut))]
+                        trial.compare(self._chain, step, batch, cut, answers, seeds)
         self._is_tried = True
         likes = {stage: computed[stage, 0] for stage in layout.own_stages}
         runner = _Runner({stage: StageModule(self._chain, stage, likes[stage], self._stage_context) for stage in likes})
@@ -276,7 +287,7 @@ class ScheduledStep:
         for one in learning:
             one.grad = None
         for stage in runner.stages.values():
-            stage.begin(run.seeds, lambda index: self._arguments(run.step, run.cut[index], index, run.seeds, run.logs))
+            stage.begin(run.seeds, lambda index: self._arguments_in(run, index))
         numbers = torch.arange(len(run.cut))
         options: dict[str, Any] = {"target": numbers} if self._last in layout.own_stages else {}
         try:
@@ -294,6 +305,10 @@ class ScheduledStep:
         finally:
             for one, earlier in zip(learning, before, strict=True):
                 one.grad = earlier
+
+    def _arguments_in(self, run: _Run, index: int) -> Arguments:
+        run.counters.begin()
+        return self._arguments(run.step, run.cut[index], index, run.seeds, run.logs)
 
     def _arguments(
         self, step: Callable[[Any], Any], piece: Any, index: int, seeds: Seeds, logs: RecordedLogs | None = None
@@ -321,9 +336,11 @@ class ScheduledStep:
         leaves = output if isinstance(output, tuple) else (output,)
         run.seeds.begin_step(self._last + 1, index)
         run.logs.is_open, run.logs.microbatch = True, index
+        run.counters.begin()
         try:
             with trial.answering_once(self._chain, runner.stages[self._last].answer(leaves)), self._step_context():
                 found = run.step(run.cut[index])
+            run.counters.note()
         finally:
             run.logs.is_open = False
         kind, loss, weight = trial.unpack(found)
@@ -345,8 +362,11 @@ class ScheduledStep:
 
     def _finish(self, runner: _Runner, run: _Run, module: nn.Module, gradients: dict[nn.Parameter, Tensor]) -> Any:
         """All ranks of the pipeline. Bring the last stage's numbers to all, log them, and return the loss."""
-        described, (loss, total, factor, *logged) = self._share(runner, run)
-        replay(module, described.logged, logged)
+        described, (loss, total, factor, *others) = self._share(runner, run)
+        num_logged = len(described.logged)
+        replay(module, described.logged, others[:num_logged])
+        counted = zip(described.counted, others[num_logged:], strict=True)
+        run.counters.end({name: int(value) if is_whole else float(value) for (name, is_whole), value in counted})
         if described.kind == "nothing":
             return None
         anchor = torch.zeros((), device=loss.device, requires_grad=True)
@@ -365,7 +385,7 @@ class ScheduledStep:
             described, numbers = _told(run, numbers)
         if before is not None:
             mark = torch.full((1,), float(described == before), dtype=dtype, device=line.device)
-            told = mark.new_zeros(1 + 3 + len(before.logged))
+            told = mark.new_zeros(1 + before.size)
             if described == before:
                 told = torch.cat([mark, numbers])
             told = line.share(told, owner)
@@ -373,9 +393,7 @@ class ScheduledStep:
                 return before, list(told[1:])
         runner.described = described = line.share_object(described, owner)
         assert described is not None
-        return described, list(
-            line.share(numbers if numbers.numel() else numbers.new_zeros(3 + len(described.logged)), owner)
-        )
+        return described, list(line.share(numbers if numbers.numel() else numbers.new_zeros(described.size), owner))
 
 
 class _Scheduled(torch.autograd.Function):
@@ -424,7 +442,10 @@ def _told(run: _Run, like: Tensor) -> tuple[_Described, Tensor]:
     loss = torch.where(total == 0, nothing, (losses * weights).sum() / total)
     factor = torch.where(total == 0, nothing, torch.tensor(run.reference / run.scale).to(like) / total)
     logged = run.logs.values(run.weights, like)
-    return _Described(kind, run.losses[-1].dtype, tuple(run.logs.header())), torch.stack([loss, total, factor, *logged])
+    counted = tuple((name, isinstance(value, int)) for name, value in run.counters.counted.items())
+    described = _Described(kind, run.losses[-1].dtype, tuple(run.logs.header()), counted)
+    numbers = torch.tensor(list(run.counters.counted.values())).to(like)
+    return described, torch.cat([torch.stack([loss, total, factor, *logged]), numbers])
 
 
 def _example(leaf: Tensor) -> Tensor:

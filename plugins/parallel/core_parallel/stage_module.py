@@ -41,7 +41,7 @@ class StageModule(nn.Module):
         self.outside = nn.ParameterList(chain.layout.outside())
         self._given_form, self._given = like.given_form, [one.dtype for one in like.inputs if isinstance(one, Tensor)]
         self._form, self._shapes = like.form, [_shape_of(one) for one in like.outputs]
-        self._named = chain.layout.named_modules_of(stage)
+        self._named, self._around = chain.layout.named_modules_of(stage), chain.layout.modules_around()
         self.pipeline_stage: Any = None
         self._seeds: Seeds | None = None
         self._take: Callable[[int], Arguments] | None = None
@@ -65,12 +65,14 @@ class StageModule(nn.Module):
         call = self._take(index) if self._stage == 0 or layout.needs_call else None
         arrived = self._arrived(given) if self._stage else None
         self._seeds.begin(self._stage, index)
+        before = graphs.kept(self._around) if index == 0 else set()
         with self._context():
             result = layout.run(self._stage, call, arrived)
         leaves, form = tree_flatten(result)
         self._chain.check_outputs(self._stage, leaves)
         if index == 0:
             graphs.refuse_kept(self._named)
+            graphs.refuse_kept(self._around, before)
             self.look_at(leaves)
         if [_shape_of(one) for one in leaves] != self._shapes or form != self._form:
             raise ModuleError(

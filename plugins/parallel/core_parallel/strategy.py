@@ -463,7 +463,8 @@ def _step_of(method: Callable[..., Any], others: list[Any], kwargs: dict[str, An
 def _trial_of(
     name: str, module: nn.Module, chain: Chain, others: list[Any], kwargs: dict[str, Any]
 ) -> Callable[[Any], Any]:
-    return partial(_step_of, getattr(trial.copied(module, chain), name), others, kwargs)
+    copied = trial.copied(module, chain)
+    return partial(trial.counting_nothing, copied, partial(_step_of, getattr(copied, name), others, kwargs))
 
 
 @contextmanager

@@ -10,15 +10,18 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_unflatten
+from torch.utils._pytree import tree_leaves, tree_unflatten
 
 from core import CoreError, ModuleError
-from core_parallel import pieces
+from core.data import size_of
+from core_parallel import batches, pieces
+from core_parallel.counters import Counters
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from core_parallel.chain import Chain, Computed
+    from core_parallel.draws import Seeds
     from core_parallel.transport import Line
 
 _TOLERANCES = {torch.float64: 1e-8, torch.float32: 1e-4}
@@ -41,6 +44,15 @@ def copied(module: nn.Module, chain: Chain) -> nn.Module:
         vars(clone)["log"] = lambda *_, **__: None
         clone.trainer = module.trainer
     return clone
+
+
+def counting_nothing(module: nn.Module, step: Callable[[Any], Any], batch: Any) -> Any:
+    """Run a step of a module whose counters are then as before."""
+    counters = Counters(module)
+    try:
+        return step(batch)
+    finally:
+        counters.begin()
 
 
 @contextmanager
@@ -121,9 +133,9 @@ def unpack(found: Any) -> tuple[str, Tensor | None, Any]:
 
 
 def compare(
-    chain: Chain, step: Callable[[Any], Any], batch: Any, cut: Sequence[Any], computed: Sequence[Computed]
+    chain: Chain, step: Callable[[Any], Any], batch: Any, cut: Sequence[Any], computed: Sequence[Computed], seeds: Seeds
 ) -> None:
-    """On the rank of the last stage: see that microbatches may stand for their batch. What draws isn't compared.
+    """On the rank of the last stage: see that microbatches may stand for their batch. No losses of what draws.
 
     Args:
         chain: of the model.
@@ -131,15 +143,17 @@ def compare(
         batch: whole.
         cut: the batches of its microbatches.
         computed: the model's results for these.
+        seeds: the random numbers of this pass.
 
     Raises:
-        ModuleError: the loss of the batch isn't the mean of theirs.
+        ModuleError: the loss of the batch isn't the mean of theirs, or the model is given mixed samples.
     """
     answers = [tree_unflatten(one.outputs, one.form) for one in computed]
     try:
         whole_answer = pieces.join(answers, [pieces.num_samples(piece) for piece in cut])
     except ModuleError:  # the model returns something else than values by sample
         return
+    _refuse_mixed(chain, step, batch, len(cut), whole_answer, seeds)
     before = (torch.get_rng_state(), random.getstate())
     with answering_once(chain, whole_answer):
         _, whole, _ = unpack(step(batch))
@@ -162,3 +176,44 @@ def compare(
             "samples, or the number of items that it is a mean over as its 'weight'; a loss that is a sum, or mixes "
             "the samples of a batch, goes without schedule."
         )
+
+
+def _refuse_mixed(
+    chain: Chain, step: Callable[[Any], Any], batch: Any, num_pieces: int, answer: Any, seeds: Seeds
+) -> None:
+    """Refuse a step in which what the model is given for one microbatch follows from the samples of another, as mixup.
+
+    It runs with the same random numbers; the second time all microbatches are as the first one. One that does something
+    else in each call, the third time too, isn't compared.
+
+    Raises:
+        ModuleError: the model is given something else for that one.
+    """
+    size = size_of(batch) or 1
+    seen: list[list[Tensor]] = []
+
+    def note(*args: Any, **kwargs: Any) -> Any:
+        leaves = [one for one in tree_leaves((args, kwargs)) if isinstance(one, Tensor) and one.ndim]
+        seen.append([one.detach()[: size // num_pieces] for one in leaves if len(one) == size])
+        return answer
+
+    for one in (batch, batches.first_everywhere(batch, size, num_pieces), batch):
+        seeds.begin_step(chain.layout.num_stages, 0)
+        with chain.answering(note):
+            step(one)
+    if len(seen) != 3:  # it calls the model twice, or not at all, which has an error of its own
+        return
+    for first, other, again in zip(*seen, strict=False):
+        if _are_equal(first, again) and first.shape == other.shape and not _are_equal(first, other):
+            raise ModuleError(
+                f"The training step mixes the samples of a batch, as mixup does, before it calls "
+                f"{type(chain.layout.module).__name__}: what that is given for the first of {num_pieces} microbatches "
+                "follows from the samples of others, and with a schedule the step runs for one microbatch at a time. "
+                "Mix them in on_after_batch_transfer or the collate_fn, or leave schedule out."
+            )
+
+
+def _are_equal(one: Tensor, other: Tensor) -> bool:
+    if one.shape != other.shape or not one.is_floating_point():
+        return torch.equal(one, other)
+    return torch.allclose(one, other, equal_nan=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import re
 import warnings
 from functools import partial
@@ -123,6 +124,38 @@ class _Penalized(_Model):
         return self.penalize(super().forward(x))
 
 
+class _Shrinks(_Model):
+    def pipeline(self) -> list[Any]:
+        return [self.shrink, self.first, self.last]
+
+    def shrink(self, x: torch.Tensor) -> torch.Tensor:
+        return x[: 4 if float(x.sum()) else 2]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(self.shrink(x))
+
+
+class _Keeps(_Model):
+    def pipeline(self) -> list[Any]:
+        return [self.first, self.keep, self.last]
+
+    def keep(self, x: torch.Tensor) -> torch.Tensor:
+        self.balance = x.square().mean()
+        return x
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(self.keep(self.first(x)))
+
+
+class _Logs(_Keeps):
+    def log(self, name: str, value: Any) -> None:
+        """As a module of the Trainer has it."""
+
+    def keep(self, x: torch.Tensor) -> torch.Tensor:
+        self.log("mean", x.mean())
+        return x
+
+
 class _Shape(_Model):
     def pipeline(self) -> list[Any]:
         return [self.first, self.last, lambda x: (x, "text")]
@@ -130,6 +163,30 @@ class _Shape(_Model):
 
 def _beside(model: Any, x: torch.Tensor) -> torch.Tensor:
     return model(x).sum() + model.first(x).sum() + model.last(x).sum()
+
+
+def _penalized(model: Any, x: torch.Tensor) -> torch.Tensor:
+    return model(x).sum() + sum(one.square().sum() for one in model.parameters())
+
+
+def _decayed(model: Any, x: torch.Tensor) -> torch.Tensor:
+    return model(x).sum() + sum(one.data.square().sum() for one in model.parameters())
+
+
+def _tied(model: Any, x: torch.Tensor) -> torch.Tensor:
+    result = model(x)
+    return sum(nn.functional.linear(result, part.weight.T).sum() for part in (model.first, model.last))
+
+
+def _averaged(model: Any, x: torch.Tensor) -> torch.Tensor:
+    with torch.no_grad():
+        torch.ones(4, 4).mul_(0.9).add_(model.first.weight.detach()).add_(model.last.weight.detach())
+    return model(x).sum()
+
+
+def _copied(model: Any, x: torch.Tensor) -> torch.Tensor:
+    teacher = copy.deepcopy([model.first, model.last])
+    return model(x).sum() + sum(part(x).sum() for part in teacher)
 
 
 def _twice(model: Any, x: torch.Tensor) -> torch.Tensor:
@@ -146,6 +203,11 @@ _REFUSED: list[tuple[Callable[[], nn.Module], Any, str]] = [
     (lambda: nn.Sequential(nn.Linear(4, 4), nn.SyncBatchNorm(4)), None, "SyncBatchNorm '1' waits for all ranks"),
     (_Between, None, r"at the first difference forward computes aten.tanh.default to \(.*, and the parts"),
     (_Model, _beside, "was called, and another rank of the pipeline has it"),
+    (_Model, _penalized, "square was called with a parameter or buffer that another stage has"),
+    (_Model, _decayed, "square was called with a parameter or buffer that another stage has"),
+    (_Model, _tied, "linear was called with a parameter or buffer that another stage has"),
+    (_Model, _averaged, "add_ was called with a parameter or buffer that another stage has"),
+    (_Model, _copied, "Linear .* was called, and another rank of the pipeline has it"),
     (_Model, _twice, "backward was called twice on one result"),
 ]
 
@@ -176,12 +238,15 @@ def test_what_cannot_be_right_is_refused_by_name() -> None:
     [
         (_Mean, r"a tensor of shape \(\) for a microbatch of 4 samples"),
         (_Shape, "returned a str; expected tensors"),
+        (_Logs, r"self\.log\('mean'\) was called by a part of the model, of which this rank computes its own alone"),
+        (_Shrinks, r"Stage 0 .* returned tensors of .*shape \(2, 4\).*, and before, .* of .*shape \(4, 4\)"),
+        (_Keeps, "_Keeps keeps a tensor with a graph in its attribute 'balance', such as a loss of a part's own"),
         (_Penalized, "linear was called with a parameter or buffer that another stage has"),
     ],
 )
 def test_results_of_a_stage_that_cannot_travel_are_refused(make: Any, expected: str) -> None:
     def call(rank: Rank) -> None:
-        rank.fabric().setup(make())(torch.ones(8, 4))
+        rank.fabric().setup(make())(torch.cat([torch.ones(4, 4), torch.zeros(4, 4)]))
 
     with pytest.raises(CoreError, match=expected):
         on_ranks({"pipeline": 2, "microbatches": 2}, 2, call)

@@ -264,6 +264,15 @@ def logged_and_penalized(model: Any, batch: Any) -> Tensor:
     return output.square().mean() + model.scale.square()
 
 
+def counted(model: Any, batch: Any) -> Tensor:
+    """Counters, one that begins in a step, decide on the loss; the last part's weight and a mixture enter it too."""
+    model.rate, model.num_calls = getattr(model, "rate", 1.0) / 2, getattr(model, "num_calls", 0) + model.num_steps
+    inputs, _ = batch
+    loss = (model(inputs) @ model.layers[3].weight).square().mean() * model.num_calls
+    model.log("rate", model.rate, on_epoch=True)
+    return loss + model.rate * model.scale.square()
+
+
 def frozen(model: Any) -> None:
     model.layers[0].requires_grad_(False)
     model.layers[1].requires_grad_(False)
@@ -298,17 +307,18 @@ def in_dicts(model: Any) -> list[Any]:
         (of_first_batch, None, 2),
         (logged_and_penalized, None, 1),
         (logged_and_penalized, frozen, 1),
+        (counted, None, 1),
     ],
-    ids=["weighted", "no-items", "logged", "frozen"],
+    ids=["weighted", "no-items", "logged", "frozen", "counted"],
 )
 def test_steps_equal_one_device(step: Any, prepare: Any, num_accumulated: int) -> None:
     run = partial(train_rows, step=step, prepare=prepare, accumulate_grad_batches=num_accumulated)
     (weights, values, num_steps), other = on_pipeline(run, schedule="1F1B", microbatches=4)
-    expected, expected_values, _ = one_device("cpu", is_kept=False).run(run)[0]
+    expected, expected_values, expected_steps = one_device("cpu", is_kept=False).run(run)[0]
     assert_equal_tensors(weights, expected, 1e-12)
     assert values == pytest.approx(expected_values, abs=1e-12)
     assert values == other[1]
-    assert num_steps == 8, "the trial's calls count"
+    assert num_steps == other[2] == expected_steps == 2, "a counter goes up once a batch, and the trial doesn't count"
 
 
 def of_noise(model: Any, batch: Any) -> Tensor:
@@ -398,6 +408,26 @@ def penalized(model: Any, batch: Any) -> Tensor:
     return loss_of(model, batch) + sum(one.square().sum() for one in model.parameters())
 
 
+def decayed(model: Any, batch: Any) -> Tensor:
+    return loss_of(model, batch) + sum(one.detach().square().sum() for one in model.parameters())
+
+
+def tied(model: Any, batch: Any) -> Tensor:
+    return (model(batch[0]) @ model.layers[0].weight.t()).square().mean()
+
+
+def mixed(model: Any, batch: Any) -> Tensor:
+    inputs, _ = batch
+    share = torch.rand(()).to(inputs)
+    return loss_of(model, [share * inputs + (1 - share) * inputs[torch.randperm(len(inputs))]])
+
+
+def averaged(model: Any, batch: Any) -> Tensor:
+    with torch.no_grad():
+        torch.ones(4, 4).mul_(0.9).add_(model.layers[0].weight.data).add_(model.layers[3].weight.data)
+    return loss_of(model, batch)
+
+
 def beside(model: Any, batch: Any) -> Tensor:
     return loss_of(model, batch) + model.layers[0](batch[0]).sum() + model.layers[3](batch[0]).sum()
 
@@ -432,6 +462,10 @@ REFUSED: list[tuple[Any, Any, str]] = [
     (twice, None, "called Row twice, which has been cut into stages. With a schedule every step calls it once"),
     (without_call, None, "returned without a call of Row, which has been cut into stages"),
     (penalized, None, "square was called with a parameter or buffer that another stage has"),
+    (decayed, None, "square was called with a parameter or buffer that another stage has"),
+    (mixed, None, r"mixes the samples of a batch, as mixup does, before it calls Row: .* first of 4 microbatches"),
+    (tied, None, "t was called with a parameter or buffer that another stage has"),
+    (averaged, None, "add_ was called with a parameter or buffer that another stage has"),
     (beside, None, r"Linear 'layers\.0' was called, and another rank of the pipeline has it"),
     (loss_of, normed, "BatchNorm1d 'layers.1' would take its statistics from microbatches, of which schedule='1F1B'"),
     (loss_of, by_hand, r"automatic_optimization = False\), and a pipeline's schedule runs it for one microbatch"),
@@ -458,6 +492,14 @@ def test_what_a_schedule_cannot_do_right_is_refused_by_name_on_all_ranks() -> No
 def keeping(model: Any) -> list[Any]:
     def keep(x: Tensor) -> Tensor:
         model.layers[0].loss = x.square().mean()
+        return x
+
+    return [model.layers[0], keep, *model.layers[1:]]
+
+
+def keeping_outside(model: Any) -> list[Any]:
+    def keep(x: Tensor) -> Tensor:
+        model.balance = [x.square().mean()]
         return x
 
     return [model.layers[0], keep, *model.layers[1:]]
@@ -490,6 +532,7 @@ def shrinking(model: Any) -> list[Any]:
     ("step", "parts", "expected"),
     [
         (loss_of, keeping, r"Linear 'layers\.0' keeps a tensor with a graph in its attribute 'loss'"),
+        (loss_of, keeping_outside, r"Row keeps a tensor with a graph in its attribute 'balance'"),
         (loss_of, logging, r"self\.log\('inside'\) was called by a part of the model"),
         (loss_of, shrinking, r"Stage 0 .* returned tensors of .* for microbatch \d, and before of"),
         (of_metric, None, r"self\.log\('loss'\) got a Computes; with a schedule expected a number"),

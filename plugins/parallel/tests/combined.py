@@ -160,8 +160,8 @@ def num_shares(num_processes: int, mesh: dict[str, Any]) -> int:
 
 
 def ranks(num_processes: int) -> Backend:
-    """Processes for any mesh of that size, which stay for the next one."""
-    return Backend(ParallelStrategy, "cpu", num_processes, kept_for=("combined", num_processes))
+    """New processes for a mesh of that size: in those that left a group, torch's DTensors remember it."""
+    return Backend(ParallelStrategy, "cpu", num_processes)
 
 
 def difference(mesh: dict[str, Any], num_processes: int, options: dict[str, Any]) -> float:

@@ -136,6 +136,8 @@ def _errors(rank: Rank) -> list[str]:
             fabric.setup(make())(words, words)
         errors.append(str(caught.value))
         fabric.teardown()
+    with pytest.raises(ConfigurationError, match="compile=True with expert isn't there yet"):
+        rank.trainer(max_steps=1, compile=True).fit(MixtureStep(), loader(4))
     return errors
 
 

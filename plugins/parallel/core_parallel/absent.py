@@ -88,7 +88,7 @@ class AbsentParameter(Absent, nn.Parameter):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> AbsentParameter:
         """Another one, as absent."""
-        memo[id(self)] = copied = _absent(self, self.own_device)
+        memo[id(self)] = copied = _absent(self.own_device, self)
         return copied
 
 

@@ -2,9 +2,18 @@
 
 import pytest
 
-from core_parallel.conformance import TestParallel, TestPipeline, TestPipelines, TestSchedule, TestShards, TestTensor
+from core_parallel.conformance import (
+    TestContext,
+    TestGather,
+    TestParallel,
+    TestPipeline,
+    TestPipelines,
+    TestSchedule,
+    TestShards,
+    TestTensor,
+)
 
-_SUITES = (TestParallel, TestPipeline, TestPipelines, TestSchedule, TestShards, TestTensor)
+_SUITES = (TestParallel, TestPipeline, TestPipelines, TestSchedule, TestShards, TestTensor, TestContext, TestGather)
 for _suite in _SUITES:
     pytest.mark.slow(_suite)
 

@@ -61,6 +61,7 @@ class Case:
         begins_apart: every rank has built other weights; those of rank 0 count.
         set_to_none: True to drop gradients in a loop by hand, False to fill them with zeros.
         dtype: of the model and its data.
+        length: of the sequence that each sample is, which attention looks at; None for samples that are none.
         precision: of strategy and Trainer.
         needs: capabilities that a strategy must declare for it.
         unless: capabilities that leave no room for it.
@@ -79,6 +80,7 @@ class Case:
     begins_apart: bool = False
     set_to_none: bool = True
     dtype: torch.dtype = torch.float64
+    length: int | None = None
     precision: str | None = None
     needs: Capability = Capability.NONE
     unless: Capability = Capability.NONE

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from core_testing.ranks import Rank
 
-_CASE = Case("failure", dtype=torch.float32)
+_CASE = Case("failure")
 _PATIENCE = timedelta(seconds=2)
 
 
@@ -34,7 +34,7 @@ class FailureTests(StrategySuite):
         """An exception on the last rank ends every rank, and is what the caller sees first."""
         last = self.num_processes - 1
         with pytest.raises(WorkerError) as caught:
-            self.run_in_new_processes(_fail_on, last, folder)
+            self.run_in_new_processes(_fail_on, self._case, last, folder)
         assert caught.value.rank == last
         assert f"rank {last} has had enough" in str(caught.value)
         assert "training_step" in str(caught.value.worker_traceback)
@@ -44,7 +44,7 @@ class FailureTests(StrategySuite):
         """A rank that is killed ends the others too, and the signal is named."""
         last = self.num_processes - 1
         with pytest.raises(WorkerError, match=rf"[Rr]ank {last} .*SIGKILL"):
-            self.run_in_new_processes(_die_on, last, folder)
+            self.run_in_new_processes(_die_on, self._case, last, folder)
         _assert_nobody_lives(folder, self.num_processes)
 
     @needs(Capability.COLLECTIVES)
@@ -64,6 +64,10 @@ class FailureTests(StrategySuite):
         """An option that doesn't exist is an error when the strategy is made, and not ignored."""
         assert not self.alone(lambda: self._takes(no_such_option=1))
 
+    @property
+    def _case(self) -> Case:
+        return self.adapted(_CASE).with_dtype(torch.float32)
+
     def _takes(self, **options: Any) -> bool:
         try:
             self.make(**options)
@@ -73,8 +77,8 @@ class FailureTests(StrategySuite):
 
 
 class _Tired(Perceptron):
-    def __init__(self, tired: bool) -> None:
-        super().__init__(_CASE)
+    def __init__(self, case: Case, tired: bool) -> None:
+        super().__init__(case)
         self.tired = tired
 
     def training_step(self, batch: Any, batch_idx: int) -> Any:
@@ -90,14 +94,14 @@ class _Dying(_Tired):
         return Perceptron.training_step(self, batch, batch_idx)
 
 
-def _fail_on(rank: Rank, failing: int, folder: Path) -> None:
+def _fail_on(rank: Rank, case: Case, failing: int, folder: Path) -> None:
     (folder / f"pid-{os.getpid()}").touch()
-    rank.trainer(max_epochs=1).fit(_Tired(rank.number == failing), make_loader(_CASE, rank.backend.num_shares))
+    rank.trainer(max_epochs=1).fit(_Tired(case, rank.number == failing), make_loader(case, rank.backend.num_shares))
 
 
-def _die_on(rank: Rank, dying: int, folder: Path) -> None:
+def _die_on(rank: Rank, case: Case, dying: int, folder: Path) -> None:
     (folder / f"pid-{os.getpid()}").touch()
-    rank.trainer(max_epochs=1).fit(_Dying(rank.number == dying), make_loader(_CASE, rank.backend.num_shares))
+    rank.trainer(max_epochs=1).fit(_Dying(case, rank.number == dying), make_loader(case, rank.backend.num_shares))
 
 
 def _assert_nobody_lives(folder: Path, expected: int) -> None:

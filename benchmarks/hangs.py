@@ -106,7 +106,7 @@ def outcome_of(run: Run, arguments: argparse.Namespace) -> Outcome:
         while (code := process.poll()) is None and time.monotonic() - began_s < 300 + 15 * arguments.end:
             time.sleep(0.2)
             text = process.output()
-            if ended_s is None and (stops or "CORE_WATCH=report" in text) and "have not come forward for" in text:
+            if ended_s is None and (stops or "CORE_WATCH=report" in text) and "have made no progress for" in text:
                 ended_s = time.monotonic()
                 if stops:
                     break
@@ -114,7 +114,7 @@ def outcome_of(run: Run, arguments: argparse.Namespace) -> Outcome:
         if code is None:
             end(process)
         text = process.output()
-    reported = re.search(r"^core: (The ranks have not come forward for .*)$(?=\n  rank)", text, re.MULTILINE)
+    reported = re.search(r"^core: (The ranks have made no progress for .*)$(?=\n  rank)", text, re.MULTILINE)
     error = re.search(r"^core\.HangError: (.*)$", text, re.MULTILINE)
     return Outcome(code, text, reported[1] if reported else "", error[1] if error else "", over_s)
 
@@ -140,7 +140,7 @@ def is_named(run: Run, text: str, limit_s: float, *, is_certain: bool, is_first:
 
 
 def seconds_of(text: str) -> int | None:
-    stood = re.search(r"come forward for (\d+) s", text)
+    stood = re.search(r"no progress for (\d+) s", text)
     return int(stood[1]) if stood else None
 
 

@@ -6,8 +6,8 @@ python examples/llama.py --parallel tensor=2 --devices 2 --accelerator cpu
 python examples/llama.py --parallel tensor=2,shard=2 --devices 4 --accelerator cpu
 
 A sentence goes up by one step from any number, modulo the vocabulary, and the model finds out by which. `--parallel`
-has sizes of `ParallelStrategy`: data, shard, tensor (by the plan in the config) and context. The module and the numbers
-stay as they are.
+has sizes of `ParallelStrategy`: data, shard, context, and by plans in the config tensor and pipeline. The module and
+the numbers stay as they are.
 """
 
 from __future__ import annotations

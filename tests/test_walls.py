@@ -166,6 +166,20 @@ def test_the_contract_is_read_in_one_sitting():
     assert Session.__final__
 
 
+def test_a_name_is_one_class():
+    """But for names of Lightning that core-lightning repeats, and those that core-parallel shares with a base."""
+    homes = {}
+    paths = sorted(ROOT.glob("core/**/*.py")) + PLUGIN_FILES
+    for path in (path for path in paths if not {"core_lightning", "core_parallel"} & set(path.parts)):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"), str(path))):
+            if isinstance(node, ast.ClassDef):
+                homes.setdefault(node.name, []).append(str(path.relative_to(ROOT)))
+    twice = {name: paths for name, paths in homes.items() if len(paths) > 1}
+    assert twice == {}, (
+        "two classes have one name: a reader who looks for one finds the other. Say in it which is meant"
+    )
+
+
 def test_the_core_knows_no_backend():
     """One data table may name backends, for error messages; its file says `known` in its name."""
     rows = [

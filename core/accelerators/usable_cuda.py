@@ -58,7 +58,10 @@ def _probe(count: int, wanted: int) -> tuple[list[int], dict[str, str]]:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         last = (done.stderr.strip().splitlines() or ["it printed nothing"])[-1]
-        raise DeviceError(f"The process that tries the CUDA devices ended with code {done.returncode}: {last}")
+        raise DeviceError(
+            f"The process that tries the CUDA devices ended with code {done.returncode}: {last} "
+            "Choose devices yourself, as in devices=[0, 1], or look at nvidia-smi."
+        )
     # The last line: a library may print something first.
     result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return result["usable"], result["unusable"]

@@ -61,7 +61,9 @@ class EngineFolderIO(CheckpointIO):
             CheckpointError: it isn't.
         """
         if Path(path).exists() and not self.exists(path):
-            raise CheckpointError(f"{str(path)!r} is no {self.engine} checkpoint. It is left alone.")
+            raise CheckpointError(
+                f"{str(path)!r} is no {self.engine} checkpoint, and stays as it is. Save to another path."
+            )
 
     def require(self, path: PathLike) -> None:
         """Refuse to read where no such checkpoint is.

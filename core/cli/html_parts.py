@@ -83,7 +83,7 @@ def page(title: str, body: Iterable[str]) -> str:
         body: HTML, below the title.
     """
     kinds = "".join(
-        f".line.c{number} {{ stroke: {colour}; }} circle.c{number} {{ fill: {colour}; }} "
+        f".line.c{number} {{ stroke: {colour}; }} circle.c{number}, rect.c{number} {{ fill: {colour}; }} "
         f".key.c{number} {{ background: {colour}; }}\n"
         for number, colour in enumerate(_COLOURS)
     )

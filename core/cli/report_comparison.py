@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from core.cli import run_summary
 from core.cli.chart import colour_class
 from core.cli.html_parts import badge, page, table, text, written_as
-from core.cli.report_page import charts, flat
+from core.cli.report_page import charts, flat, left_out
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -33,6 +33,7 @@ def _body(runs: Sequence[RunRecord]) -> Iterator[str]:
     yield from _results(runs, settings, bests, differ)
     keys = (_key(runs, number) for number in range(len(runs)))
     yield f'<div class="legend">{"".join(keys)}</div>'
+    yield from left_out(f"{run.name}: {sentence}" for run in runs for sentence in run.left_out)
     yield from charts(_lines(runs), dict.fromkeys(name for best in bests for name in best))
     same = {name: value for name, value in settings[0].items() if name not in differ}
     yield "<h2>The same in all runs</h2>"

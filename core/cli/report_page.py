@@ -6,7 +6,7 @@ import datetime
 import json
 from typing import TYPE_CHECKING, Any
 
-from core.cli import run_summary
+from core.cli import run_summary, timeline_chart
 from core.cli.html_parts import badge, cards, figure, page, table, text, written_as
 from core.cli.layout import size_text
 
@@ -39,7 +39,13 @@ def charts(metrics: Mapping[str, Mapping[int, Series]], first: Iterable[str]) ->
             yield from (figure(name, lines) for name, lines in found.items())
             yield "</div>"
     if not any((left, *groups.values())):
-        yield "<h2>Metrics</h2><p>None was logged.</p>"
+        yield "<h2>Metrics</h2><p>There are no values to draw.</p>"
+
+
+def left_out(sentences: Iterable[str]) -> Iterator[str]:
+    """Sentences on values that the charts lack."""
+    for sentence in sentences:
+        yield f'<p class="reason failed">{text(sentence)}</p>'
 
 
 def flat(value: Any) -> str:
@@ -50,7 +56,9 @@ def flat(value: Any) -> str:
 def _body(run: RunRecord) -> Iterator[str]:
     yield from _head(run)
     yield from _best(run)
+    yield from left_out(run.left_out)
     yield from charts({name: {0: series} for name, series in run.metrics.items()}, run_summary.best_of(run))
+    yield from timeline_chart.section(run.timeline)
     versions = run.facts.get("versions")
     yield '<div class="beside">'
     yield from _named("Hyperparameters", run.hparams)

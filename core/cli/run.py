@@ -138,9 +138,13 @@ def run(
 def _torchrun(devices: str, num_nodes: int, node_rank: int, main_address: str, main_port: int) -> list[str]:
     """The arguments of Python that start torchrun with these options."""
     if not (devices == "auto" or (devices.isdecimal() and int(devices))):
-        raise click.BadParameter(f"{devices!r} is neither a number of processes nor auto.", param_hint="--devices")
+        raise click.BadParameter(
+            f"expected a number of processes from 1, or auto; got {devices!r}.", param_hint="--devices"
+        )
     if node_rank >= num_nodes:
-        raise click.BadParameter(f"node {node_rank} of {num_nodes}: nodes count from 0.", param_hint="--node-rank")
+        raise click.BadParameter(
+            f"expected at most {num_nodes - 1}, got {node_rank}: nodes count from 0.", param_hint="--node-rank"
+        )
     nodes = ["--standalone"]
     if num_nodes > 1:
         address = ["--master-addr", main_address, "--master-port", str(main_port)]

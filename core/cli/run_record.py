@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from core.contract.errors import CoreError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
     from core.checkpoint.format.manifest import Manifest
 
@@ -51,17 +51,21 @@ class RunRecord:
 
     Attributes:
         folder: its path.
-        metrics: by name, steps and values; those that aren't finite too.
+        metrics: by name, steps and values; those that aren't finite too, in metrics that ever were.
+        left_out: sentences about values that are in the file and not in `metrics`.
         hparams: from `hparams.json`.
         facts: from `run.json`: decisions, versions, machine and time.
+        timeline: from `timeline.json`, which a callback may have left.
         checkpoints: by name.
         changed_at_s: seconds since 1970 at which a file of the logger was written last.
     """
 
     folder: Path
     metrics: Mapping[str, Series]
+    left_out: Sequence[str]
     hparams: Mapping[str, Any]
     facts: Mapping[str, Any]
+    timeline: Mapping[str, Any]
     checkpoints: list[CheckpointRecord]
     changed_at_s: float
 
@@ -105,25 +109,41 @@ def read_run(folder: Path) -> RunRecord:
         CoreError: its metrics are damaged.
     """
     times = [path.stat().st_mtime for name in _WRITTEN if (path := folder / name).is_file()]
+    found, unread = _read_metrics(folder / "metrics.csv")
+    finite = {name: series for name, series in found.items() if any(math.isfinite(value) for _, value in series)}
     return RunRecord(
         folder=folder,
-        metrics=_read_metrics(folder / "metrics.csv"),
+        metrics=finite,
+        left_out=[_never_finite(name, series) for name, series in found.items() if name not in finite] + unread,
         hparams=_read_object(folder / "hparams.json"),
         facts=_read_object(folder / "run.json"),
+        timeline=_read_object(folder / "timeline.json"),
         checkpoints=_find_checkpoints(folder),
         changed_at_s=max(times),
     )
 
 
-def _read_metrics(path: Path) -> dict[str, Series]:
+def _read_metrics(path: Path) -> tuple[dict[str, Series], list[str]]:
+    """The metrics, and a sentence if the file has something that is no number."""
     found: dict[str, Series] = {}
+    strange: list[str] = []
     for number, row in enumerate(_read_rows(path)):
         step = _number(row.get("step"))
         for name, text in row.items():
             value = _number(text)
             if name and name != "step" and value is not None:
                 found.setdefault(name, []).append((float(number) if step is None else step, value))
-    return {name: series for name, series in found.items() if any(math.isfinite(value) for _, value in series)}
+            elif text and value is None:
+                strange.append(f"line {number + 2}, {text if isinstance(text, str) else ', '.join(text)!r:.60}")
+    if not strange:
+        return found, []
+    return found, [
+        f"{path.name} has values that are no numbers, which were left out: {len(strange)}. First: {strange[0]}."
+    ]
+
+
+def _never_finite(name: str, series: Series) -> str:
+    return f"{name} was never finite. Number of values: {len(series)}, the last one {series[-1][1]}."
 
 
 def _read_rows(path: Path) -> Iterator[dict[str, Any]]:

@@ -10,7 +10,7 @@ import os
 import sys
 
 from core.cli.layout import say
-from core.launch.report import describe_exit
+from core.launch.worker_failure import describe_exit
 
 _REPEATING = (
     "torch.distributed.run",

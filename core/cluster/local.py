@@ -95,5 +95,6 @@ class LocalEnvironment(ClusterEnvironment):
             )
         if (node_rank := self.node_rank()) >= num_nodes:
             raise ConfigurationError(
-                f"NODE_RANK={node_rank}, but num_nodes={num_nodes}: it counts from 0, so it is at most {num_nodes - 1}."
+                f"NODE_RANK={node_rank}, but num_nodes={num_nodes}: expected 0 to {num_nodes - 1}. "
+                "Set it to another number on each node."
             )

@@ -14,7 +14,7 @@ CoreError
 ├── PluginLoadError                      a requested plugin can't be imported, or isn't what it says
 ├── LaunchError                          processes can't be made here
 ├── WorkerError                          a worker died; carries rank, exit code and its traceback
-│   └── HangError                        no rank came forward for long; carries what each one did
+│   └── HangError                        no rank made progress for long; carries what each one did
 ├── FingerprintError                     ranks run different plugins
 ├── NonFiniteLossError (ArithmeticError)  a loss is NaN or infinite, and the user wanted that to end the run
 └── CheckpointError                      a checkpoint can't be written or read

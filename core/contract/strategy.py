@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from core.contract.launcher import Launcher
     from core.contract.setup_host import SetupHost
     from core.contract.step import GradientClipping, Stage, StepOutput, TrainingStep
-    from core.session import Session
+    from core.session.session import Session
 
 
 class Strategy(World):

@@ -17,7 +17,7 @@ class Whereabouts:
             `"debugged"`; `"aborts"`: native code of it has given up, as gloo does.
         phase: `"set-up"`, `"step"`, `"validation"`, `"checkpoint"`, `"end of epoch"`, ...
         line: the user's, as in `"train.py:12 in training_step"`; empty if it isn't known.
-        since_s: seconds since the rank came forward.
+        since_s: seconds since the rank made progress.
         collective: that it waits in, such as `"gloo:all_reduce [[10]]"`; empty if torch has recorded none.
         host: its machine.
         pid: its process.

@@ -86,7 +86,7 @@ def check_global_batch(num_samples: int, num_shards: int) -> None:
     """
     if num_samples % num_shards:
         raise ConfigurationError(
-            f"global_batch_size={num_samples} can't be shared out to {num_shards} ranks alike. "
+            f"global_batch_size={num_samples} can't be divided evenly among {num_shards} ranks. "
             f"{_nearest(num_samples, num_shards, num_shards, _divisors(num_samples))}"
         )
 
@@ -97,7 +97,7 @@ def _take_whole(num_samples: int, num_shards: int, size: int) -> GlobalBatch:
         fitting = _divisors(num_samples // size) if num_samples % size == 0 else []
         raise ConfigurationError(
             f"global_batch_size={num_samples}: the loader's batches of {size} come as they are, so that {num_shards} "
-            f"ranks take {unit} samples at once, and no number of times makes {num_samples}. "
+            f"ranks take {unit} samples at once, which doesn't divide {num_samples}. "
             f"{_nearest(num_samples, unit, num_shards, fitting)}"
         )
     return GlobalBatch(num_samples, num_shards, size, num_samples // unit, cuts=False)

@@ -32,7 +32,8 @@ def check_module(module: Any) -> None:
     """Refuse what isn't a module of the user's own."""
     if isinstance(module, FabricModule):
         raise ModuleError(
-            f"setup: this {type(module.module).__name__} was set up already. Pass your own module, and once only."
+            f"setup: this {type(module.module).__name__} was set up already. "
+            "Pass the module that you made, and once only."
         )
     if not isinstance(module, nn.Module):
         raise ModuleError(f"setup: expected an nn.Module first, got {type(module).__name__}.")
@@ -52,7 +53,8 @@ def check_optimizers(optimizers: Sequence[Any]) -> None:
     for optimizer in optimizers:
         if isinstance(optimizer, FabricOptimizer):
             raise ConfigurationError(
-                f"This {type(optimizer.optimizer).__name__} was set up already. Pass your own, once."
+                f"This {type(optimizer.optimizer).__name__} was set up already. "
+                "Pass the optimizer that you made, and once only."
             )
         if not isinstance(optimizer, Optimizer):
             raise ConfigurationError(

@@ -42,7 +42,9 @@ def _check_options(options: Mapping[str, Any]) -> None:
             "and core takes 'region'."
         )
     if options.get("mode") is not None and options.get("options") is not None:
-        raise ConfigurationError("compile has both 'mode' and 'options', of which torch.compile takes one.")
+        raise ConfigurationError(
+            "compile has both 'mode' and 'options', of which torch.compile takes one. Leave one of them out."
+        )
 
 
 def _check_region(region: Any, strategy: Strategy) -> None:

@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from core.contract.checkpoint_io import PathLike
     from core.contract.step import Stage
     from core.resolve import Resolution
-    from core.strategies import ActivationMemory
     from core.watch import WatchdogOptions
 
 
@@ -125,14 +124,16 @@ class Fabric(Processes):
         self._loader_setup = LoaderSetup(self.strategy)
         self._metric_log = MetricLog()
 
-    def _make_activations(self, checkpointing: Any, offload: bool) -> ActivationMemory | None:
+    def _make_activations(
+        self, checkpointing: Any, offload: bool
+    ) -> Callable[[nn.Module, str], Callable[[], None]] | None:
         if checkpointing in (None, False) and offload is False:
             return None
         from core.strategies import ActivationMemory  # most have none
 
         activations = ActivationMemory(checkpointing, offload)
         activations.check(self.strategy)
-        return activations
+        return activations.apply
 
     @property
     def logger(self) -> Logger:

@@ -69,7 +69,8 @@ class FabricModule(nn.Module):
         name = method if isinstance(method, str) else getattr(method, "__name__", repr(method))
         if not callable(getattr(self.module, name, None)):
             raise ModuleError(
-                f"mark_forward_method({name!r}): {type(self.module).__name__} has no method of this name."
+                f"mark_forward_method({name!r}): {type(self.module).__name__} has no method of this name. Name one of "
+                "those that you call on the model, as in 'generate'."
             )
         self._forward_methods.add(name)
         vars(self).pop(name, None)

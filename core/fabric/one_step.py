@@ -27,7 +27,7 @@ def run_step(fabric: Fabric, model: nn.Module, batch: Any, loss_fn: Callable[[An
         output = step(batch)
     loss: Any
     loss, weight = (output.get("loss"), output.get("weight")) if isinstance(output, dict) else (output, None)
-    if not callable(getattr(loss, "backward", None)):
+    if not (callable(getattr(loss, "backward", None)) and loss.numel() == 1 and loss.requires_grad):
         raise ModuleError(
             f"loss_fn returned {output!r:.60}; expected a scalar tensor with a graph, or a dict with one under 'loss' "
             "and perhaps the number of items that it is a mean over under 'weight'."

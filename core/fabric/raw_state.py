@@ -26,12 +26,16 @@ def load(strategy: Strategy, path: PathLike, target: nn.Module | Optimizer, *, s
         strategy.load_module_state_dict(target, state, strict=strict)
         return
     if not {"state", "param_groups"} <= state.keys():
-        raise CheckpointError(f"{path} holds {sorted(map(str, state))}, which is not the state of an optimizer.")
+        raise CheckpointError(
+            f"{path} holds {sorted(map(str, state))}, which is not the state of an optimizer. Expected 'state' and "
+            "'param_groups', as torch.save(optimizer.state_dict(), path) writes them."
+        )
     names = strategy.parameter_names(target)
     num_saved = sum(len(group["params"]) for group in state["param_groups"])
     if num_saved != len(names):
         raise CheckpointError(
-            f"{path} is the state of an optimizer of {num_saved} parameters; this one has {len(names)}."
+            f"{path} is the state of an optimizer of {num_saved} parameters; this one has "
+            f"{len(names)}. Build it over as many, in the same order."
         )
     optimizer_class.check(target, state)
     optimizer_trial.check(target, state)
@@ -44,7 +48,7 @@ def _read(path: PathLike) -> dict[str, Any]:
         with location_of(path).open() as file:
             state = torch_file.unpickle(file)
     except FileNotFoundError as error:
-        raise CheckpointNotFoundError(f"There is no file at {path}.") from error
+        raise CheckpointNotFoundError(f"There is no file at {path}. Expected one that torch.save wrote.") from error
     except NotAFileError as error:
         raise CheckpointError(
             f"{error}, and load_raw reads one file that torch.save wrote. A checkpoint that Fabric or a Trainer saved "

@@ -15,11 +15,11 @@ if TYPE_CHECKING:
     from core.launch.messages import has_listener, on_message, send_to_main
     from core.launch.multiprocessing import MultiprocessingLauncher, fork, forkserver, spawn
     from core.launch.rank import known_rank
-    from core.launch.report import Report, worker_error
     from core.launch.signal_forwarder import SignalForwarder
     from core.launch.subprocess_script import SubprocessScriptLauncher
     from core.launch.timeouts import ECHO_S, GRACE_S
     from core.launch.worker import exit_on_signal
+    from core.launch.worker_failure import WorkerFailure, worker_error
 
 __all__ = [
     "ECHO_S",
@@ -27,9 +27,9 @@ __all__ = [
     "InPlaceLauncher",
     "LaunchedCall",
     "MultiprocessingLauncher",
-    "Report",
     "SignalForwarder",
     "SubprocessScriptLauncher",
+    "WorkerFailure",
     "exit_on_signal",
     "fork",
     "forkserver",
@@ -57,7 +57,7 @@ __getattr__, __dir__ = lazy_exports(
             "spawn",
         ),
         ".rank": ("known_rank",),
-        ".report": ("Report", "worker_error"),
+        ".worker_failure": ("WorkerFailure", "worker_error"),
         ".signal_forwarder": ("SignalForwarder",),
         ".subprocess_script": ("SubprocessScriptLauncher",),
         ".messages": ("has_listener", "on_message", "send_to_main"),

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from core.display.lost_connection import is_lost_connection
-from core.launch.report import Report, left_early, worker_error
 from core.launch.timeouts import GRACE_S, HEAR_S
+from core.launch.worker_failure import WorkerFailure, left_early, worker_error
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -46,7 +46,7 @@ class Worker:
     wait: Callable[[], int]
     channel: Channel
     exit_code: int | None = None
-    report: Report | None = None
+    report: WorkerFailure | None = None
     num_begun: int = 0
     num_done: int = 0
 
@@ -71,7 +71,7 @@ class Worker:
             if "begun" in message:
                 self.num_begun, self.num_done = message["begun"], message["done"]
             else:
-                self.report = Report.from_message(message)
+                self.report = WorkerFailure.from_message(message)
 
 
 class WorkerGroup:

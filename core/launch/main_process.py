@@ -17,9 +17,9 @@ from core.display.tracebacks import format_short
 from core.launch.connections import hang_up
 from core.launch.forked_copies import ForkedCopies
 from core.launch.group import Worker, WorkerGroup
-from core.launch.report import left_early, summarize
-from core.launch.signal_watch import SignalWatch, call_main_thread
+from core.launch.signal_listener import SignalListener, call_main_thread
 from core.launch.timeouts import GRACE_S
+from core.launch.worker_failure import left_early, summarize
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -59,7 +59,7 @@ class MainProcess:
             signal.signal(signal.SIGTERM, self._on_terminate)
         self._previous_hook, sys.excepthook = sys.excepthook, self._on_uncaught
         self._group = WorkerGroup(workers, self._interrupt)
-        self._watch = SignalWatch(self._free_main_thread)
+        self._watch = SignalListener(self._free_main_thread)
         receiver.receive_in_thread()
         atexit.register(self.close)
         ForkedCopies(self._forget)

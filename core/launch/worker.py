@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from core.contract import WorkerError
 from core.launch.forked_copies import ForkedCopies
-from core.launch.report import Report
 from core.launch.timeouts import ECHO_S, GRACE_S
+from core.launch.worker_failure import WorkerFailure
 
 if TYPE_CHECKING:
     from types import FrameType, TracebackType
@@ -52,7 +52,7 @@ class Membership:
 
     def report(self, error: BaseException) -> None:
         """Report to the main process why this worker ends."""
-        self._channel.send(Report.of(error).to_message())
+        self._channel.send(WorkerFailure.of(error).to_message())
 
     def tell(self, num_begun: int, num_done: int) -> None:
         """Report to the main process how many launched functions this worker has begun and completed."""

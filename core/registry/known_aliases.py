@@ -149,6 +149,7 @@ _FLOAT8 = (
     "core has nothing of Transformer Engine: 'bf16-mixed' trains in 16 bits, and 'float8-weight-only' of core-torchao "
     "evaluates and predicts in 8."
 )
+_HALF = "Write '16-mixed', with weights in 32 bits, or '16-true'."
 _OWN_DEVICE = (
     "No package of this project has {0}. An accelerator for it is a subclass of core.accelerators."
     "TorchDeviceAccelerator, in a package that `core new-plugin` begins, or registered in the script."
@@ -173,6 +174,9 @@ OTHER_NAMES: MappingProxyType[tuple[str, str], tuple[str, tuple[str, ...]]] = Ma
         ),
         ("accelerator", "xpu"): (_OWN_DEVICE.format("Intel's GPUs"), ()),
         ("accelerator", "npu"): (_OWN_DEVICE.format("Ascend's NPUs"), ()),
+        ("accelerator", "rocm"): ("Write 'cuda': torch calls AMD's GPUs so too.", ("cuda",)),
+        **{("precision", name): (_HALF, ("16_mixed", "16_true")) for name in ("fp16", "float16", "half", "amp")},
+        **{("precision", name): ("Write '32-true'.", ("32_true",)) for name in ("fp32", "float32")},
         ("precision", "transformer_engine"): (_FLOAT8, ("bf16_mixed", "float8_weight_only")),
         ("precision", "transformer_engine_float16"): (_FLOAT8, ("bf16_mixed", "float8_weight_only")),
         **{("precision", name): (_FOUR_BITS, ("int4_weight_only",)) for name in ("nf4", "nf4_dq", "fp4", "fp4_dq")},

@@ -215,9 +215,10 @@ def _near(kind: str, alias: str, manager: PluginManager) -> list[str]:
 
 def _did_you_mean(kind: str, near: Sequence[str], manager: PluginManager) -> Iterable[str]:
     here = {offer.spec.alias for offer in manager.offers(kind)}
+    words = {alias: repr(alias.replace("_", "-") if kind == "precision" else alias) for alias in near}  # "bf16-mixed"
     forms = [
-        repr(alias) if alias in here else f"{alias!r} (`pip install {KNOWN_ALIASES[kind, alias]}`, as README says)"
-        for alias in near
+        word if alias in here else f"{word} (`pip install {KNOWN_ALIASES[kind, alias]}`, as README says)"
+        for alias, word in words.items()
     ]
     if forms:
         yield f"Did you mean {' or '.join(forms)}?"

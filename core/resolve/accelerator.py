@@ -121,7 +121,9 @@ def choose_devices(
         reason = f"devices={argument!r} was asked for" if checked != -1 else "devices=-1 stands for all that are here"
         indices = accelerator.parse_devices(checked)
     if not indices:
-        raise DeviceError(f"devices={argument!r}: accelerator {accelerator.name!r} has no device here.")
+        raise DeviceError(
+            f"devices={argument!r}: accelerator {accelerator.name!r} has no device here. {_alternatives()}"
+        )
     return accelerator.torch_devices(indices), _decision(indices, reason)
 
 
@@ -218,7 +220,7 @@ def _brought_devices(
     if strangers := [device for device in brought if device.type != expected]:
         raise DeviceError(
             f"The strategy has {strangers[0]} among its parallel_devices, and accelerator "
-            f"{accelerator.name!r} has devices of type {expected!r}."
+            f"{accelerator.name!r} has devices of type {expected!r}. Pass devices of that type, or another accelerator."
         )
     return brought, _decision(indices, "the strategy brings parallel_devices")
 

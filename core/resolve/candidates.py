@@ -164,7 +164,7 @@ def best(kind: str, candidates: Iterable[Candidate], explicit: str) -> Candidate
             )
     here = sorted((other for other in candidates if other.is_here), key=lambda other: -other.priority)
     if not here:
-        raise ConfigurationError(f"No {kind} is here ({why_absent(candidates)}).")
+        raise ConfigurationError(f"No {kind} is here ({why_absent(candidates)}). Name the one that you want.")
     if rivals := [other.name for other in here if other.priority == here[0].priority][1:]:
         raise ConfigurationError(
             f"Several {kind}s are here with the same priority: {here[0].name!r} and {rivals[0]!r}. "

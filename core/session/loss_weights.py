@@ -8,6 +8,7 @@ nobody knows before the window's last forward. Loaded when a step gives a weight
 from __future__ import annotations
 
 import math
+import sys
 from dataclasses import dataclass
 from numbers import Real
 from typing import TYPE_CHECKING, Any
@@ -156,12 +157,14 @@ class LossWeights:
         """The weight as it is computed with. One on a device is checked there: what can't be one becomes NaN."""
         import torch
 
-        if isinstance(weight, torch.Tensor) and weight.numel() == 1 and not weight.is_cpu:
-            number = weight.detach().to(self._dtype).reshape(())
-            return torch.where((number >= 0) & number.isfinite(), number, math.nan)
-        # Real: NumPy's numbers too.
-        is_number = isinstance(weight, Real) or (isinstance(weight, torch.Tensor) and weight.numel() == 1)
-        if not (is_number and 0 <= weight < math.inf):
+        if isinstance(weight, torch.Tensor) and weight.numel() == 1 and not weight.is_complex():
+            weight = weight.detach().reshape(())
+            if not weight.is_cpu:
+                number = weight.to(self._dtype)
+                return torch.where((number >= 0) & number.isfinite(), number, math.nan)
+            weight = weight.item()
+        is_number = isinstance(weight, Real)  # NumPy's too
+        if not (is_number and 0 <= weight <= sys.float_info.max):  # Python's integers may be larger
             raise ModuleError(_describe(weight))
         return float(weight)
 
@@ -199,8 +202,8 @@ _ALL_OR_NONE = "Give one with each loss, or with none: a window's gradient is th
 
 def _describe(weight: Any) -> str:
     shape = tuple(getattr(weight, "shape", ()))
-    given = f"a tensor of shape {shape}" if shape else weight
-    return f"A loss has the weight {given!s:.80}. {_EXPECTED}"
+    given = f"a tensor of shape {shape}" if shape else repr(weight)
+    return f"A loss has the weight {given:.80}. {_EXPECTED}"
 
 
 def _quotient(part: float | Tensor, total: float | Tensor) -> float | Tensor:

@@ -10,8 +10,6 @@ from core.contract.errors import CheckpointError, ConfigurationError, Unsupporte
 from core.contract.strategy import Strategy
 from core.session import (
     default_step,
-    half_loaded,
-    load_targets,
     module_tree,
     optimizer_state,
     overrides,
@@ -37,7 +35,6 @@ if TYPE_CHECKING:
     from core.contract.setup_host import SetupHost
     from core.contract.spec import Fingerprint
     from core.session.loss_weights import LossWeights
-    from core.strategies.activation_memory import ActivationMemory
 
 _PARTS = ("accelerator", "parallel_devices", "cluster_environment", "checkpoint_io", "precision_plugin")
 
@@ -54,7 +51,7 @@ class Session:
         handles: the modules that were set up, in order.
         fingerprint: (kind, alias, provider, version) of every choice; ranks compare it before they communicate.
         compiler: the compiler for the methods of the next module that is added, such as `torch.compile`.
-        activations: what becomes of activations of the modules that are added; None leaves them.
+        activations: changes what added modules keep for backward, on a type of device; returns what undoes that.
         weights: of the losses, once one was given; None before.
         unit_compiler: compiles parts of the next module that is added, in place; returns what undoes that.
     """
@@ -64,7 +61,7 @@ class Session:
         self.strategy = strategy
         self.fingerprint: Fingerprint = ()
         self.compiler: Callable[[Any], Any] | None = None
-        self.activations: ActivationMemory | None = None
+        self.activations: Callable[[nn.Module, str], Callable[[], None]] | None = None
         self.unit_compiler: Callable[[nn.Module], Callable[[], None]] | None = None
         self._undo: list[Callable[[], None]] = []
         self._filled_in: Mapping[str, Any] = {}
@@ -291,7 +288,7 @@ class Session:
     def _change_units(self, module: nn.Module) -> None:
         """Save the activations of units first, so that a compiler sees it."""
         if self.activations is not None:
-            self._undo.append(self.activations.apply(module, self.strategy.root_device.type))
+            self._undo.append(self.activations(module, self.strategy.root_device.type))
         if self.unit_compiler is not None:
             self._undo.append(self.unit_compiler(module))
 
@@ -420,6 +417,8 @@ class Session:
         Raises:
             CheckpointError: there are some.
         """
+        from core.session import half_loaded
+
         half_loaded.refuse(self, [*(handle.module for handle in self.handles), *self.strategy.optimizers], wish)
 
     # one module's or optimizer's state, as a strategy that changes nothing gives it -----------------------------------
@@ -455,4 +454,6 @@ class Session:
 
     def optimizer_targets(self, optimizer: Optimizer, described: Mapping[str, Any]) -> dict[str, Any] | None:
         """All ranks. Tensors of a saved optimizer state's shapes, which lie as the optimizer's parameters do."""
-        return load_targets.optimizer_targets(self.strategy, described, optimizer)
+        from core.session.load_targets import optimizer_targets  # who reads no checkpoint waits for none of it
+
+        return optimizer_targets(self.strategy, described, optimizer)

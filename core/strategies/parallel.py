@@ -63,8 +63,8 @@ class ParallelStrategy(Strategy):
             parts: `accelerator`, `parallel_devices`, `cluster_environment`, `checkpoint_io`, `precision_plugin`.
 
         Raises:
-            ConfigurationError: an option that no constructor of the class and its bases names, or an unknown
-                `start_method`.
+            ConfigurationError: an option that no constructor of the class and its bases names, an unknown
+                `start_method`, or a `timeout` that is no duration.
         """
         check_options(type(self).__name__, parts, known_options(type(self)))
         super().__init__(*given, **parts)
@@ -73,6 +73,8 @@ class ParallelStrategy(Strategy):
                 expected = ", ".join(map(repr, self.start_methods))
                 raise ConfigurationError(f"start_method={start_method!r}: expected one of {expected}.")
             self.launcher_name = start_method
+        if timeout is not None and getattr(timeout, "total_seconds", float)() <= 0:
+            raise ConfigurationError(f"timeout={timeout!r}: expected a positive datetime.timedelta, or None.")
         self._process_group_backend = process_group_backend
         self._group_timeout = timeout
 
@@ -137,7 +139,7 @@ class ParallelStrategy(Strategy):
             FingerprintError: the ranks have resolved to different plugins.
         """
         if self.cluster_environment is None:
-            raise ConfigurationError(f"{type(self).__name__} needs a cluster_environment to know its ranks.")
+            raise ConfigurationError(f"{type(self).__name__} needs a cluster_environment to know its ranks. Pass one.")
         if process_group.join(
             self.cluster_environment,
             backend=self.process_group_backend,

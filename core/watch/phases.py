@@ -15,7 +15,7 @@ class Heartbeat:
     A step pays one store: `heartbeat.count += 1`. All else happens once a phase.
 
     Attributes:
-        count: goes up whenever the rank has come forward.
+        count: goes up whenever the rank makes progress.
         phase: what the rank does: `"set-up"`, `"step"`, `"validation"`, `"checkpoint"`, `"end of epoch"`, ...
     """
 

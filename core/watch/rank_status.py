@@ -17,7 +17,7 @@ class RankStatus:
         state: see `core.contract.whereabouts`.
         phase: of its heartbeat.
         line: the user's own.
-        since_s: seconds since it came forward.
+        since_s: seconds since it made progress.
         warn_after_s: how long it may stand still before a warning.
         end_after_s: how long it may stand still before that ends the run.
         least_s: the same where it is certain that nothing will move.

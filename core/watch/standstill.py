@@ -30,7 +30,7 @@ class Standstill:
 
     @property
     def since_s(self) -> float:
-        """Seconds since the rank came forward, as far as the watch has seen."""
+        """Seconds since the rank made progress, as far as the watch has seen."""
         return self._looked_s - self._moved_s
 
     def look(self, num_collectives: int = 0) -> float:

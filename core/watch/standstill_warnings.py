@@ -44,9 +44,9 @@ class StandstillWarnings:
         _write(f"{self._describe(verdict, statuses)}{what_comes}")
 
     def clear(self, stood_s: float) -> None:
-        """Write that the ranks have come forward again, if there was a warning."""
+        """Write that the ranks make progress again, if there was a warning."""
         if self._has_warned:
-            _write(f"The ranks have come forward again, after {stood_s:.0f} s.")
+            _write(f"The ranks make progress again, after {stood_s:.0f} s.")
         self._has_warned, self._stacks_path = False, ""
 
     def error(self, verdict: Verdict, statuses: Sequence[RankStatus]) -> HangError:
@@ -66,7 +66,7 @@ class StandstillWarnings:
     def _describe(self, verdict: Verdict, statuses: Sequence[RankStatus]) -> str:
         """The state of all ranks, and the file with their stacks."""
         stood_s = min((each.since_s for each in statuses if not each.is_lost), default=0.0)
-        stood = "" if verdict.is_abort else f"The ranks have not come forward for {stood_s:.0f} s. "
+        stood = "" if verdict.is_abort else f"The ranks have made no progress for {stood_s:.0f} s. "
         message = f"{stood}{verdict.reason[:1].upper()}{verdict.reason[1:]}.\n{table(statuses)}\n"
         self._write_stacks(message, statuses)
         return message + (f"All stacks: {self._stacks_path}\n" if self._stacks_path else "")

@@ -78,7 +78,7 @@ PROGRAMS = {
     # names and options
     "a misspelt strategy": ("make(strategy='dpp')", "Did you mean"),
     "a misspelt accelerator": ("make(accelerator='cpuu')", "Did you mean"),
-    "a misspelt precision": ("make(precision='bf16-mix')", "Did you mean"),
+    "a misspelt precision": ("make(precision='bf16-mix')", "Did you mean 'bf16-mixed'"),
     "a misspelt option": ("make(max_epoch=3)", "max_epochs"),
     "an option of the wrong type": ("make(max_epochs='3')", "max_epochs='3'"),
     "a negative limit": ("make(limit_train_batches=-1)", "limit_train_batches"),

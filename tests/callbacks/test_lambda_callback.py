@@ -63,5 +63,5 @@ def test_what_is_no_hook(tmp_path):
 
 
 def test_what_is_no_callback(tmp_path):
-    with pytest.raises(ConfigurationError, match=r"callbacks has <class .*; expected instances of core.Callback"):
+    with pytest.raises(ConfigurationError, match=r"callbacks has the class .*; expected instances of core.Callback"):
         make_trainer(tmp_path, Callback)

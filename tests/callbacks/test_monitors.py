@@ -136,5 +136,5 @@ def test_they_need_a_logger(tmp_path, monitor):
 
 @pytest.mark.parametrize("options", [{"peak_flops_per_s": 1.0}, {"peak_flops_per_s": 0, "flops_per_batch": 1.0}])
 def test_arguments_that_cannot_be(options):
-    with pytest.raises(ConfigurationError, match=r"utilization takes both, the peak a positive number"):
+    with pytest.raises(ConfigurationError, match=r"expected both, and a positive peak, or no peak"):
         ThroughputMonitor(**options)

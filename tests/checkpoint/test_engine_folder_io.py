@@ -43,7 +43,9 @@ def test_its_own_folder_is_removed_and_nothing_else(tmp_path):
     AcmeFolderIO().remove_checkpoint(tmp_path / "nothing", collectives=Alone())
     assert list(tmp_path.iterdir()) == []
     (tmp_path / "photos").mkdir()
-    with pytest.raises(CheckpointError, match=r"photos' is no Acme checkpoint\. It is left alone"):
+    with pytest.raises(
+        CheckpointError, match=r"photos' is no Acme checkpoint, and stays as it is\. Save to another path"
+    ):
         AcmeFolderIO().remove_checkpoint(tmp_path / "photos", collectives=Alone())
     assert (tmp_path / "photos").is_dir()
 

@@ -74,6 +74,7 @@ def load(nodes, per_node):
 def test_every_shard_outlives_any_one_node(nodes, lost, per_node):
     save(nodes[:3], per_node)
     shutil.rmtree(nodes[lost])
+    nodes[3].rmdir()  # a new machine has not even the folder
     # On as many nodes, of which one is new: it gets the parts of its ranks and rank 0's, and nothing else.
     later = [path if number != lost else nodes[3] for number, path in enumerate(nodes[:3])]
     assert load(later, per_node) == [(NAME, 0.0)] * 3 * per_node

@@ -113,6 +113,13 @@ def test_the_page_of_a_run(tmp_path):
     (folder / "metrics.csv").write_text("step,loss\n1," + "9" * (1 << 18))
     assert "metrics.csv is damaged: field larger than" in report(folder).output.replace("\n", "")
 
+    (folder / "metrics.csv").write_text("step,loss,diverged\n1,abc,nan\n2,3,inf\n3,4,nan,5\n")
+    for runs in ([folder], [folder, folder.parent]):
+        assert report(*runs, "--output", tmp_path / "again.html").exit_code == 0
+        text = Page((tmp_path / "again.html").read_text()).text
+        assert "diverged was never finite. Number of values: 3, the last one nan." in text
+        assert "metrics.csv has values that are no numbers, which were left out: 2. First: line 2, 'abc'." in text
+
     (tmp_path / "empty").mkdir()
     done = report(tmp_path / "empty")
     assert (done.exit_code, "expected metrics.csv" in done.output) == (1, True)
@@ -199,7 +206,7 @@ def test_a_run_that_has_logged_nothing_has_a_page_too(tmp_path):
     folder = logger.folder()
     logger.finalize("success")
     assert report(folder).exit_code == 0
-    assert "None was logged" in (folder / "report.html").read_text()
+    assert "There are no values to draw" in (folder / "report.html").read_text()
 
 
 def test_a_chart_keeps_peaks_and_gaps():

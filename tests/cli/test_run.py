@@ -40,9 +40,9 @@ def test_a_failed_rank_is_named_in_a_line(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--devices", "two", "train.py"], "'two' is neither a number of processes nor auto"),
-        (["--devices", "0", "train.py"], "'0' is neither a number of processes nor auto"),
-        (["--num-nodes", "2", "--node-rank", "2", "train.py"], "node 2 of 2: nodes count from 0"),
+        (["--devices", "two", "train.py"], "or auto; got 'two'"),
+        (["--devices", "0", "train.py"], "or auto; got '0'"),
+        (["--num-nodes", "2", "--node-rank", "2", "train.py"], "expected at most 1, got 2: nodes count from 0"),
         ([], "Missing argument 'SCRIPT'"),
         (["--nproc", "2", "train.py"], "No such option '--nproc'. Did you mean --devices?"),
         (["--nproc_per_node=2", "train.py"], "No such option '--nproc_per_node'. Did you mean --devices?"),

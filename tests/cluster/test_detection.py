@@ -359,7 +359,7 @@ def test_several_nodes_by_hand(given):
     LocalEnvironment().validate(num_devices=2, num_nodes=2)
     assert LocalEnvironment().node_rank() == 1
     given({"NODE_RANK": "2"})
-    with pytest.raises(ConfigurationError, match=r"NODE_RANK=2, but num_nodes=2.*at most 1"):
+    with pytest.raises(ConfigurationError, match=r"NODE_RANK=2, but num_nodes=2.*expected 0 to 1"):
         LocalEnvironment().validate(num_devices=2, num_nodes=2)
 
 

@@ -80,8 +80,10 @@ def test_the_page_is_made_of_reports(tmp_path):
     assert "ELASTIC" not in text
 
     again = suite("strategy", "acme_slow", "simulated", [test("test_trains", "passed")])
-    text = written(tmp_path, report("second.json", "2026-02-01", suite("strategy", "acme", "cuda", [trained]), again))
-    assert "| `acme` | core-acme | hardware: cuda | 1 of 1 | 2026-02-01 |" in text, "the newest result counts"
+    proven = suite("strategy", "acme", "cuda", [trained], SEVERAL_MODULES="proven")
+    text = written(tmp_path, report("second.json", "2026-02-01", proven, again))
+    assert "| `acme` | core-acme | hardware: cuda | 1 of 1 | S | |" in text, "the newest result counts"
+    assert "Proven: S `SEVERAL_MODULES`." in text
     assert "| `acme_fast` | core-acme | CPU | 1 of 2, 1 known to fail |" in text, "others stay"
     assert "not run" not in text, "one that ran on no device gives way"
     assert "**fails**" not in text

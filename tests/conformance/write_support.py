@@ -15,6 +15,7 @@ import json
 import os
 import subprocess
 import sys
+import textwrap
 from collections import Counter, defaultdict
 from pathlib import Path
 
@@ -229,7 +230,8 @@ def strategies(records):
     yield table([*COLUMNS, "proven", "declared, not proven here"], joined(whole))
     proven = {name for record in records for name, state in record["capabilities"].items() if state == "proven"}
     if proven:
-        yield "\nProven: " + ", ".join(f"{LETTERS[name]} `{name}`" for name in sorted(proven, key=LETTERS.get)) + "."
+        letters = ", ".join(f"{LETTERS[name]} `{name}`" for name in sorted(proven, key=LETTERS.get))
+        yield "\n" + textwrap.fill(f"Proven: {letters}.", 128)
     yield ""
     if presets:
         yield "These set options of a strategy above, or are tested by a short run only:\n"

@@ -40,6 +40,7 @@ LIBRARIES = {
     "core_ray": "ray",
     "core_trackio": "trackio",
     'plugins="ray"': "ray",
+    "from ray": "ray",
 }
 """Libraries of plugins that a program with these words needs."""
 

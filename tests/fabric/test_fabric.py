@@ -490,7 +490,9 @@ def test_a_seed_is_an_integer_with_bounds(fabric, seed):
 
 def test_a_module_is_set_up_once(fabric):
     model = fabric.setup(linear())
-    with pytest.raises(ModuleError, match=r"this Linear was set up already. Pass your own module, and once only"):
+    with pytest.raises(
+        ModuleError, match=r"this Linear was set up already. Pass the module that you made, and once only"
+    ):
         fabric.setup(model)
 
 

@@ -47,8 +47,13 @@ def test_the_loss_has_no_graph():
     assert not fabric.step(fabric.setup(torch.nn.Linear(3, 1)), torch.ones(2, 3), loss_of).requires_grad
 
 
-def test_something_else_than_a_loss():
+@pytest.mark.parametrize(
+    "returned",
+    [lambda loss: None, lambda loss: loss.detach(), lambda loss: loss.expand(2), lambda loss: {"weight": 2}],
+    ids=["nothing", "no graph", "two", "a weight alone"],
+)
+def test_something_else_than_a_loss(returned):
     fabric = Fabric(accelerator="cpu")
     model = fabric.setup(torch.nn.Linear(3, 1))
-    with pytest.raises(ModuleError, match="loss_fn returned None; expected a scalar tensor with a graph, or a dict"):
-        fabric.step(model, torch.ones(2, 3), lambda model, batch: None)
+    with pytest.raises(ModuleError, match=r"loss_fn returned .*; expected a scalar tensor with a graph, or a dict"):
+        fabric.step(model, torch.ones(2, 3), lambda model, batch: returned(loss_of(model, batch)))

@@ -206,7 +206,7 @@ def test_pytest_shows_the_users_line_and_the_message(tmp_path):
     source += "def test_bug():\n    make().fit(Bug(), data())\n"
     source += "def test_shape():\n    make().fit(Net(), data(3))\n"
     source += "def test_data():\n    make().fit(Net(), DataLoader(BadData()))\n"
-    source += "from core import WorkerError\nfrom core.launch.report import WorkerTraceback\n"
+    source += "from core import WorkerError\nfrom core.launch.worker_failure import WorkerTraceback\n"
     source += "def test_worker():\n    cause = WorkerTraceback('whole', 'short')\n"
     source += "    assert 'whole' in str(cause)\n    raise WorkerError('lost', rank=1) from cause\n"
     source += "def test_torch_alone():\n    Net().layer(torch.ones(3))\n"

@@ -227,6 +227,9 @@ def test_a_misspelt_well_known_alias_says_what_to_install(registry):
         ("precision", "fp4", "'int4-weight-only' of core-torchao loads in 4 bits"),
         ("precision", "nf4", "'int4-weight-only' of core-torchao loads in 4 bits"),
         ("precision", "nf4-dq", "'int4-weight-only' of core-torchao loads in 4 bits"),
+        ("precision", "fp16", "Write '16-mixed', with weights in 32 bits, or '16-true'"),
+        ("precision", "float32", "Write '32-true'"),
+        ("accelerator", "rocm", "Write 'cuda': torch calls AMD's GPUs so too"),
         ("precision", "transformer-engine", "'bf16-mixed' trains in 16 bits, and 'float8-weight-only' of core-torchao"),
     ],
 )
@@ -235,6 +238,11 @@ def test_a_name_of_another_library_says_what_to_write(registry, kind, name, mess
         registry(kind).get(name)
     assert message in str(raised.value)
     assert "Did you mean" not in str(raised.value)
+
+
+def test_a_near_precision_is_written_as_users_write_it(registry):
+    with pytest.raises(UnknownAliasError, match="Did you mean 'bf16-mixed'"):
+        registry("precision").get("bf16-mixd")
 
 
 def test_names_of_other_libraries_lead_to_names_that_there_are():

@@ -2,6 +2,7 @@
 
 import inspect
 from dataclasses import dataclass
+from datetime import timedelta
 
 import pytest
 
@@ -59,6 +60,12 @@ def test_the_start_method_names_the_launcher():
     assert Acme(start_method="fork").launcher_name == "fork"
     with pytest.raises(ConfigurationError, match=r"start_method='popen': expected one of 'subprocess', 'spawn'"):
         Acme(start_method="popen")
+
+
+@pytest.mark.parametrize("timeout", [3, "30 min", timedelta(), timedelta(seconds=-1)], ids=str)
+def test_a_timeout_is_a_positive_duration(timeout):
+    with pytest.raises(ConfigurationError, match=r"timeout=.*: expected a positive datetime.timedelta"):
+        Acme(timeout=timeout)
 
 
 def test_a_class_says_which_start_methods_it_has():

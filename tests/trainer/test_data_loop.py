@@ -103,7 +103,7 @@ def test_a_generator_is_empty_in_the_second_epoch(tmp_path):
 
 @pytest.mark.parametrize("make", [make_trainer, make_parallel_trainer], ids=["1", "2"])
 def test_an_empty_training_loader(tmp_path, make):
-    message = "The training loader gives no batch: its data set is empty, drop_last dropped all of it"
+    message = "The training loader gives no batch: its data set is empty, or drop_last dropped all of it"
     with pytest.raises(Exception, match=message):
         make(tmp_path).fit(Recorder(tmp_path), loader(1, 8, drop_last=True))
     with pytest.raises(ConfigurationError, match="or limit_train_batches=0 left none"):
@@ -323,7 +323,7 @@ def test_every_rank_has_its_own_state_back(tmp_path):
     make_parallel_trainer(tmp_path, **options).fit(Recorder(tmp_path), Stateful(), ckpt_path=path)
     assert [seen(tmp_path, rank=rank) for rank in (0, 1)] == [[[3, 0], [4, 0]], [[3, 1], [4, 1]]]
     with pytest.raises(
-        CheckpointError, match="a state of its own, which was saved on 2 ranks and can't be shared out to"
+        CheckpointError, match="a state of its own, which was saved on 2 ranks and can't be divided among"
     ):
         make_trainer(tmp_path, **options).fit(Recorder(tmp_path), Stateful(), ckpt_path=path)
 

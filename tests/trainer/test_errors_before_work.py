@@ -68,7 +68,8 @@ def test_a_misspelt_method():
 
 
 @pytest.mark.parametrize(
-    ("given", "described"), [(batches(), "an object of list"), (Net, "the class Net"), (None, "an object of NoneType")]
+    ("given", "described"),
+    [(batches(), "an object of type list"), (Net, "the class Net"), (None, "an object of type NoneType")],
 )
 def test_something_that_is_no_module(given, described):
     with pytest.raises(ModuleError, match=rf"fit got {described}.*; expected a core.Module, or another nn.Module, and"):
@@ -265,7 +266,14 @@ def test_a_callback_that_cannot_work_says_so_before_processes_are_made(callback,
         ({"compile": {"mod": "default"}}, "compile has 'mod', which torch.compile doesn't take. Did you mean 'mode'"),
         ({"compile": {"region": "units", "mod": 1}}, "compile has 'mod', .*; and core takes 'region'"),
         ({"compile": {"mode": "default", "options": {"a": 1}}}, "compile has both 'mode' and 'options'"),
-        ({"callbacks": [Callback], "strategy": "auto"}, "callbacks has <class .*expected instances of core.Callback"),
+        (
+            {"callbacks": "early", "strategy": "auto"},
+            r"Unknown event hooks 'early'.* Callbacks are passed as instances",
+        ),
+        (
+            {"callbacks": [Callback], "strategy": "auto"},
+            r"callbacks has the class Callback \(did you mean Callback\(\)\?\); expected",
+        ),
     ],
 )
 def test_arguments_that_cannot_be_met(options, message):

@@ -100,7 +100,7 @@ def test_a_loop_of_ones_own_is_told_when_to_step():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"devices": 4, "strategy": "ddp", "global_batch_size": 10}, "can't be shared out to 4 ranks alike. The "
+        ({"devices": 4, "strategy": "ddp", "global_batch_size": 10}, "can't be divided evenly among 4 ranks. The "
          "nearest that can be: global_batch_size=8 or global_batch_size=12; 10 fits 2 or 5 ranks."),
         ({"devices": 2, "strategy": "ddp", "global_batch_size": 1}, "global_batch_size=2; 1 fits 1 rank."),
         ({"global_batch_size": 0}, "global_batch_size=0: expected an integer of at least 1"),

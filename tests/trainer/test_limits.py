@@ -314,7 +314,10 @@ def test_ranks_agree_on_the_time(tmp_path):
             {"reload_dataloaders_every_n_epochs": -1},
             "reload_dataloaders_every_n_epochs=-1: expected an integer of at l",
         ),
-        ({"num_sanity_val_steps": -2}, "num_sanity_val_steps=-2: expected an integer of at least 0, -1 for no limit"),
+        (
+            {"num_sanity_val_steps": -2},
+            "sanity_val_steps=-2: expected an integer of at least 0, or -1 for no limit",
+        ),
     ],
 )
 def test_mistakes(tmp_path, options, message):

@@ -575,7 +575,7 @@ def test_a_value_that_is_no_number(value, message):
     ("options", "message"),
     [
         ({"reduce_fx": "median"}, r"reduce_fx='median'\): expected one of mean, sum, min, max"),
-        ({"on_step": False, "on_epoch": False}, "on_step and on_epoch are both False, so nothing would be logged"),
+        ({"on_step": False, "on_epoch": False}, "on_step and on_epoch are both False. Expected at least one True"),
     ],
 )
 def test_options_that_cannot_be_met(options, message):

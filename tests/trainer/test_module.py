@@ -348,7 +348,9 @@ def test_without_a_trainer():
         torch.device("cpu"),
         torch.float32,
     )
-    with pytest.raises(ConfigurationError, match="Net is not attached to a Trainer: this works while one runs it"):
+    with pytest.raises(
+        ConfigurationError, match=r"Net is not attached to a Trainer. Call this from its steps and hooks"
+    ):
         _ = module.trainer
     module.print("alone")
 

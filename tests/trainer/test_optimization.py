@@ -102,7 +102,8 @@ def test_forms(configure, expected):
     [
         (lambda module: 1, "configure_optimizers returned int 1; expected an Optimizer; a list of them"),
         (lambda module: [1], r"returned list of \(int\); expected an Optimizer"),
-        (lambda module: Adam, "expected an Optimizer; a list of them"),
+        (lambda module: Adam, r"returned the class Adam, and no Adam\(...\); expected an Optimizer; a list of them"),
+        (lambda module: {"lr_scheduler": halving(sgd(module))}, "a dict without 'optimizer'; expected an Optimizer"),
         (lambda module: (sgd(module), 1), r"returned tuple of \(SGD, int\)"),
         (lambda module: {"optimiser": sgd(module)}, "a dict with 'optimiser'; expected 'optimizer', 'lr_scheduler'"),
         (lambda module: {"optimizer": 1}, "whose 'optimizer' is int 1; expected an Optimizer"),

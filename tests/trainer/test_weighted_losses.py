@@ -33,10 +33,33 @@ def test_a_step_learns_from_the_mean_over_all_items(window, weigh):
     assert module.means == close(means)
 
 
-@pytest.mark.parametrize("weight", [-1, float("nan"), float("inf"), torch.ones(2), "2"], ids=str)
+@pytest.mark.parametrize(
+    "weight",
+    [-1, float("nan"), float("inf"), torch.ones(2), "2", torch.tensor(1j), 10**400],
+    ids=lambda one: str(one)[:9],
+)
 def test_what_can_be_no_weight_is_refused(weight):
     with pytest.raises(ModuleError, match=r"has the weight .*Expected the number of items"):
         fit(Net(lambda _: weight))
+
+
+def test_a_weight_is_read_without_its_graph():
+    weights = []
+    for weigh in (float, lambda number: number * torch.ones(1, requires_grad=True)):
+        module = Net(weigh)
+        fit(module)
+        weights.append(weights_of(module))
+    assert weights[0] == weights[1]
+
+
+def test_a_number_under_weights_is_told_of():
+    class Plural(Net):
+        def training_step(self, batch, batch_idx):
+            output = super().training_step(batch, batch_idx)
+            return {"loss": output["loss"], "weights": output["weight"]}
+
+    with pytest.warns(UserWarning, match=r"Plural.training_step returned a number under 'weights', .* under 'weight'"):
+        fit(Plural(), batch_size=22)
 
 
 @pytest.mark.parametrize("first", [True, False])

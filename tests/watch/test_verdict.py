@@ -21,7 +21,7 @@ from torch.distributed import HashStore
 
 from core import ConfigurationError, Fabric, HangError, WatchdogOptions
 from core.contract.world import World
-from core.launch.report import Report, worker_error
+from core.launch.worker_failure import WorkerFailure, worker_error
 from core.watch import kernel, lifecycle, options, standstill, users_code
 from core.watch.boards import FolderBoard
 from core.watch.faulthandler_stack import line_in
@@ -53,7 +53,7 @@ GIVES_UP = replace(WAITS, state="aborts", since_s=1.0, call="0:7")
         ([WAITS, status(1, "asleep", line="a.py:9 in g")], (1,), "rank 1 is asleep at a.py:9 in g, phase step"),
         ([WAITS, status(1, "stopped"), status(2, "asleep")], (1,), "rank 1 is stopped by a signal"),
         ([WAITS, status(1, "asleep", 29.0)], None, ""),
-        # It came forward not long ago, though it waits now.
+        # It made progress not long ago, though it waits now.
         ([replace(WAITS, since_s=5.0), status(1, "asleep")], None, ""),
         ([WAITS, status(1, "asleep"), status(2, "computes", warn_after_s=90.0)], None, ""),
         # Nobody waits.
@@ -75,7 +75,7 @@ def test_a_standstill_is_told_after_the_limit_and_ends_the_run_later(statuses, a
     assert says in verdict.reason
     later = [replace(each, since_s=301.0) for each in statuses]
     assert find(later).ends
-    at_work = replace(later[0], end_after_s=600.0)  # one that may yet come forward is enough
+    at_work = replace(later[0], end_after_s=600.0)  # one that may yet make progress is enough
     assert not find([at_work, *later[1:]]).ends
 
 
@@ -372,7 +372,7 @@ def test_a_standstill_is_told_once_and_a_line_says_when_it_is_over(tmp_path, cap
         time.sleep(2.5)
         heartbeat.count += 1
         told = ""
-        while "come forward again" not in told and time.monotonic() < ends_s:
+        while "make progress again" not in told and time.monotonic() < ends_s:
             time.sleep(0.2)
             told += capfd.readouterr().err
     finally:
@@ -380,7 +380,7 @@ def test_a_standstill_is_told_once_and_a_line_says_when_it_is_over(tmp_path, cap
     signal.raise_signal(SIGNAL)  # of a rank that doesn't know yet
     assert told.count("s. No rank waits for another: rank 0 ") == 1
     assert f"All stacks: {reports[0]}\nThe run goes on. It ends if this lasts for 0:05:00, or ten times that" in told
-    assert told.count("core: The ranks have come forward again, after ") == 1
+    assert told.count("core: The ranks make progress again, after ") == 1
     assert watchdog.termination.error is None
 
 
@@ -399,8 +399,8 @@ def test_a_run_that_ends_while_it_is_said_to_stand_still_says_that_it_has_gone_o
     except ValueError:
         watchdog.close()
     told += capfd.readouterr().err
-    assert told.count("The ranks have not come forward for ") == 1
-    assert told.count("core: The ranks have come forward again, after ") == (not fails)
+    assert told.count("The ranks have made no progress for ") == 1
+    assert told.count("core: The ranks make progress again, after ") == (not fails)
 
 
 def test_a_folder_is_a_board(tmp_path):
@@ -414,7 +414,7 @@ def test_a_folder_is_a_board(tmp_path):
 def test_the_verdict_of_a_worker_is_the_launchers_error():
     ranks = [WAITS.whereabouts(), status(1, "asleep").whereabouts()]
     error = HangError("Rank 1 is asleep.", absent=[1], ranks=ranks, stacks_path="/a")
-    report = Report.from_message(Report.of(error).to_message())
+    report = WorkerFailure.from_message(WorkerFailure.of(error).to_message())
     found = worker_error(0, 1, report)
     assert isinstance(found, HangError)
     assert (found.rank, found.absent, found.ranks, found.stacks_path) == (1, (1,), tuple(ranks), "/a")

@@ -46,7 +46,7 @@ def test_a_hang_is_told_and_ends_the_run_with_a_verdict(tmp_path, how, launcher,
     is_at_work = how in ("regex", "spinning")  # which has ten times as long
     done, reports = hang(how, tmp_path, launcher, strategy, end_s=3 if is_at_work else 8)
     assert done.returncode == 1, done.stderr
-    named = rf"The ranks have not come forward for \d+ s\. (?:[^;:]*: )?{says} at .*hanging.py:(\d+) in hang"
+    named = rf"The ranks have made no progress for \d+ s\. (?:[^;:]*: )?{says} at .*hanging.py:(\d+) in hang"
     # An extra call ends the run at once, and a store that is stopped with rank 0 is given up after five seconds.
     for begins in ["core.HangError: "] if how in ("extra", "stopped-0") else ["core: ", "core.HangError: "]:
         place = re.search(begins + named, done.stderr)
@@ -119,7 +119,7 @@ def test_every_phase_is_told_and_a_report_lets_the_run_go_on(tmp_path):
     first, saves = (next(n for n, line in lines.items() if f"# {word}" in line) for word in ("first", "saves"))
     assert done.stdout.count(f"Rank 1 is asleep at {script}:{first} in <module>, phase set-up") == 1
     assert done.stdout.count(f"Rank 0 is asleep at {script}:{saves} in state_dict, phase checkpoint") == 1
-    assert done.stdout.count("core: The ranks have come forward again, after ") == 2
+    assert done.stdout.count("core: The ranks make progress again, after ") == 2
     assert done.stdout.count("The run goes on.\n") == 2
     assert "went on" in done.stdout
     assert len([*tmp_path.glob("core-hang-*.txt")]) == 2

@@ -84,10 +84,10 @@ def unwrap(value: Any, max_values: int) -> Any:
         RecursionError: it is nested too deeply, or holds itself.
         ValueError: an array has nothing in it, or there are too many values.
     """
-    return _Walk(max_values).unwrap(value)
+    return _ArrayPickle(max_values).unwrap(value)
 
 
-class _Walk:
+class _ArrayPickle:
     def __init__(self, num_left: int) -> None:
         self._num_left = num_left
 

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     """The news of a part for rank 0, in few bytes: of each file the end of its name, its size and digest; elements and
     chunks that were written."""
 
+_CURE = "Save DTensors, or ShardedLeafs whose chunks lie side by side."
+
 
 def write(folder: Folder, state: dict[str, Any], collectives: Collectives) -> None:
     """All ranks. Each writes its part, and rank 0 what makes the parts a checkpoint.
@@ -76,10 +78,11 @@ def _commit(
     # The number of elements first, since it says what is wrong; the right number may still cover some twice.
     if (total := sum(number for _, number, _ in written)) != part.num_elements:
         raise CheckpointError(
-            f"The ranks have {total} elements of tensors to save, and the state has {part.num_elements}. {expected}"
+            f"The ranks have {total} elements of tensors to save, and the state has {part.num_elements}. {expected} "
+            f"{_CURE}"
         )
     if sum(chunks for _, _, chunks in written) != part.to_write():
-        raise CheckpointError(f"The chunks of the ranks overlap, and leave holes elsewhere. {expected}")
+        raise CheckpointError(f"The chunks of the ranks overlap, and leave holes elsewhere. {expected} {_CURE}")
     files = {
         f"{token}-{rank:05}.{end}": FileEntry(size, content.hex())
         for rank, (entries, _, _) in enumerate(written)

@@ -133,7 +133,7 @@ class NeighbourCheckpointIO(CheckpointIO):
             if direct.size > 1 and not isinstance(direct, DirectCollectives):
                 raise UnsupportedError(
                     f"{type(direct).__name__} has no `exchange`: these ranks can't reach each other one by one, "
-                    "so that none can give its shards to another node."
+                    "and none can give its shards to another node. Use another CheckpointIO."
                 )
             self._ring = _Ring(direct, self._node)  # type: ignore[arg-type]  # it is one, or alone
         return self._ring
@@ -143,7 +143,9 @@ class NeighbourCheckpointIO(CheckpointIO):
     ) -> T:
         """All ranks. The result of `work`, once each has the files for it, and those that are to be read."""
         if not self.exists(path):
-            raise CheckpointNotFoundError(f"There is no checkpoint {os.fspath(path)!r} in the memory of these nodes.")
+            raise CheckpointNotFoundError(
+                f"There is no checkpoint {os.fspath(path)!r} in the memory of these nodes. Load one from a disk."
+            )
         ring = self._connected(collectives)
         content = node_parts.manifest_of(self._found, dict(collectives.writer))
         wanted = self._likely_files(ring)

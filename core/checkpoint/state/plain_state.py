@@ -135,7 +135,9 @@ def check_int(value: int, path: str) -> int:
         CheckpointError: with its path.
     """
     if value.bit_length() > _MAX_INT_BITS:
-        raise CheckpointError(f"{path} is an int of {value.bit_length()} bits; at most {_MAX_INT_BITS} can be saved.")
+        raise CheckpointError(
+            f"{path} is an int of {value.bit_length()} bits; at most {_MAX_INT_BITS} can be saved. Save it as a string."
+        )
     return value
 
 
@@ -152,7 +154,8 @@ def check_values(tensor: torch.Tensor, path: str) -> None:
         )
     if tensor.is_meta:
         raise CheckpointError(
-            f"{path} is a tensor on the meta device, which has no values to save. Materialize the module before."
+            f"{path} is a tensor on the meta device, which has no values to save. Give it values "
+            "before, by module.to_empty() and a load or reset_parameters()."
         )
 
 
@@ -166,7 +169,9 @@ def check_text(text: str, path: str) -> str:
         if not text.isascii():
             text.encode()
     except UnicodeEncodeError:
-        raise CheckpointError(f"{path} is a string with a lone surrogate, {text!r}, which has no bytes.") from None
+        raise CheckpointError(
+            f"{path} is a string with a lone surrogate, {text!r}, which can't be encoded. Save it as bytes."
+        ) from None
     return text
 
 

@@ -40,7 +40,7 @@ def convert_checkpoint(
     """
     if writer.exists(target) or formats.open_folder(target).exists():
         raise CheckpointError(f"Something is at {os.fspath(target)!r} already. Name a place that is free.")
-    alone = _Alone(source if reader is None else None)
+    alone = _PassedOn(source if reader is None else None)
     try:
         writer.convert_checkpoint(source, target, reader=reader or _Reader(), collectives=alone)
     finally:
@@ -73,7 +73,7 @@ class _Reader(DistributedCheckpointIO):
         return loaded
 
 
-class _Alone:
+class _PassedOn:
     """One process, which passes on the writer of the original."""
 
     rank, size = 0, 1

@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from core.contract import ConfigurationError, Logger
+from core.contract import ConfigurationError, Logger, UnknownAliasError
 from core.registry import LOGGER_REGISTRY
 from core.trainer import callbacks as known
 from core.trainer.hooks.callback import Callback
@@ -57,11 +57,16 @@ def _make_callback(item: Any) -> Callback:
         from core.registry import load_hooks
         from core.trainer.callbacks.hook_plugin import hook_callback
 
-        return hook_callback(item, load_hooks(item))
+        try:
+            return hook_callback(item, load_hooks(item))
+        except UnknownAliasError as error:
+            advice = "Callbacks are passed as instances, such as EarlyStopping('val_loss')."
+            raise UnknownAliasError(f"{error} {advice}", kind=error.kind, alias=error.alias, near=error.near) from None
     if isinstance(item, Callback):
         return item
+    what = f"the class {item.__name__} (did you mean {item.__name__}()?)" if isinstance(item, type) else repr(item)
     raise ConfigurationError(
-        f"callbacks has {item!r}; expected instances of core.Callback, or names of installed event hooks."
+        f"callbacks has {what}; expected instances of core.Callback, or names of installed event hooks."
     )
 
 

@@ -262,9 +262,8 @@ class Loaders:
                 "limit_train_batches=0 leaves nothing to train on. To validate only, call trainer.validate(module, "
                 "loader); the training loader gives no batch, or limit_train_batches=0 left none."
             )
-        return f"The {role.name} loader gives no batch: its data set is empty, drop_last dropped all of it" + (
-            f", or {role.limit}={limit!r} left none." if limit is not None else "."
-        )
+        limited = f", or {role.limit}={limit!r} left none" if limit is not None else ""
+        return f"The {role.name} loader gives no batch: its data set is empty, or drop_last dropped all of it{limited}."
 
     # validation in between ------------------------------------------------------------------------------------------
 
@@ -380,7 +379,7 @@ class Loaders:
         if len(states) != strategy.world_size:
             raise CheckpointError(
                 f"The training loader keeps a state of its own, which was saved on {len(states)} ranks and can't be "
-                f"shared out to {strategy.world_size}. Go on with {len(states)} ranks, or use a map-style data set."
+                f"divided among {strategy.world_size}. Go on with {len(states)} ranks, or use a map-style data set."
             )
         found: dict[str, Any] = states[strategy.global_rank]
         return found

@@ -10,7 +10,7 @@ from torch import Tensor
 from core.contract import EventHooks, ModuleError
 
 if TYPE_CHECKING:
-    from core.trainer.logging.metric_collector import Entry
+    from core.trainer.logging.metric_entry import Entry
 
 _OPTIONS = ("prog_bar", "logger", "on_step", "on_epoch", "reduce_fx", "sync_dist", "rank_zero_only")
 _STEPS = ("training_step", "validation_step", "test_step", "predict_step", "configure_model", "configure_optimizers")

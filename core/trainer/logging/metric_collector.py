@@ -12,7 +12,9 @@ from torch import Tensor
 from core.contract import ModuleError
 from core.data import is_ambiguous, size_of
 from core.trainer.logging import log_errors
-from core.trainer.logging.scalar_widths import add, pick, to_tensor, widen
+from core.trainer.logging.computed_metric import ComputedMetric
+from core.trainer.logging.metric_entry import REDUCTIONS, Entry, join_totals
+from core.trainer.logging.scalar_widths import to_tensor, widen
 from core.trainer.settings.warn_at import warn_caller
 
 if TYPE_CHECKING:
@@ -23,114 +25,12 @@ if TYPE_CHECKING:
 
     from core.contract import Strategy
     from core.data import MicroBatch
-
-    LogOptions: TypeAlias = tuple[bool, bool, bool | None, bool | None, str | Callable[..., Any], bool | None, bool]
-    """The arguments of `log` that have to be the same in every call, in this order: `prog_bar`, `logger`, `on_step`,
-    `on_epoch`, `reduce_fx`, `sync_dist`, `rank_zero_only`. A plain tuple: it is made in each step."""
+    from core.trainer.logging.metric_entry import LogOptions
 
     _Reduction: TypeAlias = tuple[str, float, float]
     """The name of a reduction, its running total, and its weight."""
 
-_SUMS = ("mean", "sum")
-_REDUCTIONS = (*_SUMS, "min", "max")
 BEFORE_AND_AFTER = "outside of the training, validation or test that a Trainer runs"
-
-
-@dataclass(slots=True, eq=False)
-class Entry:
-    """One logged name.
-
-    Attributes:
-        options: the arguments that must be the same in every call; empty if a checkpoint brought this entry back.
-        default: `MetricCollector.on_epoch_default` when it was logged first.
-        syncs_steps: reduce single steps over ranks too.
-        last: the newest value, detached, on its device; of a step's tensor a copy, which the user can't change.
-        last_dtype: of a tensor whose number alone is `last`.
-        is_fresh: it is the newest of its name, from whatever stage.
-        total, count: running reduction of an epoch, of 64 bits where the device has them; for the mean, weighted by
-            batch sizes, or by the weights that steps gave, which may be tensors.
-        metric: a torchmetrics object that reduces by itself.
-        is_stepwise: the newest value alone is kept, as this rank has it.
-    """
-
-    name: str
-    on_step: bool
-    on_epoch: bool
-    prog_bar: bool
-    logger: bool
-    reduce_fx: str
-    sync_dist: bool | None
-    rank_zero_only: bool
-    options: LogOptions | tuple[()]
-    default: bool = False
-    syncs_steps: bool = False
-    last: Any = None
-    last_dtype: torch.dtype | None = None
-    is_fresh: bool = False
-    total: Any = None
-    count: float | Tensor = 0.0
-    metric: Any = None
-    is_stepwise: bool = False
-
-    @property
-    def step_name(self) -> str:
-        """The name of step values, with a suffix if they are reduced over an epoch too."""
-        return f"{self.name}_step" if self.on_epoch else self.name
-
-    @property
-    def epoch_name(self) -> str:
-        """The name of epoch values, with a suffix if single steps are logged too."""
-        return f"{self.name}_epoch" if self.on_step else self.name
-
-    def add(self, value: Any, weight: float) -> None:
-        """Add a value of one batch to the epoch's reduction. One of no samples is ignored, even if it is NaN."""
-        if not weight:
-            return
-        total, adds = self.total, self.reduce_fx in _SUMS
-        if adds and type(total) is Tensor is type(value) and total.dtype is torch.float64 and not value.ndim:
-            self.total = torch.add(total, value, alpha=weight)  # in float64, by one kernel; a sum's weights are 1
-            self.count += weight
-            return
-        if isinstance(value, Tensor):
-            value = widen(value, is_float=type(weight) is float)
-        self.merge(value * weight, weight)  # a new tensor: the user may change the old one
-
-    def add_weighted(self, value: Any, weight: float | Tensor) -> None:
-        """Add a value with a weight that its step gave. Where that is a tensor, there is no wait for its device."""
-        if not isinstance(weight, Tensor):
-            self.add(value, weight)
-            return
-        wide = widen(weight.detach(), is_float=True)
-        value = widen(to_tensor(value, wide.device), is_float=True)
-        self.merge(torch.where(wide == 0, 0.0, value * wide), wide)
-
-    def merge(self, total: Any, count: float | Tensor) -> None:
-        """Merge another running reduction into this one."""
-        if self.total is None:
-            self.total, self.count = total, count
-            return
-        self.count = self.count + count  # not in place: it may be a tensor that a step gave
-        self.total = _join(self.reduce_fx, self.total, total)
-
-    def clear(self) -> None:
-        """Begin a new epoch. The newest value stays to be seen."""
-        self.total, self.count = None, 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class Computed:
-    """The result of a torchmetrics object, after so many updates."""
-
-    metric: Any
-    value: float
-    num_updates: int
-
-    @classmethod
-    def of(cls, name: str, metric: Any, *, anew: bool) -> Computed:
-        """All ranks. Compute, or with `anew` forget what was computed before: another rank's object was updated."""
-        for part in _parts_of(metric) if anew else ():
-            part._computed = None
-        return cls(metric, log_errors.as_value(name, metric.compute()), _num_updates(metric))
 
 
 @dataclass(slots=True)
@@ -162,7 +62,7 @@ class MetricCollector:
     micro_batch: MicroBatch | None = None
     dataloader_idx: int | None = None
     has_weighed: bool = False
-    computed: dict[str, Computed] = field(default_factory=dict)
+    computed: dict[str, ComputedMetric] = field(default_factory=dict)
 
     def open(self, *, on_epoch_default: bool, strategy: Strategy | None = None, holds: bool = False) -> None:
         """Begin to collect values.
@@ -291,11 +191,11 @@ class MetricCollector:
         prog_bar, logger, on_step, on_epoch, reduce_fx, sync_dist, rank_zero_only = options
         reduction = reduce_fx if isinstance(reduce_fx, str) else getattr(reduce_fx, "__name__", "")
         reduction = {"amin": "min", "amax": "max", "avg": "mean"}.get(reduction, reduction)
-        if reduction not in _REDUCTIONS:
-            raise ModuleError(f"self.log({name!r}, reduce_fx={reduce_fx!r}): expected one of {', '.join(_REDUCTIONS)}.")
+        if reduction not in REDUCTIONS:
+            raise ModuleError(f"self.log({name!r}, reduce_fx={reduce_fx!r}): expected one of {', '.join(REDUCTIONS)}.")
         by_step, by_epoch = self._resolve(on_step, on_epoch)
         if not (by_epoch or by_step):
-            raise ModuleError(f"self.log({name!r}): on_step and on_epoch are both False, so nothing would be logged.")
+            raise ModuleError(f"self.log({name!r}): on_step and on_epoch are both False. Expected at least one True.")
         entry = Entry(name, by_step, by_epoch, prog_bar, logger, reduction, sync_dist, rank_zero_only, options)
         entry.default, entry.metric = self.on_epoch_default, value if _is_metric(value) else None
         if entry.metric is not None and by_step and not by_epoch:
@@ -368,7 +268,7 @@ class MetricCollector:
         metrics = {entry.epoch_name: entry.metric for entry in reduced if entry.metric is not None}
         synced: dict[str, _Reduction] = {}
         module_paths: dict[str, str] = {}
-        has_changed = any(_num_updates(found.metric) > found.num_updates for found in self.computed.values())
+        has_changed = any(found.is_stale for found in self.computed.values())
         # What all shares have. A rank that saw no batch learns here which torchmetrics objects to compute with the
         # others.
         if strategy.session.has_peers:
@@ -386,7 +286,7 @@ class MetricCollector:
         for name in dict.fromkeys((*module_paths, *metrics)):
             if name not in self.computed:
                 metric: Any = metrics[name] if name in metrics else module.get_submodule(module_paths[name])  # type: ignore[union-attr]
-                self.computed[name] = Computed.of(name, metric, anew=has_changed)
+                self.computed[name] = ComputedMetric.of(name, metric, anew=has_changed)
         values.update({name: found.value for name, found in self.computed.items()})
         if is_over:
             for found in self.computed.values():  # after all were computed: some are made of others
@@ -404,15 +304,6 @@ class MetricCollector:
 def _is_metric(value: Any) -> bool:
     """True if it reduces by itself. torchmetrics may not be installed: its objects are known by what they can do."""
     return callable(getattr(value, "compute", None)) and callable(getattr(value, "reset", None))
-
-
-def _num_updates(metric: Any) -> int:
-    return sum(part._update_count for part in _parts_of(metric))
-
-
-def _parts_of(metric: Any) -> list[Any]:
-    """A torchmetrics object, and those that it is made of; none of another library."""
-    return [part for part in metric.modules() if hasattr(part, "_update_count")] if hasattr(metric, "modules") else []
 
 
 def _as_number(name: str, value: Any) -> int | float:
@@ -460,7 +351,7 @@ def _gather(
                 merged[name] = (reduction, total, weight)
                 continue
             _, so_far, so_far_weight = merged[name]
-            merged[name] = (reduction, _join(reduction, so_far, total), so_far_weight + weight)
+            merged[name] = (reduction, join_totals(reduction, so_far, total), so_far_weight + weight)
     result: tuple[dict[str, _Reduction], dict[str, str], bool] = strategy.broadcast((merged, found, has_changed))
     return result
 
@@ -483,9 +374,3 @@ def _last(entry: Entry) -> Any:
     if entry.last_dtype is not None:
         return torch.tensor(entry.last, dtype=entry.last_dtype)
     return entry.last if entry.metric is None else entry.metric._forward_cache
-
-
-def _join(reduction: str, so_far: Any, more: Any) -> Any:
-    if reduction in _SUMS:
-        return so_far + more if type(so_far) is type(more) else add(so_far, more)
-    return pick(reduction, so_far, more)

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from core.data import map_leaves
-from core.trainer.logging.metric_collector import Entry, MetricCollector
+from core.trainer.logging.metric_collector import MetricCollector
+from core.trainer.logging.metric_entry import Entry
 from core.trainer.logging.scalar_widths import narrow_for
 from core.trainer.settings.warn_at import warn_caller
 

@@ -150,6 +150,10 @@ class FitLoop:
             loss = output.get("loss")
             if "weight" in output and output["weight"] is not None:
                 self.step.given_weight = self._weight_in(output)
+            elif "weights" in output:
+                from core.trainer.loops.misspelt_weight import warn_of_weights
+
+                warn_of_weights(self._run, output["weights"])
         if not isinstance(loss, Tensor) or loss.numel() != 1:
             raise ModuleError(
                 f"training_step returned {_describe(output)}; expected a scalar tensor, a dict with one under 'loss', "

@@ -100,7 +100,8 @@ class Module(nn.Module, ModuleHooks, ModuleSteps, DataHooks, HasHyperparameters)
         """
         if self._trainer is None:
             raise ConfigurationError(
-                f"{type(self).__name__} is not attached to a Trainer: this works while one runs it."
+                f"{type(self).__name__} is not attached to a Trainer. Call this from its steps and hooks, which "
+                "a Trainer runs."
             )
         return self._trainer
 
@@ -355,7 +356,7 @@ def require_method(module: Any, name: str, purpose: str) -> Callable[..., Any]:
     """
     kind = type(module)
     if not isinstance(module, nn.Module):
-        what = f"an object of {kind.__name__}"
+        what = f"an object of type {kind.__name__}"
         if isinstance(module, type):
             what = f"the class {module.__name__} (did you mean {module.__name__}()?)"
         raise ModuleError(f"{purpose} got {what}; expected a core.Module, or another nn.Module, and then the loaders.")

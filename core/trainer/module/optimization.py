@@ -145,9 +145,11 @@ def _parse_dicts(items: Sequence[Mapping[str, Any]]) -> tuple[list[Optimizer], l
                 f"configure_optimizers returned a dict with {unknown[0]!r}; "
                 "expected 'optimizer', 'lr_scheduler' and 'monitor'."
             )
-        if not isinstance(item.get("optimizer"), Optimizer):
+        if "optimizer" not in item:
+            raise ModuleError("configure_optimizers returned a dict without 'optimizer'; expected an Optimizer there.")
+        if not isinstance(item["optimizer"], Optimizer):
             raise ModuleError(
-                f"configure_optimizers returned a dict whose 'optimizer' is {_describe(item.get('optimizer'))}; "
+                f"configure_optimizers returned a dict whose 'optimizer' is {_describe(item['optimizer'])}; "
                 "expected an Optimizer."
             )
         optimizers.append(item["optimizer"])
@@ -206,6 +208,8 @@ def takes_metric(scheduler: Scheduler) -> bool:
 def _describe(value: Any) -> str:
     if isinstance(value, list | tuple):
         return f"{type(value).__name__} of ({', '.join(type(item).__name__ for item in value)})"
+    if isinstance(value, type):
+        return f"the class {value.__name__}, and no {value.__name__}(...)"
     return f"{type(value).__name__} {value!r}"[:120]
 
 

@@ -208,5 +208,5 @@ def resolve_limit(value: int | float | None, available: int | float, *, name: st
 
 def _check_int(name: str, value: Any, *, least: int) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        unlimited = ", -1 for no limit" if least == -1 else ""
+        unlimited = ", or -1 for no limit" if least == -1 else ""
         raise ConfigurationError(f"{name}={value!r}: expected an integer of at least {max(least, 0)}{unlimited}.")

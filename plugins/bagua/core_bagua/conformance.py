@@ -76,7 +76,7 @@ class TestLowPrecisionDecentralized(DifferingSmoke):
     differs = Differs("neighbors learn in eight bits how a rank has changed", within=0.2, agrees_after=24)
 
 
-class TestAsync(DifferingSmoke):
+class TestAsyncModelAverage(DifferingSmoke):
     """Weights are averaged meanwhile, as often as can be."""
 
     alias = "bagua"

@@ -37,7 +37,7 @@ class TestColossalAI(StrategyConformance):
     }
 
 
-class TestNative(CheckpointIOConformance):
+class TestColossalAINative(CheckpointIOConformance):
     """Colossal-AI's own layout, which core reads and only the Booster writes."""
 
     alias = "colossalai_native"

@@ -1,4 +1,4 @@
-"""The one door to Colossal-AI, and how it is installed beside a torch that its metadata doesn't know."""
+"""The import of Colossal-AI, and how it is installed beside a torch that its metadata doesn't know."""
 
 from __future__ import annotations
 

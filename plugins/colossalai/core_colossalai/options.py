@@ -232,7 +232,10 @@ def split(plugin: str, given: Mapping[str, Any]) -> tuple[ColossalAIOptions, dic
     for name in sorted(given.keys() - known):
         if others := [other for other, names in OF_PLUGIN.items() if name in names]:
             owner = " or ".join(map(repr, others))
-            raise ConfigurationError(f"{name!r} is an option of plugin={owner}, and plugin={plugin!r} has no such.")
+            raise ConfigurationError(
+                f"{name!r} is an option of plugin={owner}, and plugin={plugin!r} hasn't it. "
+                "Leave it out, or change the plugin."
+            )
     check_options(f"ColossalAIStrategy(plugin={plugin!r})", given, known)
     own = {name: value for name, value in given.items() if name in OF_PLUGIN[plugin] and value is not None}
     for name, value in own.items():

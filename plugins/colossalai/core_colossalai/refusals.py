@@ -68,9 +68,13 @@ def refuse_sizes(plugin: str, options: ColossalAIOptions, world_size: int) -> No
     product = sizes["tp_size"] * sizes["sp_size"] * sizes["extra_dp_size"]
     if world_size % product:
         named = " x ".join(f"{name}={size}" for name, size in sizes.items() if size > 1)
-        raise ConfigurationError(f"{named} must divide the number of ranks, which is {world_size}.")
+        raise ConfigurationError(
+            f"{named} doesn't divide the number of ranks, {world_size}. Change the sizes, or devices."
+        )
     if sizes["sp_size"] > 1 and not options.enable_sequence_parallelism:
-        raise ConfigurationError(f"sp_size={sizes['sp_size']} has no effect without enable_sequence_parallelism=True.")
+        raise ConfigurationError(
+            f"sp_size={sizes['sp_size']} has no effect without enable_sequence_parallelism=True. Pass both, or none."
+        )
     mode = options.sequence_parallelism_mode
     if not options.enable_sequence_parallelism or mode not in MODES_WITHIN_A_LAYER:
         return

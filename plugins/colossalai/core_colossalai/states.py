@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 from core_colossalai import native, native_files
-from core_colossalai.zero import ZeroEngine
+from core_colossalai.zero import LowLevelZeroEngine
 from core_ddp import DDPStrategy
 
 if TYPE_CHECKING:
@@ -123,7 +123,7 @@ class BoostedStates(DDPStrategy):
             for group, parameters in zip(optimizer.param_groups, given, strict=True)
         ]
         # ZeRO counts what it steps, and nothing else.
-        counted = self.engine.trained if isinstance(self.engine, ZeroEngine) else set(chain(*given))
+        counted = self.engine.trained if isinstance(self.engine, LowLevelZeroEngine) else set(chain(*given))
         in_order = [names[id(one)] for one in chain(*given) if one in counted]
         return native_files.optimizer_mark(native_files.numbered(native_files.OPTIMIZER, index), in_order, groups)
 
@@ -153,8 +153,8 @@ class BoostedStates(DDPStrategy):
         names = self.session.handle_of(self.engine.module).parameter_names
         return [names[id(parameter)] for group in self.engine.given_groups for parameter in group]
 
-    def _zero_engine(self) -> ZeroEngine | None:
-        if self.engine is None or isinstance(self.engine, ZeroEngine):
+    def _zero_engine(self) -> LowLevelZeroEngine | None:
+        if self.engine is None or isinstance(self.engine, LowLevelZeroEngine):
             return self.engine
         self.engine.module_values()  # says why there is no such state
         return None

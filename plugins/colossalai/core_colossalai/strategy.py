@@ -23,7 +23,7 @@ from core_colossalai import library, native, precision, refusals
 from core_colossalai.engine import Engine, ForwardEngine
 from core_colossalai.options import ColossalAIOptions, PluginName, split
 from core_colossalai.states import BoostedStates
-from core_colossalai.zero import ZeroEngine
+from core_colossalai.zero import LowLevelZeroEngine
 from core_ddp import DDPStrategy
 
 if TYPE_CHECKING:
@@ -282,7 +282,7 @@ class ColossalAIStrategy(BoostedStates):
     def _boosted(self, booster: Any, module: nn.Module, optimizer: Optimizer) -> Engine:
         if self.plugin == "low_level_zero":
             left_out = LeftOutParameters(self) if self.world_size > 1 else None
-            return ZeroEngine(booster, module, optimizer, left_out)
+            return LowLevelZeroEngine(booster, module, optimizer, left_out)
         return (ForwardEngine if self.calls_forward else Engine)(booster, module, optimizer)
 
     @contextmanager

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.autograd.graph import get_gradient_edge
 
+from core import ConfigurationError
 from core_colossalai import library
 from core_colossalai.engine import Engine
 
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from core.strategies import LeftOutParameters
 
 
-class ZeroEngine(Engine):
+class LowLevelZeroEngine(Engine):
     """`LowLevelZeroOptimizer` around the user's optimizer, which then holds flat parts of float32.
 
     Put right here: masters begin as the user's weights and not as those rounded to 16 bits; what a loss leaves out on
@@ -63,7 +64,17 @@ class ZeroEngine(Engine):
         return self.module
 
     def backward(self, loss: Tensor, **kwargs: Any) -> None:
-        """All ranks. Compute gradients, of which each rank keeps the averages of its parts."""
+        """All ranks. Compute gradients, of which each rank keeps the averages of its parts.
+
+        Raises:
+            ConfigurationError: a parameter was frozen since the set-up, and its part would be stepped all the same.
+        """
+        if frozen := [name for one, name in self._names.items() if not one.requires_grad]:
+            raise ConfigurationError(
+                f"Parameters were frozen within the run, {frozen[0]!r} among them, and ZeRO steps all that it has cut "
+                "at the set-up. Freeze them before that, as in the module's __init__ or configure_model; or use a "
+                "strategy that notices, such as 'ddp' or 'fsdp'."
+            )
         if self._left_out is not None and loss.requires_grad:
             loss.register_hook(self._check_graph)
         super().backward(loss, **kwargs)

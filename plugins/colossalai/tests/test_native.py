@@ -144,7 +144,7 @@ def test_it_replaces_one_and_leaves_else_alone(fabric, tmp_path, monkeypatch):
         fabric.save(path, {**state, "step": 8})
     assert load_whole(path)["step"] == 7
     assert [entry.name for entry in path.parent.iterdir()] == ["native"]
-    with pytest.raises(CheckpointError, match=r"is no Colossal-AI checkpoint\. It is left alone"):
+    with pytest.raises(CheckpointError, match=r"is no Colossal-AI checkpoint, and stays as it is"):
         fabric.save(path.parent, state)
     with pytest.raises(CheckpointError, match="writes to local paths only"):
         fabric.save("s3://bucket/native", state)

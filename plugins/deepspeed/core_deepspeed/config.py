@@ -78,7 +78,7 @@ _BFLOAT16 = ("bfloat16", "bf16", "torch.bfloat16")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
+class RunArguments:
     """The arguments of Trainer or Fabric that describe a run.
 
     Attributes:
@@ -121,7 +121,7 @@ def merge(options: DeepSpeedOptions, given: Collection[str] = ()) -> Config:
     return config
 
 
-def fit_to_run(config: Config, run: Run) -> Config:
+def fit_to_run(config: Config, run: RunArguments) -> Config:
     """The same config, completed by what the run's arguments say.
 
     Raises:
@@ -199,7 +199,7 @@ def _contradiction(key_path: KeyPath, said: Any, other: str) -> ConfigurationErr
 # the run --------------------------------------------------------------------------------------------------------------
 
 
-def _fit_precision(config: Config, run: Run) -> None:
+def _fit_precision(config: Config, run: RunArguments) -> None:
     if run.precision not in _BLOCKS:
         raise ConfigurationError(f"precision={run.precision!r}: DeepSpeed computes in {', '.join(map(repr, _BLOCKS))}.")
     wanted = _AUTOCAST if look_up(config, (_AUTOCAST, "enabled")) else _BLOCKS[run.precision]
@@ -220,7 +220,7 @@ def _fit_precision(config: Config, run: Run) -> None:
         )
 
 
-def _check_autocast(config: Config, run: Run) -> None:
+def _check_autocast(config: Config, run: RunArguments) -> None:
     """The block goes with `bf16-mixed`, in bfloat16, which is set if the block lacks it.
 
     Raises:
@@ -249,7 +249,7 @@ def _fit_number(config: Config, key: str, value: float | None, argument: str, *,
     config[key] = said if value is None and said is not None else value if value is not None else default
 
 
-def _fit_batch_size(config: Config, run: Run) -> None:
+def _fit_batch_size(config: Config, run: RunArguments) -> None:
     """DeepSpeed wants to know two of three numbers, and that they agree; it only reports them."""
     micro, num_batches = "train_micro_batch_size_per_gpu", config["gradient_accumulation_steps"] * run.world_size
     total = config.get("train_batch_size")

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
     from core_deepspeed.left_out import GradientsOfAll
-    from core_deepspeed.whole_engine import WholeState
+    from core_deepspeed.whole_engine import WholeEngineState
 
 
 _ON_MODULES = frozenset(
@@ -104,7 +104,7 @@ class ZeroEngine:
         """Parameters of the optimizer, group by group, as the user has them: it may hold others from now on."""
         return self.given_groups
 
-    def state(self, rank: int) -> EngineState | WholeState:
+    def state(self, rank: int) -> EngineState | WholeEngineState:
         """The engine's part of the state at this moment."""
         return EngineState(self, rank)
 

@@ -1,4 +1,4 @@
-"""The one place that imports DeepSpeed, and puts right what it assumes of a process."""
+"""The only place that imports DeepSpeed; mends assumptions of it about the process."""
 
 from __future__ import annotations
 

@@ -126,7 +126,7 @@ class DeepSpeedStrategy(EngineStates):
         return config
 
     def _fitted_config(self) -> dict[str, Any]:
-        run = configs.Run(
+        run = configs.RunArguments(
             world_size=self.world_size,
             device_type=self.parallel_devices[0].type,
             precision=self.precision_plugin.name,

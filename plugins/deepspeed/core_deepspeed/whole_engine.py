@@ -56,9 +56,9 @@ class WholeEngine(ZeroEngine):
         assert self.optimizer is not None, "without one there is no engine"
         return self.given_groups if self._has_masters else [group["params"] for group in self.optimizer.param_groups]
 
-    def state(self, rank: int) -> WholeState:
+    def state(self, rank: int) -> WholeEngineState:
         """The engine's state at this moment, the same on all ranks."""
-        return WholeState(self)
+        return WholeEngineState(self)
 
     def _begin_backward(self, *, ends_window: bool) -> None:
         self.wrapped.set_gradient_accumulation_boundary(ends_window)
@@ -99,7 +99,7 @@ class WholeEngine(ZeroEngine):
             parameter.grad = None
 
 
-class WholeState:
+class WholeEngineState:
     """The state of an engine of stage 0, parameter by parameter."""
 
     def __init__(self, engine: WholeEngine) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from core import ConfigurationError
 from core_deepspeed import DeepSpeedOptions
-from core_deepspeed.config import Run, fit_to_run, merge
+from core_deepspeed.config import RunArguments, fit_to_run, merge
 
 
 def config_of(given_config=None, **given):
@@ -22,7 +22,9 @@ def refusal(given_config=None, **given):
 
 
 def fitted(given_config=None, *, run=None, **given):
-    return fit_to_run(config_of(given_config, **given), Run(**{"world_size": 2, "device_type": "cpu", **(run or {})}))
+    return fit_to_run(
+        config_of(given_config, **given), RunArguments(**{"world_size": 2, "device_type": "cpu", **(run or {})})
+    )
 
 
 def refusal_of_run(given_config=None, *, run=None, **given):
@@ -284,7 +286,7 @@ class TestRun:
 
     def test_the_merged_config_is_left_as_it_was(self):
         merged = config_of()
-        fit_to_run(merged, Run(world_size=1, device_type="cpu", precision="bf16-mixed"))
+        fit_to_run(merged, RunArguments(world_size=1, device_type="cpu", precision="bf16-mixed"))
         assert merged == config_of()
 
 

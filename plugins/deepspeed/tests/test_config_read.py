@@ -9,7 +9,7 @@ from deepspeed.runtime.config import DeepSpeedConfig
 
 from core import ConfigurationError, Fabric
 from core_deepspeed import DeepSpeedOptions, DeepSpeedStrategy
-from core_deepspeed.config import Run, fit_to_run, merge
+from core_deepspeed.config import RunArguments, fit_to_run, merge
 from core_deepspeed.user_config import TOP_LEVEL_KEYS
 
 STAGE_3 = {"stage": 3}
@@ -81,7 +81,7 @@ DEFAULTS = {
 def told(tmp_path, **given):
     if "nvme" in given.values():
         given["nvme_path"] = tmp_path
-    run = Run(world_size=1, device_type="cuda", precision="16-mixed")
+    run = RunArguments(world_size=1, device_type="cuda", precision="16-mixed")
     return fit_to_run(merge(DeepSpeedOptions(**given), given.keys()), run)
 
 

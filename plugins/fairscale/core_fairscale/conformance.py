@@ -20,7 +20,7 @@ class TestDDPSharded(StrategyConformance):
     )
 
 
-class TestUnusedParameters(StrategyConformance):
+class TestShardedUnusedParameters(StrategyConformance):
     """The preset that really differs: a gradient may be missing on some ranks."""
 
     alias = "ddp_sharded_find_unused_parameters_true"

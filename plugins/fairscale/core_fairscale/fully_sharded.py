@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
     from core import GradientClipping, Precision
-    from core_fairscale.units import Units
+    from core_fairscale.units import FlatUnits
 
 _PRECISIONS = ("32-true", "bf16-mixed")
 
@@ -88,7 +88,7 @@ class FullyShardedFairScaleStrategy(ParallelStrategy):
             "force_input_to_fp32": force_input_to_fp32,
             "gradient_predivide_factor": gradient_predivide_factor,
         }
-        self._units: list[Units] = []
+        self._units: list[FlatUnits] = []
         self._left_out = LeftOutParameters(self)
         self._reduce_group: Any = None
         self._buffers_differ = False
@@ -159,8 +159,8 @@ class FullyShardedFairScaleStrategy(ParallelStrategy):
             self.model = self._cut(module).root
         return self.model
 
-    def _cut(self, module: nn.Module) -> Units:
-        from core_fairscale.units import Units
+    def _cut(self, module: nn.Module) -> FlatUnits:
+        from core_fairscale.units import FlatUnits
 
         # Its deprecated calls of torch: in forwards and backwards, where no context could be around them.
         warnings.filterwarnings("ignore", "TypedStorage is deprecated", UserWarning, module="fairscale")
@@ -169,7 +169,7 @@ class FullyShardedFairScaleStrategy(ParallelStrategy):
             self._reduce_group = dist.new_group(timeout=self._group_timeout)
         groups = {"process_group": dist.group.WORLD, "process_group_reduce_scatter": self._reduce_group}
         device = {"compute_device": self.root_device}
-        units = Units(module, min_num_params=self.min_num_params, **self.settings, **groups, **device)
+        units = FlatUnits(module, min_num_params=self.min_num_params, **self.settings, **groups, **device)
         self._units.append(units)
         return units
 
@@ -198,7 +198,7 @@ class FullyShardedFairScaleStrategy(ParallelStrategy):
             return super().step_callable(name, module)
         return units.routed(name, handle.user_callable(name) if handle.compiler is not None else None)
 
-    def _units_of(self, module: nn.Module) -> Units | None:
+    def _units_of(self, module: nn.Module) -> FlatUnits | None:
         return next((units for units in self._units if module is units.root or module is units.module), None)
 
     def backward(self, loss: Tensor, module: nn.Module | None, *, manual: bool = False, **kwargs: Any) -> None:
@@ -216,7 +216,7 @@ class FullyShardedFairScaleStrategy(ParallelStrategy):
         super().backward(loss, module, manual=manual, **kwargs)
         self._let_go()
 
-    def _check_graph(self, concerned: list[Units], gradient: Tensor) -> None:
+    def _check_graph(self, concerned: list[FlatUnits], gradient: Tensor) -> None:
         names = [name for units in concerned for name in units.left_out()]
         if self.world_size > 1:
             self._left_out.check(names)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 
-class Units:
+class FlatUnits:
     """The units of a user's module, which keeps its parameters: they hold flat parts, and whole values in a forward.
 
     Put right here: what FairScale leaves gathered after a backward or a forward is let go, since it would be old after

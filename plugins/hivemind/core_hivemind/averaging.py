@@ -193,7 +193,7 @@ class State(_Child, TrainingStateAverager, _Noting):  # type: ignore[misc]
         return self.optimizer.param_groups  # type: ignore[no-any-return]
 
 
-class Progress(ProgressTracker):  # type: ignore[misc]
+class SwarmProgress(ProgressTracker):  # type: ignore[misc]
     """The samples that all peers have seen for the step that is on."""
 
     _entries: Any = None
@@ -298,8 +298,8 @@ class SwarmOptimizer(hivemind.Optimizer):  # type: ignore[misc]
             **options,
         )
 
-    def _make_progress_tracker(self, target_batch_size: int, **options: Any) -> Progress:
-        return Progress(
+    def _make_progress_tracker(self, target_batch_size: int, **options: Any) -> SwarmProgress:
+        return SwarmProgress(
             dht=self.dht,
             prefix=self.run_id,
             target_batch_size=target_batch_size,

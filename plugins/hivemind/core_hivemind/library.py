@@ -1,4 +1,4 @@
-"""The one door to hivemind: nothing of it is imported before a process is about to train with it."""
+"""The only place that imports hivemind: nothing of it is imported before a process is about to train with it."""
 
 from __future__ import annotations
 

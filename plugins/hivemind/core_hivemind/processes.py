@@ -80,7 +80,7 @@ def _close_all(clients: list[Any]) -> None:
                 os.remove(address["unix"])
 
 
-class ChildWatch:
+class ChildExits:
     """Frees this process, when a child has ended, from waiting for its answers: hivemind waits without limit.
 
     Args:

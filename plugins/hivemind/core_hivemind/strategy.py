@@ -20,7 +20,7 @@ from core_hivemind import library, notices
 from core_hivemind.endpoint import Endpoint, ask, split
 from core_hivemind.options import Compression, SwarmOptions
 from core_hivemind.schedules import Schedules
-from core_hivemind.streams import Stream, addresses_in, draw
+from core_hivemind.streams import PeerSamples, addresses_in, draw
 from core_hivemind.swarm import Swarm
 
 if TYPE_CHECKING:
@@ -136,7 +136,7 @@ class HivemindStrategy(SingleDeviceStrategy):
         self._swarm: Swarm | None = None
         self._endpoint: Endpoint | None = None
         self._hook: RemovableHandle | None = None
-        self._data: Stream | None = None
+        self._data: PeerSamples | None = None
         self._schedules = Schedules(())
         self._clipping: GradientClipping | None = None
         self._samples = self._loader_batch_size = self._epoch = 0
@@ -250,7 +250,7 @@ class HivemindStrategy(SingleDeviceStrategy):
         if isinstance(size := getattr(loader, "batch_size", None), int):
             self._loader_batch_size = size
         if self._data is None:
-            self._data = Stream(self.stream)
+            self._data = PeerSamples(self.stream)
         return self._data.take(loader)
 
     def step_callable(self, name: str, module: nn.Module | None = None) -> Callable[..., Any]:
@@ -262,7 +262,7 @@ class HivemindStrategy(SingleDeviceStrategy):
     def _join(self) -> Swarm:
         if self._swarm is None:
             raise ConfigurationError(
-                "HivemindStrategy has no optimizer of this module yet: fabric.setup(model, optimizer)."
+                "HivemindStrategy has no optimizer of this module yet. Call fabric.setup(model, optimizer) first."
             )
         if not self._swarm.is_joined:
             if self._data is not None:

@@ -29,7 +29,7 @@ def draw() -> int:
     return secrets.randbits(62) + 1
 
 
-class Stream:
+class PeerSamples:
     """A peer's own order of its data.
 
     Args:

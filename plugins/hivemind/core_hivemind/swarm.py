@@ -62,7 +62,7 @@ class Swarm:
             buffers = [one for one in module.buffers() if one.is_floating_point()]
             self._hivemind = self._start_averaging(optimizer, buffers)
             averagers = (self._hivemind.state_averager, self._hivemind.grad_averager)
-            self._watch = processes.ChildWatch((self._node, *averagers))
+            self._watch = processes.ChildExits((self._node, *averagers))
             self._hivemind.state_averager.keeps_options = keeps_rates
             trained = {one for group in optimizer.param_groups for one in group["params"]}
             self._frozen = [one for one in module.parameters() if one not in trained]

@@ -213,7 +213,7 @@ def test_waits_are_freed_once_the_child_that_ended_is_known_to_be_dead(monkeypat
 
     child = Child()
     monkeypatch.setattr(processes, "_free_waits", free)
-    watch = processes.ChildWatch([child])
+    watch = processes.ChildExits([child])
     assert not seen
     there.close()
     assert done.wait(60)

@@ -160,7 +160,7 @@ def _wider(dtype: torch.dtype) -> torch.dtype:
     return torch.float32 if dtype.is_floating_point else torch.int64
 
 
-class GatherWithGradients(torch.autograd.Function):
+class HorovodGather(torch.autograd.Function):
     """`all_gather`, through which gradients flow back: each rank gets the sum of what all ranks want of its tensor.
 
     Horovod's own takes the mean.

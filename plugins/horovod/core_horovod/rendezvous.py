@@ -46,7 +46,7 @@ class Rendezvous:
     ) -> None:
         self._hvd, self._timeout_s, self._number = library.load(), timeout_s, next(_begins)
         self.rank, self.size = environment.global_rank(), environment.world_size()
-        self._server: _Server | None = None
+        self._server: _HorovodServer | None = None
         self._place = ""
         self._is_ours = not self._hvd.is_initialized()
         if self._is_ours:
@@ -71,7 +71,7 @@ class Rendezvous:
             address = socket.gethostbyname(environment.main_address)  # Horovod's client takes no names of IPv6
             number = _told_port(environment) if environment.store_is_hosted else environment.main_port
             if self.rank == 0:
-                self._server = _Server(address, number, num_local, self.size, self._number)
+                self._server = _HorovodServer(address, number, num_local, self.size, self._number)
             self._place = f"http://{address}:{number}"
             self._await_server()
             places = _places(environment, num_local, address, number, self._timeout_s)
@@ -133,7 +133,7 @@ class Rendezvous:
             self._server = None
 
 
-class _Server:
+class _HorovodServer:
     """Horovod's own server, on rank 0."""
 
     def __init__(self, address: str, port: int, num_local: int, size: int, number: int) -> None:

@@ -13,7 +13,7 @@ from core import Capability, ConfigurationError
 from core.strategies import ParallelStrategy, refuse_unlike_modules
 from core_horovod import library
 from core_horovod.exchange import Exchange
-from core_horovod.operations import GatherWithGradients, Operations
+from core_horovod.operations import HorovodGather, Operations
 from core_horovod.options import Compression, HorovodOptions, Op
 from core_horovod.rendezvous import Rendezvous, compare
 
@@ -324,7 +324,7 @@ class HorovodStrategy(ParallelStrategy):
             return tensor
         if not sync_grads:
             return self._operations.all_gather(tensor)
-        stacked: Tensor = GatherWithGradients.apply(tensor, self._operations)  # type: ignore[no-untyped-call]  # torch's
+        stacked: Tensor = HorovodGather.apply(tensor, self._operations)  # type: ignore[no-untyped-call]  # torch's
         return stacked
 
     def broadcast(self, obj: Any, src: int = 0) -> Any:

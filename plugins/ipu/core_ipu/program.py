@@ -72,7 +72,7 @@ class Traced(nn.Module):
         return {**output, "loss": marked} if isinstance(output, dict) else marked
 
 
-class Program:
+class CompiledProgram:
     """A step of the user's, compiled when it runs first.
 
     Attributes:

@@ -12,8 +12,8 @@ import torch
 from core import Capability, ConfigurationError, StepOutput, Strategy, UnsupportedError
 from core_ipu import library, loading
 from core_ipu import optimizers as conversion
-from core_ipu.program import Program
-from core_ipu.watch import HostWatch
+from core_ipu.host_changes import HostChanges
+from core_ipu.program import CompiledProgram
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -92,10 +92,10 @@ class IPUStrategy(Strategy):
         self._module: nn.Module | None = None
         self._optimizer: Any = None
         self._given_optimizer: Any = None
-        self._programs: dict[tuple[Any, ...], Program] = {}
+        self._programs: dict[tuple[Any, ...], CompiledProgram] = {}
         self._attached: Any = None
         self._told: list[dict[str, Any]] = []
-        self._watch: HostWatch | None = None
+        self._watch: HostChanges | None = None
         self._num_updates = 0
         self._is_ahead = self._trains = False
 
@@ -134,10 +134,11 @@ class IPUStrategy(Strategy):
                 "accelerator='ipu', or another strategy."
             )
         if self.num_nodes > 1:
-            raise ConfigurationError(f"num_nodes={self.num_nodes}: IPUStrategy works in one process, on one node.")
+            raise ConfigurationError(f"num_nodes={self.num_nodes}: IPUStrategy trains in one process. Use num_nodes=1.")
         if len(self.parallel_devices) % self.ipus_per_replica:
             raise ConfigurationError(
-                f"devices={len(self.parallel_devices)} are no multiple of ipus_per_replica={self.ipus_per_replica}."
+                f"devices={len(self.parallel_devices)} are no multiple of "
+                f"ipus_per_replica={self.ipus_per_replica}. Change one of the two."
             )
         if self.precision_plugin.name not in _PRECISIONS:
             raise ConfigurationError(
@@ -160,7 +161,7 @@ class IPUStrategy(Strategy):
                 "replicas. Make them agree."
             )
         if name == "inference_opts" and options.Training.gradient_accumulation != 1:
-            raise ConfigurationError("inference_opts say gradientAccumulation, and inference accumulates nothing.")
+            raise ConfigurationError("inference_opts have gradientAccumulation, which is for training. Leave it out.")
 
     def setup_environment(self) -> None:
         """Make Poplar write reports, if that was asked for."""
@@ -341,7 +342,7 @@ class IPUStrategy(Strategy):
         self._attach(program.executor)
         return program.run(tensors)
 
-    def _program(self, name: str, loader: tuple[int, ...]) -> Program:
+    def _program(self, name: str, loader: tuple[int, ...]) -> CompiledProgram:
         key = (name, *loader)
         if key not in self._programs:
             trains = name == "training_step"
@@ -351,14 +352,14 @@ class IPUStrategy(Strategy):
             def make(traced: nn.Module) -> Any:
                 if trains:
                     self._told = conversion.values_of(optimizer)
-                    self._watch = HostWatch(self._require_module())
+                    self._watch = HostChanges(self._require_module())
                     traced.train()
                     return poptorch.trainingModel(traced, options=options, optimizer=optimizer)
                 traced.training = False
                 return poptorch.inferenceModel(traced, options=options)
 
             mark = poptorch.identity_loss if trains else None
-            self._programs[key] = Program(
+            self._programs[key] = CompiledProgram(
                 self._require_module(), name, make=make, num_joined=_num_joined(options), mark=mark
             )
         return self._programs[key]

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import signal
 
 
-class _KnowsCores(abc.ABCMeta):
+class KnowsCores(abc.ABCMeta):
     """The class of environments, to which those that core itself has made belong too."""
 
     def __instancecheck__(cls, instance: Any) -> bool:
@@ -26,7 +26,7 @@ class _KnowsCores(abc.ABCMeta):
         return super().__instancecheck__(instance) or (core_class is not None and isinstance(instance, core_class))
 
 
-class ClusterEnvironment(CoreClusterEnvironment, metaclass=_KnowsCores):
+class ClusterEnvironment(CoreClusterEnvironment, metaclass=KnowsCores):
     """The base of a program's own environment. Meant to be subclassed, with Lightning's methods.
 
     core calls them under its own names: `set_world` calls `set_world_size` and `set_global_rank`, `validate` calls
@@ -95,7 +95,7 @@ class _InLightningsForm:
 def _of(name: str, base: type) -> type:
     """The class of core's with Lightning's names."""
     made = {"__module__": __name__, "__doc__": base.__doc__, "_core_class": base}
-    return _KnowsCores(name, (_InLightningsForm, base), made)
+    return KnowsCores(name, (_InLightningsForm, base), made)
 
 
 LightningEnvironment = _of("LightningEnvironment", CoreLocalEnvironment)
@@ -106,7 +106,7 @@ MPIEnvironment = _of("MPIEnvironment", CoreMPIEnvironment)
 
 
 class SLURMEnvironment(  # type: ignore[misc]  # whose `detect` gives a bool
-    _InLightningsForm, CoreSLURMEnvironment, metaclass=_KnowsCores
+    _InLightningsForm, CoreSLURMEnvironment, metaclass=KnowsCores
 ):
     """See `core.cluster.SLURMEnvironment`.
 

@@ -81,11 +81,13 @@ _STRATEGY_FILES: dict[str, dict[str, str]] = {
     "xla": _from(f"{_OWN}.strategies", "XLAStrategy"),
 }
 _ACCELERATOR_FILES: dict[str, dict[str, str]] = {
-    "accelerator": _from("core.accelerators", "Accelerator"),
-    "cpu": _from("core.accelerators", "CPUAccelerator"),
-    "cuda": _from("core.accelerators", "CUDAAccelerator", "find_usable_cuda_devices"),
-    "mps": _from("core.accelerators", "MPSAccelerator"),
-}
+    "accelerator": _from(f"{_OWN}._accelerators", "Accelerator"),
+    "cpu": _from(f"{_OWN}._accelerators", "CPUAccelerator"),
+    "cuda": {
+        **_from(f"{_OWN}._accelerators", "CUDAAccelerator"), **_from("core.accelerators", "find_usable_cuda_devices"),
+    },
+    "mps": _from(f"{_OWN}._accelerators", "MPSAccelerator"),
+}  # fmt: skip
 _ENVIRONMENT_FILES = {
     "cluster_environment": _from(f"{_OWN}._environments", "ClusterEnvironment"),
     "kubeflow": _from(f"{_OWN}._environments", "KubeflowEnvironment"),

@@ -70,7 +70,7 @@ def rank_prefixed_message(message: str, rank: int | None) -> str:
     return message if rank is None else f"[rank: {rank}] {message}"
 
 
-class _Nothing:
+class _Ignored:
     """An object of which any method can be called, and does nothing."""
 
     def nop(self, *_: Any, **__: Any) -> None:
@@ -79,7 +79,7 @@ class _Nothing:
     def __getattr__(self, name: str) -> Callable[..., None]:
         return self.nop
 
-    def __getitem__(self, index: int) -> _Nothing:
+    def __getitem__(self, index: int) -> _Ignored:
         return self
 
     def __setitem__(self, *_: Any) -> None:
@@ -92,6 +92,6 @@ def rank_zero_experiment(function: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(function)
     def experiment(self: Any) -> Any:
         made = rank_zero_only(function)(self)
-        return _Nothing() if made is None else made
+        return _Ignored() if made is None else made
 
     return experiment

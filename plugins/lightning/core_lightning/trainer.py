@@ -13,9 +13,11 @@ from core import Trainer as CoreTrainer
 from core.accelerators import CPUAccelerator
 from core.callbacks import ModelCheckpoint as CoreModelCheckpoint
 from core.registry import CHECKPOINT_IO_REGISTRY
+from core_lightning._accelerators import SetsUpAccelerator
 from core_lightning._callbacks import ModelCheckpoint
 from core_lightning._loggers import CSVLogger
 from core_lightning._precisions import keep_no_casts
+from core_lightning.callback_logs import CallbackLogs
 from core_lightning.checkpoint_io import LightningCheckpointIO
 from core_lightning.differences import tell
 from core_lightning.hyperparameters import tell_of_objects
@@ -98,9 +100,11 @@ class Trainer(TrainerAttributes):
             use_distributed_sampler=use_distributed_sampler is not False,
             **{name: value for name, value in options.items() if value is not None or name not in _OPTIONAL},
         )
+        self.barebones = barebones
         keep_no_casts(self.strategy.precision_plugin)
 
-        observers: list[Callback] = [OneOptimizer(), ModelModes(), *map(SyncsLayers, syncs)]
+        observers: list[Callback] = [OneOptimizer(), ModelModes(), SetsUpAccelerator(), CallbackLogs()]
+        observers += map(SyncsLayers, syncs)
         if use_distributed_sampler is None and self.world_size == 1:
             self.options = dataclasses.replace(self.options, use_distributed_sampler=False)
             observers += [SameDraws(), MadeLoaders()]

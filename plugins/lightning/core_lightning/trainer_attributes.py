@@ -133,3 +133,14 @@ class TrainerAttributes(CoreTrainer):
     def is_last_batch(self) -> bool:
         """True in the last batch of a training epoch."""
         return self.progress.batch + 1 >= self.num_training_batches
+
+
+def _refuse(trainer: TrainerAttributes, loop: Any) -> None:
+    raise ConfigurationError(
+        f"A Trainer's loop can't be replaced by {type(loop).__name__}: core has loops of its own, and these "
+        "attributes are limits and counters. Use hooks, or write the loop with Fabric."
+    )
+
+
+for _name in ("fit_loop", "validate_loop", "test_loop", "predict_loop"):
+    setattr(TrainerAttributes, _name, getattr(TrainerAttributes, _name).setter(_refuse))

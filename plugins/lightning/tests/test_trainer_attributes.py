@@ -6,6 +6,8 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
+import core
+
 pytestmark = pytest.mark.filterwarnings("ignore:core trains in Lightning's place")
 
 LOADER = DataLoader(torch.arange(30.0).reshape(10, 3), batch_size=4)
@@ -67,7 +69,7 @@ def test_options_are_lightnings_and_can_be_set_between_stages(pl):
     limits = [f"limit_{stage}_batches" for stage in ("train", "val", "test", "predict")]
     assert [getattr(trainer, name) for name in (*limits, "val_check_interval")] == [1.0] * 5
     assert (trainer.check_val_every_n_epoch, trainer.log_every_n_steps, trainer.num_sanity_val_steps) == (1, 50, 2)
-    assert (trainer.gradient_clip_val, trainer.logger) == (0.5, None)
+    assert (trainer.gradient_clip_val, trainer.logger, trainer.barebones) == (0.5, None, False)
     trainer.limit_train_batches, trainer.limit_val_batches = 2, 1
     trainer.num_sanity_val_steps = trainer.log_every_n_steps = 1
     trainer.check_val_every_n_epoch, trainer.gradient_clip_val = 2, 0.01
@@ -89,3 +91,10 @@ def test_fit_goes_on_after_its_limit_is_raised_and_its_loops_are_read(pl):
     assert net.seen == [(1, 0, 0, 1), (1, 0, 1, 1), (1, 0, 2, 1), (2, 1, 0, 2), (2, 1, 1, 2), (2, 1, 2, 2)]
     assert net.ended == (2, 6, 6, [3])
     assert trainer.fit_loop.epoch_progress.current.completed == trainer.current_epoch == 2
+
+
+@pytest.mark.parametrize("name", ["fit_loop", "validate_loop", "test_loop", "predict_loop"])
+def test_loops_cannot_be_replaced(pl, name):
+    trainer = pl.Trainer(accelerator="cpu", **QUIET)
+    with pytest.raises(core.ConfigurationError, match="loop can't be replaced by object: core has loops of its own"):
+        setattr(trainer, name, object())

@@ -1,7 +1,31 @@
 """Parallelism in several dimensions for `core`: `Trainer(strategy=ParallelStrategy(pipeline=2), devices=4)`."""
 
+from typing import TYPE_CHECKING, Any
+
 from core_parallel._version import __version__
 from core_parallel.presets import pipeline
 from core_parallel.strategy import ParallelStrategy
 
-__all__ = ["ParallelStrategy", "__version__", "pipeline"]
+if TYPE_CHECKING:
+    from core_parallel.expert_list import ExpertList
+    from core_parallel.expert_load import ExpertLoad
+    from core_parallel.timeline import Timeline
+
+__all__ = ["ExpertList", "ExpertLoad", "ParallelStrategy", "Timeline", "__version__", "pipeline"]
+
+
+def __getattr__(name: str) -> Any:
+    # Few use them.
+    if name == "ExpertList":
+        from core_parallel.expert_list import ExpertList
+
+        return ExpertList
+    if name == "ExpertLoad":
+        from core_parallel.expert_load import ExpertLoad
+
+        return ExpertLoad
+    if name == "Timeline":
+        from core_parallel.timeline import Timeline
+
+        return Timeline
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 from core import ModuleError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Container, Iterable, Iterator
 
     from torch.utils.hooks import RemovableHandle
 
@@ -87,32 +88,41 @@ class AbsentParameter(Absent, nn.Parameter):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> AbsentParameter:
         """Another one, as absent."""
-        memo[id(self)] = copied = _absent(self, self.own_device)
+        memo[id(self)] = copied = _absent(self.own_device, self)
         return copied
 
 
 def is_absent(tensor: Any) -> bool:
     """True if another rank has it."""
-    return isinstance(tensor, Tensor) and tensor.is_meta
+    return isinstance(tensor, Absent)
 
 
-def drop(module: nn.Module, device: torch.device) -> None:
-    """Release the memory of parameters and buffers, in place.
+def drop(modules: Iterable[nn.Module], device: torch.device, owned: Container[int]) -> int:
+    """Release the memory of parameters and buffers, in place. What modules share stays shared.
 
     Args:
-        module: a part that another rank has.
+        modules: parts that other ranks have.
         device: of this rank.
+        owned: the identities of tensors that one rank has; others stay here too.
+
+    Returns:
+        The bytes that they had; none if they were on meta.
     """
-    for part in module.modules():
-        for name, parameter in part._parameters.items():
-            if parameter is not None and not parameter.is_meta:
-                part._parameters[name] = _absent(parameter, device)
-        for name, buffer in part._buffers.items():
-            if buffer is not None and not buffer.is_meta:
-                part._buffers[name] = torch.empty_like(buffer, device="meta").as_subclass(Absent)
+    made: dict[int, tuple[Tensor, Any]] = {}
+    for part in (part for module in modules for part in module.modules()):
+        for tensors, absent in ((part._parameters, partial(_absent, device)), (part._buffers, _absent_buffer)):
+            for name, tensor in tensors.items():
+                if tensor is not None and not is_absent(tensor) and id(tensor) in owned:
+                    # With the tensor itself, so that no other one gets its identity.
+                    tensors[name] = made.setdefault(id(tensor), (tensor, absent(tensor)))[1]
+    return sum(tensor.nbytes for tensor, _ in made.values() if not tensor.is_meta)
 
 
-def _absent(parameter: nn.Parameter, device: torch.device) -> AbsentParameter:
+def _absent_buffer(buffer: Tensor) -> Tensor:
+    return torch.empty_like(buffer, device="meta").as_subclass(Absent)
+
+
+def _absent(device: torch.device, parameter: Tensor) -> AbsentParameter:
     absent = AbsentParameter(torch.empty_like(parameter, device="meta"), parameter.requires_grad)
     absent.own_device = device
     return absent

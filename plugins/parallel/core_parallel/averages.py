@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -10,6 +11,8 @@ from torch import Tensor
 from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 from torch.distributed.tensor import DTensor
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
+
+from core_parallel.placed import own_part
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -37,7 +40,7 @@ def average(parameters: Iterable[Tensor], group: Any) -> None:
         if count:
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
-            gradients.append(_own(parameter.grad))
+            gradients.append(own_part(parameter.grad))
     for bucket in _buckets(gradients):
         flat = _flatten_dense_tensors(bucket)
         dist.all_reduce(flat, group=group)
@@ -54,10 +57,6 @@ def add_up_terms(parameters: Iterable[Tensor]) -> None:
             parameter.grad = gradient.redistribute(placements=parameter.placements)  # type: ignore[attr-defined]  # has them
 
 
-def _own(tensor: Tensor) -> Tensor:
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
-
-
 def copy_from_first(tensors: Iterable[Tensor], group: Any) -> None:
     """All ranks of one stage. Copy the tensors of the first, in place.
 
@@ -67,10 +66,11 @@ def copy_from_first(tensors: Iterable[Tensor], group: Any) -> None:
     """
     with torch.no_grad():
         for tensor in tensors:
-            if not tensor.is_meta and tensor.numel():
-                whole = tensor.detach().contiguous()
+            own = own_part(tensor.detach())
+            if not own.is_meta and own.numel():
+                whole = own.contiguous()
                 dist.broadcast(whole.view(-1).view(torch.uint8), group=group, group_src=0)
-                tensor.copy_(whole)
+                own.copy_(whole)
 
 
 def _buckets(gradients: Sequence[Tensor]) -> Iterator[list[Tensor]]:
@@ -99,8 +99,23 @@ def clip_by_norm(
     Returns:
         The norm before, a scalar tensor, the same on all ranks.
     """
-    own = get_total_norm([one.grad for one in counted if one.grad is not None], clipping.norm_type)
+    parts = [_whole(get_total_norm([one.grad for one in group], clipping.norm_type)) for group in _by_mesh(counted)]
+    own = get_total_norm(parts, clipping.norm_type)
     norms = [own] if line is None else [line.share(own.double(), position) for position in range(line.size)]
     total = get_total_norm(norms, clipping.norm_type, clipping.error_if_nonfinite)
-    clip_grads_with_norm_([one for one in parameters if not one.is_meta], clipping.value, total)
+    for group in _by_mesh(parameters):
+        clip_grads_with_norm_(group, clipping.value, total)
     return total
+
+
+def _by_mesh(parameters: Iterable[Tensor]) -> list[list[Any]]:
+    """Those with gradients, by the mesh over which these lie: one operation takes tensors of one mesh only."""
+    groups: dict[object, list[Any]] = defaultdict(list)
+    for parameter in parameters:
+        if parameter.grad is not None:
+            groups[getattr(parameter.grad, "device_mesh", None)].append(parameter)
+    return list(groups.values())
+
+
+def _whole(norm: Tensor) -> Tensor:
+    return norm.full_tensor() if isinstance(norm, DTensor) else norm

@@ -1,8 +1,8 @@
-"""How many parts each stage gets: by their parameters, or as the user counts."""
+"""How many parts each stage gets: by their parameters, by the time they take, or as the user counts."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -13,9 +13,10 @@ from core import ConfigurationError, ModuleError
 if TYPE_CHECKING:
     from core_parallel.parts import Part
 
-Balance = Literal["parameters"] | Sequence[int]
+Balance = Literal["parameters", "time"] | Sequence[int]
 Unit = list["Part"]
 """A module with the functions behind it; the first one also has those before it."""
+Measure = Callable[[Sequence[nn.Module]], Sequence[float]]
 
 
 def parse(given: Any) -> Balance:
@@ -24,33 +25,43 @@ def parse(given: Any) -> Balance:
     Raises:
         ConfigurationError: it is neither.
     """
-    if given == "parameters":
-        return "parameters"
+    if given in ("parameters", "time"):
+        return given  # type: ignore[no-any-return]  # one of the two
     is_list = isinstance(given, list | tuple) and len(given) > 0
     if not is_list or not all(isinstance(one, int) and not isinstance(one, bool) and one > 0 for one in given):
         raise ConfigurationError(
-            f"balance={given!r:.80}: expected 'parameters', or a list with the number of parts of each stage, such as "
-            "[3, 2]."
+            f"balance={given!r:.80}: expected 'parameters', 'time', or a list with the number of parts of each stage, "
+            "such as [3, 2]."
         )
     return tuple(given)
 
 
-def stages(title: str, parts: Sequence[Part], num_stages: int, balance: Balance) -> list[tuple[Part, ...]]:
+def stages(
+    title: str,
+    parts: Sequence[Part],
+    num_stages: int,
+    balance: Balance,
+    measure: Measure,
+    *,
+    are_apart: bool = False,
+) -> list[tuple[Part, ...]]:
     """The parts of each stage.
 
     Args:
         title: of the module, for errors.
         parts: in the order in which they are applied.
         num_stages: number of stages.
-        balance: `"parameters"` makes the largest stage as small as can be; or the number of parts of each stage, in
-            which a function counts with the module before it.
+        balance: `"parameters"` and `"time"` make the largest stage as small as can be; or the number of parts of each
+            stage, in which a function counts with the module before it.
+        measure: the seconds that modules take.
+        are_apart: parts that share a weight may come apart.
 
     Raises:
         ModuleError: there are fewer parts that can be cut apart.
         ConfigurationError: the numbers don't add up.
     """
     units = _units(parts)
-    places = _places(units)
+    places = list(range(1, len(units))) if are_apart else _places(units)
     if len(places) < num_stages - 1:
         raise ModuleError(
             f"{title} has {len(places) + 1} parts that can be cut apart, and {num_stages} stages were asked for: every "
@@ -58,7 +69,10 @@ def stages(title: str, parts: Sequence[Part], num_stages: int, balance: Balance)
             "pipeline() or parts=."
         )
     if balance == "parameters":
-        ends = _even(units, places, num_stages)
+        ends = _even([1 + sum(one.numel() for one in _tensors(unit)) for unit in units], places, num_stages)
+    elif balance == "time":
+        modules = [part for unit in units for part in unit if isinstance(part, nn.Module)]
+        ends = _even(measure(modules), places, num_stages)
     else:
         ends = _counted(title, balance, units, places, num_stages)
     return [tuple(part for unit in units[begin:end] for part in unit) for begin, end in pairwise([0, *ends])]
@@ -112,14 +126,14 @@ def _counted(
     return ends
 
 
-def _even(units: Sequence[Unit], places: Sequence[int], num_stages: int) -> list[int]:
+def _even(costs: Sequence[float], places: Sequence[int], num_stages: int) -> list[int]:
     """Ends so that the largest stage is as small as can be; of equals the one whose first stages are smaller."""
-    ends = [*places, len(units)]
-    sizes = [1 + sum(one.numel() for unit in units[a:b] for one in _tensors(unit)) for a, b in pairwise([0, *ends])]
+    ends = [*places, len(costs)]
+    sizes = [sum(costs[a:b]) for a, b in pairwise([0, *ends])]
     # best[k][i]: the largest stage of the first i atoms in k stages, and where the last of these begins.
-    best: list[list[tuple[int, int]]] = [[(0, 0)] + [(sum(sizes) + 1, 0)] * len(sizes)]
+    best: list[list[tuple[float, int]]] = [[(0, 0)] + [(sum(sizes) + 1, 0)] * len(sizes)]
     for stage in range(1, num_stages + 1):
-        row = [(sum(sizes) + 1, 0)] * (len(sizes) + 1)
+        row: list[tuple[float, int]] = [(sum(sizes) + 1, 0)] * (len(sizes) + 1)
         for end in range(stage, len(sizes) - (num_stages - stage) + 1):
             row[end] = min(
                 (max(best[stage - 1][begin][0], sum(sizes[begin:end])), begin) for begin in range(stage - 1, end)

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from core_parallel.draws import Draws, Seeds
     from core_parallel.layout import Layout
+    from core_parallel.shards import Shards
     from core_parallel.transport import Line
 
 
@@ -95,14 +96,18 @@ class Chain:
         self._headers: dict[Any, Any] = {}
         self._looked_at: set[int] = set()
         self.answer: Callable[..., Any] | None = None
+        self.shards: Shards | None = None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """All ranks of the pipeline, with the same arguments. The result of the model for them, on all ranks.
 
         Within a schedule, which runs the stages by itself, `answer` stands for it.
         """
-        if self.answer is not None:
-            return self.answer(*args, **kwargs)
+        answer, replay = self.answer or self._compute, self.layout.cut.replay
+        return answer(*args, **kwargs) if replay is None else replay.around(answer, args, kwargs)
+
+    def _compute(self, *args: Any, **kwargs: Any) -> Any:
+        """All ranks of the pipeline. The result of all stages, on all ranks."""
         self.check(args, kwargs)
         learns = torch.is_grad_enabled()
         leaves = tree_flatten((args, kwargs))[0]
@@ -128,7 +133,7 @@ class Chain:
         Raises:
             ModuleError: they aren't the same.
         """
-        if not self._is_checked:
+        if not self._is_checked and self.layout.cut.replay is None:
             self._is_checked = True
             fold.check(self.layout, args, kwargs)
 
@@ -177,12 +182,11 @@ class Chain:
         leaves, given_form = tree_flatten(piece) if stage == 0 else self._take(made, stage, index, piece)
         inputs = [_leaf(one, stage) for one in leaves]
         given = tree_unflatten(inputs, given_form)
-        args, kwargs = given if stage == 0 else ((given,), {})
         looks = stage not in self._looked_at and torch.is_grad_enabled()
         around = self.layout.modules_around() if looks else []
         before = graphs.kept(around)
         with self._context(), RecordedLogs().instead_of(self.layout.user):
-            result = self.layout.run(stage, *args, **kwargs)
+            result = self.layout.run(stage, given if stage == 0 else piece, given)
         outputs, form = tree_flatten(result)
         self.check_outputs(stage, outputs)
         if looks:
@@ -271,7 +275,7 @@ class Chain:
         """
         cut = [_cut(gradient, made.sizes) for gradient in gradients]
         waits = len(self.layout.own_stages) > 1  # see `_run_stages`
-        with self.added_up():
+        with self.added_up(), self._reduced():
             for stage in reversed(self.layout.own_stages):
                 found = {}
                 for index in reversed(range(len(made.sizes))):
@@ -282,6 +286,18 @@ class Chain:
                     self._give_back(made, stage, index, gradients_of_inputs)
         self.line.wait()
         return self._share_gradients(made)
+
+    @contextmanager
+    def _reduced(self) -> Iterator[None]:
+        """All ranks of the pipeline. Reduce gradients of what is in shards after all microbatches."""
+        if self.shards is None:
+            yield
+            return
+        with self.shards.held() as reduces:
+            yield
+        if reduces:
+            self.shards.reduce()
+        self.shards.reshard()
 
     def _backward(self, made: _Pass, stage: int, index: int, incoming: list[Tensor | None]) -> list[Tensor]:
         """The gradients of what the stage was given."""

@@ -78,6 +78,18 @@ class TestGather(StrategySmoke):
     length = 4
 
 
+class TestExpert(StrategyConformance):
+    """Two ranks, each with its share of the data and half of the experts."""
+
+    alias = "parallel"
+    new_interpreter = False
+    options = {"expert": 2}
+    other_num_processes = None
+    num_experts = 4
+    expected_capabilities = _CAPABILITIES & ~Capability.INFERENCE_MODE
+    known_failures = {"test_teardown_leaves_nothing[process_group]": _STAYS}
+
+
 class TestTensor(StrategySmoke):
     """Two tensor groups of two ranks, each with its share of the data; a plan that cuts nothing."""
 

@@ -42,6 +42,7 @@ class Context:
 
     Attributes:
         is_running: a call is under way.
+        length: of this rank's part, in the newest call.
     """
 
     def __init__(
@@ -55,28 +56,41 @@ class Context:
         self.module, self._group, self._attention, self._dim, self._draws = module, group, attention, dim, draws
         self._size, self._rank = group.size(), group.rank()
         self._is_checked = self._is_looked_at = False
-        self.is_running = False
+        self._answer: Callable[..., Any] | None = None
+        self.is_running, self.length = False, 0
 
     def __call__(self, forward: Any, args: Any, kwargs: Any) -> Any:
         """All ranks of the group. The result of the module's forward for the whole sequence."""
         if self.is_running:
             return forward(*args, **kwargs)
         self._length((args, kwargs))
-        if not self._is_checked:
-            self._is_checked = True
-            self._check(forward, args, kwargs)
+        if self._answer is not None:
+            return self._answer(*args, **kwargs)
+        self.check(forward, args, kwargs)
         return self._run(forward, args, kwargs)
+
+    @contextmanager
+    def answering(self, answer: Callable[..., Any]) -> Iterator[None]:
+        """A context in which something else answers a call, given the whole sequence."""
+        self._answer = answer
+        try:
+            yield
+        finally:
+            self._answer = None
+
+    def caught(self) -> Caught:
+        """A context in which attention sees the whole sequence, as in the newest call."""
+        return Caught(self._group, self._attention, self.length)
 
     def _run(self, forward: Any, args: Any, kwargs: Any) -> Any:
         length = self._length((args, kwargs))
         args, kwargs = self._cut((args, kwargs), length)
         looks = torch.is_grad_enabled() and not self._is_looked_at
         before = graphs.kept(self.module.named_modules()) if looks else set()
-        self.is_running = True
+        self.is_running, self.length = True, length // self._size
         try:
-            caught = Caught(self._group, self._attention, length // self._size)
             draws = self._draws() if self.module.training else nullcontext()
-            with caught, draws, RecordedLogs().instead_of(self.module):
+            with self.caught(), draws, RecordedLogs().instead_of(self.module):
                 result = forward(*args, **kwargs)
         finally:
             self.is_running = False
@@ -123,12 +137,18 @@ class Context:
             )
         return exchanges.join(leaf, self._dim, self._group)
 
-    def _check(self, forward: Any, args: Any, kwargs: Any) -> None:
-        """All ranks of the group, once. Compare one sample in parts with the same one whole.
+    def check(self, forward: Any, args: Any, kwargs: Any) -> None:
+        """All ranks of the group. Compare one sample in parts with the same one whole, at the first call.
 
         A model that knows its positions from the length that it sees, or looks at neighbours by other means than
         attention, gives other values.
+
+        Raises:
+            ModuleError: the values differ.
         """
+        if self._is_checked:
+            return
+        self._is_checked = True
         args, kwargs = tree_map(
             lambda leaf: leaf[:1] if isinstance(leaf, Tensor) and leaf.ndim > 1 else leaf, (args, kwargs)
         )
@@ -205,7 +225,12 @@ def _at_rest(module: nn.Module) -> Iterator[None]:
     with torch.no_grad():
         for parameter in module.parameters():
             own: Tensor = getattr(parameter, "_local_tensor", parameter)
-            if own.numel() > 1 and own.is_floating_point() and bool((own == own.flatten()[0]).all()):
+            if (
+                not own.is_meta
+                and own.numel() > 1
+                and own.is_floating_point()
+                and bool((own == own.flatten()[0]).all())
+            ):
                 kept.append((own, own.clone()))
                 own.add_(torch.randn(own.shape, generator=draws).to(own) / 8)
     module.eval()
@@ -238,7 +263,7 @@ class Caught(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """The function's result, with attention in our way."""
         kwargs = kwargs or {}
-        if func is not _ATTENTION:
+        if func is not _ATTENTION or (args and args[0].is_meta):  # on meta only shapes are asked for
             return func(*args, **kwargs)
         return self._attend(*args, **kwargs)
 

@@ -33,6 +33,19 @@ def swap(tensor: Tensor, cut_dim: int, joined_dim: int, group: Any) -> Tensor:
     return swapped
 
 
+def send_rows(rows: Tensor, sent: list[int], received: list[int], group: Any) -> Tensor:
+    """All ranks. The rows that others send to this one, in their order; gradients go the way back.
+
+    Args:
+        rows: for the first rank, for the second, and so on.
+        sent: how many for each rank.
+        received: how many from each.
+        group: of the ranks.
+    """
+    arrived: Tensor = _SendRows.apply(rows, sent, received, group)  # type: ignore[no-untyped-call]  # torch's
+    return arrived
+
+
 class _Cut(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, tensor: Tensor, dim: int, group: Any) -> Tensor:
@@ -88,6 +101,25 @@ class _Swap(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> Any:
         """Swap back."""
         return _swapped(gradients[0], ctx.joined_dim, ctx.cut_dim, ctx.group), None, None, None
+
+
+class _SendRows(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, sent: list[int], received: list[int], group: Any) -> Tensor:
+        """Send."""
+        ctx.sent, ctx.received, ctx.group = sent, received, group
+        return _sent(rows, sent, received, group)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        """Send back."""
+        return _sent(gradients[0], ctx.received, ctx.sent, ctx.group), None, None, None
+
+
+def _sent(rows: Tensor, sent: list[int], received: list[int], group: Any) -> Tensor:
+    arrived = rows.new_empty(sum(received), *rows.shape[1:])
+    dist.all_to_all_single(arrived, rows.contiguous(), received, sent, group=group)
+    return arrived
 
 
 def _gathered(part: Tensor, dim: int, group: Any) -> Tensor:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import operator
-from contextlib import contextmanager
+import sys
+from collections import OrderedDict
+from contextlib import contextmanager, nullcontext
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.func import functional_call
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
@@ -17,7 +20,7 @@ from core import ModuleError
 from core_parallel import absent
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from core_parallel.layout import Layout
 
@@ -64,11 +67,27 @@ def _operations(
     module: nn.Module, forward: Callable[..., Any] | None, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> list[str]:
     tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
-    on_meta = {name: torch.empty_like(tensor, device="meta") for name, tensor in tensors.items()}
+    on_meta = {name: torch.empty(tensor.shape, dtype=tensor.dtype, device="meta") for name, tensor in tensors.items()}
     recorder = _Recorder({id(tensor): repr(name) for name, tensor in on_meta.items()})
-    with _with_forward(module, forward), absent.inspecting(), torch.no_grad(), recorder:
+    parts = module.modules() if any(isinstance(one, DTensor) for one in tensors.values()) else ()
+    # Who hasn't imported torch's compiler has compiled nothing.
+    eagerly: Any = torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
+    with _with_forward(module, forward), _without_hooks(parts), absent.inspecting(), torch.no_grad(), eagerly, recorder:
         functional_call(module, on_meta, args, kwargs)
     return recorder.operations
+
+
+@contextmanager
+def _without_hooks(modules: Iterable[nn.Module]) -> Iterator[None]:
+    """A context in which modules are called without hooks, such as those that gather what lies in parts."""
+    kept = [(vars(one), name, vars(one)[name]) for one in modules for name in ("_forward_pre_hooks", "_forward_hooks")]
+    for attributes, name, _ in kept:
+        attributes[name] = OrderedDict()
+    try:
+        yield
+    finally:
+        for attributes, name, hooks in kept:
+            attributes[name] = hooks
 
 
 @contextmanager

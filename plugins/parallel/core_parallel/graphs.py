@@ -64,6 +64,7 @@ def _kept(named: Iterable[tuple[str, nn.Module]]) -> Iterator[tuple[str, nn.Modu
         for key, value in vars(module).items():
             if key in ("_parameters", "_buffers", "_modules") or not isinstance(value, Tensor | list | tuple | dict):
                 continue
-            for leaf in tree_leaves(value):
-                if isinstance(leaf, Tensor) and leaf.grad_fn is not None:
-                    yield name, module, key, leaf
+            if isinstance(value, Tensor) or value:  # most of a module's own containers are empty
+                for leaf in tree_leaves(value):
+                    if isinstance(leaf, Tensor) and leaf.grad_fn is not None:
+                        yield name, module, key, leaf

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
@@ -12,6 +13,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from core_parallel.parts import Cut
+
+    Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
 
 class Layout:
@@ -42,19 +45,34 @@ class Layout:
         turn, place = divmod(stage, self.size)
         return self.size - 1 - place if self._in_v and turn % 2 else place
 
-    def run(self, stage: int, *args: Any, **kwargs: Any) -> Any:
-        """Apply the parts of a stage, each to the result of the one before."""
+    @property
+    def needs_call(self) -> bool:
+        """True if every stage needs the arguments of the model, and not the first alone."""
+        return self.cut.replay is not None
+
+    def run(self, stage: int, call: Arguments | None, given: Any = None) -> Any:
+        """Apply the parts of a stage, each to the result of the one before.
+
+        Args:
+            stage: its number.
+            call: the arguments of the model, for the first stage; for all if `needs_call`.
+            given: the result of the stage before.
+        """
+        args, kwargs = call or ((), {})
+        if self.cut.replay is not None:
+            begin = sum(map(len, self.cut.stages[:stage]))
+            return self.cut.replay.run(begin, begin + len(self.cut.stages[stage]), args, kwargs, given)
         first, *others = self.cut.stages[stage]
-        result = first(*args, **kwargs)
+        result = first(given) if stage else first(*args, **kwargs)
         for part in others:
             result = part(result)
         return result
 
     def fold(self, *args: Any, **kwargs: Any) -> Any:
         """Apply all parts, as `forward` does."""
-        result = self.run(0, *args, **kwargs)
-        for stage in range(1, self.num_stages):
-            result = self.run(stage, result)
+        result = None
+        for stage in range(self.num_stages):
+            result = self.run(stage, (args, kwargs), result)
         return result
 
     def describe(self, stage: int) -> str:
@@ -86,15 +104,15 @@ class Layout:
                     yield self._names[id(part)], part
 
     def owners(self) -> dict[int, int]:
-        """The position of the rank that has a tensor, by the tensor's identity; those of no part are missing."""
-        return {
-            id(tensor): self.owner(stage)
-            for stage in range(self.num_stages)
-            for part in self.cut.modules_of(stage)
-            for tensor in (*part.parameters(), *part.buffers())
-        }
+        """The position of the rank that has a tensor, by its identity, where one rank alone has it."""
+        found: dict[int, set[int]] = defaultdict(set)
+        for stage in range(self.num_stages):
+            for part in self.cut.modules_of(stage):
+                for tensor in (*part.parameters(), *part.buffers()):
+                    found[id(tensor)].add(self.owner(stage))
+        return {key: owners.pop() for key, owners in found.items() if len(owners) == 1}
 
     def outside(self) -> list[Tensor]:
-        """The parameters of no part, which every rank has."""
+        """The parameters of no part, and those that parts on several ranks share: every rank has them."""
         owned = self.owners()
         return [one for one in self.user.parameters() if id(one) not in owned]

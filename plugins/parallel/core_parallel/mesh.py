@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
+from core_parallel import experts
 from core_parallel.sizes import AXES
 
 if TYPE_CHECKING:
@@ -40,19 +41,20 @@ class Mesh:
     Attributes:
         sizes: of the axes.
         axes: torch's mesh.
+        experts: the mesh over which experts are distributed; None if they aren't.
     """
 
     def __init__(self, device_type: str, sizes: Sizes) -> None:
         self.sizes = sizes
         self.axes: DeviceMesh = init_device_mesh(device_type, sizes.shape, mesh_dim_names=AXES)
+        self.experts = experts.lay_out(device_type, sizes) if sizes.expert > 1 else None
         self._groups: dict[tuple[str, ...], ProcessGroup | None] = {}
 
     def group(self, *names: str) -> ProcessGroup | None:
         """All ranks, in one order. The group of the ranks that differ along these axes only; None if it is one rank."""
+        names = tuple(name for name in AXES if name in names and getattr(self.sizes, name) > 1)
         if names not in self._groups:
-            rows = self._rows(names)
-            is_alone = len(rows[0]) == 1
-            self._groups[names] = None if is_alone else dist.new_subgroups_by_enumeration(rows)[0]
+            self._groups[names] = dist.new_subgroups_by_enumeration(self._rows(names))[0] if names else None
         return self._groups[names]
 
     def _rows(self, names: tuple[str, ...]) -> list[list[int]]:

@@ -6,6 +6,7 @@ import logging
 import random
 from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, Literal
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
@@ -15,16 +16,18 @@ from core import Capability, ConfigurationError
 from core.checkpoint import collect_random_state, restore_random_state
 from core.strategies import refuse_sparse_layers, refuse_unlike_modules
 from core_fsdp import FSDPStrategy
-from core_parallel import averages, mesh, sizes, tensor
+from core_parallel import averages, experts, mesh, overflow, sizes, tensor
 from core_parallel.context import Attention, Context, check_whole_batches, in_parts
+from core_parallel.placed import cut_axes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from contextlib import AbstractContextManager
 
     from torch import Tensor, nn
     from torch.distributed import ProcessGroup
     from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.tensor.parallel import ParallelStyle
     from torch.optim import Optimizer
 
     from core import GradientClipping, Precision
@@ -39,7 +42,13 @@ _OF_SHARDS = (
     "sharding_strategy",
     "forward_prefetch",
 )
-_NOT_YET = ("expert",)
+_OF_UNITS = (
+    "cpu_offload",
+    "auto_wrap_policy",
+    "activation_checkpointing",
+    "activation_checkpointing_policy",
+    "forward_prefetch",
+)
 
 
 class MeshStrategy(FSDPStrategy):
@@ -59,6 +68,7 @@ class MeshStrategy(FSDPStrategy):
         context: sizes.Size = 1,
         expert: sizes.Size = 1,
         tensor_plan: Mapping[str, Any] | None = None,
+        expert_plan: Sequence[str] | Mapping[str, Any] | None = None,
         context_attention: Attention = "ulysses",
         context_dim: int = 1,
         **options: Any,
@@ -72,12 +82,13 @@ class MeshStrategy(FSDPStrategy):
         named = {"pipeline": pipeline, "data": data, "shard": shard, "context": context, "tensor": tensor}
         self._given = {name: sizes.parse(name, size) for name, size in {**named, "expert": expert}.items()}
         self._mesh: mesh.Mesh | None = None
-        self._tensor_plan = tensor_plan
+        self._tensor_plan, self._expert_plan = tensor_plan, expert_plan
         if context_attention not in ("ulysses", "gather"):
             raise ConfigurationError(f"context_attention={context_attention!r}: expected 'ulysses' or 'gather'.")
         self._context_options = (context_attention, context_dim)
         self._contexts: dict[nn.Module, list[Context]] = {}
         self._local: list[nn.Module] = []
+        self._stand_ins: WeakKeyDictionary[Optimizer, Optimizer] = WeakKeyDictionary()
         self._refuse_beside(options)
 
     def _refuse_beside(self, options: Mapping[str, Any]) -> None:
@@ -92,6 +103,10 @@ class MeshStrategy(FSDPStrategy):
             raise ConfigurationError(
                 f"{owner}({unused[0]}=...) is about parameters in shards, and shard=1 has none. Leave it out, or say "
                 "over how many ranks they are sharded, as in shard=2."
+            )
+        if self._given["pipeline"] != 1 and (unused := [name for name in _OF_UNITS if options.get(name)]):
+            raise ConfigurationError(
+                f"{owner}({unused[0]}=...) isn't there yet with a pipeline, whose units are its parts. Leave it out."
             )
 
     # composition ----------------------------------------------------------------------------------------------------
@@ -119,7 +134,9 @@ class MeshStrategy(FSDPStrategy):
         """The capabilities of every parallel strategy, accumulation without communication, and state in parts."""
         if self._given["shard"] != 1:
             return super().capabilities
-        return super(FSDPStrategy, self).capabilities | Capability.NO_SYNC | Capability.SHARDED_STATE
+        own = super(FSDPStrategy, self).capabilities | Capability.NO_SYNC | Capability.SHARDED_STATE
+        # Tokens travel in evaluation too, where no rank may end before the others.
+        return own if self._given["expert"] == 1 else own & ~Capability.INFERENCE_MODE
 
     def configure_precision(self, name: str) -> Precision | None:
         """The precision of `FSDPStrategy` where parameters are sharded, else every strategy's."""
@@ -138,23 +155,16 @@ class MeshStrategy(FSDPStrategy):
 
     def _refuse_what_is_not_there(self) -> None:
         own = self.sizes
-        for name in _NOT_YET:
-            if self._given[name] != 1:
-                raise ConfigurationError(f"{name}={self._given[name] or 'auto'!r} isn't there yet: leave it out.")
-        if own.shard > 1 and own.context > 1:
+        others = [name for name in ("pipeline", "shard", "context", "tensor") if getattr(own, name) > 1]
+        if own.expert > 1 and others:
             raise ConfigurationError(
-                f"shard={own.shard} with context={own.context} isn't there yet. Combine context with data and tensor."
+                f"expert={own.expert} with {others[0]}={getattr(own, others[0])} isn't there yet. Combine experts with "
+                "data only."
             )
-        if own.tensor > 1 and self.precision_plugin.name == "16-mixed":
+        if own.expert > 1 and self.precision_plugin.name == "16-mixed":
             raise ConfigurationError(
-                "precision='16-mixed' with tensor isn't there yet: each rank would find overflows of its own. Use "
+                "precision='16-mixed' with expert isn't there yet: each rank would find overflows of its own. Use "
                 "'bf16-mixed', which needs no scale."
-            )
-        beside = [name for name in ("shard", "tensor", "context", "expert") if getattr(own, name) > 1]
-        if own.pipeline > 1 and beside:
-            raise ConfigurationError(
-                f"pipeline={own.pipeline} with {beside[0]}={getattr(own, beside[0])} isn't there yet: a stage keeps "
-                "its tensors whole. Combine a pipeline with data, or leave it out."
             )
 
     # environment ----------------------------------------------------------------------------------------------------
@@ -179,8 +189,7 @@ class MeshStrategy(FSDPStrategy):
     @property
     def sharding_mesh(self) -> DeviceMesh:
         """The axis over which parameters are sharded."""
-        assert self.device_mesh is not None, "setup_environment has laid it out"
-        return self.device_mesh["shard"]
+        return self._mesh_of("shard")
 
     @property
     def data_parallel_size(self) -> int:
@@ -206,10 +215,9 @@ class MeshStrategy(FSDPStrategy):
             ModuleError: the module can't be cut, or ranks have built different ones.
         """
         self._share_random_state()
-        if self._axis("context") is not None:
-            check_whole_batches(module)
-            if self.session.compiler is not None:
-                raise ConfigurationError("compile=True with context isn't there yet. Leave it out.")
+        self._check_for_context(module)
+        if self.sizes.expert > 1 and self.session.compiler is not None:
+            raise ConfigurationError("compile=True with expert isn't there yet. Leave it out.")
         if self._is_in_parts:
             self._cut_layers(module)
             return super().setup_module(module)
@@ -221,22 +229,40 @@ class MeshStrategy(FSDPStrategy):
         self.module_to_device(module)
         return self.model
 
+    def _check_for_context(self, module: nn.Module) -> None:
+        if self.sizes.context > 1:
+            check_whole_batches(module)
+            if self.session.compiler is not None:
+                raise ConfigurationError("compile=True with context isn't there yet. Leave it out.")
+
     def _cut_layers(self, module: nn.Module) -> None:
-        if self.sizes.tensor == 1:
+        if self.sizes.tensor == self.sizes.expert == 1:
             return
-        assert self.device_mesh is not None, "setup_environment has laid it out"
         refuse_sparse_layers(self, module)
         refuse_unlike_modules(self, module)
         self.sync_module_states = False  # they begin alike here, before they are cut
         self._replaced.remember(module)
         if not any(one.is_meta or isinstance(one, DTensor) for one in module.parameters()):
             self._begin_alike(module)
-        tensor.cut(module, self._tensor_plan, self.device_mesh["tensor"])
+        if self._mesh is not None and self._mesh.experts is not None:
+            experts.distribute(module, self._expert_plan, self._mesh.experts)
+        if self.sizes.tensor > 1:
+            tensor.cut(module, self._planned(module), self._mesh_of("tensor"))
+
+    def _planned(self, module: nn.Module) -> dict[str, ParallelStyle]:
+        """The styles in which layers of a whole module are cut."""
+        size = self.sizes.tensor
+        return tensor.plan(module, self._tensor_plan, size) if size > 1 else {}
+
+    def _mesh_of(self, axis: str) -> DeviceMesh:
+        assert self.device_mesh is not None, "setup_environment has laid it out"
+        return self.device_mesh[axis]
 
     def _begin_alike(self, module: nn.Module) -> None:
         with torch.no_grad():
             for tensor in (*module.parameters(), *module.buffers()):
-                tensor.copy_(self.broadcast(tensor.detach()))
+                if not tensor.is_meta:
+                    tensor.copy_(self.broadcast(tensor.detach()))
 
     def _share_random_state(self) -> None:
         """All ranks. Share a random state among the ranks that have the same data, which run the user's step alike."""
@@ -259,13 +285,10 @@ class MeshStrategy(FSDPStrategy):
     def step_callable(self, name: str, module: nn.Module | None = None) -> Callable[..., Any]:
         """All ranks, once a stage. The user's method, in which calls of the model see a part of the sequence."""
         method = super().step_callable(name, module)
-        if (group := self._axis("context")) is None:
-            return method
         own = self.session.handle_of(module).module
-        if own not in self._contexts:
-            called = [own, *(child for child in own.children() if next(child.parameters(), None) is not None)]
-            self._contexts[own] = [Context(one, group, *self._context_options, self._draw_apart) for one in called]
-        contexts = self._contexts[own]
+        called = [own, *(child for child in own.children() if next(child.parameters(), None) is not None)]
+        if not (contexts := self._contexts_of(own, called)):
+            return method
         if name == "forward":
             return lambda *args, **kwargs: contexts[0](method, args, kwargs)
 
@@ -274,6 +297,14 @@ class MeshStrategy(FSDPStrategy):
                 return method(*args, **kwargs)
 
         return call
+
+    def _contexts_of(self, own: nn.Module, called: Sequence[nn.Module]) -> list[Context]:
+        """All ranks. The calls that see a part of the sequence, of a user's module; none without that axis."""
+        if (group := self._axis("context")) is None:
+            return []
+        if own not in self._contexts:
+            self._contexts[own] = [Context(one, group, *self._context_options, self._draw_apart) for one in called]
+        return self._contexts[own]
 
     @contextmanager
     def _draw_apart(self) -> Iterator[None]:
@@ -292,24 +323,63 @@ class MeshStrategy(FSDPStrategy):
         modules = [handle.module for handle in self.session.handles if handle.module not in self._local]
         parameters = [one for each in modules for one in each.parameters()]
         averages.add_up_terms(parameters)
-        if (group := self._axis("data", "context")) is not None:
-            averages.average(parameters, group)
+        if self._mesh is not None and self._mesh.experts is not None:
+            experts.average(parameters, self._axis("data", "context"), self._mesh.experts)
+            return
+        sharded = [one for one in parameters if "shard" in cut_axes(one)]
+        known = set(map(id, sharded))
+        others = [one for one in parameters if id(one) not in known]
+        # fully_shard averages over its axis itself.
+        for own, axes in ((sharded, ("data", "context")), (others, ("data", "shard", "context"))):
+            if (group := self._axis(*axes)) is not None:
+                averages.average(own, group)
 
     @contextmanager
     def _without_average(self, module: nn.Module) -> Iterator[None]:
         self._local.append(module)
         try:
-            with super().no_backward_sync(module):
+            with super().no_backward_sync(module, self._accumulates_whole(module)):
                 yield
         finally:
             self._local.remove(module)
+
+    def _accumulates_whole(self, module: nn.Module) -> bool:
+        """True if gradients of what is in shards may stay whole until a window ends."""
+        return True
 
     def no_backward_sync(self, module: nn.Module, enabled: bool = True) -> AbstractContextManager[Any]:
         """All ranks. A context in which gradients aren't averaged over data; those of stages and layers still flow."""
         return self._without_average(self.session.handle_of(module).module) if enabled else nullcontext()
 
+    def optimizer_step(self, optimizer: Optimizer, closure: Callable[[], Any] | None = None) -> int:
+        """All ranks. Step the optimizer, unless gradients of any rank overflowed."""
+        if self._asks_for_overflows() and not overflow.has_gradients(optimizer):
+            if self.precision_plugin.optimizer_step(self._stand_in(optimizer)):
+                optimizer.step()
+                return 1
+            return 0
+        return super().optimizer_step(optimizer, closure)
+
+    def _asks_for_overflows(self) -> bool:
+        scaler = getattr(self.precision_plugin, "scaler", None)
+        if scaler is None or self.world_size == 1:
+            return False
+        overflow.agree(scaler)
+        return True
+
+    def _stand_in(self, optimizer: Optimizer) -> Optimizer:
+        if optimizer not in self._stand_ins:
+            self._stand_ins[optimizer] = overflow.stand_in(self.root_device)
+        return self._stand_ins[optimizer]
+
+    def _unscale(self, optimizer: Optimizer) -> None:
+        """All ranks. Bring gradients back to their true size."""
+        lacks = self._asks_for_overflows() and not overflow.has_gradients(optimizer)
+        self.precision_plugin.unscale_gradients(self._stand_in(optimizer) if lacks else optimizer)
+
     def clip_gradients(self, module: nn.Module, optimizer: Optimizer, clipping: GradientClipping) -> Tensor | None:
         """All ranks. Clip over all axes; see `Strategy.clip_gradients`."""
+        self._unscale(optimizer)
         owner: Any = super() if self._is_in_parts else super(FSDPStrategy, self)
         clipped: Tensor | None = owner.clip_gradients(module, optimizer, clipping)
         return clipped

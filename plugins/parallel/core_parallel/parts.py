@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 from torch import nn
 
 from core import ModuleError
-from core_parallel import balance, named
+from core_parallel import balance, named, part_times, planned
+from core_parallel.replay import Replay
 
 if TYPE_CHECKING:
     from core_parallel.schedules import Schedule
@@ -25,11 +27,14 @@ class Cut:
         module: the user's, or the one in it that has the parts.
         name: of the module in the user's; empty for the user's own.
         stages: the parts of each stage.
+        replay: runs the module's own forward for a stage; None if that is its parts, each given the result of the one
+            before and nothing else.
     """
 
     module: nn.Module
     name: str
     stages: tuple[tuple[Part, ...], ...]
+    replay: Replay | None = None
 
     def modules_of(self, stage: int) -> list[nn.Module]:
         """The modules among the parts of a stage."""
@@ -41,22 +46,31 @@ def cut(
     num_stages: int,
     given: Sequence[str | Part] | None = None,
     balanced: balance.Balance = "parameters",
+    measure: balance.Measure | None = None,
 ) -> Cut:
     """Find the module's parts, and make stages of them.
 
     Args:
-        user: has a method `pipeline()`, or one module in it has; or it is an `nn.Sequential`, or has one.
+        user: has a method `pipeline()`, or one module in it has; or a config with a plan; or it is an `nn.Sequential`,
+            or has one.
         num_stages: number of stages.
         given: the parts by names in it, which count instead.
         balanced: how many parts each stage gets.
+        measure: the seconds that parts take; None measures them here.
 
     Raises:
         ModuleError: the parts can't be found, or not cut into so many stages.
         ConfigurationError: a name fits no module, or numbers of parts don't add up.
     """
-    name, module, parts = _declared(user) if given is None else named.find(user, given)
-    stages = balance.stages(_title(name, module), parts, num_stages, balanced)
-    return Cut(module, name, tuple(stages))
+    if given is not None:
+        name, module, parts = named.find(user, given)
+        replay = None
+    else:
+        name, module, parts, replay = _found(user)
+    measure = measure or partial(part_times.measure, user)
+    title, are_apart = _title(name, module), replay is not None
+    stages = balance.stages(title, parts, num_stages, balanced, measure, are_apart=are_apart)
+    return Cut(module, name, tuple(stages), replay)
 
 
 def check_statistics(user: nn.Module, microbatches: int | None, schedule: Schedule | None = None) -> int | None:
@@ -87,17 +101,24 @@ def check_statistics(user: nn.Module, microbatches: int | None, schedule: Schedu
     return 1 if norms else microbatches
 
 
-def _declared(user: nn.Module) -> tuple[str, nn.Module, list[Part]]:
-    name, module = _find(user)
-    return name, module, _parts_of(name, module)
-
-
-def _find(user: nn.Module) -> tuple[str, nn.Module]:
+def _declaring(user: nn.Module) -> list[tuple[str, nn.Module]]:
+    """The outermost modules with a method `pipeline`."""
     declared = [(name, part) for name, part in user.named_modules() if callable(getattr(part, "pipeline", None))]
-    outermost = [one for one in declared if not any(_is_in(one[0], other[0]) for other in declared)]
-    if not outermost:
-        _refuse_plans(user)
-    found = outermost or list(_sequences("", user))
+    return [one for one in declared if not any(_is_in(one[0], other[0]) for other in declared)]
+
+
+def _found(user: nn.Module) -> tuple[str, nn.Module, list[Part], Replay | None]:
+    """The module that says its parts, or has a plan, or is a sequence."""
+    declared = _declaring(user)
+    plans = [] if declared else planned.find(user)
+    if len(plans) == 1:
+        name, module, modules = plans[0]
+        return name, module, [*modules], Replay(module, _title(name, module), modules)
+    name, module = _only(user, declared or [(name, one) for name, one, _ in plans] or list(_sequences("", user)))
+    return name, module, _parts_of(name, module), None
+
+
+def _only(user: nn.Module, found: list[tuple[str, nn.Module]]) -> tuple[str, nn.Module]:
     if len(found) == 1:
         return found[0]
     title = type(user).__name__
@@ -113,18 +134,6 @@ def _find(user: nn.Module) -> tuple[str, nn.Module]:
         f"{title} has several modules that could be cut: {names}. Add a method pipeline() to the one that is to be, or "
         f"to {title} itself, that returns its parts in the order in which forward applies them."
     )
-
-
-def _refuse_plans(user: nn.Module) -> None:
-    """Refuse the plan of a config, such as transformers', by the module that has it."""
-    for name, module in user.named_modules():
-        if getattr(getattr(module, "config", None), "base_model_pp_plan", None):
-            raise ModuleError(
-                f"{_title(name, module)} has a config with base_model_pp_plan, which isn't enough for a pipeline: its "
-                "forward hands positions and masks to every layer, beside what the part before returns, and the plan "
-                "doesn't say how they are made. Put its parts in a module of your own whose pipeline() hands these on; "
-                "docs/parallel.md has one, under 'Models of transformers'."
-            )
 
 
 def _sequences(prefix: str, module: nn.Module) -> Iterator[tuple[str, nn.Module]]:

@@ -8,18 +8,20 @@ that its loss function.
 from __future__ import annotations
 
 import logging
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.pipelining.schedules import get_schedule_class
 
 from core import ModuleError
 from core.data import size_of
-from core_parallel import batches, trial
+from core_parallel import averages, batches, trial
 from core_parallel.counters import Counters
+from core_parallel.placed import own_part
 from core_parallel.recorded_logs import RecordedLogs, replay
 from core_parallel.stage_module import StageModule, can_learn, travelling
 from core_parallel.watched_stage import WatchedStage
@@ -29,9 +31,11 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from core_parallel.chain import Chain, Computed
+    from core_parallel.context import Context
     from core_parallel.draws import Draws, Seeds
     from core_parallel.recorded_logs import Header
     from core_parallel.schedules import Schedule
+    from core_parallel.shards import Shards
     from core_parallel.stage_module import Arguments
 
 _KEPT = 4  # shapes for which a schedule stays set up, with the buffers that it receives into
@@ -75,6 +79,7 @@ class _Run:
         step: the user's, for the batch of a microbatch.
         cut: these batches.
         seeds: the random numbers.
+        scale: by which losses are multiplied, and gradients divided again when all are there.
         counters: of the user's module.
         logs: what the last stage logs.
         losses, weights: of the microbatches, on the rank of the last stage.
@@ -85,6 +90,7 @@ class _Run:
     step: Callable[[Any], Any]
     cut: list[Any]
     seeds: Seeds
+    scale: float
     counters: Counters
     logs: RecordedLogs = field(default_factory=RecordedLogs)
     losses: list[Tensor] = field(default_factory=list)
@@ -102,12 +108,14 @@ class _Runner:
         schedule: torch's.
         run: the step that runs.
         described: the numbers that the last stage had to tell in the step before.
+        length: of this rank's part of a sequence.
     """
 
     stages: dict[int, StageModule]
     schedule: Any = None
     run: _Run | None = None
     described: _Described | None = None
+    length: int = 0
 
 
 class ScheduledStep:
@@ -119,6 +127,8 @@ class ScheduledStep:
         draws: the random numbers of stages.
         microbatches: how many; None for `"auto"`.
         context: makes what stages and the user's step compute in, such as autocast.
+        scale: gives the number by which the precision multiplies losses before backward.
+        sequence: the call of the model on a part of the sequence; None if it is whole.
     """
 
     def __init__(
@@ -128,13 +138,25 @@ class ScheduledStep:
         draws: Draws,
         microbatches: int | None,
         context: Callable[[], AbstractContextManager[Any]],
+        scale: Callable[[], float],
+        sequence: Context | None,
     ) -> None:
         self._chain, self._schedule, self._draws = chain, schedule, draws
-        self._microbatches, self._context = microbatches, context
+        self._microbatches, self._context, self._scale, self._sequence = microbatches, context, scale, sequence
         self._runners: dict[Any, _Runner] = {}
         self._step_context = context
         self._is_tried = False
         self._last = chain.layout.num_stages - 1
+
+    @property
+    def stages(self) -> list[WatchedStage]:
+        """The stages of this rank in every schedule that is set up."""
+        return [stage.pipeline_stage for runner in self._runners.values() for stage in runner.stages.values()]
+
+    @property
+    def last(self) -> int:
+        """Number of the last stage."""
+        return self._last
 
     def __call__(
         self,
@@ -174,7 +196,7 @@ class ScheduledStep:
         if len(self._runners) > _KEPT:
             self._runners.pop(next(iter(self._runners)))
         with self._draws.of_stages() as seeds:
-            runner.run = run = _Run(step, cut, seeds, Counters(module))
+            runner.run = run = _Run(step, cut, seeds, self._scale(), Counters(module))
             try:
                 with run.logs.instead_of(module):
                     gradients = self._run(runner, run)
@@ -188,11 +210,14 @@ class ScheduledStep:
         """All ranks of the pipeline. Find the shapes between stages; the first time, compare losses too."""
         layout, line, is_first = self._chain.layout, self._chain.line, not self._is_tried
         with trial.unchanged(layout.user), self._draws.of_stages(base=0) as seeds:
+            if is_first and self._sequence is not None:
+                self._check_sequence(self._sequence, step, cut[0], seeds)
             with trial.agreed(line):
                 pieces = cut if is_first else cut[:1]
                 arguments = [self._arguments(step, piece, index, seeds) for index, piece in enumerate(pieces)]
                 self._chain.check(*arguments[0])
-            computed = self._chain.run_forward(arguments, seeds)
+            with torch.no_grad(), self._caught():
+                computed = self._chain.run_forward(arguments, seeds)
             if is_first:
                 with trial.agreed(line), torch.no_grad(), self._step_context():
                     if self._last in layout.own_stages:
@@ -200,7 +225,9 @@ class ScheduledStep:
                         trial.compare(self._chain, step, batch, cut, answers, seeds)
         self._is_tried = True
         likes = {stage: computed[stage, 0] for stage in layout.own_stages}
-        runner = _Runner({stage: StageModule(self._chain, stage, likes[stage], self._context) for stage in likes})
+        runner = _Runner({stage: StageModule(self._chain, stage, likes[stage], self._stage_context) for stage in likes})
+        if self._sequence is not None:
+            runner.length = self._sequence.length
         stages = [self._stage(runner, stage, like) for stage, like in likes.items()]
         runner.schedule = get_schedule_class(self._schedule.name)(
             stages if self._schedule.has_several_stages else stages[0],
@@ -209,6 +236,25 @@ class ScheduledStep:
             scale_grads=False,
         )
         return runner
+
+    def _caught(self) -> AbstractContextManager[Any]:
+        return nullcontext() if self._sequence is None else self._sequence.caught()
+
+    @contextmanager
+    def _stage_context(self) -> Iterator[None]:
+        with self._context(), self._caught():
+            yield
+
+    def _check_sequence(self, sequence: Context, step: Callable[[Any], Any], piece: Any, seeds: Seeds) -> None:
+        """All ranks of the pipeline. Compare the call of the model in parts of the sequence with the whole one."""
+        seeds.begin_step(self._last + 1, 0)
+        try:
+            with sequence.answering(_take), self._step_context():
+                step(piece)
+        except _Taken as taken:
+            args, kwargs = taken.arguments
+            with self._context():
+                sequence.check(self._chain, args, kwargs)
 
     def _stage(self, runner: _Runner, stage: int, like: Computed) -> WatchedStage:
         line, module = self._chain.line, runner.stages[stage]
@@ -221,6 +267,8 @@ class ScheduledStep:
             group=line.group,
         )
         module.pipeline_stage = made
+        if any(isinstance(part, FSDPModule) for part in module.modules()):
+            module.splits_nothing()
         return made
 
     # one step -------------------------------------------------------------------------------------------------------
@@ -228,6 +276,12 @@ class ScheduledStep:
     def _run(self, runner: _Runner, run: _Run) -> dict[nn.Parameter, Tensor]:
         """All ranks of the pipeline. Forward and backward of all stages; the gradients, apart from earlier ones."""
         layout, line = self._chain.layout, self._chain.line
+        shards = self._chain.shards
+        assert shards is not None, "the set-up has found them"
+        shards.reshard()  # an evaluation may have left units gathered
+        shards.forget_gradients()
+        if self._sequence is not None:
+            self._sequence.length = runner.length
         learning = [one for one in layout.user.parameters() if one.requires_grad and not one.is_meta]
         before = [one.grad for one in learning]
         for one in learning:
@@ -238,9 +292,10 @@ class ScheduledStep:
         options: dict[str, Any] = {"target": numbers} if self._last in layout.own_stages else {}
         try:
             # Autocast is for forward, and the schedule runs backward too.
-            with self._chain.added_up(), _quiet(), torch.autocast(line.device.type, enabled=False):
+            with shards.held(), self._chain.added_up(), _quiet(), torch.autocast(line.device.type, enabled=False):
                 runner.schedule.step(*([numbers] if 0 in layout.own_stages else []), return_outputs=False, **options)
                 self._chain.line.given = None
+            averages.add_up_terms(learning)
             return {one: one.grad for one in learning if one.grad is not None}
         except RuntimeError as error:
             cause = _first_cause(error)
@@ -303,7 +358,7 @@ class ScheduledStep:
             return _times(leaves[0].sum(), 0)
         run.losses.append(loss.detach())
         run.reference = run.reference or run.weights[-1] * len(run.cut)
-        return _times(loss, run.weights[-1] / run.reference)
+        return _times(loss, run.scale * run.weights[-1] / run.reference)
 
     def _finish(self, runner: _Runner, run: _Run, module: nn.Module, gradients: dict[nn.Parameter, Tensor]) -> Any:
         """All ranks of the pipeline. Bring the last stage's numbers to all, log them, and return the loss."""
@@ -315,7 +370,7 @@ class ScheduledStep:
         if described.kind == "nothing":
             return None
         anchor = torch.zeros((), device=loss.device, requires_grad=True)
-        made: Tensor = _Scheduled.apply(loss.to(described.dtype), anchor, gradients, factor)  # type: ignore[no-untyped-call]  # torch's
+        made: Tensor = _Scheduled.apply(loss.to(described.dtype), anchor, gradients, factor, self._chain.shards)  # type: ignore[no-untyped-call]  # torch's
         if described.kind == "weighted":
             return {"loss": made, "weight": float(total)}
         return made if described.kind == "loss" else {"loss": made}
@@ -346,10 +401,10 @@ class _Scheduled(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, loss: Tensor, anchor: Tensor, gradients: dict[nn.Parameter, Tensor], factor: Tensor
+        ctx: Any, loss: Tensor, anchor: Tensor, gradients: dict[nn.Parameter, Tensor], factor: Tensor, shards: Shards
     ) -> Tensor:
         """The loss."""
-        ctx.gradients, ctx.factor = gradients, factor
+        ctx.gradients, ctx.factor, ctx.shards = gradients, factor, shards
         return loss.clone()
 
     @staticmethod
@@ -362,10 +417,11 @@ class _Scheduled(torch.autograd.Function):
             )
         scale = incoming[0] * ctx.factor.to(incoming[0])
         for parameter, gradient in ctx.gradients.items():
-            gradient.mul_(scale.to(gradient.dtype))
+            own_part(gradient).mul_(scale.to(gradient.dtype))
             parameter.grad = gradient if parameter.grad is None else parameter.grad + gradient
+        ctx.shards.reduce(scale)
         ctx.gradients = None
-        return None, None, None, None
+        return None, None, None, None, None
 
 
 def _times(tensor: Tensor, number: float) -> Tensor:
@@ -384,7 +440,7 @@ def _told(run: _Run, like: Tensor) -> tuple[_Described, Tensor]:
     total = weights.sum()
     nothing = torch.zeros_like(total)  # a batch without items teaches nothing, and spoils nothing
     loss = torch.where(total == 0, nothing, (losses * weights).sum() / total)
-    factor = torch.where(total == 0, nothing, torch.tensor(run.reference).to(like) / total)
+    factor = torch.where(total == 0, nothing, torch.tensor(run.reference / run.scale).to(like) / total)
     logged = run.logs.values(run.weights, like)
     counted = tuple((name, isinstance(value, int)) for name, value in run.counters.counted.items())
     described = _Described(kind, run.losses[-1].dtype, tuple(run.logs.header()), counted)
@@ -401,12 +457,11 @@ def _example(leaf: Tensor) -> Tensor:
 def _quiet() -> Iterator[None]:
     """A context in which torch doesn't log the whole schedule beside an error."""
     log = logging.getLogger("torch.distributed.pipelining.schedules")
-    level = log.level
-    log.setLevel(logging.CRITICAL)
+    before, log.disabled = log.disabled, True  # setLevel clears the caches of all loggers, which takes milliseconds
     try:
         yield
     finally:
-        log.setLevel(level)
+        log.disabled = before
 
 
 def _first_cause(error: BaseException) -> BaseException:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from core import ConfigurationError
 
 
@@ -18,6 +20,7 @@ class Schedule:
         in_v: stages go to the last rank and back, two a rank; else round.
         in_rounds: microbatches go in rounds of about as many as there are ranks.
         least_is_stages: there must be as many microbatches as stages.
+        splits_backward: gradients of weights are computed later than those of inputs.
     """
 
     name: str
@@ -25,6 +28,7 @@ class Schedule:
     in_v: bool = False
     in_rounds: bool = False
     least_is_stages: bool = False
+    splits_backward: bool = False
 
     def takes(self, number: int, num_ranks: int, num_stages: int) -> bool:
         """True if it can run so many microbatches."""
@@ -59,9 +63,9 @@ _ALL = (
     Schedule("1F1B", least_is_stages=True),
     Schedule("LoopedBFS", has_several_stages=True),
     Schedule("Interleaved1F1B", has_several_stages=True, in_rounds=True),
-    Schedule("InterleavedZeroBubble", has_several_stages=True, in_rounds=True),
-    Schedule("ZBVZeroBubble", has_several_stages=True, in_v=True),
-    Schedule("DualPipeV", has_several_stages=True, in_v=True, least_is_stages=True),
+    Schedule("InterleavedZeroBubble", has_several_stages=True, in_rounds=True, splits_backward=True),
+    Schedule("ZBVZeroBubble", has_several_stages=True, in_v=True, splits_backward=True),
+    Schedule("DualPipeV", has_several_stages=True, in_v=True, least_is_stages=True, splits_backward=True),
 )
 
 
@@ -69,12 +73,17 @@ def find(name: Any) -> Schedule | None:
     """The schedule of a name, in small or capital letters; None stays None.
 
     Raises:
-        ConfigurationError: torch has none of that name.
+        ConfigurationError: torch has none of that name, or is older than 2.13: native code of 2.9 ends the ranks.
     """
     if name is None:
         return None
     for schedule in _ALL:
         if isinstance(name, str) and schedule.name.lower() == name.lower():
+            if torch.__version__ < "2.13":  # a TorchVersion, which compares numbers
+                raise ConfigurationError(
+                    f"schedule={schedule.name!r} needs torch 2.13 or later, and this is {torch.__version__}. Leave "
+                    "schedule out: the pipeline then does the same steps with its stages one after the other."
+                )
             return schedule
     names = ", ".join(repr(schedule.name) for schedule in _ALL)
     raise ConfigurationError(

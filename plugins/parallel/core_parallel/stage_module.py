@@ -52,7 +52,7 @@ class StageModule(nn.Module):
 
         Args:
             seeds: its random numbers.
-            take: the arguments of the model for a microbatch, which the first stage asks for.
+            take: the arguments of the model for a microbatch, which the first stage asks for; or all, see `Layout.run`.
         """
         self._seeds, self._take, self._index = seeds, take, 0
 
@@ -61,11 +61,13 @@ class StageModule(nn.Module):
         assert self._seeds is not None
         assert self._take is not None
         index, self._index = self._index, self._index + 1
-        args, kwargs = self._take(index) if self._stage == 0 else ((self._arrived(given),), {})
+        layout = self._chain.layout
+        call = self._take(index) if self._stage == 0 or layout.needs_call else None
+        arrived = self._arrived(given) if self._stage else None
         self._seeds.begin(self._stage, index)
         before = graphs.kept(self._around) if index == 0 else set()
         with self._context():
-            result = self._chain.layout.run(self._stage, *args, **kwargs)
+            result = layout.run(self._stage, call, arrived)
         leaves, form = tree_flatten(result)
         self._chain.check_outputs(self._stage, leaves)
         if index == 0:
@@ -94,7 +96,11 @@ class StageModule(nn.Module):
     def look_at(self, results: Any) -> None:
         """Split no backward of this stage, if torch couldn't: the first microbatch shows it."""
         if self.pipeline_stage.dw_builder is None and graphs.uses_twice(results):
-            self.pipeline_stage.dw_builder = _nothing_later
+            self.splits_nothing()
+
+    def splits_nothing(self) -> None:
+        """Compute the gradients of weights with those of inputs, whatever the schedule."""
+        self.pipeline_stage.dw_builder = _nothing_later
 
     def answer(self, leaves: tuple[Tensor, ...]) -> Any:
         """The last stage's result, of the structure that the model returns."""

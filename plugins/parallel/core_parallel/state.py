@@ -8,8 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 
 from core import Chunk, ShardedLeaf
+from core.checkpoint import gather_whole
+from core_parallel.placed import beside, chunk_of, cut_axes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -30,7 +33,7 @@ class WholeState:
 
     Args:
         line: to the other ranks.
-        takes_part: False on pipelines that rank 0 isn't in, which have nothing to give.
+        takes_part: False on pipelines that rank 0 isn't in, which have only parts to give.
     """
 
     def __init__(self, line: Line, takes_part: bool) -> None:
@@ -43,6 +46,8 @@ class WholeState:
             value: as this rank has it.
             owner: position of the one rank that has it; None if all have.
         """
+        if isinstance(value, DTensor):
+            value = gather_whole(value)
         if not self._takes_part or not isinstance(value, Tensor | Elsewhere):
             return value
         if owner in (None, 0):
@@ -57,30 +62,35 @@ class WholeState:
 
 
 class PartedState:
-    """Makes leaves of which each rank of the pipeline has its own.
+    """Makes leaves of which each rank has its own part, or nothing: of ranks that have the same, the first writes.
 
     Args:
         position: of this rank in the pipeline.
-        writes: True on the ranks of one pipeline, which write; the others have the same.
+        coordinates: of this rank along the other axes, by their names.
     """
 
-    def __init__(self, position: int, writes: bool) -> None:
-        self._position, self._writes = position, writes
+    def __init__(self, position: int, coordinates: Mapping[str, int]) -> None:
+        self._position, self._coordinates = position, coordinates
 
     def leaf(self, value: Any, owner: int | None) -> Any:
-        """A leaf of the state; see `WholeState.leaf`. What all ranks have stays as it is."""
-        if owner is None or not isinstance(value, Tensor | Elsewhere):
+        """A leaf of the state; see `WholeState.leaf`. What all ranks have whole stays as it is."""
+        if not isinstance(value, Tensor | Elsewhere):
+            return value
+        if owner is None and not isinstance(value, DTensor):
             return value.detach() if isinstance(value, Tensor) else value
-        return chunked(value, has=self._writes and owner == self._position)
+        cut = cut_axes(value)
+        is_first = not any(place for axis, place in self._coordinates.items() if axis not in cut)
+        return chunked(value, has=is_first and self._position == (owner or 0))
 
 
 def chunked(value: Tensor | Elsewhere, *, has: bool) -> ShardedLeaf:
-    """A leaf that is this rank's as a whole, or not at all."""
+    """A leaf of which this rank gives all that it has, or nothing."""
     shape = tuple(value.shape)
     if not has:
         return ShardedLeaf(shape, value.dtype)
     assert isinstance(value, Tensor), "it is here"
-    return ShardedLeaf(shape, value.dtype, (Chunk((0,) * len(shape), shape, value.detach()),))
+    chunk = chunk_of(value) if isinstance(value, DTensor) else Chunk((0,) * len(shape), shape, value.detach())
+    return ShardedLeaf(shape, value.dtype, () if chunk is None else (chunk,))
 
 
 def module_state(
@@ -164,7 +174,8 @@ def for_module(own: Mapping[str, Any], state: Mapping[str, Any]) -> dict[str, An
 def _for_tensor(leaf: Any, own: Any) -> Any:
     if isinstance(leaf, ShardedLeaf):
         if leaf.chunks:
-            return leaf.chunks[0].tensor
+            found = leaf.chunks[0].tensor
+            return beside(found, own) if isinstance(own, DTensor) else found
         fits = isinstance(own, Tensor) and not own.is_meta and tuple(own.shape) == leaf.global_shape
         return own if fits else torch.empty(leaf.global_shape, dtype=leaf.dtype, device="meta")
     if isinstance(leaf, Tensor) and isinstance(own, Tensor) and own.is_meta:

@@ -6,22 +6,42 @@ Narayanan et al., "Efficient Large-Scale Language Model Training on GPU Clusters
 
 from __future__ import annotations
 
+import logging
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from core import Capability, ConfigurationError, ShardedLeaf
 from core.session import ReplacedParameters
 from core.strategies import refuse_sparse_layers, refuse_unlike_modules
-from core_parallel import absent, averages, named, parts, schedules, sizes, state, trial
+from core_parallel import (
+    absent,
+    averages,
+    compiled_parts,
+    first_values,
+    named,
+    part_times,
+    parts,
+    schedules,
+    shards,
+    sizes,
+    state,
+    tensor,
+    trial,
+)
 from core_parallel import balance as balances
 from core_parallel.chain import Chain
+from core_parallel.context import in_parts
 from core_parallel.draws import Draws
 from core_parallel.layout import Layout
 from core_parallel.mesh_strategy import MeshStrategy
+from core_parallel.placed import cut_axes, placed_like
+from core_parallel.shards import Shards
 from core_parallel.transport import Line
 
 if TYPE_CHECKING:
@@ -35,22 +55,31 @@ if TYPE_CHECKING:
     from core.contract import Awaited
     from core_parallel.scheduled import ScheduledStep
 
+_log = logging.getLogger(__name__)
 _ELSEWHERE = (
     "another rank of the pipeline has it. Parts run in their turn, inside the one model that was cut: call that, in a "
     "step of the Trainer, and on all ranks."
 )
+_COPIES = (
+    ("data", "context"),
+    ("data", "context", "shard"),
+    ("data", "context", "tensor"),
+    ("data", "context", "shard", "tensor"),
+)
+"""The axes along which ranks have the same part of a tensor, by the axes over which it is cut."""
 
 
 class ParallelStrategy(MeshStrategy):
-    """Pipeline, data, shard, context and tensor parallelism on one mesh, whose sizes multiply to the processes.
+    """Pipeline, data, shard, context, tensor and expert parallelism on one mesh, whose sizes multiply to the processes.
 
     With `pipeline` the model is cut into stages, one a rank. It says what its parts are, and nothing else changes:
 
         def pipeline(self):
             return [self.embed, *self.blocks, self.head]
 
-    An `nn.Sequential` needs nothing, and other models that can't be changed need `parts`, their names. Ranks of one
-    pipeline get the same batches, and run the user's step alike; the call of the model in it runs all stages.
+    An `nn.Sequential` needs nothing, nor do models of transformers with a plan in their config; others that can't be
+    changed need `parts`, their names. Ranks of one pipeline get the same batches, and run the user's step alike; the
+    call of the model in it runs all stages.
     """
 
     def __init__(
@@ -63,10 +92,11 @@ class ParallelStrategy(MeshStrategy):
         context: sizes.Size = 1,
         expert: sizes.Size = 1,
         tensor_plan: Mapping[str, Any] | None = None,
+        expert_plan: Sequence[str] | Mapping[str, Any] | None = None,
         context_attention: Literal["ulysses", "gather"] = "ulysses",
         context_dim: int = 1,
         parts: Sequence[str | Callable[..., Any]] | None = None,
-        balance: Literal["parameters"] | Sequence[int] = "parameters",
+        balance: Literal["parameters", "time"] | Sequence[int] = "parameters",
         microbatches: int | Literal["auto"] = "auto",
         schedule: str | None = None,
         stages_per_rank: int | Literal["auto"] = "auto",
@@ -81,16 +111,20 @@ class ParallelStrategy(MeshStrategy):
             tensor: over how many ranks, which follow each other, a layer is cut.
             pipeline: over how many ranks the layers are split. `"auto"` is what the other axes leave over.
             context: over how many ranks a sequence is cut.
-            expert: over how many ranks of data * shard * context experts are distributed; isn't there yet.
+            expert: over how many ranks of `data`, each with its own tokens, the experts of a layer are distributed.
+                `"auto"` is all of them.
             tensor_plan: how layers are cut, by their names, in transformers' words (`"colwise"`, `"rowwise"`, ...) or
                 torch's styles. None asks the model, and its config.
+            expert_plan: names of the modules whose parameters are experts; `*` stands for one part of a name. None asks
+                the model, and its config, and else recognizes modules of experts.
             context_attention: what is exchanged so that attention sees the whole sequence: `"ulysses"` exchanges heads,
                 whose number `context` divides; `"gather"` keys and values.
             context_dim: of the tensors that the model is given and returns, the one that is the sequence.
             parts: names of a pipeline's modules in the order in which they are applied, for a model that has no
                 `pipeline()`; `*` stands for one part of a name. Functions may stand between them.
-            balance: how many parts each stage gets: `"parameters"` makes the largest stage as small as can be; or a
-                list of numbers, in which functions go with the module before them, and don't count.
+            balance: how many parts each stage gets: `"parameters"` makes the largest stage as small as can be, and
+                `"time"` the slowest as fast, by runs of forward on the module's `example_input_array`; or a list of
+                numbers, in which functions go with the module before them, and don't count.
             microbatches: into how many a rank's batch is cut. `"auto"` is the largest number up to twice the stages
                 that divides the batch, and 1 for a model with batch norms.
             schedule: one of torch's, such as `"1F1B"`: training steps run for one microbatch at a time, and a rank
@@ -105,6 +139,7 @@ class ParallelStrategy(MeshStrategy):
         axes: dict[str, Any] = {"data": data, "shard": shard, "tensor": tensor, "context": context, "expert": expert}
         plans: dict[str, Any] = {
             "tensor_plan": tensor_plan,
+            "expert_plan": expert_plan,
             "context_attention": context_attention,
             "context_dim": context_dim,
         }
@@ -118,8 +153,10 @@ class ParallelStrategy(MeshStrategy):
         if pipeline != 1:
             self._replaced = ReplacedParameters(_placed)
         self._chains: dict[nn.Module, Chain] = {}
+        self._seconds: WeakKeyDictionary[nn.Module, Sequence[float]] = WeakKeyDictionary()
         self._scheduled: dict[nn.Module, ScheduledStep] = {}
         self._guards: list[RemovableHandle] = []
+        self._undo: list[Callable[[], None]] = []
 
     # composition ----------------------------------------------------------------------------------------------------
 
@@ -128,84 +165,121 @@ class ParallelStrategy(MeshStrategy):
         """The capabilities of every parallel strategy, accumulation without communication, and state in parts."""
         return super().capabilities | (Capability.NONE if self._schedule is None else Capability.COMPUTES_LOSS)
 
-    def check(self) -> None:
-        """Refuse sizes that don't multiply to the number of processes, and what isn't there yet.
-
-        Raises:
-            ConfigurationError: with what fits.
-        """
-        super().check()
-        if self.sizes.pipeline > 1 and self.precision_plugin.name in ("16-mixed",):
-            raise ConfigurationError(
-                "precision='16-mixed' with a pipeline isn't there yet: each stage would find overflows of its own. Use "
-                "'bf16-mixed', which needs no scale."
-            )
-
     # module ---------------------------------------------------------------------------------------------------------
 
     def init_context(self, *, empty: bool = False) -> AbstractContextManager[Any]:
-        """All ranks. A context in which a model is built on the CPU; what a rank has of it goes to its device later."""
-        return super().init_context(empty=empty) if self._is_in_parts else self._built_on_cpu()
+        """All ranks. A context in which a model is built on the CPU; what a rank has of it goes to its device later.
 
-    @contextmanager
-    def _built_on_cpu(self) -> Iterator[None]:
-        precision = self.precision_plugin.init_context()
-        with torch.device("cpu"), nullcontext() if precision is None else precision:
-            yield
+        Args:
+            empty: build it on meta, without memory: `setup_module` gives memory to what a rank has, and values from
+                each submodule's `reset_parameters()`.
+        """
+        return super().init_context(empty=empty and (self._is_in_parts or self.sizes.pipeline > 1))
 
     def setup_module(self, module: nn.Module) -> nn.Module:
         """All ranks. Begin with rank 0's weights, and let go of the stages that other ranks have.
 
         Raises:
             ModuleError: the module can't be cut, or ranks have built different ones.
-            ConfigurationError: it is to be compiled.
+            ConfigurationError: it is to be compiled, and the schedule can't.
         """
-        if self.session.compiler is not None and self._axis("pipeline") is not None:
-            raise ConfigurationError(
-                "compile=True with a pipeline isn't there yet: a step goes over several ranks in the middle. Leave it "
-                "out, or compile the parts themselves."
-            )
         group = self._axis("pipeline")
         if group is None:
             return super().setup_module(module)
+        self._check_for_context(module)
+        compiler, self.session.compiler = self.session.compiler, None  # of parts, and not of steps
+        if compiler is not None:
+            compiled_parts.refuse_split(self._schedule)
+            self._refuse_compiled()
         refuse_unlike_modules(self, module)
         refuse_sparse_layers(self, module)
-        self.model = self.precision_plugin.convert_module(module)
+        line = Line(group, self.root_device)
+        layout, is_empty = self._lay_out(module, line), first_values.is_needed(module, self)
+        if self.sizes.shard > 1:
+            shards.check(layout)
+        is_cut = any(isinstance(one, absent.Absent) for one in module.parameters())
+        styles = {} if is_cut else self._planned(module)
         if not any(map(absent.is_absent, module.parameters())):
             self._begin_alike(module)
-        self._cut(module, Line(group, self.root_device))
+        if is_empty:
+            owners = layout.owners()
+            first_values.fill(module, self, lambda one: owners.get(id(one), line.position) == line.position)
+        self.model = self.precision_plugin.convert_module(module)
+        self._cut(module, layout, line)
+        if styles:
+            tensor.cut(module, styles, self._mesh_of("tensor"))
+        shard = super().configure_sharding if self.sizes.shard > 1 else None
+        self._chains[module].shards = Shards(layout, shard, self._axis("shard"), self.root_device)
+        for axes in _COPIES:  # groups are made by all ranks, in one order
+            self._axis(*axes)
         self.module_to_device(module)
+        if compiler is not None:
+            own = [part for stage in layout.own_stages for part in layout.cut.modules_of(stage)]
+            self._undo.append(compiled_parts.compile_parts(own, compiler))
         return self.model
 
-    def _cut(self, module: nn.Module, line: Line) -> None:
+    def _refuse_compiled(self) -> None:
+        beside = [name for name in ("shard", "tensor", "context") if getattr(self.sizes, name) > 1]
+        if beside:
+            raise ConfigurationError(
+                f"compile=True with a pipeline and {beside[0]} isn't there yet. Leave one of them out."
+            )
+
+    def _lay_out(self, module: nn.Module, line: Line) -> Layout:
+        def measure(modules: Sequence[nn.Module]) -> Sequence[float]:
+            if module not in self._seconds:  # one that is set up again has let go of parts
+                self._seconds[module] = part_times.agreed(self, module, modules)
+            return self._seconds[module]
+
+        cut = parts.cut(module, line.size * self._stages_per_rank, self._parts, self._balance, measure)
+        in_v = self._schedule is not None and self._schedule.in_v
+        return Layout(module, cut, line.size, line.position, in_v=in_v)
+
+    def _cut(self, module: nn.Module, layout: Layout, line: Line) -> None:
         schedule = self._schedule
-        cut = parts.cut(module, line.size * self._stages_per_rank, self._parts, self._balance)
-        layout = Layout(module, cut, line.size, line.position, in_v=schedule is not None and schedule.in_v)
         microbatches = parts.check_statistics(module, self._microbatches, schedule)
         self._share_random_state()
         self._replaced.remember(module)
-        for _, part in layout.absent_modules():
-            absent.drop(part, self.root_device)
+        freed = absent.drop([part for _, part in layout.absent_modules()], self.root_device, layout.owners())
+        if freed and self.is_global_zero:
+            _log.info(
+                "%s was built whole on every rank, and rank 0 has let go of %.0f MiB that other stages have. Built on "
+                "meta, in configure_model, it is whole on none.",
+                type(module).__name__,
+                freed / (1 << 20),
+            )
         self._guards += absent.guard(layout.absent_modules(), _ELSEWHERE)
-        draws = Draws(self.accelerator, self.root_device, self.data_parallel_rank)
+        one = self.sizes
+        stream = self.global_rank // one.tensor % (one.data * one.shard * one.context)
+        draws = Draws(self.accelerator, self.root_device, stream)
         self._chains[module] = chain = Chain(layout, line, draws, microbatches, self._context)
         if schedule is not None:
             from core_parallel.scheduled import ScheduledStep  # torch.distributed.pipelining takes a while to import
 
-            self._scheduled[module] = ScheduledStep(chain, schedule, draws, microbatches, self._context)
+            sequence = next(iter(self._contexts_of(module, [layout.module])), None)
+            self._scheduled[module] = ScheduledStep(
+                *(chain, schedule, draws, microbatches, self._context, self._loss_scale, sequence)
+            )
 
     def _context(self) -> AbstractContextManager[Any]:
         context = self.forward_context()
         return nullcontext() if context is None else context
+
+    def _loss_scale(self) -> float:
+        """The number by which losses are multiplied so that small gradients survive."""
+        return float(self.precision_plugin.state_dict().get("scale", 1.0))
+
+    def _accumulates_whole(self, module: nn.Module) -> bool:
+        return module not in self._scheduled  # a schedule's gradients are taken from their parameters in each step
 
     def module_to_device(self, module: nn.Module) -> None:
         """All ranks. Move the parameters and buffers that this rank has to `root_device`."""
         if module not in self._chains:
             super().module_to_device(module)
             return
-        for tensor in (*module.parameters(), *module.buffers()):
-            if not tensor.is_meta:
-                tensor.data = tensor.data.to(self.root_device)
+        for one in (*module.parameters(), *module.buffers()):
+            if not one.is_meta and not isinstance(one, DTensor):  # those are where they have to be
+                one.data = one.data.to(self.root_device)
 
     # optimizers -----------------------------------------------------------------------------------------------------
 
@@ -220,7 +294,7 @@ class ParallelStrategy(MeshStrategy):
                 "LBFGS makes one vector of all parameters, of which each rank of a pipeline has a part. Use an "
                 "optimizer that works parameter by parameter, such as AdamW or SGD."
             )
-        if self._chains:
+        if self._chains and not self._is_in_parts:
             for handle in self.session.handles:
                 handle.original_names.clear()  # an identity that was replaced may be that of another object by now
             self._replaced.rebind(optimizer)
@@ -241,8 +315,10 @@ class ParallelStrategy(MeshStrategy):
         if scheduled is not None:
             _refuse_manual(handle.module)
 
+        contexts = self._contexts_of(handle.module, [chain.layout.module])
+
         def call(*args: Any, **kwargs: Any) -> Any:
-            with _answering(chain):
+            with _answering(chain), in_parts(contexts):
                 if scheduled is None:
                     return method(*args, **kwargs)
                 batch, *others = args
@@ -265,7 +341,8 @@ class ParallelStrategy(MeshStrategy):
         """All ranks. Clip over all stages; see `Strategy.clip_gradients`."""
         if clipping.algorithm != "norm" or not self._chains:
             return super().clip_gradients(module, optimizer, clipping)
-        self.precision_plugin.unscale_gradients(optimizer)
+        self._unscale(optimizer)
+        self._reshard()
         chain = self._chains[self.session.handle_of(module).module]
         learning = [one for group in optimizer.param_groups for one in group["params"]]
         owners = chain.layout.owners()
@@ -283,10 +360,12 @@ class ParallelStrategy(MeshStrategy):
         self, module: nn.Module, *, layout: Literal["full", "sharded"] | None = None
     ) -> dict[str, Any]:
         """All ranks. Module state by the user's names: whole on rank 0 and nothing elsewhere, or each rank's part."""
-        named = super().get_module_state_dict(module, layout=layout)
         layout, own = layout or self.checkpoint_io.layout, self.session.handle_of(module).module
-        if (chain := self._chains.get(own)) is not None:
-            originals = list(own.state_dict(keep_vars=True).values())
+        if (chain := self._chains.get(own)) is None:
+            named = super().get_module_state_dict(module, layout=layout)
+        else:
+            self._reshard()
+            named, originals = self.session.module_state(module), list(own.state_dict(keep_vars=True).values())
             named = state.module_state(named, originals, chain.layout.owners(), self._leaf_converter(layout, chain))
         return named if layout == "sharded" or self.is_global_zero else {}
 
@@ -295,17 +374,27 @@ class ParallelStrategy(MeshStrategy):
         own = self.session.handle_of(module).module
         is_parted = any(isinstance(leaf, ShardedLeaf) for leaf in state_dict.values())
         if own in self._chains:
-            named = super().get_module_state_dict(module)
-            state_dict = state.for_module(named, state_dict)
+            self._reshard()
+            state_dict = state.for_module(self.session.module_state(module), state_dict)
         super().load_module_state_dict(module, state_dict, strict=strict)
-        if is_parted and not self._is_in_parts and (group := self._axis("data")) is not None:
-            # One pipeline has read it.
-            averages.copy_from_first([*own.parameters(), *own.buffers()], group)
+        if is_parted and own in self._chains:
+            self._copy_to_others([*own.parameters(), *own.buffers()])
+
+    def _copy_to_others(self, tensors: Sequence[Tensor]) -> None:
+        """All ranks. Copy what one rank has read to those that have the same part."""
+        for axes in _COPIES:
+            cut = {"shard", "tensor"}.difference(axes)
+            if (group := self._axis(*axes)) is not None:
+                averages.copy_from_first([one for one in tensors if cut_axes(one) == cut], group)
 
     def get_optimizer_state_dict(self, optimizer: Optimizer) -> dict[str, Any]:
         """All ranks. State by parameter names: whole on rank 0 and nothing elsewhere, or each rank's part."""
-        named, layout = super().get_optimizer_state_dict(optimizer), self.checkpoint_io.layout
-        if self._chains:
+        layout = self.checkpoint_io.layout
+        if not self._chains:
+            named = super().get_optimizer_state_dict(optimizer)
+        else:
+            self._reshard()
+            named = self.session.optimizer_state(optimizer)
             chain, owners = next(iter(self._chains.values())), self._owners()
             of_names = {
                 name: owners.get(id(parameter)) for name, parameter in self._named_parameters(optimizer).items()
@@ -327,10 +416,17 @@ class ParallelStrategy(MeshStrategy):
         return state.optimizer_targets(targets, self._named_parameters(optimizer))
 
     def _leaf_converter(self, layout: str, chain: Chain) -> Callable[[Any, int | None], Any]:
-        is_first = self.data_parallel_rank == 0
+        assert self.device_mesh is not None, "setup_environment has laid it out"
+        place = dict(zip(sizes.AXES, self.device_mesh.get_coordinate() or (), strict=True))
+        position = place.pop("pipeline")
         if layout == "sharded":
-            return state.PartedState(chain.line.position, is_first).leaf
-        return state.WholeState(chain.line, is_first).leaf
+            return state.PartedState(position, place).leaf
+        return state.WholeState(chain.line, not any(place.values())).leaf
+
+    @property
+    def pipelines(self) -> list[tuple[Chain, ScheduledStep | None]]:
+        """The modules that were cut into stages, and their steps by a schedule."""
+        return [(chain, self._scheduled.get(module)) for module, chain in self._chains.items()]
 
     def _owners(self) -> dict[int, int]:
         return {key: owner for chain in self._chains.values() for key, owner in chain.layout.owners().items()}
@@ -348,6 +444,8 @@ class ParallelStrategy(MeshStrategy):
         self._scheduled.clear()
         while self._guards:
             self._guards.pop().remove()
+        while self._undo:
+            self._undo.pop()()
 
 
 def _refuse_manual(module: nn.Module) -> None:
@@ -387,4 +485,6 @@ def _answering(chain: Chain) -> Iterator[None]:
 def _placed(leaf: Any, parameter: Tensor) -> Any:
     """A piece of an optimizer's state beside its parameter: on meta where another rank has that."""
     is_alike = getattr(leaf, "shape", None) == parameter.shape
+    if is_alike and isinstance(parameter, DTensor) and not isinstance(leaf, DTensor):
+        return placed_like(leaf, parameter)
     return leaf.to("meta" if parameter.is_meta else parameter.device) if is_alike else leaf

@@ -21,6 +21,7 @@ from torch.distributed.tensor.parallel import (
 
 from core import ConfigurationError, ModuleError
 from core_parallel import plans
+from core_parallel.absent import Absent
 from core_parallel.local_parameters import use_local
 
 if TYPE_CHECKING:
@@ -60,26 +61,40 @@ _WORDS: dict[str, Any] = {
 _EXAMPLE = '{"blocks.*.up": "colwise", "blocks.*.down": "rowwise"}'
 
 
-def cut(module: nn.Module, given: Mapping[str, Any] | None, mesh: DeviceMesh) -> None:
-    """All ranks, with the same values. Cut the layers of a module by its plan, in place; one that is cut stays so.
+def plan(module: nn.Module, given: Mapping[str, Any] | None, size: int) -> dict[str, ParallelStyle]:
+    """The styles in which layers of a module are cut, by their names; none if it is cut already.
 
     Args:
-        module: the user's.
+        module: the user's, whole.
         given: the strategy's plan; None asks the module and its config.
-        mesh: the axis `tensor`.
+        size: of the tensor group.
 
     Raises:
         ModuleError: there is no plan, a layer can't be cut so, or it shares a weight with another.
         ConfigurationError: a plan names what isn't there.
     """
     if any(isinstance(one, DTensor) for one in module.parameters()):
-        return
+        return {}
     planned = plans.find(module, given, "tensor_parallel_plan", "base_model_tp_plan", "tensor_plan", example=_EXAMPLE)
     _refuse_tied(module, planned)
-    for name, word in planned.items():
-        style, part = _style(name, word), module.get_submodule(name)
-        _check_size(name, part, style, mesh.size())
-        parallelize_module(part, mesh, style, src_data_rank=None)
+    styles = {name: _style(name, word) for name, word in planned.items()}
+    for name, style in styles.items():
+        _check_size(name, module.get_submodule(name), style, size)
+    return styles
+
+
+def cut(module: nn.Module, styles: Mapping[str, ParallelStyle], mesh: DeviceMesh) -> None:
+    """All ranks of a tensor group, with the same values. Cut layers in place; not those that another stage has.
+
+    Args:
+        module: the user's.
+        styles: by names in it, see `plan`.
+        mesh: the axis `tensor`.
+    """
+    for name, style in styles.items():
+        part = module.get_submodule(name)
+        if not any(isinstance(one, Absent) for one in part.parameters()):
+            parallelize_module(part, mesh, style, src_data_rank=None)
 
 
 def _style(name: str, word: Any) -> ParallelStyle:

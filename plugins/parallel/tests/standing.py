@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 from axes import Block
+from mixtures import Mixture, Stacked
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -84,8 +85,16 @@ class Third(Net):
             self.stands.how = self.how
 
 
-def fit(rank: Rank, number: int, how: str) -> None:
+class OfExperts(Third):
+    """The same, before a mixture of experts."""
+
+    def __init__(self, how: str | None) -> None:
+        super().__init__(how)
+        self.blocks[1] = Mixture(Stacked())
+
+
+def fit(rank: Rank, number: int, how: str, make: Any = Third) -> None:
     """An epoch of four batches, in the third of which this rank stands still or dies."""
     torch.manual_seed(0)
     data = DataLoader(TensorDataset(torch.randn(32, 4, 16)), batch_size=8 // rank.backend.num_shares)
-    rank.trainer(max_epochs=1).fit(Third(how if rank.number == number else None), data)
+    rank.trainer(max_epochs=1).fit(make(how if rank.number == number else None), data)

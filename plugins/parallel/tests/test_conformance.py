@@ -4,6 +4,7 @@ import pytest
 
 from core_parallel.conformance import (
     TestContext,
+    TestExpert,
     TestGather,
     TestParallel,
     TestPipeline,
@@ -13,7 +14,17 @@ from core_parallel.conformance import (
     TestTensor,
 )
 
-_SUITES = (TestParallel, TestPipeline, TestPipelines, TestSchedule, TestShards, TestTensor, TestContext, TestGather)
+_SUITES = (
+    TestContext,
+    TestExpert,
+    TestGather,
+    TestParallel,
+    TestPipeline,
+    TestPipelines,
+    TestSchedule,
+    TestShards,
+    TestTensor,
+)
 for _suite in _SUITES:
     pytest.mark.slow(_suite)
 

@@ -43,14 +43,3 @@ def test_data_is_what_the_other_axes_leave_over() -> None:
 def test_sizes_that_do_not_fit_are_refused_before_work(options: Any, devices: int, expected: str) -> None:
     with pytest.raises(ConfigurationError, match=expected):
         Trainer(strategy=ParallelStrategy(**options), accelerator="cpu", devices=devices)
-
-
-@pytest.mark.parametrize("name", ["expert"])
-def test_axes_that_are_not_there_yet_are_refused_by_name(name: str) -> None:
-    with pytest.raises(ConfigurationError, match=f"{name}=2 isn't there yet"):
-        Trainer(strategy=ParallelStrategy(**{name: 2}), accelerator="cpu", devices=4)
-
-
-def test_a_pipeline_of_tensors_in_parts_is_refused_by_name() -> None:
-    with pytest.raises(ConfigurationError, match="pipeline=2 with tensor=2 isn't there yet"):
-        Trainer(strategy=ParallelStrategy(pipeline=2, tensor=2), accelerator="cpu", devices=4)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from functools import partial
-from pathlib import Path
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -12,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from core import ConfigurationError, CoreError
-from core_parallel import ParallelStrategy, fold, parts
+from core_parallel import ParallelStrategy, fold, part_times, parts
 from core_parallel.layout import Layout
 from core_testing.ranks import Backend, one_device
 
@@ -163,67 +161,80 @@ def test_counts_that_do_not_fit_are_refused(balanced: list[int], expected: str) 
         parts.cut(_tied((0, 2)), 3, None, balanced)
 
 
-@pytest.mark.parametrize("given", ["time", [], [1, 0], [True, 1], 3, [1.0, 2]])
+class _Slow(nn.Module):
+    """A part that takes its seconds of a clock of the test's own, and counts its calls."""
+
+    def __init__(self, seconds: float, clock: list[float]) -> None:
+        super().__init__()
+        self.seconds, self.clock = seconds, clock
+        self.calls = nn.Buffer(torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.clock[0] += self.seconds
+        self.calls += 1
+        return x + torch.rand(())
+
+
+def test_stages_take_about_as_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [0.0]
+    monkeypatch.setattr(part_times, "perf_counter", lambda: clock[0])
+    user = nn.Sequential(*(_Slow(seconds, clock) for seconds in (1, 1, 1, 5, 1)))
+    with pytest.raises(ConfigurationError, match=r"Sequential on an example, and it has none\. Set its example_input_"):
+        parts.cut(user, 3, None, "time")
+    user.example_input_array = torch.zeros(2)  # type: ignore[assignment]  # as Lightning's modules have one
+    before = torch.get_rng_state()
+    assert [len(stage) for stage in parts.cut(user, 3, None, "time").stages] == [3, 1, 1]
+    assert torch.equal(torch.get_rng_state(), before)
+    assert all(not part.calls and not part._forward_pre_hooks for part in user)
+    assert [len(stage) for stage in parts.cut(user, 3).stages] == [1, 2, 2]
+
+
+def test_what_cannot_be_measured_is_refused() -> None:
+    user = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    user.example_input_array = {"input": torch.zeros(1, 2)}  # type: ignore[assignment]  # as Lightning's modules have one
+    assert [len(stage) for stage in parts.cut(user, 2, None, "time").stages] == [1, 1]
+    user.forward = user[0].forward  # type: ignore[method-assign]
+    with pytest.raises(CoreError, match="its forward called 0 parts, where 2 were expected"):
+        parts.cut(user, 2, None, "time")
+    with pytest.raises(CoreError, match=r"which was built on the meta device\. Balance it by 'parameters'"):
+        parts.cut(user.to("meta"), 2, None, "time")
+
+
+@pytest.mark.parametrize("given", ["times", [], [1, 0], [True, 1], 3, [1.0, 2]])
 def test_a_balance_is_a_rule_or_counts(given: Any) -> None:
-    with pytest.raises(ConfigurationError, match=r"expected 'parameters', or a list with the number of parts"):
+    with pytest.raises(ConfigurationError, match=r"expected 'parameters', 'time', or a list with the number of parts"):
         ParallelStrategy(pipeline=2, balance=given)
 
 
 class _Beside(nn.Module):
-    """A model in the manner of transformers: a config with a plan, and layers that are given positions."""
-
-    config = SimpleNamespace(base_model_pp_plan={"embed": (["ids"], ["states"]), "layers": (["states"], ["states"])})
+    """A model whose layers are given something beside the result of the layer before."""
 
     def __init__(self) -> None:
         super().__init__()
         self.embed = nn.Linear(4, 4)
         self.layers = nn.ModuleList([nn.Bilinear(4, 4, 4), nn.Bilinear(4, 4, 4)])
-        self.act = nn.Sequential(nn.Tanh(), nn.Tanh())
 
     def forward(self, x: Tensor) -> Tensor:
         x, beside = self.embed(x), x.cos()
         for layer in self.layers:
             x = layer(x, beside)
-        return self.act(x)
+        return x
 
 
-def test_the_plan_of_a_config_is_refused_by_name() -> None:
-    with pytest.raises(CoreError, match=r"_Beside \('1'\) has a config with base_model_pp_plan, .* under 'Models"):
-        parts.cut(nn.ModuleList([nn.Linear(2, 2), _Beside()]), 2)
+def test_what_goes_beside_is_no_part() -> None:
     user = _Beside()
-    layout = Layout(user, parts.cut(user, 2, ["embed", "layers.*", "act"]), 2, 0)
+    layout = Layout(user, parts.cut(user, 2, ["embed", "layers.*"]), 2, 0)
     with pytest.raises(CoreError, match=r"which end in a TypeError: .* missing 1 required .* what goes beside is"):
         fold.check(layout, (torch.randn(3, 4),), {})
-
-
-@pytest.mark.parametrize("name", ["Llama", "Qwen3"])
-def test_the_pages_module_cuts_models_of_transformers(name: str) -> None:
-    transformers = pytest.importorskip("transformers")
-    page = (Path(__file__).parents[3] / "docs" / "parallel.md").read_text(encoding="utf-8")
-    section = page.partition("### Models of transformers")[2]
-    found: dict[str, Any] = {}
-    exec(section.partition("```python\n")[2].partition("```")[0], found)
-    config = getattr(transformers, f"{name}Config")(
-        vocab_size=11,
-        hidden_size=16,
-        intermediate_size=32,
-        num_hidden_layers=3,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        tie_word_embeddings=False,
-    )
-    model = getattr(transformers, f"{name}ForCausalLM")(config)
-    with pytest.raises(CoreError, match="has a config with base_model_pp_plan"):
-        parts.cut(model, 2)
-    words, user = torch.arange(12).reshape(2, 6) % 11, found["Causal"](model)
-    assert torch.equal(Layout(user, parts.cut(user, 3), 3, 0).fold(words), model(words).logits)
 
 
 def learn(rank: Rank) -> tuple[Tensor, list[str]]:
     """The model's result after a step, and the parameters that this rank has."""
     torch.manual_seed(0)
     fabric, x = rank.fabric(), torch.linspace(-1, 1, 32, dtype=torch.float64).reshape(8, 4)
-    model = fabric.setup(Wrapped().double())
+    module = Wrapped().double()
+    module.example_input_array = x  # type: ignore[assignment]  # as Lightning's modules have one
+    model = fabric.setup(module)
     optimizer = fabric.setup_optimizers(torch.optim.SGD(model.parameters(), lr=0.1))
     fabric.backward(model(x))
     optimizer.step()
@@ -233,11 +244,13 @@ def learn(rank: Rank) -> tuple[Tensor, list[str]]:
     return result, own
 
 
-def test_named_parts_equal_one_device() -> None:
+@pytest.mark.parametrize("balanced", [[3, 10], "time"])
+def test_named_parts_equal_one_device(balanced: Any) -> None:
     names: list[Any] = ["net.embed", torch.relu, "net.blocks.*", "net.head"]
-    strategy = partial(ParallelStrategy, pipeline=2, parts=names, balance=[3, 10])
+    strategy = partial(ParallelStrategy, pipeline=2, parts=names, balance=balanced)
     runs, expected = Backend(strategy, "cpu", 2, 1).run(learn), one_device("cpu").run(learn)[0]
     for result, _ in runs:
         torch.testing.assert_close(result, expected[0], rtol=0, atol=1e-12)
     assert runs[0][1] + runs[1][1] == expected[1]
-    assert runs[0][1][-1] == "net.blocks.1.0.bias"
+    if balanced != "time":
+        assert runs[0][1][-1] == "net.blocks.1.0.bias"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import re
+import warnings
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +14,6 @@ import torch
 from torch import nn
 
 from core import ConfigurationError, CoreError
-from core.precision import MixedPrecision
 from core_parallel import ParallelStrategy, parts
 from core_testing.ranks import Backend, one_device
 
@@ -62,17 +62,6 @@ def test_all_stages_equal_one_device(
 def test_a_number_of_microbatches_is_positive() -> None:
     with pytest.raises(ConfigurationError, match="microbatches=0: expected a positive number, or 'auto'"):
         ParallelStrategy(pipeline=2, microbatches=0)
-
-
-def test_16_bits_with_a_scale_are_refused() -> None:
-    strategy = ParallelStrategy(
-        pipeline=2,
-        parallel_devices=["cpu", "cpu"],
-        process_group_backend="gloo",
-        precision_plugin=MixedPrecision(torch.float16),
-    )
-    with pytest.raises(ConfigurationError, match="Use 'bf16-mixed'"):
-        strategy.check()
 
 
 def test_stages_have_about_as_many_parameters() -> None:
@@ -283,9 +272,12 @@ def test_dropout_draws_anew_in_each_call_and_again_from_a_seed() -> None:
     assert all(map(torch.equal, (first, second, again), others))
 
 
-def _compiled(rank: Rank) -> str:
-    with pytest.raises(ConfigurationError, match="compile=True with a pipeline isn't there yet"):
-        rank.fabric(compile=True).setup(_Model())
+def _refused(rank: Rank) -> str:
+    zero_bubble = ParallelStrategy(pipeline=2, schedule="ZBVZeroBubble")
+    with pytest.raises(
+        ConfigurationError, match=r"compile=True with schedule='ZBVZeroBubble', which computes .* Use 'GPi"
+    ):
+        rank.fabric(zero_bubble, compile=True).setup(nn.Sequential(*(nn.Linear(4, 4) for _ in range(4))))
     fabric = rank.fabric()
     model = fabric.setup(_Model())
     with pytest.raises(ConfigurationError, match="LBFGS makes one vector of all parameters"):
@@ -293,5 +285,32 @@ def _compiled(rank: Rank) -> str:
     return "refused"
 
 
-def test_compiling_and_lbfgs_are_refused() -> None:
-    assert on_ranks({"pipeline": 2}, 2, _compiled) == ["refused"] * 2
+def test_compiling_with_a_split_backward_and_lbfgs_are_refused() -> None:
+    assert on_ranks({"pipeline": 2}, 2, _refused) == ["refused"] * 2
+
+
+def compiled(rank: Rank, schedules: list[str | None]) -> Any:
+    """Runs with compiled parts, and how often the compiler was called."""
+    calls: list[Any] = []
+
+    def backend(graph: Any, inputs: Any) -> Any:
+        calls.append(graph)
+        return graph.forward
+
+    strategies = [ParallelStrategy(pipeline=2, schedule=schedule) for schedule in schedules]
+    warnings.filterwarnings("ignore", "The .grad attribute of a Tensor")  # torch's compiler looks at it
+    runs = [pipelines.run(rank, 16, 0.0, strategy=one, compile={"backend": backend}) for one in strategies]
+    options = {"backend": backend, "region": "units"}
+    runs.append(pipelines.run(rank, 16, 0.0, strategy=ParallelStrategy(pipeline=2), compile=options))
+    return runs, len(calls)
+
+
+@pytest.mark.slow
+@pytest.mark.numbers
+def test_compiled_parts_equal_one_device() -> None:
+    expected = one_device("cpu").run(partial(pipelines.run, num_samples=16, noise=0.0))[0]
+    for runs, num_calls in on_ranks({"pipeline": 2}, 2, compiled, [None, "1F1B"]):
+        assert num_calls >= 3, "each part is compiled"
+        for run in runs:
+            torch.testing.assert_close(run[4], expected[4], rtol=0, atol=1e-12)
+            assert run[1] == pytest.approx(expected[1], abs=1e-12)

@@ -543,6 +543,15 @@ def test_what_one_rank_finds_ends_all(step: Any, parts: Any, expected: str) -> N
         on_pipeline(partial(train_rows, step=step, parts=parts), schedule="1F1B", microbatches=4)
 
 
+def test_a_torch_whose_schedules_fail_is_refused(monkeypatch):
+    monkeypatch.setattr(torch, "__version__", type(torch.__version__)("2.9.1+cpu"))
+    with pytest.raises(
+        ConfigurationError, match=r"schedule='1F1B' needs torch 2\.13 or later, and this is 2\.9\.1\+cpu"
+    ):
+        schedules.find("1f1b")
+    assert schedules.find(None) is None
+
+
 @pytest.mark.parametrize(
     ("options", "expected"),
     [

@@ -25,6 +25,7 @@ AXES: dict[str, tuple[dict[str, Any], int, int]] = {
     "context": ({"context": 2}, 2, 1),
     "shard": ({"shard": 2}, 2, 2),
     "data": ({"data": 2}, 2, 2),
+    "expert": ({"expert": 2}, 2, 2),
 }
 
 AWAITED = {
@@ -32,6 +33,9 @@ AWAITED = {
     "schedule": "the gradient of stage 0's output for microbatch 0, of rank 1",
     "pipelines": "the result of the model, of rank 3",
 }
+
+MAKES = {"expert": standing.OfExperts}
+
 SLOW = [pytest.param(axis, marks=pytest.mark.slow) for axis in list(AXES)[1:]]
 
 
@@ -48,7 +52,7 @@ def test_a_killed_rank_is_named(axis: str) -> None:
     backend = on(axis)
     last = backend.num_processes - 1
     with pytest.raises(WorkerError, match=rf"[Rr]ank {last} .*SIGKILL"):
-        backend.run(standing.fit, last, "dies")
+        backend.run(standing.fit, last, "dies", MAKES.get(axis, standing.Third))
 
 
 @pytest.mark.slow
@@ -57,7 +61,7 @@ def test_a_rank_that_hangs_is_named_with_its_line(axis: str, tmp_path: Path) -> 
     backend = on(axis, tmp_path)
     last = backend.num_processes - 1
     with pytest.raises(HangError, match=rf"Rank {last} is asleep at .*standing\.py:\d+ in forward") as caught:
-        backend.run(standing.fit, last, "hangs")
+        backend.run(standing.fit, last, "hangs", MAKES.get(axis, standing.Third))
     assert caught.value.absent == (last,)
     states = {each.rank: each.state for each in caught.value.ranks}
     assert states == dict.fromkeys(range(last), "waits") | {last: "asleep"}

@@ -13,7 +13,7 @@ from core.launch import LaunchedCall, SignalForwarder, read_result
 from core_ray import cluster, library
 from core_ray.environment import RayEnvironment
 from core_ray.errors import LostWorkerError
-from core_ray.ranks import Ranks
+from core_ray.ranks import RankActors
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -187,7 +187,7 @@ class RayLauncher(Launcher):
     def _run(self, call: Any, bundles: list[dict[str, float]], signals: SignalForwarder) -> bytes:
         """Attempts, until one comes to its end."""
         for attempt in range(self.max_failures + 1):
-            ranks = Ranks(self.num_processes)
+            ranks = RankActors(self.num_processes)
             with cluster.room(bundles, self.placement_strategy, self.placement_timeout_s) as group:
                 try:
                     ranks.start(group, self.num_nodes, self._actor_options())

@@ -1,4 +1,4 @@
-"""The one door to Ray: nothing of it is imported before processes are about to be made."""
+"""The only place that imports Ray: nothing of it is imported before processes are about to be made."""
 
 from __future__ import annotations
 

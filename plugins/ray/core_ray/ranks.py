@@ -9,7 +9,7 @@ from core import WorkerError
 from core.launch import GRACE_S, rank_variables, worker_error
 from core_ray import library
 from core_ray.errors import LostWorkerError
-from core_ray.worker import Ending, Mailbox, News, Rank
+from core_ray.worker import Ending, Mailbox, News, RankActor
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -24,7 +24,7 @@ _HEAR_S = 0.5
 """Seconds after which a rank that was asked to end, and goes on, is taken to wait in native code."""
 
 
-class Ranks:
+class RankActors:
     """The actors of one attempt, in the order of their ranks."""
 
     def __init__(self, num_processes: int) -> None:
@@ -58,7 +58,7 @@ class Ranks:
         strategies = library.load("ray.util.scheduling_strategies")
         here = strategies.NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=True)
         self._mailbox = ray.remote(Mailbox).options(num_cpus=0, scheduling_strategy=here).remote()
-        actor = ray.remote(Rank)
+        actor = ray.remote(RankActor)
         for rank in range(num_nodes * self._num_processes):
             bundle = strategies.PlacementGroupSchedulingStrategy(group, rank // self._num_processes)
             self._actors.append(actor.options(scheduling_strategy=bundle, **options).remote(rank, self._mailbox))

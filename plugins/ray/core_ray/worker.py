@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from core import WorkerError
 from core.cluster import reserve_port
-from core.launch import LaunchedCall, Report, exit_on_signal, write_result
+from core.launch import LaunchedCall, WorkerFailure, exit_on_signal, write_result
 from core_ray import library
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ class Ending(NamedTuple):
 
     exit_code: int
     result: bytes | None = None
-    report: Report | None = None
+    report: WorkerFailure | None = None
     has_left: bool = False
 
 
@@ -82,7 +82,7 @@ class Mailbox:
         return await self._boxes[rank].get()
 
 
-class Rank:
+class RankActor:
     """A Ray actor. All of its methods run in the process's main thread, one after the other."""
 
     def __init__(self, number: int, mailbox: Any) -> None:
@@ -118,7 +118,7 @@ class Rank:
         except KeyboardInterrupt:
             return Ending(128 + signal.SIGINT)
         except BaseException as error:
-            return Ending(1, report=Report.of(error))
+            return Ending(1, report=WorkerFailure.of(error))
         finally:
             self._is_running = False
 
@@ -147,4 +147,4 @@ class Rank:
 def _left(error: SystemExit) -> Ending:
     if error.code is None or error.code == 0:
         return Ending(0, has_left=True)
-    return Ending(error.code) if isinstance(error.code, int) else Ending(1, report=Report.of(error))
+    return Ending(error.code) if isinstance(error.code, int) else Ending(1, report=WorkerFailure.of(error))

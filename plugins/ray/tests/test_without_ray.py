@@ -12,10 +12,10 @@ pytest.importorskip("core_ray", reason="core-ray isn't installed here: `tox run 
 from core import Absent, ConfigurationError, DeviceError, LaunchError, PluginLoadError, Trainer
 from core.accelerators import CPUAccelerator, CUDAAccelerator
 from core.cluster import LocalEnvironment
-from core.launch import Report
+from core.launch import WorkerFailure
 from core_ddp import DDPStrategy
 from core_ray import LostWorkerError, RayEnvironment, RayLauncher, cluster, library
-from core_ray.ranks import Ranks
+from core_ray.ranks import RankActors
 from core_ray.worker import Ending, Place
 
 QUIET = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "enable_checkpointing": False}
@@ -219,7 +219,7 @@ class Gone(Exception):
 
 def test_the_cause_is_named_though_its_echo_comes_first(monkeypatch):
     """Answers of Ray's actors come in either order, which a cluster can't be told."""
-    echo = Ending(1, report=Report.of(RuntimeError("[gloo] Connection closed by peer")))
+    echo = Ending(1, report=WorkerFailure.of(RuntimeError("[gloo] Connection closed by peer")))
 
     def get(answer):
         if answer == "of rank 1":
@@ -229,7 +229,7 @@ def test_the_cause_is_named_though_its_echo_comes_first(monkeypatch):
     errors = SimpleNamespace(RayError=Gone, RayTaskError=KeyError)
     fake = SimpleNamespace(wait=lambda answers, **_: (answers[:1], answers[1:]), get=get, exceptions=errors)
     monkeypatch.setattr(library, "load", lambda module="ray": fake)
-    ranks = Ranks(num_processes=1)
+    ranks = RankActors(num_processes=1)
     ranks._places, ranks._addresses = [Place("a", 10, (), 1), Place("b", 11, (), 2)], {"a": "10.0.0.1", "b": "10.0.0.2"}
     failure = ranks._watch({"of rank 0": 0, "of rank 1": 1})
     assert (type(failure), failure.rank) == (LostWorkerError, 1)

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from core_testing.logger import LoggerConformance
     from core_testing.precision import PrecisionConformance
     from core_testing.ranks import Backend, Rank
-    from core_testing.report import ConformanceReport, Row
+    from core_testing.report import CaseResult, ConformanceReport
     from core_testing.strategy import (
         ONE_PROCESS,
         PARALLEL,
@@ -46,6 +46,7 @@ __all__ = [
     "PARALLEL",
     "AcceleratorConformance",
     "Backend",
+    "CaseResult",
     "CheckpointIOConformance",
     "CheckpointReaderConformance",
     "ClusterEnvironmentConformance",
@@ -59,7 +60,6 @@ __all__ = [
     "LoggerConformance",
     "PrecisionConformance",
     "Rank",
-    "Row",
     "StrategyConformance",
     "StrategySmoke",
     "__version__",
@@ -87,7 +87,7 @@ __getattr__, __dir__ = lazy_exports(
         ".conformance": ("Conformance",),
         ".report": (
             "ConformanceReport",
-            "Row",
+            "CaseResult",
         ),
         ".launcher": ("LauncherConformance",),
         ".logger": ("LoggerConformance",),

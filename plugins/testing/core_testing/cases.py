@@ -63,6 +63,7 @@ class Case:
         dtype: of the model and its data.
         length: of the sequence that each sample is, which attention looks at; None for samples that are none.
         precision: of strategy and Trainer.
+        num_experts: of a mixture after the first layer of each network; 0 for none.
         needs: capabilities that a strategy must declare for it.
         unless: capabilities that leave no room for it.
     """
@@ -82,6 +83,7 @@ class Case:
     dtype: torch.dtype = torch.float64
     length: int | None = None
     precision: str | None = None
+    num_experts: int = 0
     needs: Capability = Capability.NONE
     unless: Capability = Capability.NONE
 

@@ -26,7 +26,7 @@ from core_testing.conformance import Conformance
 from core_testing.launcher import LauncherConformance
 from core_testing.logger import LoggerConformance
 from core_testing.precision import PrecisionConformance
-from core_testing.report import ConformanceReport, Row, capabilities_of
+from core_testing.report import CaseResult, ConformanceReport, capabilities_of
 from core_testing.strategy import StrategyConformance
 
 if TYPE_CHECKING:
@@ -126,7 +126,7 @@ class _Teller(ConformanceReport):
         self._pipe.write(json.dumps({"event": event, **content}) + "\n")
         self._pipe.flush()
 
-    def rows_of(self, suite: str) -> list[Row]:
+    def rows_of(self, suite: str) -> list[CaseResult]:
         """The rows of one suite, by its name in `SUITES`."""
         return [row for nodeid, row in self.rows.items() if suite_of(nodeid) == suite]
 
@@ -152,7 +152,7 @@ class _Teller(ConformanceReport):
     def pytest_runtest_logfinish(self, nodeid: str) -> None:
         """A test is over, its teardown too."""
         name, details = nodeid.rpartition("::")[2], self._details.get(nodeid, "")
-        row = self.rows.get(nodeid) or Row("", name, None, "failed" if details else "skipped")
+        row = self.rows.get(nodeid) or CaseResult("", name, None, "failed" if details else "skipped")
         test = {
             "suite": suite_of(nodeid),
             "name": name,
@@ -199,7 +199,7 @@ def _ground(suite: Any) -> str:
     return split_name(suite.alias)[1] if suite.kind == "accelerator" else str(getattr(suite, "accelerator", "cpu"))
 
 
-def _capabilities(suite: Any, rows: list[Row]) -> dict[str, str]:
+def _capabilities(suite: Any, rows: list[CaseResult]) -> dict[str, str]:
     """The verdicts on all capabilities, also on those that no test needs."""
     verdicts = capabilities_of(rows)
     declared: Capability | None = None

@@ -10,6 +10,7 @@ from torch.nn import functional
 from torch.utils.data import DataLoader, TensorDataset
 
 from core import Module
+from core_testing.mixture import Mixture, mixture_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -31,6 +32,7 @@ class Perceptron(Module):
         self.case = case
         self.first = nn.Linear(NUM_FEATURES, _WIDTH)
         self.last = nn.Linear(_WIDTH, 2)
+        self.mixture = mixture_of(case)
         self.add_parts()
         self.to(case.dtype)
         self.formats: set[torch.dtype] = set()
@@ -41,6 +43,8 @@ class Perceptron(Module):
     def forward(self, x: Tensor) -> Tensor:
         """Shape (batch, 6) to (batch, 2), or (batch, length, 6) to (batch, length, 2)."""
         hidden = self.attended(self._note_format(self.first(x)))
+        if self.mixture is not None:
+            hidden = self.mixture(hidden)
         return self.last(torch.tanh(self.between(hidden)))  # type: ignore[no-any-return]
 
     def pipeline(self) -> list[Callable[..., Any]]:
@@ -252,7 +256,12 @@ class Adversarial(Module):
         super().__init__()
         torch.manual_seed(3)
         self.case = case
-        self.generator, self.critic = nn.Linear(NUM_FEATURES, NUM_FEATURES), nn.Linear(NUM_FEATURES, 1)
+        self.generator: nn.Module = nn.Linear(NUM_FEATURES, NUM_FEATURES)
+        self.critic: nn.Module = nn.Linear(NUM_FEATURES, 1)
+        if case.num_experts:
+            self.critic = nn.Sequential(
+                nn.Linear(NUM_FEATURES, _WIDTH), Mixture(case.num_experts), nn.Linear(_WIDTH, 1)
+            )
         self.to(case.dtype)
 
     def forward(self, x: Tensor) -> Tensor:

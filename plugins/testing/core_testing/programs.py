@@ -173,7 +173,7 @@ def _content(file: int) -> str:
     return os.pread(file, os.fstat(file).st_size, 0).decode(errors="replace")
 
 
-class _Server:
+class _ForkServer:
     """A running `fork_server`, until the end of this process.
 
     Attributes:
@@ -200,4 +200,4 @@ class _Server:
         self._process.wait()
 
 
-_server = functools.cache(_Server)
+_server = functools.cache(_ForkServer)

@@ -21,7 +21,7 @@ _NAME = "core-conformance"
 
 
 @dataclass(slots=True)
-class Row:
+class CaseResult:
     """One test of one plugin.
 
     Attributes:
@@ -49,11 +49,11 @@ class ConformanceReport:
     """
 
     def __init__(self) -> None:
-        self.rows: dict[str, Row] = {}
+        self.rows: dict[str, CaseResult] = {}
 
     def begin(self, nodeid: str, alias: str, test: str, needs: Capability | None) -> None:
         """A test of a suite is about to run."""
-        self.rows[nodeid] = Row(alias, test, needs)
+        self.rows[nodeid] = CaseResult(alias, test, needs)
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_pyfunc_call(self, pyfuncitem: pytest.Function) -> bool | None:
@@ -98,7 +98,7 @@ class ConformanceReport:
                 terminalreporter.write_line(f"{alias:<24} {name:<22} {verdict}")
 
 
-def capabilities_of(rows: Iterable[Row]) -> dict[str, str]:
+def capabilities_of(rows: Iterable[CaseResult]) -> dict[str, str]:
     """`"proven"`, `"failed"`, `"not declared"` or `"not tested"` by the name of each capability that a row needs."""
     outcomes: dict[str, set[str]] = defaultdict(set)
     for row in rows:
@@ -128,7 +128,7 @@ def _run_alone(item: pytest.Function, arguments: dict[str, Any]) -> str | None:
     return None
 
 
-def _verdict(row: Row) -> str:
+def _verdict(row: CaseResult) -> str:
     if row.outcome == "skipped":
         return "not declared" if "does not declare" in row.reason else "not tested"
     return {"passed": "proven", "failed": "failed", "xfailed": "failed"}.get(row.outcome, "not tested")

@@ -29,7 +29,7 @@ NUM_EPOCHS = 2
 
 
 @dataclass(slots=True)
-class Run:
+class TrainingRecord:
     """The observations of one rank in a run.
 
     Attributes:
@@ -48,7 +48,7 @@ class Run:
     learning_rates: list[float] = field(default_factory=list)
     formats: set[torch.dtype] = field(default_factory=set)
 
-    def by_windows(self, size: int) -> Run:
+    def by_windows(self, size: int) -> TrainingRecord:
         """The same run as it is seen by windows of so many batches, which a compiled step takes as one."""
         windows = [self.losses[start : start + size] for start in range(0, len(self.losses), size)]
         return replace(self, losses=list(map(fmean, windows)), learning_rates=self.learning_rates[size - 1 :: size])
@@ -67,7 +67,7 @@ class Run:
 
 
 class Recorder(Callback):
-    """Fills a `Run`, and saves a checkpoint on the way.
+    """Fills a `TrainingRecord`, and saves a checkpoint on the way.
 
     Args:
         save_at: number of steps after which a checkpoint is saved.
@@ -75,7 +75,7 @@ class Recorder(Callback):
     """
 
     def __init__(self, save_at: int = -1, path: str | PathLike[str] | None = None) -> None:
-        self.run = Run()
+        self.run = TrainingRecord()
         self.save_at, self.path = save_at, path
 
     def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
@@ -101,7 +101,7 @@ def mean_over_ranks(strategy: Strategy, loss: Tensor) -> float:
 
 def train(
     rank: Rank, case: Case, *, strategy: Strategy | str | None = None, num_copies: int = 1, **options: Any
-) -> Run:
+) -> TrainingRecord:
     """All ranks. Train one case to its end.
 
     Args:
@@ -146,8 +146,8 @@ def _move_apart(module: Module, number: int) -> None:
             tensor.add_(number)
 
 
-def _train_by_hand(fabric: Fabric, case: Case, module: Module, num_shares: int) -> Run:
-    run = Run()
+def _train_by_hand(fabric: Fabric, case: Case, module: Module, num_shares: int) -> TrainingRecord:
+    run = TrainingRecord()
     model, optimizer = fabric.setup(module, case.optimizer(module))
     loader = fabric.setup_dataloaders(make_loader(case, num_shares))
     for _ in range(NUM_EPOCHS):
@@ -169,13 +169,15 @@ def _train_by_hand(fabric: Fabric, case: Case, module: Module, num_shares: int) 
 
 
 @functools.cache
-def reference(case: Case, accelerator: str, num_copies: int) -> Run:
+def reference(case: Case, accelerator: str, num_copies: int) -> TrainingRecord:
     """The run of a case on one device, on whole batches."""
-    run: Run = one_device(accelerator).run(functools.partial(train, num_copies=num_copies), case)[0]
+    run: TrainingRecord = one_device(accelerator).run(functools.partial(train, num_copies=num_copies), case)[0]
     return run
 
 
-def assert_equal_runs(run: Run, expected: Run, tolerance: float, *, with_moments: bool = False) -> None:
+def assert_equal_runs(
+    run: TrainingRecord, expected: TrainingRecord, tolerance: float, *, with_moments: bool = False
+) -> None:
     """Compare rank 0's run with the expected one, step by step.
 
     Args:
@@ -190,7 +192,7 @@ def assert_equal_runs(run: Run, expected: Run, tolerance: float, *, with_moments
         assert_equal_tensors(run.optimizer[name], entry, tolerance)
 
 
-def assert_close_losses(run: Run, expected: Run, tolerance: float) -> None:
+def assert_close_losses(run: TrainingRecord, expected: TrainingRecord, tolerance: float) -> None:
     """Compare the losses of rank 0's run with the expected ones, step by step, and what doesn't depend on them.
 
     Args:

@@ -85,6 +85,7 @@ class TorchAOPrecision(Precision):
             raise ConfigurationError(
                 f"precision={self.name!r} quantizes linear layers, and {type(module).__name__} has none"
                 + (" that filter_fn takes." if self._filter else ".")
+                + " Use precision='32-true', or 'bf16-true'."
             )
         for name, layer in found.items():
             self._layers[layer] = self._checked(name, layer)

@@ -49,7 +49,7 @@ class TestSPMD(XLAConformance):
     num_devices = 4
 
 
-class TestFSDP(StrategySmoke):
+class TestXLAFSDP(StrategySmoke):
     """The same with all parameters cut: its equality is what the suite above doesn't show."""
 
     alias = "xla_fsdp"

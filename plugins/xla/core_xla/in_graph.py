@@ -38,11 +38,11 @@ def gather(tensor: Tensor, rank: int, rows: Sequence[int]) -> Tensor:
         rank: of this process.
         rows: the row of each rank, of `rows_of_ranks`.
     """
-    gathered: Tensor = _Gather.apply(tensor, rank, rows)  # type: ignore[no-untyped-call]  # torch's
+    gathered: Tensor = _GatherInGraph.apply(tensor, rank, rows)  # type: ignore[no-untyped-call]  # torch's
     return gathered
 
 
-class _Gather(torch.autograd.Function):
+class _GatherInGraph(torch.autograd.Function):
     """torch_xla's own hands each rank the gradient of its own use only."""
 
     @staticmethod

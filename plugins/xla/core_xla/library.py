@@ -1,4 +1,4 @@
-"""The one door to torch_xla: nothing of it is imported before a process begins to use its devices."""
+"""The only place that imports torch_xla: nothing of it is imported before a process begins to use its devices."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ def sizes_of(wanted: Mapping[str, int] | None, num_devices: int) -> dict[str, in
     return sizes
 
 
-class Mesh:
+class XLAMesh:
     """A mesh of torch_xla, which is made when the runtime has begun.
 
     Attributes:
@@ -111,7 +111,8 @@ def _check(patterns: Mapping[str, Sequence[Axis]], sizes: Mapping[str, int], nam
             )
         if unknown := [axis for axis in _flat(axes) if axis not in sizes]:
             raise ConfigurationError(
-                f"parameter_shardings cuts {pattern!r} over {unknown[0]!r}, and the mesh has {', '.join(sizes)}."
+                f"parameter_shardings cuts {pattern!r} over {unknown[0]!r}, and the mesh has {', '.join(sizes)}. "
+                "Name one of its axes, or add this one to mesh=..."
             )
 
 

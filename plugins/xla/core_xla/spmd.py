@@ -11,7 +11,7 @@ from core.data import map_leaves
 from core_xla import library
 from core_xla.hosts import Hosts
 from core_xla.lazy import LazyExecution
-from core_xla.mesh import DATA, Mesh, plan_parameters, sizes_of
+from core_xla.mesh import DATA, XLAMesh, plan_parameters, sizes_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -65,7 +65,7 @@ class XLASPMDStrategy(LazyExecution, Hosts):
         self.axes, self.parameter_shardings = mesh, dict(parameter_shardings or {})
         self.shard_parameters, self.auto_wrap_policy = shard_parameters, tuple(auto_wrap_policy or ())
         self.prefetch_batches, self.debug = prefetch_batches, debug
-        self._mesh: Mesh | None = None
+        self._mesh: XLAMesh | None = None
         self._plans: dict[Tensor, tuple[Axis, ...]] = {}
         self._hooks: list[RemovableHandle] = []
 
@@ -79,11 +79,12 @@ class XLASPMDStrategy(LazyExecution, Hosts):
         sizes = sizes_of(self.axes, self.num_devices)
         if self.shard_parameters and DATA not in sizes:
             raise ConfigurationError(
-                f"shard_parameters=True cuts over the axis {DATA!r}, and the mesh has {', '.join(sizes)}."
+                f"shard_parameters=True cuts over the axis {DATA!r}, and the mesh has {', '.join(sizes)}. "
+                "Add it to mesh=..., or leave shard_parameters out."
             )
 
     @property
-    def mesh(self) -> Mesh:
+    def mesh(self) -> XLAMesh:
         """The devices by their axes, from `setup_environment` on.
 
         Raises:
@@ -103,7 +104,7 @@ class XLASPMDStrategy(LazyExecution, Hosts):
         self.check_runtime()
         super().setup_distributed()
         if self._mesh is None or self._mesh.of_library.size() != self.num_devices:
-            self._mesh = Mesh(sizes_of(self.axes, self.num_devices))
+            self._mesh = XLAMesh(sizes_of(self.axes, self.num_devices))
             library.torch_xla("distributed.spmd").set_global_mesh(self._mesh.of_library)
 
     def setup_module(self, module: nn.Module) -> nn.Module:

@@ -183,7 +183,9 @@ class MemoryCheckpoint(Callback):
         if given is None:
             return Path(_SHARED_MEMORY if os.path.isdir(_SHARED_MEMORY) else tempfile.gettempdir())
         if not os.path.isdir(given):
-            raise ConfigurationError(f"MemoryCheckpoint: there is no folder {os.fspath(given)!r} to keep the state in.")
+            raise ConfigurationError(
+                f"MemoryCheckpoint: there is no folder {os.fspath(given)!r}. Make it, or pass another."
+            )
         return Path(given)
 
 

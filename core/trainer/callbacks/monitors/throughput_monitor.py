@@ -55,7 +55,7 @@ class ThroughputMonitor(Callback):
         if peak_flops_per_s is not None and (flops_per_batch is None or peak_flops_per_s <= 0):
             raise ConfigurationError(
                 f"ThroughputMonitor(peak_flops_per_s={peak_flops_per_s!r}, flops_per_batch={flops_per_batch!r}): "
-                "utilization takes both, the peak a positive number."
+                "expected both, and a positive peak, or no peak. Utilization is computed from the two."
             )
         self.batch_size_fn = batch_size_fn
         self.num_tokens_fn = num_tokens_fn

@@ -207,7 +207,8 @@ class ModelPruning(Callback):
             chosen = [_name_of(owner, name, module, names) for owner, name in self.parameters_to_prune]
         if not chosen:
             raise ConfigurationError(
-                f"{_NAME}: {type(module).__name__} has no parameter to prune named {', '.join(self.parameter_names)}."
+                f"{_NAME}: {type(module).__name__} has no parameter to prune named "
+                f"{', '.join(self.parameter_names)}. Pass parameters_to_prune or parameter_names."
             )
         return chosen
 

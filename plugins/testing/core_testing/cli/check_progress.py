@@ -13,13 +13,13 @@ if TYPE_CHECKING:
 
     from rich.progress import Progress as RichProgress
 
-    from core_testing.cli.check_run import Progress, Test
+    from core_testing.cli.check_run import EventReceiver, Test
 
 _COLORS = {"failed": "red", "skipped": "bright_black", "xfailed": "yellow"}
 
 
 @contextlib.contextmanager
-def make_progress() -> Iterator[Progress]:
+def make_progress() -> Iterator[EventReceiver]:
     """Make the progress display that suits standard error."""
     if not sys.stderr.isatty():
         yield _Lines()

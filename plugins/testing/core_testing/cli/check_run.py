@@ -129,7 +129,7 @@ class CheckResult:
         return "passed" in outcomes and "failed" not in outcomes
 
 
-class Progress(Protocol):
+class EventReceiver(Protocol):
     """The receiver of events while tests run."""
 
     def collected(self, number: int) -> None:
@@ -143,7 +143,7 @@ class Progress(Protocol):
 
 
 def run(
-    specs: Sequence[tuple[str, Spec]], progress: Progress, *, keyword: str = "", attributes: Mapping[str, Any]
+    specs: Sequence[tuple[str, Spec]], progress: EventReceiver, *, keyword: str = "", attributes: Mapping[str, Any]
 ) -> CheckResult:
     """Run the suites of some plugins.
 
@@ -187,7 +187,7 @@ def _need_pytest() -> None:
         )
 
 
-def _note(event: dict[str, Any], progress: Progress, tests: list[Test], found: list[dict[str, Any]]) -> None:
+def _note(event: dict[str, Any], progress: EventReceiver, tests: list[Test], found: list[dict[str, Any]]) -> None:
     kind = event["event"]
     if kind == "collected":
         progress.collected(event["number"])

@@ -29,7 +29,7 @@ _SUFFIX = ".tmpl"
 
 
 @dataclass(frozen=True, slots=True)
-class _Form:
+class _PluginForm:
     """The values that fill the templates of a kind, beside names.
 
     Attributes:
@@ -50,28 +50,28 @@ class _Form:
 
 
 _FORMS = {
-    "strategy": _Form(
+    "strategy": _PluginForm(
         "strategy",
         "strategy",
         "Strategy",
         "A strategy for core: gradients are averaged over processes.",
         'Trainer(strategy="$alias", accelerator="cpu", devices=2)',
     ),
-    "accelerator": _Form(
+    "accelerator": _PluginForm(
         "accelerator",
         "accelerator",
         "Accelerator",
         "An accelerator for core: one kind of device.",
         'Trainer(accelerator="$alias", devices=1)',
     ),
-    "precision": _Form(
+    "precision": _PluginForm(
         "precision",
         "precision",
         "Precision",
         "A precision for core: the number formats that a run computes in.",
         'Trainer(precision="$alias")',
     ),
-    "checkpoint-io": _Form(
+    "checkpoint-io": _PluginForm(
         "checkpoint io",
         "checkpoint_io",
         "CheckpointIO",
@@ -79,14 +79,14 @@ _FORMS = {
         'Trainer(plugins=["$alias"])',
         ("fsspec>=2024.2.0", "torch>=2.9"),
     ),
-    "checkpoint-reader": _Form(
+    "checkpoint-reader": _PluginForm(
         "checkpoint reader",
         "reader",
         "Reader",
         "A checkpoint reader for core: runs go on from the files of another program.",
         'Trainer().fit(module, ckpt_path="theirs.ckpt")',
     ),
-    "cluster-environment": _Form(
+    "cluster-environment": _PluginForm(
         "cluster environment",
         "environment",
         "Environment",
@@ -94,7 +94,7 @@ _FORMS = {
         "Trainer(devices=2)  # finds it by itself in a job of the scheduler",
         (),
     ),
-    "logger": _Form(
+    "logger": _PluginForm(
         "logger",
         "logger",
         "Logger",
@@ -181,7 +181,7 @@ def _checked(name: str, kind: str) -> str:
     return alias
 
 
-def _values(alias: str, kind: str, form: _Form) -> dict[str, str]:
+def _values(alias: str, kind: str, form: _PluginForm) -> dict[str, str]:
     """The values of `$$name` in the templates."""
     major, minor = Version(__version__).release[:2]
     bounds = f">={major}.{minor},<{major}.{minor + 1}"

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from core_testing.cases import Case
-    from core_testing.training import Run
+    from core_testing.training import TrainingRecord
 
 
 class StrategySuite(Conformance[Strategy]):
@@ -46,6 +46,7 @@ class StrategySuite(Conformance[Strategy]):
         expected_capabilities: what it must declare; None leaves that open. Pin it, for declaring nothing skips much.
         optimizer: makes the optimizer of every case, called with the module, in a `staticmethod`; None takes the case's
             own. For a strategy that trains with an optimizer of its own only.
+        num_experts: of a mixture in every network, for a strategy that distributes experts.
     """
 
     kind = "strategy"
@@ -69,18 +70,22 @@ class StrategySuite(Conformance[Strategy]):
     new_interpreter: ClassVar[bool] = True
     expected_capabilities: ClassVar[Capability | None] = None
     optimizer: ClassVar[Any] = None
+    num_experts: ClassVar[int] = 0
 
     def adapted(self, case: Case) -> Case:
-        """A case in the suite's number format, with its optimizer and sequences if it has some."""
+        """A case in the suite's number format, with its optimizer, experts and sequences if it has some."""
         optimizer = type(self).optimizer or case.optimizer
-        return replace(case, dtype=self.dtype, optimizer=optimizer, length=self.length)
+        changes = {"dtype": self.dtype, "num_experts": self.num_experts, "length": self.length}
+        return replace(case, optimizer=optimizer, **changes)
 
     @property
     def exchange_tolerance(self) -> float:
         """By how much a gradient that was exchanged may differ from the ranks' mean, relative to the largest."""
         return max(self.tolerance, 1e-7)
 
-    def assert_like_one_device(self, run: Run, expected: Run, tolerance: float | None = None) -> None:
+    def assert_like_one_device(
+        self, run: TrainingRecord, expected: TrainingRecord, tolerance: float | None = None
+    ) -> None:
         """Compare a run of rank 0 with that of one device."""
         assert_equal_runs(run, expected, self.tolerance if tolerance is None else tolerance)
 
@@ -90,11 +95,11 @@ class StrategySuite(Conformance[Strategy]):
         """Compare weights at the end of a run with those of one device."""
         assert_equal_tensors(found, expected, tolerance)
 
-    def assert_continues(self, run: Run, expected: Run) -> None:
+    def assert_continues(self, run: TrainingRecord, expected: TrainingRecord) -> None:
         """Compare a run that went on elsewhere with the rest of the one that saved."""
         assert_equal_runs(run, expected, self.tolerance, with_moments=True)
 
-    def assert_repeats(self, run: Run, expected: Run) -> None:
+    def assert_repeats(self, run: TrainingRecord, expected: TrainingRecord) -> None:
         """Compare a run with an earlier one of the same strategy."""
         assert_equal_runs(run, expected, self.tolerance)
 

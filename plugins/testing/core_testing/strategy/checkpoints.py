@@ -14,9 +14,18 @@ from core import Capability, CheckpointError, CheckpointNotFoundError, ShardedLe
 from core.checkpoint import load_checkpoint
 from core_testing.cases import ASSORTED, NOISY, RESUMED, Case
 from core_testing.marks import needs, unless
+from core_testing.mixture import Mixture
 from core_testing.networks import Perceptron, make_data, make_loader
 from core_testing.strategy.base import StrategySuite
-from core_testing.training import Recorder, Run, assert_equal_runs, assert_equal_tensors, reference, set_up, train
+from core_testing.training import (
+    Recorder,
+    TrainingRecord,
+    assert_equal_runs,
+    assert_equal_tensors,
+    reference,
+    set_up,
+    train,
+)
 
 if TYPE_CHECKING:
     from functools import partial
@@ -43,7 +52,9 @@ class ResumeTests(StrategySuite):
         wholes, rests = self._stop_and_go_on(case, path, self.backend)
         self.assert_continues(rests[0], _rest_of(wholes[0], rests[0]))
 
-    def _stop_and_go_on(self, case: Case, path: Path, backend: Backend) -> tuple[list[Run], list[Run]]:
+    def _stop_and_go_on(
+        self, case: Case, path: Path, backend: Backend
+    ) -> tuple[list[TrainingRecord], list[TrainingRecord]]:
         wholes = backend.run(_train_and_save, case, path)
         return wholes, replace(backend, kept_for=None).run(_go_on, case, path)  # as the next process would
 
@@ -87,8 +98,11 @@ class CheckpointTests(ResumeTests):
     @unless(Capability.COMPILED_STEP)
     def test_optimizer_state_has_parameter_names(self) -> None:
         """An optimizer's state is keyed by the names of its parameters, group by group."""
-        found = self.run(_optimizer_names, self.adapted(Case("names")))[0]
+        case = self.adapted(Case("names"))
+        found = self.run(_optimizer_names, case)[0]
         expected = ["first.weight", "first.bias", "last.weight", "last.bias"]
+        if case.num_experts:
+            expected += [f"mixture.{name}" for name, _ in Mixture(case.num_experts).named_parameters()]
         assert found["groups"] == [expected]
         assert sorted(found["state"]) == sorted(expected)
 
@@ -126,18 +140,18 @@ class CheckpointTests(ResumeTests):
         self.assert_continues(rest, _rest_of(whole, rest))
 
 
-def _rest_of(whole: Run, rest: Run) -> Run:
+def _rest_of(whole: TrainingRecord, rest: TrainingRecord) -> TrainingRecord:
     """The part of a run that another one has gone on with, after as many steps as were trained before."""
     missing = len(whole.losses) - len(rest.losses)
     assert missing == _STOP_AT, f"the run went on with {len(rest.losses)} of {len(whole.losses)} steps"
     return replace(whole, losses=whole.losses[missing:], learning_rates=whole.learning_rates[missing:])
 
 
-def _train_and_save(rank: Rank, case: Case, path: Path) -> Run:
+def _train_and_save(rank: Rank, case: Case, path: Path) -> TrainingRecord:
     return train(rank, case, save_at=_STOP_AT, path=path)
 
 
-def _train_and_save_late(rank: Rank, case: Case, path: Path, weights_only: Path) -> Run:
+def _train_and_save_late(rank: Rank, case: Case, path: Path, weights_only: Path) -> TrainingRecord:
     recorder, module = Recorder(), case.network(case)
     trainer = rank.trainer(callbacks=recorder, max_steps=_STOP_AT, max_epochs=1)
     trainer.fit(module, make_loader(case, rank.backend.num_shares))
@@ -148,7 +162,7 @@ def _train_and_save_late(rank: Rank, case: Case, path: Path, weights_only: Path)
     return recorder.run
 
 
-def _go_on(rank: Rank, case: Case, path: Path) -> Run:
+def _go_on(rank: Rank, case: Case, path: Path) -> TrainingRecord:
     torch.manual_seed(99 + rank.number)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "[0-9]+ ranks have saved what each keeps for itself")
@@ -161,7 +175,7 @@ def _set_up(rank: Rank, case: Case, optimizer: partial[Any] | None = None) -> tu
     return fabric, module, set_up(fabric, module, made)
 
 
-def _save_and_lose(rank: Rank, case: Case, path: Path) -> Run:
+def _save_and_lose(rank: Rank, case: Case, path: Path) -> TrainingRecord:
     """Save, forget, and load: what is there then."""
     fabric, module = rank.fabric(), case.network(case)
     model, optimizer = fabric.setup(module, case.optimizer(module))
@@ -173,7 +187,7 @@ def _save_and_lose(rank: Rank, case: Case, path: Path) -> Run:
     for group in optimizer.param_groups:
         group["lr"] = 1.0
     fabric.load(path, state)
-    run = Run(learning_rates=[group["lr"] for group in optimizer.param_groups])
+    run = TrainingRecord(learning_rates=[group["lr"] for group in optimizer.param_groups])
     run.take_state(fabric.strategy, module)
     run.optimizer = {}
     fabric.teardown()
@@ -241,7 +255,8 @@ def _load_foreign(rank: Rank, case: Case, path: Path) -> bool:
     fabric.save(path, {"model": module})
     fabric.teardown()
     other = rank.fabric()
-    stranger = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3)).to(case.dtype)
+    stranger: Any = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3)).to(case.dtype)
+    stranger.expert_parallel_plan = ()  # it has no experts
     set_up(other, stranger, torch.optim.SGD(stranger.parameters(), lr=0.1))
     with pytest.raises(CheckpointError, match=r"weight"):
         other.load(path, {"model": stranger})

@@ -25,6 +25,8 @@ class Collecting(Module):
     A step that is traced once for all batches can't look at them: its hooks do that then.
     """
 
+    expert_parallel_plan = ()  # it has no experts, wherever others must have some
+
     def __init__(self, *, is_traced: bool) -> None:
         super().__init__()
         self._is_traced = is_traced

@@ -17,7 +17,7 @@ from core_testing.networks import GLOBAL_BATCH_SIZE, NUM_FEATURES, Perceptron
 from core_testing.strategy.base import StrategySuite
 from core_testing.strategy.checkpoints import ResumeTests
 from core_testing.strategy.suite import StrategyConformance, StrategySmoke
-from core_testing.training import Run, assert_close_losses, assert_equal_runs, assert_equal_tensors
+from core_testing.training import TrainingRecord, assert_close_losses, assert_equal_runs, assert_equal_tensors
 
 if TYPE_CHECKING:
     from core import Module
@@ -66,7 +66,9 @@ class DifferingTests(StrategySuite):
             reason = "ranks have the same weights now and then, or after synchronize_model"
         return reason and f"{self.alias} is meant to differ from one device ({self.differs.because}): {reason}"
 
-    def assert_like_one_device(self, run: Run, expected: Run, tolerance: float | None = None) -> None:
+    def assert_like_one_device(
+        self, run: TrainingRecord, expected: TrainingRecord, tolerance: float | None = None
+    ) -> None:
         """Losses within the declared bound; steps and learning rates exactly."""
         assert_close_losses(run, expected, max(self.differs.within, tolerance or 0.0))
 
@@ -81,11 +83,11 @@ class DifferingTests(StrategySuite):
         """Any: what is exchanged isn't everybody's mean gradient."""
         return math.inf
 
-    def assert_continues(self, run: Run, expected: Run) -> None:
+    def assert_continues(self, run: TrainingRecord, expected: TrainingRecord) -> None:
         """Losses within the declared bound; `test_resume_is_bit_exact` is strict."""
         assert_close_losses(run, expected, self.differs.within)
 
-    def assert_repeats(self, run: Run, expected: Run) -> None:
+    def assert_repeats(self, run: TrainingRecord, expected: TrainingRecord) -> None:
         """Exactly, if it says of itself that it can; otherwise within the declared bound."""
         if Capability.BIT_EXACT_RESUME in self.declared():
             assert_equal_runs(run, expected, self.tolerance)

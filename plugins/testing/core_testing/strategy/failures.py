@@ -10,7 +10,6 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import pytest
-import torch
 
 from core import Capability, CoreError, WorkerError
 from core_testing.cases import Case
@@ -34,7 +33,7 @@ class FailureTests(StrategySuite):
         """An exception on the last rank ends every rank, and is what the caller sees first."""
         last = self.num_processes - 1
         with pytest.raises(WorkerError) as caught:
-            self.run_in_new_processes(_fail_on, self._case, last, folder)
+            self.run_in_new_processes(_fail_on, self.adapted(_CASE), last, folder)
         assert caught.value.rank == last
         assert f"rank {last} has had enough" in str(caught.value)
         assert "training_step" in str(caught.value.worker_traceback)
@@ -44,7 +43,7 @@ class FailureTests(StrategySuite):
         """A rank that is killed ends the others too, and the signal is named."""
         last = self.num_processes - 1
         with pytest.raises(WorkerError, match=rf"[Rr]ank {last} .*SIGKILL"):
-            self.run_in_new_processes(_die_on, self._case, last, folder)
+            self.run_in_new_processes(_die_on, self.adapted(_CASE), last, folder)
         _assert_nobody_lives(folder, self.num_processes)
 
     @needs(Capability.COLLECTIVES)
@@ -63,10 +62,6 @@ class FailureTests(StrategySuite):
     def test_bad_options_are_refused(self) -> None:
         """An option that doesn't exist is an error when the strategy is made, and not ignored."""
         assert not self.alone(lambda: self._takes(no_such_option=1))
-
-    @property
-    def _case(self) -> Case:
-        return self.adapted(_CASE).with_dtype(torch.float32)
 
     def _takes(self, **options: Any) -> bool:
         try:

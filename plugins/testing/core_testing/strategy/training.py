@@ -25,7 +25,7 @@ from core_testing.networks import (
     make_loader,
 )
 from core_testing.strategy.base import StrategySuite
-from core_testing.training import Run, assert_equal_tensors, reference, set_up, train, whole
+from core_testing.training import TrainingRecord, assert_equal_tensors, reference, set_up, train, whole
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -163,7 +163,7 @@ class TrainingTests(StrategySuite):
         assert found == pytest.approx(expected, rel=max(self.tolerance, 1e-6))
 
 
-def _train_or_refuse(rank: Rank, case: Case, refusals: type[Exception] = CoreError) -> Run | str:
+def _train_or_refuse(rank: Rank, case: Case, refusals: type[Exception] = CoreError) -> TrainingRecord | str:
     try:
         return train(rank, case)
     except refusals as error:

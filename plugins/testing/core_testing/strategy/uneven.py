@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from core import Capability, Module
 from core_testing.cases import ADAMW, Case
 from core_testing.marks import needs
+from core_testing.mixture import mixture_of
 from core_testing.strategy.base import StrategySuite
 from core_testing.training import whole
 
@@ -33,13 +34,17 @@ class Counting(Module):
         torch.manual_seed(3)
         self.case = case
         self.first, self.last = nn.Linear(_NUM_FEATURES, 8), nn.Linear(8, 1)
+        self.mixture = mixture_of(case)
         self.to(case.dtype)
         self.sums: list[float] = []
         self.weights: dict[str, Tensor] = {}
 
     def forward(self, x: Tensor) -> Tensor:
         """Shape (batch, 6) to (batch, 1)."""
-        return self.last(torch.tanh(self.first(x)))  # type: ignore[no-any-return]
+        hidden = self.first(x)
+        if self.mixture is not None:
+            hidden = self.mixture(hidden)
+        return self.last(torch.tanh(hidden))  # type: ignore[no-any-return]
 
     def pipeline(self) -> list[Callable[..., Any]]:
         """The parts of `forward`, in order."""

@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 from core import Capability, Module, UnsupportedError
 from core_testing.cases import ADAMW, Case
 from core_testing.marks import needs, unless
+from core_testing.mixture import mixture_of
 from core_testing.networks import GLOBAL_BATCH_SIZE
 from core_testing.ranks import one_device
 from core_testing.strategy.base import StrategySuite
@@ -40,13 +41,17 @@ class Items(Module):
         torch.manual_seed(3)
         self.case, self.window = case, window
         self.first, self.last = nn.Linear(_NUM_FEATURES, 8), nn.Linear(8, 1)
+        self.mixture = mixture_of(case)
         self.to(case.dtype)
         self.means: list[float] = []
         self.weights: dict[str, Tensor] = {}
 
     def forward(self, x: Tensor) -> Tensor:
         """Shape (items, 6) to (items, 1)."""
-        return self.last(torch.tanh(self.first(x)))  # type: ignore[no-any-return]
+        hidden = self.first(x)
+        if self.mixture is not None:
+            hidden = self.mixture(hidden)
+        return self.last(torch.tanh(hidden))  # type: ignore[no-any-return]
 
     def pipeline(self) -> list[Callable[..., Any]]:
         """The parts of `forward`, in order."""

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from core.launch.timeouts import GRACE_S
 
 
-class SignalWatch:
+class SignalListener:
     """Watches over SIGTERM and SIGINT. Python runs their handlers in the main thread, between two steps of Python.
 
     A main thread that waits in a collective for a rank which never comes makes no such step, and the process would

@@ -43,7 +43,7 @@ class WorkerTraceback(ShortText):
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class WorkerFailure:
     """The last message of a worker that ends by an exception.
 
     Attributes:
@@ -61,7 +61,7 @@ class Report:
     hang: dict[str, Any] | None = None
 
     @classmethod
-    def of(cls, error: BaseException) -> Report:
+    def of(cls, error: BaseException) -> WorkerFailure:
         """The report of a worker that ends by `error`."""
         text = "".join(traceback.format_exception(error))
         short = format_short(error)
@@ -69,7 +69,7 @@ class Report:
         return cls(summarize(error), text[-_MAX_CHARACTERS:], short[-_MAX_CHARACTERS:], is_lost_connection(error), hang)
 
     @classmethod
-    def from_message(cls, message: Mapping[str, Any]) -> Report:
+    def from_message(cls, message: Mapping[str, Any]) -> WorkerFailure:
         """Read what `to_message` wrote."""
         return cls(**message)
 
@@ -107,7 +107,7 @@ def left_early(rank: int, num_begun: int, num_done: int, num_needed: int) -> Wor
     )
 
 
-def worker_error(rank: int, exit_code: int, report: Report | None, *, where: str = "") -> WorkerError:
+def worker_error(rank: int, exit_code: int, report: WorkerFailure | None, *, where: str = "") -> WorkerError:
     """The error that names the worker which failed first; its traceback is the cause, and so is shown first.
 
     Args:

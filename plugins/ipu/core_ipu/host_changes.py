@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 
-class HostWatch:
+class HostChanges:
     """Looks at parameters and buffers of the host without touching them.
 
     PopTorch copies all weights to the host when an attribute of a parameter is read in the usual way, so that a look at

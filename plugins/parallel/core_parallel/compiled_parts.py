@@ -1,0 +1,52 @@
+"""The parts of this rank's stages, compiled one by one: a step goes over several ranks in the middle."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from core import ConfigurationError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from torch import nn
+
+    from core_parallel.schedules import Schedule
+
+
+def refuse_split(schedule: Schedule | None) -> None:
+    """Refuse schedules that compute the gradients of weights after those of inputs: a compiled part computes both.
+
+    Raises:
+        ConfigurationError: with others that train compiled parts.
+    """
+    if schedule is not None and schedule.splits_backward:
+        raise ConfigurationError(
+            f"compile=True with schedule={schedule.name!r}, which computes the gradients of weights later than those "
+            "of inputs: a compiled part computes both at once. Use 'GPipe', '1F1B', 'LoopedBFS' or 'Interleaved1F1B'; "
+            "or leave compile out."
+        )
+
+
+def compile_parts(modules: Iterable[nn.Module], compiler: Callable[[Any], Any]) -> Callable[[], None]:
+    """Compile the forward of modules, in place.
+
+    Args:
+        modules: parts of this rank's stages.
+        compiler: such as `torch.compile`.
+
+    Returns:
+        What undoes it.
+    """
+    compiled = list(dict.fromkeys(modules))
+    before = [vars(one).get("forward") for one in compiled]
+    for one in compiled:
+        vars(one)["forward"] = compiler(one.forward)
+
+    def undo() -> None:
+        for one, forward in zip(compiled, before, strict=True):
+            vars(one).pop("forward")
+            if forward is not None:
+                vars(one)["forward"] = forward
+
+    return undo

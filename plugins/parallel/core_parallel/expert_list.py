@@ -1,0 +1,83 @@
+"""A list of experts as one module, whose parameters are stacked."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from core import ModuleError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+
+class ExpertList(nn.Module):
+    """Experts of one form, called for the tokens that a router has chosen for them. Computes alike on any strategy.
+
+        self.experts = ExpertList(Expert() for _ in range(8))
+        ...
+        weights, numbers = self.gate(x).softmax(-1).topk(2)
+        x = x + self.experts(x, numbers, weights)
+
+    Parameters are stacked, with the expert as their first dim, and have the names of one expert's after `"each."`.
+
+    Args:
+        experts: modules of one class with the same shapes, from shape (tokens, width) to (tokens, width); without
+            buffers.
+
+    Attributes:
+        num_experts: that this rank computes.
+
+    Raises:
+        ModuleError: they differ, or have buffers.
+    """
+
+    def __init__(self, experts: Iterable[nn.Module]) -> None:
+        super().__init__()
+        members = list(experts)
+        _refuse_unlike(members)
+        self.num_experts = len(members)
+        self.each = members[0]
+        owned = [dict(member.named_parameters()) for member in members]
+        for name, first in owned[0].items():
+            owner, _, last = name.rpartition(".")
+            stacked = torch.stack([own[name].detach() for own in owned])
+            parameter = nn.Parameter(stacked, requires_grad=first.requires_grad)
+            self.each.get_submodule(owner).register_parameter(last, parameter)
+
+    def forward(self, tokens: Tensor, numbers: Tensor, weights: Tensor) -> Tensor:
+        """The sum of the experts' answers by weights, shape (tokens, width).
+
+        Args:
+            tokens: of shape (tokens, width).
+            numbers: of the experts of each token, shape (tokens, k).
+            weights: of these, of the same shape.
+        """
+        stacked = dict(self.each.named_parameters())
+        parts: list[Tensor] = [tokens.new_zeros(0, tokens.shape[-1])]
+        places: list[Tensor] = [numbers.new_zeros(0)]
+        for number in range(self.num_experts):
+            place, rank = torch.where(numbers == number)
+            if len(place):
+                answer: Any = functional_call(
+                    self.each, {name: one[number] for name, one in stacked.items()}, (tokens[place],)
+                )
+                parts.append(answer * weights[place, rank, None])
+                places.append(place)
+        found = torch.cat(parts)
+        return found.new_zeros(len(tokens), found.shape[-1]).index_add(0, torch.cat(places), found)
+
+
+def _refuse_unlike(members: list[nn.Module]) -> None:
+    forms = [
+        (type(member).__name__, [(name, tuple(one.shape)) for name, one in member.named_parameters()])
+        for member in members
+    ]
+    if not members or not forms[0][1] or any(form != forms[0] for form in forms):
+        got = "; ".join(dict.fromkeys(map(str, forms))) or "none"
+        raise ModuleError(f"ExpertList takes experts of one class with the same parameters, and got {got}.")
+    if any(next(member.buffers(), None) is not None for member in members):
+        raise ModuleError(f"ExpertList takes experts without buffers, and {forms[0][0]} has some.")

@@ -1,0 +1,215 @@
+"""Experts of mixture-of-experts models, distributed over the ranks of an expert group.
+
+Lepikhin et al., "GShard: Scaling Giant Models with Conditional Computation and Automatic Sharding", 2020.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from inspect import signature
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Replicate, Shard
+
+from core import ConfigurationError, ModuleError
+from core_parallel import averages, plans
+from core_parallel.dispatch import Dispatch
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    from torch import Tensor
+    from torch.distributed import ProcessGroup
+    from torch.distributed.device_mesh import DeviceMesh
+
+    from core_parallel.sizes import Sizes
+
+_AXES = ("expert_copies", "expert")
+_OF_MODULES = (None, "ep_dispatch_experts")
+_OF_PARAMETERS = (None, "grouped_gemm")
+_OF_TENSORS = ("colwise", "rowwise", "replicated_with_grad_allreduce")
+_EXAMPLE = '["blocks.*.experts"]'
+
+
+@dataclass(frozen=True)
+class ExpertModule:
+    """One module whose parameters belong to experts: the first dim of each is the number of the expert.
+
+    Attributes:
+        name: of the module.
+        module: is called with tokens, the numbers of their experts, and weights.
+        parameters: those of the experts, by name in the module. Others are common to all experts.
+    """
+
+    name: str
+    module: nn.Module
+    parameters: Mapping[str, Tensor]
+
+    @property
+    def count(self) -> int:
+        """Number of experts."""
+        return next(iter(self.parameters.values())).shape[0]
+
+
+def lay_out(device_type: str, sizes: Sizes) -> DeviceMesh:
+    """All ranks. The mesh of the experts: ranks of one group follow each other, groups have copies."""
+    return init_device_mesh(device_type, (sizes.data // sizes.expert, sizes.expert), mesh_dim_names=_AXES)
+
+
+def find(module: nn.Module, given: Any = None) -> list[ExpertModule]:
+    """The experts of a model: by its plan, or those that are recognized.
+
+    Args:
+        module: the user's.
+        given: names of modules whose parameters are experts, perhaps with words as in transformers' plans. None asks
+            the model, and its config; and else recognizes them. An empty plan says that there are none.
+
+    Raises:
+        ModuleError: there are none, or their parameters don't fit together.
+        ConfigurationError: a plan names what isn't there.
+    """
+    try:
+        planned = plans.find(
+            module, given, "expert_parallel_plan", "base_model_ep_plan", "expert_plan", example=_EXAMPLE
+        )
+    except ModuleError:
+        planned = dict.fromkeys(_recognized(module))
+    else:
+        if not planned:  # an empty plan
+            return []
+    modules = dict(module.named_modules())
+    _check_words(planned, modules)
+    names = [name for name, word in planned.items() if name in modules and word in _OF_MODULES]
+    if not names:
+        raise ModuleError(
+            f"{type(module).__name__} has no experts that are known: neither a plan (expert_plan={_EXAMPLE} of the "
+            "strategy, expert_parallel_plan of the model, base_model_ep_plan of its config) names any, nor is there a "
+            "module with num_experts, parameters whose first dim that is, and a forward of tokens, numbers of experts "
+            "and weights. core_parallel.ExpertList makes one of a list of modules."
+        )
+    return [ExpertModule(name, modules[name], _parameters_of(name, modules[name], planned)) for name in names]
+
+
+def _recognized(module: nn.Module) -> Iterator[str]:
+    for name, part in module.named_modules():
+        count = getattr(part, "num_experts", None)
+        shapes = [one.shape for one in part.parameters()]
+        if isinstance(count, int) and any(len(shape) > 2 for shape in shapes):
+            fits = all(len(shape) and shape[0] == count for shape in shapes)
+            if fits and len(signature(part.forward).parameters) == 3:
+                yield name
+
+
+def _check_words(planned: Mapping[str, Any], modules: Mapping[str, nn.Module]) -> None:
+    for name, word in planned.items():
+        known = _OF_MODULES if name in modules else _OF_PARAMETERS
+        if word not in known and word not in _OF_TENSORS:
+            raise ConfigurationError(
+                f"The plan of experts for {name!r} is {word!r}; expected {known[1]!r} for a "
+                f"{'module' if name in modules else 'parameter'}, or its name alone, as in {_EXAMPLE}."
+            )
+
+
+def _parameters_of(name: str, module: nn.Module, planned: Mapping[str, Any]) -> Mapping[str, Tensor]:
+    own = dict(module.named_parameters())
+    named = {key: one for key, one in own.items() if planned.get(f"{name}.{key}", "") in _OF_PARAMETERS}
+    chosen = named or own
+    counts = {key: tuple(one.shape) for key, one in chosen.items()}
+    if not chosen or len({shape[:1] for shape in counts.values()}) > 1 or () in counts.values():
+        shown = ", ".join(f"{key!r} of shape {shape}" for key, shape in counts.items()) or "nothing"
+        raise ModuleError(
+            f"The parameters of the experts {name!r} must have the number of experts as their first dim, and it has "
+            f"{shown}. Name those that belong to experts in the plan too, such as '{name}.weight'; or make one module "
+            "of a list of experts by core_parallel.ExpertList."
+        )
+    return chosen
+
+
+def distribute(module: nn.Module, given: Any, mesh: DeviceMesh) -> None:
+    """All ranks, with the same values. Keep this rank's experts, in place, and send tokens to those of the others.
+
+    Args:
+        module: the user's; one whose experts are distributed stays so.
+        given: see `find`.
+        mesh: copies and experts.
+
+    Raises:
+        ModuleError: there are no experts, or they can't be distributed.
+        ConfigurationError: a plan names what isn't there.
+    """
+    if already := [one for one in module.parameters() if is_expert(one)]:
+        _refuse_other(already[0], mesh)
+        return
+    found = find(module, given)
+    _refuse_tied(module, found)
+    _refuse_meta(found)
+    size = mesh.size(1)
+    for experts in found:
+        if experts.count % size:
+            raise ModuleError(
+                f"{experts.name!r} has {experts.count} experts, and expert={size} doesn't divide that. Choose a size "
+                "that does."
+            )
+        for name, parameter in experts.parameters.items():
+            owner, _, last = name.rpartition(".")
+            part = nn.Parameter(_own_part(parameter, mesh), requires_grad=parameter.requires_grad)
+            experts.module.get_submodule(owner).register_parameter(last, part)
+        Dispatch(experts.name, experts.module, experts.count, mesh).attach()
+
+
+def _own_part(parameter: Tensor, mesh: DeviceMesh) -> DTensor:
+    own = parameter.detach().chunk(mesh.size(1))[mesh.get_local_rank(1)].clone()
+    return DTensor.from_local(own, mesh, [Replicate(), Shard(0)], run_check=False)
+
+
+def _refuse_tied(module: nn.Module, found: Sequence[ExpertModule]) -> None:
+    parts = {id(one) for experts in found for one in experts.parameters.values()}
+    seen: dict[int, str] = {}
+    for name, parameter in module.named_parameters(remove_duplicate=False):
+        if id(parameter) in parts and (first := seen.setdefault(id(parameter), name)) != name:
+            raise ModuleError(
+                f"{first!r} and {name!r} share a parameter of experts: they would go apart when it is distributed. "
+                "Untie them."
+            )
+
+
+def _refuse_meta(found: Sequence[ExpertModule]) -> None:
+    for experts in found:
+        for name, parameter in experts.parameters.items():
+            if parameter.is_meta:
+                raise ModuleError(
+                    f"'{experts.name}.{name}' was built on the meta device, and experts are distributed with their "
+                    "values: reset_parameters() would draw those of one expert for all. Build the module with values."
+                )
+
+
+def _refuse_other(parameter: Any, mesh: DeviceMesh) -> None:
+    before = parameter.device_mesh
+    if before != mesh:
+        raise ModuleError(
+            f"Its experts are distributed already, over {before.size(1)} of {before.size()} ranks, and not over "
+            f"{mesh.size(1)} of {mesh.size()}. Make the module anew, and load a checkpoint into it."
+        )
+
+
+def is_expert(parameter: Tensor) -> bool:
+    """True if a parameter is this rank's part of distributed experts."""
+    mesh = parameter.device_mesh if isinstance(parameter, DTensor) else None
+    return mesh is not None and mesh.mesh_dim_names == _AXES
+
+
+def average(parameters: Iterable[Tensor], group: ProcessGroup | None, mesh: DeviceMesh | None) -> None:
+    """All ranks. Average gradients in place: of each parameter over the ranks that have the same part of it.
+
+    Args:
+        parameters: the same ones in the same order on all ranks.
+        group: of the ranks that have the same of what isn't distributed; None if this one is alone.
+        mesh: of the experts; None if there are none.
+    """
+    known = list(parameters)
+    if group is not None:
+        averages.average([one for one in known if not is_expert(one)], group)
+    if mesh is not None and mesh.size(0) > 1:
+        averages.average([one for one in known if is_expert(one)], mesh.get_group(0))

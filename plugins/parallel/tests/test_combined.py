@@ -1,0 +1,217 @@
+"""A pipeline together with tensor, shard and context, and shard with context, compute what one device does."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+import combined
+import pytest
+import torch
+from all_layouts import differing
+from axes import Seen, Step
+from combined import Net, difference, ranks
+from torch import nn
+
+from core import ConfigurationError, ModuleError, Trainer
+from core.checkpoint import DistributedCheckpointIO, TorchCheckpointIO
+from core.precision import MixedPrecision
+from core_parallel import ParallelStrategy
+from core_testing.ranks import one_device
+from core_testing.training import assert_equal_tensors
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from core_testing.ranks import Rank
+
+_CLIPPED = {"gradient_clip_val": 0.3}
+_WINDOWS = {**_CLIPPED, "accumulate_grad_batches": 2, "max_steps": 10}
+
+
+@pytest.mark.numbers
+@pytest.mark.parametrize(
+    ("mesh", "options"),
+    [
+        pytest.param({"pipeline": 2, "tensor": 2}, _WINDOWS, marks=pytest.mark.slow),
+        ({"pipeline": 2, "shard": 2, "schedule": "1F1B"}, _WINDOWS),
+        pytest.param({"pipeline": 2, "context": 2, "schedule": "ZBVZeroBubble"}, _CLIPPED, marks=pytest.mark.slow),
+        ({"shard": 2, "context": 2}, _WINDOWS),
+    ],
+    ids=str,
+)
+def test_twenty_steps_equal_one_device(mesh: dict[str, Any], options: dict[str, Any]) -> None:
+    assert difference(mesh, 4, options) < 1e-12
+
+
+@pytest.mark.slow
+@pytest.mark.numbers
+@pytest.mark.parametrize(
+    ("mesh", "num_processes"),
+    [
+        ({"pipeline": 2, "tensor": 2, "schedule": "ZBVZeroBubble"}, 4),
+        ({"pipeline": 2, "shard": 2}, 4),
+        ({"pipeline": 2, "context": 2}, 4),
+        ({"pipeline": 2, "shard": 2, "tensor": 2, "schedule": "Interleaved1F1B"}, 8),
+        ({"pipeline": 2, "context": 2, "data": 2, "schedule": "GPipe"}, 8),
+    ],
+    ids=str,
+)
+def test_windows_of_further_combinations_equal_one_device(mesh: dict[str, Any], num_processes: int) -> None:
+    assert difference(mesh, num_processes, _WINDOWS) < 1e-12
+
+
+_RESUMED: list[tuple[tuple[Any, int], tuple[Any, int]]] = [
+    (({"pipeline": 2, "tensor": 2, "schedule": "1F1B"}, 4), ({"alias": "ddp"}, 2)),
+    (({"alias": "fsdp"}, 2), ({"pipeline": 2, "shard": 2}, 4)),
+    (({"pipeline": 2, "shard": 2, "schedule": "ZBVZeroBubble"}, 4), ({"shard": 2, "context": 2}, 4)),
+    (({"pipeline": 2, "context": 2}, 4), ({"pipeline": 2, "tensor": 2}, 4)),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.numbers
+@pytest.mark.parametrize("form", [DistributedCheckpointIO, TorchCheckpointIO])
+@pytest.mark.parametrize(("source", "target"), _RESUMED, ids=str)
+def test_a_run_goes_on_in_another_layout(
+    source: tuple[Any, int], target: tuple[Any, int], form: Any, tmp_path: Path
+) -> None:
+    path = tmp_path / "step.ckpt"
+    ranks(source[1]).run(combined.train, source[0], {"max_steps": 6}, (None, path), form)
+    found, _ = ranks(target[1]).run(combined.train, target[0], {}, (path, None), form)[0]
+    expected, _ = one_device("cpu").run(combined.train, None, {})[0]
+    assert_equal_tensors(found, expected, 1e-12)
+
+
+@pytest.mark.slow
+@pytest.mark.numbers
+@pytest.mark.parametrize("form", [DistributedCheckpointIO, TorchCheckpointIO])
+@pytest.mark.parametrize(
+    "mesh", [{"pipeline": 2, "tensor": 2}, {"pipeline": 2, "shard": 2, "schedule": "1F1B"}], ids=str
+)
+def test_a_checkpoint_comes_back_bit_for_bit(mesh: dict[str, Any], form: Any, tmp_path: Path) -> None:
+    first, away, back = (tmp_path / name for name in ("first", "away", "back"))
+    ranks(4).run(combined.carry, mesh, form, None, first)
+    one_device("cpu").run(combined.carry, None, TorchCheckpointIO, first, away)
+    ranks(4).run(combined.carry, mesh, form, away, back)
+    saved, *others = (one_device("cpu").run(combined.read, path)[0] for path in (first, away, back))
+    for other in others:
+        assert not list(differing(saved, other))
+
+
+class _Wrong(Net):
+    """Its parts leave out a block."""
+
+    def pipeline(self) -> list[Any]:
+        return [self.start, *self.blocks[1:], self.head]
+
+
+class _Scalar(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.head.extra = nn.Parameter(torch.tensor(1.0))
+
+
+class _Untold(Net):
+    tensor_parallel_plan = None
+
+
+class _Far(Net):
+    """Takes places from the length that it sees."""
+
+    def forward(self, words: Any, places: Any) -> Any:
+        return super().forward(words, torch.arange(words.shape[1]).expand_as(words))
+
+    def pipeline(self) -> list[Any]:
+        def start(words: Any, places: Any) -> Any:
+            return words, torch.arange(words.shape[1]).expand_as(words)
+
+        return [start, _called(self.start), *super().pipeline()[1:]]
+
+
+def _called(module: nn.Module) -> Any:
+    return lambda given: module(*given)
+
+
+_REFUSED: list[tuple[dict[str, Any], Any, str]] = [
+    ({"pipeline": 2, "tensor": 2}, _Wrong, r"_Wrong\.forward isn't its parts one after the other"),
+    ({"pipeline": 2, "shard": 2}, _Wrong, r"_Wrong\.forward isn't its parts one after the other"),
+    ({"pipeline": 2, "context": 2}, _Wrong, r"_Wrong\.forward isn't its parts one after the other"),
+    ({"pipeline": 2, "shard": 2}, _Scalar, r"'net\.head\.extra' of Step is a parameter of shape \(\)"),
+    ({"pipeline": 2, "tensor": 2}, _Untold, "_Untold has no plan|Step has no plan"),
+]
+
+
+def _error(rank: Rank, mesh: dict[str, Any], make: Any) -> str:
+    with pytest.raises(ModuleError) as caught:
+        rank.trainer(strategy=ParallelStrategy(**mesh), max_steps=1).fit(Step(make), combined.loader(8))
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("case", _REFUSED, ids=lambda case: f"{case[0]}-{case[1].__name__}")
+def test_models_that_cannot_be_right_are_refused_by_name(case: tuple[dict[str, Any], Any, str]) -> None:
+    mesh, make, expected = case
+    errors = ranks(4).run(_error, mesh, make)
+    assert any(re.search(expected, error) for error in errors), errors
+
+
+def test_options_of_units_are_refused_beside_a_pipeline() -> None:
+    with pytest.raises(ConfigurationError, match=r"activation_checkpointing=\.\.\.\) isn't there yet with a pipeline"):
+        Trainer(
+            strategy=ParallelStrategy(pipeline=2, shard=2, activation_checkpointing=True), accelerator="cpu", devices=4
+        )
+
+
+class OnCPU(MixedPrecision):
+    """float16, also on a CPU."""
+
+    def __init__(self) -> None:
+        super().__init__(torch.float16, scaler=torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=3))
+
+    def connect(self, strategy: Any) -> None:
+        """Learn nothing."""
+
+
+class _Overflows(Step):
+    """Gradients of the head, which the last stage has, overflow in one step; of the first stage nothing learns."""
+
+    def __init__(self) -> None:
+        super().__init__(Net)
+        self.float()
+        self.seen: list[float] = []
+        self.net.head.register_full_backward_pre_hook(self.spoil)
+        for part in (self.net.start, *self.net.blocks[:5]):
+            part.requires_grad_(False)
+
+    def spoil(self, module: nn.Module, gradients: Any) -> Any:
+        return tuple(
+            one * float("inf") if self.trainer.global_step == 2 and not self.seen[2:] else one for one in gradients
+        )
+
+    def on_train_batch_end(self, *_: Any) -> None:
+        self.seen.append(self.trainer.strategy.precision_plugin.scaler.get_scale())
+
+
+def _overflow(rank: Rank, mesh: dict[str, Any] | None, learns: bool) -> Any:
+    module, seen = _Overflows(), Seen()
+    module.scale.requires_grad_(learns)
+    strategy = "single_device" if mesh is None else ParallelStrategy(**mesh)
+    options = {"gradient_clip_val": 0.3, "limit_train_batches": 6, "max_epochs": 1, "callbacks": seen}
+    trainer = rank.trainer(strategy=strategy, plugins=[rank.environment, OnCPU()], **options)
+    trainer.fit(module, combined.loader(8))
+    return trainer.global_step, module.seen, seen.weights
+
+
+@pytest.mark.numbers
+@pytest.mark.parametrize(
+    ("mesh", "learns"),
+    [({"pipeline": 2, "tensor": 2}, True), ({"pipeline": 2, "tensor": 2, "schedule": "1F1B"}, False)],
+    ids=["every stage learns", "the first stage learns nothing"],
+)
+def test_an_overflow_of_one_stage_is_one_of_all_ranks(mesh: dict[str, Any], learns: bool) -> None:
+    expected = one_device("cpu").run(_overflow, None, learns)[0]
+    assert expected[0] == 3, "of four batches one overflows"
+    for steps, scales, _ in (found := ranks(4).run(_overflow, mesh, learns)):
+        assert (steps, scales) == (expected[0], expected[1])
+    for name, value in expected[2].items():
+        torch.testing.assert_close(found[0][2][name], value, atol=2e-2, rtol=0)

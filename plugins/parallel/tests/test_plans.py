@@ -1,0 +1,320 @@
+"""Models of transformers are cut by the plan of their config, and compute what one device does; or are refused."""
+
+from __future__ import annotations
+
+import copy
+from functools import partial
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from axes import Seen
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.utils.data import DataLoader, TensorDataset
+
+from core import CoreError, Module
+from core_parallel import ParallelStrategy, absent, parts
+from core_parallel.layout import Layout
+from core_testing.ranks import Backend, one_device
+from core_testing.training import assert_equal_tensors
+
+if TYPE_CHECKING:
+    from core_testing.ranks import Rank
+
+WORDS = 11
+_NEEDED = "needs transformers, which the extra hugging-face brings"
+
+
+class Layer(nn.Module):
+    """A layer in the manner of transformers: it is given what the model has made beside the states."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, states: Tensor, mask: Any = None, positions: Any = None) -> Tensor:
+        return states + self.linear(states).tanh() * positions * (1 if mask is None else mask[..., None])
+
+
+class Base(nn.Module):
+    """Its forward computes with the embedding, makes positions, and hands masks on."""
+
+    config = SimpleNamespace(
+        base_model_pp_plan={
+            "embed": (["ids"], ["states"]),
+            "layers": (["states", "mask"], ["states"]),
+            "norm": (["states"], ["states"]),
+        }
+    )
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.places = nn.Embedding(WORDS, 4), nn.Embedding(9, 4)
+        self.layers, self.norm = nn.ModuleList(Layer() for _ in range(4)), nn.LayerNorm(4)
+
+    def forward(self, ids: Tensor, mask: Any = None, cache: Any = None, embedded: Any = None) -> Tensor:
+        states = self.embed(ids) if embedded is None else embedded
+        positions = self.places(torch.arange(states.shape[1]))
+        states = states * 2.0 + positions
+        for layer in self.layers:
+            states = layer(states, mask=mask, positions=positions)
+        return self.norm(states)
+
+
+class Head(nn.Module):
+    """A head with a plan of its own, and a loss."""
+
+    _pp_plan = {"head": (["states"], ["logits"])}
+
+    def __init__(self, base: nn.Module | None = None) -> None:
+        super().__init__()
+        self.model, self.head = Base() if base is None else base, nn.Linear(4, WORDS)
+
+    def forward(self, ids: Tensor, labels: Any = None, **others: Any) -> Any:
+        logits = self.head(self.model(ids, **others)[:, :-1]) / 3.0
+        return {"logits": logits, "loss": labels if labels is None else logits.sum() + labels.sum()}
+
+
+class User(nn.Module):
+    """A module around it."""
+
+    def __init__(self, make: Any = Head) -> None:
+        super().__init__()
+        self.net = make()
+
+
+def words(num_samples: int = 3) -> Tensor:
+    return torch.arange(num_samples * 9).reshape(num_samples, 9) % WORDS
+
+
+@pytest.mark.parametrize(("make", "name"), [(User, "net"), (partial(User, Base), "net"), (Base, "")])
+def test_each_stage_computes_with_its_own_parts_and_what_lies_between(make: Any, name: str) -> None:
+    user = make().double()
+    ids, mask = words(), torch.ones(3, 9, dtype=torch.float64).tril()
+    owner = user.get_submodule(name)
+    expected = owner(ids, mask=mask)
+    given: Any = None
+    for stage in range(3):
+        own = copy.deepcopy(user)
+        layout = Layout(own, parts.cut(own, 3), 3, stage)
+        assert (layout.cut.name, layout.module) == (name, own.get_submodule(name))
+        absent.drop([part for _, part in layout.absent_modules()], torch.device("cpu"), layout.owners())
+        given = layout.run(stage, ((ids,), {"mask": mask}), given)
+    replay = layout.cut.replay
+    assert replay is not None
+    found = replay.around(lambda *_, **__: given, (ids,), {"mask": mask})
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-15)
+    assert list(dict(own.named_modules())) == list(dict(user.named_modules())), "parts are in their places again"
+
+
+class _Tied(Head):
+    def __init__(self) -> None:
+        super().__init__()
+        self.head.weight = self.model.embed.weight
+
+
+def test_a_weight_of_parts_on_several_ranks_is_on_all() -> None:
+    user = _Tied()
+    for position, in_v in ((0, False), (1, False), (1, True)):
+        own = copy.deepcopy(user)
+        layout = Layout(own, parts.cut(own, 4 if in_v else 3), 2 if in_v else 3, position, in_v=in_v)
+        assert absent.drop([part for _, part in layout.absent_modules()], torch.device("cpu"), layout.owners())
+        assert own.head.weight is own.model.embed.weight, "it is one weight, here or elsewhere"
+        assert absent.is_absent(own.head.weight) == in_v, "one rank that has both stages has it alone"
+
+
+class _Skips(Base):
+    def forward(self, ids: Tensor, **others: Any) -> Tensor:
+        return self.norm(self.embed(ids))
+
+
+class _Ends(Base):
+    def forward(self, ids: Tensor, **others: Any) -> Tensor:
+        return self.embed(ids)
+
+
+class _Twice(Base):
+    def forward(self, ids: Tensor, **others: Any) -> Tensor:
+        return super().forward(ids) + self.norm(self.embed(ids))
+
+
+class _Early(Base):
+    """Its layers get the embedding once more."""
+
+    def forward(self, ids: Tensor, **others: Any) -> Tensor:
+        states = first = self.embed(ids)
+        for layer in self.layers:
+            states = layer(states, positions=first)
+        return self.norm(states)
+
+
+class _Cache:
+    def get_seq_length(self) -> int:
+        return 0
+
+
+@pytest.mark.parametrize(
+    ("make", "others", "expected"),
+    [
+        (_Skips, {}, r"_Skips called its part 'norm' where 'layers\.0' comes next by the plan of its config"),
+        (_Ends, {}, r"_Ends returned without a call of 'layers\.0', which the plan of its config names"),
+        (_Twice, {}, "_Twice called its part 'embed' where nothing more comes next"),
+        (Base, {"embedded": torch.zeros(3, 9, 4)}, "where 'embed' comes next .* give the model input_ids"),
+        (_Early, {}, r"computes 'layers\.\d' also from results of other parts than the one before"),
+        (Base, {"output_attentions": True}, "Base was asked for output_attentions, which layers on all ranks"),
+        (Base, {"cache": _Cache()}, "Base was given a _Cache, in which each rank .* Generate text after training"),
+        (Base, {"mask": torch.ones(3, 9, requires_grad=True)}, "Base was given a tensor that wants a gradient"),
+    ],
+)
+def test_what_a_plan_does_not_give_is_refused_by_name(make: Any, others: dict[str, Any], expected: str) -> None:
+    user = make()
+    layout = Layout(user, parts.cut(user, 3), 3, 0)
+    assert layout.cut.replay is not None
+    with pytest.raises(CoreError, match=expected):
+        layout.cut.replay.around(layout.fold, (words(),), others)
+
+
+class _Pair(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.student, self.teacher = Head(), Head()
+
+
+class _Other(nn.Module):
+    config = SimpleNamespace(base_model_pp_plan={"wte": (), "h": ()})
+
+
+class _Declares(Head):
+    def pipeline(self) -> list[Any]:
+        return [self.model, self.head]
+
+
+@pytest.mark.parametrize(
+    ("make", "expected"),
+    [
+        (_Pair, "_Pair has several modules that could be cut: 'student', 'teacher'"),
+        (_Other, "_Other has a config whose base_model_pp_plan names 'wte', 'h', and no module has them all"),
+    ],
+)
+def test_plans_that_leave_a_choice_are_refused(make: Any, expected: str) -> None:
+    with pytest.raises(CoreError, match=expected):
+        parts.cut(make(), 2)
+
+
+def test_a_pipeline_of_the_users_own_counts_before_a_plan() -> None:
+    assert parts.cut(_Declares(), 2).replay is None
+    names = ["net.model.embed", "net.model.layers.*", "net.model.norm"]
+    assert parts.cut(User(), 2, names).replay is None
+
+
+# transformers -------------------------------------------------------------------------------------------------------
+
+
+def build(name: str = "Llama", **options: Any) -> Any:
+    """A small causal language model."""
+    transformers = pytest.importorskip("transformers", reason=_NEEDED)
+    sizes: dict[str, Any] = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 3, "vocab_size": WORDS}
+    heads: dict[str, Any] = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 4}
+    given = {"tie_word_embeddings": False, "pad_token_id": 0, **sizes, **heads, **options}
+    torch.manual_seed(0)
+    config = getattr(transformers, f"{name}Config")(**given)
+    return getattr(transformers, f"{name}ForCausalLM")(config)
+
+
+class Causal(Module):
+    """A step as it stands in every example: padded texts and their labels in, a loss out."""
+
+    def __init__(self, name: str, **options: Any) -> None:
+        super().__init__()
+        self.model = build(name, **options).double()
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        words, mask = batch
+        output = self.model(input_ids=words, attention_mask=mask, labels=words)
+        self.log("loss", output.loss)
+        return output.loss
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        words, mask = batch
+        self.log("error", self.model(input_ids=words, attention_mask=mask, labels=words).loss)
+
+    def predict_step(self, batch: Any, batch_idx: int) -> Tensor:
+        return self.model(*batch).logits
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.AdamW(self.parameters(), lr=1e-2)
+
+
+class OfLogits(Causal):
+    """A step that makes its loss of logits, and layers that are computed again in backward."""
+
+    def __init__(self, name: str, **options: Any) -> None:
+        super().__init__(name, **options)
+        # Its name is another one since transformers 5.20.
+        enable = getattr(self.model, "activation_checkpointing_enable", None)
+        (enable or self.model.gradient_checkpointing_enable)()
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        words, mask = batch
+        logits = self.model(words, mask).logits
+        return functional.cross_entropy(logits[:, :-1].flatten(0, 1), words[:, 1:].flatten())
+
+
+def texts(num_samples: int, batch_size: int) -> Any:
+    words = torch.randint(1, WORDS, (num_samples, 9), generator=torch.Generator().manual_seed(1))
+    mask = (torch.arange(9) >= torch.arange(num_samples)[:, None] % 3).long()  # padded on the left
+    return DataLoader(TensorDataset(words, mask), batch_size=batch_size)
+
+
+def train(rank: Rank, module: Module, **options: Any) -> Any:
+    """The weights, the values at the end, and predictions."""
+    seen, batches = Seen(), texts(14, 4)
+    trainer = rank.trainer(callbacks=seen, max_epochs=2, **options)
+    trainer.fit(module, batches, batches)
+    values = {name: float(value) for name, value in trainer.callback_metrics.items()}
+    return seen.weights, values, torch.cat(trainer.predict(module, batches))
+
+
+def train_whole(rank: Rank) -> list[Any]:
+    models = [
+        Causal("Granite", embedding_multiplier=3.0, logits_scaling=2.0),
+        Causal("Llama", tie_word_embeddings=True),
+        Causal("Qwen3", use_sliding_window=True, sliding_window=4, max_window_layers=1),
+    ]
+    return [train(rank, one, accumulate_grad_batches=2, gradient_clip_val=0.3) for one in models]
+
+
+def train_scheduled(rank: Rank) -> list[Any]:
+    """Models whose norms and losses aren't in float32, where the gradients of microbatches are rounded otherwise."""
+    models = [OfLogits("GPTNeoX"), OfLogits("Phi")]
+    return [train(rank, one, accumulate_grad_batches=2, gradient_clip_val=0.3) for one in models]
+
+
+@pytest.mark.parametrize("name", ["Llama", "Qwen3"])
+def test_models_of_transformers_are_their_parts(name: str) -> None:
+    user, ids = build(name), words()
+    layout = Layout(user, parts.cut(user, 3), 3, 0)
+    assert [len(stage) for stage in layout.cut.stages] == [2, 1, 3]
+    assert layout.cut.replay is not None
+    mask = torch.ones_like(ids).triu()
+    found = layout.cut.replay.around(layout.fold, (ids, mask), {"labels": ids})
+    expected = user(ids, mask, labels=ids)
+    assert torch.equal(found.logits, expected.logits)
+    assert torch.equal(found.loss, expected.loss)
+
+
+@pytest.mark.slow
+@pytest.mark.numbers
+@pytest.mark.parametrize("schedule", [None, "1F1B", "ZBVZeroBubble"])
+def test_models_of_transformers_equal_one_device(schedule: str | None) -> None:
+    strategy = partial(ParallelStrategy, pipeline=2, schedule=schedule)
+    function = train_scheduled if schedule else train_whole
+    runs, expected = Backend(strategy, "cpu", 2, 1).run(function), one_device("cpu").run(function)[0]
+    for run in runs:
+        for (_, values, predicted), (_, of_one, alone) in zip(run, expected, strict=True):
+            assert values == pytest.approx(of_one, abs=1e-12)
+            torch.testing.assert_close(predicted, alone, rtol=0, atol=1e-12)
+    for (weights, *_), (of_one, *_) in zip(runs[0], expected, strict=True):
+        assert_equal_tensors(weights, of_one, 1e-12)

@@ -1,0 +1,83 @@
+"""The timeline of a batch: what each rank of a pipeline computes, and that nothing is left of the recording."""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from pipelines import Net, loader
+
+from core import ConfigurationError
+from core_parallel import ParallelStrategy, Timeline
+from core_parallel.recorder import Span
+from core_parallel.timeline import Row, as_text, bubble
+from core_testing.ranks import Backend
+
+if TYPE_CHECKING:
+    from core_testing.ranks import Rank
+
+
+def _train(rank: Rank, folder: str, **options: Any) -> Any:
+    timeline = Timeline(batch=1, dirpath=folder)
+    trainer = rank.trainer(max_steps=3, callbacks=timeline, limit_val_batches=0, **options)
+    trainer.fit(Net(0.0), loader(24, 8))
+    return (
+        timeline.rows,
+        timeline.duration_s,
+        timeline.describe(),
+        [
+            [name for name in vars(owner) if name in ("_forward", "_backward", "receive", "_loss")]
+            for chain, scheduled in trainer.strategy.pipelines
+            for owner in (chain, chain.line, scheduled)
+            if owner is not None
+        ],
+    )
+
+
+@pytest.mark.parametrize("schedule", [None, "1F1B", "ZBVZeroBubble"])
+def test_every_stage_computes_each_microbatch_once(schedule: str | None, tmp_path: Any) -> None:
+    strategy = partial(ParallelStrategy, pipeline=2, schedule=schedule, microbatches=4)
+    (rows, duration_s, text, left), *_ = Backend(strategy, num_processes=2).run(_train, str(tmp_path))
+    num_stages = 4 if schedule == "ZBVZeroBubble" else 2
+    every = {(stage, index) for stage in range(num_stages) for index in range(4)}
+    spans = [span for row in rows for span in row.spans]
+    for kind in ("forward", "backward"):
+        assert {(span.stage, span.microbatch) for span in spans if span.kind == kind} == every
+    losses = {(span.stage, span.microbatch) for span in spans if span.kind == "loss"}
+    assert losses == ({(num_stages - 1, index) for index in range(4)} if schedule else set())
+    for row in rows:
+        assert any(span.kind == "update" for span in row.spans)
+        assert all(a.end_s <= b.begin_s for a, b in zip(row.spans, row.spans[1:], strict=False)), "none overlap"
+        assert row.spans[-1].end_s <= duration_s
+    assert 0 < bubble(rows, duration_s) < 1
+    assert not any(left)
+    assert [line.partition("  ")[0] for line in text.splitlines()] == [row.name for row in rows]
+    written = json.loads((tmp_path / "timeline.json").read_text())
+    assert [row["name"] for row in written["rows"]] == [row.name for row in rows]
+    assert written["rows"][0]["spans"][0]["detail"] == "forward of microbatch 0 in stage 0"
+
+
+def _train_whole(rank: Rank) -> str:
+    trainer = rank.trainer(max_steps=1, callbacks=Timeline(), limit_val_batches=0)
+    with pytest.raises(ConfigurationError) as error:
+        trainer.fit(Net(0.0), loader(24, 8))
+    return str(error.value)
+
+
+def test_a_model_without_stages_has_no_timeline() -> None:
+    found = Backend(ParallelStrategy, num_processes=2).run(_train_whole)[0]
+    assert found.startswith("A timeline shows the stages of a pipeline, and ParallelStrategy has cut no model")
+
+
+def test_a_row_as_text() -> None:
+    spans = [Span("forward", 0, 0, 0.0, 0.2), Span("forward", 0, 1, 0.2, 0.4), Span("backward", 0, 0, 0.6, 1.0)]
+    rows = [Row("rank 0", spans), Row("rank 1", [Span("update", -1, -1, 0.9, 1.0)])]
+    assert as_text(rows, 1.0, width=10) == "rank 0  0011..aaaa\nrank 1  .........="
+    assert bubble(rows, 1.0) == pytest.approx(0.55)
+
+
+def test_the_first_batch_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match=r"Timeline\(batch=0\): expected 1 or more"):
+        Timeline(batch=0)

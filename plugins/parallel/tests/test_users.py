@@ -1,0 +1,129 @@
+"""What a Trainer's user has beside the step works under pipelines: groups, schedulers, averages, stopping, logging."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import torch
+from pipelines import Net, loader
+
+from core import Callback
+from core.callbacks import EMA, EarlyStopping
+from core_parallel import ParallelStrategy
+from core_testing.ranks import Backend, one_device
+from core_testing.training import assert_equal_tensors, whole
+
+if TYPE_CHECKING:
+    from core_testing.ranks import Rank
+
+
+class Grouped(Net):
+    """Two groups, two schedulers, and values logged in every stage."""
+
+    def __init__(self) -> None:
+        super().__init__(noise=0.0)
+
+    def configure_optimizers(self) -> Any:
+        first = [*self.embed.parameters(), self.temperature]
+        others = [*self.blocks.parameters(), *self.head.parameters()]
+        optimizer = torch.optim.AdamW([{"params": others, "lr": 2e-2}, {"params": first, "weight_decay": 0.1}], lr=1e-2)
+        scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, mode="max", patience=0)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "monitor": "error"}}
+
+    def on_train_epoch_end(self) -> None:
+        self.log("epochs", float(self.current_epoch))
+
+    def on_validation_epoch_end(self) -> None:
+        self.log("warmth", self.temperature)
+
+    def test_step(self, batch: Any, batch_idx: int) -> None:
+        self.log_dict({"error": (self(batch[0]) - batch[1]).abs().mean(), "largest": batch[0].max()}, reduce_fx="max")
+
+
+class Manual(Net):
+    """Two optimizers, each with its own steps and scheduler, in a loop of the user's own."""
+
+    def __init__(self) -> None:
+        super().__init__(noise=0.0)
+        self.automatic_optimization = False
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        chosen = batch_idx % 2
+        optimizer, scheduler = self.optimizers()[chosen], self.lr_schedulers()[chosen]
+        optimizer.zero_grad()
+        self.manual_backward((self(batch[0]) - batch[1]).square().mean())
+        self.clip_gradients(optimizer, gradient_clip_val=0.3)
+        optimizer.step()
+        scheduler.step()
+
+    def configure_optimizers(self) -> Any:
+        first = torch.optim.AdamW([*self.embed.parameters(), self.temperature], lr=1e-2)
+        other = torch.optim.SGD([*self.blocks.parameters(), *self.head.parameters()], lr=1e-1, momentum=0.9)
+        return [first, other], [torch.optim.lr_scheduler.StepLR(one, 1, gamma=0.5) for one in (first, other)]
+
+
+class End(Callback):
+    """The weights at the end of fit, after the callbacks before it."""
+
+    def __init__(self) -> None:
+        self.weights: dict[str, Any] = {}
+        self.rates: list[float] = []
+
+    def on_train_epoch_end(self, trainer: Any, module: Any) -> None:
+        self.rates += [group["lr"] for group in trainer.optimizers[0].param_groups]
+
+    def on_fit_end(self, trainer: Any, module: Any) -> None:
+        state = trainer.strategy.get_module_state_dict(module)
+        self.weights = {name: whole(value, trainer.strategy) for name, value in state.items()}
+
+
+class Interrupts(Callback):
+    """Ctrl-C in the second batch."""
+
+    def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        if batch_idx == 1:
+            raise KeyboardInterrupt
+
+
+def use(rank: Rank, strategy: Any = None) -> Any:
+    """Weights at the end of fit (an average), learning rates, epochs, and the values of all stages."""
+    end, module, batches = End(), Grouped(), loader(24, 8)
+    stops = EarlyStopping("error", mode="max", patience=2)
+    trainer = rank.trainer(strategy, max_epochs=8, callbacks=[EMA(0.8), stops, end])
+    trainer.fit(module, batches, batches)
+    values = {name: float(value) for name, value in trainer.callback_metrics.items()}
+    evaluated = [trainer.validate(module, batches), trainer.test(module, batches)]
+    return end.weights, [*end.rates, trainer.current_epoch, trainer.global_step], values, evaluated
+
+
+def step_by_hand(rank: Rank, strategy: Any = None) -> Any:
+    """Weights after manual optimization by two optimizers."""
+    end = End()
+    rank.trainer(strategy, max_epochs=2, callbacks=[end]).fit(Manual(), loader(32, 8), loader(8, 8))
+    return end.weights
+
+
+def use_all(rank: Rank, schedules: list[str | None]) -> Any:
+    """The same for all schedules, and what a Ctrl-C leaves."""
+    found = [use(rank, ParallelStrategy(pipeline=2, schedule=schedule)) for schedule in schedules]
+    trainer = rank.trainer(ParallelStrategy(pipeline=2), max_epochs=2, callbacks=Interrupts())
+    with pytest.raises(KeyboardInterrupt):
+        trainer.fit(Grouped(), loader(24, 8), loader(24, 8))
+    return found, trainer.global_step, step_by_hand(rank, ParallelStrategy(pipeline=2))
+
+
+def test_what_users_have_beside_the_step_is_as_on_one_device() -> None:
+    runs = Backend(partial(ParallelStrategy, pipeline=2), "cpu", 2, 1).run(use_all, [None, "1F1B"])
+    weights, numbers, values, evaluated = one_device("cpu").run(use)[0]
+    for found, num_steps, _ in runs:
+        assert num_steps == 2
+        for of_rank in found:
+            assert of_rank[1] == pytest.approx(numbers)
+            assert of_rank[2] == pytest.approx(values, abs=1e-12)
+            for rows, expected in zip(of_rank[3], evaluated, strict=True):
+                assert rows[0] == pytest.approx(expected[0], abs=1e-12)
+    for of_rank in runs[0][0]:
+        assert_equal_tensors(of_rank[0], weights, 1e-12)
+    assert_equal_tensors(runs[0][2], one_device("cpu").run(step_by_hand)[0], 1e-12)

@@ -75,7 +75,7 @@ class StrategySuite(Conformance[Strategy]):
     def adapted(self, case: Case) -> Case:
         """A case in the suite's number format, with its optimizer, experts and sequences if it has some."""
         optimizer = type(self).optimizer or case.optimizer
-        changes = {"dtype": self.dtype, "num_experts": self.num_experts, "length": self.length}
+        changes: dict[str, Any] = {"dtype": self.dtype, "num_experts": self.num_experts, "length": self.length}
         return replace(case, optimizer=optimizer, **changes)
 
     @property

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor.parallel import ColwiseParallel
 
-from core_parallel import ParallelStrategy, averages, chain, conformance, exchanges, mesh_strategy, scheduled
+from core_parallel import averages, chain, conformance, exchanges, mesh_strategy, scheduled
 from core_parallel.context import Caught, Context
 from core_parallel.scheduled import ScheduledStep
 from core_testing import StrategyConformance
@@ -55,7 +55,7 @@ class Mutant(NamedTuple):
 
 _cut, _loss = chain._cut, ScheduledStep._loss
 _gathered, _by_keys, _clip, _average = exchanges._gathered, Caught._by_keys, averages.clip_by_norm, averages.average
-_unseen = (Context, "_check", lambda *_: None)  # the comparison at the first call would see some before the kit does
+_unseen = (Context, "check", lambda *_: None)  # the comparison at the first call would see some before the kit does
 
 
 def _first_twice(gradient: Tensor | None, sizes: Any) -> Any:
@@ -168,7 +168,9 @@ MUTANTS = [
         ],
     ),
     Mutant("layers are cut from weights of their rank", Tensors, "weights_that_begin_apart", _APART),
-    Mutant("parameters aren't sharded", SHARDS, "sgd_momentum", [(ParallelStrategy, "configure_sharding", _nothing)]),
+    Mutant(
+        "different shards are averaged", SHARDS, "sgd_momentum", [(mesh_strategy, "cut_axes", lambda _: frozenset())]
+    ),
     Mutant("gradients aren't averaged", DATA, "sgd_momentum", [(averages, "average", _nothing)]),
     Mutant("gradients are averaged twice", DATA, "sgd_momentum", [(averages, "average", _twice_averaged)]),
     Mutant("ranks begin with weights of their own", DATA, "weights_that_begin_apart", _APART),

@@ -54,6 +54,30 @@ class TestShards(StrategyConformance):
     known_failures = {"test_teardown_leaves_nothing[process_group]": _STAYS}
 
 
+class TestContext(StrategyConformance):
+    """Two ranks of one context group, which exchange heads."""
+
+    alias = "parallel"
+    new_interpreter = False
+    options = {"context": "auto", "data": 1}
+    num_shares = 1
+    length = 4
+    expected_capabilities = _CAPABILITIES
+    known_failures = dict.fromkeys(
+        ("test_training_equals_one_device[batch_norm]", "test_every_part_comes_back"),
+        "a batch norm would see a part of the sequence: refused by name",
+    )
+
+
+class TestGather(StrategySmoke):
+    """The same, which gather keys and values."""
+
+    alias = "parallel"
+    options = {"context": 2, "context_attention": "gather"}
+    num_shares = 1
+    length = 4
+
+
 class TestExpert(StrategyConformance):
     """Two ranks, each with its share of the data and half of the experts."""
 

@@ -6,7 +6,6 @@ import logging
 import random
 from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, Literal
-from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
@@ -88,7 +87,7 @@ class MeshStrategy(FSDPStrategy):
         self._context_options = (context_attention, context_dim)
         self._contexts: dict[nn.Module, list[Context]] = {}
         self._local: list[nn.Module] = []
-        self._stand_ins: WeakKeyDictionary[Optimizer, Optimizer] = WeakKeyDictionary()
+        self._stand_ins: dict[Optimizer, Optimizer] = {}
         self._refuse_beside(options)
 
     def _refuse_beside(self, options: Mapping[str, Any]) -> None:
@@ -406,6 +405,7 @@ class MeshStrategy(FSDPStrategy):
         """All ranks; idempotent. Forget the modules."""
         super().release()
         self._contexts.clear()
+        self._stand_ins.clear()
 
     def leave_group(self) -> None:
         """All ranks; idempotent. Leave the group, and forget its mesh; tensors in parts need it to the end."""

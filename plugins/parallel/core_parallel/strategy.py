@@ -10,7 +10,6 @@ import logging
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -153,7 +152,7 @@ class ParallelStrategy(MeshStrategy):
         if pipeline != 1:
             self._replaced = ReplacedParameters(_placed)
         self._chains: dict[nn.Module, Chain] = {}
-        self._seconds: WeakKeyDictionary[nn.Module, Sequence[float]] = WeakKeyDictionary()
+        self._seconds: dict[nn.Module, Sequence[float]] = {}
         self._scheduled: dict[nn.Module, ScheduledStep] = {}
         self._guards: list[RemovableHandle] = []
         self._undo: list[Callable[[], None]] = []

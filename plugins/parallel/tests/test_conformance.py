@@ -3,7 +3,9 @@
 import pytest
 
 from core_parallel.conformance import (
+    TestContext,
     TestExpert,
+    TestGather,
     TestParallel,
     TestPipeline,
     TestPipelines,
@@ -12,7 +14,17 @@ from core_parallel.conformance import (
     TestTensor,
 )
 
-_SUITES = (TestExpert, TestParallel, TestPipeline, TestPipelines, TestSchedule, TestShards, TestTensor)
+_SUITES = (
+    TestContext,
+    TestExpert,
+    TestGather,
+    TestParallel,
+    TestPipeline,
+    TestPipelines,
+    TestSchedule,
+    TestShards,
+    TestTensor,
+)
 for _suite in _SUITES:
     pytest.mark.slow(_suite)
 

@@ -61,6 +61,7 @@ class Case:
         begins_apart: every rank has built other weights; those of rank 0 count.
         set_to_none: True to drop gradients in a loop by hand, False to fill them with zeros.
         dtype: of the model and its data.
+        length: of the sequence that each sample is, which attention looks at; None for samples that are none.
         precision: of strategy and Trainer.
         num_experts: of a mixture after the first layer of each network; 0 for none.
         needs: capabilities that a strategy must declare for it.
@@ -80,6 +81,7 @@ class Case:
     begins_apart: bool = False
     set_to_none: bool = True
     dtype: torch.dtype = torch.float64
+    length: int | None = None
     precision: str | None = None
     num_experts: int = 0
     needs: Capability = Capability.NONE

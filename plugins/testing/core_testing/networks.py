@@ -41,15 +41,15 @@ class Perceptron(Module):
         """Add the parts that a subclass has besides."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """Shape (batch, 6) to (batch, 2)."""
-        hidden = self._note_format(self.first(x))
+        """Shape (batch, 6) to (batch, 2), or (batch, length, 6) to (batch, length, 2)."""
+        hidden = self.attended(self._note_format(self.first(x)))
         if self.mixture is not None:
             hidden = self.mixture(hidden)
         return self.last(torch.tanh(self.between(hidden)))  # type: ignore[no-any-return]
 
     def pipeline(self) -> list[Callable[..., Any]]:
         """The parts in order, of which `forward` is made, for strategies that cut a model into stages."""
-        return [self.first, self._note_format, self.between, torch.tanh, self.last]
+        return [self.first, self._note_format, self.attended, self.between, torch.tanh, self.last]
 
     def _note_format(self, hidden: Tensor) -> Tensor:
         # What the layer has computed in shows how a precision really works, whatever the dtype of weights.
@@ -57,8 +57,16 @@ class Perceptron(Module):
             self.formats.add(hidden.dtype)
         return hidden
 
+    def attended(self, hidden: Tensor) -> Tensor:
+        """Of a sequence, each position with those before it: causal attention of two heads."""
+        if self.case.length is None:
+            return hidden
+        heads = hidden.unflatten(-1, (2, -1)).transpose(1, 2)
+        seen = functional.scaled_dot_product_attention(heads, heads, heads, is_causal=True)
+        return hidden + seen.transpose(1, 2).flatten(2)
+
     def between(self, hidden: Tensor) -> Tensor:
-        """Transform the first layer's outputs, shape (batch, 8)."""
+        """Transform the first layer's outputs, shape (batch, 8), or (batch, length, 8)."""
         return hidden
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
@@ -100,7 +108,16 @@ class Tied(Perceptron):
 
     def pipeline(self) -> list[Callable[..., Any]]:
         """Both layers are parts."""
-        return [self.first, self._note_format, self.twins[0], torch.tanh, self.twins[1], torch.tanh, self.last]
+        return [
+            self.first,
+            self._note_format,
+            self.attended,
+            self.twins[0],
+            torch.tanh,
+            self.twins[1],
+            torch.tanh,
+            self.last,
+        ]
 
 
 class Frozen(Perceptron):
@@ -156,7 +173,7 @@ class LooksUp(Perceptron):
 
     def forward(self, x: Tensor) -> Tensor:
         """Shape (batch, 6) to (batch, 2)."""
-        rows = (x[:, 0] > 0).long() + (x[:, 1] > 0).long()
+        rows = (x[..., 0] > 0).long() + (x[..., 1] > 0).long()
         return self.last(torch.tanh(self.first(x) + self.table(rows)))  # type: ignore[no-any-return]
 
 
@@ -181,7 +198,7 @@ class Normalized(Perceptron):
 
     def pipeline(self) -> list[Callable[..., Any]]:
         """The normalization is a part."""
-        return [self.first, self._note_format, self.normalization, torch.tanh, self.last]
+        return [self.first, self._note_format, self.attended, self.normalization, torch.tanh, self.last]
 
 
 class Shifted(Perceptron):
@@ -277,18 +294,19 @@ class Adversarial(Module):
 
 
 def make_data(case: Case, num_copies: int = 1) -> TensorDataset:
-    """Inputs, shape (48, 6), and targets, shape (48, 2).
+    """Inputs, shape (48, 6), and targets, shape (48, 2); of sequences (48, length, 6) and (48, length, 2).
 
     Args:
         case: says whether every batch consists of equal parts, so that each has the statistics of the whole.
         num_copies: of the part in the batch.
     """
     generator = torch.Generator().manual_seed(7)
-    inputs = torch.randn(NUM_SAMPLES, NUM_FEATURES, generator=generator, dtype=torch.float64).to(case.dtype)
+    shape = (NUM_FEATURES,) if case.length is None else (case.length, NUM_FEATURES)
+    inputs = torch.randn(NUM_SAMPLES, *shape, generator=generator, dtype=torch.float64).to(case.dtype)
     if case.equal_shares:
-        parts = inputs.view(-1, GLOBAL_BATCH_SIZE, NUM_FEATURES)[:, : GLOBAL_BATCH_SIZE // num_copies]
-        inputs = parts.repeat(1, num_copies, 1).reshape(NUM_SAMPLES, NUM_FEATURES)
-    targets = torch.stack([inputs.sum(1).sin(), inputs.prod(1)], dim=1)
+        parts = inputs.view(-1, GLOBAL_BATCH_SIZE, *shape)[:, : GLOBAL_BATCH_SIZE // num_copies]
+        inputs = torch.cat([parts] * num_copies, 1).reshape(NUM_SAMPLES, *shape)
+    targets = torch.stack([inputs.sum(-1).sin(), inputs.prod(-1)], dim=-1)
     return TensorDataset(inputs, targets)
 
 

@@ -34,6 +34,7 @@ class StrategySuite(Conformance[Strategy]):
         num_shares: into how many shares the data is split; None is one a process.
         other_num_processes: another number in which it can run; None if there is none.
         trainer_options: of every Trainer and Fabric, such as `plugins` that the strategy can't do without.
+        length: of the sequences that samples are, for a strategy that cuts sequences; None for samples that are none.
         dtype: of models and data. float64 shows what differs, and not how it was rounded.
         tolerance: by which weights and losses may differ from those of one device, relative to the largest.
         precisions: those in which it must train; each is compared with one device in the same.
@@ -56,6 +57,7 @@ class StrategySuite(Conformance[Strategy]):
     num_shares: ClassVar[int | None] = None
     other_num_processes: ClassVar[int | None] = 1
     trainer_options: ClassVar[Mapping[str, Any]] = {}
+    length: ClassVar[int | None] = None
     dtype: ClassVar[torch.dtype] = torch.float64
     tolerance: ClassVar[float] = 1e-9
     precisions: ClassVar[tuple[str, ...]] = ("32-true", "64-true", "bf16-mixed")
@@ -71,9 +73,10 @@ class StrategySuite(Conformance[Strategy]):
     num_experts: ClassVar[int] = 0
 
     def adapted(self, case: Case) -> Case:
-        """A case in the suite's number format, with its optimizer if it has one, and with its experts."""
+        """A case in the suite's number format, with its optimizer, experts and sequences if it has some."""
         optimizer = type(self).optimizer or case.optimizer
-        return replace(case, dtype=self.dtype, optimizer=optimizer, num_experts=self.num_experts)
+        changes: dict[str, Any] = {"dtype": self.dtype, "num_experts": self.num_experts, "length": self.length}
+        return replace(case, optimizer=optimizer, **changes)
 
     @property
     def exchange_tolerance(self) -> float:

@@ -15,7 +15,7 @@ from core.checkpoint import load_checkpoint
 from core_testing.cases import ASSORTED, NOISY, RESUMED, Case
 from core_testing.marks import needs, unless
 from core_testing.mixture import Mixture
-from core_testing.networks import Perceptron, make_loader
+from core_testing.networks import Perceptron, make_data, make_loader
 from core_testing.strategy.base import StrategySuite
 from core_testing.training import (
     Recorder,
@@ -211,7 +211,7 @@ def _optimizer_names(rank: Rank, case: Case) -> dict[str, Any]:
     fabric, module = rank.fabric(), Perceptron(case)
     model, optimizer = fabric.setup(module, case.optimizer(module))
     parameter = next(module.parameters())
-    inputs = torch.ones(2, module.first.in_features, dtype=parameter.dtype, device=fabric.device)
+    inputs = torch.ones_like(make_data(case)[:2][0], dtype=parameter.dtype, device=fabric.device)
     fabric.backward(model(inputs).sum())
     optimizer.step()
     state = fabric.strategy.get_optimizer_state_dict(fabric.strategy.optimizers[0])

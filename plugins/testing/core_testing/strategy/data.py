@@ -55,7 +55,8 @@ class Collecting(Module):
         if not self._is_traced:
             self.trained[-1].append([int(number) for number in batch])
         self.devices.add(batch.device)
-        return self.layer(batch.float().unsqueeze(1)).square().mean()  # type: ignore[no-any-return]
+        numbers = batch.float().reshape(-1, 1, 1).expand(-1, 4, 1)  # as sequences, which a strategy may cut
+        return self.layer(numbers).square().mean()  # type: ignore[no-any-return]
 
     def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
         """Note the samples, and count them."""

@@ -106,9 +106,10 @@ class UnevenTests(StrategySuite):
 
 
 def _loader(case: Case, num_samples: int, batch_size: int) -> DataLoader[Any]:
-    inputs = torch.randn(num_samples, _NUM_FEATURES, generator=torch.Generator().manual_seed(7), dtype=torch.float64)
+    shape = (num_samples, _NUM_FEATURES) if case.length is None else (num_samples, case.length, _NUM_FEATURES)
+    inputs = torch.randn(shape, generator=torch.Generator().manual_seed(7), dtype=torch.float64)
     samples = inputs.to(case.dtype)
-    return DataLoader(TensorDataset(samples, samples.sum(1, keepdim=True).sin()), batch_size=batch_size)
+    return DataLoader(TensorDataset(samples, samples.sum(-1, keepdim=True).sin()), batch_size=batch_size)
 
 
 def _train(rank: Rank, case: Case, num_samples: int, batch_size: int, window: int) -> _Trained:

@@ -47,7 +47,7 @@ class Items(Module):
         self.weights: dict[str, Tensor] = {}
 
     def forward(self, x: Tensor) -> Tensor:
-        """Shape (items, 6) to (items, 1)."""
+        """Shape (items, 6) to (items, 1), or (batch, items, 6) to (batch, items, 1)."""
         hidden = self.first(x)
         if self.mixture is not None:
             hidden = self.mixture(hidden)
@@ -59,7 +59,8 @@ class Items(Module):
 
     def weighted(self, batch: Any) -> dict[str, Tensor]:
         """The mean over items, and their number."""
-        items, mask = (part.flatten(0, 1) for part in batch)
+        # The items of a sample are its sequence, where samples are sequences.
+        items, mask = (part.flatten(0, 1) if self.case.length is None else part for part in batch)
         num_items = mask.sum()
         loss = ((self(items) - 1).square() * mask.unsqueeze(-1)).sum() / num_items.clamp(min=1)
         return {"loss": loss, "weight": num_items}

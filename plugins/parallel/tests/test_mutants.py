@@ -1,0 +1,207 @@
+"""The kit sees what each axis may do wrong: every fault is put in, and fails the kit's test that is there for it."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from typing import Any, NamedTuple
+from unittest import mock
+
+import pytest
+import torch
+from torch import Tensor
+from torch.distributed.tensor.parallel import ColwiseParallel
+
+from core_parallel import averages, chain, conformance, exchanges, mesh_strategy, scheduled
+from core_parallel.context import Caught, Context
+from core_parallel.scheduled import ScheduledStep
+from core_testing import StrategyConformance
+from core_testing.cases import CASES
+
+
+class Schedule(StrategyConformance):
+    """The whole kit, of which `TestSchedule` is the short one."""
+
+    alias, options, num_shares = "pipeline", {"schedule": "1F1B"}, 1
+
+
+class Gather(StrategyConformance):
+    """The same of `TestGather`."""
+
+    alias, options, num_shares, length = "parallel", {"context": 2, "context_attention": "gather"}, 1, 4
+
+
+class Tensors(StrategyConformance):
+    """A plan that cuts a layer whose input has a gradient."""
+
+    alias, num_shares = "parallel", 1
+    options = {"tensor": 2, "tensor_plan": {"last": "colwise_gather_output"}}
+
+
+class Mutant(NamedTuple):
+    """A fault, on an axis of the mesh.
+
+    Attributes:
+        fault: what is wrong, in words.
+        suite: of the axis.
+        test: of the kit, `test_training_equals_one_device` with this case, or another with its arguments.
+        patches: what is replaced, as arguments of `mock.patch.object`.
+    """
+
+    fault: str
+    suite: type[StrategyConformance]
+    test: str
+    patches: list[tuple[Any, str, Any]]
+
+
+_cut, _loss = chain._cut, ScheduledStep._loss
+_gathered, _by_keys, _clip, _average = exchanges._gathered, Caught._by_keys, averages.clip_by_norm, averages.average
+_unseen = (Context, "check", lambda *_: None)  # the comparison at the first call would see some before the kit does
+
+
+def _first_twice(gradient: Tensor | None, sizes: Any) -> Any:
+    first, *others = _cut(gradient, sizes)
+    return [first if first is None else 2 * first, *others]
+
+
+def _loss_of_first_twice(self: ScheduledStep, runner: Any, output: Any, target: Tensor) -> Tensor:
+    loss = _loss(self, runner, output, target)
+    return loss if int(target) else 2 * loss
+
+
+def _weight_of_first_twice(self: ScheduledStep, runner: Any, output: Any, target: Tensor) -> Tensor:
+    loss = _loss(self, runner, output, target)
+    runner.run.weights[-1] *= 1 if int(target) else 2
+    return loss
+
+
+def _own_norm(parameters: Any, counted: Any, clipping: Any, line: Any) -> Tensor:
+    return _clip(parameters, counted, clipping, None)
+
+
+def _twice_averaged(parameters: Any, group: Any) -> None:
+    own = list(parameters)
+    _average(own, group)
+    for one in own:
+        if one.grad is not None:
+            one.grad /= 2
+
+
+def _own_keys(self: Caught, query: Tensor, key: Tensor, value: Tensor, is_causal: bool, options: Any) -> Tensor:
+    return torch.nn.functional.scaled_dot_product_attention(query, key, value, is_causal=is_causal)
+
+
+def _local_positions(self: Caught, query: Tensor, key: Tensor, value: Tensor, is_causal: bool, options: Any) -> Tensor:
+    length = self._group.size() * self.length
+    key, value = (exchanges.gather(one, -2, self._group) for one in (key, value))
+    mask = torch.ones(self.length, length, dtype=torch.bool).tril()
+    return torch.nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=mask)
+
+
+def _own_gradient(ctx: Any, *gradients: Tensor) -> Any:
+    return gradients[0].chunk(ctx.group.size(), ctx.dim)[ctx.group.rank()], None, None
+
+
+def _reversed(part: Tensor, dim: int, group: Any) -> Tensor:
+    return torch.cat(_gathered(part, dim, group).chunk(group.size(), dim)[::-1], dim)
+
+
+def _unswapped(ctx: Any, *gradients: Tensor) -> Any:
+    size, rank = ctx.group.size(), ctx.group.rank()
+    own = gradients[0].chunk(size, ctx.joined_dim)[rank]
+    return torch.cat([own] * size, ctx.cut_dim), None, None, None
+
+
+class _Half(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor) -> Tensor:
+        return tensor.view_as(tensor)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        return gradients[0] / 2
+
+
+_prepare = ColwiseParallel._prepare_input_fn
+
+
+def _averaged_input(layouts: Any, desired: Any, module: Any, inputs: Any, mesh: Any) -> Any:
+    return _prepare(layouts, desired, module, (_Half.apply(inputs[0]), *inputs[1:]), mesh)
+
+
+def _nothing(*_: Any, **__: Any) -> None:
+    pass
+
+
+PIPELINE, CONTEXT, SHARDS, DATA = (
+    *(conformance.TestPipeline, conformance.TestContext),
+    *(conformance.TestShards, conformance.TestParallel),
+)
+_APART = [(mesh_strategy.MeshStrategy, "_begin_alike", _nothing)]
+_LONGER = "test_losses_are_weighted[trainer-3]"
+
+MUTANTS = [
+    Mutant("a microbatch's gradient counts twice", PIPELINE, "adamw", [(chain, "_cut", _first_twice)]),
+    Mutant(
+        "ranks clip by the norm of their stage", PIPELINE, "clipped_by_norm", [(averages, "clip_by_norm", _own_norm)]
+    ),
+    Mutant("stages begin with weights of their rank", PIPELINE, "weights_that_begin_apart", _APART),
+    Mutant("a microbatch's gradient counts twice", Schedule, "adamw", [(ScheduledStep, "_loss", _loss_of_first_twice)]),
+    Mutant("a microbatch's weight counts twice", Schedule, "adamw", [(ScheduledStep, "_loss", _weight_of_first_twice)]),
+    Mutant("weights of microbatches don't count", Schedule, _LONGER, [(scheduled, "_times", lambda tensor, _: tensor)]),
+    Mutant("gradients aren't averaged", CONTEXT, "sgd_momentum", [(averages, "average", _nothing)]),
+    Mutant(
+        "ranks' parts come in another order", CONTEXT, "sgd_momentum", [_unseen, (exchanges, "_gathered", _reversed)]
+    ),
+    Mutant("a part's gradient isn't scaled", CONTEXT, "sgd_momentum", [(exchanges._Join, "backward", _own_gradient)]),
+    Mutant("gradients of heads aren't exchanged", CONTEXT, "sgd_momentum", [(exchanges._Swap, "backward", _unswapped)]),
+    Mutant("keys aren't gathered", Gather, "sgd_momentum", [_unseen, (Caught, "_by_keys", _own_keys)]),
+    Mutant(
+        "positions are those in the part", Gather, "sgd_momentum", [_unseen, (Caught, "_by_keys", _local_positions)]
+    ),
+    Mutant("gradients of keys aren't summed", Gather, "sgd_momentum", [(exchanges._Gather, "backward", _own_gradient)]),
+    Mutant(
+        "the gradient of a layer's input isn't summed",
+        Tensors,
+        "sgd_momentum",
+        [
+            (ColwiseParallel, "_prepare_input_fn", staticmethod(_averaged_input)),
+        ],
+    ),
+    Mutant("layers are cut from weights of their rank", Tensors, "weights_that_begin_apart", _APART),
+    Mutant(
+        "different shards are averaged", SHARDS, "sgd_momentum", [(mesh_strategy, "cut_axes", lambda _: frozenset())]
+    ),
+    Mutant("gradients aren't averaged", DATA, "sgd_momentum", [(averages, "average", _nothing)]),
+    Mutant("gradients are averaged twice", DATA, "sgd_momentum", [(averages, "average", _twice_averaged)]),
+    Mutant("ranks begin with weights of their own", DATA, "weights_that_begin_apart", _APART),
+]
+
+
+def run(suite: type[StrategyConformance], test: str) -> None:
+    """Run a test of the kit on ranks that are made for it, which see what is patched here."""
+    if test == _LONGER:
+        suite().test_losses_are_weighted("trainer", 3)
+        return
+    suite().test_training_equals_one_device(next(case for case in CASES if case.name == test))
+
+
+@pytest.mark.slow
+@pytest.mark.numbers
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: f"{mutant.suite.__name__}: {mutant.fault}")
+def test_the_kit_sees_a_fault(mutant: Mutant) -> None:
+    with ExitStack() as faults:
+        for patch in mutant.patches:
+            faults.enter_context(mock.patch.object(*patch))
+        with pytest.raises(AssertionError, match=r"is off by|loss of step"):
+            run(mutant.suite, mutant.test)
+
+
+@pytest.mark.slow
+@pytest.mark.numbers
+@pytest.mark.parametrize(
+    ("suite", "test"),
+    sorted({(one.suite, one.test) for one in MUTANTS}, key=str),
+    ids=lambda one: one if isinstance(one, str) else one.__name__,
+)
+def test_the_kit_sees_none_where_there_is_none(suite: type[StrategyConformance], test: str) -> None:
+    run(suite, test)

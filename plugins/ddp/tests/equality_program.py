@@ -67,11 +67,11 @@ class Recorder(Callback):
         self.losses = state["losses"]
 
 
-def make_loader(case, num_shares):
+def make_loader(case, data_parallel_size):
     generator = torch.Generator().manual_seed(7)
     x = torch.randn(64, 6, generator=generator, dtype=torch.float64)
     y = torch.stack([x.sum(1).sin(), x.prod(1)], dim=1)
-    return DataLoader(TensorDataset(x, y), batch_size=GLOBAL_BATCH_SIZE // num_shares, shuffle=case.shuffle)
+    return DataLoader(TensorDataset(x, y), batch_size=GLOBAL_BATCH_SIZE // data_parallel_size, shuffle=case.shuffle)
 
 
 def train_with_trainer(case, options):
@@ -90,11 +90,11 @@ def train_with_trainer(case, options):
     return recorder.losses, module.state_dict()
 
 
-def fabric_loop(fabric, case, num_shares):
+def fabric_loop(fabric, case, data_parallel_size):
     torch.manual_seed(11)
     module = Net()
     model, optimizer = fabric.setup(module, module.configure_optimizers())
-    loader = fabric.setup_dataloaders(make_loader(case, num_shares))
+    loader = fabric.setup_dataloaders(make_loader(case, data_parallel_size))
     losses = []
     for _ in range(2):
         for batch_idx, (x, y) in enumerate(loader):

@@ -77,7 +77,7 @@ def train(rank, way):
 
 def on_two_ranks(function, *args, stage, **options):
     make = functools.partial(DeepSpeedStrategy, stage, config=CUT if stage == 3 else None, **options)
-    return Backend(make, num_processes=2, num_shares=2).run(function, *args)
+    return Backend(make, num_processes=2, data_parallel_size=2).run(function, *args)
 
 
 @functools.cache

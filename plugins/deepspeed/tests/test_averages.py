@@ -46,7 +46,7 @@ def fit(rank, make_callback, *, ckpt_path=None, folder=None, storage="distribute
     # BatchNorm on a CPU takes one number format only.
     module = Net(nn.BatchNorm1d(7, momentum=None) if "precision" not in options else nn.LayerNorm(7))
     data = TensorDataset(torch.randn(32, 5, generator=torch.Generator().manual_seed(1)))
-    loader = DataLoader(data, batch_size=8 // rank.backend.num_shares)
+    loader = DataLoader(data, batch_size=8 // rank.backend.data_parallel_size)
     options = {"max_epochs": 2, "num_sanity_val_steps": 0, "plugins": [rank.environment, storage], **options}
     trainer = rank.trainer(callbacks=callbacks, **options)
     trainer.fit(module, loader, loader, ckpt_path=ckpt_path)
@@ -61,7 +61,7 @@ def on_one_device(*args, **options):
 def on_two_ranks(stage, *args, strategy=None, **options):
     given = {"config": CUT if stage == 3 else None, **(strategy or {})}
     make = functools.partial(DeepSpeedStrategy, stage, **given)
-    return Backend(make, num_processes=2, num_shares=2).run(functools.partial(fit, **options), *args)
+    return Backend(make, num_processes=2, data_parallel_size=2).run(functools.partial(fit, **options), *args)
 
 
 def assert_close(found, expected, tolerance=1e-5):

@@ -17,7 +17,9 @@ stages = pytest.mark.parametrize("stage", [1, 2, 3])
 
 def on_two_ranks(function, stage, *args, precision="16-mixed", **options):
     make = functools.partial(DeepSpeedStrategy, stage, config=CUT if stage == 3 else None, **options)
-    return Backend(make, num_processes=2, num_shares=2, options={"precision": precision}).run(function, *args)[0]
+    return Backend(make, num_processes=2, data_parallel_size=2, options={"precision": precision}).run(function, *args)[
+        0
+    ]
 
 
 class Net(Module):
@@ -49,7 +51,10 @@ class Net(Module):
 
 
 def fit(rank, max_steps, path=None, ckpt_path=None):
-    module, loader = Net(path), DataLoader(TensorDataset(INPUTS.repeat(8, 1)), batch_size=8 // rank.backend.num_shares)
+    module, loader = (
+        Net(path),
+        DataLoader(TensorDataset(INPUTS.repeat(8, 1)), batch_size=8 // rank.backend.data_parallel_size),
+    )
     trainer = rank.trainer(max_steps=max_steps, max_epochs=10)
     trainer.fit(module, loader, ckpt_path=ckpt_path)
     return module.losses, module.scales, module.dtypes, module.state_dict()

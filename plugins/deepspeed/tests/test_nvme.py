@@ -35,7 +35,7 @@ def train(rank, folder):
 
 def on_two_ranks(folder, **options):
     make = functools.partial(DeepSpeedStrategy, 3, **options)
-    return Backend(make, num_processes=2, num_shares=2).run(train, folder)[0]
+    return Backend(make, num_processes=2, data_parallel_size=2).run(train, folder)[0]
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("nvme", marks=pytest.mark.nvme)])
@@ -56,7 +56,9 @@ def test_parameters_and_optimizer_state_on_a_disk(tmp_path):
 
     def on_ranks(alias, **options):
         make = functools.partial(STRATEGY_REGISTRY.create, alias, **options)
-        return Backend(make, num_processes=2, num_shares=2, options={"precision": "bf16-mixed"}).run(train, tmp_path)[0]
+        return Backend(make, num_processes=2, data_parallel_size=2, options={"precision": "bf16-mixed"}).run(
+            train, tmp_path
+        )[0]
 
     weights, num_files = on_ranks("deepspeed_stage_3_offload_nvme", nvme_path=tmp_path)
     expected, _ = on_ranks("deepspeed_stage_3_offload")

@@ -52,7 +52,7 @@ class WithBoth(Bare):
 def fit(rank, kind):
     module = kind()
     data = TensorDataset(torch.cat([make_batch(step, None) for step in range(3)]))
-    rank.trainer(max_epochs=2).fit(module, DataLoader(data, batch_size=8 // rank.backend.num_shares))
+    rank.trainer(max_epochs=2).fit(module, DataLoader(data, batch_size=8 // rank.backend.data_parallel_size))
     return module.rates, module.state_dict()
 
 
@@ -62,9 +62,9 @@ def expected():
 
 
 def on_two_ranks(config, function, *args, **options):
-    return Backend(functools.partial(DeepSpeedStrategy, config=config, **options), num_processes=2, num_shares=2).run(
-        function, *args
-    )
+    return Backend(
+        functools.partial(DeepSpeedStrategy, config=config, **options), num_processes=2, data_parallel_size=2
+    ).run(function, *args)
 
 
 def assert_trained(found):

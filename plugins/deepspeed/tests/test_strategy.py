@@ -110,7 +110,7 @@ def test_the_block_of_autocast_computes_in_bfloat16_from_float32(stage):
     expected = Backend(lambda: "single_device", options=options).run(autocast)[0]
     config = {"torch_autocast": {"enabled": True}, **(CUT if stage == 3 else {})}
     make = functools.partial(DeepSpeedStrategy, stage=stage, config=config)
-    formats, weights, left = Backend(make, num_processes=2, num_shares=2, options=options).run(autocast)[0]
+    formats, weights, left = Backend(make, num_processes=2, data_parallel_size=2, options=options).run(autocast)[0]
     assert formats == expected[0] == ["torch.bfloat16", "torch.float32"] * 2
     for name, value in expected[1].items():
         torch.testing.assert_close(weights[name], value, rtol=0, atol=0.01)
@@ -193,7 +193,7 @@ class Apart(Module):
 def fit_apart(rank, *how):
     data = TensorDataset(torch.cat([make_batch(step, None) for step in range(3)]))
     trainer, module = rank.trainer(max_epochs=1), Apart(*how)
-    trainer.fit(module, DataLoader(data, batch_size=8 // rank.backend.num_shares))
+    trainer.fit(module, DataLoader(data, batch_size=8 // rank.backend.data_parallel_size))
     return module.state_dict()
 
 
@@ -265,7 +265,7 @@ class BuiltLate(Module):
 def fit_and_predict(rank):
     module = BuiltLate()
     data = TensorDataset(torch.cat([make_batch(step, None) for step in range(4)]))
-    loader = DataLoader(data, batch_size=8 // rank.backend.num_shares)
+    loader = DataLoader(data, batch_size=8 // rank.backend.data_parallel_size)
     rank.trainer(max_epochs=2).fit(module, loader)
     predictions = rank.trainer().predict(module, loader)
     return module.sizes, module.state_dict(), torch.cat([part.float() for part in predictions])
@@ -292,7 +292,7 @@ class Judged(BuiltLate):
 def evaluate_a_checkpoint(rank, path):
     """Losses by `validate` and `test`, and predictions, of modules that have never been trained here."""
     data = TensorDataset(torch.cat([make_batch(step, None) for step in range(4)]))
-    loader = DataLoader(data, batch_size=8 // rank.backend.num_shares)
+    loader = DataLoader(data, batch_size=8 // rank.backend.data_parallel_size)
     trainer = rank.trainer(max_epochs=1)
     trainer.fit(Judged(), loader, loader)
     trainer.save_checkpoint(path, weights_only=True)
@@ -329,7 +329,7 @@ def test_an_evaluation_in_16_bits_rounds_no_weight():
     """Without an optimizer an engine has no masters, and would leave the weights as it has computed with them."""
     make = functools.partial(DeepSpeedStrategy, 3, config=CUT)
     options = {"precision": "bf16-mixed"}
-    for before, after, (first, second) in Backend(make, num_processes=2, num_shares=2, options=options).run(
+    for before, after, (first, second) in Backend(make, num_processes=2, data_parallel_size=2, options=options).run(
         evaluate_twice
     ):
         torch.testing.assert_close(after, before, rtol=0, atol=0)

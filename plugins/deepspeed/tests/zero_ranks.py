@@ -16,7 +16,7 @@ STAGES = pytest.mark.parametrize("stage", [0, 1, 2, 3])
 
 def on_two_ranks(function, *args, stage=2, **options):
     make = functools.partial(DeepSpeedStrategy, stage, **{"config": CUT if stage == 3 else None, **options})
-    return Backend(make, num_processes=2, num_shares=2).run(function, *args)
+    return Backend(make, num_processes=2, data_parallel_size=2).run(function, *args)
 
 
 def make_model():

@@ -20,7 +20,7 @@ class TestModelParallel(StrategyConformance):
 
     alias = "model_parallel"
     new_interpreter = False
-    num_shares = 1
+    data_parallel_size = 1
     expected_capabilities = _CAPABILITIES
     known_failures = {"test_teardown_leaves_nothing[process_group]": _STAYS}
 

@@ -137,10 +137,10 @@ class Recorder(Callback):
         self.losses = state["losses"]
 
 
-def make_loader(num_shares, num_steps=NUM_STEPS):
+def make_loader(data_parallel_size, num_steps=NUM_STEPS):
     generator = torch.Generator().manual_seed(7)
     tokens = torch.randint(0, 13, (num_steps * GLOBAL_BATCH_SIZE,), generator=generator)
-    return DataLoader(TensorDataset(tokens, (tokens * 5 + 2) % 13), batch_size=GLOBAL_BATCH_SIZE // num_shares)
+    return DataLoader(TensorDataset(tokens, (tokens * 5 + 2) % 13), batch_size=GLOBAL_BATCH_SIZE // data_parallel_size)
 
 
 class WholeWeights(Callback):
@@ -151,26 +151,28 @@ class WholeWeights(Callback):
         self.weights = {name: value.clone() for name, value in state.items()}
 
 
-def train_on(rank, name, num_shares):
+def train_on(rank, name, data_parallel_size):
     """`train` on ranks that are there already, with the strategy that they have been made for."""
     case = CASES[name]
     if case.loop == "fabric":
         fabric = rank.fabric(precision=PRECISIONS[case.dtype])
-        result = fabric_loop(fabric, case, num_shares)
+        result = fabric_loop(fabric, case, data_parallel_size)
         fabric.teardown()
         return result
     whole, options = WholeWeights(), {"plugins": [rank.environment]}
-    losses, _ = train(case, rank.backend.strategy(), rank.backend.num_processes, num_shares, (whole,), **options)
+    losses, _ = train(
+        case, rank.backend.strategy(), rank.backend.num_processes, data_parallel_size, (whole,), **options
+    )
     return losses, whole.weights
 
 
-def train(case, strategy="single_device", devices=1, num_shares=None, callbacks=(), **options):
+def train(case, strategy="single_device", devices=1, data_parallel_size=None, callbacks=(), **options):
     """Losses and whole weights after the steps of the case."""
-    num_shares = devices if num_shares is None else num_shares
+    data_parallel_size = devices if data_parallel_size is None else data_parallel_size
     torch.manual_seed(11)
     if case.loop == "fabric":
         fabric = Fabric(strategy=strategy, devices=devices, accelerator="cpu", precision=PRECISIONS[case.dtype])
-        return fabric.launch(fabric_loop, case, num_shares)
+        return fabric.launch(fabric_loop, case, data_parallel_size)
     module, recorder = Net(case), Recorder()
     trainer = Trainer(
         **{**QUIET, "max_epochs": 1, "precision": PRECISIONS[case.dtype], **options},
@@ -181,16 +183,16 @@ def train(case, strategy="single_device", devices=1, num_shares=None, callbacks=
         gradient_clip_algorithm=case.clip_algorithm,
         callbacks=[recorder, *callbacks],
     )
-    trainer.fit(module, make_loader(num_shares))
+    trainer.fit(module, make_loader(data_parallel_size))
     return recorder.losses, module.state_dict()
 
 
-def fabric_loop(fabric, case, num_shares):
+def fabric_loop(fabric, case, data_parallel_size):
     torch.manual_seed(11)
     module = Net(replace(case, meta=False))
     module.cut(fabric.strategy.device_mesh)
     model, optimizer = fabric.setup(module, module.configure_optimizers())
-    loader = fabric.setup_dataloaders(make_loader(num_shares))
+    loader = fabric.setup_dataloaders(make_loader(data_parallel_size))
     losses = []
     for batch_idx, (tokens, targets) in enumerate(loader):
         ends_window = (batch_idx + 1) % case.accumulate == 0

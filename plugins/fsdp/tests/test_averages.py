@@ -30,8 +30,8 @@ class Judged(Net):
 
 def fit(way, callback, *others, ckpt_path=None, **options):
     """Weights in the end, and the loss of the last validation run."""
-    make, devices, num_shares = WAYS[way]
-    module, loader = Judged(CASES["tied"]), make_loader(num_shares)
+    make, devices, data_parallel_size = WAYS[way]
+    module, loader = Judged(CASES["tied"]), make_loader(data_parallel_size)
     options = {
         **QUIET,
         "precision": "64-true",

@@ -34,8 +34,8 @@ class SteppedNet(Net):
 
 def fit(way, max_steps, ckpt_path=None, storage=None, save_to=None):
     """Losses and whole weights, on ranks that stay for the next run in this way."""
-    make, devices, num_shares = WAYS[way]
-    ranks = Backend(make, "cpu", devices, num_shares, timeout_s=120, kept_for=(__name__, way))
+    make, devices, data_parallel_size = WAYS[way]
+    ranks = Backend(make, "cpu", devices, data_parallel_size, timeout_s=120, kept_for=(__name__, way))
     return ranks.run(fit_on, max_steps, ckpt_path, storage, save_to)[0]
 
 
@@ -45,7 +45,7 @@ def fit_on(rank, max_steps, ckpt_path, storage, save_to):
     options = {"precision": "64-true", "max_epochs": 1, "max_steps": max_steps}
     plugins = [rank.environment, *filter(None, [storage])]
     trainer = rank.trainer(**options, plugins=plugins, callbacks=[recorder, Saver(save_to), whole])
-    trainer.fit(module, make_loader(rank.backend.num_shares, NUM_STEPS), ckpt_path=ckpt_path)
+    trainer.fit(module, make_loader(rank.backend.data_parallel_size, NUM_STEPS), ckpt_path=ckpt_path)
     return recorder.losses, whole.weights
 
 

@@ -66,8 +66,8 @@ def reference(case):
 def ranks_of(way):
     """Kept for all cases of the way, which come one after the other. As a fixture they would end after each."""
     end_kept_ranks()
-    make, num_processes, num_shares = WAYS[way]
-    return Backend(make, "cpu", num_processes, num_shares, timeout_s=120, kept_for=way)
+    make, num_processes, data_parallel_size = WAYS[way]
+    return Backend(make, "cpu", num_processes, data_parallel_size, timeout_s=120, kept_for=way)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -80,7 +80,7 @@ def no_ranks_left():
 @pytest.mark.parametrize(("way", "case"), list(pairs()))
 def test_losses_and_weights_equal_one_device(way, case):
     ranks = ranks_of(way)
-    losses, weights = ranks.run(train_on, case, ranks.num_shares)[0]
+    losses, weights = ranks.run(train_on, case, ranks.data_parallel_size)[0]
     expected_losses, expected_weights = reference(case)
     tolerance = TOLERANCE[CASES[case].dtype]
     scale = max(value.abs().max().item() for value in expected_weights.values() if value.is_floating_point())

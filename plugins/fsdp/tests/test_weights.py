@@ -17,5 +17,5 @@ class TestGroupsOfTwo(WeightTests):
     alias = "model_parallel"
     options = {"data_parallel_size": 2, "tensor_parallel_size": 2}
     num_processes = 4
-    num_shares = 2
+    data_parallel_size = 2
     tolerance = 1e-12

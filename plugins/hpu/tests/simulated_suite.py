@@ -98,7 +98,7 @@ class ForgetsAll(SingleHPUStrategy):
 
 def launches_of(rank, strategy=None):
     launches = Launches()
-    loader = make_loader(CASE, rank.backend.num_shares)
+    loader = make_loader(CASE, rank.backend.data_parallel_size)
     rank.trainer(strategy, callbacks=launches, max_epochs=1).fit(Perceptron(CASE), loader)
     return launches
 

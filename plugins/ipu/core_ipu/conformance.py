@@ -49,7 +49,7 @@ class TestIPUStrategy(IPUStrategySuite, StrategyConformance):
     """Two replicas, each with a half of what one device takes."""
 
     alias = "ipu_strategy"
-    num_devices = num_shares = 2
+    num_devices = data_parallel_size = 2
     expected_capabilities = (
         Capability.COMPILED_STEP | Capability.JOINT_SETUP | Capability.OWNS_ACCUMULATION | Capability.OWNS_CLIPPING
     )

@@ -14,7 +14,7 @@ class TestPipeline(StrategyConformance):
 
     alias = "pipeline"
     options = {"microbatches": "auto"}  # with options: the kit's script reads the whole module from one rank
-    num_shares = 1
+    data_parallel_size = 1
     expected_capabilities = _CAPABILITIES
     known_failures = {"test_training_equals_one_device[two_optimizers]": _PARTS_ALONE}
 
@@ -32,7 +32,7 @@ class TestSchedule(StrategySmoke):
 
     alias = "pipeline"
     options = {"schedule": "1F1B"}
-    num_shares = 1
+    data_parallel_size = 1
 
 
 class TestPipelines(StrategySmoke):
@@ -41,7 +41,7 @@ class TestPipelines(StrategySmoke):
     alias = "parallel"
     options = {"pipeline": 2}
     num_processes = 4
-    num_shares = 2
+    data_parallel_size = 2
 
 
 class TestShards(StrategyConformance):
@@ -60,7 +60,7 @@ class TestContext(StrategyConformance):
     alias = "parallel"
     new_interpreter = False
     options = {"context": "auto", "data": 1}
-    num_shares = 1
+    data_parallel_size = 1
     length = 4
     expected_capabilities = _CAPABILITIES
     known_failures = dict.fromkeys(
@@ -74,7 +74,7 @@ class TestGather(StrategySmoke):
 
     alias = "parallel"
     options = {"context": 2, "context_attention": "gather"}
-    num_shares = 1
+    data_parallel_size = 1
     length = 4
 
 
@@ -96,4 +96,4 @@ class TestTensor(StrategySmoke):
     alias = "parallel"
     options = {"tensor": 2, "tensor_plan": {}}
     num_processes = 4
-    num_shares = 2
+    data_parallel_size = 2

@@ -129,13 +129,13 @@ def train(rank: Rank, make: Any = Step, ckpt_path: Any = None, **options: Any) -
     seen, module = Seen(), make()
     torch.manual_seed(5 + rank.number)
     trainer = rank.trainer(callbacks=seen, **{"max_steps": 20, "max_epochs": 10, **options})
-    trainer.fit(module, loader(8 // rank.backend.num_shares), ckpt_path=ckpt_path)
+    trainer.fit(module, loader(8 // rank.backend.data_parallel_size), ckpt_path=ckpt_path)
     return seen.weights, {name: float(value) for name, value in trainer.callback_metrics.items()}
 
 
-def on_mesh(num_processes: int, num_shares: int, strategy: Any = ParallelStrategy, **options: Any) -> Backend:
+def on_mesh(num_processes: int, data_parallel_size: int, strategy: Any = ParallelStrategy, **options: Any) -> Backend:
     """Ranks of such a mesh."""
-    return Backend(partial(strategy, **options), "cpu", num_processes, num_shares)
+    return Backend(partial(strategy, **options), "cpu", num_processes, data_parallel_size)
 
 
 def assert_equals_one_device(backend: Backend, make: Any = Step, **options: Any) -> None:
@@ -149,7 +149,7 @@ def assert_equals_one_device(backend: Backend, make: Any = Step, **options: Any)
 def begin(rank: Rank, path: Any, make: Any = Step) -> None:
     """Six batches, the last in the middle of an epoch, and a checkpoint."""
     trainer = rank.trainer(max_steps=6, max_epochs=10, callbacks=Saves(path))
-    trainer.fit(make(), loader(8 // rank.backend.num_shares))
+    trainer.fit(make(), loader(8 // rank.backend.data_parallel_size))
 
 
 def assert_goes_on(source: Backend, target: Backend, path: Any, make: Any = Step) -> None:

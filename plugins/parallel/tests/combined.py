@@ -110,7 +110,7 @@ def train(
     trainer = rank.trainer(
         strategy=strategy_of(mesh, form), callbacks=callbacks, **{"max_steps": 20, "max_epochs": 20, **options}
     )
-    shares = num_shares(rank.backend.num_processes, mesh or {})
+    shares = data_parallel_size(rank.backend.num_processes, mesh or {})
     # The last batch of an epoch has 5 samples, so that shares differ.
     trainer.fit(make(), loader(8 // shares, 29), ckpt_path=paths[0])
     return seen.weights, {name: float(value) for name, value in trainer.callback_metrics.items()}
@@ -136,7 +136,7 @@ def carry(rank: Rank, mesh: dict[str, Any] | None, form: Any, source: Any, targe
         fabric.load(source, state)
     else:
         model.mark_forward_method("compute")
-        for batch in fabric.setup_dataloaders(loader(8 // num_shares(rank.backend.num_processes, mesh or {}))):
+        for batch in fabric.setup_dataloaders(loader(8 // data_parallel_size(rank.backend.num_processes, mesh or {}))):
             fabric.step(model, batch, _loss)
             optimizer.step()
             optimizer.zero_grad()
@@ -154,7 +154,7 @@ def read(rank: Rank, path: Any) -> Any:
     return rank.fabric("single_device").load(path)
 
 
-def num_shares(num_processes: int, mesh: dict[str, Any]) -> int:
+def data_parallel_size(num_processes: int, mesh: dict[str, Any]) -> int:
     """Shares of the data."""
     return num_processes // (mesh.get("pipeline", 1) * mesh.get("context", 1) * mesh.get("tensor", 1))
 
@@ -169,6 +169,6 @@ def difference(mesh: dict[str, Any], num_processes: int, options: dict[str, Any]
     found, metrics = ranks(num_processes).run(train, mesh, options)[0]
     expected, logged = one_device("cpu").run(train, None, options)[0]
     assert found.keys() == expected.keys()
-    logged = logged if num_shares(num_processes, mesh) == 1 else {}
+    logged = logged if data_parallel_size(num_processes, mesh) == 1 else {}
     of_metrics = [abs(metrics[name] - value) for name, value in logged.items()]
     return max(*(float((found[name] - value).abs().max()) for name, value in expected.items()), *of_metrics)

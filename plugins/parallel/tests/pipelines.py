@@ -85,7 +85,7 @@ def run(rank: Rank, num_samples: int, noise: float = 0.1, **options: Any) -> Any
     seen, module = Seen(), Net(noise)
     torch.manual_seed(5 + rank.number)  # ranks of a pipeline share the state of their first
     trainer = rank.trainer(max_epochs=2, callbacks=seen, **options)
-    batches = loader(num_samples, 8 // rank.backend.num_shares)
+    batches = loader(num_samples, 8 // rank.backend.data_parallel_size)
     trainer.fit(module, batches, batches)
     fitted = {name: float(value) for name, value in trainer.callback_metrics.items()}
     tested = trainer.test(module, batches)

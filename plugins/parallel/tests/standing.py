@@ -96,5 +96,5 @@ class OfExperts(Third):
 def fit(rank: Rank, number: int, how: str, make: Any = Third) -> None:
     """An epoch of four batches, in the third of which this rank stands still or dies."""
     torch.manual_seed(0)
-    data = DataLoader(TensorDataset(torch.randn(32, 4, 16)), batch_size=8 // rank.backend.num_shares)
+    data = DataLoader(TensorDataset(torch.randn(32, 4, 16)), batch_size=8 // rank.backend.data_parallel_size)
     rank.trainer(max_epochs=1).fit(make(how if rank.number == number else None), data)

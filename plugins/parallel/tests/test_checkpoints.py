@@ -30,8 +30,8 @@ _BACKENDS: dict[str, tuple[Any, int, int]] = {
 
 
 def _with(name: str, form: Any) -> Backend:
-    strategy, num_processes, num_shares = _BACKENDS[name]
-    return Backend(lambda: strategy(checkpoint_io=form()), "cpu", num_processes, num_shares)
+    strategy, num_processes, data_parallel_size = _BACKENDS[name]
+    return Backend(lambda: strategy(checkpoint_io=form()), "cpu", num_processes, data_parallel_size)
 
 
 @pytest.mark.slow

@@ -34,7 +34,7 @@ class _Saving(Net):
 
 @pytest.mark.numbers
 @pytest.mark.parametrize(
-    ("sizes", "num_processes", "num_shares"),
+    ("sizes", "num_processes", "data_parallel_size"),
     [
         ({"context": 2}, 2, 1),
         ({"context": 2, "context_attention": "gather"}, 2, 1),
@@ -45,8 +45,8 @@ class _Saving(Net):
     ],
     ids=str,
 )
-def test_twenty_steps_equal_one_device(sizes: dict[str, Any], num_processes: int, num_shares: int) -> None:
-    assert_equals_one_device(on_mesh(num_processes, num_shares, **sizes), **_WINDOW)
+def test_twenty_steps_equal_one_device(sizes: dict[str, Any], num_processes: int, data_parallel_size: int) -> None:
+    assert_equals_one_device(on_mesh(num_processes, data_parallel_size, **sizes), **_WINDOW)
 
 
 def _llama() -> Any:

@@ -30,7 +30,7 @@ class _Counted(MixtureStep):
 def _logged(rank: Rank) -> Any:
     module, hooks = _Counted(), []
     trainer = rank.trainer(max_steps=2, callbacks=ExpertLoad(), log_every_n_steps=2)
-    trainer.fit(module, loader(8 // rank.backend.num_shares))
+    trainer.fit(module, loader(8 // rank.backend.data_parallel_size))
     hooks = [len(part._forward_pre_hooks) for part in module.modules()]
     return {name: float(value) for name, value in trainer.callback_metrics.items()}, module.counts, sum(hooks)
 

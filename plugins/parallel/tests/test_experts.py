@@ -94,7 +94,7 @@ def test_a_run_goes_on_in_the_middle_of_an_epoch(source: Backend, target: Backen
 
 def _carry(rank: Rank, source: Path, target: Path) -> None:
     trainer = rank.trainer(max_steps=6, max_epochs=10, callbacks=Saves(target))
-    trainer.fit(MixtureStep(), loader(8 // rank.backend.num_shares), ckpt_path=source)
+    trainer.fit(MixtureStep(), loader(8 // rank.backend.data_parallel_size), ckpt_path=source)
 
 
 @pytest.mark.slow

@@ -21,19 +21,19 @@ from core_testing.cases import CASES
 class Schedule(StrategyConformance):
     """The whole kit, of which `TestSchedule` is the short one."""
 
-    alias, options, num_shares = "pipeline", {"schedule": "1F1B"}, 1
+    alias, options, data_parallel_size = "pipeline", {"schedule": "1F1B"}, 1
 
 
 class Gather(StrategyConformance):
     """The same of `TestGather`."""
 
-    alias, options, num_shares, length = "parallel", {"context": 2, "context_attention": "gather"}, 1, 4
+    alias, options, data_parallel_size, length = "parallel", {"context": 2, "context_attention": "gather"}, 1, 4
 
 
 class Tensors(StrategyConformance):
     """A plan that cuts a layer whose input has a gradient."""
 
-    alias, num_shares = "parallel", 1
+    alias, data_parallel_size = "parallel", 1
     options = {"tensor": 2, "tensor_plan": {"last": "colwise_gather_output"}}
 
 

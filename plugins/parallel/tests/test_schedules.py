@@ -67,7 +67,7 @@ def fit(rank: Rank, num_samples: int, num_accumulated: int, **sizes: Any) -> Any
         gradient_clip_val=0.3,
         limit_val_batches=0,
     )
-    trainer.fit(module, pipelines.loader(num_samples, 8 // rank.backend.num_shares))
+    trainer.fit(module, pipelines.loader(num_samples, 8 // rank.backend.data_parallel_size))
     values = {name: float(value) for name, value in trainer.callback_metrics.items()}
     return seen.weights, seen.steps, values
 
@@ -140,7 +140,7 @@ def fit_on(rank: Rank, save: Path | None, load: Path | None) -> Any:
     """One epoch of 4 steps, or what is left of it."""
     seen = Saves(save)
     trainer = rank.trainer(max_epochs=1, callbacks=seen, limit_val_batches=0)
-    trainer.fit(Deep(), pipelines.loader(32, 8 // rank.backend.num_shares), ckpt_path=load)
+    trainer.fit(Deep(), pipelines.loader(32, 8 // rank.backend.data_parallel_size), ckpt_path=load)
     return seen.weights, seen.optimizer, trainer.global_step
 
 
@@ -172,8 +172,8 @@ def test_checkpoints_go_on_elsewhere_in_the_middle_of_an_epoch(
     source: str, target: str, form: Any, tmp_path: Path
 ) -> None:
     def backend(name: str) -> Backend:
-        strategy, num_processes, num_shares = BACKENDS[name]
-        return Backend(lambda: strategy(checkpoint_io=form()), "cpu", num_processes, num_shares)
+        strategy, num_processes, data_parallel_size = BACKENDS[name]
+        return Backend(lambda: strategy(checkpoint_io=form()), "cpu", num_processes, data_parallel_size)
 
     path = tmp_path / "middle.ckpt"
     backend(source).run(fit_on, path, None)

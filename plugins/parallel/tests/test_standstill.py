@@ -41,10 +41,10 @@ SLOW = [pytest.param(axis, marks=pytest.mark.slow) for axis in list(AXES)[1:]]
 
 def on(axis: str, folder: Path | None = None) -> Backend:
     """Ranks of such a mesh, which are watched if there is a folder for what the watch writes."""
-    sizes, num_processes, num_shares = AXES[axis]
+    sizes, num_processes, data_parallel_size = AXES[axis]
     watch = WatchdogOptions(limit=timedelta(seconds=1.5), end_after=timedelta(seconds=4), folder=folder)
     options = {} if folder is None else {"watch": watch}
-    return Backend(partial(ParallelStrategy, **sizes), "cpu", num_processes, num_shares, options)
+    return Backend(partial(ParallelStrategy, **sizes), "cpu", num_processes, data_parallel_size, options)
 
 
 @pytest.mark.parametrize("axis", ["pipeline", *SLOW])

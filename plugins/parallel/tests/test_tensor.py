@@ -31,7 +31,7 @@ _WINDOW = {"accumulate_grad_batches": 2, "gradient_clip_val": 0.3, "max_steps": 
 
 @pytest.mark.numbers
 @pytest.mark.parametrize(
-    ("sizes", "num_processes", "num_shares"),
+    ("sizes", "num_processes", "data_parallel_size"),
     [
         ({"tensor": 2}, 2, 1),
         ({"shard": 2}, 2, 2),
@@ -43,9 +43,9 @@ _WINDOW = {"accumulate_grad_batches": 2, "gradient_clip_val": 0.3, "max_steps": 
 )
 @pytest.mark.parametrize("options", [{}, _WINDOW], ids=["steps", "windows"])
 def test_twenty_steps_equal_one_device(
-    sizes: dict[str, Any], num_processes: int, num_shares: int, options: dict[str, Any]
+    sizes: dict[str, Any], num_processes: int, data_parallel_size: int, options: dict[str, Any]
 ) -> None:
-    assert_equals_one_device(on_mesh(num_processes, num_shares, **sizes), **options)
+    assert_equals_one_device(on_mesh(num_processes, data_parallel_size, **sizes), **options)
 
 
 class _OfPlan(Net):

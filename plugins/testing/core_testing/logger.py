@@ -172,4 +172,4 @@ class _Logging(Perceptron):
 def _train_and_log(rank: Rank, suite: LoggerConformance, folder: Path) -> None:
     case = Case("logger")
     trainer = rank.trainer(max_epochs=1, logger=suite.make_in(folder), log_every_n_steps=1)
-    trainer.fit(_Logging(case), make_loader(case, rank.backend.num_shares))
+    trainer.fit(_Logging(case), make_loader(case, rank.backend.data_parallel_size))

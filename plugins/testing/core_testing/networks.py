@@ -310,7 +310,7 @@ def make_data(case: Case, num_copies: int = 1) -> TensorDataset:
     return TensorDataset(inputs, targets)
 
 
-def make_loader(case: Case, num_shares: int, num_copies: int = 1) -> DataLoader[Any]:
-    """Batches of one rank, of which `num_shares` together make the batch of one device."""
+def make_loader(case: Case, data_parallel_size: int, num_copies: int = 1) -> DataLoader[Any]:
+    """Batches of one rank, of which `data_parallel_size` together make the batch of one device."""
     data = make_data(case, num_copies)
-    return DataLoader(data, batch_size=GLOBAL_BATCH_SIZE // num_shares, shuffle=case.shuffle)
+    return DataLoader(data, batch_size=GLOBAL_BATCH_SIZE // data_parallel_size, shuffle=case.shuffle)

@@ -88,7 +88,7 @@ class Backend:
         strategy: makes one; called on each rank. An alias does as well.
         accelerator: name of the kind of device.
         num_processes: number of ranks, with a device each.
-        num_shares: number of shares into which the data is split; differs where ranks share a model.
+        data_parallel_size: number of shares into which the data is split; differs where ranks share a model.
         options: of Trainer and Fabric, such as the precision.
         timeout_s: seconds after which ranks that hang are ended, and the test fails.
         kept_for: for whose next call the ranks stay, until `end_kept_ranks`; None lets them end with each call.
@@ -97,7 +97,7 @@ class Backend:
     strategy: Callable[[], Strategy | str]
     accelerator: str = "cpu"
     num_processes: int = 1
-    num_shares: int = 1
+    data_parallel_size: int = 1
     options: Mapping[str, Any] = field(default_factory=dict)
     timeout_s: float = 60
     kept_for: Hashable = None

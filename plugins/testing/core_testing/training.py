@@ -116,7 +116,9 @@ def train(
         _move_apart(module, rank.number)
     torch.manual_seed(13 + rank.number)  # the order of the data follows from rank 0's, the noise from each rank's own
     if case.loop == "fabric":
-        return _train_by_hand(rank.fabric(strategy, precision=case.precision), case, module, rank.backend.num_shares)
+        return _train_by_hand(
+            rank.fabric(strategy, precision=case.precision), case, module, rank.backend.data_parallel_size
+        )
     recorder = Recorder(options.pop("save_at", -1), options.pop("path", None))
     ckpt_path = options.pop("ckpt_path", None)
     trainer = rank.trainer(
@@ -128,7 +130,7 @@ def train(
         gradient_clip_algorithm=case.clip_algorithm if case.clip is not None else None,
         **{"max_epochs": NUM_EPOCHS, **options},
     )
-    trainer.fit(module, make_loader(case, rank.backend.num_shares, num_copies), ckpt_path=ckpt_path)
+    trainer.fit(module, make_loader(case, rank.backend.data_parallel_size, num_copies), ckpt_path=ckpt_path)
     return recorder.run
 
 
@@ -146,10 +148,10 @@ def _move_apart(module: Module, number: int) -> None:
             tensor.add_(number)
 
 
-def _train_by_hand(fabric: Fabric, case: Case, module: Module, num_shares: int) -> TrainingRecord:
+def _train_by_hand(fabric: Fabric, case: Case, module: Module, data_parallel_size: int) -> TrainingRecord:
     run = TrainingRecord()
     model, optimizer = fabric.setup(module, case.optimizer(module))
-    loader = fabric.setup_dataloaders(make_loader(case, num_shares))
+    loader = fabric.setup_dataloaders(make_loader(case, data_parallel_size))
     for _ in range(NUM_EPOCHS):
         for batch_idx, (inputs, targets) in enumerate(loader):
             ends_window = (batch_idx + 1) % case.accumulate == 0

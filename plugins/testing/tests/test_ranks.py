@@ -23,7 +23,7 @@ from core_testing.strategy.unity import UnityTests
 
 @pytest.fixture
 def backend():
-    yield Backend(ParallelStrategy, num_processes=2, num_shares=2, timeout_s=30, kept_for=__name__)
+    yield Backend(ParallelStrategy, num_processes=2, data_parallel_size=2, timeout_s=30, kept_for=__name__)
     end_kept_ranks()
 
 
@@ -76,7 +76,7 @@ def test_a_test_finds_ranks_as_if_they_were_new(backend, tmp_path):
     left = backend.run(leave_all_behind, tmp_path)
     assert backend.run(meet_and_look) == first  # in the same processes
     assert left == [(process, True) for process, _ in first]
-    new = Backend(ParallelStrategy, num_processes=2, num_shares=2).run(meet_and_look)
+    new = Backend(ParallelStrategy, num_processes=2, data_parallel_size=2).run(meet_and_look)
     assert [found for _, found in new] == [found for _, found in first]
     assert {process for process, _ in new}.isdisjoint(process for process, _ in first)
 
@@ -130,7 +130,7 @@ def end_badly(rank, how):
 )
 def test_a_bad_end_is_told_and_the_next_test_gets_new_ranks(backend, how, told):
     before = backend.run(pid)
-    impatient = Backend(ParallelStrategy, num_processes=2, num_shares=2, timeout_s=1, kept_for=backend.kept_for)
+    impatient = Backend(ParallelStrategy, num_processes=2, data_parallel_size=2, timeout_s=1, kept_for=backend.kept_for)
     with pytest.raises(WorkerError, match=told) as caught:
         impatient.run(end_badly, how)
     assert caught.value.rank == 1

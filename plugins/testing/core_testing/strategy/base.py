@@ -31,7 +31,7 @@ class StrategySuite(Conformance[Strategy]):
         compared_with: name of the kind of device of `single_device`, with which all is compared; None is the same kind.
         num_processes: number of processes, with a device each.
         num_devices: number of devices of the run; None is one a process.
-        num_shares: into how many shares the data is split; None is one a process.
+        data_parallel_size: into how many shares the data is split; None is one a process.
         other_num_processes: another number in which it can run; None if there is none.
         trainer_options: of every Trainer and Fabric, such as `plugins` that the strategy can't do without.
         length: of the sequences that samples are, for a strategy that cuts sequences; None for samples that are none.
@@ -54,7 +54,7 @@ class StrategySuite(Conformance[Strategy]):
     compared_with: ClassVar[str | None] = None
     num_processes: ClassVar[int] = 2
     num_devices: ClassVar[int | None] = None
-    num_shares: ClassVar[int | None] = None
+    data_parallel_size: ClassVar[int | None] = None
     other_num_processes: ClassVar[int | None] = 1
     trainer_options: ClassVar[Mapping[str, Any]] = {}
     length: ClassVar[int | None] = None
@@ -110,20 +110,20 @@ class StrategySuite(Conformance[Strategy]):
     @property
     def shares(self) -> int:
         """Into how many shares the data is split."""
-        return self.num_processes if self.num_shares is None else self.num_shares
+        return self.num_processes if self.data_parallel_size is None else self.data_parallel_size
 
     @property
     def backend(self) -> Backend:
         """The backend with which the ranks of a test train."""
         return self.backend_of(self.num_processes, self.shares)
 
-    def backend_of(self, num_processes: int, num_shares: int) -> Backend:
+    def backend_of(self, num_processes: int, data_parallel_size: int) -> Backend:
         """The same in another number of processes."""
-        options, kept_for = dict(self.trainer_options), (type(self), num_processes, num_shares)
+        options, kept_for = dict(self.trainer_options), (type(self), num_processes, data_parallel_size)
         if self.num_devices is not None:
             options.setdefault("devices", self.num_devices)
         return Backend(
-            *(self.make, self.accelerator, num_processes, num_shares, options, self.timeout_s),
+            *(self.make, self.accelerator, num_processes, data_parallel_size, options, self.timeout_s),
             kept_for=kept_for if self.keeps_ranks else None,
         )
 

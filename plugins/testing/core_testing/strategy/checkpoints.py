@@ -154,7 +154,7 @@ def _train_and_save(rank: Rank, case: Case, path: Path) -> TrainingRecord:
 def _train_and_save_late(rank: Rank, case: Case, path: Path, weights_only: Path) -> TrainingRecord:
     recorder, module = Recorder(), case.network(case)
     trainer = rank.trainer(callbacks=recorder, max_steps=_STOP_AT, max_epochs=1)
-    trainer.fit(module, make_loader(case, rank.backend.num_shares))
+    trainer.fit(module, make_loader(case, rank.backend.data_parallel_size))
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", ".*the optimizers are gone")
         trainer.save_checkpoint(path)

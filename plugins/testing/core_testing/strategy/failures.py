@@ -91,12 +91,16 @@ class _Dying(_Tired):
 
 def _fail_on(rank: Rank, case: Case, failing: int, folder: Path) -> None:
     (folder / f"pid-{os.getpid()}").touch()
-    rank.trainer(max_epochs=1).fit(_Tired(case, rank.number == failing), make_loader(case, rank.backend.num_shares))
+    rank.trainer(max_epochs=1).fit(
+        _Tired(case, rank.number == failing), make_loader(case, rank.backend.data_parallel_size)
+    )
 
 
 def _die_on(rank: Rank, case: Case, dying: int, folder: Path) -> None:
     (folder / f"pid-{os.getpid()}").touch()
-    rank.trainer(max_epochs=1).fit(_Dying(case, rank.number == dying), make_loader(case, rank.backend.num_shares))
+    rank.trainer(max_epochs=1).fit(
+        _Dying(case, rank.number == dying), make_loader(case, rank.backend.data_parallel_size)
+    )
 
 
 def _assert_nobody_lives(folder: Path, expected: int) -> None:

@@ -167,7 +167,7 @@ def _calls_of_a_run(rank: Rank, case: Case) -> list[str]:
     assert isinstance(strategy, Strategy)
     _record(strategy, calls)
     trainer = rank.trainer(strategy, max_epochs=1)
-    trainer.fit(Perceptron(case), make_loader(case, rank.backend.num_shares))
+    trainer.fit(Perceptron(case), make_loader(case, rank.backend.data_parallel_size))
     return list(dict.fromkeys(calls))
 
 
@@ -228,7 +228,7 @@ class _Failing(Perceptron):
 def _fail(rank: Rank, case: Case) -> _OwnError | None:
     trainer = rank.trainer(max_epochs=1)
     try:
-        trainer.fit(_Failing(case), make_loader(case, rank.backend.num_shares))
+        trainer.fit(_Failing(case), make_loader(case, rank.backend.data_parallel_size))
     except _OwnError as error:
         return error
     return None

@@ -220,7 +220,7 @@ def _module_is_itself(rank: Rank, case: Case) -> bool:
     forward, names = type(module).forward, [name for name, _ in module.named_parameters()]
     before = module.state_dict()["last.weight"].clone()
     trainer = rank.trainer(max_epochs=1)
-    trainer.fit(module, make_loader(case, rank.backend.num_shares))
+    trainer.fit(module, make_loader(case, rank.backend.data_parallel_size))
     assert type(module).forward is forward
     assert "forward" not in vars(module), "a patched forward stays on the user's module"
     assert [name for name, _ in module.named_parameters()] == names
@@ -303,5 +303,5 @@ def _sets_up_jointly(rank: Rank, case: Case) -> bool:
 
 def _validate(rank: Rank, case: Case) -> float:
     trainer = rank.trainer()
-    metrics = trainer.validate(Validated(case), make_loader(case, rank.backend.num_shares))
+    metrics = trainer.validate(Validated(case), make_loader(case, rank.backend.data_parallel_size))
     return float(metrics[0]["error"])

@@ -66,7 +66,7 @@ class _Looks(Callback):
 
 def _outputs_on_the_way(rank: Rank, case: Case, path: Path) -> dict[str, Tensor]:
     inputs, _ = make_data(case)[:2]
-    looks, shares = _Looks(path, inputs), rank.backend.num_shares
+    looks, shares = _Looks(path, inputs), rank.backend.data_parallel_size
     trainer = rank.trainer(callbacks=looks, max_steps=3, val_check_interval=2)
     trainer.fit(Validated(case), make_loader(case, shares), make_loader(case, shares))
     return looks.outputs

@@ -168,7 +168,7 @@ def make_items(case: Case) -> TensorDataset:
 
 
 def _loader(rank: Rank, case: Case) -> DataLoader[Any]:
-    return DataLoader(make_items(case), batch_size=GLOBAL_BATCH_SIZE // rank.backend.num_shares)
+    return DataLoader(make_items(case), batch_size=GLOBAL_BATCH_SIZE // rank.backend.data_parallel_size)
 
 
 def _by_trainer(rank: Rank, case: Case, window: int, kind: type[Items] = Items, **options: Any) -> _Found:
@@ -210,7 +210,7 @@ def _whole(state: Mapping[str, Any], strategy: Any) -> dict[str, Tensor]:
 
 def _refusal(rank: Rank, case: Case) -> str:
     whole_batches = TensorDataset(*make_items(case)[: NUM_SAMPLES // GLOBAL_BATCH_SIZE * GLOBAL_BATCH_SIZE])
-    loader = DataLoader(whole_batches, batch_size=GLOBAL_BATCH_SIZE // rank.backend.num_shares)
+    loader = DataLoader(whole_batches, batch_size=GLOBAL_BATCH_SIZE // rank.backend.data_parallel_size)
     try:
         rank.trainer(max_epochs=1).fit(Items(case), loader)
     except UnsupportedError as error:
@@ -231,8 +231,8 @@ def _whole_windows(size: int) -> tuple[tuple[int, ...], ...]:
     return tuple(tuple(range(start, min(start + size, NUM_SAMPLES))) for start in range(0, NUM_SAMPLES, size))
 
 
-def _windows_of_streams(num_shares: int, size: int) -> tuple[tuple[int, ...], ...]:
-    parts = [_part_of(share) for share in range(num_shares)]
+def _windows_of_streams(data_parallel_size: int, size: int) -> tuple[tuple[int, ...], ...]:
+    parts = [_part_of(share) for share in range(data_parallel_size)]
     starts = range(0, max(map(len, parts)), size)
     return tuple(tuple(number for part in parts for number in part[start : start + size]) for start in starts)
 

@@ -334,7 +334,8 @@ class ParallelStrategy(MeshStrategy):
         scheduled = self._scheduled.get(handle.module)
         if scheduled is None:
             return step(batch)
-        return scheduled(step, batch, handle.module, lambda: step, nullcontext)
+        tried = partial(trial.leaving_nothing, handle.module, step)
+        return scheduled(step, batch, handle.module, lambda: tried, nullcontext)
 
     def clip_gradients(self, module: nn.Module, optimizer: Optimizer, clipping: GradientClipping) -> Tensor | None:
         """All ranks. Clip over all stages; see `Strategy.clip_gradients`."""
@@ -463,7 +464,7 @@ def _trial_of(
     name: str, module: nn.Module, chain: Chain, others: list[Any], kwargs: dict[str, Any]
 ) -> Callable[[Any], Any]:
     copied = trial.copied(module, chain)
-    return partial(trial.counting_nothing, copied, partial(_step_of, getattr(copied, name), others, kwargs))
+    return partial(trial.leaving_nothing, copied, partial(_step_of, getattr(copied, name), others, kwargs))
 
 
 @contextmanager

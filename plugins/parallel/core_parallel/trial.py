@@ -46,13 +46,34 @@ def copied(module: nn.Module, chain: Chain) -> nn.Module:
     return clone
 
 
-def counting_nothing(module: nn.Module, step: Callable[[Any], Any], batch: Any) -> Any:
-    """Run a step of a module whose counters are then as before."""
-    counters = Counters(module)
+def leaving_nothing(module: nn.Module, step: Callable[[Any], Any], batch: Any) -> Any:
+    """Run a step of a module whose counters are then as before. The model doesn't run in it: something else answers.
+
+    Raises:
+        ModuleError: the step itself has changed a parameter or a buffer.
+    """
+    counters, before = Counters(module), _versions_of(module)
     try:
         return step(batch)
     finally:
         counters.begin()
+        _refuse_changed(module, before)
+
+
+def _versions_of(module: nn.Module) -> dict[str, tuple[Tensor, int]]:
+    named = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    return {name: (one, one._version) for name, one in named.items() if not one.is_meta and not one.is_inference()}
+
+
+def _refuse_changed(module: nn.Module, before: dict[str, tuple[Tensor, int]]) -> None:
+    now = _versions_of(module)
+    for name, (tensor, version) in before.items():
+        if name in now and (now[name][0] is not tensor or now[name][1] != version):
+            raise ModuleError(
+                f"The training step changes {name!r} of {type(module).__name__} itself. With a schedule the step runs "
+                "once a microbatch, and on the ranks of the first and the last stage only. Change it in "
+                "on_train_batch_end, or leave schedule out."
+            )
 
 
 @contextmanager

@@ -428,6 +428,24 @@ def averaged(model: Any, batch: Any) -> Tensor:
     return loss_of(model, batch)
 
 
+def counting_before(model: Any, batch: Any) -> Tensor:
+    model.num_samples += len(batch[0])
+    return loss_of(model, batch)
+
+
+def counting_after(model: Any, batch: Any) -> Tensor:
+    loss = loss_of(model, batch)
+    model.num_samples = model.num_samples + len(batch[0])
+    return loss
+
+
+def clamping(model: Any, batch: Any) -> Tensor:
+    loss = loss_of(model, batch)
+    with torch.no_grad():
+        model.scale.clamp_(max=2.0)
+    return loss
+
+
 def beside(model: Any, batch: Any) -> Tensor:
     return loss_of(model, batch) + model.layers[0](batch[0]).sum() + model.layers[3](batch[0]).sum()
 
@@ -451,6 +469,10 @@ def normed(model: Any) -> None:
     model.layers[1] = nn.BatchNorm1d(4).double()
 
 
+def counted_samples(model: Any) -> None:
+    model.register_buffer("num_samples", torch.zeros(()))
+
+
 def by_hand(model: Any) -> None:
     model.automatic_optimization = False
 
@@ -467,6 +489,9 @@ REFUSED: list[tuple[Any, Any, str]] = [
     (tied, None, "t was called with a parameter or buffer that another stage has"),
     (averaged, None, "add_ was called with a parameter or buffer that another stage has"),
     (beside, None, r"Linear 'layers\.0' was called, and another rank of the pipeline has it"),
+    (counting_before, counted_samples, "training step changes 'num_samples' of Row itself.* in on_train_batch_end"),
+    (counting_after, counted_samples, "training step changes 'num_samples' of Row itself"),
+    (clamping, None, "training step changes 'scale' of Row itself"),
     (loss_of, normed, "BatchNorm1d 'layers.1' would take its statistics from microbatches, of which schedule='1F1B'"),
     (loss_of, by_hand, r"automatic_optimization = False\), and a pipeline's schedule runs it for one microbatch"),
 ]

@@ -299,7 +299,9 @@ class Trainer(TrainerViews):
         from core.trainer.loops.launch import launch
 
         call = self.check_fit_call(model, train_dataloaders, val_dataloaders, datamodule)
-        self._begin("fit", call.module, call.sources, call.datamodule, ckpt_path, is_asked_to_stop=False)
+        self._begin(
+            "fit", call.module, call.sources, datamodule=call.datamodule, ckpt_path=ckpt_path, is_asked_to_stop=False
+        )
         launch(self.run, call.sources)
 
     def validate(
@@ -330,7 +332,7 @@ class Trainer(TrainerViews):
         module = self._module_or_last(model)
         require_method(module, "validation_step", "validate")
         sources, datamodule = check_sources(VALIDATION, module, dataloaders, datamodule)
-        self._begin("validate", module, sources, datamodule, ckpt_path, prints_results=verbose)
+        self._begin("validate", module, sources, datamodule=datamodule, ckpt_path=ckpt_path, prints_results=verbose)
         return launch(self.run, sources)  # type: ignore[no-any-return]
 
     def test(
@@ -350,7 +352,7 @@ class Trainer(TrainerViews):
         module = self._module_or_last(model)
         require_method(module, "test_step", "test")
         sources, datamodule = check_sources(TEST, module, dataloaders, datamodule)
-        self._begin("test", module, sources, datamodule, ckpt_path, prints_results=verbose)
+        self._begin("test", module, sources, datamodule=datamodule, ckpt_path=ckpt_path, prints_results=verbose)
         return launch(self.run, sources)  # type: ignore[no-any-return]
 
     def predict(
@@ -387,7 +389,12 @@ class Trainer(TrainerViews):
             require_method(module, "predict_step", "predict")
         sources, datamodule = check_sources(PREDICTION, module, dataloaders, datamodule)
         self._begin(
-            "predict", module, sources, datamodule, ckpt_path, returns_predictions=return_predictions is not False
+            "predict",
+            module,
+            sources,
+            datamodule=datamodule,
+            ckpt_path=ckpt_path,
+            returns_predictions=return_predictions is not False,
         )
         return launch(self.run, sources)  # type: ignore[no-any-return]
 
@@ -404,35 +411,18 @@ class Trainer(TrainerViews):
         return check_fit_call(self.options, model, train_dataloaders, val_dataloaders, datamodule)
 
     def _module_or_last(self, model: nn.Module | None) -> nn.Module:
-        module: nn.Module | None = model if model is not None else self.module
-        if module is None:
+        if (module := self.module if model is None else model) is None:
             raise ConfigurationError("No model was given, and this Trainer has run none before. Pass one.")
         return module
 
-    def _begin(
-        self,
-        stage: Stage,
-        module: nn.Module,
-        sources: Sequence[Source],
-        datamodule: DataModule | None,
-        ckpt_path: PathLike | None,
-        **settings: Any,
-    ) -> None:
+    def _begin(self, stage: Stage, module: nn.Module, sources: Sequence[Source], **settings: Any) -> None:
         """Begin a new run, with backend, counters and metrics of the one before, whose optimizers are let go."""
         from core.trainer.data.loaders import Loaders
 
         own = self.fabric.uncompiled(module)
-        self.run = replace(
-            self.run,
-            trainer=self,
-            stage=stage,
-            module=own,
-            datamodule=datamodule,
-            loaders=Loaders(self.options, sources),
-            callbacks=self._module_callbacks.join(self.callbacks, own),
-            ckpt_path=ckpt_path,
-            **settings,
-        )
+        callbacks = self._module_callbacks.join(self.callbacks, own)
+        settings |= {"stage": stage, "module": own, "callbacks": callbacks, "loaders": Loaders(self.options, sources)}
+        self.run = replace(self.run, trainer=self, **settings)
 
     # what the strategy asks (core.contract.SetupHost) ---------------------------------------------------------------
 

@@ -44,7 +44,12 @@ LIBRARIES = {
 }
 """Libraries of plugins that a program with these words needs."""
 
-EXTRAS = {"cli_for": "jsonargparse", "import optuna": "optuna", "from peft": "peft"}
+EXTRAS = {
+    "cli_for": "jsonargparse",
+    "import optuna": "optuna",
+    "from peft": "peft",
+    "from transformers": "transformers",
+}
 """Libraries of which the page says how to install them, likewise."""
 
 CLOCK = re.compile(r"\b\d+:\d\d\b")

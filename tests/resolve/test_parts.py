@@ -105,7 +105,7 @@ def test_malformed_precisions():
         resolved(precision=HalfPrecision)
     with pytest.raises(ConfigurationError, match=r"precision=16.0: expected a name such as 'bf16-mixed'"):
         resolved(precision=16.0)
-    with pytest.raises(UnknownAliasError, match=r"bf16-mixd.*bf16_mixed"):
+    with pytest.raises(UnknownAliasError, match=r"bf16-mixd.*bf16-mixed"):
         resolved(precision="bf16-mixd")
     with pytest.raises(UnknownAliasError, match="Unknown precision '8'"):
         resolved(precision=8)

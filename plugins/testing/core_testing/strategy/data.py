@@ -27,9 +27,9 @@ class Collecting(Module):
 
     expert_parallel_plan = ()  # it has no experts, wherever others must have some
 
-    def __init__(self, *, is_traced: bool) -> None:
+    def __init__(self, *, is_traced: bool, length: int | None) -> None:
         super().__init__()
-        self._is_traced = is_traced
+        self._is_traced, self._length = is_traced, length
         torch.manual_seed(3)
         self.layer = nn.Sequential(nn.Linear(1, 1), nn.Linear(1, 1))
         self.trained: list[list[list[int]]] = []
@@ -55,7 +55,9 @@ class Collecting(Module):
         if not self._is_traced:
             self.trained[-1].append([int(number) for number in batch])
         self.devices.add(batch.device)
-        numbers = batch.float().reshape(-1, 1, 1).expand(-1, 4, 1)  # as sequences, which a strategy may cut
+        numbers = batch.float().unsqueeze(1)
+        if self._length is not None:
+            numbers = numbers.unsqueeze(1).expand(-1, self._length, 1)
         return self.layer(numbers).square().mean()  # type: ignore[no-any-return]
 
     def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
@@ -75,18 +77,18 @@ class DataTests(StrategySuite):
     def test_every_sample_comes_once_an_epoch(self) -> None:
         """Of an even number of samples, the shares of all ranks together are each sample once, in every epoch."""
         for epoch in range(2):
-            assert sorted(self._seen(self.run(_fit, _EVEN, False), epoch)) == list(range(_EVEN))
+            assert sorted(self._seen(self._fitted(_EVEN, False), epoch)) == list(range(_EVEN))
 
     def test_batches_are_those_of_one_device(self) -> None:
         """Step by step, the shares together are the batch of one device: shuffled, and differently in each epoch."""
-        batches = self._merged(self.run(_fit, _EVEN, True))
+        batches = self._merged(self._fitted(_EVEN, True))
         expected = self._merged(self.one_device.run(_fit, _EVEN, True, _BATCH_SIZE * self.shares))
         assert batches == expected
         assert batches[0] != batches[1], "both epochs have the same order"
 
     def test_uneven_lengths_lose_nothing(self) -> None:
         """All ranks make the same number of steps, every sample comes, and at most a few come twice."""
-        found = self.run(_fit, _UNEVEN, False)
+        found = self._fitted(_UNEVEN, False)
         assert len({len(modules["trained"][0]) for modules in found}) == 1, "ranks made different numbers of steps"
         seen = self._seen(found, 0)
         assert set(seen) == set(range(_UNEVEN))
@@ -102,8 +104,11 @@ class DataTests(StrategySuite):
 
     def test_batches_are_on_the_device(self) -> None:
         """The user's step gets its batch on the rank's device, as the loader made it."""
-        for modules in self.run(_fit, _EVEN, False):
+        for modules in self._fitted(_EVEN, False):
             assert modules["devices"] == {modules["device"]}
+
+    def _fitted(self, num_samples: int, shuffle: bool) -> list[dict[str, Any]]:
+        return self.run(_fit, num_samples, shuffle, _BATCH_SIZE, self.length)
 
     def _one_a_share(self, found: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """Ranks that share their data count once."""
@@ -130,9 +135,9 @@ def _loader(num_samples: int, shuffle: bool, batch_size: int) -> DataLoader[Any]
     return DataLoader(torch.arange(num_samples), batch_size=batch_size, shuffle=shuffle)  # type: ignore[arg-type]
 
 
-def _fit(rank: Rank, num_samples: int, shuffle: bool, batch_size: int = _BATCH_SIZE) -> dict[str, Any]:
+def _fit(rank: Rank, num_samples: int, shuffle: bool, batch_size: int, length: int | None = None) -> dict[str, Any]:
     trainer = rank.trainer(max_epochs=2, limit_val_batches=0)
-    module = _collecting_for(trainer)
+    module = _collecting_for(trainer, length)
     torch.manual_seed(5)
     trainer.fit(module, _loader(num_samples, shuffle, batch_size))
     return _findings(module, trainer)
@@ -145,8 +150,8 @@ def _validate(rank: Rank, num_samples: int) -> dict[str, Any]:
     return {**_findings(module, trainer), "logged": metrics["num_samples"]}
 
 
-def _collecting_for(trainer: Any) -> Collecting:
-    return Collecting(is_traced=Capability.COMPILED_STEP in trainer.strategy.capabilities)
+def _collecting_for(trainer: Any, length: int | None = None) -> Collecting:
+    return Collecting(is_traced=Capability.COMPILED_STEP in trainer.strategy.capabilities, length=length)
 
 
 def _findings(module: Collecting, trainer: Any) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, nullcontext
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
 from torch import Tensor, nn
@@ -16,8 +17,6 @@ from core.fabric import raw_state
 from core.fabric.checks import check_module, check_optimizers, check_state, check_trains
 from core.fabric.compilation import make_compilers, split_compiled
 from core.fabric.empty_weights import EmptyWeights
-from core.fabric.loader_setup import LoaderSetup
-from core.fabric.metric_log import MetricLog
 from core.fabric.module import FabricModule
 from core.fabric.non_finite import refuse_non_finite
 from core.fabric.optimizer import FabricOptimizer
@@ -35,6 +34,8 @@ if TYPE_CHECKING:
     from core.contract.accelerator import Devices
     from core.contract.checkpoint_io import PathLike
     from core.contract.step import Stage
+    from core.fabric.loader_setup import LoaderSetup
+    from core.fabric.metric_log import MetricLog
     from core.resolve import Resolution
     from core.watch import WatchdogOptions
 
@@ -121,8 +122,6 @@ class Fabric(Processes):
         self._ends_by_non_finite_loss = terminate_on_nan
         self._target: nn.Module | None = None
         """The module whose loss `backward` gets by default: the only one that was set up."""
-        self._loader_setup = LoaderSetup(self.strategy)
-        self._metric_log = MetricLog()
 
     def _make_activations(
         self, checkpointing: Any, offload: bool
@@ -549,8 +548,21 @@ class Fabric(Processes):
 
         Happens at exit too.
         """
-        self._metric_log.save()
+        if "_metric_log" in vars(self):
+            self._metric_log.save()
         super().teardown()
+
+    @cached_property
+    def _loader_setup(self) -> LoaderSetup:
+        from core.fabric.loader_setup import LoaderSetup  # the Trainer has loaders and logs of its own
+
+        return LoaderSetup(self.strategy)
+
+    @cached_property
+    def _metric_log(self) -> MetricLog:
+        from core.fabric.metric_log import MetricLog
+
+        return MetricLog()
 
 
 def _as_list(given: Any) -> list[Any]:

@@ -33,8 +33,9 @@ from core.checkpoint.folder.reader import FolderReader
 from core.checkpoint.folder.writer import PartWriter
 from core.checkpoint.joint import writing
 from core.contract import Chunk, ShardedLeaf
-from core.strategies import gather_tree, rounds
+from core.strategies import gather_tree
 from core.strategies.fingerprint import exchange
+from core.strategies.rendezvous import rounds
 
 COLUMNS = 8
 KINDS = ("accelerator", "strategy", "precision", "torch")

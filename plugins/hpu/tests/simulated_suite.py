@@ -13,7 +13,7 @@ from core_hpu import HPUParallelStrategy, SingleHPUStrategy
 from core_testing.cases import ADAMW, Case
 from core_testing.networks import Perceptron, make_loader
 from core_testing.ranks import Backend
-from core_testing.training import Run, assert_equal_runs, train
+from core_testing.training import TrainingRecord, assert_equal_runs, train
 
 NUM_STEPS, STOP_AT = 20, 8
 CASE = Case("hpu", optimizer=ADAMW, scheduler="step", shuffle=True, dtype=torch.float32)
@@ -49,7 +49,7 @@ def test_a_checkpoint_goes_on_elsewhere(saver, reader, on_one_cpu, tmp_path):
     saver.run(save_midway, tmp_path / "half.ckpt")
     rest = reader.run(go_on, tmp_path / "half.ckpt")[0]
     whole = on_one_cpu
-    tail = Run(whole.losses[STOP_AT:], whole.weights, {}, whole.num_steps, whole.learning_rates[STOP_AT:])
+    tail = TrainingRecord(whole.losses[STOP_AT:], whole.weights, {}, whole.num_steps, whole.learning_rates[STOP_AT:])
     assert_equal_runs(rest, tail, TOLERANCE)
 
 

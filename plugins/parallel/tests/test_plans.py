@@ -309,6 +309,7 @@ def test_models_of_transformers_are_their_parts(name: str) -> None:
 @pytest.mark.numbers
 @pytest.mark.parametrize("schedule", [None, "1F1B", "ZBVZeroBubble"])
 def test_models_of_transformers_equal_one_device(schedule: str | None) -> None:
+    pytest.importorskip("transformers", reason=_NEEDED)
     strategy = partial(ParallelStrategy, pipeline=2, schedule=schedule)
     function = train_scheduled if schedule else train_whole
     runs, expected = Backend(strategy, "cpu", 2, 1).run(function), one_device("cpu").run(function)[0]

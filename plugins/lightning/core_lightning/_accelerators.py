@@ -11,7 +11,7 @@ from core.accelerators import Accelerator as CoreAccelerator
 from core.accelerators import CPUAccelerator as CoreCPUAccelerator
 from core.accelerators import CUDAAccelerator as CoreCUDAAccelerator
 from core.accelerators import MPSAccelerator as CoreMPSAccelerator
-from core_lightning._environments import KnowsCores
+from core_lightning._environments import KnowsCores, in_lightnings_form
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -182,12 +182,6 @@ class _InLightningsForm:
         return dict(self.memory_stats(device))  # type: ignore[attr-defined]
 
 
-def _of(name: str, base: type) -> type:
-    """The class of core's with Lightning's names."""
-    made = {"__module__": __name__, "__doc__": base.__doc__, "_core_class": base}
-    return KnowsCores(name, (_InLightningsForm, base), made)
-
-
-CPUAccelerator = _of("CPUAccelerator", CoreCPUAccelerator)
-CUDAAccelerator = _of("CUDAAccelerator", CoreCUDAAccelerator)
-MPSAccelerator = _of("MPSAccelerator", CoreMPSAccelerator)
+CPUAccelerator = in_lightnings_form("CPUAccelerator", _InLightningsForm, CoreCPUAccelerator)
+CUDAAccelerator = in_lightnings_form("CUDAAccelerator", _InLightningsForm, CoreCUDAAccelerator)
+MPSAccelerator = in_lightnings_form("MPSAccelerator", _InLightningsForm, CoreMPSAccelerator)

@@ -92,17 +92,17 @@ class _InLightningsForm:
         self.validate(num_devices, num_nodes)  # type: ignore[attr-defined]
 
 
-def _of(name: str, base: type) -> type:
-    """The class of core's with Lightning's names."""
-    made = {"__module__": __name__, "__doc__": base.__doc__, "_core_class": base}
-    return KnowsCores(name, (_InLightningsForm, base), made)
+def in_lightnings_form(name: str, form: type, base: type) -> type:
+    """The class of core's with Lightning's names, which `form` has."""
+    made = {"__module__": form.__module__, "__doc__": base.__doc__, "_core_class": base}
+    return KnowsCores(name, (form, base), made)
 
 
-LightningEnvironment = _of("LightningEnvironment", CoreLocalEnvironment)
-TorchElasticEnvironment = _of("TorchElasticEnvironment", CoreTorchElasticEnvironment)
-KubeflowEnvironment = _of("KubeflowEnvironment", CoreKubeflowEnvironment)
-LSFEnvironment = _of("LSFEnvironment", CoreLSFEnvironment)
-MPIEnvironment = _of("MPIEnvironment", CoreMPIEnvironment)
+LightningEnvironment = in_lightnings_form("LightningEnvironment", _InLightningsForm, CoreLocalEnvironment)
+TorchElasticEnvironment = in_lightnings_form("TorchElasticEnvironment", _InLightningsForm, CoreTorchElasticEnvironment)
+KubeflowEnvironment = in_lightnings_form("KubeflowEnvironment", _InLightningsForm, CoreKubeflowEnvironment)
+LSFEnvironment = in_lightnings_form("LSFEnvironment", _InLightningsForm, CoreLSFEnvironment)
+MPIEnvironment = in_lightnings_form("MPIEnvironment", _InLightningsForm, CoreMPIEnvironment)
 
 
 class SLURMEnvironment(  # type: ignore[misc]  # whose `detect` gives a bool

@@ -23,6 +23,19 @@ def installed(monkeypatch):
 
 
 @pytest.fixture
+def pl(installed, tmp_path, monkeypatch):
+    """`lightning.pytorch`, in a folder of the test's own."""
+    monkeypatch.chdir(tmp_path)
+    return installed("lightning.pytorch")
+
+
+@pytest.fixture
+def boring(installed):
+    """The demos' models."""
+    return installed("lightning.pytorch.demos.boring_classes")
+
+
+@pytest.fixture
 def program(installed):
     """The program, imported as a script would be."""
     path = Path(__file__).with_name("program.py")

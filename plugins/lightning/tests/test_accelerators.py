@@ -14,17 +14,6 @@ QUIET = dict.fromkeys(("logger", "enable_progress_bar", "enable_model_summary"),
 
 
 @pytest.fixture
-def pl(installed, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    return installed("lightning.pytorch")
-
-
-@pytest.fixture
-def boring(installed):
-    return installed("lightning.pytorch.demos.boring_classes")
-
-
-@pytest.fixture
 def own(installed):
     """A kind of device that a program defines, on the CPU."""
     accelerators = installed("lightning.pytorch.accelerators")

@@ -12,12 +12,6 @@ DATA = TensorDataset(torch.arange(10.0).unsqueeze(1) / 10)
 QUIET = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "accelerator": "cpu"}
 
 
-@pytest.fixture
-def pl(installed, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    return installed("lightning.pytorch")
-
-
 def make_net(pl):
     class Net(pl.LightningModule):
         def __init__(self):

@@ -11,17 +11,6 @@ pytestmark = [pytest.mark.filterwarnings("ignore:core trains in Lightning's plac
 QUIET = dict.fromkeys(("logger", "enable_progress_bar", "enable_model_summary", "enable_checkpointing"), False)
 
 
-@pytest.fixture
-def pl(installed, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    return installed("lightning.pytorch")
-
-
-@pytest.fixture
-def boring(installed):
-    return installed("lightning.pytorch.demos.boring_classes")
-
-
 def total(module):
     return sum(float(parameter.detach().double().abs().sum()) for parameter in module.parameters())
 

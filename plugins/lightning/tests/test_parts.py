@@ -15,17 +15,6 @@ pytestmark = pytest.mark.filterwarnings("ignore:core trains in Lightning's place
 QUIET = dict.fromkeys(("logger", "enable_progress_bar", "enable_model_summary"), False)
 
 
-@pytest.fixture
-def pl(installed, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    return installed("lightning.pytorch")
-
-
-@pytest.fixture
-def boring(installed):
-    return installed("lightning.pytorch.demos.boring_classes")
-
-
 def test_precisions_take_lightnings_arguments(installed, pl, boring):
     plugins = installed("lightning.pytorch.plugins")
     mixed = plugins.MixedPrecision("bf16-mixed", "cpu")

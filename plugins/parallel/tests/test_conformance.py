@@ -2,32 +2,8 @@
 
 import pytest
 
-from core_parallel.conformance import (
-    TestContext,
-    TestExpert,
-    TestGather,
-    TestParallel,
-    TestPipeline,
-    TestPipelines,
-    TestSchedule,
-    TestShards,
-    TestTensor,
-)
+from core_parallel import conformance
 
-_SUITES = (
-    TestContext,
-    TestExpert,
-    TestGather,
-    TestParallel,
-    TestPipeline,
-    TestPipelines,
-    TestSchedule,
-    TestShards,
-    TestTensor,
-)
-for _suite in _SUITES:
-    pytest.mark.slow(_suite)
+globals().update({name: suite for name, suite in vars(conformance).items() if name.startswith("Test")})
 
-__all__ = [suite.__name__ for suite in _SUITES]
-
-pytestmark = pytest.mark.numbers
+pytestmark = [pytest.mark.numbers, pytest.mark.slow]

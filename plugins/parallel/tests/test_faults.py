@@ -8,7 +8,7 @@ from unittest import mock
 
 import pipelines
 import pytest
-from torch import Tensor
+from faults import first_gradient_twice, first_loss_twice, first_weight_twice
 
 from core_parallel import ParallelStrategy, chain
 from core_parallel.chain import Chain
@@ -16,36 +16,19 @@ from core_parallel.scheduled import ScheduledStep
 from core_testing.ranks import Backend, one_device
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from core_testing.ranks import Rank
-
-_cut, _loss = chain._cut, ScheduledStep._loss
-
-
-def _cut_with_the_first_twice(gradient: Tensor | None, sizes: Any) -> Any:
-    first, *others = _cut(gradient, sizes)
-    return [first if first is None else 2 * first, *others]
-
-
-def _loss_with_the_first_twice(self: ScheduledStep, runner: Any, output: Any, target: Tensor) -> Tensor:
-    loss = _loss(self, runner, output, target)
-    return loss if int(target) else 2 * loss
-
-
-def _weights_with_the_first_twice(self: ScheduledStep, runner: Any, output: Any, target: Tensor) -> Tensor:
-    loss = _loss(self, runner, output, target)
-    runner.run.weights[-1] *= 1 if int(target) else 2
-    return loss
-
 
 _NOT_SUMMED = mock.patch.object(Chain, "added_up", nullcontext)
 
 FAULTS: dict[str, tuple[str | None, AbstractContextManager[Any]]] = {
     "none": (None, nullcontext()),
     "none, with a schedule": ("1F1B", nullcontext()),
-    "a microbatch counts twice": (None, mock.patch.object(chain, "_cut", _cut_with_the_first_twice)),
+    "a microbatch counts twice": (None, mock.patch.object(chain, "_cut", first_gradient_twice)),
     "gradients of no part not summed": (None, _NOT_SUMMED),
-    "a microbatch's gradient twice": ("1F1B", mock.patch.object(ScheduledStep, "_loss", _loss_with_the_first_twice)),
-    "a microbatch's weight twice": ("1F1B", mock.patch.object(ScheduledStep, "_loss", _weights_with_the_first_twice)),
+    "a microbatch's gradient twice": ("1F1B", mock.patch.object(ScheduledStep, "_loss", first_loss_twice)),
+    "a microbatch's weight twice": ("1F1B", mock.patch.object(ScheduledStep, "_loss", first_weight_twice)),
     "gradients of no part not summed, with a schedule": ("1F1B", _NOT_SUMMED),
 }
 

@@ -8,6 +8,7 @@ from unittest import mock
 
 import pytest
 import torch
+from faults import first_gradient_twice, first_loss_twice, first_weight_twice
 from torch import Tensor
 from torch.distributed.tensor.parallel import ColwiseParallel
 
@@ -53,25 +54,8 @@ class Mutant(NamedTuple):
     patches: list[tuple[Any, str, Any]]
 
 
-_cut, _loss = chain._cut, ScheduledStep._loss
 _gathered, _by_keys, _clip, _average = exchanges._gathered, Caught._by_keys, averages.clip_by_norm, averages.average
 _unseen = (Context, "check", lambda *_: None)  # the comparison at the first call would see some before the kit does
-
-
-def _first_twice(gradient: Tensor | None, sizes: Any) -> Any:
-    first, *others = _cut(gradient, sizes)
-    return [first if first is None else 2 * first, *others]
-
-
-def _loss_of_first_twice(self: ScheduledStep, runner: Any, output: Any, target: Tensor) -> Tensor:
-    loss = _loss(self, runner, output, target)
-    return loss if int(target) else 2 * loss
-
-
-def _weight_of_first_twice(self: ScheduledStep, runner: Any, output: Any, target: Tensor) -> Tensor:
-    loss = _loss(self, runner, output, target)
-    runner.run.weights[-1] *= 1 if int(target) else 2
-    return loss
 
 
 def _own_norm(parameters: Any, counted: Any, clipping: Any, line: Any) -> Tensor:
@@ -140,13 +124,13 @@ _APART = [(mesh_strategy.MeshStrategy, "_begin_alike", _nothing)]
 _LONGER = "test_losses_are_weighted[trainer-3]"
 
 MUTANTS = [
-    Mutant("a microbatch's gradient counts twice", PIPELINE, "adamw", [(chain, "_cut", _first_twice)]),
+    Mutant("a microbatch's gradient counts twice", PIPELINE, "adamw", [(chain, "_cut", first_gradient_twice)]),
     Mutant(
         "ranks clip by the norm of their stage", PIPELINE, "clipped_by_norm", [(averages, "clip_by_norm", _own_norm)]
     ),
     Mutant("stages begin with weights of their rank", PIPELINE, "weights_that_begin_apart", _APART),
-    Mutant("a microbatch's gradient counts twice", Schedule, "adamw", [(ScheduledStep, "_loss", _loss_of_first_twice)]),
-    Mutant("a microbatch's weight counts twice", Schedule, "adamw", [(ScheduledStep, "_loss", _weight_of_first_twice)]),
+    Mutant("a microbatch's gradient counts twice", Schedule, "adamw", [(ScheduledStep, "_loss", first_loss_twice)]),
+    Mutant("a microbatch's weight counts twice", Schedule, "adamw", [(ScheduledStep, "_loss", first_weight_twice)]),
     Mutant("weights of microbatches don't count", Schedule, _LONGER, [(scheduled, "_times", lambda tensor, _: tensor)]),
     Mutant("gradients aren't averaged", CONTEXT, "sgd_momentum", [(averages, "average", _nothing)]),
     Mutant(

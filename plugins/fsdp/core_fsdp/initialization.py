@@ -21,7 +21,7 @@ from core import ModuleError
 from core_fsdp.shards import fill_from
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from core import Strategy
 
@@ -116,13 +116,10 @@ class InitialWeights:
         local.copy_(sent)
 
 
-def _children_first(module: nn.Module, seen: set[nn.Module] | None = None) -> Iterator[nn.Module]:
-    seen = set() if seen is None else seen
-    seen.add(module)
-    for child in module.children():
-        if child not in seen:
-            yield from _children_first(child, seen)
-    yield module
+def _children_first(module: nn.Module) -> Iterable[nn.Module]:
+    found: list[nn.Module] = []
+    module.apply(found.append)
+    return dict.fromkeys(found)  # once each, also with several parents
 
 
 def _own_parameters(module: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:

@@ -19,7 +19,7 @@ from core.checkpoint import collect_random_state, restore_random_state
 from core_parallel.absent import is_absent
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from core import Strategy
 
@@ -109,13 +109,10 @@ def _is_empty(tensor: Tensor) -> bool:
     return tensor.is_meta and not is_absent(tensor)
 
 
-def _children_first(module: nn.Module, seen: set[nn.Module] | None = None) -> Iterator[nn.Module]:
-    seen = set() if seen is None else seen
-    seen.add(module)
-    for child in module.children():
-        if child not in seen:
-            yield from _children_first(child, seen)
-    yield module
+def _children_first(module: nn.Module) -> Iterable[nn.Module]:
+    found: list[nn.Module] = []
+    module.apply(found.append)
+    return dict.fromkeys(found)  # once each, also with several parents
 
 
 def _named_tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:

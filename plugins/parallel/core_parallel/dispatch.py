@@ -80,6 +80,7 @@ class Dispatch:
 
     def __init__(self, name: str, module: nn.Module, num_experts: int, mesh: DeviceMesh) -> None:
         self._name, self._module, self._num_experts, self._mesh = name, module, num_experts, mesh
+        self._signature = signature(module.forward)
         self._is_checked = False
         self._calls: list[tuple[Tensor, Routes]] = []
 
@@ -125,7 +126,7 @@ class Dispatch:
 
     def _given(self, args: Any, kwargs: Any) -> tuple[Tensor, Tensor, Tensor]:
         try:
-            given = list(signature(self._module.forward).bind(*args, **kwargs).arguments.values())
+            given = list(self._signature.bind(*args, **kwargs).arguments.values())
         except TypeError:
             given = [*args, *kwargs.values()]
         shapes = [tuple(one.shape) for one in given if isinstance(one, Tensor)]

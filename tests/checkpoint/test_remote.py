@@ -2,7 +2,6 @@
 
 import io
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -19,6 +18,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 from checkpoint.remote_checks import CHECKS
 from checkpoint_collectives import Alone
 from core.checkpoint import DistributedCheckpointIO, TorchCheckpointIO, load_checkpoint
+from core.cluster import reserve_port
 from core.contract import CheckpointError
 
 PROGRAM = Path(__file__).with_name("remote_checks.py")
@@ -155,9 +155,7 @@ def test_a_file_that_comes_back_otherwise_replaces_nothing(lossy, monkeypatch):
 @contextmanager
 def server(folder):
     """Address of a server on this machine."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = reserve_port(server)
     address = f"http://127.0.0.1:{port}"
     with open(folder / "log", "w") as log:
         process = subprocess.Popen(

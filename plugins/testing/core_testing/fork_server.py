@@ -109,13 +109,14 @@ def become(described: int, told: int, *files: int) -> tuple[Any, dict[str, Any]]
     line = None
     if request["has_spare"]:
         line, its_end = socket.socketpair()
+        spare.name_process(spare.NAME)  # before the fork, so that nobody sees the spare under another name
         if os.fork() == 0:
             for each in (*files, line.detach()):
                 os.close(each)
-            spare.name_process(spare.NAME)
             next_files = next_request(its_end, is_spare=True)
             spare.name_process("python")
             return become(*next_files)
+        spare.name_process("python")
         its_end.close()
         line = _above(line, request["numbers"])
     _place(files, request["numbers"])

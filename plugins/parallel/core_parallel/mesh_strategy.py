@@ -97,13 +97,14 @@ class MeshStrategy(FSDPStrategy):
                 f"{owner} lays out its own mesh of data, shard and further axes, and takes neither device_mesh nor "
                 "replicas: use sharding_strategy='FULL_SHARD' or 'SHARD_GRAD_OP'."
             )
-        unused = [name for name in _OF_SHARDS if options.get(name)]
+        asked = {name for name, value in options.items() if value not in (None, False, "units")}
+        unused = [name for name in _OF_SHARDS if name in asked]
         if unused and self._given["shard"] == 1:
             raise ConfigurationError(
                 f"{owner}({unused[0]}=...) is about parameters in shards, and shard=1 has none. Leave it out, or say "
                 "over how many ranks they are sharded, as in shard=2."
             )
-        if self._given["pipeline"] != 1 and (unused := [name for name in _OF_UNITS if options.get(name)]):
+        if self._given["pipeline"] != 1 and (unused := [name for name in _OF_UNITS if name in asked]):
             raise ConfigurationError(
                 f"{owner}({unused[0]}=...) isn't there yet with a pipeline, whose units are its parts. Leave it out."
             )

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import pytest
 
 from core import ConfigurationError, Trainer
+from core_fsdp import FSDPStrategy
 from core_parallel import ParallelStrategy, sizes
 from core_parallel.sizes import Sizes
 
@@ -43,3 +45,10 @@ def test_data_is_what_the_other_axes_leave_over() -> None:
 def test_sizes_that_do_not_fit_are_refused_before_work(options: Any, devices: int, expected: str) -> None:
     with pytest.raises(ConfigurationError, match=expected):
         Trainer(strategy=ParallelStrategy(**options), accelerator="cpu", devices=devices)
+
+
+def test_an_option_given_as_its_default_is_not_one_of_shards() -> None:
+    given = {name: it.default for name, it in inspect.signature(FSDPStrategy).parameters.items()}
+    defaults = {name: value for name, value in given.items() if value is not inspect.Parameter.empty}
+    assert defaults["auto_wrap_policy"] == "units"
+    assert ParallelStrategy(pipeline=2, **defaults).auto_wrap_policy == "units"

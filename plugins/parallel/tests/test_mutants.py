@@ -184,8 +184,8 @@ def test_the_kit_sees_a_fault(mutant: Mutant) -> None:
 @pytest.mark.numbers
 @pytest.mark.parametrize(
     ("suite", "test"),
-    sorted({(one.suite, one.test) for one in MUTANTS}, key=str),
+    sorted({(one.suite, one.test) for one in MUTANTS if one.suite in (Schedule, Gather, Tensors)}, key=str),
     ids=lambda one: one if isinstance(one, str) else one.__name__,
 )
-def test_the_kit_sees_none_where_there_is_none(suite: type[StrategyConformance], test: str) -> None:
+def test_suites_of_this_file_pass_without_a_fault(suite: type[StrategyConformance], test: str) -> None:
     run(suite, test)

@@ -1,7 +1,8 @@
-"""The parts of this rank's stages, compiled one by one: a step goes over several ranks in the middle."""
+"""Modules compiled one by one, where a step goes over several ranks in the middle."""
 
 from __future__ import annotations
 
+from types import MethodType
 from typing import TYPE_CHECKING, Any
 
 from core import ConfigurationError
@@ -32,7 +33,7 @@ def compile_parts(modules: Iterable[nn.Module], compiler: Callable[[Any], Any]) 
     """Compile the forward of modules, in place.
 
     Args:
-        modules: parts of this rank's stages.
+        modules: parts of this rank's stages, or what sees a part of the sequence.
         compiler: such as `torch.compile`.
 
     Returns:
@@ -41,7 +42,7 @@ def compile_parts(modules: Iterable[nn.Module], compiler: Callable[[Any], Any]) 
     compiled = list(dict.fromkeys(modules))
     before = [vars(one).get("forward") for one in compiled]
     for one in compiled:
-        vars(one)["forward"] = compiler(one.forward)
+        vars(one)["forward"] = _compiled(one, compiler)
 
     def undo() -> None:
         for one, forward in zip(compiled, before, strict=True):
@@ -50,3 +51,10 @@ def compile_parts(modules: Iterable[nn.Module], compiler: Callable[[Any], Any]) 
                 vars(one)["forward"] = forward
 
     return undo
+
+
+def _compiled(module: nn.Module, compiler: Callable[[Any], Any]) -> Any:
+    forward: Any = module.forward
+    if isinstance(forward, MethodType) and forward.__self__ is module:
+        return MethodType(compiler(forward.__func__), module)  # a copy of the module has its own, with its own weights
+    return compiler(forward)

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from contextlib import AbstractContextManager
 
+    from core_parallel.outside_graphs import Apart
+
 Attention = Literal["ulysses", "gather"]
 _ATTENTION = torch.nn.functional.scaled_dot_product_attention
 
@@ -42,6 +44,7 @@ class Context:
 
     Attributes:
         is_running: a call is under way.
+        apart: keeps attention out of graphs, if the module is compiled.
         length: of this rank's part, in the newest call.
     """
 
@@ -57,6 +60,7 @@ class Context:
         self._size, self._rank = group.size(), group.rank()
         self._is_checked = self._is_looked_at = False
         self._answer: Callable[..., Any] | None = None
+        self.apart: Apart | None = None
         self.is_running, self.length = False, 0
 
     def __call__(self, forward: Any, args: Any, kwargs: Any) -> Any:
@@ -78,9 +82,10 @@ class Context:
         finally:
             self._answer = None
 
-    def caught(self) -> Caught:
+    def caught(self) -> AbstractContextManager[Any]:
         """A context in which attention sees the whole sequence, as in the newest call."""
-        return Caught(self._group, self._attention, self.length)
+        caught = Caught(self._group, self._attention, self.length)
+        return caught if self.apart is None else self.apart.around(caught)
 
     def _run(self, forward: Any, args: Any, kwargs: Any) -> Any:
         length = self._length((args, kwargs))
@@ -186,30 +191,32 @@ def check_whole_batches(module: nn.Module) -> None:
 @contextmanager
 def in_parts(contexts: Sequence[Context]) -> Iterator[None]:
     """A context in which the outermost of these modules' calls are made in parts. Copies made elsewhere aren't."""
-    own = [vars(one.module).get("forward") for one in contexts]
-    outer: list[Context] = []
+    own = {one.module: vars(one.module).get("forward") for one in contexts}
 
     def answering(context: Context, forward: Any) -> Any:
         def call(*args: Any, **kwargs: Any) -> Any:
-            if outer:
-                return forward(*args, **kwargs)
-            outer.append(context)
+            _set_forwards(own)  # so that what is called inside is as it was, also for a compiler
             try:
                 return context(forward, args, kwargs)
             finally:
-                outer.pop()
+                _set_forwards(answers)
 
         return call
 
-    for one in contexts:
-        vars(one.module)["forward"] = answering(one, one.module.forward)
+    answers = {one.module: answering(one, one.module.forward) for one in contexts}
+    _set_forwards(answers)
     try:
         yield
     finally:
-        for one, before in zip(contexts, own, strict=True):
-            vars(one.module).pop("forward", None)
-            if before is not None:
-                vars(one.module)["forward"] = before
+        _set_forwards(own)
+
+
+def _set_forwards(forwards: dict[nn.Module, Any]) -> None:
+    for module, forward in forwards.items():
+        if forward is None:
+            vars(module).pop("forward", None)
+        else:
+            vars(module)["forward"] = forward
 
 
 def _first_sample(leaf: Any) -> Any:
@@ -263,9 +270,11 @@ class Caught(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """The function's result, with attention in our way."""
         kwargs = kwargs or {}
-        if func is not _ATTENTION or (args and args[0].is_meta):  # on meta only shapes are asked for
-            return func(*args, **kwargs)
-        return self._attend(*args, **kwargs)
+        return self.attend(*args, **kwargs) if func is _ATTENTION else func(*args, **kwargs)
+
+    def attend(self, query: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        """The result of attention to the whole sequence; on meta, where only shapes are asked for, to the own part."""
+        return _ATTENTION(query, *args, **kwargs) if query.is_meta else self._attend(query, *args, **kwargs)
 
     def _attend(
         self,

@@ -15,7 +15,7 @@ from core import Capability, ConfigurationError
 from core.checkpoint import collect_random_state, restore_random_state
 from core.strategies import refuse_sparse_layers, refuse_unlike_modules
 from core_fsdp import FSDPStrategy
-from core_parallel import averages, expert_shards, experts, mesh, overflow, sizes, tensor
+from core_parallel import averages, compiled_parts, expert_shards, experts, mesh, overflow, sizes, tensor
 from core_parallel.context import Attention, Context, check_whole_batches, in_parts
 from core_parallel.placed import cut_axes
 
@@ -88,6 +88,7 @@ class MeshStrategy(FSDPStrategy):
         self._contexts: dict[nn.Module, list[Context]] = {}
         self._local: list[nn.Module] = []
         self._modules_of_experts: list[nn.Module] = []
+        self._undo: list[Callable[[], None]] = []
         self._stand_ins: dict[Optimizer, Optimizer] = {}
         self._refuse_beside(options)
 
@@ -203,10 +204,18 @@ class MeshStrategy(FSDPStrategy):
         Raises:
             ModuleError: the module can't be cut, or ranks have built different ones.
         """
+        compiler = self.session.compiler
+        if self.sizes.context > 1:
+            check_whole_batches(module)
+            self.session.compiler = None  # of what is called in parts, and not of the step around it
         self._share_random_state()
-        self._check_for_context(module)
-        if self.sizes.expert > 1 and self.session.compiler is not None:
-            raise ConfigurationError("compile=True with expert isn't there yet. Leave it out.")
+        self._set_up_whole(module)
+        self._leave_out_of_graphs(module, _called(module), compiles=compiler is not None)
+        if self.sizes.context > 1 and compiler is not None:
+            self._undo.append(compiled_parts.compile_parts(_called(module), compiler))
+        return self.model
+
+    def _set_up_whole(self, module: nn.Module) -> nn.Module:
         if self._is_in_parts:
             self._cut_layers(module)
             return super().setup_module(module)
@@ -218,11 +227,16 @@ class MeshStrategy(FSDPStrategy):
         self.module_to_device(module)
         return self.model
 
-    def _check_for_context(self, module: nn.Module) -> None:
-        if self.sizes.context > 1:
-            check_whole_batches(module)
-            if self.session.compiler is not None:
-                raise ConfigurationError("compile=True with context isn't there yet. Leave it out.")
+    def _leave_out_of_graphs(self, module: nn.Module, called: Sequence[nn.Module], *, compiles: bool) -> None:
+        """Leave exchanges out of what is compiled: of sequences in attention, of tokens around experts."""
+        if not (compiles or self.session.compiles) or self.sizes.context == self.sizes.expert == 1:
+            return
+        from core_parallel import outside_graphs  # imports torch's compiler
+
+        for one in self._contexts_of(module, called):
+            one.apart = outside_graphs.Apart()
+        inside = set(module.modules())
+        self._undo.append(outside_graphs.leave_out(one for one in self._modules_of_experts if one in inside))
 
     def _cut_layers(self, module: nn.Module) -> None:
         if self.sizes.tensor == self.sizes.expert == 1:
@@ -304,8 +318,7 @@ class MeshStrategy(FSDPStrategy):
         """All ranks, once a stage. The user's method, in which calls of the model see a part of the sequence."""
         method = super().step_callable(name, module)
         own = self.session.handle_of(module).module
-        called = [own, *(child for child in own.children() if next(child.parameters(), None) is not None)]
-        if not (contexts := self._contexts_of(own, called)):
+        if not (contexts := self._contexts_of(own, _called(own))):
             return method
         if name == "forward":
             return lambda *args, **kwargs: contexts[0](method, args, kwargs)
@@ -425,6 +438,8 @@ class MeshStrategy(FSDPStrategy):
         self._contexts.clear()
         self._stand_ins.clear()
         self._modules_of_experts.clear()
+        while self._undo:
+            self._undo.pop()()
 
     def leave_group(self) -> None:
         """All ranks; idempotent. Leave the group, and forget its mesh; tensors in parts need it to the end."""
@@ -433,3 +448,8 @@ class MeshStrategy(FSDPStrategy):
         self.device_mesh = self._mesh = None
         mesh.forget()
         super(FSDPStrategy, self).leave_group()
+
+
+def _called(user: nn.Module) -> list[nn.Module]:
+    """The modules that a step may call with a sequence: the user's own, and those in it."""
+    return [user, *(child for child in user.children() if next(child.parameters(), None) is not None)]

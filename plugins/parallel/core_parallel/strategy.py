@@ -35,7 +35,7 @@ from core_parallel import (
 )
 from core_parallel import balance as balances
 from core_parallel.chain import Chain
-from core_parallel.context import in_parts
+from core_parallel.context import check_whole_batches, in_parts
 from core_parallel.draws import Draws
 from core_parallel.layout import Layout
 from core_parallel.mesh_strategy import MeshStrategy
@@ -155,7 +155,6 @@ class ParallelStrategy(MeshStrategy):
         self._seconds: dict[nn.Module, Sequence[float]] = {}
         self._scheduled: dict[nn.Module, ScheduledStep] = {}
         self._guards: list[RemovableHandle] = []
-        self._undo: list[Callable[[], None]] = []
 
     # composition ----------------------------------------------------------------------------------------------------
 
@@ -185,11 +184,11 @@ class ParallelStrategy(MeshStrategy):
         group = self._axis("pipeline")
         if group is None:
             return super().setup_module(module)
-        self._check_for_context(module)
+        if self.sizes.context > 1:
+            check_whole_batches(module)
         compiler, self.session.compiler = self.session.compiler, None  # of parts, and not of steps
         if compiler is not None:
             compiled_parts.refuse_split(self._schedule)
-            self._refuse_compiled()
         refuse_unlike_modules(self, module)
         refuse_sparse_layers(self, module)
         line = Line(group, self.root_device)
@@ -212,17 +211,11 @@ class ParallelStrategy(MeshStrategy):
         for axes in _COPIES:  # groups are made by all ranks, in one order
             self._axis(*axes)
         self.module_to_device(module)
+        self._leave_out_of_graphs(module, [layout.module], compiles=compiler is not None)
         if compiler is not None:
             own = [part for stage in layout.own_stages for part in layout.cut.modules_of(stage)]
             self._undo.append(compiled_parts.compile_parts(own, compiler))
         return self.model
-
-    def _refuse_compiled(self) -> None:
-        beside = [name for name in ("shard", "tensor", "context") if getattr(self.sizes, name) > 1]
-        if beside:
-            raise ConfigurationError(
-                f"compile=True with a pipeline and {beside[0]} isn't there yet. Leave one of them out."
-            )
 
     def _lay_out(self, module: nn.Module, line: Line) -> Layout:
         def measure(modules: Sequence[nn.Module]) -> Sequence[float]:
@@ -444,8 +437,6 @@ class ParallelStrategy(MeshStrategy):
         self._scheduled.clear()
         while self._guards:
             self._guards.pop().remove()
-        while self._undo:
-            self._undo.pop()()
 
 
 def _refuse_manual(module: nn.Module) -> None:

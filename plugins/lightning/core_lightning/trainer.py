@@ -102,6 +102,7 @@ class Trainer(TrainerAttributes):
         )
         self.barebones = barebones
         keep_no_casts(self.strategy.precision_plugin)
+        vars(self.strategy).setdefault("num_processes", self.strategy.num_processes_per_node)  # programs read it
 
         observers: list[Callback] = [OneOptimizer(), ModelModes(), SetsUpAccelerator(), CallbackLogs()]
         observers += map(SyncsLayers, syncs)

@@ -98,3 +98,8 @@ def test_loops_cannot_be_replaced(pl, name):
     trainer = pl.Trainer(accelerator="cpu", **QUIET)
     with pytest.raises(core.ConfigurationError, match="loop can't be replaced by object: core has loops of its own"):
         setattr(trainer, name, object())
+
+
+def test_a_strategy_has_the_number_of_its_processes(pl):
+    trainer = pl.Trainer(strategy="ddp", devices=2, accelerator="cpu", **QUIET)
+    assert trainer.strategy.num_processes == 2

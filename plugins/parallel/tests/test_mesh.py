@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -10,6 +11,7 @@ from axes import on_mesh, train
 
 from core import ConfigurationError, Trainer
 from core.watch import end as end_watch
+from core_fsdp import FSDPStrategy
 from core_parallel import ParallelStrategy, sizes
 from core_parallel.sizes import Sizes
 from core_testing.training import assert_equal_tensors
@@ -72,3 +74,10 @@ def _fit_in_two_groups(rank: Rank) -> Any:
 def test_a_fit_after_the_group_was_destroyed_uses_groups_of_the_new_one(axis: str) -> None:
     first, second = on_mesh(4, 2 if axis == "tensor" else 4, **{axis: 2}).run(_fit_in_two_groups)[0]
     assert_equal_tensors(second, first, 0.0)
+
+
+def test_an_option_given_as_its_default_is_not_one_of_shards() -> None:
+    given = {name: it.default for name, it in inspect.signature(FSDPStrategy).parameters.items()}
+    defaults = {name: value for name, value in given.items() if value is not inspect.Parameter.empty}
+    assert defaults["auto_wrap_policy"] == "units"
+    assert ParallelStrategy(pipeline=2, **defaults).auto_wrap_policy == "units"

@@ -64,6 +64,7 @@ class _OfTransformers(Step):
         return self.net(input_ids=words, position_ids=places, use_cache=False).logits
 
 
+@pytest.mark.slow
 @pytest.mark.numbers
 def test_a_transformers_model_is_given_its_positions() -> None:
     pytest.importorskip("transformers")

@@ -142,6 +142,7 @@ class _OfTransformers(Step):
         return self.net(input_ids=words).logits
 
 
+@pytest.mark.slow
 @pytest.mark.numbers
 @pytest.mark.parametrize("sizes", [{"data": 2, "tensor": 2}, {"shard": 2, "tensor": 2}], ids=str)
 def test_a_transformers_model_is_cut_by_the_plan_of_its_config(sizes: dict[str, Any]) -> None:

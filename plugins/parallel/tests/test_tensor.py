@@ -150,6 +150,7 @@ class _OfTransformers(Step):
         return self.net(input_ids=words).logits
 
 
+@pytest.mark.slow
 @pytest.mark.numbers
 @pytest.mark.slow
 @pytest.mark.parametrize("sizes", [{"data": 2, "tensor": 2}, {"shard": 2, "tensor": 2}], ids=str)

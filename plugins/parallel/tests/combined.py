@@ -119,7 +119,7 @@ def train(
     return seen.weights, {name: float(value) for name, value in trainer.callback_metrics.items()}
 
 
-def carry(rank: Rank, mesh: dict[str, Any] | None, form: Any, source: Any, target: Any) -> None:
+def carry(rank: Rank, mesh: dict[str, Any] | None, form: Any, source: Any, target: Any, make: Any = make) -> None:
     """A Fabric's checkpoint, read and written again; without a source after three steps.
 
     Args:
@@ -128,6 +128,7 @@ def carry(rank: Rank, mesh: dict[str, Any] | None, form: Any, source: Any, targe
         form: of the checkpoint that is written.
         source: the path of a checkpoint, or None.
         target: the path to write to.
+        make: the module.
     """
     fabric = rank.fabric(strategy_of(mesh, form))
     module = make().float()

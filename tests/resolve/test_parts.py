@@ -273,8 +273,8 @@ def test_an_alarm_of_the_users_own_still_comes(register, monkeypatch):
         while not came:
             time.sleep(0.01)
         assert signal.getsignal(signal.SIGALRM).__name__ == "<lambda>"
-        signal.setitimer(signal.ITIMER_REAL, 1000)
         began_s = time.monotonic()
+        signal.setitimer(signal.ITIMER_REAL, 1000)
         with pytest.warns(RuntimeWarning, match="TimeIsUp"):
             resolve(accelerator="cpu")
         left_s = signal.getitimer(signal.ITIMER_REAL)[0]

@@ -89,10 +89,15 @@ def grad_norm(module: nn.Module, norm_type: float | int | str, group_separator: 
     """The norms of all gradients, each under its parameter's name, and the total one."""
     power = float(norm_type)
     norms = {
-        f"grad_{power}_norm{group_separator}{name}": parameter.grad.data.norm(power)
+        f"grad_{power}_norm{group_separator}{name}": _whole(parameter.grad.data.norm(power))
         for name, parameter in module.named_parameters()
         if parameter.grad is not None
     }
     if norms:
         norms[f"grad_{power}_norm_total"] = torch.tensor(list(norms.values())).norm(power)
     return norms
+
+
+def _whole(norm: Any) -> Any:
+    """The norm of all parts, where the gradient lies in parts on several ranks."""
+    return norm.full_tensor() if hasattr(norm, "full_tensor") else norm

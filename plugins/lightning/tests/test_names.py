@@ -11,6 +11,7 @@ import torch
 import core
 import core_lightning
 from core_lightning import differences, names
+from core_lightning.utilities import grad_norm
 
 
 def test_every_name_leads_somewhere(installed):
@@ -95,3 +96,19 @@ def test_the_tensorboard_logger_takes_lightnings_arguments(installed, tmp_path):
     assert b"run-loss" in events.read_bytes()
     with pytest.raises(core.ConfigurationError, match="add_graph"):
         kind(tmp_path, log_graph=True)
+
+
+def test_norms_of_gradients_in_parts_are_those_of_all_parts():
+    class Partial:
+        def full_tensor(self):
+            return torch.tensor(4.0)
+
+    parted = types.SimpleNamespace(grad=types.SimpleNamespace(data=types.SimpleNamespace(norm=lambda power: Partial())))
+    whole = types.SimpleNamespace(grad=torch.tensor([3.0]))
+    module = types.SimpleNamespace(named_parameters=lambda: [("parted", parted), ("whole", whole)])
+    norms = grad_norm(module, 2)
+    assert {name: float(norm) for name, norm in norms.items()} == {
+        "grad_2.0_norm/parted": 4.0,
+        "grad_2.0_norm/whole": 3.0,
+        "grad_2.0_norm_total": 5.0,
+    }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import partial
@@ -14,6 +15,7 @@ from core import ModuleError
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterable, Iterator
+    from types import FrameType
 
     from torch.utils.hooks import RemovableHandle
 
@@ -28,6 +30,8 @@ _ABOUT = frozenset(
     }
 )
 """Functions of torch that ask about a tensor, or need nothing but its form."""
+
+_CAREFUL = frozenset({"torch", "core", "core_fsdp", "core_parallel"})
 
 
 class Absent(Tensor):
@@ -86,10 +90,46 @@ class AbsentParameter(Absent, nn.Parameter):
         """The device of this rank, as code that asks any parameter for it expects; by `is_meta` it is absent."""
         return self.own_device
 
+    @property
+    def grad(self) -> Tensor | None:
+        """None. Optimizers and the like may ask; to read it anywhere else is an error, since a sum would leave it out.
+
+        Raises:
+            ModuleError: a step, a hook or a loop reads it, or torch's clipping by norm.
+        """
+        if not _inspects.get() and not _may_leave_out(sys._getframe(1)):
+            raise ModuleError(
+                "The gradient of a parameter that another stage has was read, as for a norm over self.parameters(): "
+                "each rank of a pipeline has the gradients of its own stage only. clip_gradients of the Module, or of "
+                "Fabric, clips by the norm over all stages and returns it; float('inf') as its limit only measures. "
+                "What looks at each gradient by itself leaves out parameters whose is_meta is True."
+            )
+        return None
+
+    @grad.setter
+    def grad(self, value: Tensor | None) -> None:
+        """Nothing to keep: what is set is None, or as absent."""
+
     def __deepcopy__(self, memo: dict[int, Any]) -> AbsentParameter:
         """Another one, as absent."""
         memo[id(self)] = copied = _absent(self.own_device, self)
         return copied
+
+
+def _may_leave_out(reader: FrameType | None) -> bool:
+    """True if who reads a gradient looks at each by itself: an optimizer, or what torch and core do around its step."""
+    if reader is not None and _package(reader) in _CAREFUL:
+        around = (reader, reader.f_back)  # in Python 3.11 a comprehension has a frame of its own
+        return not any(one is not None and one.f_code.co_name == "clip_grad_norm_" for one in around)
+    while reader is not None and _package(reader) != "core":
+        if isinstance(reader.f_locals.get("self"), torch.optim.Optimizer):
+            return True
+        reader = reader.f_back
+    return False
+
+
+def _package(frame: FrameType) -> str:
+    return str(frame.f_globals.get("__name__", "")).partition(".")[0]
 
 
 def is_absent(tensor: Any) -> bool:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+from collections.abc import MutableMapping
+from dataclasses import fields, is_dataclass
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
@@ -10,7 +13,7 @@ from core import ModuleError
 from core.data import map_leaves
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
 _PLAIN = (str, bytes, int, float, bool, type(None))
 
@@ -19,8 +22,8 @@ def cut_batch(batch: Any, size: int, num_pieces: int) -> list[Any]:
     """Cut a batch along its samples.
 
     Args:
-        batch: tensors, arrays, and lists with an entry for each sample, in containers of any depth. What has another
-            first dimension, numbers and strings go into all pieces.
+        batch: tensors, arrays, and lists and tuples with an entry for each sample, in containers of any depth. What has
+            another first dimension, numbers and strings go into all pieces.
         size: number of samples; `num_pieces` divides it.
         num_pieces: number of pieces.
 
@@ -37,18 +40,12 @@ def first_everywhere(batch: Any, size: int, num_pieces: int) -> Any:
 
 
 def _piece(data: Any, size: int, part: slice | Sequence[int]) -> Any:
-    if isinstance(data, list) and len(data) == size and not any(_has_samples(one, size) for one in data):
-        return data[part] if isinstance(part, slice) else [data[index] for index in part]
-    if type(data) in (list, tuple):
-        return type(data)(_piece(one, size, part) for one in data)
-    if type(data) is dict:
-        return {key: _piece(one, size, part) for key, one in data.items()}
+    if type(data) in (list, tuple) and len(data) == size and not any(_has_samples(one, size) for one in data):
+        return type(data)(data[index] for index in (range(size)[part] if isinstance(part, slice) else part))
 
     def cut(leaf: Any) -> Any:
         if isinstance(leaf, _PLAIN) or not getattr(leaf, "ndim", 1):
             return leaf
-        if isinstance(leaf, list):
-            return _piece(leaf, size, part)
         if not hasattr(leaf, "shape") or not hasattr(leaf, "ndim"):
             raise ModuleError(
                 f"The batch holds a {type(leaf).__name__}, which can't be cut into microbatches. Hand over tensors, "
@@ -56,7 +53,23 @@ def _piece(data: Any, size: int, part: slice | Sequence[int]) -> Any:
             )
         return leaf[part] if len(leaf) == size else leaf
 
-    return map_leaves(cut, data, is_leaf=lambda one: isinstance(one, list))
+    changed = _with_entries(data, lambda one: _piece(one, size, part))
+    return map_leaves(cut, data) if changed is None else changed
+
+
+def _with_entries(data: Any, function: Callable[[Any], Any]) -> Any:
+    """A container with each of its entries changed; None for anything else."""
+    if isinstance(data, list | tuple):
+        return data._make(map(function, data)) if hasattr(data, "_make") else type(data)(map(function, data))
+    declared = fields(data) if is_dataclass(data) else getattr(type(data), "__attrs_attrs__", None)
+    if declared is None and not isinstance(data, MutableMapping):
+        return None
+    clone = copy.copy(data)
+    if declared is None:
+        clone.update({key: function(one) for key, one in data.items()})
+    for name in (field.name for field in declared or () if hasattr(data, field.name)):
+        object.__setattr__(clone, name, function(getattr(data, name)))  # also where the class is frozen
+    return clone
 
 
 def _has_samples(data: Any, size: int) -> bool:

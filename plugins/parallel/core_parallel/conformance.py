@@ -91,9 +91,25 @@ class TestExpert(StrategyConformance):
 
 
 class TestTensor(StrategySmoke):
-    """Two tensor groups of two ranks, each with its share of the data; a plan that cuts nothing."""
+    """Two tensor groups of two ranks, each with its share of the data."""
 
     alias = "parallel"
-    options = {"tensor": 2, "tensor_plan": {}}
+    options = {"tensor": 2}
     num_processes = 4
     data_parallel_size = 2
+
+
+class TestStagesInParts(StrategyConformance):
+    """One pipeline of two stages, whose layers are cut over two ranks each."""
+
+    alias = "parallel"
+    new_interpreter = False
+    options = {"pipeline": 2, "tensor": 2, "data": 1}
+    num_processes = 4
+    data_parallel_size = 1
+    other_num_processes = None
+    expected_capabilities = _CAPABILITIES
+    known_failures = {
+        "test_training_equals_one_device[two_optimizers]": _PARTS_ALONE,
+        "test_teardown_leaves_nothing[process_group]": _STAYS,
+    }

@@ -75,13 +75,14 @@ class Dispatch:
         name: of the module.
         module: has this rank's part of the parameters.
         num_experts: of all ranks.
-        mesh: copies and experts.
+        mesh: of the experts.
     """
 
     def __init__(self, name: str, module: nn.Module, num_experts: int, mesh: DeviceMesh) -> None:
-        self._name, self._module, self._num_experts, self._mesh = name, module, num_experts, mesh
+        self._name, self._module, self._num_experts = name, module, num_experts
+        self._mesh, self._group = mesh, mesh.get_group("expert")
         self._signature = signature(module.forward)
-        self._is_checked = False
+        self._is_checked = self._is_compared = False
         self._calls: list[tuple[Tensor, Routes]] = []
 
     def attach(self) -> None:
@@ -92,7 +93,10 @@ class Dispatch:
 
     def _begin(self, module: nn.Module, args: Any, kwargs: Any) -> Any:
         tokens, numbers, weights = self._given(args, kwargs)
-        group = self._mesh.get_group(1)
+        group = self._group
+        if not self._is_compared:
+            self._is_compared = True
+            self._refuse_parts(tokens)
         self._count(self._num_experts // group.size())
         if not self._is_checked and len(tokens):
             self._check(tokens, weights)
@@ -115,7 +119,7 @@ class Dispatch:
         if output is None or numbers is None or routes is None:  # an error is on its way
             return None
         received = output[: sum(routes.received)]
-        answers = exchanges.send_rows(received, routes.received, routes.sent, self._mesh.get_group(1))
+        answers = exchanges.send_rows(received, routes.received, routes.sent, self._group)
         pairs = answers.new_zeros(numbers.numel(), *answers.shape[1:]).index_copy(0, routes.order, answers)
         return pairs.unflatten(0, numbers.shape).sum(1)
 
@@ -137,9 +141,25 @@ class Dispatch:
             )
         return given[0], given[1], given[2]
 
+    def _refuse_parts(self, tokens: Tensor) -> None:
+        """All ranks of a tensor group, which have the same tokens, or gradients of experts would be a part's."""
+        if self._mesh["expert_tensor"].size() == 1:
+            return
+        group = self._mesh.get_group("expert_tensor")
+        size = tokens.new_tensor(len(tokens), dtype=torch.float32)
+        mark = torch.stack([size, tokens.detach().float().abs().sum()])
+        marks = [torch.empty_like(mark) for _ in range(group.size())]
+        dist.all_gather(marks, mark, group=group)
+        if not torch.allclose(torch.stack(marks), mark, rtol=1e-3):
+            raise ModuleError(
+                f"{type(self._module).__name__} {self._name!r} was called with other tokens on each rank of a tensor "
+                "group. The plan of tensor= must leave them whole before experts, such as by "
+                "PrepareModuleInput(desired_input_layouts=Replicate())."
+            )
+
     def _check(self, tokens: Tensor, weights: Tensor) -> None:
         """Compare the module's answer for a few tokens with the sum of those for each of their experts alone."""
-        count = self._num_experts // self._mesh.size(1)
+        count = self._num_experts // self._group.size()
         tokens = tokens[:4].detach()
         weights = weights[:4, :count].detach()
         draws = torch.Generator().manual_seed(0)

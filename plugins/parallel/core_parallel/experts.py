@@ -9,24 +9,25 @@ from dataclasses import dataclass
 from inspect import signature
 from typing import TYPE_CHECKING, Any
 
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from core import ConfigurationError, ModuleError
 from core_parallel import averages, plans
+from core_parallel.absent import is_absent
 from core_parallel.dispatch import Dispatch
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from torch import Tensor
-    from torch.distributed import ProcessGroup
     from torch.distributed.device_mesh import DeviceMesh
 
     from core_parallel.sizes import Sizes
 
-_AXES = ("expert_copies", "expert")
+_AXES = ("expert_pipeline", "expert_copies", "expert_shard", "expert", "expert_tensor")
 _OF_MODULES = (None, "ep_dispatch_experts")
 _OF_PARAMETERS = (None, "grouped_gemm")
 _OF_TENSORS = ("colwise", "rowwise", "replicated_with_grad_allreduce")
@@ -54,8 +55,8 @@ class ExpertModule:
 
 
 def lay_out(device_type: str, sizes: Sizes) -> DeviceMesh:
-    """All ranks. The mesh of the experts: ranks of one group follow each other, groups have copies."""
-    return init_device_mesh(device_type, (sizes.data // sizes.expert, sizes.expert), mesh_dim_names=_AXES)
+    """All ranks. The mesh of the experts: neighbours along data, shard and context have different ones."""
+    return init_device_mesh(device_type, (sizes.pipeline, *sizes.of_experts, sizes.tensor), mesh_dim_names=_AXES)
 
 
 def find(module: nn.Module, given: Any = None) -> list[ExpertModule]:
@@ -127,13 +128,13 @@ def _parameters_of(name: str, module: nn.Module, planned: Mapping[str, Any]) -> 
     return chosen
 
 
-def distribute(module: nn.Module, given: Any, mesh: DeviceMesh) -> None:
-    """All ranks, with the same values. Keep this rank's experts, in place, and send tokens to those of the others.
+def plan(module: nn.Module, given: Any, mesh: DeviceMesh) -> list[ExpertModule]:
+    """The experts that are to be distributed; none if they are already.
 
     Args:
-        module: the user's; one whose experts are distributed stays so.
+        module: the user's.
         given: see `find`.
-        mesh: copies and experts.
+        mesh: of the experts.
 
     Raises:
         ModuleError: there are no experts, or they can't be distributed.
@@ -141,18 +142,32 @@ def distribute(module: nn.Module, given: Any, mesh: DeviceMesh) -> None:
     """
     if already := [one for one in module.parameters() if is_expert(one)]:
         _refuse_other(already[0], mesh)
-        return
+        return []
     found = find(module, given)
     _refuse_tied(module, found)
     _refuse_meta(found)
-    size = mesh.size(1)
+    size = mesh["expert"].size()
     for experts in found:
         if experts.count % size:
             raise ModuleError(
                 f"{experts.name!r} has {experts.count} experts, and expert={size} doesn't divide that. Choose a size "
                 "that does."
             )
-        for name, parameter in experts.parameters.items():
+    return found
+
+
+def distribute(found: Iterable[ExpertModule], mesh: DeviceMesh) -> None:
+    """All ranks, with the same values. Keep this rank's experts, in place, and send tokens to those of the others.
+
+    Args:
+        found: see `plan`. What another stage has by now stays as it is.
+        mesh: of the experts.
+    """
+    for experts in found:
+        own = {name: experts.module.get_parameter(name) for name in experts.parameters}
+        if any(map(is_absent, own.values())):
+            continue
+        for name, parameter in own.items():
             owner, _, last = name.rpartition(".")
             part = nn.Parameter(_own_part(parameter, mesh), requires_grad=parameter.requires_grad)
             experts.module.get_submodule(owner).register_parameter(last, part)
@@ -160,8 +175,11 @@ def distribute(module: nn.Module, given: Any, mesh: DeviceMesh) -> None:
 
 
 def _own_part(parameter: Tensor, mesh: DeviceMesh) -> DTensor:
-    own = parameter.detach().chunk(mesh.size(1))[mesh.get_local_rank(1)].clone()
-    return DTensor.from_local(own, mesh, [Replicate(), Shard(0)], run_check=False)
+    axis = mesh["expert"]
+    own = parameter.detach().chunk(axis.size())[axis.get_local_rank()].clone()
+    if mesh["expert_shard"].size() > 1:  # sharding adds an axis
+        return DTensor.from_local(own, axis, [Shard(0)], run_check=False)
+    return DTensor.from_local(own, mesh["expert_copies", "expert"], [Replicate(), Shard(0)], run_check=False)
 
 
 def _refuse_tied(module: nn.Module, found: Sequence[ExpertModule]) -> None:
@@ -186,30 +204,42 @@ def _refuse_meta(found: Sequence[ExpertModule]) -> None:
 
 
 def _refuse_other(parameter: Any, mesh: DeviceMesh) -> None:
-    before = parameter.device_mesh
-    if before != mesh:
+    before, now = (dist.get_process_group_ranks(one.get_group("expert")) for one in (parameter.device_mesh, mesh))
+    if before != now:
         raise ModuleError(
-            f"Its experts are distributed already, over {before.size(1)} of {before.size()} ranks, and not over "
-            f"{mesh.size(1)} of {mesh.size()}. Make the module anew, and load a checkpoint into it."
+            f"Its experts are distributed already, over the ranks {before}, and not over {now}. Make the module anew, "
+            "and load a checkpoint into it."
         )
 
 
 def is_expert(parameter: Tensor) -> bool:
     """True if a parameter is this rank's part of distributed experts."""
+    return "expert" in _axes_of(parameter)
+
+
+def _axes_of(parameter: Tensor) -> Sequence[str]:
     mesh = parameter.device_mesh if isinstance(parameter, DTensor) else None
-    return mesh is not None and mesh.mesh_dim_names == _AXES
+    return () if mesh is None else mesh.mesh_dim_names or ()
 
 
-def average(parameters: Iterable[Tensor], group: ProcessGroup | None, mesh: DeviceMesh | None) -> None:
-    """All ranks. Average gradients in place: of each parameter over the ranks that have the same part of it.
+def average(parameters: Iterable[Tensor], mesh: DeviceMesh) -> list[Tensor]:
+    """All ranks of a stage. Average gradients of experts in place, over the ranks that have the same part of them.
 
     Args:
         parameters: the same ones in the same order on all ranks.
-        group: of the ranks that have the same of what isn't distributed; None if this one is alone.
-        mesh: of the experts; None if there are none.
+        mesh: of the experts.
+
+    Returns:
+        The other parameters.
     """
-    known = list(parameters)
-    if group is not None:
-        averages.average([one for one in known if not is_expert(one)], group)
-    if mesh is not None and mesh.size(0) > 1:
-        averages.average([one for one in known if is_expert(one)], mesh.get_group(0))
+    others: list[Tensor] = []
+    own: list[Tensor] = []
+    common: list[Tensor] = []
+    for one in parameters:
+        axes = _axes_of(one)
+        (own if "expert" in axes else common if "expert_shard" in axes else others).append(one)
+    # fully_shard averages over expert_shard itself.
+    for known, axis in ((own + common, "expert_copies"), (common, "expert")):
+        if mesh[axis].size() > 1:
+            averages.average(known, mesh.get_group(axis))
+    return others

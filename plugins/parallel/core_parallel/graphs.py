@@ -12,6 +12,9 @@ from core import ModuleError
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator
 
+_OF_EVERY_MODULE = frozenset(vars(nn.Module()))
+_HOLDERS = (Tensor, list, tuple, dict)
+
 
 def uses_twice(tensors: Iterable[Any]) -> bool:
     """True if a leaf enters the graph in two places, as a weight that two layers share does.
@@ -62,7 +65,7 @@ def refuse_kept(named: Iterable[tuple[str, nn.Module]], before: Collection[int] 
 def _kept(named: Iterable[tuple[str, nn.Module]]) -> Iterator[tuple[str, nn.Module, str, Tensor]]:
     for name, module in named:
         for key, value in vars(module).items():
-            if key in ("_parameters", "_buffers", "_modules") or not isinstance(value, Tensor | list | tuple | dict):
+            if key in _OF_EVERY_MODULE or not isinstance(value, _HOLDERS):
                 continue
             if isinstance(value, Tensor) or value:  # most of a module's own containers are empty
                 for leaf in tree_leaves(value):

@@ -31,8 +31,10 @@ class Layout:
     def __init__(self, user: nn.Module, cut: Cut, size: int, position: int, *, in_v: bool = False) -> None:
         self.user, self.cut, self.size, self.position = user, cut, size, position
         self.num_stages = len(cut.stages)
-        self._in_v = in_v
-        self.own_stages = [stage for stage in range(self.num_stages) if self.owner(stage) == position]
+        turns = [divmod(stage, size) for stage in range(self.num_stages)]
+        self._owners = [size - 1 - place if in_v and turn % 2 else place for turn, place in turns]
+        self.own_stages = [stage for stage, owner in enumerate(self._owners) if owner == position]
+        self._outside: tuple[list[Tensor], list[Tensor]] = ([], [])
         self._names = {id(module): name for name, module in user.named_modules()}
 
     @property
@@ -42,8 +44,7 @@ class Layout:
 
     def owner(self, stage: int) -> int:
         """The position of the rank that has a stage."""
-        turn, place = divmod(stage, self.size)
-        return self.size - 1 - place if self._in_v and turn % 2 else place
+        return self._owners[stage]
 
     @property
     def needs_call(self) -> bool:
@@ -114,5 +115,10 @@ class Layout:
 
     def outside(self) -> list[Tensor]:
         """The parameters of no part, and those that parts on several ranks share: every rank has them."""
-        owned = self.owners()
-        return [one for one in self.user.parameters() if id(one) not in owned]
+        everything: list[Tensor] = [*self.user.parameters()]
+        known, outside = self._outside
+        if len(everything) != len(known) or any(one is not other for one, other in zip(everything, known, strict=True)):
+            owned = self.owners()
+            outside = [one for one in everything if id(one) not in owned]
+            self._outside = everything, outside
+        return outside

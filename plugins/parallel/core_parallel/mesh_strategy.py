@@ -15,7 +15,7 @@ from core import Capability, ConfigurationError
 from core.checkpoint import collect_random_state, restore_random_state
 from core.strategies import refuse_sparse_layers, refuse_unlike_modules
 from core_fsdp import FSDPStrategy
-from core_parallel import averages, experts, mesh, overflow, sizes, tensor
+from core_parallel import averages, expert_shards, experts, mesh, overflow, sizes, tensor
 from core_parallel.context import Attention, Context, check_whole_batches, in_parts
 from core_parallel.placed import cut_axes
 
@@ -87,6 +87,7 @@ class MeshStrategy(FSDPStrategy):
         self._context_options = (context_attention, context_dim)
         self._contexts: dict[nn.Module, list[Context]] = {}
         self._local: list[nn.Module] = []
+        self._modules_of_experts: list[nn.Module] = []
         self._stand_ins: dict[Optimizer, Optimizer] = {}
         self._refuse_beside(options)
 
@@ -150,21 +151,9 @@ class MeshStrategy(FSDPStrategy):
         """
         owner: Any = super() if self._is_in_parts else super(FSDPStrategy, self)
         owner.check()
-        _ = self.sizes
-        self._refuse_what_is_not_there()
-
-    def _refuse_what_is_not_there(self) -> None:
-        own = self.sizes
-        others = [name for name in ("pipeline", "shard", "context", "tensor") if getattr(own, name) > 1]
-        if own.expert > 1 and others:
+        if self.sizes.expert > 1 and self.sizes.pipeline > 1:
             raise ConfigurationError(
-                f"expert={own.expert} with {others[0]}={getattr(own, others[0])} isn't there yet. Combine experts with "
-                "data only."
-            )
-        if own.expert > 1 and self.precision_plugin.name == "16-mixed":
-            raise ConfigurationError(
-                "precision='16-mixed' with expert isn't there yet: each rank would find overflows of its own. Use "
-                "'bf16-mixed', which needs no scale."
+                f"expert={self.sizes.expert} with pipeline={self.sizes.pipeline} isn't there yet. Leave one out."
             )
 
     # environment ----------------------------------------------------------------------------------------------------
@@ -244,15 +233,34 @@ class MeshStrategy(FSDPStrategy):
         self._replaced.remember(module)
         if not any(one.is_meta or isinstance(one, DTensor) for one in module.parameters()):
             self._begin_alike(module)
-        if self._mesh is not None and self._mesh.experts is not None:
-            experts.distribute(module, self._expert_plan, self._mesh.experts)
-        if self.sizes.tensor > 1:
-            tensor.cut(module, self._planned(module), self._mesh_of("tensor"))
+        found = self._planned_experts(module)
+        styles = self._planned(module, found)
+        self._distribute(found)
+        if styles:
+            tensor.cut(module, styles, self._mesh_of("tensor"))
 
-    def _planned(self, module: nn.Module) -> dict[str, ParallelStyle]:
-        """The styles in which layers of a whole module are cut."""
+    def _planned(self, module: nn.Module, found: Sequence[experts.ExpertModule]) -> dict[str, ParallelStyle]:
+        """The styles in which layers of a whole module are cut. Each rank of a tensor group has its experts whole."""
         size = self.sizes.tensor
-        return tensor.plan(module, self._tensor_plan, size) if size > 1 else {}
+        return tensor.plan(module, self._tensor_plan, size, {one.name for one in found}) if size > 1 else {}
+
+    def _planned_experts(self, module: nn.Module) -> list[experts.ExpertModule]:
+        """The experts of a whole module that are to be distributed."""
+        if (own := self._experts_mesh) is None:
+            return []
+        found = experts.plan(module, self._expert_plan, own)
+        expert_shards.check(found, own)
+        return found
+
+    @property
+    def _experts_mesh(self) -> DeviceMesh | None:
+        return None if self._mesh is None else self._mesh.experts
+
+    def _distribute(self, found: Sequence[experts.ExpertModule]) -> None:
+        """All ranks, with the same values. Keep this rank's experts."""
+        if (own := self._experts_mesh) is not None:
+            experts.distribute(found, own)
+            self._modules_of_experts += [one.module for one in found]
 
     def _mesh_of(self, axis: str) -> DeviceMesh:
         assert self.device_mesh is not None, "setup_environment has laid it out"
@@ -272,9 +280,19 @@ class MeshStrategy(FSDPStrategy):
             restore_random_state(states[0], self.accelerator, self.root_device)
 
     def configure_sharding(self, module: nn.Module) -> None:
-        """All ranks. Shard over the axis `shard`, if it has more than one rank."""
-        if self.sizes.shard > 1:
-            super().configure_sharding(module)
+        """All ranks. Shard over the axis `shard`, if it has several ranks; experts over ranks with the same ones."""
+        if self.sizes.shard == 1:
+            return
+        if self._experts_mesh is not None:
+            inside = set(module.modules())
+            expert_shards.cut(
+                [one for one in self._modules_of_experts if one in inside],
+                self._experts_mesh,
+                mp_policy=self._policy(),
+                offload_policy=self._offload(),
+                reshard_after_forward=self.sharding.reshard_after_forward is not False,
+            )
+        super().configure_sharding(module)
 
     def setup_optimizer(self, optimizer: Optimizer) -> Optimizer:
         """All ranks. Replace the optimizer's parameters by their parts; see `FSDPStrategy.setup_optimizer`."""
@@ -321,11 +339,10 @@ class MeshStrategy(FSDPStrategy):
         """All ranks. Backward, then the average over the axes along which ranks have the same parameters."""
         super().backward(loss, module, manual=manual, **kwargs)
         modules = [handle.module for handle in self.session.handles if handle.module not in self._local]
-        parameters = [one for each in modules for one in each.parameters()]
+        parameters: list[Tensor] = [one for each in modules for one in each.parameters()]
         averages.add_up_terms(parameters)
-        if self._mesh is not None and self._mesh.experts is not None:
-            experts.average(parameters, self._axis("data", "context"), self._mesh.experts)
-            return
+        if self._experts_mesh is not None:
+            parameters = experts.average(parameters, self._experts_mesh)
         sharded = [one for one in parameters if "shard" in cut_axes(one)]
         known = set(map(id, sharded))
         others = [one for one in parameters if id(one) not in known]
@@ -407,6 +424,7 @@ class MeshStrategy(FSDPStrategy):
         super().release()
         self._contexts.clear()
         self._stand_ins.clear()
+        self._modules_of_experts.clear()
 
     def leave_group(self) -> None:
         """All ranks; idempotent. Leave the group, and forget its mesh; tensors in parts need it to the end."""

@@ -20,6 +20,7 @@ from torch.distributed.pipelining.schedules import get_schedule_class
 from core import ModuleError
 from core.data import size_of
 from core_parallel import averages, batches, trial
+from core_parallel.absent import is_absent
 from core_parallel.counters import Counters
 from core_parallel.placed import own_part
 from core_parallel.recorded_logs import RecordedLogs, replay
@@ -145,7 +146,7 @@ class ScheduledStep:
         self._microbatches, self._context, self._scale, self._sequence = microbatches, context, scale, sequence
         self._runners: dict[Any, _Runner] = {}
         self._step_context = context
-        self._is_tried = False
+        self._is_tried = self._is_plain = False
         self._last = chain.layout.num_stages - 1
 
     @property
@@ -182,6 +183,7 @@ class ScheduledStep:
             What the user's step returns: the loss, or a dict with it and perhaps its weight; or None.
         """
         self._step_context = step_context or self._context
+        self._is_plain = isinstance(self._context(), nullcontext)  # to ask for each microbatch takes time
         layout, size = self._chain.layout, size_of(batch)
         number = self._schedule.choose(self._microbatches, size, layout.size, layout.num_stages)
         if number is None or size is None:
@@ -225,7 +227,9 @@ class ScheduledStep:
                         trial.compare(self._chain, step, batch, cut, answers, seeds)
         self._is_tried = True
         likes = {stage: computed[stage, 0] for stage in layout.own_stages}
-        runner = _Runner({stage: StageModule(self._chain, stage, likes[stage], self._stage_context) for stage in likes})
+        made = [(self._chain, stage, like, self._stage_context) for stage, like in likes.items()]
+        splits = self._schedule.splits_backward
+        runner = _Runner({one[1]: StageModule(*one, splits=splits) for one in made})
         if self._sequence is not None:
             runner.length = self._sequence.length
         stages = [self._stage(runner, stage, like) for stage, like in likes.items()]
@@ -240,8 +244,11 @@ class ScheduledStep:
     def _caught(self) -> AbstractContextManager[Any]:
         return nullcontext() if self._sequence is None else self._sequence.caught()
 
+    def _stage_context(self) -> AbstractContextManager[Any]:
+        return nullcontext() if self._is_plain and self._sequence is None else self._both_contexts()
+
     @contextmanager
-    def _stage_context(self) -> Iterator[None]:
+    def _both_contexts(self) -> Iterator[None]:
         with self._context(), self._caught():
             yield
 
@@ -282,7 +289,7 @@ class ScheduledStep:
         shards.forget_gradients()
         if self._sequence is not None:
             self._sequence.length = runner.length
-        learning = [one for one in layout.user.parameters() if one.requires_grad and not one.is_meta]
+        learning = [one for one in layout.user.parameters() if not is_absent(one) and one.requires_grad]
         before = [one.grad for one in learning]
         for one in learning:
             one.grad = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import prod
+from math import gcd, prod
 from typing import TYPE_CHECKING, Any, Literal
 
 from core import ConfigurationError
@@ -36,6 +36,16 @@ class Sizes:
     def shape(self) -> tuple[int, ...]:
         """Sizes in the order of `AXES`."""
         return self.pipeline, self.data, self.shard, self.context, self.tensor
+
+    @property
+    def of_experts(self) -> tuple[int, int, int]:
+        """Copies of all experts, ranks over which one rank's experts are sharded, and ranks that have different ones.
+
+        They are sharded over as many ranks as `shard` says, as far as there are copies.
+        """
+        groups = self.data * self.shard * self.context // self.expert
+        sharded = gcd(self.shard, groups)
+        return groups // sharded, sharded, self.expert
 
 
 def parse(name: str, size: Any) -> int | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import count
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,7 +13,7 @@ from core import ModuleError
 from core_parallel import graphs
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from contextlib import AbstractContextManager
 
     from core_parallel.chain import Chain, Computed
@@ -29,13 +30,21 @@ class StageModule(nn.Module):
         stage: its number.
         like: what the stage has computed for one microbatch of these shapes.
         context: makes what stages compute in, such as autocast.
+        splits: backward may come in two halves.
     """
 
     def __init__(
-        self, chain: Chain, stage: int, like: Computed, context: Callable[[], AbstractContextManager[Any]]
+        self,
+        chain: Chain,
+        stage: int,
+        like: Computed,
+        context: Callable[[], AbstractContextManager[Any]],
+        *,
+        splits: bool,
     ) -> None:
         super().__init__()
-        self._chain, self._stage, self._context = chain, stage, context
+        self._chain, self._stage, self._context, self._splits = chain, stage, context, splits
+        self._anchor = torch.zeros((), requires_grad=True)  # no attribute of a part, and of no gradient
         # torch's schedules that split backward find parameters here.
         self.parts = nn.ModuleList(chain.layout.cut.modules_of(stage))
         self.outside = nn.ParameterList(chain.layout.outside())
@@ -45,7 +54,7 @@ class StageModule(nn.Module):
         self.pipeline_stage: Any = None
         self._seeds: Seeds | None = None
         self._take: Callable[[int], Arguments] | None = None
-        self._index = 0
+        self._numbers: Iterator[int] = iter(())
 
     def begin(self, seeds: Seeds, take: Callable[[int], Arguments]) -> None:
         """A step begins.
@@ -54,14 +63,13 @@ class StageModule(nn.Module):
             seeds: its random numbers.
             take: the arguments of the model for a microbatch, which the first stage asks for; or all, see `Layout.run`.
         """
-        self._seeds, self._take, self._index = seeds, take, 0
+        self._seeds, self._take, self._numbers = seeds, take, count()
 
     def forward(self, *given: Tensor) -> tuple[Tensor, ...]:
         """One microbatch, in their order: the results of the stage before, or a number for the first stage."""
         assert self._seeds is not None
         assert self._take is not None
-        index, self._index = self._index, self._index + 1
-        layout = self._chain.layout
+        index, layout = next(self._numbers), self._chain.layout
         call = self._take(index) if self._stage == 0 or layout.needs_call else None
         arrived = self._arrived(given) if self._stage else None
         self._seeds.begin(self._stage, index)
@@ -74,28 +82,32 @@ class StageModule(nn.Module):
             graphs.refuse_kept(self._named)
             graphs.refuse_kept(self._around, before)
             self.look_at(leaves)
-        if [_shape_of(one) for one in leaves] != self._shapes or form != self._form:
+        if (shapes := [_shape_of(one) for one in leaves]) != self._shapes or form != self._form:
             raise ModuleError(
-                f"{self._chain.layout.describe(self._stage)} returned tensors of {[_shape_of(one) for one in leaves]} "
+                f"{layout.describe(self._stage)} returned tensors of {shapes} "
                 f"for microbatch {index}, and before of {self._shapes}. With a schedule the results of a stage have "
                 "the same shapes for all microbatches of a batch. Pad them alike, or leave schedule out."
             )
-        if self._stage == self._chain.layout.num_stages - 1:
+        if self._stage == layout.num_stages - 1:
             return tuple(one.view_as(one) for one in leaves)  # torch detaches in place what is no view
-        made: tuple[Tensor, ...] = _Leaving.apply(torch.zeros((), requires_grad=True), *leaves)  # type: ignore[no-untyped-call]  # torch's
+        made: tuple[Tensor, ...] = _Leaving.apply(self._anchor, *leaves)  # type: ignore[no-untyped-call]  # torch's
         return made
 
     def _arrived(self, given: tuple[Tensor, ...]) -> Any:
         """The result of the stage before, of its structure and dtypes."""
         leaves = [
-            _Arrived.apply(one) if one.requires_grad else one.to(dtype)  # type: ignore[no-untyped-call]  # torch's
+            self._with_gradient(one) if one.requires_grad else one.to(dtype)
             for one, dtype in zip(given, self._given, strict=True)
         ]
         return tree_unflatten(leaves, self._given_form)
 
+    def _with_gradient(self, one: Tensor) -> Tensor:
+        # Of a whole backward it is laid out as the tensor, which came in one piece.
+        return _Arrived.apply(one) if self._splits else one  # type: ignore[no-untyped-call]  # torch's
+
     def look_at(self, results: Any) -> None:
         """Split no backward of this stage, if torch couldn't: the first microbatch shows it."""
-        if self.pipeline_stage.dw_builder is None and graphs.uses_twice(results):
+        if self._splits and self.pipeline_stage.dw_builder is None and graphs.uses_twice(results):
             self.splits_nothing()
 
     def splits_nothing(self) -> None:

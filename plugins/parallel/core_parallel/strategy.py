@@ -111,7 +111,7 @@ class ParallelStrategy(MeshStrategy):
             tensor: over how many ranks, which follow each other, a layer is cut.
             pipeline: over how many ranks the layers are split. `"auto"` is what the other axes leave over.
             context: over how many ranks a sequence is cut.
-            expert: over how many ranks of `data`, each with its own tokens, the experts of a layer are distributed.
+            expert: over how many neighbours along data, shard and context the experts of a layer are distributed.
                 `"auto"` is all of them.
             tensor_plan: how layers are cut, by their names, in transformers' words (`"colwise"`, `"rowwise"`, ...) or
                 torch's styles. None asks the model, and its config.
@@ -198,7 +198,7 @@ class ParallelStrategy(MeshStrategy):
         if self.sizes.shard > 1:
             shards.check(layout)
         is_cut = any(isinstance(one, absent.Absent) for one in module.parameters())
-        styles = {} if is_cut else self._planned(module)
+        styles = {} if is_cut else self._planned(module, [])
         if not any(map(absent.is_absent, module.parameters())):
             self._begin_alike(module)
         if is_empty:

@@ -25,7 +25,7 @@ from core_parallel.absent import Absent
 from core_parallel.local_parameters import use_local
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping
 
     from torch.distributed.device_mesh import DeviceMesh
 
@@ -61,13 +61,16 @@ _WORDS: dict[str, Any] = {
 _EXAMPLE = '{"blocks.*.up": "colwise", "blocks.*.down": "rowwise"}'
 
 
-def plan(module: nn.Module, given: Mapping[str, Any] | None, size: int) -> dict[str, ParallelStyle]:
+def plan(
+    module: nn.Module, given: Mapping[str, Any] | None, size: int, experts: Collection[str] = ()
+) -> dict[str, ParallelStyle]:
     """The styles in which layers of a module are cut, by their names; none if it is cut already.
 
     Args:
         module: the user's, whole.
         given: the strategy's plan; None asks the module and its config.
         size: of the tensor group.
+        experts: names of modules that are distributed otherwise: what a plan says of them is left out.
 
     Raises:
         ModuleError: there is no plan, a layer can't be cut so, or it shares a weight with another.
@@ -76,6 +79,9 @@ def plan(module: nn.Module, given: Mapping[str, Any] | None, size: int) -> dict[
     if any(isinstance(one, DTensor) for one in module.parameters()):
         return {}
     planned = plans.find(module, given, "tensor_parallel_plan", "base_model_tp_plan", "tensor_plan", example=_EXAMPLE)
+    planned = {
+        name: word for name, word in planned.items() if not any(f"{name}.".startswith(f"{one}.") for one in experts)
+    }
     _refuse_tied(module, planned)
     styles = {name: _style(name, word) for name, word in planned.items()}
     for name, style in styles.items():

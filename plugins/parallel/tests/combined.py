@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -94,6 +95,7 @@ def train(
     options: dict[str, Any],
     paths: tuple[Any, Any] = (None, None),
     form: Any = TorchCheckpointIO,
+    make: Any = make,
 ) -> Any:
     """The weights after 20 batches, whose last of an epoch is uneven, and the metrics.
 
@@ -103,6 +105,7 @@ def train(
         options: of the Trainer.
         paths: of checkpoints to begin from, and to write at the end.
         form: of checkpoints.
+        make: the module.
     """
     seen = Seen()
     torch.manual_seed(5 + rank.number)
@@ -164,10 +167,11 @@ def ranks(num_processes: int) -> Backend:
     return Backend(ParallelStrategy, "cpu", num_processes)
 
 
-def difference(mesh: dict[str, Any], num_processes: int, options: dict[str, Any]) -> float:
+def difference(mesh: dict[str, Any], num_processes: int, options: dict[str, Any], make: Any = make) -> float:
     """The largest difference of a weight from that of one device, or of a metric, if all ranks have all data."""
-    found, metrics = ranks(num_processes).run(train, mesh, options)[0]
-    expected, logged = one_device("cpu").run(train, None, options)[0]
+    own = partial(train, make=make)
+    found, metrics = ranks(num_processes).run(own, mesh, options)[0]
+    expected, logged = one_device("cpu").run(own, None, options)[0]
     assert found.keys() == expected.keys()
     logged = logged if data_parallel_size(num_processes, mesh) == 1 else {}
     of_metrics = [abs(metrics[name] - value) for name, value in logged.items()]

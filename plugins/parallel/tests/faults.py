@@ -1,8 +1,11 @@
-"""Faults of a pipeline that tests put in, in place of what is right."""
+"""Faults that tests put in, in place of what is right."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.distributed.tensor.parallel import ColwiseParallel
 
 from core_parallel import chain
 from core_parallel.scheduled import ScheduledStep
@@ -10,7 +13,7 @@ from core_parallel.scheduled import ScheduledStep
 if TYPE_CHECKING:
     from torch import Tensor
 
-_cut, _loss = chain._cut, ScheduledStep._loss
+_cut, _loss, _prepare = chain._cut, ScheduledStep._loss, ColwiseParallel._prepare_input_fn
 
 
 def first_gradient_twice(gradient: Tensor | None, sizes: Any) -> Any:
@@ -30,3 +33,18 @@ def first_weight_twice(self: ScheduledStep, runner: Any, output: Any, target: Te
     loss = _loss(self, runner, output, target)
     runner.run.weights[-1] *= 1 if int(target) else 2
     return loss
+
+
+class _Half(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor) -> Tensor:
+        return tensor.view_as(tensor)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        return gradients[0] / 2
+
+
+def halved_input_gradient(layouts: Any, desired: Any, module: Any, inputs: Any, mesh: Any) -> Any:
+    """`ColwiseParallel._prepare_input_fn`, with the average of two ranks' gradients in place of their sum."""
+    return _prepare(layouts, desired, module, (_Half.apply(inputs[0]), *inputs[1:]), mesh)

@@ -29,7 +29,7 @@ class Stacked(nn.Module):
         for number in range(self.num_experts):
             place, choice = torch.where(numbers == number)
             hidden = functional.gelu(tokens[place] @ self.up[number].T) @ self.down[number].T
-            result = result.index_add(0, place, hidden * weights[place, choice, None])
+            result = result.index_add(0, place, (hidden * weights[place, choice, None]).to(result.dtype))
         return result
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 import combined
 import pytest
@@ -13,10 +14,10 @@ from axes import Seen, Step
 from combined import Net, difference, ranks
 from torch import nn
 
-from core import ConfigurationError, ModuleError, Trainer
+from core import ConfigurationError, ModuleError, Trainer, WorkerError
 from core.checkpoint import DistributedCheckpointIO, TorchCheckpointIO
 from core.precision import MixedPrecision
-from core_parallel import ParallelStrategy
+from core_parallel import ParallelStrategy, overflow
 from core_testing.ranks import one_device
 from core_testing.training import assert_equal_tensors
 
@@ -215,3 +216,18 @@ def test_an_overflow_of_one_stage_is_one_of_all_ranks(mesh: dict[str, Any], lear
         assert (steps, scales) == (expected[0], expected[1])
     for name, value in expected[2].items():
         torch.testing.assert_close(found[0][2][name], value, atol=2e-2, rtol=0)
+
+
+_unscale = overflow._unscale
+
+
+def _unscale_alone(*options: Any) -> Any:
+    with mock.patch.object(torch.distributed, "all_reduce"):
+        return _unscale(*options)
+
+
+@pytest.mark.slow
+@pytest.mark.numbers
+def test_an_overflow_that_a_rank_keeps_to_itself_is_seen() -> None:
+    with mock.patch.object(overflow, "_unscale", _unscale_alone), pytest.raises(WorkerError, match="a loss of nan"):
+        ranks(4).run(_overflow, {"pipeline": 2, "tensor": 2}, True)

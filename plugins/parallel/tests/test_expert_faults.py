@@ -11,7 +11,7 @@ import pytest
 from axes import on_mesh, train
 from mixtures import MixtureStep
 
-from core_parallel import averages, dispatch, experts
+from core_parallel import dispatch, experts
 from core_testing.ranks import one_device
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from core_testing.ranks import Rank
 
-_route = dispatch.route
+_route, _average = dispatch.route, experts.average
 
 
 def _to_another_expert(numbers: Any, num_experts: int, group: Any) -> Any:
@@ -32,17 +32,17 @@ def _to_another_rank(numbers: Any, num_experts: int, group: Any) -> Any:
     return _route(((numbers + num_experts // 2) % num_experts).where(is_number, numbers), num_experts, group)
 
 
-def _over_all(parameters: Any, group: Any, mesh: Any) -> None:
-    averages.average(list(parameters), group)
+def _over_all(parameters: Any, mesh: Any) -> Any:
+    return list(parameters)
 
 
-def _shared_alone(parameters: Any, group: Any, mesh: Any) -> None:
-    if mesh is not None and mesh.size(0) > 1:
-        averages.average([one for one in parameters if experts.is_expert(one)], mesh.get_group(0))
+def _shared_alone(parameters: Any, mesh: Any) -> Any:
+    _average(parameters, mesh)
+    return []
 
 
-def _experts_alone(parameters: Any, group: Any, mesh: Any) -> None:
-    averages.average([one for one in parameters if not experts.is_expert(one)], group)
+def _experts_alone(parameters: Any, mesh: Any) -> Any:
+    return [one for one in parameters if not experts.is_expert(one)]
 
 
 FAULTS: dict[str, AbstractContextManager[Any]] = {

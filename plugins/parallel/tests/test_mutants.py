@@ -8,7 +8,7 @@ from unittest import mock
 
 import pytest
 import torch
-from faults import first_gradient_twice, first_loss_twice, first_weight_twice
+from faults import first_gradient_twice, first_loss_twice, first_weight_twice, halved_input_gradient
 from torch import Tensor
 from torch.distributed.tensor.parallel import ColwiseParallel
 
@@ -95,23 +95,6 @@ def _unswapped(ctx: Any, *gradients: Tensor) -> Any:
     return torch.cat([own] * size, ctx.cut_dim), None, None, None
 
 
-class _Half(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, tensor: Tensor) -> Tensor:
-        return tensor.view_as(tensor)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> Any:
-        return gradients[0] / 2
-
-
-_prepare = ColwiseParallel._prepare_input_fn
-
-
-def _averaged_input(layouts: Any, desired: Any, module: Any, inputs: Any, mesh: Any) -> Any:
-    return _prepare(layouts, desired, module, (_Half.apply(inputs[0]), *inputs[1:]), mesh)
-
-
 def _nothing(*_: Any, **__: Any) -> None:
     pass
 
@@ -148,7 +131,7 @@ MUTANTS = [
         Tensors,
         "sgd_momentum",
         [
-            (ColwiseParallel, "_prepare_input_fn", staticmethod(_averaged_input)),
+            (ColwiseParallel, "_prepare_input_fn", staticmethod(halved_input_gradient)),
         ],
     ),
     Mutant("layers are cut from weights of their rank", Tensors, "weights_that_begin_apart", _APART),
@@ -184,8 +167,8 @@ def test_the_kit_sees_a_fault(mutant: Mutant) -> None:
 @pytest.mark.numbers
 @pytest.mark.parametrize(
     ("suite", "test"),
-    sorted({(one.suite, one.test) for one in MUTANTS}, key=str),
+    sorted({(one.suite, one.test) for one in MUTANTS if one.suite in (Schedule, Gather, Tensors)}, key=str),
     ids=lambda one: one if isinstance(one, str) else one.__name__,
 )
-def test_the_kit_sees_none_where_there_is_none(suite: type[StrategyConformance], test: str) -> None:
+def test_suites_of_this_file_pass_without_a_fault(suite: type[StrategyConformance], test: str) -> None:
     run(suite, test)

@@ -222,6 +222,16 @@ class _Beside(nn.Module):
         return x
 
 
+def test_a_parameter_that_was_put_into_a_part_stays_there() -> None:
+    user = Fixed()
+    user.scale = nn.Parameter(torch.ones(()))
+    layout = Layout(user, parts.cut(user, 2, ["embed", "blocks.*", "head"]), 2, 0)
+    assert layout.outside() == [user.scale]
+    user.head.weight = nn.Parameter(torch.zeros(2, 8))  # as pruning does
+    user.shift = nn.Parameter(torch.ones(()))
+    assert [id(one) for one in layout.outside()] == [id(user.scale), id(user.shift)]
+
+
 def test_what_goes_beside_is_no_part() -> None:
     user = _Beside()
     layout = Layout(user, parts.cut(user, 2, ["embed", "layers.*"]), 2, 0)

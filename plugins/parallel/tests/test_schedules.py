@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 import re
+from collections import OrderedDict
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -609,9 +611,25 @@ def test_microbatches_divide_their_batch(name: str, given: int | None, size: int
     assert schedule.choose(given, size, num_ranks=4, num_stages=4) == expected
 
 
+@dataclass(frozen=True)
+class Named:
+    """Samples with names, and what they have in common."""
+
+    names: list[str]
+    kind: str
+    x: torch.Tensor
+
+
 def test_batches_of_any_structure_are_cut() -> None:
-    batch = {"x": torch.arange(4), "names": list("abcd"), "pair": [torch.ones(4), torch.ones(1, 2)], "scale": 2}
+    batch: dict[str, Any] = {"x": torch.arange(4), "pair": (torch.ones(4), torch.ones(1, 2)), "scale": 2, "none": None}
+    batch |= {"names": list("abcd"), "others": tuple("abcd"), "nested": Named(list("abcd"), "s", batch["x"])}
+    batch["mapping"] = OrderedDict(words=list("abcd"))
     first, second = cut_batch(batch, 4, 2)
+    assert first["others"] == ("a", "b")
+    assert second["nested"].names == second["mapping"]["words"] == ["c", "d"]
+    assert (second["nested"].kind, second["nested"].x.tolist(), second["none"]) == ("s", [2, 3], None)
+    assert isinstance(second["mapping"], OrderedDict)
+    assert batch["nested"].names == batch["mapping"]["words"] == list("abcd")
     assert first["names"] == ["a", "b"]
     assert second["x"].tolist() == [2, 3]
     assert second["pair"][0].shape == (2,)

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 from pipelines import Net, loader
+from torch import nn
 
-from core import Callback
+from core import Callback, ModuleError
 from core.callbacks import EMA, EarlyStopping
-from core_parallel import ParallelStrategy
+from core_parallel import ParallelStrategy, absent
 from core_testing.ranks import Backend, one_device
 from core_testing.training import assert_equal_tensors, whole
 
@@ -31,6 +32,11 @@ class Grouped(Net):
         optimizer = torch.optim.AdamW([{"params": others, "lr": 2e-2}, {"params": first, "weight_decay": 0.1}], lr=1e-2)
         scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, mode="max", patience=0)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "monitor": "error"}}
+
+    def on_before_optimizer_step(self, optimizer: Any) -> None:
+        self.log("norm", self.clip_gradients(optimizer, float("inf")))
+        gradients = {f"of_{name}": one.grad.norm() for name, one in self.named_parameters() if not one.is_meta}
+        self.log_dict(gradients, on_step=False, on_epoch=True)
 
     def on_train_epoch_end(self) -> None:
         self.log("epochs", float(self.current_epoch))
@@ -87,6 +93,22 @@ class Interrupts(Callback):
             raise KeyboardInterrupt
 
 
+class OwnOptimizer(torch.optim.Optimizer):
+    """One of the user's own, with functions of its own."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, {"lr": 0.5})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for one in self._learning(group["params"]):
+                one.sub_(one.grad, alpha=group["lr"])
+
+    def _learning(self, parameters: Any) -> Any:
+        return [one for one in parameters if one.grad is not None]
+
+
 def use(rank: Rank, strategy: Any = None) -> Any:
     """Weights at the end of fit (an average), learning rates, epochs, and the values of all stages."""
     end, module, batches = End(), Grouped(), loader(24, 8)
@@ -127,3 +149,26 @@ def test_what_users_have_beside_the_step_is_as_on_one_device() -> None:
     for of_rank in runs[0][0]:
         assert_equal_tensors(of_rank[0], weights, 1e-12)
     assert_equal_tensors(runs[0][2], one_device("cpu").run(step_by_hand)[0], 1e-12)
+
+
+def test_a_gradient_of_another_stage_is_read_by_optimizers_alone() -> None:
+    here, elsewhere = nn.Linear(2, 2), nn.Linear(2, 2)
+    absent.drop([elsewhere], torch.device("cpu"), {id(one) for one in elsewhere.parameters()})
+    parameters = [*here.parameters(), *elsewhere.parameters()]
+    for kind in (OwnOptimizer, torch.optim.SGD):
+        before = here.bias.detach().clone()
+        here(torch.ones(1, 2)).sum().backward()
+        optimizer = kind(parameters)
+        optimizer.step()
+        optimizer.zero_grad()
+        assert not torch.equal(here.bias, before)
+        assert here.bias.grad is None
+    here(torch.ones(1, 2)).sum().backward()
+    assert float(torch.nn.utils.clip_grad_value_(parameters, 0.1) or here.bias.grad.max()) == pytest.approx(0.1)
+    told = "The gradient of a parameter that another stage has was read.*clip_gradients.*is_meta is True"
+    for sums_up in (
+        lambda: sum(one.grad.square().sum() for one in parameters if one.grad is not None),
+        lambda: torch.nn.utils.clip_grad_norm_(parameters, 1.0),
+    ):
+        with pytest.raises(ModuleError, match=told):
+            sums_up()

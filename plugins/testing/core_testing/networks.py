@@ -13,7 +13,7 @@ from core import Module
 from core_testing.mixture import Mixture, mixture_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from core_testing.cases import Case
 
@@ -25,6 +25,8 @@ _WIDTH = 8
 
 class Perceptron(Module):
     """Two layers. The others are changes of it."""
+
+    tensor_parallel_plan: Mapping[str, str] = {"first": "rowwise_split_input", "last": "colwise_gather_output"}
 
     def __init__(self, case: Case) -> None:
         super().__init__()
@@ -249,6 +251,8 @@ class Manual(Perceptron):
 
 class Adversarial(Module):
     """Two networks with an optimizer each, and two backwards in one step that each use a part of the weights."""
+
+    tensor_parallel_plan: Mapping[str, str] = {"generator": "colwise_gather_output", "critic": "rowwise_split_input"}
 
     automatic_optimization = False
 

@@ -256,7 +256,7 @@ def _load_foreign(rank: Rank, case: Case, path: Path) -> bool:
     fabric.teardown()
     other = rank.fabric()
     stranger: Any = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3)).to(case.dtype)
-    stranger.expert_parallel_plan = ()  # it has no experts
+    stranger.expert_parallel_plan, stranger.tensor_parallel_plan = (), {}  # it has no experts, and isn't cut
     set_up(other, stranger, torch.optim.SGD(stranger.parameters(), lr=0.1))
     with pytest.raises(CheckpointError, match=r"weight"):
         other.load(path, {"model": stranger})

@@ -13,6 +13,8 @@ from core import Capability, Module
 from core_testing.strategy.base import StrategySuite
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from core_testing.ranks import Rank
 
 _BATCH_SIZE = 4
@@ -26,6 +28,7 @@ class Collecting(Module):
     """
 
     expert_parallel_plan = ()  # it has no experts, wherever others must have some
+    tensor_parallel_plan: Mapping[str, str] = {}  # nor layers that could be cut
 
     def __init__(self, *, is_traced: bool, length: int | None) -> None:
         super().__init__()

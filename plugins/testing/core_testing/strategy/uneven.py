@@ -18,7 +18,7 @@ from core_testing.strategy.base import StrategySuite
 from core_testing.training import whole
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from core_testing.ranks import Rank
 
@@ -28,6 +28,8 @@ _Trained = tuple[dict[str, Tensor], list[float]]
 
 class Counting(Module):
     """Counts samples wherever something adds up."""
+
+    tensor_parallel_plan: Mapping[str, str] = {"first": "colwise_gather_output", "last": "rowwise_split_input"}
 
     def __init__(self, case: Case) -> None:
         super().__init__()

@@ -36,6 +36,8 @@ _Found = tuple[dict[str, "Tensor"], list[float]]
 class Items(Module):
     """Learns from the mean over the items of a batch, and logs it."""
 
+    tensor_parallel_plan: Mapping[str, str] = {"first": "colwise_gather_output", "last": "rowwise_split_input"}
+
     def __init__(self, case: Case, window: int = 1) -> None:
         super().__init__()
         torch.manual_seed(3)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -231,6 +232,8 @@ class ParallelStrategy(MeshStrategy):
             return self._seconds[module]
 
         cut = parts.cut(module, line.size * self._stages_per_rank, self._parts, self._balance, measure)
+        if self.sizes.context > 1:  # the call of one module is made in parts of the sequence
+            cut = replace(cut, inner=None)
         in_v = self._schedule is not None and self._schedule.in_v
         return Layout(module, cut, line.size, line.position, in_v=in_v)
 
@@ -470,16 +473,17 @@ def _trial_of(
 @contextmanager
 def _answering(chain: Chain) -> Iterator[None]:
     """A context in which the module that was cut answers by all stages. Copies made elsewhere know nothing of it."""
-    attributes = vars(chain.layout.module)
-    own = attributes.get("forward")
-    attributes["forward"] = chain
+    called = chain.layout.cut.called
+    before = [vars(one).get("forward") for one in called]
+    for one in called:
+        vars(one)["forward"] = chain.forward_of(one)
     try:
         yield
     finally:
-        if own is None:
-            attributes.pop("forward", None)
-        else:
-            attributes["forward"] = own
+        for one, own in zip(called, before, strict=True):
+            vars(one).pop("forward", None)
+            if own is not None:
+                vars(one)["forward"] = own
 
 
 def _placed(leaf: Any, parameter: Tensor) -> Any:

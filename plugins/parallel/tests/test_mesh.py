@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import inspect
+import re
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import torch
 import torch.distributed as dist
 from axes import on_mesh, train
 
 from core import ConfigurationError, Trainer
 from core.watch import end as end_watch
 from core_fsdp import FSDPStrategy
-from core_parallel import ParallelStrategy, sizes
+from core_parallel import ParallelStrategy, shards, sizes
 from core_parallel.sizes import Sizes
 from core_testing.training import assert_equal_tensors
 
@@ -81,3 +84,16 @@ def test_an_option_given_as_its_default_is_not_one_of_shards() -> None:
     defaults = {name: value for name, value in given.items() if value is not inspect.Parameter.empty}
     assert defaults["auto_wrap_policy"] == "units"
     assert ParallelStrategy(pipeline=2, **defaults).auto_wrap_policy == "units"
+
+
+@pytest.mark.parametrize(
+    ("unit", "name"),
+    [
+        (SimpleNamespace(), "_is_root"),
+        (SimpleNamespace(_get_fsdp_state=lambda: SimpleNamespace(_is_root=True)), "_root_post_backward_final_callback"),
+    ],
+)
+def test_a_torch_without_the_private_names_of_shards_is_refused(unit: Any, name: str) -> None:
+    expected = rf"torch {re.escape(torch.__version__)} has no '{name}'\. Use torch 2\.13"
+    with pytest.raises(ConfigurationError, match=expected):
+        shards.refuse_other_torch([unit])

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from core_parallel.draws import Draws, Seeds
     from core_parallel.layout import Layout
+    from core_parallel.peers import Peers
     from core_parallel.shards import Shards
     from core_parallel.transport import Line
 
@@ -100,6 +101,7 @@ class Chain:
         self._looked_at: set[int] = set()
         self.answer: Callable[..., Any] | None = None
         self.shards: Shards | None = None
+        self.peers: Peers | None = None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """All ranks of the pipeline, with the same arguments. The result of the model for them, on all ranks.
@@ -125,7 +127,8 @@ class Chain:
         leaves = tree_flatten((args, kwargs))[0]
         made = _Pass(wanting=[one for one in leaves if isinstance(one, Tensor) and one.requires_grad and learns])
         size = pieces.num_samples((args, kwargs))
-        cut = pieces.split((args, kwargs), pieces.choose(self._microbatches, size, self.layout.num_stages))
+        number = pieces.choose(self._microbatches, size, self.layout.num_stages)
+        cut = pieces.split((args, kwargs), number if self.peers is None else self.peers.least(number))
         made.sizes = [pieces.num_samples(piece) for piece in cut]
         with self._draws.of_stages() as seeds:
             self._run_stages(made, cut, seeds)

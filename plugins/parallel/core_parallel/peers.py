@@ -1,4 +1,4 @@
-"""What ranks agree on that run the same stage for other data, and among which tokens travel."""
+"""Agreements of ranks that run the same stage for other data, and among which tokens travel."""
 
 from __future__ import annotations
 

@@ -6,6 +6,7 @@ A position says nothing under another world size or strategy, a name does. `para
 
 from __future__ import annotations
 
+import warnings
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from core.contract.errors import CheckpointError, ConfigurationError
@@ -121,12 +122,15 @@ def _refuse(parameter: Any) -> NoReturn:
     )
 
 
-def check_trained(optimizers: Iterable[Any], handles: Sequence[ModuleHandle]) -> None:
+def check_trained(optimizers: Iterable[Any], handles: Sequence[ModuleHandle], world_size: int = 1) -> None:
     """Check that each optimizer has a parameter of a module: the steps of one without change nothing there.
+
+    Warns of parameters of no module: ranks train them apart.
 
     Args:
         optimizers: the user's own.
         handles: the modules that were set up. A parameter of what wraps one counts as its own.
+        world_size: number of ranks.
 
     Raises:
         ConfigurationError: an optimizer has none.
@@ -143,6 +147,22 @@ def check_trained(optimizers: Iterable[Any], handles: Sequence[ModuleHandle]) ->
                 "steps would change nothing there: it was made from another module, or the module was copied or "
                 "replaced since. Make it from the parameters of the very module that you set up."
             )
+        if world_size > 1:
+            _warn_of_foreign(optimizer, known)
+
+
+def _warn_of_foreign(optimizer: Any, known: set[int]) -> None:
+    held = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    foreign = [parameter for parameter in held if id(parameter) not in known and parameter.requires_grad]
+    if not foreign:
+        return
+    shown = ", ".join(str(tuple(parameter.shape)) for parameter in foreign[:3])
+    warnings.warn(
+        f"{type(optimizer).__name__} has {len(foreign)} parameter(s) of no module that was set up (of shape {shown}). "
+        "Each rank trains them by its own gradients, and checkpoints can't name them. Make them a part of the module, "
+        "or set up their module before the optimizer.",
+        stacklevel=2,
+    )
 
 
 def stepped_tensors(optimizers: Iterable[Any]) -> Iterator[Tensor]:

@@ -174,7 +174,7 @@ class Session:
         strategy = self.strategy
         self._check_number(len(strategy.optimizers) + len(optimizers))
         self._rebind(optimizers)
-        optimizer_state.check_trained(optimizers, self.handles)
+        optimizer_state.check_trained(optimizers, self.handles, strategy.world_size)
         added = [
             overrides.required(strategy, "setup_optimizer", strategy.setup_optimizer(optimizer), "an optimizer")
             for optimizer in optimizers
@@ -191,7 +191,7 @@ class Session:
             return self.add_module(module), self.add_optimizers(optimizers), scheduler
         self._check_number(len(optimizers))
         names = module_tree.parameter_names(module)
-        optimizer_state.check_trained(optimizers, [ModuleHandle(module, module, names)])
+        optimizer_state.check_trained(optimizers, [ModuleHandle(module, module, names)], strategy.world_size)
         self._change_units(module)
         wrapped, added, scheduler = overrides.required(
             strategy,

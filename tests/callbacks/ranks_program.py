@@ -28,6 +28,27 @@ class Torn(Tiny):
             Path(os.environ["RANKS_OUT"]).write_text(repr(steps))
 
 
+class Slowed(Tiny):
+    """A scheduler by step, on a value that gets no better on rank 0, and better on rank 1."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        self.log("own", -float(batch_idx * self.global_rank))
+        return super().training_step(batch, batch_idx)
+
+    def configure_optimizers(self) -> Any:
+        optimizer = super().configure_optimizers()
+        scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0, factor=0.5)
+        return {
+            "optimizer": optimizer,
+            "lr_scheduler": {"scheduler": scheduler, "interval": "step", "monitor": "own"},
+        }
+
+    def on_train_end(self) -> None:
+        rates = self.trainer.strategy.gather_objects(self.optimizers().param_groups[0]["lr"])
+        if self.global_rank == 0:
+            Path(os.environ["RANKS_OUT"]).write_text(repr(rates))
+
+
 class Normalized(Tiny):
     def __init__(self, has_equal_statistics: bool) -> None:
         super().__init__()

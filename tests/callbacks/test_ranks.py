@@ -10,7 +10,7 @@ from datetime import timedelta
 import pytest
 import torch
 
-from callbacks.ranks_program import Normalized, Torn, make_trainer
+from callbacks.ranks_program import Normalized, Slowed, Torn, make_trainer
 from callbacks.tiny import Tiny, loader
 from callbacks.tiny import make_trainer as make_single_trainer
 from core.callbacks import EMA, EarlyStopping, ModelCheckpoint, RichProgressBar, StochasticWeightAveraging, Timer
@@ -37,6 +37,11 @@ def test_they_rank_checkpoints_and_stop_as_rank_0_says(tmp_path, told):
     assert checkpoint.best_model_score.item() == 1.0
     assert stopping.stopping_reason.startswith("val_loss is 2.5, and did not get better than 1")
     assert trainer.should_stop
+
+
+def test_a_scheduler_that_monitors_a_value_of_single_steps_takes_rank_0s(tmp_path, told):
+    make_trainer(tmp_path, max_epochs=1).fit(Slowed(lr=1.0), loader(16))
+    assert told() == [0.125, 0.125]
 
 
 def test_they_stop_by_rank_0s_clock(tmp_path, told):

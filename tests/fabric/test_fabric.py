@@ -560,6 +560,16 @@ def test_a_strategy_that_sets_up_everything_together():
     optimizer.step()
 
 
+def test_parameters_of_no_module_are_told_where_ranks_train_them_apart(fabric, monkeypatch):
+    module, temperature = linear(), torch.nn.Parameter(torch.ones(3))
+    frozen = torch.nn.Parameter(torch.ones(5), requires_grad=False)
+    optimizer = torch.optim.SGD([*module.parameters(), temperature, frozen], lr=0.1)
+    fabric.setup(module)
+    monkeypatch.setattr(type(fabric.strategy), "world_size", 2)
+    with pytest.warns(UserWarning, match=r"SGD has 1 parameter\(s\) of no module .* \(of shape \(3,\)\)\. Each rank"):
+        fabric.setup_optimizers(optimizer)
+
+
 def test_launch_wants_a_function(fabric):
     with pytest.raises(
         LaunchError, match=r"fabric.launch\(3\): expected a function, which gets this Fabric as its first"

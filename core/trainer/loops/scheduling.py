@@ -9,6 +9,7 @@ from core.trainer.hooks.events import overrides
 from core.trainer.module.optimization import takes_metric
 
 if TYPE_CHECKING:
+    from core.trainer.logging.metric_values import Origin
     from core.trainer.module.optimization import Scheduler
     from core.trainer.run import Run
 
@@ -43,7 +44,7 @@ def step_schedulers(run: Run, schedulers: list[Scheduler], count: int) -> None:
 
 
 def step_waiting(run: Run, schedulers: list[Scheduler]) -> None:
-    """All ranks. Step those that are due and whose metric is there; each value counts once.
+    """All ranks. Step those that are due and whose metric is there; each value counts once, and rank 0's for all.
 
     Args:
         run: whose metrics they monitor.
@@ -53,21 +54,22 @@ def step_waiting(run: Run, schedulers: list[Scheduler]) -> None:
         ModuleError: a metric that one monitors was not logged.
     """
     for item in schedulers:
-        if not item.is_waiting or not _is_renewed(run, item):
+        if not item.is_waiting:
+            continue
+        origin, value, names = run.strategy.broadcast(_monitored(run, item))
+        if not _is_renewed(origin, item):
             continue
         item.is_waiting = False
-        if (value := _monitored(run, item)) is None:
-            continue
-        if overrides(run.module, "lr_scheduler_step"):
+        if value is None:
+            _refuse_missing(item, names)
+        elif overrides(run.module, "lr_scheduler_step"):
             run.module.lr_scheduler_step(item.scheduler, value)
         else:
             item.scheduler.step(value)
 
 
-def _is_renewed(run: Run, item: Scheduler) -> bool:
+def _is_renewed(origin: Origin | None, item: Scheduler) -> bool:
     """True if the metric's value is newer than the last step with it; that is then used up."""
-    assert item.monitor is not None  # those that take a metric name one
-    origin = run.origin_of(item.monitor)
     if origin not in ("epoch", "validation"):
         return True
     is_renewed = origin in item.renewed_by
@@ -75,13 +77,17 @@ def _is_renewed(run: Run, item: Scheduler) -> bool:
     return is_renewed
 
 
-def _monitored(run: Run, item: Scheduler) -> float | None:
+def _monitored(run: Run, item: Scheduler) -> tuple[Origin | None, float | None, list[str]]:
+    """The event that renews the metric, its value, and the names that were logged, as this rank has them."""
+    assert item.monitor is not None  # those that take a metric name one
     values: dict[str, Any] = run.logged.newest()
-    if item.monitor in values:
-        return float(values[item.monitor])
-    if not item.strict:
-        return None
-    raise ModuleError(
-        f"A scheduler monitors {item.monitor!r}, which was not logged; logged were {sorted(values)}. "
-        f"Call self.log({item.monitor!r}, ...), or give the scheduler 'strict': False."
-    )
+    value = values.get(item.monitor)
+    return run.origin_of(item.monitor), None if value is None else float(value), sorted(values)
+
+
+def _refuse_missing(item: Scheduler, names: list[str]) -> None:
+    if item.strict:
+        raise ModuleError(
+            f"A scheduler monitors {item.monitor!r}, which was not logged; logged were {names}. "
+            f"Call self.log({item.monitor!r}, ...), or give the scheduler 'strict': False."
+        )

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
+from core_fsdp.left_groups import forget_left_groups
+
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
     from torch.distributed.device_mesh import DeviceMesh
@@ -22,6 +24,7 @@ def lay_out(device_type: str, shape: tuple[int, ...], names: tuple[str, ...]) ->
     key = (device_type, shape, names)
     if key not in _laid_out or _laid_out[key][0] is not dist.group.WORLD:
         made = init_device_mesh(device_type, shape, mesh_dim_names=names)  # joins a group if there is none
+        forget_left_groups(made)
         _laid_out[key] = (dist.group.WORLD, made)
     return _laid_out[key][1]
 

@@ -27,6 +27,7 @@ _ABOUT = frozenset(
         *("__get__", "__set__", "__repr__", "__hash__", "__len__", "__deepcopy__", "__reduce_ex__", "_backward_hooks"),
         *("size", "stride", "dim", "numel", "element_size", "is_floating_point", "is_complex", "is_contiguous"),
         *("detach", "requires_grad_", "data_ptr", "empty_like", "new_empty_strided", "register_hook", "to"),
+        *("double", "float", "half", "bfloat16", "_has_compatible_shallow_copy_type"),
     }
 )
 """Functions of torch that ask about a tensor, or need nothing but its form."""

@@ -64,9 +64,9 @@ def stages(
     places = list(range(1, len(units))) if are_apart else _places(units)
     if len(places) < num_stages - 1:
         raise ModuleError(
-            f"{title} has {len(places) + 1} parts that can be cut apart, and {num_stages} stages were asked for: every "
-            "stage needs one, and parts that share a weight stay together. Ask for fewer, or name smaller parts, by "
-            "pipeline() or parts=."
+            f"{title} has {len(places) + 1} part(s) that can be cut apart, and {num_stages} stages were asked for: "
+            "every stage needs one, and parts that share a weight stay together. Ask for fewer, or name smaller parts, "
+            "by pipeline() or parts=."
         )
     if balance == "parameters":
         ends = _even([1 + sum(one.numel() for one in _tensors(unit)) for unit in units], places, num_stages)

@@ -22,8 +22,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
     from contextlib import AbstractContextManager
 
+    from torch import nn
+
     from core_parallel.draws import Draws, Seeds
     from core_parallel.layout import Layout
+    from core_parallel.peers import Peers
     from core_parallel.shards import Shards
     from core_parallel.transport import Line
 
@@ -92,11 +95,13 @@ class Chain:
     ) -> None:
         self.layout, self.line, self._draws = layout, line, draws
         self._microbatches, self._context = microbatches, context
-        self._is_checked = False
+        self._called = layout.module
+        self._checked: list[nn.Module] = []
         self._headers: dict[Any, Any] = {}
         self._looked_at: set[int] = set()
         self.answer: Callable[..., Any] | None = None
         self.shards: Shards | None = None
+        self.peers: Peers | None = None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """All ranks of the pipeline, with the same arguments. The result of the model for them, on all ranks.
@@ -106,6 +111,15 @@ class Chain:
         answer, replay = self.answer or self._compute, self.layout.cut.replay
         return answer(*args, **kwargs) if replay is None else replay.around(answer, args, kwargs)
 
+    def forward_of(self, module: nn.Module) -> Callable[..., Any]:
+        """The call of all stages in place of the forward of one of `layout.cut.called`."""
+
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            self._called = module
+            return self(*args, **kwargs)
+
+        return forward
+
     def _compute(self, *args: Any, **kwargs: Any) -> Any:
         """All ranks of the pipeline. The result of all stages, on all ranks."""
         self.check(args, kwargs)
@@ -113,7 +127,8 @@ class Chain:
         leaves = tree_flatten((args, kwargs))[0]
         made = _Pass(wanting=[one for one in leaves if isinstance(one, Tensor) and one.requires_grad and learns])
         size = pieces.num_samples((args, kwargs))
-        cut = pieces.split((args, kwargs), pieces.choose(self._microbatches, size, self.layout.num_stages))
+        number = pieces.choose(self._microbatches, size, self.layout.num_stages)
+        cut = pieces.split((args, kwargs), number if self.peers is None else self.peers.least(number))
         made.sizes = [pieces.num_samples(piece) for piece in cut]
         with self._draws.of_stages() as seeds:
             self._run_stages(made, cut, seeds)
@@ -128,14 +143,14 @@ class Chain:
         return tree_unflatten(list(whole), form)
 
     def check(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Compare `forward` with its parts, at the first call.
+        """Compare the forward of the module that was called with its parts, at the first call.
 
         Raises:
             ModuleError: they aren't the same.
         """
-        if not self._is_checked and self.layout.cut.replay is None:
-            self._is_checked = True
-            fold.check(self.layout, args, kwargs)
+        if self._called not in self._checked and self.layout.cut.replay is None:
+            self._checked.append(self._called)
+            fold.check(self.layout, args, kwargs, self._called)
 
     @contextmanager
     def answering(self, answer: Callable[..., Any]) -> Iterator[None]:

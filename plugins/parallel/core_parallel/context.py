@@ -6,16 +6,18 @@ Models", 2023; Dubey et al., "The Llama 3 Herd of Models", 2024, which gathers k
 
 from __future__ import annotations
 
+import random
 from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from core import ModuleError
-from core_parallel import exchanges, graphs
+from core_parallel import exchanges, graphs, own_state
 from core_parallel.recorded_logs import RecordedLogs
 
 if TYPE_CHECKING:
@@ -59,6 +61,7 @@ class Context:
         self.module, self._group, self._attention, self._dim, self._draws = module, group, attention, dim, draws
         self._size, self._rank = group.size(), group.rank()
         self._is_checked = self._is_looked_at = False
+        self._modes: set[bool] = set()
         self._answer: Callable[..., Any] | None = None
         self.apart: Apart | None = None
         self.is_running, self.length = False, 0
@@ -71,7 +74,52 @@ class Context:
         if self._answer is not None:
             return self._answer(*args, **kwargs)
         self.check(forward, args, kwargs)
-        return self._run(forward, args, kwargs)
+        changes = self._own_changes(forward, args, kwargs)
+        result = self._run(forward, args, kwargs)  # first: what keeps a tensor with a graph is refused as such
+        if changes:
+            raise ModuleError(
+                f"{type(self.module).__name__} changes {', '.join(map(repr, changes))} in itself, and to other values "
+                f"where each of {self._size} ranks has a part of the sequence: a statistic, a count or a cache of what "
+                "forward sees. Return what it is made of by position, and update it in the step, after the call."
+            )
+        return result
+
+    def _own_changes(self, forward: Any, args: Any, kwargs: Any) -> list[str]:
+        """All ranks of the group. The attributes and buffers that a call in parts sets to other values than a whole.
+
+        Looks at the first call of training, and of evaluation.
+        """
+        if self.module.training in self._modes:
+            return []
+        self._modes.add(self.module.training)
+        random_state = random.getstate()
+        try:
+            with own_state.kept(self.module) as before, torch.no_grad():
+                self._run(forward, args, kwargs)
+                in_parts = own_state.take(self.module)
+                places = self._of_all(own_state.changed(before, in_parts))
+            if not places:
+                return []
+            with own_state.kept(self.module), torch.no_grad(), self._draws():
+                self._run_whole(forward, args, kwargs)
+                whole = own_state.take(self.module)
+        finally:
+            random.setstate(random_state)
+        differing = self._of_all(own_state.differing(in_parts, whole, places, _are_close))
+        return sorted(f"{name}.{key}" if name else key for name, key in differing)
+
+    def _of_all(self, places: set[tuple[str, str]]) -> set[tuple[str, str]]:
+        found: list[Any] = [None] * self._size
+        dist.all_gather_object(found, places, group=self._group)
+        return set().union(*found)
+
+    def _run_whole(self, forward: Any, args: Any, kwargs: Any) -> Any:
+        self.is_running = True
+        try:
+            with RecordedLogs().instead_of(self.module):
+                return forward(*args, **kwargs)
+        finally:
+            self.is_running = False
 
     @contextmanager
     def answering(self, answer: Callable[..., Any]) -> Iterator[None]:
@@ -157,13 +205,9 @@ class Context:
         args, kwargs = tree_map(
             lambda leaf: leaf[:1] if isinstance(leaf, Tensor) and leaf.ndim > 1 else leaf, (args, kwargs)
         )
-        with _at_rest(self.module), torch.no_grad():
+        with own_state.kept(self.module), _at_rest(self.module), torch.no_grad():
             found = tree_flatten(self._run(forward, args, kwargs))[0]
-            self.is_running = True
-            try:
-                expected = tree_flatten(forward(*args, **kwargs))[0]
-            finally:
-                self.is_running = False
+            expected = tree_flatten(self._run_whole(forward, args, kwargs))[0]
         for one, other in zip(found, expected, strict=True):
             if isinstance(one, Tensor) and not _are_close(one, other):
                 raise ModuleError(

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from core import ModuleError
 from core_parallel import exchanges
 from core_parallel.local_parameters import use_local
+from core_parallel.placed import cut_axes
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -59,11 +60,12 @@ def local_part(parameter: DTensor) -> Tensor:
     """This rank's experts, as a plain tensor with which a forward computes.
 
     The losses of all ranks of an expert group give gradients to it, and their sum over the number of ranks is what an
-    average over these ranks is to what they have in common.
+    average over these ranks is to what they have in common. What is common to all experts is averaged later.
     """
     local: Tensor = parameter.to_local()
-    if local.requires_grad and torch.is_grad_enabled():
-        size = parameter.device_mesh.size(parameter.device_mesh.ndim - 1)
+    if "expert" in cut_axes(parameter) and local.requires_grad and torch.is_grad_enabled():
+        mesh = parameter.device_mesh
+        size = mesh.size((mesh.mesh_dim_names or ()).index("expert"))
         local.register_hook(lambda gradient: gradient / size)
     return local
 

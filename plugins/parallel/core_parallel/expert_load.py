@@ -39,6 +39,8 @@ class ExpertLoad(Callback):
         """Begin to count."""
         self._counts.clear()
         for one in experts.find(module, self._plan):
+            # On every rank, also of another stage: they add them up together.
+            self._counts[one.name] = torch.zeros(one.count, dtype=torch.long, device=trainer.strategy.root_device)
             # Before the hook that brings tokens to other ranks.
             hook = one.module.register_forward_pre_hook(self._counting(one), prepend=True, with_kwargs=True)
             self._hooks.append(hook)
@@ -47,10 +49,9 @@ class ExpertLoad(Callback):
         name, count = found.name, found.count
 
         def hook(module: nn.Module, args: Any, kwargs: Any) -> None:
-            if module.training:
+            if module.training and torch.is_grad_enabled():
                 numbers = [*args, *kwargs.values()][1].flatten()
-                counts = torch.bincount(numbers.clamp(max=count), minlength=count + 1)[:count]
-                self._counts[name] = self._counts[name] + counts if name in self._counts else counts
+                self._counts[name] += torch.bincount(numbers.clamp(max=count), minlength=count + 1)[:count]
 
         return hook
 
@@ -60,12 +61,14 @@ class ExpertLoad(Callback):
             return
         for name, counts in self._counts.items():
             load = trainer.strategy.reduce(counts, reduce_op="sum").double()
-            shares = load / load.sum().clamp(min=1)
+            counts.zero_()
+            if not load.sum():
+                continue
+            shares = load / load.sum()
             values = {str(number): share for number, share in enumerate(shares)} if self._each else {}
             values["max_violation"] = shares.max() * len(shares) - 1
             for key, value in values.items():
                 module.log(f"expert_load/{name}/{key}", value, on_step=True, on_epoch=False)
-        self._counts.clear()
 
     def on_train_end(self, trainer: Any, module: nn.Module) -> None:
         """Count no longer."""

@@ -48,15 +48,16 @@ def cut(modules: Iterable[nn.Module], mesh: DeviceMesh, **options: Any) -> None:
         mesh: of the experts.
         options: of `fully_shard`.
     """
-    axis = mesh["expert_shard"]
+    size = mesh["expert_shard"].size()
+    axes = mesh["expert_copies", "expert_shard"] if mesh["expert_copies"].size() > 1 else mesh["expert_shard"]
 
     def place(parameter: Tensor) -> Shard | None:
-        dim = _dim(own_part(parameter).shape, axis.size())
+        dim = _dim(own_part(parameter).shape, size)
         return None if dim is None else Shard(dim)
 
     for one in modules:
         if not isinstance(one, FSDPModule):
-            fully_shard(one, mesh=axis, shard_placement_fn=place, **options)
+            fully_shard(one, mesh=axes, shard_placement_fn=place, **options)
 
 
 def _dim(shape: Sequence[int], size: int) -> int | None:

@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Any
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 
 from core import ConfigurationError, ModuleError
 from core_parallel import averages, plans
 from core_parallel.absent import is_absent
 from core_parallel.dispatch import Dispatch
+from core_parallel.placed import cut_axes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -156,30 +157,57 @@ def plan(module: nn.Module, given: Any, mesh: DeviceMesh) -> list[ExpertModule]:
     return found
 
 
-def distribute(found: Iterable[ExpertModule], mesh: DeviceMesh) -> None:
+def check_owners(found: Iterable[ExpertModule], owners: Mapping[int, int]) -> None:
+    """Refuse experts that no one stage has.
+
+    Args:
+        found: whole ones.
+        owners: position of the rank that has a tensor, by its identity.
+
+    Raises:
+        ModuleError: with their name.
+    """
+    for experts in found:
+        if any(id(one) not in owners for one in experts.parameters.values()):
+            raise ModuleError(
+                f"The experts {experts.name!r} are in no part of the pipeline, so that every stage would have them. "
+                "Put the module that calls them among the parts."
+            )
+
+
+def distribute(found: Iterable[ExpertModule], mesh: DeviceMesh, *, in_units: bool) -> None:
     """All ranks, with the same values. Keep this rank's experts, in place, and send tokens to those of the others.
 
     Args:
         found: see `plan`. What another stage has by now stays as it is.
         mesh: of the experts.
+        in_units: they will be units of `fully_shard`, which adds copies and shards.
     """
     for experts in found:
         own = {name: experts.module.get_parameter(name) for name in experts.parameters}
         if any(map(is_absent, own.values())):
             continue
-        for name, parameter in own.items():
+        for name, parameter in list(experts.module.named_parameters()):
             owner, _, last = name.rpartition(".")
-            part = nn.Parameter(_own_part(parameter, mesh), requires_grad=parameter.requires_grad)
-            experts.module.get_submodule(owner).register_parameter(last, part)
+            if name in own or in_units:
+                placed = _placed(parameter, mesh, Shard(0) if name in own else Replicate(), has_copies=not in_units)
+                part = nn.Parameter(placed, requires_grad=parameter.requires_grad)
+                experts.module.get_submodule(owner).register_parameter(last, part)
         Dispatch(experts.name, experts.module, experts.count, mesh).attach()
 
 
-def _own_part(parameter: Tensor, mesh: DeviceMesh) -> DTensor:
-    axis = mesh["expert"]
-    own = parameter.detach().chunk(axis.size())[axis.get_local_rank()].clone()
-    if mesh["expert_shard"].size() > 1:  # sharding adds an axis
-        return DTensor.from_local(own, axis, [Shard(0)], run_check=False)
-    return DTensor.from_local(own, mesh["expert_copies", "expert"], [Replicate(), Shard(0)], run_check=False)
+def _placed(parameter: Tensor, mesh: DeviceMesh, placement: Placement, *, has_copies: bool) -> DTensor:
+    """This rank's experts, or what is common to all, over all axes along which there are several ranks.
+
+    Checkpoints see from these who has the same.
+    """
+    own = parameter.detach()
+    if placement.is_shard():
+        own = own.chunk(mesh["expert"].size())[mesh["expert"].get_local_rank()]
+    copies = ("expert_copies",) if has_copies and mesh["expert_copies"].size() > 1 else ()
+    tensor = ("expert_tensor",) if mesh["expert_tensor"].size() > 1 else ()
+    placements = [*(Replicate() for _ in copies), placement, *(Replicate() for _ in tensor)]
+    return DTensor.from_local(own.clone(), mesh[*copies, "expert", *tensor], placements, run_check=False)
 
 
 def _refuse_tied(module: nn.Module, found: Sequence[ExpertModule]) -> None:
@@ -214,12 +242,7 @@ def _refuse_other(parameter: Any, mesh: DeviceMesh) -> None:
 
 def is_expert(parameter: Tensor) -> bool:
     """True if a parameter is this rank's part of distributed experts."""
-    return "expert" in _axes_of(parameter)
-
-
-def _axes_of(parameter: Tensor) -> Sequence[str]:
-    mesh = parameter.device_mesh if isinstance(parameter, DTensor) else None
-    return () if mesh is None else mesh.mesh_dim_names or ()
+    return "expert" in cut_axes(parameter)
 
 
 def average(parameters: Iterable[Tensor], mesh: DeviceMesh) -> list[Tensor]:
@@ -236,10 +259,34 @@ def average(parameters: Iterable[Tensor], mesh: DeviceMesh) -> list[Tensor]:
     own: list[Tensor] = []
     common: list[Tensor] = []
     for one in parameters:
-        axes = _axes_of(one)
-        (own if "expert" in axes else common if "expert_shard" in axes else others).append(one)
-    # fully_shard averages over expert_shard itself.
-    for known, axis in ((own + common, "expert_copies"), (common, "expert")):
+        axes = cut_axes(one)
+        if "expert_shard" not in axes:  # else fully_shard has averaged over copies itself
+            (own if "expert" in axes else others).append(one)
+        elif "expert" not in axes:
+            common.append(one)
+    for known, axis in ((own, "expert_copies"), (common, "expert")):
         if mesh[axis].size() > 1:
             averages.average(known, mesh.get_group(axis))
     return others
+
+
+def coordinates(mesh: DeviceMesh | None) -> dict[str, int]:
+    """This rank's places along the axes over which experts lie, by their names; none without experts."""
+    if mesh is None:
+        return {}
+    places = dict(zip(_AXES, mesh.get_coordinate() or (), strict=True))
+    del places["expert_pipeline"]
+    return places
+
+
+def copy_to_others(tensors: Iterable[Tensor], mesh: DeviceMesh) -> None:
+    """All ranks of a stage. Copy what the first rank has read to those that have the same part of experts.
+
+    Args:
+        tensors: the same ones in the same order on all ranks.
+        mesh: of the experts.
+    """
+    placed = [one for one in tensors if {"expert", "expert_shard"}.intersection(cut_axes(one))]
+    for axis in ("expert_copies", "expert_shard", "expert", "expert_tensor"):
+        if mesh[axis].size() > 1:
+            averages.copy_from_first([one for one in placed if axis not in cut_axes(one)], mesh.get_group(axis))

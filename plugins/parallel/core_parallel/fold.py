@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 import sys
 from collections import OrderedDict
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
@@ -25,25 +25,29 @@ if TYPE_CHECKING:
     from core_parallel.layout import Layout
 
 
-def check(layout: Layout, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+def check(layout: Layout, args: tuple[Any, ...], kwargs: dict[str, Any], called: nn.Module | None = None) -> None:
     """Refuse parts that don't make up `forward`, by the operations of both. What can't run on meta isn't compared.
 
     Args:
         layout: the module and its parts.
         args: the first call's arguments.
         kwargs: the first call's named arguments.
+        called: the module in `layout.cut.called` that was called.
 
     Raises:
         ModuleError: with the first operation that differs, or how the parts end.
     """
-    module = layout.module
+    module = called or layout.module
     if isinstance(module, nn.Sequential) and type(module).forward is nn.Sequential.forward:
         applied = [part for stage in layout.cut.stages for part in stage]
         if len(applied) == len(module) and all(map(operator.is_, applied, module)):
             return
     args, kwargs = tree_map(_on_meta, (args, kwargs))
     try:
-        whole = _operations(module, None, args, kwargs)
+        with ExitStack() as stack:
+            for one in layout.cut.called:
+                stack.enter_context(_with_forward(one, None))
+            whole = _operations(module, None, args, kwargs)
     except Exception:  # such as a step that looks at numbers, of which there are none on meta
         return
     try:
@@ -51,8 +55,9 @@ def check(layout: Layout, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None
     except Exception as error:
         raise ModuleError(
             f"{type(module).__name__}.forward isn't its parts one after the other, which end in a "
-            f"{type(error).__name__}: {error}. Each part is given what the one before returned, and nothing else. Name "
-            "parts that make up all of forward, in its order; what goes beside is returned with the result."
+            f"{type(error).__name__}: {str(error).rstrip('.')}. Each part is given what the one before returned, and "
+            "nothing else. Name parts that make up all of forward, in its order; what goes beside is returned with the "
+            "result."
         ) from error
     for expected, found in zip_longest(whole, folded, fillvalue="nothing more"):
         if expected != found:

@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
+from core_fsdp import forget_left_groups
 from core_parallel import experts
 from core_parallel.sizes import AXES
 
@@ -48,6 +49,8 @@ class Mesh:
         self.sizes = sizes
         self.axes: DeviceMesh = init_device_mesh(device_type, sizes.shape, mesh_dim_names=AXES)
         self.experts = experts.lay_out(device_type, sizes) if sizes.expert > 1 else None
+        for made in filter(None, (self.axes, self.experts)):
+            forget_left_groups(made)
         self._groups: dict[tuple[str, ...], ProcessGroup | None] = {}
 
     def group(self, *names: str) -> ProcessGroup | None:

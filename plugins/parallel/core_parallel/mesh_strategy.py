@@ -152,10 +152,7 @@ class MeshStrategy(FSDPStrategy):
         """
         owner: Any = super() if self._is_in_parts else super(FSDPStrategy, self)
         owner.check()
-        if self.sizes.expert > 1 and self.sizes.pipeline > 1:
-            raise ConfigurationError(
-                f"expert={self.sizes.expert} with pipeline={self.sizes.pipeline} isn't there yet. Leave one out."
-            )
+        _ = self.sizes
 
     # environment ----------------------------------------------------------------------------------------------------
 
@@ -273,7 +270,7 @@ class MeshStrategy(FSDPStrategy):
     def _distribute(self, found: Sequence[experts.ExpertModule]) -> None:
         """All ranks, with the same values. Keep this rank's experts."""
         if (own := self._experts_mesh) is not None:
-            experts.distribute(found, own)
+            experts.distribute(found, own, in_units=self.sizes.shard > 1)
             self._modules_of_experts += [one.module for one in found]
 
     def _mesh_of(self, axis: str) -> DeviceMesh:

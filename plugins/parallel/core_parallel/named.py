@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
@@ -57,7 +57,7 @@ def find(user: nn.Module, given: Sequence[str | Part]) -> tuple[str, nn.Module, 
                 f"parts names {name!r}, a {type(modules[name]).__name__}, which is never called itself. Name what is "
                 f"in it: '{name}.*'."
             )
-    owner = _owner(modules, names)
+    owner = innermost(modules, names)
     if not _is_called(modules[owner]):
         raise ModuleError(
             f"No module that has all of parts={names!r:.80} has a forward, and a pipeline is the call of one that "
@@ -88,7 +88,7 @@ def _matching(title: str, modules: dict[str, nn.Module], pattern: str) -> list[s
     return found
 
 
-def _owner(modules: dict[str, nn.Module], names: Sequence[str]) -> str:
+def innermost(modules: Mapping[str, nn.Module], names: Sequence[str]) -> str:
     """The name of the innermost module that has them all and is called."""
     paths = [name.split(".")[:-1] for name in names]
     depth = 0

@@ -1,4 +1,4 @@
-"""Parts of a compiled model that lie outside of its graphs: exchanges of sequences, and experts with those of tokens."""
+"""Parts of a compiled model outside of its graphs: exchanges of sequences, and experts with those of tokens."""
 
 from __future__ import annotations
 

@@ -27,6 +27,7 @@ class Cut:
         module: the user's, or the one in it that has the parts.
         name: of the module in the user's; empty for the user's own.
         stages: the parts of each stage.
+        inner: the innermost module in it with all parts, which a step may call in its place.
         replay: runs the module's own forward for a stage; None if that is its parts, each given the result of the one
             before and nothing else.
     """
@@ -35,6 +36,12 @@ class Cut:
     name: str
     stages: tuple[tuple[Part, ...], ...]
     replay: Replay | None = None
+    inner: nn.Module | None = None
+
+    @property
+    def called(self) -> list[nn.Module]:
+        """The modules whose call is that of all parts."""
+        return [self.module] if self.inner is None else [self.module, self.inner]
 
     def modules_of(self, stage: int) -> list[nn.Module]:
         """The modules among the parts of a stage."""
@@ -70,7 +77,7 @@ def cut(
     measure = measure or partial(part_times.measure, user)
     title, are_apart = _title(name, module), replay is not None
     stages = balance.stages(title, parts, num_stages, balanced, measure, are_apart=are_apart)
-    return Cut(module, name, tuple(stages), replay)
+    return Cut(module, name, tuple(stages), replay, _inner(module, parts) if replay is None else None)
 
 
 def check_statistics(user: nn.Module, microbatches: int | None, schedule: Schedule | None = None) -> int | None:
@@ -150,10 +157,10 @@ def _parts_of(name: str, module: nn.Module) -> list[Part]:
     # children() would leave out what a sequence has twice.
     parts = list(declared()) if callable(declared) else list(cast("nn.Sequential", module))
     for index, part in enumerate(parts):
-        if not callable(part):
+        if not callable(part) or isinstance(part, nn.ModuleList):
             raise ModuleError(
                 f"{_title(name, module)}.pipeline() returned {part!r:.60} at position {index}; expected modules, and "
-                "functions between them."
+                "functions between them, as in [self.embed, *self.blocks, self.head]."
             )
     own = {id(one) for one in module.modules()}
     for part in parts:
@@ -163,6 +170,14 @@ def _parts_of(name: str, module: nn.Module) -> list[Part]:
                 "Keep the parts as attributes, and return these."
             )
     return parts
+
+
+def _inner(module: nn.Module, parts: Sequence[Part]) -> nn.Module | None:
+    """The innermost module that has all parts and is called, if it is another one."""
+    modules = dict(module.named_modules())
+    own = {id(part) for part in parts}
+    inner = modules[named.innermost(modules, [name for name, one in modules.items() if id(one) in own])]
+    return None if inner is module else inner
 
 
 def _is_in(name: str, other: str) -> bool:

@@ -22,6 +22,7 @@ from core.data import size_of
 from core_parallel import averages, batches, trial
 from core_parallel.absent import is_absent
 from core_parallel.counters import Counters
+from core_parallel.experts import is_expert
 from core_parallel.placed import own_part
 from core_parallel.recorded_logs import RecordedLogs, replay
 from core_parallel.stage_module import StageModule, can_learn, travelling
@@ -36,7 +37,6 @@ if TYPE_CHECKING:
     from core_parallel.draws import Draws, Seeds
     from core_parallel.recorded_logs import Header
     from core_parallel.schedules import Schedule
-    from core_parallel.shards import Shards
     from core_parallel.stage_module import Arguments
 
 _KEPT = 4  # shapes for which a schedule stays set up, with the buffers that it receives into
@@ -185,11 +185,14 @@ class ScheduledStep:
         self._step_context = step_context or self._context
         self._is_plain = isinstance(self._context(), nullcontext)  # to ask for each microbatch takes time
         layout, size = self._chain.layout, size_of(batch)
-        number = self._schedule.choose(self._microbatches, size, layout.size, layout.num_stages)
+        divided, key_of_peers = size, None
+        if self._chain.peers is not None:
+            divided, key_of_peers = self._chain.peers.common_batch(size, batches.shapes_of(batch))
+        number = self._schedule.choose(self._microbatches, divided, layout.size, layout.num_stages)
         if number is None or size is None:
             return step(batch)
         cut = batches.cut_batch(batch, size, number)
-        key = (number, batches.shapes_of(batch), layout.module.training)
+        key = (number, batches.shapes_of(batch), key_of_peers, layout.module.training)
         runner = self._runners.pop(key, None)
         if runner is None:
             with RecordedLogs().instead_of(module):
@@ -274,7 +277,8 @@ class ScheduledStep:
             group=line.group,
         )
         module.pipeline_stage = made
-        if any(isinstance(part, FSDPModule) for part in module.modules()):
+        # Units reduce, and tokens travel, once a backward.
+        if any(isinstance(part, FSDPModule) for part in module.modules()) or any(map(is_expert, module.parameters())):
             module.splits_nothing()
         return made
 
@@ -360,11 +364,13 @@ class ScheduledStep:
                 "loss for each, all with a weight or all without; or leave schedule out."
             )
         run.weights.append(1.0 if weight is None else float(weight))
+        if not run.reference:
+            guess, peers = run.weights[-1] * len(run.cut), self._chain.peers
+            run.reference = guess if peers is None else peers.reference(guess)
         if loss is None or not run.weights[-1]:  # the loss of no items may be NaN
             run.losses.append(torch.zeros((), device=leaves[0].device))
             return _times(leaves[0].sum(), 0)
         run.losses.append(loss.detach())
-        run.reference = run.reference or run.weights[-1] * len(run.cut)
         return _times(loss, run.scale * run.weights[-1] / run.reference)
 
     def _finish(self, runner: _Runner, run: _Run, module: nn.Module, gradients: dict[nn.Parameter, Tensor]) -> Any:
@@ -377,7 +383,7 @@ class ScheduledStep:
         if described.kind == "nothing":
             return None
         anchor = torch.zeros((), device=loss.device, requires_grad=True)
-        made: Tensor = _Scheduled.apply(loss.to(described.dtype), anchor, gradients, factor, self._chain.shards)  # type: ignore[no-untyped-call]  # torch's
+        made: Tensor = _Scheduled.apply(loss.to(described.dtype), anchor, gradients, factor, self._chain)  # type: ignore[no-untyped-call]  # torch's
         if described.kind == "weighted":
             return {"loss": made, "weight": float(total)}
         return made if described.kind == "loss" else {"loss": made}
@@ -408,10 +414,10 @@ class _Scheduled(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, loss: Tensor, anchor: Tensor, gradients: dict[nn.Parameter, Tensor], factor: Tensor, shards: Shards
+        ctx: Any, loss: Tensor, anchor: Tensor, gradients: dict[nn.Parameter, Tensor], factor: Tensor, chain: Chain
     ) -> Tensor:
         """The loss."""
-        ctx.gradients, ctx.factor, ctx.shards = gradients, factor, shards
+        ctx.gradients, ctx.factor, ctx.chain = gradients, factor, chain
         return loss.clone()
 
     @staticmethod
@@ -423,10 +429,12 @@ class _Scheduled(torch.autograd.Function):
                 "once. Add up the losses in training_step, and call it once."
             )
         scale = incoming[0] * ctx.factor.to(incoming[0])
+        if ctx.chain.peers is not None:
+            scale = ctx.chain.peers.common_factor(scale, is_known=bool(ctx.factor))
         for parameter, gradient in ctx.gradients.items():
             own_part(gradient).mul_(scale.to(gradient.dtype))
             parameter.grad = gradient if parameter.grad is None else parameter.grad + gradient
-        ctx.shards.reduce(scale)
+        ctx.chain.shards.reduce(scale)
         ctx.gradients = None
         return None, None, None, None, None
 

@@ -14,11 +14,11 @@ from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 from torch.utils._pytree import tree_map
 
-from core import ModuleError
+from core import ConfigurationError, ModuleError
 from core_parallel.placed import own_part
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from torch import nn
 
@@ -46,6 +46,7 @@ class Shards:
                     part.register_forward_hook(_without_views)
                     shard(part)
         self.units = [one for part in dict.fromkeys(parts) for one in part.modules() if isinstance(one, FSDPModule)]
+        refuse_other_torch(self.units)
         for unit in self.units:
             unit.set_reshard_after_forward(False, recurse=False)
             unit.set_reshard_after_backward(False, recurse=False)
@@ -102,13 +103,37 @@ class Shards:
 
     def _groups(self) -> Iterator[Any]:
         for unit in self.units:
-            state: Any = unit._get_fsdp_state()
-            # torch 2.13 may have several of a unit.
-            groups = getattr(state, "_fsdp_param_groups", None) or [getattr(state, "_fsdp_param_group", None)]
-            yield from (group for group in groups if group is not None)
+            yield from _groups_of(unit._get_fsdp_state())
 
     def _learning(self) -> list[Any]:
         return [one for group in self._groups() for one in group.fsdp_params if one.sharded_param.requires_grad]
+
+
+def refuse_other_torch(units: Iterable[Any]) -> None:
+    """Refuse a torch whose units lack a private name that is used here; torch 2.9 and 2.13 have them.
+
+    Raises:
+        ConfigurationError: with the name.
+    """
+    for unit in units:
+        state = getattr(unit, "_get_fsdp_state", lambda: None)()
+        groups = list(_groups_of(state))
+        used = [(state, name) for name in ("_is_root", "_root_post_backward_final_callback")]
+        used += [(group, name) for group in groups for name in ("fsdp_params", "reduce_grads")]
+        of_parameters = ("sharded_param", "unsharded_accumulated_grad")
+        used += [(one, name) for group in groups for one in getattr(group, "fsdp_params", ()) for name in of_parameters]
+        missing = [name for owner, name in used if not hasattr(owner, name)]
+        if missing or not groups:
+            raise ConfigurationError(
+                f"shard with a pipeline reads names of FSDP2 that aren't public, and torch {torch.__version__} has no "
+                f"{(missing or ['_fsdp_param_group'])[0]!r}. Use torch 2.13, or leave shard or pipeline out."
+            )
+
+
+def _groups_of(state: Any) -> Iterator[Any]:
+    # torch 2.13 may have several of a unit.
+    groups = getattr(state, "_fsdp_param_groups", None) or [getattr(state, "_fsdp_param_group", None)]
+    return (group for group in groups if group is not None)
 
 
 def _without_views(module: nn.Module, inputs: Any, output: Any) -> Any:

@@ -67,10 +67,11 @@ class PartedState:
     Args:
         position: of this rank in the pipeline.
         coordinates: of this rank along the other axes, by their names.
+        of_experts: the same along those over which experts lie.
     """
 
-    def __init__(self, position: int, coordinates: Mapping[str, int]) -> None:
-        self._position, self._coordinates = position, coordinates
+    def __init__(self, position: int, coordinates: Mapping[str, int], of_experts: Mapping[str, int]) -> None:
+        self._position, self._coordinates, self._of_experts = position, coordinates, of_experts
 
     def leaf(self, value: Any, owner: int | None) -> Any:
         """A leaf of the state; see `WholeState.leaf`. What all ranks have whole stays as it is."""
@@ -79,7 +80,8 @@ class PartedState:
         if owner is None and not isinstance(value, DTensor):
             return value.detach() if isinstance(value, Tensor) else value
         cut = cut_axes(value)
-        is_first = not any(place for axis, place in self._coordinates.items() if axis not in cut)
+        places = self._coordinates if cut.isdisjoint(self._of_experts) else self._of_experts
+        is_first = not any(place for axis, place in places.items() if axis not in cut)
         return chunked(value, has=is_first and self._position == (owner or 0))
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -22,6 +23,7 @@ from core_parallel import (
     absent,
     averages,
     compiled_parts,
+    experts,
     first_values,
     named,
     part_times,
@@ -39,6 +41,7 @@ from core_parallel.context import check_whole_batches, in_parts
 from core_parallel.draws import Draws
 from core_parallel.layout import Layout
 from core_parallel.mesh_strategy import MeshStrategy
+from core_parallel.peers import Peers
 from core_parallel.placed import cut_axes, placed_like
 from core_parallel.shards import Shards
 from core_parallel.transport import Line
@@ -196,7 +199,9 @@ class ParallelStrategy(MeshStrategy):
         if self.sizes.shard > 1:
             shards.check(layout)
         is_cut = any(isinstance(one, absent.Absent) for one in module.parameters())
-        styles = {} if is_cut else self._planned(module, [])
+        found = [] if is_cut else self._planned_experts(module)
+        experts.check_owners(found, layout.owners())
+        styles = {} if is_cut else self._planned(module, found)
         if not any(map(absent.is_absent, module.parameters())):
             self._begin_alike(module)
         if is_empty:
@@ -204,10 +209,13 @@ class ParallelStrategy(MeshStrategy):
             first_values.fill(module, self, lambda one: owners.get(id(one), line.position) == line.position)
         self.model = self.precision_plugin.convert_module(module)
         self._cut(module, layout, line)
+        self._distribute(found)
         if styles:
             tensor.cut(module, styles, self._mesh_of("tensor"))
         shard = super().configure_sharding if self.sizes.shard > 1 else None
         self._chains[module].shards = Shards(layout, shard, self._axis("shard"), self.root_device)
+        if self._experts_mesh is not None:
+            self._chains[module].peers = Peers(self._experts_mesh.get_group("expert"), self.root_device)
         for axes in _COPIES:  # groups are made by all ranks, in one order
             self._axis(*axes)
         self.module_to_device(module)
@@ -224,6 +232,8 @@ class ParallelStrategy(MeshStrategy):
             return self._seconds[module]
 
         cut = parts.cut(module, line.size * self._stages_per_rank, self._parts, self._balance, measure)
+        if self.sizes.context > 1:  # the call of one module is made in parts of the sequence
+            cut = replace(cut, inner=None)
         in_v = self._schedule is not None and self._schedule.in_v
         return Layout(module, cut, line.size, line.position, in_v=in_v)
 
@@ -379,6 +389,8 @@ class ParallelStrategy(MeshStrategy):
             cut = {"shard", "tensor"}.difference(axes)
             if (group := self._axis(*axes)) is not None:
                 averages.copy_from_first([one for one in tensors if cut_axes(one) == cut], group)
+        if self._experts_mesh is not None:
+            experts.copy_to_others(tensors, self._experts_mesh)
 
     def get_optimizer_state_dict(self, optimizer: Optimizer) -> dict[str, Any]:
         """All ranks. State by parameter names: whole on rank 0 and nothing elsewhere, or each rank's part."""
@@ -413,7 +425,7 @@ class ParallelStrategy(MeshStrategy):
         place = dict(zip(sizes.AXES, self.device_mesh.get_coordinate() or (), strict=True))
         position = place.pop("pipeline")
         if layout == "sharded":
-            return state.PartedState(position, place).leaf
+            return state.PartedState(position, place, experts.coordinates(self._experts_mesh)).leaf
         return state.WholeState(chain.line, not any(place.values())).leaf
 
     @property
@@ -461,16 +473,17 @@ def _trial_of(
 @contextmanager
 def _answering(chain: Chain) -> Iterator[None]:
     """A context in which the module that was cut answers by all stages. Copies made elsewhere know nothing of it."""
-    attributes = vars(chain.layout.module)
-    own = attributes.get("forward")
-    attributes["forward"] = chain
+    called = chain.layout.cut.called
+    before = [vars(one).get("forward") for one in called]
+    for one in called:
+        vars(one)["forward"] = chain.forward_of(one)
     try:
         yield
     finally:
-        if own is None:
-            attributes.pop("forward", None)
-        else:
-            attributes["forward"] = own
+        for one, own in zip(called, before, strict=True):
+            vars(one).pop("forward", None)
+            if own is not None:
+                vars(one)["forward"] = own
 
 
 def _placed(leaf: Any, parameter: Tensor) -> Any:

@@ -13,6 +13,8 @@ from itertools import product
 from math import prod
 from typing import TYPE_CHECKING, Any
 
+import combined
+import mixed
 from combined import difference
 
 from core_testing.ranks import end_kept_ranks
@@ -40,6 +42,23 @@ def cells() -> Iterator[dict[str, Any]]:
     yield {"pipeline": 2, "schedule": "1F1B", "data": 1, "context": 2, "tensor": 2}
     yield {"data": 1, "shard": 2, "context": 2, "tensor": 2}
     yield {"data": 2, "shard": 2, "context": 2}
+    yield from _of_experts()
+
+
+def _of_experts() -> Iterator[dict[str, Any]]:
+    for expert, (axis, size) in product((2, 4), (("shard", 2), ("tensor", 2), ("context", 2))):
+        yield {"expert": expert, "data": expert if axis == "tensor" else 2, axis: size}
+    for expert, schedule in product((2, 4), (None, *_SCHEDULES)):
+        yield {"expert": expert, "data": expert, "pipeline": 2, "schedule": schedule}
+    yield {"expert": 2, "data": 4, "pipeline": 2, "schedule": "1F1B"}
+    yield {"expert": 2, "data": 2, "pipeline": 4, "schedule": "1F1B"}
+    yield {"expert": 4, "data": 4, "shard": 2}
+    for axis in ("shard", "context"):
+        for schedule in (None, "1F1B"):
+            yield {"expert": 2, "data": 1, axis: 2, "pipeline": 2, "schedule": schedule}
+    yield {"expert": 2, "data": 2, "shard": 2, "pipeline": 2, "schedule": "1F1B"}
+    yield {"expert": 2, "data": 2, "tensor": 2, "pipeline": 2, "schedule": "1F1B"}
+    yield {"expert": 2, "data": 1, "shard": 2, "context": 2, "tensor": 2}
 
 
 def main(wanted: list[str]) -> int:
@@ -49,8 +68,8 @@ def main(wanted: list[str]) -> int:
         shown = " ".join(f"{name}={value}" for name, value in mesh.items())
         if wanted and not any(one in shown for one in wanted):
             continue
-        size = prod(value for name, value in mesh.items() if name != "schedule")
-        found = difference(mesh, size, _OPTIONS)
+        size = prod(value for name, value in mesh.items() if name not in ("schedule", "expert"))
+        found = difference(mesh, size, _OPTIONS, mixed.make if "expert" in mesh else combined.make)
         failed += not found < 1e-12
         print(f"{shown}: {found:.1e}", flush=True)
     end_kept_ranks()

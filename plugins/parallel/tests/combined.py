@@ -119,7 +119,7 @@ def train(
     return seen.weights, {name: float(value) for name, value in trainer.callback_metrics.items()}
 
 
-def carry(rank: Rank, mesh: dict[str, Any] | None, form: Any, source: Any, target: Any) -> None:
+def carry(rank: Rank, mesh: dict[str, Any] | None, form: Any, source: Any, target: Any, make: Any = make) -> None:
     """A Fabric's checkpoint, read and written again; without a source after three steps.
 
     Args:
@@ -128,6 +128,7 @@ def carry(rank: Rank, mesh: dict[str, Any] | None, form: Any, source: Any, targe
         form: of the checkpoint that is written.
         source: the path of a checkpoint, or None.
         target: the path to write to.
+        make: the module.
     """
     fabric = rank.fabric(strategy_of(mesh, form))
     module = make().float()
@@ -164,7 +165,7 @@ def data_parallel_size(num_processes: int, mesh: dict[str, Any]) -> int:
 
 def ranks(num_processes: int) -> Backend:
     """New processes for a mesh of that size: in those that left a group, torch's DTensors remember it."""
-    return Backend(ParallelStrategy, "cpu", num_processes)
+    return Backend(ParallelStrategy, "cpu", num_processes, timeout_s=30 * num_processes)
 
 
 def difference(mesh: dict[str, Any], num_processes: int, options: dict[str, Any], make: Any = make) -> float:

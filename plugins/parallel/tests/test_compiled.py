@@ -8,6 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import combined
+import mixed
 import pytest
 import torch
 from axes import Seen, Step, loader, on_mesh, train
@@ -58,6 +59,7 @@ _SLOW: list[tuple[Any, ...]] = [
     ({"shard": 2, "context": 2}, 4, combined.make, {}),
     ({"expert": 2}, 2, MixtureStep, {}),
     ({"expert": 2}, 2, MixtureStep, _UNITS),
+    ({"pipeline": 2, "expert": 2}, 4, mixed.make, {}),
     ({"pipeline": 2, "tensor": 2}, 4, combined.make, {}),
     ({"pipeline": 2, "shard": 2, "schedule": "1F1B"}, 4, combined.make, {}),
     ({"pipeline": 2, "context": 2, "schedule": "GPipe"}, 4, combined.make, {}),

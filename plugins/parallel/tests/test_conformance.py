@@ -4,6 +4,11 @@ import pytest
 
 from core_parallel import conformance
 
-globals().update({name: suite for name, suite in vars(conformance).items() if name.startswith("Test")})
+_BY_HAND = {conformance.TestStagesInParts}
+"""Minutes each: four processes, and others hold their parts."""
 
-pytestmark = [pytest.mark.numbers, pytest.mark.slow]
+for _name, _suite in list(vars(conformance).items()):
+    if _name.startswith("Test"):
+        globals()[_name] = (pytest.mark.exhaustive if _suite in _BY_HAND else pytest.mark.slow)(_suite)
+
+pytestmark = pytest.mark.numbers

@@ -41,7 +41,7 @@ class _Saving(Net):
         pytest.param({"context": 4}, 4, 1, marks=pytest.mark.slow),
         pytest.param({"context": 4, "context_attention": "gather"}, 4, 1, marks=pytest.mark.slow),
         ({"data": 2, "context": 2}, 4, 2),
-        ({"context": 2, "tensor": 2}, 4, 1),
+        pytest.param({"context": 2, "tensor": 2}, 4, 1, marks=pytest.mark.slow),
     ],
     ids=str,
 )
@@ -64,6 +64,7 @@ class _OfTransformers(Step):
         return self.net(input_ids=words, position_ids=places, use_cache=False).logits
 
 
+@pytest.mark.slow
 @pytest.mark.numbers
 def test_a_transformers_model_is_given_its_positions() -> None:
     pytest.importorskip("transformers")
@@ -124,7 +125,38 @@ class _Logs(Net):
         return answer
 
 
+class _Average(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(WORDS))
+
+    def forward(self, words: Tensor, places: Tensor) -> Tensor:
+        answer = super().forward(words, places)
+        if self.training:
+            self.mean.lerp_(answer.detach().mean((0, 1)), 0.1)
+        return answer
+
+
+class _Counting(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_words, self.num_calls = 0, 0
+
+    def forward(self, words: Tensor, places: Tensor) -> Tensor:
+        self.num_words, self.num_calls = self.num_words + words.numel(), self.num_calls + 1
+        return super().forward(words, places)
+
+
+class _Caching(Net):
+    def forward(self, words: Tensor, places: Tensor) -> Tensor:
+        self.blocks[0].last_places = places
+        return super().forward(words, places)
+
+
 _REFUSED: list[tuple[Any, int, str]] = [
+    (_Average, 8, "^_Average changes 'mean' in itself, and to other values where each of 2 ranks has a part"),
+    (_Counting, 8, "^_Counting changes 'num_words' in itself"),
+    (_Caching, 8, r"^_Caching changes 'blocks\.0\.last_places' in itself"),
     (_Keeps, 8, "_Keeps keeps a tensor with a graph in its attribute 'balance'.* or of a part of the sequence"),
     (_Logs, 8, r"self\.log\('mean'\) was called by a part of the model, of which this rank computes its own alone"),
     (_Local, 8, "_Local computes other values where each of 2 ranks has a part of the sequence .* Positions must be"),
@@ -158,3 +190,30 @@ def test_models_that_cannot_see_a_part_are_refused_with_the_reason() -> None:
     for errors in on_mesh(2, 1, context=2).run(_errors):
         for error, (_, _, expected) in zip(errors, _REFUSED, strict=True):
             assert re.search(expected, error), error
+
+
+class _Counted(Net):
+    """Counts calls, and changes a buffer alike on all ranks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_calls = 0
+        self.register_buffer("calls", torch.zeros((), dtype=torch.long))
+
+    def forward(self, words: Tensor, places: Tensor) -> Tensor:
+        self.num_calls += 1
+        self.calls += 1
+        return super().forward(words, places)
+
+
+def _counts(rank: Rank) -> list[int]:
+    fabric, module = rank.fabric(), _Counted()
+    model, words = fabric.setup(module), torch.zeros(3, 8, dtype=torch.long)
+    for _ in range(3):
+        model(words, torch.arange(8).expand_as(words))
+    fabric.teardown()
+    return [module.num_calls, int(module.calls)]
+
+
+def test_what_ranks_change_alike_is_changed_once_a_call() -> None:
+    assert on_mesh(2, 1, context=2).run(_counts) == [[3, 3], [3, 3]]

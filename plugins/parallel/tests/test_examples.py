@@ -61,6 +61,7 @@ def test_char_gpt_prints_in_each_dimension_what_it_prints_on_one_device(parallel
     assert _on_ranks("char_gpt.py", parallel).run(_char_gpt)[0] == expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("parallel", ["data=2", "shard=2", "tensor=2", "pipeline=2", "context=2"])
 def test_llama_learns_in_each_dimension_what_it_learns_on_one_device(parallel: str) -> None:
     pytest.importorskip("transformers", reason="needs transformers, which the extra hugging-face brings")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -20,11 +21,16 @@ from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.parallel import PrepareModuleInput
 
 from core import ModuleError
-from core_parallel import ParallelStrategy, dispatch, experts
+from core.checkpoint import DistributedCheckpointIO, TorchCheckpointIO
+from core_parallel import ExpertLoad, ParallelStrategy, dispatch, experts
 from core_parallel import mesh as laid_out
+from core_parallel.peers import Peers
 from core_testing.ranks import one_device
+from core_testing.training import assert_equal_tensors
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from core_testing.ranks import Rank
 
 _WINDOWS = {"accumulate_grad_batches": 2, "gradient_clip_val": 0.3, "max_steps": 4}
@@ -33,8 +39,9 @@ _MESHES: list[dict[str, Any]] = [
     {"expert": 2, "shard": 2},
     {"expert": 2, "context": 2},
     {"expert": 2, "tensor": 2},
+    {"expert": 2, "pipeline": 2, "schedule": "1F1B"},
 ]
-_SHARD, _CONTEXT, _TENSOR = _MESHES
+_SHARD, _CONTEXT, _TENSOR, _PIPELINE = _MESHES
 _RANKS = replace(combined.ranks(4), timeout_s=150)
 
 
@@ -45,6 +52,14 @@ def _over_all(parameters: Any, mesh: Any) -> list[Any]:
 def _along_tensor(device_type: str, sizes: Any) -> DeviceMesh:
     shape = (sizes.pipeline, *sizes.of_experts, sizes.tensor)
     return DeviceMesh(device_type, torch.arange(4).reshape(shape).transpose(-2, -1), mesh_dim_names=experts._AXES)
+
+
+def _own_number(self: Any, number: float) -> float:
+    return number
+
+
+def _own_factor(self: Any, factor: Any, **_: Any) -> Any:
+    return factor
 
 
 def _whole_part(parameter: Any) -> Any:
@@ -59,17 +74,30 @@ _FAULTS: list[tuple[str, dict[str, Any], list[tuple[Any, str, Any]]]] = [
         _TENSOR,
         [(experts, "lay_out", _along_tensor), (dispatch.Dispatch, "_refuse_parts", lambda *_: None)],
     ),
+    (
+        "losses of a schedule are by weights of one rank",
+        _PIPELINE,
+        [(Peers, "reference", _own_number), (Peers, "common_factor", _own_factor)],
+    ),
 ]
 
 
 def _train_on_all(rank: Rank) -> list[Any]:
-    return [combined.train(rank, mesh, _WINDOWS, make=mixed.make)[0] for mesh in _MESHES]
+    return [combined.train(rank, mesh, _WINDOWS, make=mixed.make)[0] for mesh in _MESHES] + [_load(rank, _PIPELINE)]
+
+
+def _load(rank: Rank, mesh: Any) -> dict[str, float]:
+    trainer = rank.trainer(combined.strategy_of(mesh), max_steps=2, callbacks=ExpertLoad(), log_every_n_steps=2)
+    trainer.fit(mixed.make(), combined.loader(8 // combined.data_parallel_size(rank.backend.num_processes, mesh or {})))
+    return {name: float(value) for name, value in trainer.callback_metrics.items() if name != "loss"}
 
 
 @pytest.mark.numbers
 def test_windows_equal_one_device_on_every_mesh() -> None:
     expected, _ = one_device("cpu").run(partial(combined.train, make=mixed.make), None, _WINDOWS)[0]
-    for mesh, weights in zip(_MESHES, _RANKS.run(_train_on_all)[0], strict=True):
+    *found, load = _RANKS.run(_train_on_all)[0]
+    assert load == pytest.approx(one_device("cpu").run(_load, None)[0])
+    for mesh, weights in zip(_MESHES, found, strict=True):
         differs = max(float((weights[name] - value).abs().max()) for name, value in expected.items())
         assert differs < 1e-12, (mesh, differs)
 
@@ -92,6 +120,43 @@ def test_faults_between_the_axes_are_seen() -> None:
     for (fault, *_), weights in zip(_FAULTS, _RANKS.run(_train_with_faults)[0], strict=True):
         differs = max(float((weights[name] - value).abs().max()) for name, value in expected.items())
         assert differs > 1e-6, (fault, differs)
+
+
+_FAR: list[dict[str, Any]] = [
+    {"expert": 2, "pipeline": 2},
+    {"expert": 2, "pipeline": 2, "schedule": "ZBVZeroBubble"},
+    {"expert": 2, "pipeline": 2, "shard": 2, "data": 1, "schedule": "1F1B"},
+    {"expert": 2, "pipeline": 2, "context": 2, "data": 1, "schedule": "GPipe"},
+]
+
+
+@pytest.mark.slow
+@pytest.mark.numbers
+@pytest.mark.parametrize("mesh", _FAR, ids=str)
+def test_experts_of_the_first_and_the_last_stage_equal_one_device(mesh: dict[str, Any]) -> None:
+    assert combined.difference(mesh, 4, _WINDOWS, mixed.make_at_the_ends) < 1e-12
+
+
+_RESUMED: list[tuple[tuple[Any, int], tuple[Any, int]]] = [
+    ((_PIPELINE, 4), ({"alias": "ddp"}, 2)),
+    (({"alias": "fsdp"}, 2), (_PIPELINE, 4)),
+    (({"expert": 2, "pipeline": 2, "shard": 2, "data": 1}, 4), (_CONTEXT, 4)),
+    ((_TENSOR, 4), ({"expert": 2, "pipeline": 2, "shard": 2, "data": 1}, 4)),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.numbers
+@pytest.mark.parametrize("form", [DistributedCheckpointIO, TorchCheckpointIO])
+@pytest.mark.parametrize(("source", "target"), _RESUMED, ids=str)
+def test_a_run_goes_on_in_another_layout(
+    source: tuple[Any, int], target: tuple[Any, int], form: Any, tmp_path: Path
+) -> None:
+    path, train = tmp_path / "step.ckpt", partial(combined.train, make=mixed.make)
+    combined.ranks(source[1]).run(train, source[0], {"max_steps": 6}, (None, path), form)
+    found, _ = combined.ranks(target[1]).run(train, target[0], {"max_steps": 10}, (path, None), form)[0]
+    expected, _ = one_device("cpu").run(train, None, {"max_steps": 10})[0]
+    assert_equal_tensors(found, expected, 1e-12)
 
 
 class _Overflows(Step):
@@ -136,17 +201,51 @@ def test_an_overflow_of_one_rank_is_one_of_all() -> None:
                 torch.testing.assert_close(own_weights[name], value, atol=2e-2, rtol=0)
 
 
-def _error(rank: Rank) -> str:
+class _Beside(mixed.MixedNet):
+    """One of its parts is a function, which calls a mixture that is no part."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mixture = self.blocks.pop(1)
+
+    def pipeline(self) -> list[Any]:
+        return [self.start, self.blocks[0], self.mix, *self.blocks[1:], self.head]
+
+    def mix(self, x: torch.Tensor) -> torch.Tensor:
+        return self.mixture(x)
+
+
+class _Scaled(Step):
+    """Its loss is scaled by the rank after a schedule has had it."""
+
+    def __init__(self) -> None:
+        super().__init__(mixed.MixedNet)
+
+    def backward(self, loss: torch.Tensor) -> None:
+        (loss * (1 + self.trainer.strategy.data_parallel_rank)).backward()
+
+
+def _errors(rank: Rank) -> list[str]:
     plan = {
         "net.blocks.0": PrepareModuleInput(
             input_layouts=Replicate(), desired_input_layouts=Shard(1), use_local_output=True
         )
     }
-    with pytest.raises(ModuleError) as caught:
-        rank.trainer(ParallelStrategy(**_TENSOR, tensor_plan=plan), max_steps=1).fit(mixed.make(), combined.loader(4))
-    return str(caught.value)
+    refused: list[tuple[Any, Any]] = [
+        ({**_TENSOR, "tensor_plan": plan}, mixed.make),
+        ({"expert": 2, "pipeline": 2}, partial(Step, _Beside)),
+        (_PIPELINE, _Scaled),
+    ]
+    errors = []
+    for mesh, make in refused:
+        with pytest.raises(ModuleError) as caught:
+            rank.trainer(ParallelStrategy(**mesh), max_steps=1).fit(make(), combined.loader(4))
+        errors.append(str(caught.value))
+    return errors
 
 
-def test_parts_of_a_sequence_of_a_tensor_group_are_refused() -> None:
-    for error in _RANKS.run(_error):
-        assert "Stacked 'net.blocks.1.experts' was called with other tokens on each rank of a tensor group" in error
+def test_what_would_be_wrong_is_refused_by_name() -> None:
+    for tokens, outside, scaled in _RANKS.run(_errors):
+        assert "Stacked 'net.blocks.1.experts' was called with other tokens on each rank of a tensor group" in tokens
+        assert "The experts 'net.mixture.experts' are in no part of the pipeline" in outside
+        assert re.search(r"Losses of ranks whose experts are distributed are scaled by \S+ to \S+ after", scaled)

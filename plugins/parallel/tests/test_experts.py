@@ -14,7 +14,7 @@ from axes import Net, Saves, assert_equals_one_device, assert_goes_on, begin, lo
 from mixtures import MixtureNet, MixtureStep
 from torch import nn
 
-from core import ConfigurationError, CoreError, ModuleError, Trainer
+from core import ConfigurationError, CoreError, ModuleError
 from core.checkpoint import DistributedCheckpointIO, TorchCheckpointIO, load_checkpoint
 from core.strategies import DDPStrategy
 from core_parallel import ExpertList, ParallelStrategy
@@ -147,18 +147,6 @@ def test_models_whose_experts_cannot_be_distributed_are_refused_with_the_reason(
     for errors in _EXPERT.run(_errors):
         for error, (_, expected) in zip(errors, _REFUSED, strict=True):
             assert re.search(expected, error), error
-
-
-@pytest.mark.parametrize(
-    ("options", "expected"),
-    [
-        ({"expert": 2, "pipeline": 2}, "expert=2 with pipeline=2 isn't there yet"),
-    ],
-    ids=str,
-)
-def test_what_does_not_go_together_is_refused_before_work(options: Any, expected: str) -> None:
-    with pytest.raises(ConfigurationError, match=expected):
-        Trainer(strategy=ParallelStrategy(**options), accelerator="cpu", devices=4)
 
 
 @pytest.mark.parametrize(

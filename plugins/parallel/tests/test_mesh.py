@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 import inspect
-from typing import Any
+import re
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 import pytest
+import torch
+import torch.distributed as dist
+from axes import on_mesh, train
 
 from core import ConfigurationError, Trainer
+from core.watch import end as end_watch
 from core_fsdp import FSDPStrategy
-from core_parallel import ParallelStrategy, sizes
+from core_parallel import ParallelStrategy, shards, sizes
 from core_parallel.sizes import Sizes
+from core_testing.training import assert_equal_tensors
+
+if TYPE_CHECKING:
+    from core_testing.ranks import Rank
 
 
 def _derived(world_size: int, **given: Any) -> Sizes:
@@ -47,8 +57,43 @@ def test_sizes_that_do_not_fit_are_refused_before_work(options: Any, devices: in
         Trainer(strategy=ParallelStrategy(**options), accelerator="cpu", devices=devices)
 
 
+def _fit_in_two_groups(rank: Rank) -> Any:
+    """The weights of a fit, and of one in a group that is made anew, whose subgroups have other names."""
+    first = train(rank, max_steps=2)[0]
+    end_watch()
+    dist.destroy_process_group()
+    fabric = rank.fabric("ddp")  # makes no mesh
+    fabric.barrier()
+    for _ in range(2):
+        dist.new_group([0, 1])
+    second = train(rank, max_steps=2)[0]
+    fabric.teardown()
+    return first, second
+
+
+@pytest.mark.slow
+@pytest.mark.numbers
+@pytest.mark.parametrize("axis", ["tensor", "shard"])
+def test_a_fit_after_the_group_was_destroyed_uses_groups_of_the_new_one(axis: str) -> None:
+    first, second = on_mesh(4, 2 if axis == "tensor" else 4, **{axis: 2}).run(_fit_in_two_groups)[0]
+    assert_equal_tensors(second, first, 0.0)
+
+
 def test_an_option_given_as_its_default_is_not_one_of_shards() -> None:
     given = {name: it.default for name, it in inspect.signature(FSDPStrategy).parameters.items()}
     defaults = {name: value for name, value in given.items() if value is not inspect.Parameter.empty}
     assert defaults["auto_wrap_policy"] == "units"
     assert ParallelStrategy(pipeline=2, **defaults).auto_wrap_policy == "units"
+
+
+@pytest.mark.parametrize(
+    ("unit", "name"),
+    [
+        (SimpleNamespace(), "_is_root"),
+        (SimpleNamespace(_get_fsdp_state=lambda: SimpleNamespace(_is_root=True)), "_root_post_backward_final_callback"),
+    ],
+)
+def test_a_torch_without_the_private_names_of_shards_is_refused(unit: Any, name: str) -> None:
+    expected = rf"torch {re.escape(torch.__version__)} has no '{name}'\. Use torch 2\.13"
+    with pytest.raises(ConfigurationError, match=expected):
+        shards.refuse_other_torch([unit])

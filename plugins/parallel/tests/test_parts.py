@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader
 
-from core import ConfigurationError, CoreError
+from core import ConfigurationError, CoreError, Module
 from core_parallel import ParallelStrategy, fold, part_times, parts
 from core_parallel.layout import Layout
 from core_testing.ranks import Backend, one_device
@@ -135,7 +136,7 @@ def _tied(*pairs: tuple[int, int]) -> nn.Sequential:
 def test_stages_get_parts_by_parameters_or_by_count(pairs: Any, balanced: Any, expected: Any) -> None:
     user = _tied(*pairs)
     if expected is None:
-        with pytest.raises(CoreError, match="has 2 parts that can be cut apart, and 3 stages were asked for"):
+        with pytest.raises(CoreError, match=r"has 2 part\(s\) that can be cut apart, and 3 stages were asked for"):
             parts.cut(user, 3, None, balanced)
         return
     stages = parts.cut(user, 3, None, balanced).stages
@@ -264,3 +265,64 @@ def test_named_parts_equal_one_device(balanced: Any) -> None:
     assert runs[0][1] + runs[1][1] == expected[1]
     if balanced != "time":
         assert runs[0][1][-1] == "net.blocks.1.0.bias"
+
+
+class _Around(Module):
+    """A module that says the parts of a model in it, which its training step calls directly."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.net = Fixed()
+        self.double()
+
+    def pipeline(self) -> list[Any]:
+        return [self.net.embed, torch.relu, *self.net.blocks, self.net.head]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.net(x)
+
+    def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
+        return self.net(batch).square().mean()
+
+    def validation_step(self, batch: Tensor, batch_idx: int) -> None:
+        self.log("both", (self(batch) + self.net(batch)).sum())
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+def around(rank: Rank, schedules: list[str | None]) -> list[float]:
+    """What the validation after a fit logs, by each schedule."""
+    batches: Any = DataLoader(torch.linspace(-1, 1, 64, dtype=torch.float64).reshape(16, 4), batch_size=8)
+    logged = []
+    for schedule in schedules:
+        given = None if schedule is None else ParallelStrategy(pipeline=2, schedule=schedule)
+        trainer, module = rank.trainer(given, max_epochs=1, precision="64-true"), _Around()
+        trainer.fit(module, batches, batches)
+        trainer.validate(module, batches)  # which converts a module that has been cut
+        logged.append(float(trainer.callback_metrics["both"]))
+    return logged
+
+
+def test_a_step_calls_the_module_in_the_one_that_says_its_parts() -> None:
+    runs = Backend(partial(ParallelStrategy, pipeline=2), "cpu", 2, 1).run(around, [None, "1F1B"])
+    expected = one_device("cpu").run(around, [None])[0]
+    for run in runs:
+        assert run == pytest.approx(expected * 2, abs=1e-12)
+
+
+def test_the_module_that_is_called_is_compared_with_the_parts() -> None:
+    class Scaled(_Around):
+        def pipeline(self) -> list[Any]:
+            return [*super().pipeline(), torch.neg]
+
+        def forward(self, x: Tensor) -> Tensor:
+            return -super().forward(x)
+
+    user, x = Scaled(), torch.randn(3, 4, dtype=torch.float64)
+    layout = Layout(user, parts.cut(user, 2), 2, 0)
+    assert layout.cut.called == [user, user.net]
+    fold.check(layout, (x,), {})
+    with pytest.raises(CoreError, match=r"Fixed\.forward isn't its parts .* and the parts aten\.neg"):
+        fold.check(layout, (x,), {}, user.net)

@@ -74,7 +74,7 @@ def test_parts_that_share_a_weight_stay_together() -> None:
     module = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4))
     module[2].weight = module[0].weight
     assert [len(stage) for stage in parts.cut(module, 2).stages] == [3, 1]
-    with pytest.raises(CoreError, match="has 2 parts that can be cut apart, and 3 stages were asked for"):
+    with pytest.raises(CoreError, match=r"has 2 part\(s\) that can be cut apart, and 3 stages were asked for"):
         parts.cut(module, 3)
 
 
@@ -103,6 +103,11 @@ class _Between(_Model):
 class _Stranger(_Model):
     def pipeline(self) -> list[Any]:
         return [self.first, nn.Linear(4, 4)]
+
+
+class _Listed(_Model):
+    def pipeline(self) -> list[Any]:
+        return [nn.ModuleList([self.first]), self.last]
 
 
 class _Mean(_Model):
@@ -198,6 +203,7 @@ def _twice(model: Any, x: torch.Tensor) -> torch.Tensor:
 _REFUSED: list[tuple[Callable[[], nn.Module], Any, str]] = [
     (_NoParts, None, "doesn't say what its parts are. Add `def pipeline"),
     (lambda: _NoParts(_Model(), _Model()), None, "several modules that could be cut: 'others.0', 'others.1'"),
+    (_Listed, None, r"(?s)returned ModuleList.* at position 0; .* as in \[self.embed, \*self.blocks,"),
     (_Stranger, None, "returned a Linear that is no part of the module"),
     (lambda: nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)), None, "BatchNorm1d '1' would take its statistics"),
     (lambda: nn.Sequential(nn.Linear(4, 4), nn.SyncBatchNorm(4)), None, "SyncBatchNorm '1' waits for all ranks"),

@@ -292,6 +292,7 @@ def train_scheduled(rank: Rank) -> list[Any]:
     return [train(rank, one, accumulate_grad_batches=2, gradient_clip_val=0.3) for one in models]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["Llama", "Qwen3"])
 def test_models_of_transformers_are_their_parts(name: str) -> None:
     user, ids = build(name), words()

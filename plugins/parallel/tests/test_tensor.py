@@ -29,19 +29,26 @@ if TYPE_CHECKING:
 _WINDOW = {"accumulate_grad_batches": 2, "gradient_clip_val": 0.3, "max_steps": 10}
 
 
+_SLOW = pytest.mark.slow
+
+
 @pytest.mark.numbers
 @pytest.mark.parametrize(
-    ("sizes", "num_processes", "data_parallel_size"),
+    ("sizes", "num_processes", "data_parallel_size", "options"),
     [
-        ({"tensor": 2}, 2, 1),
-        ({"shard": 2}, 2, 2),
-        ({"tensor": 2, "shard": 2}, 4, 2),
-        ({"data": 2, "tensor": 2}, 4, 2),
-        ({"data": 2, "shard": 2}, 4, 4),
+        ({"tensor": 2}, 2, 1, {}),
+        ({"shard": 2}, 2, 2, {}),
+        ({"tensor": 2}, 2, 1, _WINDOW),
+        ({"shard": 2}, 2, 2, _WINDOW),
+        ({"tensor": 2, "shard": 2}, 4, 2, _WINDOW),
+        ({"data": 2, "shard": 2}, 4, 4, _WINDOW),
+        pytest.param({"data": 2, "tensor": 2}, 4, 2, _WINDOW, marks=_SLOW),
+        pytest.param({"tensor": 2, "shard": 2}, 4, 2, {}, marks=_SLOW),
+        pytest.param({"data": 2, "tensor": 2}, 4, 2, {}, marks=_SLOW),
+        pytest.param({"data": 2, "shard": 2}, 4, 4, {}, marks=_SLOW),
     ],
     ids=str,
 )
-@pytest.mark.parametrize("options", [{}, _WINDOW], ids=["steps", "windows"])
 def test_twenty_steps_equal_one_device(
     sizes: dict[str, Any], num_processes: int, data_parallel_size: int, options: dict[str, Any]
 ) -> None:
@@ -114,6 +121,7 @@ _SEQUENCE = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.numbers
 def test_a_plan_of_torchs_styles_may_cut_the_sequence() -> None:
     assert_equals_one_device(on_mesh(4, 2, data=2, tensor=2, tensor_plan=_SEQUENCE), gradient_clip_val=0.3)
@@ -142,7 +150,9 @@ class _OfTransformers(Step):
         return self.net(input_ids=words).logits
 
 
+@pytest.mark.slow
 @pytest.mark.numbers
+@pytest.mark.slow
 @pytest.mark.parametrize("sizes", [{"data": 2, "tensor": 2}, {"shard": 2, "tensor": 2}], ids=str)
 def test_a_transformers_model_is_cut_by_the_plan_of_its_config(sizes: dict[str, Any]) -> None:
     pytest.importorskip("transformers")

@@ -14,7 +14,7 @@ from axes import Net, Saves, assert_equals_one_device, assert_goes_on, begin, lo
 from mixtures import MixtureNet, MixtureStep
 from torch import nn
 
-from core import ConfigurationError, CoreError, ModuleError
+from core import CoreError, ModuleError
 from core.checkpoint import DistributedCheckpointIO, TorchCheckpointIO, load_checkpoint
 from core.strategies import DDPStrategy
 from core_parallel import ExpertList, ParallelStrategy

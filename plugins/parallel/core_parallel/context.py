@@ -206,7 +206,7 @@ class Context:
             lambda leaf: leaf[:1] if isinstance(leaf, Tensor) and leaf.ndim > 1 else leaf, (args, kwargs)
         )
         with own_state.kept(self.module), _at_rest(self.module), torch.no_grad():
-            found = tree_flatten(self._run(forward, args, kwargs))[0]
+            found = tree_flatten(self._run_a_part(forward, args, kwargs))[0]
             expected = tree_flatten(self._run_whole(forward, args, kwargs))[0]
         for one, other in zip(found, expected, strict=True):
             if isinstance(one, Tensor) and not _are_close(one, other):
@@ -216,6 +216,16 @@ class Context:
                     "argument, such as position_ids, and not follow from the length that forward sees; only "
                     "scaled_dot_product_attention may look at other positions."
                 )
+
+    def _run_a_part(self, forward: Any, args: Any, kwargs: Any) -> Any:
+        try:
+            return self._run(forward, args, kwargs)
+        except RuntimeError as error:
+            error.add_note(
+                f"Each of {self._size} ranks called {type(self.module).__name__} with a part of dim {self._dim}, the "
+                "sequence under context=. If that is no sequence, name its dim by context_dim=, or leave context out."
+            )
+            raise
 
 
 def check_whole_batches(module: nn.Module) -> None:

@@ -38,7 +38,7 @@ def kept(module: nn.Module) -> Iterator[State]:
 
 def changed(before: State, after: State) -> set[tuple[str, str]]:
     """The places whose values differ, or are in one of the two only."""
-    return differing(before, after, before.keys() | after.keys(), torch.equal)
+    return differing(before, after, before.keys() | after.keys(), _are_equal)
 
 
 def differing(
@@ -63,7 +63,7 @@ def _restore(module: nn.Module, before: State) -> None:
         delattr(parts[place[0]], place[1])
     with torch.no_grad():
         for (name, key), (value, copy) in before.items():
-            if isinstance(value, Tensor) and not _are_alike(value, copy, torch.equal):
+            if isinstance(value, Tensor) and not _are_alike(value, copy, _are_equal):
                 value.copy_(copy)
             if getattr(parts[name], key, None) is not value:
                 setattr(parts[name], key, value)
@@ -71,7 +71,14 @@ def _restore(module: nn.Module, before: State) -> None:
 
 def _are_alike(one: Any, other: Any, is_alike: Callable[[Tensor, Tensor], bool]) -> bool:
     if not isinstance(one, Tensor) or not isinstance(other, Tensor):
-        return type(one) is type(other) and bool(one == other)
+        return one is other or (type(one) is type(other) and bool(one == other))
     if one.shape != other.shape or one.dtype != other.dtype:
         return False
     return one.is_meta or other.is_meta or not one.numel() or is_alike(one, other)
+
+
+def _are_equal(one: Tensor, other: Tensor) -> bool:
+    """True if all values are, NaN too."""
+    return torch.equal(one, other) or (
+        one.is_floating_point() and torch.allclose(one, other, rtol=0, atol=0, equal_nan=True)
+    )

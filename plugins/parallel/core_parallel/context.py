@@ -6,6 +6,7 @@ Models", 2023; Dubey et al., "The Llama 3 Herd of Models", 2024, which gathers k
 
 from __future__ import annotations
 
+import itertools
 import random
 from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, Literal
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
@@ -21,13 +23,15 @@ from core_parallel import exchanges, graphs, own_state
 from core_parallel.recorded_logs import RecordedLogs
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
     from contextlib import AbstractContextManager
+    from typing import Self
 
     from core_parallel.outside_graphs import Apart
 
 Attention = Literal["ulysses", "gather"]
-_ATTENTION = torch.nn.functional.scaled_dot_product_attention
+_ATTENTION = functional.scaled_dot_product_attention
+_turns = itertools.count(1)
 
 
 class Context:
@@ -48,6 +52,7 @@ class Context:
         is_running: a call is under way.
         apart: keeps attention out of graphs, if the module is compiled.
         length: of this rank's part, in the newest call.
+        turn: the number of that call among those of all modules; 0 before the first.
     """
 
     def __init__(
@@ -64,7 +69,7 @@ class Context:
         self._modes: set[bool] = set()
         self._answer: Callable[..., Any] | None = None
         self.apart: Apart | None = None
-        self.is_running, self.length = False, 0
+        self.is_running, self.length, self.turn = False, 0, 0
 
     def __call__(self, forward: Any, args: Any, kwargs: Any) -> Any:
         """All ranks of the group. The result of the module's forward for the whole sequence."""
@@ -140,7 +145,7 @@ class Context:
         args, kwargs = self._cut((args, kwargs), length)
         looks = torch.is_grad_enabled() and not self._is_looked_at
         before = graphs.kept(self.module.named_modules()) if looks else set()
-        self.is_running, self.length = True, length // self._size
+        self.is_running, self.length, self.turn = True, length // self._size, next(_turns)
         try:
             draws = self._draws() if self.module.training else nullcontext()
             with self.caught(), draws, RecordedLogs().instead_of(self.module):
@@ -226,6 +231,16 @@ class Context:
                 "sequence under context=. If that is no sequence, name its dim by context_dim=, or leave context out."
             )
             raise
+
+
+def computed_again(contexts: Iterable[Context]) -> AbstractContextManager[Any]:
+    """All ranks of the group. A context for backward: attention that is computed again sees the whole sequence.
+
+    Args:
+        contexts: of a module; the newest call counts.
+    """
+    newest = max(contexts, key=lambda one: one.turn, default=None)
+    return nullcontext() if newest is None or not newest.turn else newest.caught()
 
 
 def check_whole_batches(module: nn.Module) -> None:
@@ -314,21 +329,43 @@ def _are_close(one: Tensor, other: Tensor) -> bool:
 
 
 class Caught(TorchFunctionMode):
-    """A context in which attention sees the whole sequence."""
+    """A context in which attention sees the whole sequence.
+
+    It is a mode, for attention under any name, and stands in the place of torch's function as well: a mode sees nothing
+    of what backward computes again.
+    """
 
     def __init__(self, group: Any, attention: Attention, length: int) -> None:
         super().__init__()
         self._group, self._attention, self.length = group, attention, length
         self._learns = torch.is_grad_enabled()
+        self._is_attending = False
+        self._replaced: list[Any] = []
+
+    def __enter__(self) -> Self:
+        self._replaced.append(functional.scaled_dot_product_attention)
+        functional.scaled_dot_product_attention = self.attend
+        super().__enter__()  # type: ignore[no-untyped-call]  # torch's
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)  # type: ignore[no-untyped-call]  # torch's
+        functional.scaled_dot_product_attention = self._replaced.pop()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """The function's result, with attention in our way."""
         kwargs = kwargs or {}
-        return self.attend(*args, **kwargs) if func is _ATTENTION else func(*args, **kwargs)
+        return self.attend(*args, **kwargs) if func is _ATTENTION and not self._is_attending else func(*args, **kwargs)
 
     def attend(self, query: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         """The result of attention to the whole sequence; on meta, where only shapes are asked for, to the own part."""
-        return _ATTENTION(query, *args, **kwargs) if query.is_meta else self._attend(query, *args, **kwargs)
+        if query.is_meta or self._is_attending:
+            return _ATTENTION(query, *args, **kwargs)
+        self._is_attending = True
+        try:
+            return self._attend(query, *args, **kwargs)
+        finally:
+            self._is_attending = False
 
     def _attend(
         self,
@@ -349,7 +386,7 @@ class Caught(TorchFunctionMode):
             raise ModuleError(
                 "Attention ran without gradients inside of a call that has them: computed again in backward, as with "
                 "checkpoint(use_reentrant=True), it would see only this rank's part of the sequence under context=. "
-                "Leave activation checkpointing out."
+                "Checkpoint by use_reentrant=False, or by activation_checkpointing='units'."
             )
         if attn_mask is not None:
             raise ModuleError(

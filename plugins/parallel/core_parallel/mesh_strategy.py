@@ -16,7 +16,7 @@ from core.checkpoint import collect_random_state, restore_random_state
 from core.strategies import refuse_sparse_layers, refuse_unlike_modules
 from core_fsdp import FSDPStrategy
 from core_parallel import averages, compiled_parts, expert_shards, experts, mesh, overflow, sizes, tensor
-from core_parallel.context import Attention, Context, check_whole_batches, in_parts
+from core_parallel.context import Attention, Context, check_whole_batches, computed_again, in_parts
 from core_parallel.placed import cut_axes
 
 if TYPE_CHECKING:
@@ -101,6 +101,11 @@ class MeshStrategy(FSDPStrategy):
             )
         asked = {name for name, value in options.items() if value not in (None, False, "units")}
         unused = [name for name in _OF_SHARDS if name in asked]
+        if "activation_checkpointing" in asked and (self._given["shard"] == 1 or self._given["pipeline"] != 1):
+            raise ConfigurationError(
+                f"{owner}(activation_checkpointing=...) is about units of shards alone. Give "
+                "activation_checkpointing='units' to Trainer or Fabric, which goes with all axes."
+            )
         if unused and self._given["shard"] == 1:
             raise ConfigurationError(
                 f"{owner}({unused[0]}=...) is about parameters in shards, and shard=1 has none. Leave it out, or say "
@@ -347,7 +352,8 @@ class MeshStrategy(FSDPStrategy):
 
     def backward(self, loss: Tensor, module: nn.Module | None, *, manual: bool = False, **kwargs: Any) -> None:
         """All ranks. Backward, then the average over the axes along which ranks have the same parameters."""
-        super().backward(loss, module, manual=manual, **kwargs)
+        with computed_again(one for contexts in self._contexts.values() for one in contexts):
+            super().backward(loss, module, manual=manual, **kwargs)
         modules = [handle.module for handle in self.session.handles if handle.module not in self._local]
         parameters: list[Tensor] = [one for each in modules for one in each.parameters()]
         averages.add_up_terms(parameters)

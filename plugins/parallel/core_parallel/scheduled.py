@@ -270,7 +270,7 @@ class ScheduledStep:
         line, module = self._chain.line, runner.stages[stage]
         inputs = [torch.zeros(1, dtype=torch.int64)] if stage == 0 else like.inputs
         made = WatchedStage(
-            *(self._chain, stage, module, stage, self._last + 1, line.device),
+            *(self._chain, stage, self._caught, module, stage, self._last + 1, line.device),
             # With the shapes given, torch runs nothing to find them.
             input_args=tuple(map(_example, inputs)),
             output_args=tuple(map(_example, like.outputs)),

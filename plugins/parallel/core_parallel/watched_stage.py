@@ -7,6 +7,9 @@ from typing import TYPE_CHECKING, Any
 from torch.distributed.pipelining import PipelineStage
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+    from contextlib import AbstractContextManager
+
     from torch.distributed import P2POp
 
     from core_parallel.chain import Chain
@@ -18,11 +21,15 @@ class WatchedStage(PipelineStage):
     Args:
         chain: of the model.
         stage: its number.
+        again: makes a context for what backward computes again.
         given: to `PipelineStage`, as it takes it.
     """
 
-    def __init__(self, chain: Chain, stage: int, *given: Any, **options: Any) -> None:
+    def __init__(
+        self, chain: Chain, stage: int, again: Callable[[], AbstractContextManager[Any]], *given: Any, **options: Any
+    ) -> None:
         super().__init__(*given, **options)
+        self._again = again
         self._line, self._owner, self._number = chain.line, chain.layout.owner, stage
 
     def get_fwd_recv_ops(self, fwd_chunk_id: int) -> list[P2POp]:
@@ -65,4 +72,10 @@ class WatchedStage(PipelineStage):
     def backward_one_chunk(self, bwd_chunk_id: int, *given: Any, **options: Any) -> Any:
         """Compute backward: what that needs has come."""
         self._line.expected.pop((self._number, "backward", bwd_chunk_id), None)
-        return super().backward_one_chunk(bwd_chunk_id, *given, **options)
+        with self._again():
+            return super().backward_one_chunk(bwd_chunk_id, *given, **options)
+
+    def backward_weight_one_chunk(self, *given: Any, **options: Any) -> Any:
+        """Compute the gradients of weights that backward has left for later."""
+        with self._again():
+            return super().backward_weight_one_chunk(*given, **options)

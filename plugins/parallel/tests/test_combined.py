@@ -14,7 +14,7 @@ from axes import Seen, Step
 from combined import Net, difference, ranks
 from torch import nn
 
-from core import ConfigurationError, ModuleError, Trainer, WorkerError
+from core import ConfigurationError, ModuleError, WorkerError
 from core.checkpoint import DistributedCheckpointIO, TorchCheckpointIO
 from core.precision import MixedPrecision
 from core_parallel import ParallelStrategy, overflow
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from core_testing.ranks import Rank
 
 _CLIPPED = {"gradient_clip_val": 0.3}
+_AGAIN = {**_CLIPPED, "activation_checkpointing": "units"}
 _WINDOWS = {**_CLIPPED, "accumulate_grad_batches": 2, "max_steps": 10}
 
 
@@ -36,7 +37,7 @@ _WINDOWS = {**_CLIPPED, "accumulate_grad_batches": 2, "max_steps": 10}
     [
         pytest.param({"pipeline": 2, "tensor": 2}, _WINDOWS, marks=pytest.mark.slow),
         ({"pipeline": 2, "shard": 2, "schedule": "1F1B"}, _WINDOWS),
-        pytest.param({"pipeline": 2, "context": 2, "schedule": "ZBVZeroBubble"}, _CLIPPED, marks=pytest.mark.slow),
+        pytest.param({"pipeline": 2, "context": 2, "schedule": "ZBVZeroBubble"}, _AGAIN, marks=pytest.mark.slow),
         ({"shard": 2, "context": 2}, _WINDOWS),
     ],
     ids=str,
@@ -157,10 +158,11 @@ def test_models_that_cannot_be_right_are_refused_by_name(case: tuple[dict[str, A
 
 
 def test_options_of_units_are_refused_beside_a_pipeline() -> None:
-    with pytest.raises(ConfigurationError, match=r"activation_checkpointing=\.\.\.\) isn't there yet with a pipeline"):
-        Trainer(
-            strategy=ParallelStrategy(pipeline=2, shard=2, activation_checkpointing=True), accelerator="cpu", devices=4
-        )
+    with pytest.raises(ConfigurationError, match=r"forward_prefetch=\.\.\.\) isn't there yet with a pipeline"):
+        ParallelStrategy(pipeline=2, shard=2, forward_prefetch=True)
+    for axes in ({"pipeline": 2, "shard": 2}, {"tensor": 2}):
+        with pytest.raises(ConfigurationError, match="Give activation_checkpointing='units' to Trainer or Fabric"):
+            ParallelStrategy(**axes, activation_checkpointing=True)
 
 
 class OnCPU(MixedPrecision):

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from core_testing.ranks import Rank
 
 _WINDOW = {"accumulate_grad_batches": 2, "gradient_clip_val": 0.3, "max_steps": 10}
+_AGAIN = {"activation_checkpointing": "units"}
 
 
 class _Again(Block):
@@ -34,19 +35,21 @@ class _Saving(Net):
 
 @pytest.mark.numbers
 @pytest.mark.parametrize(
-    ("sizes", "num_processes", "data_parallel_size"),
+    ("sizes", "num_processes", "data_parallel_size", "options"),
     [
-        ({"context": 2}, 2, 1),
-        ({"context": 2, "context_attention": "gather"}, 2, 1),
-        pytest.param({"context": 4}, 4, 1, marks=pytest.mark.slow),
-        pytest.param({"context": 4, "context_attention": "gather"}, 4, 1, marks=pytest.mark.slow),
-        ({"data": 2, "context": 2}, 4, 2),
-        pytest.param({"context": 2, "tensor": 2}, 4, 1, marks=pytest.mark.slow),
+        ({"context": 2}, 2, 1, _AGAIN),
+        ({"context": 2, "context_attention": "gather"}, 2, 1, {}),
+        pytest.param({"context": 4}, 4, 1, {}, marks=pytest.mark.slow),
+        pytest.param({"context": 4, "context_attention": "gather"}, 4, 1, _AGAIN, marks=pytest.mark.slow),
+        ({"data": 2, "context": 2}, 4, 2, {}),
+        pytest.param({"context": 2, "tensor": 2}, 4, 1, {}, marks=pytest.mark.slow),
     ],
     ids=str,
 )
-def test_twenty_steps_equal_one_device(sizes: dict[str, Any], num_processes: int, data_parallel_size: int) -> None:
-    assert_equals_one_device(on_mesh(num_processes, data_parallel_size, **sizes), **_WINDOW)
+def test_twenty_steps_equal_one_device(
+    sizes: dict[str, Any], num_processes: int, data_parallel_size: int, options: dict[str, Any]
+) -> None:
+    assert_equals_one_device(on_mesh(num_processes, data_parallel_size, **sizes), **_WINDOW, **options)
 
 
 def _llama() -> Any:

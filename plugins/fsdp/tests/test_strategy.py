@@ -433,6 +433,7 @@ def test_an_average_of_shards_is_a_module_of_its_own(tmp_path):
     on_two_ranks(average)
 
 
+@pytest.mark.filterwarnings("ignore:SGD has 1 parameter")  # as under every strategy
 def test_a_parameter_of_no_module_is_an_error():
     def set_up(fabric):
         module, other = nn.Linear(2, 2), nn.Linear(3, 3)

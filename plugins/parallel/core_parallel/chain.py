@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from core import ModuleError
-from core_parallel import fold, graphs, pieces
+from core_parallel import fold, graphs, own_state, pieces
 from core_parallel.recorded_logs import RecordedLogs
 
 if TYPE_CHECKING:
@@ -99,6 +99,7 @@ class Chain:
         self._checked: list[nn.Module] = []
         self._headers: dict[Any, Any] = {}
         self._looked_at: set[int] = set()
+        self._compared: set[int] = set()
         self.answer: Callable[..., Any] | None = None
         self.shards: Shards | None = None
         self.peers: Peers | None = None
@@ -201,7 +202,7 @@ class Chain:
         around = self.layout.modules_around() if looks else []
         before = graphs.kept(around)
         with self._context(), RecordedLogs().instead_of(self.layout.user):
-            result = self.layout.run(stage, given if stage == 0 else piece, given)
+            result = self.run(stage, index, given if stage == 0 else piece, given)
         outputs, form = tree_flatten(result)
         self.check_outputs(stage, outputs)
         if looks:
@@ -209,6 +210,27 @@ class Chain:
             graphs.refuse_kept(self.layout.named_modules_of(stage))
             graphs.refuse_kept(around, before)
         made.computed[stage, index] = Computed(inputs, given_form, outputs, form)
+
+    def run(self, stage: int, index: int, call: Any, arrived: Any) -> Any:
+        """The result of a stage for a microbatch; see `Layout.run`.
+
+        Raises:
+            ModuleError: its parts change themselves with each microbatch, which one device does once a batch.
+        """
+        if index != 1 or stage in self._compared or not (self.layout.module.training and torch.is_grad_enabled()):
+            return self.layout.run(stage, call, arrived)
+        self._compared.add(stage)
+        named = [*self.layout.named_modules_of(stage), *self.layout.modules_around()]
+        before = own_state.state_of(named)
+        result = self.layout.run(stage, call, arrived)
+        if places := own_state.changed(before, own_state.state_of(named)):
+            shown = ", ".join(repr(f"{name}.{key}" if name else key) for name, key in sorted(places))
+            raise ModuleError(
+                f"{self.layout.describe(stage)} changes {shown} with each microbatch, which one device does once a "
+                "batch: a statistic, or a count. Say microbatches=1, without a schedule; or update it in the step, "
+                "after the call."
+            )
+        return result
 
     def _take(self, made: _Pass, stage: int, index: int, piece: Any) -> tuple[list[Any], Any]:
         """The outputs of the stage before, for one microbatch."""

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
 _OF_EVERY_MODULE = frozenset(vars(nn.Module()))
 _KINDS = (int, float, Tensor, type(None))
@@ -19,9 +19,14 @@ State = dict[tuple[str, str], tuple[Any, Any]]
 
 def take(module: nn.Module) -> State:
     """The state of a module and of all in it."""
+    return state_of(module.named_modules())
+
+
+def state_of(named: Iterable[tuple[str, nn.Module]]) -> State:
+    """The state of modules with these names, each without what is in it."""
     return {
         (name, key): (value, value.detach().clone() if isinstance(value, Tensor) else value)
-        for name, part in module.named_modules()
+        for name, part in named
         for key, value in _held(part)
     }
 

@@ -75,7 +75,7 @@ class StageModule(nn.Module):
         self._seeds.begin(self._stage, index)
         before = graphs.kept(self._around) if index == 0 else set()
         with self._context():
-            result = layout.run(self._stage, call, arrived)
+            result = self._chain.run(self._stage, index, call, arrived)
         leaves, form = tree_flatten(result)
         self._chain.check_outputs(self._stage, leaves)
         if index == 0:

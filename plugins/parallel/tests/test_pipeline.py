@@ -140,6 +140,22 @@ class _Shrinks(_Model):
         return super().forward(self.shrink(x))
 
 
+class _Measures(nn.Sequential):
+    class Part(nn.Linear):
+        def __init__(self) -> None:
+            super().__init__(4, 4)
+            self.num_calls = 0
+            self.register_buffer("mean", torch.zeros(4))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.num_calls += 1
+            self.mean = 0.9 * self.mean + 0.1 * x.mean(0)
+            return super().forward(x)
+
+    def __init__(self) -> None:
+        super().__init__(self.Part(), nn.Linear(4, 4))
+
+
 class _Keeps(_Model):
     def pipeline(self) -> list[Any]:
         return [self.first, self.keep, self.last]
@@ -248,6 +264,7 @@ def test_what_cannot_be_right_is_refused_by_name() -> None:
         (_Shrinks, r"Stage 0 .* returned tensors of .*shape \(2, 4\).*, and before, .* of .*shape \(4, 4\)"),
         (_Keeps, "_Keeps keeps a tensor with a graph in its attribute 'balance', such as a loss of a part's own"),
         (_Penalized, "linear was called with a parameter or buffer that another stage has"),
+        (_Measures, r"Stage 0 .* changes '0\.mean', '0\.num_calls' with each microbatch, .* Say microbatches=1"),
     ],
 )
 def test_results_of_a_stage_that_cannot_travel_are_refused(make: Any, expected: str) -> None:

@@ -11,7 +11,7 @@ import pytest
 import torch
 from all_layouts import differing
 from axes import Seen, Step
-from combined import Net, difference, ranks
+from combined import Net, assert_alike_in_float16, difference, ranks
 from torch import nn
 
 from core import ConfigurationError, ModuleError, WorkerError
@@ -216,8 +216,7 @@ def test_an_overflow_of_one_stage_is_one_of_all_ranks(mesh: dict[str, Any], lear
     assert expected[0] == 3, "of four batches one overflows"
     for steps, scales, _ in (found := ranks(4).run(_overflow, mesh, learns)):
         assert (steps, scales) == (expected[0], expected[1])
-    for name, value in expected[2].items():
-        torch.testing.assert_close(found[0][2][name], value, atol=2e-2, rtol=0)
+    assert_alike_in_float16(found[0][2], expected[2])
 
 
 _unscale = overflow._unscale

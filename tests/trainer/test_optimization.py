@@ -11,6 +11,7 @@ from torch.optim.lr_scheduler import ExponentialLR, LambdaLR, LRScheduler, OneCy
 
 from core import Capability, GradientClipping, ModuleError, Trainer
 from core.precision import MixedPrecision
+from core.strategies import SingleDeviceStrategy
 from small_nets import QUIET, Net, batches
 
 
@@ -170,6 +171,23 @@ def plateau(module, monitor, mode="min", **options):
 )
 def test_a_monitored_metric(configure, expected):
     assert rates(configure) == pytest.approx(expected, abs=1e-6)
+
+
+def test_ranks_exchange_nothing_while_a_scheduler_waits_for_validation():
+    class Counting(SingleDeviceStrategy):
+        def broadcast(self, value, src=0):
+            nonlocal num_exchanges
+            num_exchanges += isinstance(value, tuple) and value[:1] == ("validation",)
+            return super().broadcast(value, src)
+
+    class Validating(Configured):
+        def validation_step(self, batch):
+            self.log("val_loss", 1.0)
+
+    num_exchanges = 0
+    module = Validating(lambda module: plateau(module, "val_loss", interval="step"))
+    fit(module, validation=batches(1), num_batches=6, max_epochs=4, strategy=Counting())
+    assert num_exchanges <= 6 + 4  # at each step before the first validation, and after each
 
 
 def test_monitor_beside_the_scheduler():

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from core.trainer.module.optimization import Scheduler
     from core.trainer.run import Run
 
+_EVENTS = ("epoch", "validation")
+
 
 def schedulers_by(run: Run, interval: str, *, manual: bool) -> list[Scheduler]:
     """The schedulers that the loop steps at this interval; none if the user (manual optimization) or an engine does."""
@@ -54,9 +56,10 @@ def step_waiting(run: Run, schedulers: list[Scheduler]) -> None:
         ModuleError: a metric that one monitors was not logged.
     """
     for item in schedulers:
-        if not item.is_waiting:
-            continue
+        if not item.is_waiting or (item.origin in _EVENTS and item.origin not in item.renewed_by):
+            continue  # all ranks alike: nothing is asked for while nothing can have come
         origin, value, names = run.strategy.broadcast(_monitored(run, item))
+        item.origin = None if value is None else origin
         if not _is_renewed(origin, item):
             continue
         item.is_waiting = False
@@ -70,7 +73,7 @@ def step_waiting(run: Run, schedulers: list[Scheduler]) -> None:
 
 def _is_renewed(origin: Origin | None, item: Scheduler) -> bool:
     """True if the metric's value is newer than the last step with it; that is then used up."""
-    if origin not in ("epoch", "validation"):
+    if origin not in _EVENTS:
         return True
     is_renewed = origin in item.renewed_by
     item.renewed_by.discard(origin)
@@ -81,8 +84,8 @@ def _monitored(run: Run, item: Scheduler) -> tuple[Origin | None, float | None, 
     """The event that renews the metric, its value, and the names that were logged, as this rank has them."""
     assert item.monitor is not None  # those that take a metric name one
     values: dict[str, Any] = run.logged.newest()
-    value = values.get(item.monitor)
-    return run.origin_of(item.monitor), None if value is None else float(value), sorted(values)
+    origin, value = run.origin_of(item.monitor), values.get(item.monitor)
+    return (origin, None, sorted(values)) if value is None else (origin, float(value), [])
 
 
 def _refuse_missing(item: Scheduler, names: list[str]) -> None:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from core.contract import Strategy
+    from core.trainer.logging.metric_values import Origin
     from core.trainer.settings.options import TrainerOptions
 
 _FORMS = (
@@ -40,6 +41,7 @@ class Scheduler:
         reduce_on_plateau: hand the metric to `step` of a scheduler that isn't torch's ReduceLROnPlateau.
         is_waiting: a step is due, and the metric that it takes hasn't been renewed since the step before.
         renewed_by: what has ended since then: `"validation"`, and the training `"epoch"`.
+        origin: the event that renews its metric, as the ranks agreed when it was last there; None before.
     """
 
     scheduler: Any
@@ -51,6 +53,7 @@ class Scheduler:
     reduce_on_plateau: bool = False
     is_waiting: bool = field(default=False, init=False)
     renewed_by: set[str] = field(default_factory=set, init=False)
+    origin: Origin | None = field(default=None, init=False)
 
     def state_dict(self) -> dict[str, Any]:
         """The scheduler's own state."""

@@ -20,6 +20,7 @@ def map_leaves(
     data: Any,
     *,
     is_leaf: Callable[[Any], bool] | None = None,
+    of_all: bool = False,
     plain: bool = True,
 ) -> Any:
     """Apply `function` to everything that isn't a container, and rebuild only containers in which something changed.
@@ -31,6 +32,7 @@ def map_leaves(
         data: nested structure.
         is_leaf: whether an object is handed to `function` although it may be a container. Not asked for plain lists,
             tuples and dicts.
+        of_all: ask `is_leaf` for these too.
         plain: whether numbers, strings, bytes and None are handed to `function` too. Without them, a list of thousands
             of them costs no call.
     """
@@ -42,6 +44,8 @@ def map_leaves(
         if kind in skipped:
             return data
         if isinstance(data, torch.Tensor) or kind in _PLAIN:
+            return function(data)
+        if of_all and is_leaf is not None and is_leaf(data):
             return function(data)
         if kind is tuple or kind is list:
             if skipped.issuperset(map(type, data)):

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-from collections.abc import MutableMapping
-from dataclasses import fields, is_dataclass
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
@@ -13,7 +10,7 @@ from core import ModuleError
 from core.data import map_leaves
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
 _PLAIN = (str, bytes, int, float, bool, type(None))
 
@@ -39,11 +36,14 @@ def first_everywhere(batch: Any, size: int, num_pieces: int) -> Any:
     return _piece(batch, size, [*range(size // num_pieces)] * num_pieces)
 
 
-def _piece(data: Any, size: int, part: slice | Sequence[int]) -> Any:
-    if type(data) in (list, tuple) and len(data) == size and not any(_has_samples(one, size) for one in data):
-        return type(data)(data[index] for index in (range(size)[part] if isinstance(part, slice) else part))
+def _piece(batch: Any, size: int, part: slice | Sequence[int]) -> Any:
+    def is_cut(data: Any) -> bool:
+        """True if a list has an entry for each sample."""
+        return type(data) in (list, tuple) and len(data) == size and not any(_has_samples(one, size) for one in data)
 
     def cut(leaf: Any) -> Any:
+        if isinstance(leaf, list | tuple):
+            return type(leaf)(leaf[index] for index in (range(size)[part] if isinstance(part, slice) else part))
         if isinstance(leaf, _PLAIN) or not getattr(leaf, "ndim", 1):
             return leaf
         if not hasattr(leaf, "shape") or not hasattr(leaf, "ndim"):
@@ -53,23 +53,7 @@ def _piece(data: Any, size: int, part: slice | Sequence[int]) -> Any:
             )
         return leaf[part] if len(leaf) == size else leaf
 
-    changed = _with_entries(data, lambda one: _piece(one, size, part))
-    return map_leaves(cut, data) if changed is None else changed
-
-
-def _with_entries(data: Any, function: Callable[[Any], Any]) -> Any:
-    """A container with each of its entries changed; None for anything else."""
-    if isinstance(data, list | tuple):
-        return data._make(map(function, data)) if hasattr(data, "_make") else type(data)(map(function, data))
-    declared = fields(data) if is_dataclass(data) else getattr(type(data), "__attrs_attrs__", None)
-    if declared is None and not isinstance(data, MutableMapping):
-        return None
-    clone = copy.copy(data)
-    if declared is None:
-        clone.update({key: function(one) for key, one in data.items()})
-    for name in (field.name for field in declared or () if hasattr(data, field.name)):
-        object.__setattr__(clone, name, function(getattr(data, name)))  # also where the class is frozen
-    return clone
+    return map_leaves(cut, batch, is_leaf=is_cut, of_all=True)
 
 
 def _has_samples(data: Any, size: int) -> bool:

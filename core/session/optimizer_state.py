@@ -139,23 +139,20 @@ def check_trained(optimizers: Iterable[Any], handles: Sequence[ModuleHandle], wo
     for handle in handles:
         known |= {*handle.parameter_names, *map(id, handle.wrapped.parameters())}
     for optimizer in optimizers:
-        held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
-        if held and not held & known:
+        held = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        foreign = [parameter for parameter in held if id(parameter) not in known]
+        if held and len(foreign) == len(held):
             names = " or ".join(dict.fromkeys(type(handle.module).__name__ for handle in handles)) or "no module yet"
             raise ConfigurationError(
                 f"{type(optimizer).__name__} has none of the parameters of what was set up ({names}), so that its "
                 "steps would change nothing there: it was made from another module, or the module was copied or "
                 "replaced since. Make it from the parameters of the very module that you set up."
             )
-        if world_size > 1:
-            _warn_of_foreign(optimizer, known)
+        if world_size > 1 and (learning := [parameter for parameter in foreign if parameter.requires_grad]):
+            _warn_of_foreign(optimizer, learning)
 
 
-def _warn_of_foreign(optimizer: Any, known: set[int]) -> None:
-    held = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    foreign = [parameter for parameter in held if id(parameter) not in known and parameter.requires_grad]
-    if not foreign:
-        return
+def _warn_of_foreign(optimizer: Any, foreign: Sequence[Any]) -> None:
     shown = ", ".join(str(tuple(parameter.shape)) for parameter in foreign[:3])
     warnings.warn(
         f"{type(optimizer).__name__} has {len(foreign)} parameter(s) of no module that was set up (of shape {shown}). "

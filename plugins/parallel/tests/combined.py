@@ -14,8 +14,11 @@ from core.checkpoint import TorchCheckpointIO
 from core.strategies import DDPStrategy, FSDPStrategy, SingleDeviceStrategy
 from core_parallel import ParallelStrategy
 from core_testing.ranks import Backend, one_device
+from core_testing.training import assert_equal_tensors
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from core import Strategy
     from core_testing.ranks import Rank
 
@@ -183,3 +186,14 @@ def assert_alike_in_float16(found: dict[str, Tensor], expected: dict[str, Tensor
     """On average far less apart than one step of Adam moves them; float16 rounds small gradients to other signs."""
     apart = torch.cat([(found[name] - value).abs().flatten() for name, value in expected.items()])
     assert apart.mean() < 1e-3
+
+
+def assert_goes_on(
+    source: tuple[Any, int], target: tuple[Any, int], form: Any, path: Path, make: Any = make, **options: Any
+) -> None:
+    """Begin a run in one layout, a mesh and its number of ranks, and end it in another, as on one device."""
+    trained = partial(train, make=make)
+    ranks(source[1]).run(trained, source[0], {"max_steps": 6}, (None, path), form)
+    found, _ = ranks(target[1]).run(trained, target[0], options, (path, None), form)[0]
+    expected, _ = one_device("cpu").run(trained, None, options)[0]
+    assert_equal_tensors(found, expected, 1e-12)

@@ -19,7 +19,6 @@ from core.checkpoint import DistributedCheckpointIO, TorchCheckpointIO
 from core.precision import MixedPrecision
 from core_parallel import ParallelStrategy, overflow
 from core_testing.ranks import one_device
-from core_testing.training import assert_equal_tensors
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -78,11 +77,7 @@ _RESUMED: list[tuple[tuple[Any, int], tuple[Any, int]]] = [
 def test_a_run_goes_on_in_another_layout(
     source: tuple[Any, int], target: tuple[Any, int], form: Any, tmp_path: Path
 ) -> None:
-    path = tmp_path / "step.ckpt"
-    ranks(source[1]).run(combined.train, source[0], {"max_steps": 6}, (None, path), form)
-    found, _ = ranks(target[1]).run(combined.train, target[0], {}, (path, None), form)[0]
-    expected, _ = one_device("cpu").run(combined.train, None, {})[0]
-    assert_equal_tensors(found, expected, 1e-12)
+    combined.assert_goes_on(source, target, form, tmp_path / "step.ckpt")
 
 
 @pytest.mark.slow

@@ -26,7 +26,6 @@ from core_parallel import ExpertLoad, ParallelStrategy, dispatch, experts
 from core_parallel import mesh as laid_out
 from core_parallel.peers import Peers
 from core_testing.ranks import one_device
-from core_testing.training import assert_equal_tensors
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -152,11 +151,7 @@ _RESUMED: list[tuple[tuple[Any, int], tuple[Any, int]]] = [
 def test_a_run_goes_on_in_another_layout(
     source: tuple[Any, int], target: tuple[Any, int], form: Any, tmp_path: Path
 ) -> None:
-    path, train = tmp_path / "step.ckpt", partial(combined.train, make=mixed.make)
-    combined.ranks(source[1]).run(train, source[0], {"max_steps": 6}, (None, path), form)
-    found, _ = combined.ranks(target[1]).run(train, target[0], {"max_steps": 10}, (path, None), form)[0]
-    expected, _ = one_device("cpu").run(train, None, {"max_steps": 10})[0]
-    assert_equal_tensors(found, expected, 1e-12)
+    combined.assert_goes_on(source, target, form, tmp_path / "step.ckpt", mixed.make, max_steps=10)
 
 
 class _Overflows(Step):

@@ -224,7 +224,7 @@ class Chain:
         before = own_state.state_of(named)
         result = self.layout.run(stage, call, arrived)
         if places := own_state.changed(before, own_state.state_of(named)):
-            shown = ", ".join(repr(f"{name}.{key}" if name else key) for name, key in sorted(places))
+            shown = ", ".join(map(repr, own_state.names_of(places)))
             raise ModuleError(
                 f"{self.layout.describe(stage)} changes {shown} with each microbatch, which one device does once a "
                 "batch: a statistic, or a count. Say microbatches=1, without a schedule; or update it in the step, "

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
 from types import MethodType
 from typing import TYPE_CHECKING, Any
 
 from core import ConfigurationError
+from core_parallel import forwards
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -39,18 +41,10 @@ def compile_parts(modules: Iterable[nn.Module], compiler: Callable[[Any], Any]) 
     Returns:
         What undoes it.
     """
-    compiled = list(dict.fromkeys(modules))
-    before = [vars(one).get("forward") for one in compiled]
-    for one in compiled:
-        vars(one)["forward"] = _compiled(one, compiler)
-
-    def undo() -> None:
-        for one, forward in zip(compiled, before, strict=True):
-            vars(one).pop("forward")
-            if forward is not None:
-                vars(one)["forward"] = forward
-
-    return undo
+    compiled = {one: _compiled(one, compiler) for one in dict.fromkeys(modules)}
+    before = forwards.own(compiled)
+    forwards.put(compiled)
+    return partial(forwards.put, before)
 
 
 def _compiled(module: nn.Module, compiler: Callable[[Any], Any]) -> Any:

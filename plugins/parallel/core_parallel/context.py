@@ -19,7 +19,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from core import ModuleError
-from core_parallel import exchanges, graphs, own_state
+from core_parallel import exchanges, forwards, graphs, own_state
 from core_parallel.recorded_logs import RecordedLogs
 
 if TYPE_CHECKING:
@@ -111,7 +111,7 @@ class Context:
         finally:
             random.setstate(random_state)
         differing = self._of_all(own_state.differing(in_parts, whole, places, _are_close))
-        return sorted(f"{name}.{key}" if name else key for name, key in differing)
+        return own_state.names_of(differing)
 
     def _of_all(self, places: set[tuple[str, str]]) -> set[tuple[str, str]]:
         found: list[Any] = [None] * self._size
@@ -260,32 +260,21 @@ def check_whole_batches(module: nn.Module) -> None:
 @contextmanager
 def in_parts(contexts: Sequence[Context]) -> Iterator[None]:
     """A context in which the outermost of these modules' calls are made in parts. Copies made elsewhere aren't."""
-    own = {one.module: vars(one.module).get("forward") for one in contexts}
+    own = forwards.own(one.module for one in contexts)
 
     def answering(context: Context, forward: Any) -> Any:
         def call(*args: Any, **kwargs: Any) -> Any:
-            _set_forwards(own)  # so that what is called inside is as it was, also for a compiler
+            forwards.put(own)  # so that what is called inside is as it was, also for a compiler
             try:
                 return context(forward, args, kwargs)
             finally:
-                _set_forwards(answers)
+                forwards.put(answers)
 
         return call
 
     answers = {one.module: answering(one, one.module.forward) for one in contexts}
-    _set_forwards(answers)
-    try:
+    with forwards.replaced(answers):
         yield
-    finally:
-        _set_forwards(own)
-
-
-def _set_forwards(forwards: dict[nn.Module, Any]) -> None:
-    for module, forward in forwards.items():
-        if forward is None:
-            vars(module).pop("forward", None)
-        else:
-            vars(module)["forward"] = forward
 
 
 def _first_sample(leaf: Any) -> Any:

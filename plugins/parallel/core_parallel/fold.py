@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 import sys
 from collections import OrderedDict
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from core import ModuleError
-from core_parallel import absent
+from core_parallel import absent, forwards
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -44,9 +44,7 @@ def check(layout: Layout, args: tuple[Any, ...], kwargs: dict[str, Any], called:
             return
     args, kwargs = tree_map(_on_meta, (args, kwargs))
     try:
-        with ExitStack() as stack:
-            for one in layout.cut.called:
-                stack.enter_context(_with_forward(one, None))
+        with forwards.replaced(dict.fromkeys(layout.cut.called)):
             whole = _operations(module, None, args, kwargs)
     except Exception:  # such as a step that looks at numbers, of which there are none on meta
         return
@@ -77,7 +75,14 @@ def _operations(
     parts = module.modules() if any(isinstance(one, DTensor) for one in tensors.values()) else ()
     # Who hasn't imported torch's compiler has compiled nothing.
     eagerly: Any = torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
-    with _with_forward(module, forward), _without_hooks(parts), absent.inspecting(), torch.no_grad(), eagerly, recorder:
+    with (
+        forwards.replaced({module: forward}),
+        _without_hooks(parts),
+        absent.inspecting(),
+        torch.no_grad(),
+        eagerly,
+        recorder,
+    ):
         functional_call(module, on_meta, args, kwargs)
     return recorder.operations
 
@@ -93,21 +98,6 @@ def _without_hooks(modules: Iterable[nn.Module]) -> Iterator[None]:
     finally:
         for attributes, name, hooks in kept:
             attributes[name] = hooks
-
-
-@contextmanager
-def _with_forward(module: nn.Module, forward: Callable[..., Any] | None) -> Iterator[None]:
-    """A context in which the module has another forward, or the one of its class."""
-    attributes = vars(module)
-    before = attributes.pop("forward", None)
-    if forward is not None:
-        attributes["forward"] = forward
-    try:
-        yield
-    finally:
-        attributes.pop("forward", None)
-        if before is not None:
-            attributes["forward"] = before
 
 
 class _Recorder(TorchDispatchMode):

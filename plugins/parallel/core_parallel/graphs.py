@@ -8,11 +8,11 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from core import ModuleError
+from core_parallel.own_state import OF_EVERY_MODULE
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator
 
-_OF_EVERY_MODULE = frozenset(vars(nn.Module()))
 _HOLDERS = (Tensor, list, tuple, dict)
 
 
@@ -65,7 +65,7 @@ def refuse_kept(named: Iterable[tuple[str, nn.Module]], before: Collection[int] 
 def _kept(named: Iterable[tuple[str, nn.Module]]) -> Iterator[tuple[str, nn.Module, str, Tensor]]:
     for name, module in named:
         for key, value in vars(module).items():
-            if key in _OF_EVERY_MODULE or not isinstance(value, _HOLDERS):
+            if key in OF_EVERY_MODULE or not isinstance(value, _HOLDERS):
                 continue
             if isinstance(value, Tensor) or value:  # most of a module's own containers are empty
                 for leaf in tree_leaves(value):

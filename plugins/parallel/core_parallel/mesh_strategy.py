@@ -237,8 +237,7 @@ class MeshStrategy(FSDPStrategy):
 
         for one in self._contexts_of(module, called):
             one.apart = outside_graphs.Apart()
-        inside = set(module.modules())
-        self._undo.append(outside_graphs.leave_out(one for one in self._modules_of_experts if one in inside))
+        self._undo.append(outside_graphs.leave_out(self._experts_in(module)))
 
     def _cut_layers(self, module: nn.Module) -> None:
         if self.sizes.tensor == self.sizes.expert == 1:
@@ -278,6 +277,11 @@ class MeshStrategy(FSDPStrategy):
             experts.distribute(found, own, in_units=self.sizes.shard > 1)
             self._modules_of_experts += [one.module for one in found]
 
+    def _experts_in(self, module: nn.Module) -> list[nn.Module]:
+        """The modules in it whose experts are distributed."""
+        inside = set(module.modules())
+        return [one for one in self._modules_of_experts if one in inside]
+
     def _mesh_of(self, axis: str) -> DeviceMesh:
         assert self.device_mesh is not None, "setup_environment has laid it out"
         return self.device_mesh[axis]
@@ -300,9 +304,8 @@ class MeshStrategy(FSDPStrategy):
         if self.sizes.shard == 1:
             return
         if self._experts_mesh is not None:
-            inside = set(module.modules())
             expert_shards.cut(
-                [one for one in self._modules_of_experts if one in inside],
+                self._experts_in(module),
                 self._experts_mesh,
                 mp_policy=self._policy(),
                 offload_policy=self._offload(),

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.nn import functional
 
+from core_parallel import forwards
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
@@ -52,10 +54,10 @@ def leave_out(modules: Iterable[nn.Module]) -> Callable[[], None]:
     Returns:
         What undoes it.
     """
-    undo: list[Callable[[], None]] = []
-    for module in modules:
-        undo.append(partial(_set_forward, module, vars(module).get("forward")))
-        vars(module)["forward"] = _outside(module.forward)
+    left_out = {one: _outside(one.forward) for one in modules}
+    undo: list[Callable[[], None]] = [partial(forwards.put, forwards.own(left_out))]
+    forwards.put(left_out)
+    for module in left_out:
         for hooks in (module._forward_pre_hooks, module._forward_hooks):
             for key, hook in hooks.items():
                 hooks[key] = _outside(hook)
@@ -73,12 +75,6 @@ def _outside(call: Any) -> Any:
     if isinstance(call, MethodType):
         return MethodType(torch.compiler.disable(call.__func__), call.__self__)
     return torch.compiler.disable(call)
-
-
-def _set_forward(module: nn.Module, forward: Any) -> None:
-    vars(module).pop("forward", None)
-    if forward is not None:
-        vars(module)["forward"] = forward
 
 
 def _set_hook(hooks: dict[int, Any], key: int, hook: Any) -> None:

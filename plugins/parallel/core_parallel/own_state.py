@@ -11,7 +11,9 @@ from torch import Tensor, nn
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-_OF_EVERY_MODULE = frozenset(vars(nn.Module()))
+OF_EVERY_MODULE = frozenset(vars(nn.Module()))
+"""The attributes that torch gives to each module."""
+
 _KINDS = (int, float, Tensor, type(None))
 State = dict[tuple[str, str], tuple[Any, Any]]
 """By module and attribute, the value and a copy of it."""
@@ -55,10 +57,15 @@ def differing(
     return {place for place, (left, right) in found.items() if not _are_alike(left, right, is_alike)}
 
 
+def names_of(places: Iterable[tuple[str, str]]) -> list[str]:
+    """The names of places, as they are shown."""
+    return sorted(f"{name}.{key}" if name else key for name, key in places)
+
+
 def _held(part: nn.Module) -> Iterator[tuple[str, Any]]:
     yield from part.named_buffers(recurse=False)
     for key, value in vars(part).items():
-        if key not in _OF_EVERY_MODULE and isinstance(value, _KINDS):
+        if key not in OF_EVERY_MODULE and isinstance(value, _KINDS):
             yield key, value
 
 

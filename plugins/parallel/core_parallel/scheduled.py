@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -230,9 +231,8 @@ class ScheduledStep:
                         trial.compare(self._chain, step, batch, cut, answers, seeds)
         self._is_tried = True
         likes = {stage: computed[stage, 0] for stage in layout.own_stages}
-        made = [(self._chain, stage, like, self._stage_context) for stage, like in likes.items()]
-        splits = self._schedule.splits_backward
-        runner = _Runner({one[1]: StageModule(*one, splits=splits) for one in made})
+        make = partial(StageModule, self._chain, context=self._stage_context, splits=self._schedule.splits_backward)
+        runner = _Runner({stage: make(stage, like) for stage, like in likes.items()})
         if self._sequence is not None:
             runner.length = self._sequence.length
         stages = [self._stage(runner, stage, like) for stage, like in likes.items()]

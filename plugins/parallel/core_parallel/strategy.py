@@ -25,6 +25,7 @@ from core_parallel import (
     compiled_parts,
     experts,
     first_values,
+    forwards,
     named,
     part_times,
     parts,
@@ -473,17 +474,8 @@ def _trial_of(
 @contextmanager
 def _answering(chain: Chain) -> Iterator[None]:
     """A context in which the module that was cut answers by all stages. Copies made elsewhere know nothing of it."""
-    called = chain.layout.cut.called
-    before = [vars(one).get("forward") for one in called]
-    for one in called:
-        vars(one)["forward"] = chain.forward_of(one)
-    try:
+    with forwards.replaced({one: chain.forward_of(one) for one in chain.layout.cut.called}):
         yield
-    finally:
-        for one, own in zip(called, before, strict=True):
-            vars(one).pop("forward", None)
-            if own is not None:
-                vars(one)["forward"] = own
 
 
 def _placed(leaf: Any, parameter: Tensor) -> Any:

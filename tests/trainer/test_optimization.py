@@ -186,8 +186,8 @@ def test_ranks_exchange_nothing_while_a_scheduler_waits_for_validation():
 
     num_exchanges = 0
     module = Validating(lambda module: plateau(module, "val_loss", interval="step"))
-    fit(module, validation=batches(1), num_batches=6, max_epochs=4, strategy=Counting())
-    assert num_exchanges <= 6 + 4  # at each step before the first validation, and after each
+    fit(module, validation=batches(1), num_batches=4, max_epochs=3, strategy=Counting())
+    assert num_exchanges <= 4 + 3  # at each step before the first validation, and after each
 
 
 def test_monitor_beside_the_scheduler():

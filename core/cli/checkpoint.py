@@ -173,7 +173,7 @@ def inspect(path: str, tensors: bool, as_json: bool) -> None:
 @click.argument("paths", nargs=-1, required=True, metavar="PATH...")
 @click.pass_context
 def verify(ctx: click.Context, paths: tuple[str, ...]) -> None:
-    """Read every byte of checkpoints and compare it with its digest. The exit code is 1 if one is damaged."""
+    """Read every byte of checkpoints and compare it with its digest. The exit code is 1 if one isn't whole."""
     from core.checkpoint import verify_checkpoint
 
     failed = False
@@ -183,7 +183,7 @@ def verify(ctx: click.Context, paths: tuple[str, ...]) -> None:
                 verify_checkpoint(path, report)
         except CheckpointError as error:
             failed = True
-            say(styled("damaged", fg="red"), f"  {path}")
+            say(styled("failed", fg="red"), f"   {path}")
             say(f"    {error}")
         else:
             say(styled("whole", fg="green"), f"    {path}")

@@ -6,7 +6,7 @@ import abc
 from typing import TYPE_CHECKING, Any, ClassVar
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Set
+    from collections.abc import Collection, Mapping, Set
 
 
 class CheckpointReader(abc.ABC):
@@ -17,6 +17,8 @@ class CheckpointReader(abc.ABC):
 
     1. `recognizes(head)`, of every installed reader, until one says yes.
     2. `translate(saved)`, of that one.
+
+    A folder that isn't the core's own is named and not read: the core asks `recognizes_folder` what does read it.
     """
 
     program: ClassVar[str]
@@ -39,3 +41,12 @@ class CheckpointReader(abc.ABC):
             KeyError, IndexError, TypeError, ValueError, AttributeError: the file isn't what it looked like; the core
                 names it.
         """
+
+    def recognizes_folder(self, path: str, names: Collection[str]) -> str | None:
+        """What reads a folder of the program's, in sentences with the command; None for any other folder.
+
+        Args:
+            path: of the folder, or its URL: for the command.
+            names: of what lies in it.
+        """
+        return None

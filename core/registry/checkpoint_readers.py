@@ -1,9 +1,9 @@
-"""Finds the reader of a file that isn't the core's own, or says what to install for it."""
+"""Finds the reader of what isn't the core's own, or says what to install for it."""
 
 from __future__ import annotations
 
 import warnings
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypeVar
 
 from core.contract.errors import CheckpointError, CoreError
 from core.registry.known_aliases import KNOWN_FORMATS
@@ -11,7 +11,11 @@ from core.registry.offers import Status
 from core.registry.registry import CHECKPOINT_READER_REGISTRY
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Collection
+
     from core.contract.checkpoint_reader import CheckpointReader
+
+T = TypeVar("T")
 
 
 def reader_of(head: bytes, path: str) -> CheckpointReader | None:
@@ -24,9 +28,8 @@ def reader_of(head: bytes, path: str) -> CheckpointReader | None:
     Raises:
         CheckpointError: the file is of a known program, and the plugin that reads it isn't here.
     """
-    for offer in CHECKPOINT_READER_REGISTRY.offers():
-        if offer.status is Status.OK and (reader := _asked(offer, head)) is not None:
-            return reader
+    if (found := _first(lambda reader: reader if reader.recognizes(head) else None)) is not None:
+        return found
     for mark, (program, alias) in KNOWN_FORMATS.items():
         if mark in head:
             try:
@@ -36,12 +39,25 @@ def reader_of(head: bytes, path: str) -> CheckpointReader | None:
     return None
 
 
-def _asked(offer: Any, head: bytes) -> CheckpointReader | None:
-    """The reader of an offer, if it recognizes the file. One that fails was not asked for by name: a warning."""
-    try:
-        reader: CheckpointReader = CHECKPOINT_READER_REGISTRY.create(offer)
-        return reader if reader.recognizes(head) else None
-    except Exception as error:
-        message = f"The checkpoint reader {offer.spec.alias!r} of {offer} was left out. {type(error).__name__}: {error}"
-        warnings.warn(message, RuntimeWarning, stacklevel=2)
-        return None
+def what_reads(path: str, names: Collection[str]) -> str | None:
+    """The program that has written a folder with these names in it, and what reads it, by the installed readers."""
+
+    def ask(reader: CheckpointReader) -> str | None:
+        advice = reader.recognizes_folder(path, names)
+        return advice and f"It looks like {reader.program}'s. {advice}"
+
+    return _first(ask)
+
+
+def _first(ask: Callable[[CheckpointReader], T | None]) -> T | None:
+    """The first answer of an installed reader. One that fails was not asked for by name: a warning."""
+    for offer in CHECKPOINT_READER_REGISTRY.offers():
+        if offer.status is not Status.OK:
+            continue
+        try:
+            if (found := ask(CHECKPOINT_READER_REGISTRY.create(offer))) is not None:
+                return found
+        except Exception as error:
+            message = f"The checkpoint reader {offer.spec.alias!r} of {offer} was left out. "
+            warnings.warn(f"{message}{type(error).__name__}: {error}", RuntimeWarning, stacklevel=2)
+    return None

@@ -100,7 +100,7 @@ _ALIASES: dict[str, dict[str, tuple[str, ...]]] = {
     },
     "command": {"core-testing": ("check", "new_plugin")},
     "checkpoint io": {"core-lightning": ("lightning",)},
-    "checkpoint reader": {"core-lightning": ("lightning",)},
+    "checkpoint reader": {"core-deepspeed": ("deepspeed",), "core-lightning": ("lightning",)},
     "prelude": {"core-lightning": ("lightning", "lightning_trusted")},
 }
 

@@ -110,7 +110,7 @@ def test_retention_keeps_the_last_that_verifies(tmp_path, kind):
         UserWarning, match=r"epoch=0.ckpt' is kept, though it was to be replaced: .*epoch=1.ckpt/.*is da"
     ):
         trainer.fit(Tiny(), loader(), loader())
-    with pytest.warns(UserWarning, match="passes over a damaged checkpoint"):
+    with pytest.warns(UserWarning, match="passes over what is no whole checkpoint"):
         assert newest_valid(tmp_path) == str(tmp_path / "epoch=0.ckpt")
 
 

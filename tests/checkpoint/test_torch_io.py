@@ -318,7 +318,7 @@ def test_a_missing_folder_and_an_empty_one(tmp_path):
 
 def test_a_folder_is_no_file(path):
     path.mkdir()
-    with pytest.raises(CheckpointCorruptedError, match=r"is a folder without manifest.json: not a checkpoint of core"):
+    with pytest.raises(CheckpointCorruptedError, match=r"is a folder without manifest.json: no checkpoint of core"):
         load(path)
     with pytest.raises(CheckpointError, match="can't be written"):
         save(path, {"x": 1})

@@ -66,7 +66,7 @@ def test_verify(run, path):
     data.write_bytes(content)
     done = run("verify", path, path.with_name("other.ckpt"))
     assert done.exit_code == 1
-    assert done.output.startswith(f"damaged  {path}\n")
+    assert done.output.startswith(f"failed   {path}\n")
     assert f"{data.name}' is damaged between byte 0 and" in done.output
     assert "There is no checkpoint" in done.output
 

@@ -31,14 +31,16 @@ def test_a_damaged_or_incomplete_one_is_passed_over_and_named(tmp_path, plugins)
     assert fit(tmp_path, 3, plugins=plugins) == 0
     assert fit(tmp_path, 3, plugins=plugins) == 12
     damage(tmp_path / "epoch=2.ckpt")
-    with pytest.warns(UserWarning, match=r"passes over a damaged checkpoint: .*epoch=2.ckpt/.*.data' is damaged"):
+    with pytest.warns(
+        UserWarning, match=r"passes over what is no whole checkpoint: .*epoch=2.ckpt/.*.data' is damaged"
+    ):
         assert fit(tmp_path, 2, plugins=plugins) == 8
     os.utime(tmp_path / "epoch=0.ckpt")  # as a copy would
-    with pytest.warns(UserWarning, match=r"passes over a damaged checkpoint: .*epoch=2.ckpt"):
+    with pytest.warns(UserWarning, match=r"passes over what is no whole checkpoint: .*epoch=2.ckpt"):
         assert newest_valid(tmp_path) == str(tmp_path / "epoch=1.ckpt")
-    with pytest.warns(UserWarning, match=r"passes over a damaged checkpoint: .*epoch=2.ckpt"):
+    with pytest.warns(UserWarning, match=r"passes over what is no whole checkpoint: .*epoch=2.ckpt"):
         assert fit(tmp_path, 2, plugins=plugins) == 8
     (tmp_path / "epoch=1.ckpt" / "manifest.json").unlink()
     os.utime(tmp_path / "epoch=1.ckpt")
-    with pytest.warns(UserWarning, match=r"passes over a damaged checkpoint: .*epoch=2.ckpt"):
+    with pytest.warns(UserWarning, match=r"passes over what is no whole checkpoint: .*epoch=2.ckpt"):
         assert fit(tmp_path, 1, plugins=plugins) == 4

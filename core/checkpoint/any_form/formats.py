@@ -10,7 +10,6 @@ from core.checkpoint.file import safetensors_file, single_file, torch_file
 from core.checkpoint.file.location import location_of
 from core.checkpoint.folder.folder import folder_of
 from core.checkpoint.folder.reader import FolderReader, Plan
-from core.checkpoint.format import manifest
 from core.checkpoint.storage import messages
 from core.contract.errors import CheckpointCorruptedError, CheckpointError
 from core.text.plain_file import NotAFileError
@@ -196,12 +195,11 @@ def _read_manifest(folder: Folder) -> bytes:
     try:
         return folder.read_manifest()
     except FileNotFoundError as error:
-        if not folder.is_folder():
+        if (names := folder.names()) is None:
             raise messages.not_found(str(folder), folder.siblings()) from None
-        raise CheckpointCorruptedError(
-            f"{str(folder)!r} is a folder without {manifest.NAME}: not a checkpoint of core, or one that was never "
-            "completed. Load an earlier checkpoint."
-        ) from error
+        from core.checkpoint.any_form.other_folders import unfinished_or_foreign
+
+        raise unfinished_or_foreign(str(folder), names) from error
     except NotADirectoryError as error:
         raise CheckpointCorruptedError(f"{str(folder)!r} is neither a folder nor a file.") from error
     except NotAFileError as error:

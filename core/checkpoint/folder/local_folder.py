@@ -227,9 +227,9 @@ class LocalFolder:
         """True if a file is there: a checkpoint of another form."""
         return self.path.is_file()
 
-    def is_folder(self) -> bool:
-        """True if a folder is there."""
-        return self.path.is_dir()
+    def names(self) -> list[str] | None:
+        """Names of what lies in it; None if no folder is there."""
+        return os.listdir(self.path) if self.path.is_dir() else None
 
     def siblings(self) -> list[str] | None:
         """Names of what lies beside it; None if its own folder doesn't exist."""

@@ -249,9 +249,9 @@ class RemoteFolder:
         """True if a file is there: a checkpoint of another form."""
         return bool(self.filesystem.isfile(self.folder))
 
-    def is_folder(self) -> bool:
-        """True if something is there that isn't a file."""
-        return bool(self._names())
+    def names(self) -> list[str] | None:
+        """Names of what lies in it; None if nothing does, and so no folder is there."""
+        return self._names() or None
 
     def siblings(self) -> list[str] | None:
         """Names of what lies beside it; None if its own folder doesn't exist."""

@@ -49,7 +49,8 @@ def _is_whole(path: str, storage: CheckpointIO | None) -> bool:
     try:
         (formats if storage is None else storage).verify_checkpoint(path)
     except CheckpointCorruptedError as error:
-        warnings.warn(f"The search passes over a damaged checkpoint: {error} Looking for an older one.", stacklevel=4)
+        passed = f"The search passes over what is no whole checkpoint: {error} Looking for an older one."
+        warnings.warn(passed, stacklevel=4)
         return False
     except FileNotFoundError:
         return False

@@ -1,6 +1,7 @@
 """DeepSpeed for `core`: `Trainer(strategy="deepspeed_stage_3", devices=4)`."""
 
 from core_deepspeed._version import __version__
+from core_deepspeed.checkpoint_reader import DeepSpeedFolderReader
 from core_deepspeed.native import NativeCheckpointIO
 from core_deepspeed.options import DeepSpeedOptions
 from core_deepspeed.presets import (
@@ -16,6 +17,7 @@ from core_deepspeed.strategy import DeepSpeedStrategy
 from core_deepspeed.universal import UniversalCheckpointIO
 
 __all__ = [
+    "DeepSpeedFolderReader",
     "DeepSpeedOptions",
     "DeepSpeedStrategy",
     "NativeCheckpointIO",

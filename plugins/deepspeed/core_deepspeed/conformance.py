@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from core import Capability
-from core_testing import CheckpointIOConformance, StrategyConformance, StrategySmoke
+from core_testing import CheckpointIOConformance, CheckpointReaderConformance, StrategyConformance, StrategySmoke
 
 if find_spec("deepspeed"):
     # Once here, and not in each of the ranks that are forked from this process: torch's compiler is behind it.
@@ -124,3 +124,9 @@ class TestUniversal(_MadeByDeepSpeed):
     """The layout that DeepSpeed makes of the engine's own."""
 
     alias = "deepspeed_universal"
+
+
+class TestFolderReader(CheckpointReaderConformance):
+    """Recognizes folders only: the tests that need a file are skipped."""
+
+    alias = "deepspeed"

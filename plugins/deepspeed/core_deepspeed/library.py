@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import os
 import sys
+import traceback
 import warnings
 from typing import Any
 
@@ -39,11 +40,17 @@ def load(device_type: str | None = None) -> Any:
         deepspeed = import_library("deepspeed", user="strategy='deepspeed'", install=_RECIPE)
         deepspeed.accelerator.get_accelerator()  # looks at the variable once
     except (ValueError, AssertionError, ImportError) as error:
-        raise PluginLoadError(f"DeepSpeed can't compute on {device_type!r} here: {error}. {_RECIPE}") from error
+        raise PluginLoadError(f"DeepSpeed can't compute on {device_type!r} here: {cause(error)}. {_RECIPE}") from error
     finally:
         if told is None:
             os.environ.pop(_DEVICE_TYPE, None)
     return deepspeed
+
+
+def cause(error: Exception) -> str:
+    """What an error of DeepSpeed's says; the place of one that says nothing, as a bare assertion."""
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    return str(error) or f"{type(error).__name__} in {last.name}, {last.line!r}"
 
 
 def check_precision(precision: str) -> None:
@@ -81,7 +88,7 @@ def check_config(config: dict[str, Any]) -> None:
     try:
         DeepSpeedConfig(read)
     except (ValueError, AssertionError) as error:
-        raise ConfigurationError(f"DeepSpeed refuses its config: {error}") from error
+        raise ConfigurationError(f"DeepSpeed refuses its config: {cause(error)}") from error
 
 
 def connect(device_type: str, backend: str, logging_level: int) -> Any:

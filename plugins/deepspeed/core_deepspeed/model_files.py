@@ -44,10 +44,10 @@ def module_of(ranks: Sequence[dict[str, Any]]) -> dict[str, Tensor | str]:
         For a parameter that is trained, the name by which DeepSpeed has it; for others, and for buffers, the value.
     """
     first = ranks[0]
-    trained = {name for group in first["param_shapes"] for name in group}
+    trained = {name for group in first["param_shapes"] or () for name in group}
     module: dict[str, Tensor | str] = {}
     for name, value in first["module"].items():
-        source = first["shared_params"].get(name, name)
+        source = (first["shared_params"] or {}).get(name, name)
         module[own_name(ranks, name)] = source if source in trained else _untrained(ranks, source, value)
     return module
 

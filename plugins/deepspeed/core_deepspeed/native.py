@@ -44,11 +44,16 @@ class NativeCheckpointIO(DeepSpeedFolderIO):
         from deepspeed.utils.zero_to_fp32 import get_fp32_state_dict_from_zero_checkpoint
 
         try:
+            ranks = model_files.read(files)
             with native_files.quietly():
-                weights = get_fp32_state_dict_from_zero_checkpoint(str(path))
+                # At stage 0 each rank has all weights, and there is nothing to put together.
+                weights = get_fp32_state_dict_from_zero_checkpoint(str(path)) if ranks[0].get("param_shapes") else {}
+        except CheckpointError:
+            raise
         except Exception as error:  # whatever DeepSpeed and pickle raise
-            raise CheckpointError(f"DeepSpeed can't put together the weights of {str(path)!r}: {error}") from error
-        ranks = model_files.read(files)
+            raise CheckpointError(
+                f"DeepSpeed can't put together the weights of {str(path)!r}: {library.cause(error)}"
+            ) from error
         with model_files.as_written(files):
             model = {model_files.own_name(ranks, name): weight for name, weight in weights.items()}
             return {"model": {**_untrained(ranks), **model}}
@@ -98,9 +103,9 @@ class EngineCheckpointIO(NativeCheckpointIO):
             _, rest = _engine(self._strategy).wrapped.load_checkpoint(str(path))
         except Exception as error:  # DeepSpeed's own, assertions among them
             raise CheckpointError(
-                f"DeepSpeed can't load {str(path)!r}: {error}. Its own layout loads under the stage and the number of "
-                "processes that have written it. For others make a universal checkpoint of it: "
-                f"core checkpoint convert {str(path)!r} TARGET --to deepspeed_universal."
+                f"DeepSpeed can't load {str(path)!r}: {library.cause(error).rstrip('. ')}. Its own layout loads under "
+                "the stage and the number of processes that have written it. For others make a universal checkpoint of "
+                f"it: core checkpoint convert {str(path)!r} TARGET --to deepspeed_universal."
             ) from error
         if not isinstance(rest, dict) or native_files.REST not in rest:
             raise CheckpointError(

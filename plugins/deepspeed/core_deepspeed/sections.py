@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from core import ConfigurationError
+from core_deepspeed import library
 from core_deepspeed.user_config import SECTIONS
 
 if TYPE_CHECKING:
@@ -146,7 +147,9 @@ def _made(section: Section, kind: Any, first: Any, params: Mapping[str, Any]) ->
     try:
         return kind(first, **params)
     except (TypeError, ValueError, AssertionError) as error:
-        raise ConfigurationError(f"config says {section.name}.params = {section.params!r}: {error}") from error
+        raise ConfigurationError(
+            f"config says {section.name}.params = {section.params!r}: {library.cause(error)}"
+        ) from error
 
 
 def _read(name: str, section: Any) -> Section:

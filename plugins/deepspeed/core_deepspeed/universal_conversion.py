@@ -67,7 +67,7 @@ def make(files: Path, folder: Path, collectives: Collectives) -> None:
         raise
     except Exception as error:  # whatever DeepSpeed and pickle raise
         raise CheckpointError(
-            f"DeepSpeed can't make a universal checkpoint of {str(files)!r}: {type(error).__name__}: {error}"
+            f"DeepSpeed can't make a universal checkpoint of {str(files)!r}: {library.cause(error)}"
         ) from error
     with model_files.as_written(files):
         beside = _beside(ranks, [entry["step"] for entry in kept])

@@ -13,6 +13,7 @@ from core_deepspeed.conformance import (
     CAPABILITIES,
     CUT,
     CUT_CAPABILITIES,
+    TestFolderReader,
     TestNative,
     TestStage1,
     TestStage1Offload,
@@ -27,6 +28,7 @@ from core_deepspeed.conformance import (
 from core_deepspeed.precision import EngineScaledMixedPrecision
 
 __all__ = [
+    "TestFolderReader",
     "TestNative",
     "TestStage1",
     "TestStage2",

@@ -4,7 +4,7 @@ import pytest
 import torch
 from native_runs import fit, native
 
-from core import CheckpointError
+from core import CheckpointCorruptedError, CheckpointError, WorkerError
 from core.checkpoint import TorchCheckpointIO, load_checkpoint
 from core.checkpoint.upkeep.conversion import convert_checkpoint
 from core_deepspeed import NativeCheckpointIO
@@ -28,9 +28,31 @@ def test_a_run_goes_on_and_its_weights_come_out(tmp_path, stage):
         fit(tmp_path, native(stage), 1, ckpt_path=path)
     assert CheckpointError.__name__ in repr(failure.value) + str(failure.value)
 
+    with pytest.raises(WorkerError, match=r"can't load .*: AssertionError in check_ckpt_list, 'assert len.* Its own"):
+        fit(tmp_path, native(5 - stage), 2, ckpt_path=path)
+
+    told = rf"no checkpoint of core, .* DeepSpeed's. `core checkpoint convert --from deepspeed_native '{path}' TARGET`"
+    with pytest.raises(CheckpointCorruptedError, match=told):
+        load_checkpoint(path)
+    with pytest.raises(CheckpointCorruptedError, match="Name the folder around it, with the file 'latest'"):
+        load_checkpoint(path / "core")
+
 
 def test_nothing_there_is_said(tmp_path):
     with pytest.raises(CheckpointError, match="No DeepSpeed checkpoint"):
         convert_checkpoint(
             tmp_path / "nothing", tmp_path / "weights.pt", TorchCheckpointIO(), reader=NativeCheckpointIO()
         )
+
+
+def test_what_deepspeed_itself_has_written_at_stage_0_is_read(tmp_path):
+    weights = {"layer.weight": torch.ones(2, dtype=torch.bfloat16)}
+    (tmp_path / "native" / "global_step3").mkdir(parents=True)
+    (tmp_path / "native" / "latest").write_text("global_step3")
+    saved = {"module": weights, "param_shapes": None, "frozen_param_shapes": None, "shared_params": None}
+    torch.save(saved, tmp_path / "native" / "global_step3" / "mp_rank_00_model_states.pt")
+    convert_checkpoint(tmp_path / "native", tmp_path / "weights.pt", TorchCheckpointIO(), reader=NativeCheckpointIO())
+    model = load_checkpoint(tmp_path / "weights.pt")["model"]
+    assert torch.equal(model["layer.weight"], torch.ones(2))
+    with pytest.raises(CheckpointCorruptedError, match="--from deepspeed_native"):
+        load_checkpoint(tmp_path / "native")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from core import CheckpointReader, __version__
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
 _MARK = "pytorch-lightning_version"
 _OWN = "core"
@@ -40,6 +40,16 @@ class LightningCheckpointReader(CheckpointReader):
     def translate(self, saved: Mapping[str, Any]) -> dict[str, Any]:
         """The state of a run."""
         return _translate(saved)
+
+    def recognizes_folder(self, path: str, names: Collection[str]) -> str | None:
+        """The command, if the folder is a sharded checkpoint of FSDP or of a model in parallel."""
+        if not {"meta.pt", ".metadata"} <= set(names):
+            return None
+        return (
+            f"`python -m lightning.pytorch.utilities.consolidate_checkpoint {path!r}` makes one file of it, which can "
+            "be loaded. Where Lightning isn't installed, torch makes one of the weights: "
+            f"`python -m torch.distributed.checkpoint.format_utils dcp_to_torch {path!r} {f'{path}.pt'!r}`."
+        )
 
 
 def _translate(saved: Mapping[str, Any]) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from collections import OrderedDict
 
 import pytest
 import torch
+import torch.distributed.checkpoint as torch_checkpoint
 
 from core import CHECKPOINT_READER_REGISTRY, CheckpointReader
 from core.checkpoint import load_checkpoint
@@ -94,6 +95,23 @@ def test_nothing_is_executed(tmp_path):
         state = read(lightning(hyper_parameters={"x": runs}), tmp_path / "their.ckpt")
     assert state["hyper_parameters"] == {}
     assert not flag.exists()
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_a_sharded_checkpoint_is_named_with_the_commands(tmp_path):
+    path = tmp_path / "sharded.ckpt"
+    torch_checkpoint.save({"model": {"weight": torch.ones(2)}}, checkpoint_id=path, no_dist=True)
+    torch.save(lightning(), path / "meta.pt")
+    with pytest.raises(
+        CheckpointCorruptedError, match="no checkpoint of core, and nothing of it was damaged"
+    ) as caught:
+        load_checkpoint(path)
+    assert f"PyTorch Lightning's. `python -m lightning.pytorch.utilities.consolidate_checkpoint '{path}'`" in str(
+        caught.value
+    )
+    assert f"`python -m torch.distributed.checkpoint.format_utils dcp_to_torch '{path}' '{path}.pt'`" in str(
+        caught.value
+    )
 
 
 def test_another_program_is_refused_as_before(classes, tmp_path):

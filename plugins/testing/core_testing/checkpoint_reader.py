@@ -66,6 +66,17 @@ class CheckpointReaderConformance(Conformance[CheckpointReader]):
         }
         assert [name for name, head in others.items() if reader.recognizes(head)] == [], "not of the program"
 
+    def test_leaves_other_folders_alone(self) -> None:
+        """Every reader is asked for every folder that isn't the core's own."""
+        others = (
+            [],
+            ["notes.txt"],
+            ["config.json", "model.safetensors"],
+            ["00000000-00000.data", "00000000-00000.json"],
+        )
+        found = [names for names in others if self.make().recognizes_folder("theirs", names) is not None]
+        assert found == [], "not of the program"
+
     def test_reads_a_file(self, folder: Path) -> None:
         """The core finds the reader, and loads what it has made of the file."""
         content = self._content()

@@ -576,6 +576,14 @@ class TakesAnyWeights(NotesReader):
         return super().recognizes(head) or b"state_dict" in head
 
 
+@reader("test_leaves_other_folders_alone")
+class TakesAnyFolder(NotesReader):
+    """Recognizes every folder with a file in it."""
+
+    def recognizes_folder(self, path, names):
+        return f"`notes read {path}`" if names else None
+
+
 @reader("test_reads_a_file")
 class KnowsAnotherMark(NotesReader):
     """Doesn't recognize its file."""

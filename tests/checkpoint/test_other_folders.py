@@ -1,0 +1,121 @@
+"""Folders that aren't whole checkpoints of core: what they are is said, and what reads them."""
+
+import re
+
+import fsspec
+import pytest
+import torch
+import torch.distributed.checkpoint as torch_checkpoint
+from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+
+from checkpoint_collectives import Alone
+from core import CHECKPOINT_READER_REGISTRY, CheckpointCorruptedError, CheckpointReader, Fabric
+from core.checkpoint import DistributedCheckpointIO, load_checkpoint
+from core.cli.commands import command
+
+OURS = "no checkpoint of core, and nothing of it was damaged"
+
+
+def refused(path):
+    with pytest.raises(CheckpointCorruptedError) as caught:
+        load_checkpoint(path)
+    return str(caught.value)
+
+
+def make(folder, *names):
+    folder.mkdir()
+    for name in names:
+        (folder / name).touch()
+    return folder
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_the_command_for_torchs_own_folders_makes_a_file_that_loads(tmp_path):
+    path = tmp_path / "sharded"
+    torch_checkpoint.save({"model": {"weight": torch.ones(2)}}, checkpoint_id=path, no_dist=True)
+    message = refused(path)
+    assert OURS in message
+    assert f"python -m torch.distributed.checkpoint.format_utils dcp_to_torch {str(path)!r} '{path}.pt'" in message
+    dcp_to_torch_save(path, f"{path}.pt")
+    assert torch.equal(load_checkpoint(f"{path}.pt")["model"]["weight"], torch.ones(2))
+
+
+@pytest.mark.parametrize(
+    ("names", "said"),
+    [
+        (
+            ["config.json", "model.safetensors"],
+            r"like a model of Hugging Face's: from_pretrained\(.*model.safet",
+        ),
+        (
+            ["notes.txt", "epoch=1.ckpt", "epoch=2.ckpt"],
+            "name that: epoch=1.ckpt, epoch=2.ckpt$",
+        ),
+        (list("gfedcba"), r"name that: a, b, c, d, e, \.\.\.$"),
+        (["latest", "zero_to_fp32.py"], "name that: latest, zero_to_fp32.py$"),
+        ([], "It is empty.$"),
+    ],
+)
+def test_what_was_meant_is_shown(tmp_path, names, said):
+    message = refused(make(tmp_path / "theirs", *names))
+    assert OURS in message
+    assert re.search(said, message)
+
+
+def test_only_where_files_of_ours_are_a_save_did_not_end(tmp_path):
+    path = tmp_path / "last.ckpt"
+    DistributedCheckpointIO().save_checkpoint({"x": torch.ones(2)}, path, collectives=Alone())
+    (path / "manifest.json").unlink()
+    assert "without manifest.json: a checkpoint that was never completed. Load an earlier checkpoint." in refused(path)
+
+
+def test_a_folder_of_a_store():
+    fsspec.filesystem("memory").pipe("/theirs/config.json", b"{}")
+    assert refused("memory://theirs").endswith(f"{OURS}. If something in it was meant, name that: config.json")
+
+
+class AcmeReader(CheckpointReader):
+    program = "Acme"
+
+    def recognizes(self, head):
+        return False
+
+    def translate(self, saved):
+        raise ValueError
+
+    def recognizes_folder(self, path, names):
+        return f"`acme read {path}` reads it." if "acme.bin" in names else None
+
+
+class BrokenReader(AcmeReader):
+    def recognizes_folder(self, path, names):
+        return names["acme.bin"]
+
+
+@pytest.fixture
+def readers():
+    for alias, kind in (("a_broken_one", BrokenReader), ("acme", AcmeReader)):
+        CHECKPOINT_READER_REGISTRY.register(alias, kind)
+    yield
+    for alias in ("a_broken_one", "acme"):
+        CHECKPOINT_READER_REGISTRY.remove(alias)
+
+
+def test_an_installed_reader_names_its_command(readers, tmp_path):
+    path = make(tmp_path / "theirs", "acme.bin", "part.pt")
+    expected = f"{OURS}. It looks like Acme's. `acme read {path}` reads it."
+    with pytest.warns(RuntimeWarning, match="'a_broken_one' .* was left out. TypeError"):
+        assert refused(path).endswith(expected)
+    with pytest.warns(RuntimeWarning), pytest.raises(CheckpointCorruptedError, match="It looks like Acme's"):
+        Fabric(accelerator="cpu").load(path, {})
+
+
+def test_the_command_line_says_so_too(tmp_path):
+    from click.testing import CliRunner
+
+    path = make(tmp_path / "theirs", "config.json")
+    for done in (CliRunner().invoke(command, ["checkpoint", name, str(path)]) for name in ("inspect", "verify")):
+        assert done.exit_code == 1
+        assert OURS in f"{done.output}{done.exception}"
+        assert "completed" not in done.output
+        assert not done.output.startswith("damaged")

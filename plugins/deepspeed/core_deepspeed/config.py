@@ -244,6 +244,11 @@ def _check_autocast(config: Config, run: RunArguments) -> None:
 def _fit_number(config: Config, key: str, value: float | None, argument: str, *, default: float) -> None:
     said = config.get(key)
     if said is not None and value is not None and said != value:
+        if value == default:  # as it is where the user has left the argument out
+            raise ConfigurationError(
+                f"config says {key} = {said!r}, and {argument} is {value!r}, its default. Write {argument}={said!r}, "
+                "or leave it out of config."
+            )
         raise _contradiction((key,), said, f"{argument}={value!r}")
     # What the run says; else what the config says; else the default. Where both speak they agree, as was just checked.
     config[key] = said if value is None and said is not None else value if value is not None else default

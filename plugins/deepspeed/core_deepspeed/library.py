@@ -9,7 +9,7 @@ import traceback
 import warnings
 from typing import Any
 
-from core import ConfigurationError, PluginLoadError
+from core import ConfigurationError, PluginLoadError, did_you_mean
 from core.registry import import_library
 
 _DEVICE_TYPE = "DS_ACCELERATOR"
@@ -80,7 +80,8 @@ def check_config(config: dict[str, Any]) -> None:
     for block, known in ((ACT_CHKPT, ACT_CHKPT_DEFAULT), (AIO, AIO_DEFAULT_DICT)):
         if unknown := sorted(config.get(block, {}).keys() - known.keys()):
             raise ConfigurationError(
-                f"config says {block}.{unknown[0]}, which DeepSpeed would ignore without a word. What it knows there: "
+                f"config says {block}.{unknown[0]}, which DeepSpeed would ignore without a word."
+                f"{did_you_mean(unknown[0], known)} What it knows there: "
                 f"{', '.join(sorted(known))}."
             )
     # Numbers of batches are the run's, and here DeepSpeed knows of one process only.
@@ -88,7 +89,17 @@ def check_config(config: dict[str, Any]) -> None:
     try:
         DeepSpeedConfig(read)
     except (ValueError, AssertionError) as error:
-        raise ConfigurationError(f"DeepSpeed refuses its config: {cause(error)}") from error
+        raise ConfigurationError(f"DeepSpeed refuses its config: {cause(error)}{_near_keys(error)}") from error
+
+
+def _near_keys(error: Exception) -> str:
+    """What unknown keys of a block may have been meant for, by the fields of all blocks."""
+    from deepspeed.runtime.config_utils import DeepSpeedConfigModel
+
+    blocks = list(DeepSpeedConfigModel.__subclasses__())
+    fields = {name for block in blocks for name in block.model_fields}
+    details = error.errors() if callable(getattr(error, "errors", None)) else ()
+    return "".join(did_you_mean(str(one["loc"][-1]), fields) for one in details if one["type"] == "extra_forbidden")
 
 
 def connect(device_type: str, backend: str, logging_level: int) -> Any:

@@ -18,7 +18,15 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
 _log = logging.getLogger(__name__)
-_WHOLE_TENSORS = ("Adafactor", "LBFGS", "SparseAdam")
+WHOLE_TENSORS_CURE = (
+    "Use one that steps each element by itself, such as AdamW. For matrices return torch.optim.Muon, under "
+    "strategy='fsdp' or 'ddp' together with AdamW for all else."
+)
+_WHOLE_TENSORS = {
+    *("Adafactor", "LBFGS", "SparseAdam"),
+    *("Muon", "MuonWithAuxAdam", "SingleDeviceMuon", "SingleDeviceMuonWithAuxAdam"),  # DeepSpeed's
+    *("FusedLamb", "Lamb", "LAMB", "Lars", "LARS"),
+}
 _AT_NO_STAGE = {
     "LBFGS": "evaluates the loss several times in a step, and a step of DeepSpeed's engine evaluates none",
     "SparseAdam": "steps sparse gradients, and DeepSpeed exchanges dense ones",
@@ -42,10 +50,10 @@ def check(optimizer: Optimizer, module: nn.Module, stage: int) -> None:
 
 
 def _check_cutting(optimizer: Optimizer, name: str) -> None:
-    if name in _WHOLE_TENSORS or needs_whole_matrices(optimizer):
+    if _WHOLE_TENSORS & {kind.__name__ for kind in type(optimizer).__mro__} or needs_whole_matrices(optimizer):
         raise ConfigurationError(
             f"{name} looks at whole tensors, or at the loss, and ZeRO lets an optimizer see flat ranges of elements "
-            "only. Use one that steps each element by itself, such as AdamW, or another strategy."
+            f"only. {WHOLE_TENSORS_CURE}"
         )
     if isinstance(optimizer, torch.optim.Adagrad):
         raise ConfigurationError(

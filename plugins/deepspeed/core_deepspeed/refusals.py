@@ -36,6 +36,7 @@ def refuse_impossible(config: Mapping[str, Any], options: DeepSpeedOptions) -> N
             "deepspeed_checkpoint='native' at stage 0: DeepSpeed's own tools, zero_to_fp32 and ds_to_universal, read "
             "what stages 1 to 3 write. Leave the option out: core's own form loads at every stage."
         )
+    _check_layers_apart(config)
     _check_offload(config, stage)
     _check_remote_device(config, stage, options.remote_device)
     _check_activations(config)
@@ -97,10 +98,36 @@ def refuse_modules(module: nn.Module, config: Mapping[str, Any]) -> None:
     """Refuse modules that DeepSpeed fails on, or which fail with what it makes of them.
 
     Raises:
-        ConfigurationError: a shape that stage 3 can't cut, or running statistics in another format than weights.
+        ConfigurationError: DeepSpeed's layers whose parts ranks hold apart, a shape that stage 3 can't cut, or running
+            statistics in another format than weights.
     """
+    _check_kinds(module)
     _check_shapes(module, look_up(config, STAGE))
     _check_statistics(module, config)
+
+
+_APART = {("tensor_parallel", "autotp_size"): "AutoTP", ("expert_parallel", "enabled"): "AutoEP"}
+_APART_CURE = (
+    "which gives ranks other layers of one model, and core-deepspeed trains and saves whole models in ZeRO's shards: "
+    "it isn't supported. strategy='parallel' cuts matrices, distributes experts and splits sequences."
+)
+
+
+def _check_layers_apart(config: Mapping[str, Any]) -> None:
+    for key_path, name in _APART.items():
+        if said := look_up(config, key_path):
+            raise ConfigurationError(f"config says {'.'.join(key_path)} = {said!r}: DeepSpeed's {name}, {_APART_CURE}")
+    if (said := config.get("sequence_parallel_size", 1)) != 1:
+        raise ConfigurationError(f"config says sequence_parallel_size = {said!r}: DeepSpeed's Ulysses, {_APART_CURE}")
+
+
+def _check_kinds(module: nn.Module) -> None:
+    for name, part in module.named_modules():
+        home = type(part).__module__
+        if home.startswith(("deepspeed.moe.", "deepspeed.module_inject.", "deepspeed.runtime.pipe.")):
+            raise ConfigurationError(
+                f"{name or 'the module'!r} of {type(module).__name__} is {home}.{type(part).__name__}, {_APART_CURE}"
+            )
 
 
 def _check_shapes(module: nn.Module, stage: int) -> None:

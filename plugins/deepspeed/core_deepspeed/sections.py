@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from core import ConfigurationError
-from core_deepspeed import library
+from core import ConfigurationError, did_you_mean
+from core_deepspeed import library, optimizers
 from core_deepspeed.user_config import SECTIONS
 
 if TYPE_CHECKING:
@@ -23,8 +23,14 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.optim import Optimizer
 
-_NOT_MADE = ("lamb", "lion", "muon", "muadam", "muadamw", "musgd")
+_NOT_MADE = ("lion", "muadam", "muadamw", "musgd")
 """Optimizers that DeepSpeed compiles when they are made, or takes from another package."""
+
+_NOT_STEPPED = {
+    **dict.fromkeys(("muon", "lamb"), optimizers.WHOLE_TENSORS_CURE),
+    **dict.fromkeys(("onebitadam", "onebitlamb", "zerooneadam"), "Name 'AdamW', or leave the section out."),
+}
+"""Optimizers that core doesn't let DeepSpeed step, and what to do instead."""
 
 _IGNORED_BY_ADAM = ("set_grad_none", "fp32_optimizer_states")
 """Parameters that concern memory only; the numbers are the same."""
@@ -94,6 +100,11 @@ def make_optimizer(section: Section, parameters: Iterable[Tensor]) -> Optimizer:
         raise ConfigurationError(
             "config says optimizer.params.max_grad_norm, which DeepSpeed refuses. Write it as gradient_clipping."
         )
+    if kind in _NOT_STEPPED:
+        raise ConfigurationError(
+            f"config says optimizer.type = {section.type!r}: DeepSpeed's own isn't supported by core-deepspeed. "
+            f"{_NOT_STEPPED[kind]}"
+        )
     if kind in _NOT_MADE:
         raise ConfigurationError(
             f"config says optimizer.type = {section.type!r}, which DeepSpeed compiles when it is made, or takes from "
@@ -137,8 +148,10 @@ def make_scheduler(section: Section, optimizer: Optimizer) -> Any:
 def _of_torch(module: Any, name: str, section: Section) -> Any:
     found = getattr(module, name, None)
     if not (isinstance(found, type) and callable(getattr(found, "step", None))):
+        hint = did_you_mean(name, [name for name, one in vars(module).items() if isinstance(one, type)])
         raise ConfigurationError(
             f"config says {section.name}.type = {section.type!r}, which neither DeepSpeed nor {module.__name__} has."
+            f"{hint}"
         )
     return found
 

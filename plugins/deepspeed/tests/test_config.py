@@ -189,6 +189,21 @@ class TestRefusals:
         assert expected in refusal(**{name: True})
         assert expected in refusal({"activation_checkpointing": {name: True}})
 
+    @pytest.mark.parametrize(
+        ("own", "said"),
+        [
+            (
+                {"tensor_parallel": {"autotp_size": 2}},
+                "tensor_parallel.autotp_size = 2: DeepSpeed's AutoTP, which",
+            ),
+            ({"expert_parallel": {"enabled": True}}, "expert_parallel.enabled = True: DeepSpeed's AutoEP, which gives"),
+            ({"sequence_parallel_size": 2}, "sequence_parallel_size = 2: DeepSpeed's Ulysses, which gives"),
+        ],
+    )
+    def test_ranks_with_other_layers(self, own, said):
+        assert said in refusal(own)
+        config_of({"tensor_parallel": {"autotp_size": 0}, "expert_parallel": {}, "sequence_parallel_size": 1})
+
 
 class TestRun:
     def test_its_arguments_are_written(self):
@@ -241,6 +256,12 @@ class TestRun:
     )
     def test_a_contradiction_shows_both(self, own, run, both):
         assert f"config says {both}. Leave one of them out" in refusal_of_run(own, run=run)
+
+    def test_an_argument_that_was_left_out_is_to_be_written(self):
+        assert refusal_of_run({"gradient_accumulation_steps": 4}, run={"num_accumulated": 1}) == (
+            "config says gradient_accumulation_steps = 4, and accumulate_grad_batches is 1, its default. Write "
+            "accumulate_grad_batches=4, or leave it out of config."
+        )
 
     def test_autocast_takes_the_place_of_the_block_of_its_precision(self):
         own, mixed = {"torch_autocast": {"enabled": True}}, {"precision": "bf16-mixed"}

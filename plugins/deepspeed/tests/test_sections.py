@@ -158,6 +158,13 @@ def test_what_deepspeed_means(section, kind, expected):
     ("sections", "message"),
     [
         ({"optimizer": {"type": "Adan"}}, "optimizer.type = 'Adan', which neither DeepSpeed nor torch.optim has"),
+        ({"optimizer": {"type": "AdmaW"}}, "torch.optim has. Did you mean 'AdamW'?"),
+        ({"optimizer": {"type": "Muon"}}, "isn't supported by core-deepspeed. Use one that steps each element"),
+        ({"optimizer": {"type": "OneBitAdam"}}, "isn't supported by core-deepspeed. Name 'AdamW', or leave"),
+        ({"zero_optimization": {"stag": 2}}, "Extra inputs are not permitted"),
+        ({"zero_optimization": {"stag": 2}}, "Did you mean 'stage'?"),
+        ({"zero_optimization": {"offload_optimizer": {"devcie": "cpu"}}}, "Did you mean 'device'?"),
+        ({"aio": {"queue_deptt": 2}}, "without a word. Did you mean 'queue_depth'? What it knows there"),
         ({"optimizer": {"type": "Lion"}}, "which DeepSpeed compiles when it is made, or takes from another package"),
         ({"optimizer": {"params": {"lr": 1}}}, "expected {'type': the class, 'params': {...}}, as DeepSpeed reads it"),
         ({"optimizer": {"type": "SGD", "params": {"rate": 1}}}, "unexpected keyword argument 'rate'"),

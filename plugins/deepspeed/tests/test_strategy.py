@@ -473,6 +473,32 @@ def test_optimizers_that_would_step_wrong(kind, dtype, message):
         on_two_ranks(set_up, kind, dtype)
 
 
+def set_up_deepspeeds_own(rank, what):
+    fabric, model = rank.fabric(), make_model()
+    if what == "experts":
+        from deepspeed.moe.layer import MoE
+
+        model = torch.nn.Sequential(MoE(4, torch.nn.Linear(4, 4), num_experts=2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    if what == "Muon":
+        from deepspeed.runtime.zero.muon.muon_optimizer import MuonWithAuxAdam
+
+        optimizer = MuonWithAuxAdam([{"params": [one], "use_muon": one.ndim == 2} for one in model.parameters()])
+    fabric.setup(model, optimizer)
+
+
+@pytest.mark.parametrize(
+    ("what", "message"),
+    [
+        ("Muon", "MuonWithAuxAdam looks at whole tensors.* return torch.optim.Muon, under strategy='fsdp'"),
+        ("experts", "'0' of Sequential is deepspeed.moe.layer.MoE, which .* isn't supported. strategy='parallel'"),
+    ],
+)
+def test_what_of_deepspeed_is_not_supported(what, message):
+    with pytest.raises(WorkerError, match=message):
+        on_two_ranks(set_up_deepspeeds_own, what)
+
+
 def test_an_optimizer_that_no_engine_steps():
     with pytest.raises(WorkerError, match=r"LBFGS evaluates the loss several times in a step, .* strategy='ddp'"):
         on_two_ranks(set_up, "LBFGS", torch.float32, stage=0)

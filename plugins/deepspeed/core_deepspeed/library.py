@@ -98,7 +98,7 @@ def _near_keys(error: Exception) -> str:
 
     blocks = list(DeepSpeedConfigModel.__subclasses__())
     fields = {name for block in blocks for name in block.model_fields}
-    details = error.errors() if callable(getattr(error, "errors", None)) else ()
+    details: list[dict[str, Any]] = getattr(error, "errors", list)()  # of pydantic
     return "".join(did_you_mean(str(one["loc"][-1]), fields) for one in details if one["type"] == "extra_forbidden")
 
 

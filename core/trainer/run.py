@@ -74,6 +74,7 @@ class Run:
         events: the listeners of hooks, from the beginning of the stage in the worker on.
         signals: answers Ctrl-C and its like.
         wake: is called when a stop is asked for while the training loop runs.
+        window_of: the accumulation window of an epoch, by its number, where a callback schedules it.
         is_running: True from the group's beginning to its end.
         sanity_checking: True while the sanity check runs.
         running_step: how one batch is trained, while `fit` runs.
@@ -111,6 +112,7 @@ class Run:
 
     events: Events = field(init=False)
     wake: Callable[[], None] | None = field(init=False, default=None)
+    window_of: Callable[[int], int] | None = field(init=False, default=None)
     is_running: bool = field(init=False, default=False)
     sanity_checking: bool = field(init=False, default=False)
     running_step: TrainingStep | None = field(init=False, default=None)
@@ -171,8 +173,10 @@ class Run:
         return 1 if is_compiled else self.accumulate_grad_batches
 
     def set_window(self) -> None:
-        """All ranks, once there are loaders. The accumulation window that `global_batch_size` asks for."""
-        if self.loaders is not None and self.loaders.global_batch is not None:
+        """All ranks, once there are loaders. The running epoch's window, if `global_batch_size` or a callback says."""
+        if self.window_of is not None:
+            self.accumulate_grad_batches = self.window_of(self.progress.epoch)
+        elif self.loaders is not None and self.loaders.global_batch is not None:
             self.accumulate_grad_batches = self.loaders.global_batch.num_accumulated
 
     def count_unfinished(self) -> int:

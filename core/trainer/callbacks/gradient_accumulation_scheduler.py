@@ -70,10 +70,6 @@ class GradientAccumulationScheduler(Callback):
                 capability=Capability.OWNS_ACCUMULATION,
             )
 
-    def on_train_start(self, trainer: TrainerViews, module: nn.Module) -> None:
-        """Set the window of the epoch in which training begins or goes on."""
-        trainer.accumulate_grad_batches = self.window_of(trainer.current_epoch)
-
-    def on_train_epoch_start(self, trainer: TrainerViews, module: nn.Module) -> None:
-        """Set the epoch's window."""
-        trainer.accumulate_grad_batches = self.window_of(trainer.current_epoch)
+    def setup(self, trainer: TrainerViews, module: nn.Module, stage: str) -> None:
+        """Hand the schedule to the run, which sets the window before each epoch, and counts steps ahead by it."""
+        trainer.run.window_of = self.window_of

@@ -138,15 +138,22 @@ class DataViews(Ranks):
         """All ranks, within `fit`. Optimizer steps that the run will make by its limits, from its first epoch on.
 
         For schedulers, in `configure_optimizers`: asks for the loaders if that hasn't been done. Infinite without a
-        limit. The accumulation window is taken to stay as it is.
+        limit. The accumulation window is the one that a GradientAccumulationScheduler sets in each epoch, or else is
+        taken to stay as it is; the loader is taken to keep its length.
         """
         options = self.options
         if self.loaders is not None:
             self.loaders.setup(self.strategy)
         epochs = math.inf if options.max_epochs is None else options.max_epochs
-        windows = self.num_training_batches / self.window
-        windows = (math.ceil(windows) if math.isfinite(windows) else windows) * self.strategy.updates_per_batch
-        steps = windows * epochs if epochs else 0
+        num_batches, window_of = self.num_training_batches, self.run.window_of
+        steps: int | float
+        if not epochs or not math.isfinite(num_batches * epochs):
+            steps = math.inf if epochs else 0
+        elif window_of is None:
+            steps = math.ceil(num_batches / self.window) * epochs
+        else:
+            steps = sum(math.ceil(num_batches / window_of(epoch)) for epoch in range(int(epochs)))
+        steps *= self.strategy.updates_per_batch
         return steps if options.max_steps < 0 else min(steps, options.max_steps)
 
     def make_transfer(self, dataloader_idx: int = 0) -> Callable[[Any], Any] | None:

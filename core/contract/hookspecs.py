@@ -124,8 +124,8 @@ class EventHooks:
         """An epoch begins."""
 
     @hookspec
-    def on_train_batch_start(self, trainer: Any, module: nn.Module, batch: Any, batch_idx: int) -> None:
-        """The batch is on the device; `training_step` comes next."""
+    def on_train_batch_start(self, trainer: Any, module: nn.Module, batch: Any, batch_idx: int) -> int | None:
+        """The batch is on the device; `training_step` comes next. -1 leaves out the rest of the epoch; see `Module`."""
 
     @hookspec
     def on_before_backward(self, trainer: Any, module: nn.Module, loss: Tensor) -> None:

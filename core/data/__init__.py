@@ -10,6 +10,7 @@ from core.data.seeding import seed_samples
 from core.data.sharded_loaders import LoaderSharder
 from core.data.structure import map_leaves
 from core.data.transfer import make_transfer, to_device
+from core.data.windows import read_windows
 
 __all__ = [
     "GlobalBatch",
@@ -23,6 +24,7 @@ __all__ = [
     "make_transfer",
     "map_leaves",
     "mix_seed",
+    "read_windows",
     "sampler_of",
     "seed_samples",
     "set_epoch",

@@ -9,7 +9,7 @@ from core.contract import CheckpointError
 from core.data.loader import sampler_of, set_epoch
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from core.data.sampler import MicroBatch
 
@@ -115,10 +115,15 @@ class ResumableLoader:
         """Batches of the iteration that is on whose weight isn't 1; see `ShardedSampler`."""
         return {} if self._sampler is None else self._sampler.uneven
 
-    def set_window(self, num_accumulated: int, num_batches: int | float) -> None:
+    @property
+    def is_sharded(self) -> bool:
+        """True if a `ShardedSampler` cuts the order into batches."""
+        return self._sampler is not None
+
+    def set_window(self, num_accumulated: int, num_batches: Callable[[], int | float]) -> None:
         """Weigh the batches of the next iteration among those of an accumulation window; see `ShardedSampler`."""
         if self._sampler is not None:
-            self._sampler.set_window(num_accumulated, num_batches)
+            self._sampler.set_window(num_accumulated, lambda: num_batches() * self._num_joined)
 
     def count(self, num_batches: int) -> None:
         """Set the number of batches of this epoch that the loop was given so far."""

@@ -16,7 +16,7 @@ from core.data.sampler_chain import find_generator, sampler_chain
 from core.data.sharding import lend_to_last, shard_batches, shard_samples, shard_windows
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from core.data.sharding import Step
 
@@ -66,8 +66,8 @@ class ShardedSampler(Sampler[Any]):
         position: samples of this epoch that the user was given, over all ranks.
         num_accumulated: batches of an accumulation window that is cut out of the order as a whole; None where batches
             are cut one by one.
-        uneven: this rank's batches of the iteration that is on whose weight isn't 1, by their numbers from 0. It is
-            filled as the loader takes them; who uses one takes it out.
+        uneven: this rank's batches of the iteration that is on whose weight isn't 1, or that end a short window, by
+            their numbers from 0. It is filled as the loader takes them; who uses one takes it out.
         worker_generator: seeds a loader's workers, differently in each epoch and on each rank.
         seeds_samples: give the loader a `SeededIndex` in place of each of the user's own indices.
     """
@@ -109,7 +109,7 @@ class ShardedSampler(Sampler[Any]):
         self.rank, self.size, self.seed, self.repeats = rank, size, seed, repeats
         self.lends = lends and size > 1 and num_accumulated is None
         self.num_accumulated = num_accumulated
-        self._window, self._num_batches = num_accumulated or 1, math.inf
+        self._window, self._num_batches = num_accumulated or 1, unlimited
         self.uneven: dict[int, MicroBatch] = {}
         self.epoch = self.position = 0
         self.seeds_samples = False
@@ -132,9 +132,12 @@ class ShardedSampler(Sampler[Any]):
         self._seed_workers()
         self._on_the_way = deque()
         self.uneven.clear()
+        num_batches, self._num_batches = self._num_batches, unlimited
         steps = self._draw(self.epoch, self.position)
+        if self.lends:
+            steps = self._lend(steps, num_batches)
         if self.size > 1 or self._window > 1:  # else each step is a batch of this rank's
-            steps = self._weigh(steps)
+            steps = self._weigh(steps, num_batches)
         return self._batches(steps, self._on_the_way, self.epoch, self.position)
 
     def __len__(self) -> int:
@@ -179,12 +182,13 @@ class ShardedSampler(Sampler[Any]):
         self.position += num_samples
         return indices
 
-    def set_window(self, num_accumulated: int, num_batches: int | float) -> None:
+    def set_window(self, num_accumulated: int, num_batches: Callable[[], int | float]) -> None:
         """Weigh the batches of the next iteration among those of so many, the accumulation window.
 
         Args:
             num_accumulated: batches of a window; the first one begins with the iteration.
-            num_batches: of the iteration that will be taken. The last window ends there.
+            num_batches: of the iteration that will be taken; asked once its first step is drawn, since a batch sampler
+                may know its number only then. The last window ends there, and no step lends samples to one behind it.
         """
         self._window, self._num_batches = num_accumulated, num_batches
 
@@ -261,20 +265,19 @@ class ShardedSampler(Sampler[Any]):
         if type(self.order) in _DRAW_NOTHING:
             return self._shard(position)
         rng = DrawingRng(mix_seed(self.seed, epoch))
-        if type(self.order) in _DRAW_AT_ONCE:
-            with rng:
-                steps = self._shard(position)
-                # torch's samplers draw, or seed a generator of their own, when the first sample is taken: take the
-                # first step here.
-                return chain(list(islice(steps, 1)), steps)
-        # The user's own sampler may draw for each sample: the context is entered for each step, and left while the
-        # loader and the model are at work.
-        return self._draw_each(rng, position)
-
-    def _draw_each(self, rng: DrawingRng, position: int) -> Iterator[Step]:
         with rng:
             steps = self._shard(position)
+            # torch's samplers draw, or seed a generator of their own, when the first sample is taken: take the first
+            # step here.
             step = next(steps, None)
+        if type(self.order) in _DRAW_AT_ONCE:
+            return steps if step is None else chain([step], steps)
+        # The user's own sampler may draw for each sample: the context is entered for each step, and left while the
+        # loader and the model are at work.
+        return self._draw_each(rng, step, steps)
+
+    @staticmethod
+    def _draw_each(rng: DrawingRng, step: Step | None, steps: Iterator[Step]) -> Iterator[Step]:
         while step is not None:
             yield step
             with rng:
@@ -286,23 +289,26 @@ class ShardedSampler(Sampler[Any]):
             options["num_accumulated"] = self.num_accumulated
             return chain.from_iterable(shard_windows(self.order, self.batch_size, **options))
         if self.batch_size is None:
-            steps = shard_batches(self.order, **options)
-        else:
-            steps = shard_samples(self.order, self.batch_size, **options)
-        return lend_to_last(steps, self.size) if self.lends else steps
+            return shard_batches(self.order, **options)
+        return shard_samples(self.order, self.batch_size, **options)
 
-    def _weigh(self, steps: Iterator[Step]) -> Iterator[Step]:
+    def _lend(self, steps: Iterator[Step], num_batches: Callable[[], int | float]) -> Iterator[Step]:
+        wanted = num_batches()
+        yield from lend_to_last(steps if wanted == math.inf else islice(steps, int(wanted)), self.size)
+
+    def _weigh(self, steps: Iterator[Step], num_batches: Callable[[], int | float]) -> Iterator[Step]:
         """The same steps. Notes the batches that don't weigh 1; for that, each window is read as a whole."""
-        rank, size, number, left = self.rank, self.size, 0, self._num_batches
+        rank, size, number, left = self.rank, self.size, 0, num_batches()
         while left and (window := list(islice(steps, int(min(self._window, left))))):
             left -= len(window)
             num_in_steps = [sum(map(len, step)) for step in window]
             num_all = sum(num_in_steps)
             for place, (step, num_in_step) in enumerate(zip(window, num_in_steps, strict=True), start=1):
                 num_own = len(step[rank]) * size
-                if num_own != num_in_step or num_own * self._window != num_all:
-                    weight, weight_in_step = num_own * self._window / num_all, num_own / num_in_step
-                    self.uneven[number] = MicroBatch(weight, weight_in_step, place == len(window))
+                weight, weight_in_step = num_own * self._window / (num_all or 1), num_own / (num_in_step or 1)
+                micro_batch = MicroBatch(weight, weight_in_step, place == len(window))
+                if micro_batch != (1, 1, place == self._window):
+                    self.uneven[number] = micro_batch
                 number += 1
                 yield step
         yield from steps  # a loader may run ahead
@@ -332,6 +338,11 @@ class ShardedSampler(Sampler[Any]):
         own = [index if isinstance(index, int) else 0 for index in shard]
         seeds = (mix_seed(self.seed, epoch, first + number, index) for number, index in enumerate(own))
         return [SeededIndex(*pair) for pair in zip(shard, seeds, strict=True)]
+
+
+def unlimited() -> float:
+    """The number of batches that are taken where nothing limits it."""
+    return math.inf
 
 
 def _length_of(order: Iterable[Any]) -> int | None:

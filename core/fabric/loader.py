@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from core.contract import CheckpointError
-from core.data import sampler_of, set_epoch
+from core.data import read_windows, sampler_of, set_epoch
 from core.watch.phases import heartbeat
 
 if TYPE_CHECKING:
@@ -54,7 +54,6 @@ class FabricDataLoader:
         self._sampler = sampler_of(source)
         self._transfer = transfer
         self._has_begun = False
-        self._global_batch = global_batch
         self.num_accumulated = 1 if global_batch is None else global_batch.num_accumulated
         self.ends_window, self.loss_weight = True, 1.0
 
@@ -67,13 +66,16 @@ class FabricDataLoader:
         set_epoch(self._source, self.epoch)
         advance = self._sampler.advance if self._sampler is not None else None
         transfer = self._transfer
-        accumulates = self._global_batch is not None
+        batches, accumulates = iter(self.loader), self.num_accumulated > 1
         uneven = self._sampler.uneven if self._sampler is not None else {}
+        if accumulates and (self._sampler is None or self._sampler.num_accumulated is None):
+            uneven = {}
+            batches = read_windows(batches, uneven, num_accumulated=self.num_accumulated)
         heartbeat.phase = "step"
-        for number, batch in enumerate(self.loader, start=1):
+        for number, batch in enumerate(batches):
             heartbeat.count += 1
             if uneven or accumulates or self.loss_weight != 1.0:
-                self._describe(number, uneven.pop(number - 1, None))
+                self._describe(number, uneven.pop(number, None))
             # Before the batch is handed out: a state that is saved while the user works on it counts it.
             if advance is not None:
                 advance()
@@ -82,14 +84,11 @@ class FabricDataLoader:
         self.set_epoch(self.epoch + 1)
 
     def _describe(self, number: int, micro_batch: MicroBatch | None) -> None:
-        """Set `ends_window` and `loss_weight` for the batch with this number, from 1, of this iteration."""
-        self.ends_window, self.loss_weight = number % self.num_accumulated == 0, 1 / self.num_accumulated
-        is_cut = self._sampler is not None and self._sampler.num_accumulated is not None
+        """Set `ends_window` and `loss_weight` for the batch with this number, from 0, of this iteration."""
+        self.ends_window, self.loss_weight = (number + 1) % self.num_accumulated == 0, 1 / self.num_accumulated
         if micro_batch is not None:
             self.loss_weight *= micro_batch.weight
-            self.ends_window |= is_cut and micro_batch.ends_window
-        if self._global_batch is not None and not is_cut:
-            self.ends_window |= hasattr(self.loader, "__len__") and number == len(self.loader)
+            self.ends_window |= micro_batch.ends_window
 
     def __len__(self) -> int:
         """Batches of a whole epoch on this rank."""

@@ -18,8 +18,7 @@ class Progress:
         total_batches: batches of all epochs that were consumed on this rank.
         epoch_is_ending: the first hooks of the epoch's end are running, which is no time to save.
         epoch_is_over: the last hooks of the epoch are running; what is saved now goes on with the next one.
-        window_start: the batch at which accumulation windows of the running epoch begin to be counted: 0, or where a
-            resumed run goes on, which may be anywhere if the number of ranks has changed.
+        window_start: the batch with which the running accumulation window begins.
         is_recut: the running epoch goes on with other ranks, or batches of another size, than it began with.
         validated_batch: the batch after which the newest validation of the running epoch was made, -1 for none.
     """
@@ -56,16 +55,10 @@ class Progress:
         """True if the validation that may be due at this batch has been made."""
         return self.validated_batch == self.batch
 
-    def count_unfinished(self, window: int, epoch_end: int | float) -> int:
-        """Batches since the last optimizer step, of an accumulation window that isn't complete.
-
-        Args:
-            window: batches of an accumulation window.
-            epoch_end: batches of the epoch, whose last window may be shorter.
-        """
-        if self.epoch_is_over or self.epoch_is_ending or self.batch >= epoch_end:
-            return 0
-        return (self.batch - self.window_start) % window
+    @property
+    def num_unfinished(self) -> int:
+        """Batches since the last optimizer step, of an accumulation window that isn't complete."""
+        return self.batch - self.window_start
 
     def end_epoch(self) -> None:
         """Go on with the next epoch."""

@@ -181,7 +181,7 @@ class Run:
 
     def count_unfinished(self) -> int:
         """Batches of a window whose optimizer step is still to come."""
-        return self.progress.count_unfinished(self.window, self.loaders.epoch_end) if self.trains else 0
+        return self.progress.num_unfinished if self.trains else 0
 
     # metrics --------------------------------------------------------------------------------------------------------
 

@@ -20,7 +20,7 @@ def weighed(num_samples, batch_size, size, window=1, num_batches=float("inf"), *
             lends=False,
         )
         sampler = sampler_of(loader)
-        sampler.set_window(window, num_batches)
+        sampler.set_window(window, lambda: num_batches)
         batches = []
         for number, batch in enumerate(loader):
             if number == num_batches:
@@ -53,7 +53,7 @@ def test_each_sample_weighs_alike_in_its_window(num_samples, batch_size, size, w
 def test_batches_of_a_whole_window_have_no_weights():
     loader = shard_loader(DataLoader(range(24), batch_size=2), rank=1, size=2, seed=0, lends=False)
     sampler = sampler_of(loader)
-    sampler.set_window(3, float("inf"))
+    sampler.set_window(3, lambda: float("inf"))
     assert [len(sampler.uneven) for _ in loader] == [0] * 6
 
 

@@ -15,16 +15,20 @@ from core.trainer.data.collection import is_collection, leaves_of
 from core.trainer.data.combined import CombinedLoader, CombinedResumableLoader
 from core.trainer.data.sources import PREDICTION, TEST, TRAIN, VALIDATION
 from core.trainer.data.validation_interval import check_interval
-from core.trainer.settings.options import resolve_limit
+from core.trainer.settings.options import is_whole, resolve_limit
 from core.trainer.settings.warn_at import warn_caller
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
+    from typing import TypeAlias
 
     from core.contract import Strategy
     from core.data import GlobalBatch, MicroBatch
     from core.trainer.data.sources import Role, Source
     from core.trainer.settings.options import TrainerOptions
+
+    _Evaluated: TypeAlias = tuple[Any, Sequence[ResumableLoader], dict[int, MicroBatch]]
+    """A loader, what it reads, and which of its batches are uneven."""
 
 _UNKNOWN = float("inf")
 _WEIGHS_NOTHING = Capability.COMPILED_STEP | Capability.OWNS_STEP
@@ -36,16 +40,28 @@ class StageLoader:
     """A loader of one rank, and how many of its batches are wanted; infinite if it doesn't know its length.
 
     Attributes:
+        limit: the most batches that the user wants; infinite for all.
+        resumables: what it reads.
         uneven: of the iteration that is on, the batches that don't weigh as much as others; see `ShardedSampler`.
     """
 
     loader: Any
     num_batches: int | float
+    limit: int | float
+    resumables: Sequence[ResumableLoader]
     uneven: dict[int, MicroBatch] = field(default_factory=dict)
+
+    def limited(self, num_batches: int | float) -> StageLoader:
+        """The same loader, with so many batches at most."""
+        return replace(self, num_batches=min(self.num_batches, num_batches), limit=min(self.limit, num_batches))
 
     def batches(self) -> Iterator[Any]:
         """An iterator over as many batches as are wanted."""
-        return iter(self.loader) if self.num_batches == _UNKNOWN else islice(self.loader, int(self.num_batches))
+        for resumable in self.resumables:
+            resumable.set_window(1, lambda: self.limit)
+        batches = iter(self.loader)
+        wanted = min(self.limit, length_of(self.loader))  # asked anew, since data may have grown
+        return batches if wanted == _UNKNOWN else islice(batches, int(wanted))
 
 
 class Loaders:
@@ -56,10 +72,9 @@ class Loaders:
     Attributes:
         train: what is iterated over in training; None before `setup`.
         validation, test, predict: one for each loader.
-        num_train_batches: batches of an epoch on this rank; infinite if unknown.
+        num_train_batches: batches of an epoch on this rank, as its loader says when it begins; infinite if unknown.
         knows_length: True if the training loader's own length can be relied upon.
         global_batch: the division of `global_batch_size`, from `setup` on; None without it.
-        epoch_end: batches of the running epoch, known at the latest when its last one is there.
     """
 
     def __init__(self, options: TrainerOptions, sources: Sequence[Source]) -> None:
@@ -76,7 +91,7 @@ class Loaders:
         self.test: list[StageLoader] = []
         self.predict: list[StageLoader] = []
         self.num_train_batches: int | float = 0
-        self.epoch_end: int | float = 0
+        self._evaluated: dict[Role, list[_Evaluated]] = {}
         self.knows_length = True
 
     def setup(self, strategy: Strategy) -> None:
@@ -122,12 +137,15 @@ class Loaders:
         else:
             self._resumable = self._make_resumable(combined, TRAIN, lends=not self.weighs)
         self.train = self._resumable.loader
-        available = length_of(self.train)
-        self.knows_length = available != _UNKNOWN and not any(map(_estimates_length, _leaves(combined)))
-        self.num_train_batches = resolve_limit(self._limit(TRAIN), available, name=TRAIN.limit)
+        self.knows_length = length_of(self.train) != _UNKNOWN and not any(map(_estimates_length, _leaves(combined)))
         # Compared on all ranks, since one with more batches would wait in its step for the others.
-        self._check_train(self._gather(self.num_train_batches))
+        self._check_train(self._gather(self.count_train()))
         check_interval(self._options, self)
+
+    def count_train(self) -> int | float:
+        """Ask the training loader for its number of batches, which may be another one in each epoch."""
+        self.num_train_batches = resolve_limit(self._limit(TRAIN), length_of(self.train), name=TRAIN.limit)
+        return self.num_train_batches
 
     def _divide(self, loader: Any) -> None:
         wanted, strategy = self._options.global_batch_size, self._strategy
@@ -157,18 +175,20 @@ class Loaders:
         source, limit = self._sources.get(role), self._limit(role)
         # A limit of 0 turns the stage off: its hook isn't even asked.
         loaders = source.ask() if source is not None and limit != 0 else None
+        self._evaluated[role] = []
         if loaders is None:
             return []
         # Read together they are one loader; one after the other they are several, each with its own index.
         if isinstance(loaders, CombinedLoader) and loaders.mode != "sequential":
             resumables = [self._make_resumable(leaf, role) for _, leaf in loaders.leaves]
-            made: list[tuple[Any, dict[int, MicroBatch]]] = [(loaders.with_resumables(resumables), {})]
+            made: list[_Evaluated] = [(loaders.with_resumables(resumables), resumables, {})]
         else:
             leaves = loaders.leaves if isinstance(loaders, CombinedLoader) else leaves_of(loaders)
             joins = self._forwards_together
             resumables = [self._make_resumable(leaf, role, joins=joins) for _, leaf in leaves]
-            made = [(resumable.loader, resumable.uneven) for resumable in resumables]
-        return self._count(made, role)
+            made = [(resumable.loader, [resumable], resumable.uneven) for resumable in resumables]
+        self._evaluated[role] = made
+        return self._count(role)
 
     @property
     def _forwards_together(self) -> bool:
@@ -177,9 +197,10 @@ class Loaders:
         capabilities = self._strategy.capabilities
         return Capability.COLLECTIVES in capabilities and Capability.INFERENCE_MODE not in capabilities
 
-    def _count(self, made: list[tuple[Any, dict[int, MicroBatch]]], role: Role) -> list[StageLoader]:
+    def _count(self, role: Role) -> list[StageLoader]:
         """Shares may differ by a batch: a fraction is of the longest, and only a loader that is empty for all is."""
-        lengths = [length_of(loader) for loader, _ in made]
+        made = self._evaluated[role]
+        lengths = [length_of(loader) for loader, _, _ in made]
         longest = [max(counts) for counts in zip(*self._gather(lengths), strict=True)]
         if 0 in longest or not longest:
             self._check_empty(role)
@@ -187,9 +208,10 @@ class Loaders:
             return []
         limit = self._limit(role)
         wanted = [resolve_limit(limit, available, name=role.limit) if available else 0 for available in longest]
+        limits = [limit if isinstance(limit, int) else _UNKNOWN if is_whole(limit) else number for number in wanted]
         return [
-            StageLoader(loader, number, uneven)
-            for (loader, uneven), number in zip(made, map(min, wanted, lengths), strict=True)
+            StageLoader(loader, number, most, resumables, uneven)
+            for (loader, resumables, uneven), number, most in zip(made, map(min, wanted, lengths), limits, strict=True)
         ]
 
     @property
@@ -271,7 +293,7 @@ class Loaders:
     def limited_validation(self, num_batches: int) -> Iterator[list[StageLoader]]:
         """The validation loaders with a few batches each; -1 for all."""
         limit = _UNKNOWN if num_batches < 0 else num_batches
-        yield [replace(loader, num_batches=min(loader.num_batches, limit)) for loader in self.validation]
+        yield [loader.limited(limit) for loader in self.validation]
 
     # position -------------------------------------------------------------------------------------------------------
 
@@ -284,18 +306,27 @@ class Loaders:
             self.ask_again()
         self._restored = None
         self._train_loader.begin(epoch)
-        self.epoch_end = self.num_train_batches
+        self._check_train(self._gather(self.count_train()))
+        if self._evaluated[VALIDATION]:
+            self.validation = self._count(VALIDATION)
 
-    def open_train(self, num_accumulated: int = 1, num_batches: int | float = _UNKNOWN) -> Iterator[Any]:
+    def open_train(
+        self, num_accumulated: int = 1, num_batches: Callable[[], int | float] = lambda: _UNKNOWN
+    ) -> Iterator[Any]:
         """All ranks. The epoch's batches from the position on.
 
         Args:
             num_accumulated: batches of an accumulation window.
-            num_batches: that will be taken at most.
+            num_batches: that will be taken at most; asked once the order is drawn.
         """
-        if isinstance(self._resumable, ResumableLoader) and self.weighs:
-            self._resumable.set_window(num_accumulated, num_batches)
+        for resumable in self._resumables:
+            resumable.set_window(num_accumulated if self.is_sharded and self.weighs else 1, num_batches)
         return self._train_loader.open()
+
+    @property
+    def is_sharded(self) -> bool:
+        """True if the order of one training loader is cut into batches here, so that their sizes are known before."""
+        return isinstance(self._resumable, ResumableLoader) and self._resumable.is_sharded
 
     @property
     def uneven(self) -> dict[int, MicroBatch]:
@@ -332,11 +363,7 @@ class Loaders:
     @property
     def is_cut_anew(self) -> bool:
         """True if what is left of a restored epoch has another number of batches than `num_train_batches` says."""
-        resumable = self._train_loader
-        return any(
-            each.is_cut_anew
-            for each in (resumable.resumables if isinstance(resumable, CombinedResumableLoader) else [resumable])
-        )
+        return any(resumable.is_cut_anew for resumable in self._resumables)
 
     @property
     def has_position(self) -> bool:
@@ -383,6 +410,11 @@ class Loaders:
             )
         found: dict[str, Any] = states[strategy.global_rank]
         return found
+
+    @property
+    def _resumables(self) -> Sequence[ResumableLoader]:
+        resumable = self._train_loader
+        return resumable.resumables if isinstance(resumable, CombinedResumableLoader) else [resumable]
 
     @property
     def _train_loader(self) -> ResumableLoader | CombinedResumableLoader:

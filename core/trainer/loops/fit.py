@@ -9,12 +9,12 @@ from torch import Tensor
 
 from core.checkpoint import collect_random_state, restore_random_state
 from core.contract import Capability, ModuleError, TrainingStep, UnsupportedError
+from core.data import read_windows
 from core.trainer.checks.stage_checks import check_max_steps
 from core.trainer.data.epoch_end import await_others
 from core.trainer.data.loaders import length_of
 from core.trainer.hooks.argument_counts import call_with
 from core.trainer.logging.non_finite_losses import guarded
-from core.trainer.loops.accumulation import AccumulationWindow
 from core.trainer.loops.evaluate import evaluate
 from core.trainer.loops.no_update_check import NoUpdateCheck
 from core.trainer.loops.profiling import mark_steps, profile_parts
@@ -78,7 +78,7 @@ class FitLoop:
         check_max_steps(self._run)
         events, options = self._run.events, self.options
         self.no_update_check = NoUpdateCheck(self._run)
-        self.line = self._open_line()
+        self.line: Collectives | None = None
         self.step = self._make_step()
         self.batch_start = events.hook("on_train_batch_start")
         self.batch_end = mark_steps(self._run.profiler, events.hook("on_train_batch_end"))
@@ -198,10 +198,6 @@ class FitLoop:
         if progress.batch == 0:
             self._emit_epoch("on_train_epoch_start")
         self._apply_changes()
-        # Other ranks than before, or batches of another size, may cut what is left into another number of batches.
-        self.num_batches: int | float = math.inf if progress.is_recut else run.loaders.num_train_batches
-        run.loaders.epoch_end = self.num_batches
-        self.is_validation_due = self.schedule.begin_epoch()
         self.no_update_check.begin_epoch()
         is_over = self._run_batches()
         run.logged.train.micro_batch = None
@@ -273,10 +269,12 @@ class FitLoop:
     def _run_batches(self) -> bool:
         """Train the epoch's batches. True if the epoch came to its end."""
         run, progress, step, stops = self._run, self.progress, self.step, self.stops
-        signals, metrics, num_batches = run.signals, run.logged.train, self.num_batches
+        signals, metrics = run.signals, run.logged.train
         fetch: Callable[..., Any] = run.profiled("fetch_batch", next)
         train: Callable[..., StepOutput] = run.profiled("run_training_step", self.strategy.run_training_step)
-        batches, window, uneven = self._open_batches()
+        batches, uneven = self._open_batches()
+        num_batches, window = self.num_batches, run.window
+        self.is_validation_due = self.schedule.begin_epoch()
         self._validate_belatedly()
         first = batch_idx = progress.batch
         stops.begin(batch_idx)
@@ -293,9 +291,12 @@ class FitLoop:
             metrics.batch, metrics.weight = batch, None
             if uneven or metrics.micro_batch is not None:
                 metrics.micro_batch = uneven.pop(batch_idx - first, None)
-            if window is not None:
-                step.ends_window = window.ends_with(batch_idx)
+            if window > 1:
+                ends_short = metrics.micro_batch is not None and metrics.micro_batch.ends_window
+                is_whole = batch_idx + 1 - progress.window_start >= window
+                step.ends_window = is_whole or ends_short or batch_idx + 1 == num_batches
             if self.batch_start is not None and self.batch_start(batch, batch_idx) == -1:
+                self._drop_window()
                 return True
             # An engine may take several batches in its step. Optimizers that a module steps itself count by themselves.
             steps_before = progress.global_step
@@ -308,6 +309,8 @@ class FitLoop:
             batch_idx = progress.batch = batch_idx + output.num_batches
             progress.total_batches += output.num_batches
             progress.global_step += output.num_optimizer_steps
+            if step.ends_window:
+                progress.window_start = batch_idx
             stepped = progress.global_step > steps_before
             if stepped and self.step_schedulers:
                 step_schedulers(run, self.step_schedulers, progress.global_step)
@@ -335,28 +338,30 @@ class FitLoop:
 
         return train_weighted(train, batch, batch_idx, self.step, self._run.module, micro_batch)
 
-    def _open_batches(self) -> tuple[Iterator[Any], AccumulationWindow | None, dict[int, MicroBatch]]:
-        """The epoch's remaining batches; where windows end, if gradients are accumulated; and what is uneven."""
-        run, batches = self._run, self._open_loader()
-        uneven = run.loaders.uneven
-        if self.line is not None:
-            from core.trainer.data.joined_batches import join_batches  # few run over data of unknown length
-
-            batches = join_batches(
-                *(batches, self.strategy, self.line, uneven),
+    def _open_batches(self) -> tuple[Iterator[Any], dict[int, MicroBatch]]:
+        """The epoch's remaining batches, and those that are uneven."""
+        run, loaders, batches = self._run, self._run.loaders, self._open_loader()
+        uneven = loaders.uneven
+        self.line = self.line or self._open_line()
+        if not loaders.is_sharded and (run.window > 1 or self.line is not None):
+            batches = read_windows(
+                *(batches, uneven),
                 num_accumulated=run.window,
                 num_batches=self.num_batches - self.progress.batch,
-                has_sizes=not run.loaders.is_combined,
+                has_sizes=not loaders.is_combined,
+                share=self.strategy.data_parallel_rank,
+                collectives=self.line,
             )
-        if run.window == 1:
-            return batches, None, uneven
-        window = AccumulationWindow(run.window, self.progress.window_start, self.num_batches, batches, run.loaders)
-        return window.batches, window, uneven
+        return batches, uneven
 
     def _open_line(self) -> Collectives | None:
-        """All ranks. A line between them to agree on batches, where they don't know how many they have."""
-        loaders = self._run.loaders
-        if loaders.knows_length or not loaders.weighs or not self._run.session.has_peers:
+        """All ranks. A line between them to agree on batches, where they don't know how many they have, or their sizes.
+
+        Batches of one size are taken for granted where each is a step, and ranks know how many they have.
+        """
+        run, loaders = self._run, self._run.loaders
+        agrees = loaders.knows_length and (loaders.is_combined or run.window == 1)
+        if agrees or loaders.is_sharded or not loaders.weighs or not run.session.has_peers:
             return None
         try:
             return self.strategy.background_collectives()
@@ -395,11 +400,26 @@ class FitLoop:
             restore_random_state(at_opening, *place)
         run.random_state_at_opening = collect_random_state(*place) if run.loaders.reads_again else None
         with run.signals.hidden_from_children():
-            batches: Iterator[Any] = run.loaders.open_train(run.window, self.num_batches - self.progress.batch)
+            batches: Iterator[Any] = run.loaders.open_train(run.window, self._num_left)
+        self.num_batches: int | float = self._num_left() + self.progress.batch  # a batch sampler may know it only now
         if self.progress.batch >= self.num_batches:
             next(batches, None)  # the order of an epoch that is over is drawn too, so that the next one's follows it
         self._restore_random_state()
         return batches
+
+    def _num_left(self) -> int | float:
+        """Batches from the position to the epoch's end."""
+        # Other ranks than before, or batches of another size, may cut what is left into another number of batches.
+        return math.inf if self.progress.is_recut else self._run.loaders.count_train() - self.progress.batch
+
+    def _drop_window(self) -> None:
+        """All ranks, where a hook leaves out the rest of an epoch. Forget the gradients of a window that has begun."""
+        if self._run.count_unfinished():
+            for optimizer in self.step.optimizers:
+                optimizer.zero_grad()
+                if self._run.session.weights is not None:
+                    self._run.session.weights.drop(optimizer)
+        self.step.ends_window, self.progress.window_start = True, self.progress.batch
 
     def _restore_random_state(self) -> None:
         """Restore random numbers: once, as the last of all that is restored."""

@@ -50,7 +50,11 @@ class ModuleHooks:
 
     @empty_hook
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> int | None:
-        """The batch is on the device; `training_step` comes next. Return -1 to leave out the rest of the epoch."""
+        """The batch is on the device; `training_step` comes next.
+
+        Return -1, on all ranks, to leave out this batch and the rest of the epoch, with the batches of an accumulation
+        window that isn't complete: their gradients are dropped. The hooks of the epoch's end follow.
+        """
 
     @empty_hook
     def on_before_backward(self, loss: Tensor) -> None:

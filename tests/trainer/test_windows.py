@@ -186,6 +186,35 @@ def test_a_hook_that_leaves_out_the_rest_of_an_epoch_leaves_out_the_window_that_
     assert torch.equal(rest.weight, net.weight)
 
 
+class Sharded(Net):
+    """Has a parameter that can be cut into shards."""
+
+    def __init__(self):
+        super().__init__(skips_at=3)
+        self.weight = torch.nn.Parameter(torch.zeros(2, dtype=torch.float64))
+
+    def on_before_optimizer_step(self, optimizer):
+        """Its gradient is this rank's shard."""
+
+    def on_train_end(self):
+        self.whole = getattr(self.weight, "full_tensor", self.weight.detach)().tolist()
+
+    def training_step(self, batch, batch_idx):
+        return (self.weight.sum() * batch).mean()
+
+
+def weights_of_ranks(strategy):
+    options = {**QUIET, "devices": 2, "accumulate_grad_batches": 2, "max_epochs": 3}
+    Trainer(strategy=strategy, **options).fit(net := Sharded(), DataLoader(rows(12)))
+    return net.whole
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_no_rank_has_anything_left_of_a_window_that_was_left_out(strategy):
+    for weights in on_ranks(2, weights_of_ranks, strategy):
+        assert weights == [-7.5, -7.5], "three steps with the mean of 1 to 4"
+
+
 def test_a_loss_with_a_weight_leaves_nothing_behind_either():
     class Weighted(Net):
         def training_step(self, batch, batch_idx):

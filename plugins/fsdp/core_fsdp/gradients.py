@@ -10,10 +10,14 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.nn.utils import clip_grad_value_, clip_grads_with_norm_, get_total_norm
 
+from core_fsdp.left_out import groups_of
+
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from torch import nn
+    from torch.distributed.fsdp import FSDPModule
+    from torch.optim import Optimizer
     from torch.utils.hooks import RemovableHandle
 
     from core import GradientClipping
@@ -30,6 +34,20 @@ def add_up_sums(module: nn.Module) -> list[RemovableHandle]:
     """
     cut: list[Any] = [one for one in module.parameters() if isinstance(one, DTensor) and one.requires_grad]
     return [parameter.register_post_accumulate_grad_hook(_add_up) for parameter in cut]
+
+
+def clear_whole_ones(optimizer: Optimizer, units: Sequence[FSDPModule]) -> None:
+    """Let `zero_grad` forget whole gradients too, of a window without a step: torch holds them apart from shards'."""
+    zero_grad = optimizer.zero_grad
+
+    def clear(set_to_none: bool = True) -> None:
+        zero_grad(set_to_none)
+        own = {parameter for group in optimizer.param_groups for parameter in group["params"]}
+        for one in (one for unit in units for group in groups_of(unit._get_fsdp_state()) for one in group.fsdp_params):
+            if one.sharded_param in own and hasattr(one, "_unsharded_param"):
+                one.unsharded_param.grad = one.unsharded_accumulated_grad = None
+
+    vars(optimizer)["zero_grad"] = clear
 
 
 def _add_up(parameter: Tensor) -> None:

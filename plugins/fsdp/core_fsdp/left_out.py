@@ -22,7 +22,7 @@ class LeftOutOfUnits(LeftOutParameters):
 
     def watch(self, units: Iterable[FSDPModule]) -> None:
         """Look at these units from now on, too. Idempotent."""
-        groups = [group for unit in units for group in _groups_of(unit._get_fsdp_state())]
+        groups = [group for unit in units for group in groups_of(unit._get_fsdp_state())]
         for group in groups:
             # An attribute of the object, which torch finds before the method of its class.
             vars(group)["post_backward"] = self._checking(group, type(group).post_backward)
@@ -60,7 +60,7 @@ def _name(one: Any) -> str:
     return str(one._param_fqn or one._module_info.param_name)
 
 
-def _groups_of(state: Any) -> list[Any]:
+def groups_of(state: Any) -> list[Any]:
     """The objects that torch has of a unit, of which torch 2.13 may have several."""
     if hasattr(state, "_fsdp_param_groups"):
         return list(state._fsdp_param_groups)

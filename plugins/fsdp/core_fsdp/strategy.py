@@ -358,6 +358,10 @@ class FSDPStrategy(ParallelStrategy):
         """All ranks. A context in which gradients stay whole and local; the next backward outside reduces their sum."""
         if not enabled:
             return super().no_backward_sync(module, enabled)
+        for optimizer in self.optimizers:
+            if "zero_grad" not in vars(optimizer):
+                units = [unit for handle in self.session.handles for unit in wrapping.sharded_units(handle.module)]
+                gradients.clear_whole_ones(optimizer, units)
         return forward.no_sync(wrapping.sharded_units(self.session.handle_of(module).module))
 
     def clip_gradients(self, module: nn.Module, optimizer: Optimizer, clipping: GradientClipping) -> Tensor | None:

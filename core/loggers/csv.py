@@ -152,4 +152,6 @@ def _locked(folder: Path) -> Iterator[None]:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
     finally:
+        with contextlib.suppress(OSError):  # a process that was forked meanwhile has the folder open as well
+            fcntl.flock(descriptor, fcntl.LOCK_UN)
         os.close(descriptor)

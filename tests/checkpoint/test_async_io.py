@@ -5,6 +5,7 @@ import sys
 import threading
 import warnings
 from collections import Counter
+from concurrent.futures import wait
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ import torch
 from checkpoint_collectives import Alone
 from core.checkpoint import AsyncCheckpointIO, DistributedCheckpointIO, TorchCheckpointIO, load_checkpoint
 from core.checkpoint.copies import copying
+from core.checkpoint.storage import disk
 from core.contract import CheckpointError, UnsupportedError
 from core_testing import programs
 
@@ -173,6 +175,37 @@ def test_at_most_one_is_in_flight(gated, tmp_path):
     second.join(60)
     gated._wait()
     assert sorted(os.listdir(tmp_path)) == ["1.ckpt", "2.ckpt"]
+
+
+@pytest.mark.parametrize("inner", [DistributedCheckpointIO, TorchCheckpointIO])
+def test_a_process_that_is_forked_within_a_save_holds_up_no_later_one(tmp_path, monkeypatch, inner):
+    """As a loader's worker is, which lives on until the epoch ends."""
+    rename, copies, (waits, ends) = disk.rename, [], os.pipe()
+
+    def fork_and_rename(*paths):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # from Python 3.12 on, of any thread
+            if not (copy := os.fork()):
+                os.close(ends)
+                os.read(waits, 1)
+                os._exit(0)
+        copies.append(copy)
+        rename(*paths)
+
+    monkeypatch.setattr(disk, "rename", fork_and_rename)
+    checkpoint_io = AsyncCheckpointIO(inner())
+    checkpoint_io.save_checkpoint({"x": 1}, tmp_path / "1.ckpt", collectives=ALONE)
+    checkpoint_io._wait()
+    monkeypatch.undo()
+    checkpoint_io.save_checkpoint({"x": 2}, tmp_path / "2.ckpt", collectives=ALONE)
+    _, unfinished = wait([future for *_, future in checkpoint_io._pending], 20)
+    os.close(ends)
+    for copy in copies:
+        os.waitpid(copy, 0)
+    os.close(waits)
+    checkpoint_io.teardown()
+    assert copies
+    assert not unfinished
 
 
 def test_an_error_of_the_writer_reaches_the_next_save_and_the_one_after_is_written(tmp_path):

@@ -26,8 +26,7 @@ def held(path: Path, *, shared: bool = False) -> Iterator[bool]:
             is_locked = True
         yield is_locked
     finally:
-        with contextlib.suppress(OSError):  # what was done under the lock is done
-            os.close(descriptor)
+        _give_back(descriptor)  # what was done under the lock is done
 
 
 def is_free(path: Path) -> bool:
@@ -41,5 +40,13 @@ def is_free(path: Path) -> bool:
     except OSError:
         return False
     finally:
-        os.close(descriptor)
+        _give_back(descriptor)
     return True
+
+
+def _give_back(descriptor: int) -> None:
+    """Unlock and close. A process that was forked meanwhile, such as a loader's worker, has the file open as well."""
+    with contextlib.suppress(OSError):
+        fcntl.flock(descriptor, fcntl.LOCK_UN)
+    with contextlib.suppress(OSError):
+        os.close(descriptor)

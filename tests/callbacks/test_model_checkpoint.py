@@ -9,7 +9,7 @@ import torch
 from callbacks.tiny import Tiny, loader, make_trainer
 from core import CheckpointError, ConfigurationError
 from core.callbacks import Callback, LambdaCallback, ModelCheckpoint
-from core.checkpoint import DistributedCheckpointIO, TorchCheckpointIO, load_checkpoint
+from core.checkpoint import CheckpointIO, DistributedCheckpointIO, TorchCheckpointIO, load_checkpoint
 
 
 def names(folder):
@@ -205,6 +205,40 @@ def test_what_the_run_began_from_stays(tmp_path):
     fit(tmp_path, ModelCheckpoint(tmp_path / "c", "{epoch}"), max_epochs=1)
     fit(tmp_path, ModelCheckpoint(tmp_path / "c", "{epoch}"), max_epochs=3, ckpt_path=str(tmp_path / "c/epoch=0.ckpt"))
     assert names(tmp_path / "c") == ["epoch=0.ckpt", "epoch=2.ckpt"]
+
+
+class GoneError(Exception):
+    """Ends a run as if it was killed: it saves and removes nothing any more."""
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"monitor": "train_loss"}, {"monitor": "train_loss", "save_top_k": 2}, {"save_top_k": -1}]
+)
+@pytest.mark.parametrize("is_removed", [True, False])
+def test_a_run_that_goes_on_leaves_as_many_files_as_an_undisturbed_one(tmp_path, monkeypatch, options, is_removed):
+    """Also if the one before was killed between a save and the removal of what it replaced."""
+
+    def train(name, *others, **more):
+        checkpoint = ModelCheckpoint(tmp_path / name, "{step}", every_n_train_steps=2, save_last=True, **options)
+        fit(tmp_path, checkpoint, *others, max_epochs=3, **more)
+        return [os.path.basename(path) for path in checkpoint.best_k_models]
+
+    def end(trainer, *rest):
+        if trainer.global_step == 7:
+            raise GoneError
+
+    def retire(self, path, successor, **rest):
+        if "step=6" in successor:
+            raise GoneError
+        self.remove_checkpoint(path, **rest)
+
+    whole = train("whole")
+    with monkeypatch.context() as patched, pytest.raises(GoneError):
+        if not is_removed:
+            patched.setattr(CheckpointIO, "retire_checkpoint", retire)
+        train("parts", LambdaCallback(on_train_batch_end=end))
+    assert train("parts", ckpt_path="last") == whole
+    assert names(tmp_path / "parts") == names(tmp_path / "whole")
 
 
 # names --------------------------------------------------------------------------------------------------------------

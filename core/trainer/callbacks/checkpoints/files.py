@@ -72,6 +72,12 @@ def retire_checkpoint(trainer: TrainerViews, path: str, successor: str) -> None:
     strategy.checkpoint_io.retire_checkpoint(path, successor, collectives=trainer.session.collectives)
 
 
+def is_there(trainer: TrainerViews, path: str) -> bool:
+    """All ranks. True if a complete checkpoint is at `path`."""
+    strategy = trainer.strategy
+    return bool(strategy.broadcast(trainer.is_global_zero and strategy.checkpoint_io.exists(path)))
+
+
 def clean_up(trainer: TrainerViews, folder: str) -> None:
     """Rank 0 alone. Delete what a run that was killed has left in a folder."""
     if trainer.is_global_zero and ("://" in folder or "::" in folder or os.path.isdir(folder)):

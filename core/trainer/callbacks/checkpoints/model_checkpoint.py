@@ -19,6 +19,7 @@ from core.trainer.callbacks.checkpoints.files import (
     can_link,
     clean_up,
     find_free_path,
+    is_there,
     link_checkpoint,
     retire_checkpoint,
 )
@@ -146,6 +147,7 @@ class ModelCheckpoint(Callback):
         self._named_path: str | None = None
         self._last_score: float | None = None
         self._obsolete: list[tuple[str, str]] = []
+        self._beginning = ""
         self._first_step = self._judged_step = self._last_step = self._step_seen = 0
         self._validated_step: int | None = None
         self._waits = False
@@ -228,6 +230,7 @@ class ModelCheckpoint(Callback):
             "last_model_path": self.last_model_path,
             "named_path": self._named_path,
             "waits": self._waits,
+            "obsolete": list(map(list, self._obsolete)),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -239,6 +242,7 @@ class ModelCheckpoint(Callback):
             self.dirpath = state["dirpath"]
             self._best.scores = dict(state["best_k_models"])
             self._newest_path, self.last_model_path = state["newest_path"], state["last_model_path"]
+            self._obsolete = [(path, successor) for path, successor in state.get("obsolete", ())]
 
     # when -----------------------------------------------------------------------------------------------------------
 
@@ -246,6 +250,7 @@ class ModelCheckpoint(Callback):
         """All ranks. Agree on the folder, and delete what a run that was killed has left there."""
         if stage == "fit":
             self._waits, self._validated_step = False, None
+            self._obsolete, self._beginning = [], str(trainer.ckpt_path)
             self.dirpath = self._given_dirpath or posixpath.join(trainer.log_dir, "checkpoints")
             clean_up(trainer, self.dirpath)
 
@@ -254,6 +259,7 @@ class ModelCheckpoint(Callback):
         self._first_step = self._judged_step = self._last_step = self._step_seen = trainer.global_step
         if self._waits:  # as the checkpoint says from which training goes on
             self._judged_step = -1
+        self._obsolete = [each for each in self._obsolete if is_there(trainer, each[0])]
         self._saved_s = time.monotonic()
         self._after_epoch = self.save_on_train_epoch_end
         if self._after_epoch is None:
@@ -389,23 +395,23 @@ class ModelCheckpoint(Callback):
         path = self.last_model_path = self._path_for(trainer, self.CHECKPOINT_NAME_LAST, values, own=old)
         if self.save_last == "link" and saved and can_link(trainer, saved):
             link_checkpoint(trainer, saved, path)
-            self._drop(trainer, path, old)
+            self._give_up(old, path)
         else:
             self._replace(trainer, path, old)
 
     def _replace(self, trainer: TrainerViews, path: str, old: str | None) -> None:
-        """Write the new one, then remove the old one."""
+        """Write the new one, then remove the old one; if this run is killed in between, one that goes on does it."""
+        self._give_up(old, path)
         trainer.save_checkpoint(path, weights_only=self.save_weights_only)
         if self.verbose:
             trainer.print(f"ModelCheckpoint: step {trainer.global_step} is saved in {path}")
-        self._drop(trainer, path, old)
-
-    def _drop(self, trainer: TrainerViews, new: str, old: str | None) -> None:
-        # What the user has named as the run's beginning stays: a job that is run again begins there again.
-        if old and old != new and str(trainer.ckpt_path) != old:
-            self._obsolete.append((old, new))
         if self.save_last != "link":  # which may lead to the old one, until it is moved
             self._remove_obsolete(trainer)
+
+    def _give_up(self, old: str | None, new: str) -> None:
+        # What the user has named as the run's beginning stays: a job that is run again begins there again.
+        if old and old not in (new, self._beginning):
+            self._obsolete.append((old, new))
 
     def _remove_obsolete(self, trainer: TrainerViews) -> None:
         """Remove what was replaced; not yet if the new one is only written at the accumulation window's end."""

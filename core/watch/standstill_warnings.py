@@ -73,15 +73,22 @@ class StandstillWarnings:
 
     def _write_stacks(self, message: str, statuses: Sequence[RankStatus]) -> None:
         folder = Path(self._options.folder or tempfile.gettempdir())
-        name = f"core-hang-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}.txt"
-        path = Path(self._stacks_path or folder / name)
         stacks = "".join(
             f"\nrank {each.rank} on {each.host}, process {each.pid}, {each.state}:\n{each.stack}" for each in statuses
         )
         with suppress(OSError):
             folder.mkdir(parents=True, exist_ok=True)
-            path.write_text(message + stacks, encoding="utf-8", errors="backslashreplace")
-            self._stacks_path = str(path)
+            path = self._stacks_path or _new_file(folder)
+            Path(path).write_text(message + stacks, encoding="utf-8", errors="backslashreplace")
+            self._stacks_path = path
+
+
+def _new_file(folder: Path) -> str:
+    """A file for stacks, by a name that no other user of the machine could have taken before."""
+    begin = f"core-hang-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}-"
+    descriptor, path = tempfile.mkstemp(".txt", begin, folder)
+    os.close(descriptor)
+    return path
 
 
 def _write(text: str) -> None:

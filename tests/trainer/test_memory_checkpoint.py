@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+import stat
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from torch.utils.data import DataLoader
 
 from core import Callback, Trainer
 from core.callbacks import MemoryCheckpoint, ModelCheckpoint
-from core.contract import UnsupportedError
+from core.contract import ConfigurationError, UnsupportedError
 from core.strategies import ParallelStrategy
 from global_batches import QUIET, Net, close, data
 from resuming import on_ranks
@@ -162,6 +163,47 @@ def test_a_newer_checkpoint_on_disk_comes_first(tmp_path):
     [kept] = memory[0].rglob("step-*.ckpt")
     kept.write_bytes(kept.read_bytes()[:-1] + b"x")
     assert on_ranks(1, lambda: train(tmp_path / "other", memory=memory))[0][1] == 0
+
+
+def folder_of_others(path, mine, kind):
+    """What another user of the machine can make in the place of a run's folder."""
+    if kind == "a link":
+        path.symlink_to(mine)
+    else:
+        path.mkdir()
+        path.chmod(0o777)
+
+
+@pytest.mark.parametrize("kind", ["a link", "a folder for all"])
+@pytest.mark.parametrize("ckpt_path", [None, "last"])
+def test_a_folder_that_others_have_made_is_refused_and_left_alone(tmp_path, monkeypatch, kind, ckpt_path):
+    def fit(*others, **options):
+        callbacks = [MemoryCheckpoint(folder=memory), *others]
+        trainer = Trainer(**QUIET | {"max_steps": 1}, default_root_dir=tmp_path, callbacks=callbacks)
+        trainer.fit(Net(), DataLoader(data(), 3), **options)
+
+    class Look(Callback):
+        def on_train_end(self, trainer, module):
+            [folder] = memory.iterdir()
+            seen.append((folder, stat.S_IMODE(folder.stat().st_mode)))
+
+    memory, mine, seen = tmp_path / "memory", tmp_path / "mine", []
+    memory.mkdir()
+    mine.mkdir()
+    (mine / "notes.txt").write_text("mine")
+    fit(Look())
+    [(folder, mode)] = seen
+    assert mode == 0o700
+    folder_of_others(folder, mine, kind)
+    with pytest.raises(ConfigurationError, match=r"expected a folder of this user .* in which nobody else writes"):
+        fit(ckpt_path=ckpt_path)
+    assert os.path.lexists(folder)
+    assert (mine / "notes.txt").read_text() == "mine"
+    folder.unlink() if folder.is_symlink() else folder.chmod(0o700)
+    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)  # the owner is another than who runs
+    if os.path.lexists(folder):
+        with pytest.raises(ConfigurationError, match="of this user"):
+            fit(ckpt_path=ckpt_path)
 
 
 def test_shards_are_refused():

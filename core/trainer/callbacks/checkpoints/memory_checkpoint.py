@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
+import stat
 import tempfile
 import zlib
 from pathlib import Path
@@ -23,7 +25,7 @@ if TYPE_CHECKING:
     from core.contract import Collectives, PathLike
     from core.trainer.views.trainer_views import TrainerViews
 
-_SHARED_MEMORY = "/dev/shm"  # the memory file system of Linux; folders in it are the user's alone
+_SHARED_MEMORY = "/dev/shm"  # the memory file system of Linux, in which every user makes folders
 _SHARED_BY_ALL = ("model", "optimizers")
 """The sections of a checkpoint that replicas have alike; the others are rank 0's."""
 
@@ -117,10 +119,9 @@ class MemoryCheckpoint(Callback):
         """
         strategy = trainer.strategy
         if (shards := self._shards_of(trainer)) is not None:
-            folder = self._path(trainer, 0).parent
-            found = shards.newest(folder, collectives=trainer.session.collectives)
+            found = shards.newest(self._own_folder(trainer), collectives=trainer.session.collectives)
             is_newer = found is not None and strategy.broadcast(_changed_at(other)) * 1e9 <= found[1]
-            return str(folder / found[0]) if found is not None and is_newer else None
+            return str(self._own_folder(trainer, make=True) / found[0]) if found is not None and is_newer else None
         own = self._newest_own(trainer)
         offers = strategy.broadcast(strategy.gather_objects(own and (_step_of(own), own.stat().st_mtime)))
         newest = max(filter(None, offers), default=None)
@@ -130,7 +131,7 @@ class MemoryCheckpoint(Callback):
         source = offers.index(newest)
         if any(offer is None or offer[0] != newest[0] for offer in offers):
             content = strategy.broadcast(own.read_bytes() if own and strategy.global_rank == source else None, source)
-        path = self._path(trainer, newest[0])
+        path = self._own_folder(trainer, make=True) / _name_of(newest[0])
         if content is not None and strategy.local_rank == 0 and (own is None or own != path):
             _replace(path, content)
         strategy.barrier("MemoryCheckpoint")
@@ -151,7 +152,7 @@ class MemoryCheckpoint(Callback):
     def _keep(self, trainer: TrainerViews, step: int) -> None:
         """All ranks. Write the new one, then remove the old one."""
         strategy = trainer.strategy
-        path, storage = self._path(trainer, step), strategy.checkpoint_io
+        path, storage = self._own_folder(trainer, make=True) / _name_of(step), strategy.checkpoint_io
         strategy.checkpoint_io = self._shards_of(trainer) or _OnEachNode(writes=strategy.local_rank == 0)
         try:
             with trainer.profile("save_in_memory"):
@@ -164,19 +165,30 @@ class MemoryCheckpoint(Callback):
                     shutil.rmtree(old) if old.is_dir() else old.unlink()
 
     def _newest_own(self, trainer: TrainerViews) -> Path | None:
-        kept = sorted(self._path(trainer, 0).parent.glob("step-*.ckpt"), key=_step_of, reverse=True)
+        kept = sorted(self._own_folder(trainer).glob("step-*.ckpt"), key=_step_of, reverse=True)
         return next(filter(_is_whole, kept), None)
 
     def _forget(self, trainer: TrainerViews) -> None:
         if trainer.strategy.local_rank == 0:
-            shutil.rmtree(self._path(trainer, 0).parent, ignore_errors=True)
+            shutil.rmtree(self._own_folder(trainer), ignore_errors=True)
 
-    def _path(self, trainer: TrainerViews, step: int) -> Path:
+    def _own_folder(self, trainer: TrainerViews, *, make: bool = False) -> Path:
+        """The folder of this run's states. It lies among those of other users, who may have made one of its name.
+
+        Raises:
+            ConfigurationError: what is there isn't a folder of this user's in which nobody else writes.
+        """
         environment = trainer.strategy.cluster_environment
         job = (environment.job_id() if environment is not None else None) or "run"
         place = zlib.crc32(os.path.abspath(trainer.default_root_dir).encode())
         name = f"core-{os.getuid()}-{re.sub(r'[^A-Za-z0-9_.-]', '_', job)}-{place:08x}"
-        return self._memory() / name / f"step-{step:012}.ckpt"
+        folder = self._memory() / name
+        if make:
+            with contextlib.suppress(FileExistsError):
+                folder.mkdir(mode=0o700)
+        if os.path.lexists(folder):
+            _refuse_foreign(folder, folder.lstat())
+        return folder
 
     def _memory(self) -> Path:
         given = self._folder or os.environ.get("CORE_MEMORY_FOLDER")
@@ -203,7 +215,6 @@ class _OnEachNode(CheckpointIO):
         rest = {name: part for name, part in state.items() if name not in _SHARED_BY_ALL}
         rest = collectives.broadcast_object(to_plain(rest) if collectives.rank == 0 else None)
         if self._writes:
-            Path(path).parent.mkdir(mode=0o700, exist_ok=True)
             own = {name: state[name] for name in _SHARED_BY_ALL if name in state}
             TorchCheckpointIO().write_file({**own, **rest}, path)
 
@@ -212,6 +223,19 @@ class _OnEachNode(CheckpointIO):
 
     def remove_checkpoint(self, path: Any, *, collectives: Any) -> None:
         raise NotImplementedError("the callback removes it")
+
+
+def _refuse_foreign(folder: Path, found: os.stat_result) -> None:
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o022:
+        raise ConfigurationError(
+            f"MemoryCheckpoint keeps its states in {folder}: expected a folder of this user ({os.geteuid()}), in which "
+            f"nobody else writes, and found {stat.filemode(found.st_mode)} of user {found.st_uid}, who may have put a "
+            "state there. Delete it, or pass another place: MemoryCheckpoint(folder=...), or CORE_MEMORY_FOLDER."
+        )
+
+
+def _name_of(step: int) -> str:
+    return f"step-{step:012}.ckpt"
 
 
 def _step_of(path: Path) -> int:
@@ -232,7 +256,6 @@ def _changed_at(path: str | None) -> float:
 
 
 def _replace(path: Path, content: bytes) -> None:
-    path.parent.mkdir(mode=0o700, exist_ok=True)
     partial = path.with_suffix(".partial")
     partial.write_bytes(content)
     partial.rename(path)

@@ -5,14 +5,18 @@ Nothing here needs to know torch's classes: a strategy knows its own modules and
 
 from __future__ import annotations
 
+from collections import Counter, OrderedDict
 from typing import TYPE_CHECKING, Any
 
 from core.session import module_tree, nested, optimizer_class, optimizer_trial
 
 if TYPE_CHECKING:
+    from collections.abc import Collection
+
     from core.session.session import Session
 
 
+_OWN_KINDS = frozenset({dict, list, tuple, OrderedDict, Counter})
 _SCHEDULER = "torch.optim.lr_scheduler.LRScheduler"
 
 
@@ -42,12 +46,22 @@ def to_states(session: Session, value: Any) -> Any:
             return scheduler_class.with_description(state, value)
         # A module that wasn't set up here, such as a metric, may be compiled all the same.
         return module_tree.to_canonical(state) if hasattr(value, "_modules") else state
-    if isinstance(value, dict):
-        return {key: to_states(session, item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
+    if isinstance(value, dict) and _comes_back(kind, value.values()):
+        states = {key: to_states(session, item) for key, item in value.items()}
+        return kind(states) if kind in _OWN_KINDS else states
+    if isinstance(value, list | tuple) and _comes_back(kind, value):
         items = nested.map_items(lambda item: to_states(session, item), value)
         return (tuple if isinstance(value, tuple) else list)(items)
     return value
+
+
+def _comes_back(kind: type, items: Collection[Any]) -> bool:
+    """True if a container of this class can be loaded as it was.
+
+    One of the user's own class, such as a named tuple, can't, unless it holds only objects, which are restored in
+    place: a CheckpointIO refuses it.
+    """
+    return kind in _OWN_KINDS or (bool(items) and all(hasattr(item, "state_dict") for item in items))
 
 
 def restore(session: Session, target: Any, saved: Any, strict: bool) -> bool:

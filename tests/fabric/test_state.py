@@ -1,4 +1,5 @@
 import os
+from collections import Counter, OrderedDict, defaultdict, namedtuple
 
 import pytest
 import torch
@@ -7,6 +8,9 @@ from torch.optim import lr_scheduler
 from torch.utils.data import DataLoader
 
 from core import CheckpointCorruptedError, CheckpointError, CheckpointNotFoundError, ConfigurationError, Fabric
+from core.checkpoint import load_checkpoint
+
+Pair = namedtuple("Pair", "first second")
 
 
 class Run:
@@ -133,6 +137,33 @@ def test_plain_lists_are_replaced_and_lists_of_objects_are_not(tmp_path):
     assert state["history"] == [1, 2]
     assert state["mixed"] == [run.model, 4]
     assert rest["mixed"][1] == 3
+
+
+@pytest.mark.parametrize(
+    "value",
+    [Pair(1, 2), Pair([1], {}), type("Own", (list,), {})([1]), type("Own", (dict,), {})(a=1), defaultdict(int, a=1)],
+)
+def test_a_container_of_ones_own_class_is_refused_by_its_path(tmp_path, value):
+    with pytest.raises(
+        CheckpointError, match=r"^state\['mine'\]\['x'\] is a .*(Pair|Own|defaultdict), which a checkpoint"
+    ):
+        Fabric(accelerator="cpu").save(tmp_path / "x.ckpt", {"mine": {"x": value}})
+    assert not (tmp_path / "x.ckpt").exists()
+
+
+def test_containers_of_pythons_own_and_of_objects_come_back(tmp_path):
+    fabric = Fabric(accelerator="cpu")
+    module = fabric.setup(torch.nn.Linear(1, 1))
+    state = {"counts": Counter("aab"), "ordered": OrderedDict(b=1, a=2), "size": torch.Size([2])}
+    fabric.save(tmp_path / "x.ckpt", {**state, "pair": Pair(module, module)})
+    loaded = load_checkpoint(tmp_path / "x.ckpt")
+    assert {name: (type(loaded[name]), loaded[name]) for name in state} == {
+        name: (type(value), value) for name, value in state.items()
+    }
+    before = module.weight.detach().clone()
+    torch.nn.init.zeros_(module.weight)
+    fabric.load(tmp_path / "x.ckpt", {"pair": Pair(module, module)}, strict=False)
+    assert torch.equal(module.weight, before)
 
 
 def test_a_name_that_is_missing(tmp_path):

@@ -35,6 +35,7 @@ class ResumableLoader:
         loader: yields batches.
         epoch: number of the epoch that is on, from 0.
         num_batches: batches of this epoch that the loop was given, as far as they are counted.
+        last_read: the last batch that was read again to come to the position; None where none was.
     """
 
     def __init__(self, loader: Any, source: Any = None) -> None:
@@ -51,6 +52,7 @@ class ResumableLoader:
         self._sampler = sampler_of(self._source)
         self._is_restored = False
         self._unread_state: Any = None
+        self.last_read: Any = None
 
     @property
     def differs_by_rank(self) -> bool:
@@ -75,7 +77,7 @@ class ResumableLoader:
 
     def open(self) -> Iterator[Any]:
         """The epoch's batches: all of them, or those after the position that was loaded."""
-        was_restored, self._is_restored = self._is_restored, False
+        was_restored, self._is_restored, self.last_read = self._is_restored, False, None
         if was_restored and self._sampler is None:
             return self._open_at_position()
         self.num_batches = self.num_batches if was_restored else 0
@@ -88,8 +90,8 @@ class ResumableLoader:
             self.loader.load_state_dict(state)
         batches: Iterator[Any] = iter(self.loader)
         # A loader that can't be set to a position reads the batches again that the loop had.
-        for _ in islice(batches, self.num_batches if state is None else 0):
-            pass
+        for batch in islice(batches, self.num_batches if state is None else 0):
+            self.last_read = batch
         return batches
 
     @property
@@ -109,6 +111,11 @@ class ResumableLoader:
     def is_cut_anew(self) -> bool:
         """True if the epoch that goes on at the position has another number of batches than the loader says."""
         return self._sampler is not None and self._sampler.is_cut_anew
+
+    @property
+    def other_lengths(self) -> tuple[int | None, int | None] | None:
+        """See `ShardedSampler`."""
+        return None if self._sampler is None else self._sampler.other_lengths
 
     @property
     def uneven(self) -> dict[int, MicroBatch]:

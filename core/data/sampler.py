@@ -69,6 +69,7 @@ class ShardedSampler(Sampler[Any]):
         uneven: this rank's batches of the iteration that is on whose weight isn't 1, or that end a short window, by
             their numbers from 0. It is filled as the loader takes them; who uses one takes it out.
         worker_generator: seeds a loader's workers, differently in each epoch and on each rank.
+        other_lengths: numbers of samples, as the state that was loaded last has it and now, if they differ; or None.
         seeds_samples: give the loader a `SeededIndex` in place of each of the user's own indices.
     """
 
@@ -113,6 +114,7 @@ class ShardedSampler(Sampler[Any]):
         self.uneven: dict[int, MicroBatch] = {}
         self.epoch = self.position = 0
         self.seeds_samples = False
+        self.other_lengths: tuple[int | None, int | None] | None = None
         self.worker_generator = torch.Generator()
         self._generator = find_generator(order)
         self._loader_generator = loader_generator
@@ -241,7 +243,10 @@ class ShardedSampler(Sampler[Any]):
         self.set_epoch(state["epoch"])
         self.position, self.seed, self._generator_state = state["position"], state["seed"], state["generator"]
         self._generator_after = state["generator_after"]
-        self._is_changed = self.batch_size is None and state.get("length") != _length_of(self.order)
+        before, now = state.get("length"), _length_of(self.order)
+        self._is_changed = self.batch_size is None and before != now
+        is_other = self.batch_size is not None and None not in (before, now) and before != now
+        self.other_lengths = (before, now) if is_other else None
 
     def _rewind_generator(self) -> None:
         """Set the generator back, as an epoch that goes on is drawn once more."""

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, Sampler
 
-from core import CheckpointError, Trainer
+from core import CheckpointError, CombinedLoader, Trainer
 from resuming import on_ranks
 from small_nets import QUIET, Net
 
@@ -99,6 +99,23 @@ def test_other_workers_are_refused_where_they_read_in_another_order(tmp_path):
     assert len(train(DataLoader(Stream(), batch_size=4, num_workers=1), tmp_path / "c")) == NUM_SAMPLES - 4
     with pytest.raises(CheckpointError, match="DataLoader with num_workers=1, and now it is 2"):
         train(DataLoader(Stream(), batch_size=4, num_workers=2), tmp_path / "c")
+
+
+@pytest.mark.parametrize("is_combined", [False, True])
+@pytest.mark.parametrize("num_samples", [NUM_SAMPLES + 4, NUM_SAMPLES - 4])
+def test_another_number_of_samples_is_refused_within_an_epoch(tmp_path, num_samples, is_combined):
+    def make(number):
+        loader = DataLoader([sample(index) for index in range(number)], batch_size=4, shuffle=True)
+        return CombinedLoader([loader], "sequential") if is_combined else loader
+
+    train(make(NUM_SAMPLES), tmp_path / "c", max_steps=1)
+    says = f"within an epoch of {NUM_SAMPLES} samples, and now the training data has {num_samples}"
+    with pytest.raises(CheckpointError, match=says):
+        train(make(num_samples), tmp_path / "c")
+    trainer, first = Trainer(max_epochs=1, **QUIET), Seeing()
+    trainer.fit(first, make(NUM_SAMPLES))
+    trainer.save_checkpoint(tmp_path / "whole")
+    assert sorted(train(make(num_samples), tmp_path / "whole", max_epochs=2)) == list(range(num_samples))
 
 
 def test_between_epochs_batches_may_have_another_size(tmp_path):

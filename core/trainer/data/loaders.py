@@ -333,6 +333,11 @@ class Loaders:
         """This rank's batches since `open_train` that don't weigh as much as others; see `ShardedSampler`."""
         return self._resumable.uneven if isinstance(self._resumable, ResumableLoader) else {}
 
+    @property
+    def last_read(self) -> Any:
+        """The last batch that was read again to come to the position; None where none was."""
+        return self._resumable.last_read if isinstance(self._resumable, ResumableLoader) else None
+
     def refuse_empty_loader(self) -> None:
         """An epoch has ended without a batch.
 
@@ -375,7 +380,11 @@ class Loaders:
         resumable = self._train_loader
         resumable.count(num_batches)
         state = resumable.state_dict()
-        return {"train_by_rank": self._gather(state)} if resumable.differs_by_rank else {"train": state}
+        assert self._strategy is not None
+        # Of several loaders each counts what it has given, on a rank that has run out less than on the others.
+        counts_alone = self.is_combined and not self.knows_length and self._strategy.session.has_peers
+        differs = resumable.differs_by_rank or counts_alone
+        return {"train_by_rank": self._gather(state)} if differs else {"train": state}
 
     def load_state_dict(self, state: dict[str, Any], num_batches: int) -> int:
         """All ranks. Go on from a position; the loader begins there.
@@ -395,7 +404,13 @@ class Loaders:
             return num_batches
         resumable.load_state_dict(saved)
         self._restored = saved
-        return resumable.num_batches if num_batches else 0
+        for other in filter(None, (each.other_lengths for each in self._resumables if num_batches)):
+            raise CheckpointError(
+                f"The checkpoint was saved within an epoch of {other[0]} samples, and now the training data has "
+                f"{other[1]}: samples would be seen twice, or never. Build the data set as it was, or pass a "
+                "checkpoint of an epoch's end, after which the next epoch has all of the new data."
+            )
+        return resumable.num_batches if num_batches and "train" in state else num_batches
 
     def _state_of_rank(self, state: dict[str, Any]) -> dict[str, Any] | None:
         strategy = self._strategy

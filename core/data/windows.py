@@ -28,6 +28,8 @@ def read_windows(
     has_sizes: bool = True,
     share: int = 0,
     collectives: Collectives | None = None,
+    goes_on: bool = False,
+    last: Any = None,
 ) -> Iterator[Any]:
     """The same batches, window by window. Between two windows no batch is held.
 
@@ -42,18 +44,23 @@ def read_windows(
         has_sizes: False for batches of several loaders, which weigh alike.
         share: number of this rank's shard of the data.
         collectives: apart from those of the training. None for ranks that agree on nothing.
+        goes_on: these are the rest of an epoch, in which a rank may have run out before.
+        last: that this rank has read of what came before, if it has.
 
     Raises:
         ConfigurationError: a rank has no batch at all.
     """
-    number, last = 0, None
+    number = 0
     while number < num_batches:
         wanted = int(min(num_accumulated, num_batches - number))
         own = list(islice(batches, wanted))
         sizes = _exchange([size_of(batch) if has_sizes else None for batch in own], share, collectives)
         num_steps = max(map(len, sizes.values()))
-        if number == 0 and num_steps:
-            _refuse_empty(sizes)
+        if number == 0 and num_steps and not all(sizes.values()):
+            if not goes_on or collectives is None:
+                raise _no_batch(sizes)
+            lent = collectives.broadcast_object(next(filter(None, collectives.gather_objects(own[:1]) or ()), None))
+            last = lent[0] if last is None else last
         own.reverse()
         for place, micro_batch in enumerate(_weigh(sizes, share, num_steps, num_accumulated), start=1):
             if micro_batch != (1, 1, place == num_accumulated):
@@ -89,10 +96,10 @@ def _weigh(sizes: dict[int, Sizes], share: int, num_steps: int, num_accumulated:
     ]
 
 
-def _refuse_empty(sizes: dict[int, Sizes]) -> None:
-    if empty := [str(share) for share, part in sorted(sizes.items()) if not part]:
-        raise ConfigurationError(
-            f"The training loader gave no batch in this epoch on {len(empty)} of {len(sizes)} ranks (shards of the "
-            f"data: {', '.join(empty)}), so that there is none with which they could join the others' steps. Give "
-            "each rank at least one batch; within an epoch that goes on from a checkpoint, pass one of an epoch's end."
-        )
+def _no_batch(sizes: dict[int, Sizes]) -> ConfigurationError:
+    empty = [str(share) for share, part in sorted(sizes.items()) if not part]
+    return ConfigurationError(
+        f"The training loader gave no batch in this epoch on {len(empty)} of {len(sizes)} ranks (shards of the data: "
+        f"{', '.join(empty)}), so that there is none with which they could join the others' steps. Give each rank at "
+        "least one batch."
+    )

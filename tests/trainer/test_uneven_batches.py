@@ -8,6 +8,7 @@ from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from core import ConfigurationError, Module, Trainer
+from core.callbacks import LambdaCallback
 from core_ddp import DDPStrategy
 from resuming import on_ranks
 from small_nets import QUIET
@@ -199,6 +200,40 @@ def test_streams_of_different_lengths_go_on_until_all_are_out():
             assert weights == close(theirs), num_samples
             assert logged["num_samples"] == logged["number_at_end"] == sum(num_samples)
             assert num_steps == 2 * -(-max(num_samples) // (2 * window))
+
+
+class Normed(Net):
+    """Keeps statistics of what it sees, with the weight 0 too."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.BatchNorm1d(3, dtype=torch.float64)
+
+    def training_step(self, batch, batch_idx):
+        return super().training_step([self.norm(batch[0]), batch[1]], batch_idx)
+
+
+def resume_streams(folder):
+    """This rank's final state, and what runs end with that go on after each step."""
+
+    def train(ckpt_path=None, *, saves=False):
+        module = Normed()
+        save = LambdaCallback(
+            on_train_batch_end=lambda trainer, *_: trainer.save_checkpoint(folder / f"{trainer.global_step}.ckpt")
+        )
+        options = QUIET | {"max_epochs": 1, "callbacks": save if saves else []}
+        trainer = Trainer(devices=2, strategy="ddp", use_distributed_sampler=False, **options)
+        loader = DataLoader(Stream((4, 12)), batch_size=2)
+        trainer.fit(module, loader, ckpt_path=ckpt_path)
+        return [value.tolist() for value in module.state_dict().values()]
+
+    whole = train(saves=True)
+    return whole, [train(folder / f"{step}.ckpt") for step in range(1, 6)]
+
+
+def test_a_run_goes_on_after_a_step_that_one_stream_has_not_come_to(tmp_path):
+    for whole, resumed in on_ranks(2, resume_streams, tmp_path):
+        assert resumed == [whole] * 5
 
 
 def refused_stream():

@@ -351,6 +351,8 @@ class FitLoop:
                 has_sizes=not loaders.is_combined,
                 share=self.strategy.data_parallel_rank,
                 collectives=self.line,
+                goes_on=self.progress.batch > 0,
+                last=loaders.last_read,
             )
         return batches, uneven
 

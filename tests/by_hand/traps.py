@@ -367,9 +367,23 @@ HIVEMIND = [
     _hivemind(
         "a peer that was to meet others trains alone, without a word",
         "notices.py",
-        "if swarm.lone_steps and not swarm.joint_steps:",
-        "if False:",
+        "    if swarm.is_lonely:",
+        "    if False:",
         "test_peers.py::test_a_peer_that_met_nobody_says_so",
+    ),
+    _hivemind(
+        "the first peer trains alone until the others have its state, and quick steps are over by then",
+        "swarm.py",
+        "self._meeting.await_start(self._hivemind.tracker.report_and_count)",
+        "pass",
+        "test_peers.py::test_quick_steps_are_made_together",
+    ),
+    _hivemind(
+        "each joint step waits for twice `matchmaking_time`, though all peers are there",
+        "averaging.py",
+        "min(filter(None, sizes), default=None)",
+        "sizes[1]",
+        "test_peers.py::test_quick_steps_are_made_together",
     ),
     _hivemind(
         "`min_peers`: no peer waits for the others",

@@ -62,6 +62,16 @@ class _Child:
     _start_method = "fork"
     _Popen = staticmethod(_FORK.Process._Popen)
 
+    def __init__(self, **options: Any) -> None:
+        self.num_expected = _FORK.Value("i", 0)
+        super().__init__(**options)
+
+    async def _step(self, **options: Any) -> None:
+        """In the child. Begin a round when all expected peers are here: hivemind would wait for still others."""
+        sizes = (self.num_expected.value, self.matchmaking_kwargs["target_group_size"])  # type: ignore[attr-defined]
+        self._matchmaking.target_group_size = min(filter(None, sizes), default=None)  # type: ignore[attr-defined]
+        await super()._step(**options)  # type: ignore[misc]
+
     def run_in_background(self, await_ready: bool = True, timeout: float | None = None) -> None:
         """Start the child. hivemind would have this process ignore Ctrl-C from here on."""
         self.start()  # type: ignore[attr-defined]
@@ -223,11 +233,27 @@ class SwarmProgress(ProgressTracker):  # type: ignore[misc]
             }
             own = self.local_progress
             entries = {key: value for key, value in metadata.items() if _peer_of(value) != own.peer_id}
-            mine = next((value for value in metadata.values() if _peer_of(value) == own.peer_id), None)
-            if mine is not None:
-                entries[self._local_public_key] = ValueWithExpiration(own.dict(), mine.expiration_time)
-            metadata = entries
+            mine = ValueWithExpiration(own.dict(), get_dht_time() + self.metadata_expiration)
+            metadata = {**entries, self._local_public_key: mine}
         return super()._parse_swarm_progress_data(metadata)
+
+    def report_and_count(self) -> int:
+        """Tell the others that this peer begins, before its first batch.
+
+        Returns:
+            Number of peers that have begun, this one included.
+        """
+        self._publish(self.local_progress.dict()).result()
+        found = self.dht.get(self.training_progress_key, latest=True)
+        with self.lock_global_progress:
+            self.global_progress = self._parse_swarm_progress_data(found and found.value)
+        return int(self.global_progress.num_peers)
+
+    def _publish(self, value: Any) -> Any:
+        until, key = get_dht_time() + self.metadata_expiration, self._local_public_key
+        return self.dht.store(
+            self.training_progress_key, subkey=key, value=value, expiration_time=until, return_future=True
+        )
 
     @property
     def ready_to_update_epoch(self) -> bool:
@@ -243,14 +269,7 @@ class SwarmProgress(ProgressTracker):  # type: ignore[misc]
         self.should_report_progress.set()
         self.global_state_updated.set()
         self.join(timeout)
-        until = get_dht_time() + self.metadata_expiration
-        self.dht.store(
-            self.training_progress_key,
-            subkey=self._local_public_key,
-            value=None,
-            expiration_time=until,
-            return_future=True,
-        ).result(timeout)
+        self._publish(None).result(timeout)
 
     def __del__(self) -> None:
         """Nothing: it ends in `Swarm.leave`."""

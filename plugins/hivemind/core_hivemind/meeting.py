@@ -39,11 +39,26 @@ class Meeting:
         Raises:
             PeersError: they didn't come in time.
         """
+        self._await_count(lambda: len(self._present() | self.training() | {self.id}), "came")
+
+    def await_start(self, count: Callable[[], int]) -> None:
+        """Wait until as many peers as were asked for have the state: the first would train alone until then.
+
+        Args:
+            count: tells the others that this peer begins, and returns how many have.
+
+        Raises:
+            PeersError: they didn't in time.
+        """
+        if self._options.min_peers > 1:
+            self._await_count(count, "began")
+
+    def _await_count(self, count: Callable[[], int], came: str) -> None:
         wanted, deadline = self._options.min_peers, time.monotonic() + self._options.peers_timeout_s
-        while len(found := self._present() | self.training() | {self.id}) < wanted:
+        while (found := count()) < wanted:
             if time.monotonic() > deadline:
                 raise PeersError(
-                    f"min_peers={wanted}, and {len(found)} of run {self._options.run_id!r} came within "
+                    f"min_peers={wanted}, and {found} of run {self._options.run_id!r} {came} within "
                     f"{self._options.peers_timeout_s:g} s, this one included. Start the others with initial_peers=... "
                     "of a peer that runs, whose addresses it prints; or wait longer, peers_timeout=timedelta(...); or "
                     "leave min_peers out, to begin alone."

@@ -7,6 +7,7 @@ import warnings
 from typing import TYPE_CHECKING
 
 from core import ConfigurationError
+from core_hivemind.errors import PeersError
 from core_hivemind.options import COMPRESSIONS
 from core_hivemind.streams import PEERS_VARIABLE
 
@@ -70,9 +71,24 @@ def warn_of_missed_peers(swarm: Swarm) -> None:
     )
 
 
+def refuse_loneliness(swarm: Swarm) -> None:
+    """Refuse that `min_peers` were asked for, and no step was made with another peer.
+
+    Raises:
+        PeersError: with what may be in the way.
+    """
+    if swarm.options.min_peers > 1 and swarm.is_lonely:
+        raise PeersError(
+            f"min_peers={swarm.options.min_peers}, and none of the {swarm.lone_steps} steps of this peer of run "
+            f"{swarm.options.run_id!r} was made with another one: weights of peers differ. The others were here at the "
+            "beginning. See that they still run, and that all can connect to each other, not only to one; peers behind "
+            "a firewall need client_mode=True. Raise averaging_timeout if averaging takes longer."
+        )
+
+
 def warn_of_loneliness(swarm: Swarm) -> None:
     """Warn at the end of a run that never met anybody."""
-    if swarm.lone_steps and not swarm.joint_steps:
+    if swarm.is_lonely:
         warnings.warn(
             f"This peer of run {swarm.options.run_id!r} has trained alone: none of its {swarm.lone_steps} steps was "
             "made with another peer. See that the others have the same run_id and model, and can be reached.",

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from core import GradientClipping, SetupHost, Stage, StepOutput, TrainingStep
 
 _STEP = "collaborative_step"
+_LONE_STEPS = 3
 _LOOPBACK = ("/ip4/127.0.0.1/tcp/0",)
 
 
@@ -81,7 +82,8 @@ class HivemindStrategy(SingleDeviceStrategy):
                 loader's `batch_size` in a loop by hand.
             initial_peers: addresses of peers that run, or one string with commas between; None is the variable
                 `CORE_INITIAL_PEERS`, and without it the first peer of a run.
-            min_peers: peers, this one included, that have to be here before the first step.
+            min_peers: peers, this one included, that have to be here before the first step. If none of the first three
+                steps could be made with another peer then, that is an error, and so is a shorter run's end.
             peers_timeout: after which a peer that waits for others, or for their state, gives up with an error.
             stream: number of this peer's own order of the data. 0 is the order of a run on one device, and that of
                 the first peer. None draws one for every other peer.
@@ -91,7 +93,8 @@ class HivemindStrategy(SingleDeviceStrategy):
             dht_options: further options of `hivemind.DHT`, such as `identity_path`, `announce_maddrs`.
             endpoint: `"host:port"` at which this peer serves its addresses by HTTP.
             peer_endpoint: `"host:port"` of another peer's `endpoint`, which is asked for the initial peers.
-            matchmaking_time: seconds that a peer waits for others when a step is due.
+            matchmaking_time: seconds that a peer waits for others when a step is due: once for gradients, once for
+                weights. Where all that it knows of are here, it waits no longer.
             averaging_timeout: seconds after which a round of averaging is given up, and the step made with the
                 gradients of this peer alone. Peers that don't answer are waited for less: `matchmaking_time`.
             delay_state_averaging: average weights while the next batches are computed, rather than before.
@@ -106,8 +109,13 @@ class HivemindStrategy(SingleDeviceStrategy):
             tracker_options: further options of hivemind's `ProgressTracker`, such as `metadata_expiration`.
             verbose: let hivemind tell what it does.
             parts: `accelerator`, `precision_plugin`, `checkpoint_io`, as every strategy takes them.
+
+        Raises:
+            ConfigurationError: `peers_timeout` is no duration.
         """
         super().__init__(None, **parts)
+        if getattr(peers_timeout, "total_seconds", float)() <= 0:
+            raise ConfigurationError(f"peers_timeout={peers_timeout!r}: expected a positive datetime.timedelta.")
         self.batch_size, self._stream, self.scheduler_fn = batch_size, stream, scheduler_fn
         self.endpoint, self.peer_endpoint = endpoint, peer_endpoint
         self.initial_peers = addresses_in(initial_peers)
@@ -303,7 +311,7 @@ class HivemindStrategy(SingleDeviceStrategy):
 
         Raises:
             ConfigurationError: the number of samples of the gradients is unknown.
-            PeersError: a peer trains something else under this name.
+            PeersError: a peer trains something else under this name, or `min_peers` were asked for, and none averages.
         """
         swarm = self._join()
         if closure is not None:
@@ -314,6 +322,8 @@ class HivemindStrategy(SingleDeviceStrategy):
         self._schedules.advance(optimizer, before, swarm.epoch)
         if swarm.missed:
             notices.warn_of_missed_peers(swarm)
+        if swarm.lone_steps >= _LONE_STEPS:
+            notices.refuse_loneliness(swarm)
         num_steps, self._epoch = swarm.epoch - self._epoch, swarm.epoch
         return num_steps
 
@@ -348,7 +358,11 @@ class HivemindStrategy(SingleDeviceStrategy):
     # end --------------------------------------------------------------------------------------------------------------
 
     def release(self) -> None:
-        """This process; idempotent. Leave the run: no process, port or thread stays."""
+        """This process; idempotent. Leave the run: no process, port or thread stays.
+
+        Raises:
+            PeersError: `min_peers` were asked for, and no step was made with another peer.
+        """
         swarm, hook, endpoint = self._swarm, self._hook, self._endpoint
         for optimizer in getattr(self, "optimizers", ()):
             vars(optimizer).pop("zero_grad", None)
@@ -360,7 +374,9 @@ class HivemindStrategy(SingleDeviceStrategy):
             endpoint.close()
         if swarm is not None:
             swarm.leave()
-            if swarm.options.initial_peers or swarm.options.min_peers > 1:
+            if self.session.ends_together:
+                notices.refuse_loneliness(swarm)
+            if swarm.options.initial_peers:
                 notices.warn_of_loneliness(swarm)
 
 

@@ -132,6 +132,11 @@ class Swarm:
         """Number of peers that have lately reported samples, this one included."""
         return max(1, int(self._hivemind.tracker.global_progress.num_peers))
 
+    @property
+    def is_lonely(self) -> bool:
+        """True if this peer has made steps, and none of them with another."""
+        return self.lone_steps > 0 and not self.joint_steps
+
     def join(self, epoch: int) -> None:
         """Meet the others, and take the newest state; idempotent.
 
@@ -157,6 +162,7 @@ class Swarm:
             state.state_sharing_priority = self.epoch
         with self._hivemind.tracker.pause_updates():
             self._hivemind.tracker.update_epoch(self.epoch)
+        self._meeting.await_start(self._hivemind.tracker.report_and_count)
 
     def _load(self) -> bool:
         state = self._hivemind.state_averager
@@ -166,18 +172,21 @@ class Swarm:
 
     def step(self, num_samples: int) -> None:
         """Add the gradients of so many samples, and make the run's step if it is due."""
-        self._hivemind.group_size, wanted = 0, self.num_peers
+        optimizer, known = self._hivemind, self.num_peers
+        optimizer.group_size = 0
+        optimizer.state_averager.num_expected.value = optimizer.grad_averager.num_expected.value = known
+        wanted = known if self.joint_steps else max(known, self.options.min_peers)
         try:
-            self._hivemind.step(batch_size=num_samples)
+            optimizer.step(batch_size=num_samples)
         except Exception:
             self._check_alive()  # says more
             raise
         self._raise_refusal()
         self._check_alive()
-        if size := self._hivemind.group_size:
+        if size := optimizer.group_size:
             self.joint_steps += size > 1
             self.lone_steps += size == 1
-        sizes = {"gradients": size or None, "weights": self._hivemind.state_averager.take_group_size()}
+        sizes = {"gradients": size or None, "weights": optimizer.state_averager.take_group_size()}
         short = [
             f"{name} with {max(1, found)}" for name, found in sizes.items() if found is not None and found < wanted
         ]

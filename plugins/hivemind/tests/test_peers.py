@@ -128,6 +128,38 @@ def test_peers_that_do_not_come_are_an_error(tmp_path):
     assert "min_peers=2, and 1 of run 'test' came within 2 s" in peer.error
 
 
+def test_quick_steps_are_made_together(tmp_path):
+    """Steps that are over sooner than peers hear of each other; and no round waits for more peers than there are."""
+    options = {"min_peers": 2, "matchmaking_time": 20.0, "averaging_timeout": 60.0, "tracker_options": {}}
+    with ExitStack() as ending:
+        peers = []
+        for seed in (0, 1):
+            known = {"initial_peers": peers[0].addresses} if peers else {}
+            peers.append(Peer(stop_at=tmp_path / "stop", steps=12, seed=seed, pause=0, options={**options, **known}))
+            ending.callback(peers[-1].end)
+        assert [peer.finish()["step"] for peer in peers] == [12, 12]
+    assert [peer.error for peer in peers] == [None, None]
+    assert min(peer.steps[12]["joint"] for peer in peers) >= 9
+    assert len(equal_steps(*peers)) >= 9, distances(*peers)
+
+
+@pytest.mark.parametrize(("steps", "made"), [(-1, 3), (2, 2)], ids=["goes on", "ends before"])
+def test_a_run_of_min_peers_that_nobody_shares_is_an_error(tmp_path, steps, made):
+    """The other one is here at the beginning, and makes no step."""
+    with ExitStack() as ending:
+
+        def start(**told):
+            peer = Peer(stop_at=tmp_path / "stop", **told)
+            ending.callback(peer.end)
+            return peer
+
+        first = start(steps=steps, options={"min_peers": 2})
+        start(dies=True, options={"min_peers": 2, "initial_peers": first.addresses}).wait_for_death()
+        warned = first.finish()["warnings"]
+    assert f"min_peers=2, and none of the {made} steps of this peer of run 'test'" in first.error
+    assert [text for text in warned if text.startswith("Step 1 of run 'test' has averaged gradients with 1 of 2 peers")]
+
+
 @pytest.fixture
 def pair(tmp_path):
     """Two peers that have made a step together, and would wait for each other for an hour."""

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 import time
+from datetime import timedelta
 from functools import partial
 
 import pytest
@@ -68,6 +69,12 @@ def fit(strategy, net=None, **options):
 def test_what_cannot_work_is_refused_before_work(options, text):
     with pytest.raises(ConfigurationError, match=text):
         Trainer(strategy=make(**options), accelerator="cpu")
+
+
+@pytest.mark.parametrize("timeout", [5, "5", timedelta(0)])
+def test_a_timeout_is_a_duration(timeout):
+    with pytest.raises(ConfigurationError, match=r"peers_timeout=.*: expected a positive datetime.timedelta"):
+        make(peers_timeout=timeout)
 
 
 def test_a_schedule_that_peers_do_not_share_is_refused():

@@ -379,13 +379,6 @@ HIVEMIND = [
         "test_peers.py::test_quick_steps_are_made_together",
     ),
     _hivemind(
-        "each joint step waits for twice `matchmaking_time`, though all peers are there",
-        "averaging.py",
-        "min(filter(None, sizes), default=None)",
-        "sizes[1]",
-        "test_peers.py::test_quick_steps_are_made_together",
-    ),
-    _hivemind(
         "`min_peers`: no peer waits for the others",
         "swarm.py",
         "self._meeting.await_peers()",

@@ -62,16 +62,6 @@ class _Child:
     _start_method = "fork"
     _Popen = staticmethod(_FORK.Process._Popen)
 
-    def __init__(self, **options: Any) -> None:
-        self.num_expected = _FORK.Value("i", 0)
-        super().__init__(**options)
-
-    async def _step(self, **options: Any) -> None:
-        """In the child. Begin a round when all expected peers are here: hivemind would wait for still others."""
-        sizes = (self.num_expected.value, self.matchmaking_kwargs["target_group_size"])  # type: ignore[attr-defined]
-        self._matchmaking.target_group_size = min(filter(None, sizes), default=None)  # type: ignore[attr-defined]
-        await super()._step(**options)  # type: ignore[misc]
-
     def run_in_background(self, await_ready: bool = True, timeout: float | None = None) -> None:
         """Start the child. hivemind would have this process ignore Ctrl-C from here on."""
         self.start()  # type: ignore[attr-defined]
@@ -244,10 +234,10 @@ class SwarmProgress(ProgressTracker):  # type: ignore[misc]
             Number of peers that have begun, this one included.
         """
         self._publish(self.local_progress.dict()).result()
-        found = self.dht.get(self.training_progress_key, latest=True)
-        with self.lock_global_progress:
+        with self.pause_updates():
+            found = self.dht.get(self.training_progress_key, latest=True)
             self.global_progress = self._parse_swarm_progress_data(found and found.value)
-        return int(self.global_progress.num_peers)
+            return int(self.global_progress.num_peers)
 
     def _publish(self, value: Any) -> Any:
         until, key = get_dht_time() + self.metadata_expiration, self._local_public_key

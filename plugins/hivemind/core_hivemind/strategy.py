@@ -93,8 +93,8 @@ class HivemindStrategy(SingleDeviceStrategy):
             dht_options: further options of `hivemind.DHT`, such as `identity_path`, `announce_maddrs`.
             endpoint: `"host:port"` at which this peer serves its addresses by HTTP.
             peer_endpoint: `"host:port"` of another peer's `endpoint`, which is asked for the initial peers.
-            matchmaking_time: seconds that a peer waits for others when a step is due: once for gradients, once for
-                weights. Where all that it knows of are here, it waits no longer.
+            matchmaking_time: seconds that a peer waits for others when a step is due: in full, once for gradients
+                and once for weights, also where all are here.
             averaging_timeout: seconds after which a round of averaging is given up, and the step made with the
                 gradients of this peer alone. Peers that don't answer are waited for less: `matchmaking_time`.
             delay_state_averaging: average weights while the next batches are computed, rather than before.

@@ -172,21 +172,19 @@ class Swarm:
 
     def step(self, num_samples: int) -> None:
         """Add the gradients of so many samples, and make the run's step if it is due."""
-        optimizer, known = self._hivemind, self.num_peers
-        optimizer.group_size = 0
-        optimizer.state_averager.num_expected.value = optimizer.grad_averager.num_expected.value = known
-        wanted = known if self.joint_steps else max(known, self.options.min_peers)
+        self._hivemind.group_size = 0
+        wanted = self.num_peers if self.joint_steps else max(self.num_peers, self.options.min_peers)
         try:
-            optimizer.step(batch_size=num_samples)
+            self._hivemind.step(batch_size=num_samples)
         except Exception:
             self._check_alive()  # says more
             raise
         self._raise_refusal()
         self._check_alive()
-        if size := optimizer.group_size:
+        if size := self._hivemind.group_size:
             self.joint_steps += size > 1
             self.lone_steps += size == 1
-        sizes = {"gradients": size or None, "weights": optimizer.state_averager.take_group_size()}
+        sizes = {"gradients": size or None, "weights": self._hivemind.state_averager.take_group_size()}
         short = [
             f"{name} with {max(1, found)}" for name, found in sizes.items() if found is not None and found < wanted
         ]

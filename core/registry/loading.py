@@ -12,6 +12,7 @@ from core.contract.kinds import KINDS
 from core.registry import refusals
 from core.registry.discovery import describe
 from core.registry.metadata import split_target
+from core.text.spelling import did_you_mean
 
 if TYPE_CHECKING:
     from core.registry.offers import Offer
@@ -106,9 +107,10 @@ def _check_options(offer: Offer, target: Any, options: dict[str, Any]) -> None:
     try:
         signature.bind(**options)
     except TypeError as cause:
+        unknown = next((name for name in options if name not in signature.parameters), "")
         raise ConfigurationError(
-            f"The {offer.spec.kind} {offer.spec.alias!r} of {offer} can't be made with {_call(options)}: {cause}. "
-            f"It takes {signature}."
+            f"The {offer.spec.kind} {offer.spec.alias!r} of {offer} can't be made with {_call(options)}: {cause}."
+            f"{did_you_mean(unknown, signature.parameters)} It takes {signature}."
         ) from None
 
 

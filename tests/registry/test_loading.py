@@ -167,7 +167,7 @@ def test_an_option_that_it_does_not_take(acme):
         acme().create("acme", foldre="here")
     assert str(raised.value) == (
         "The logger 'acme' of core-acme 1.0 can't be made with (foldre='here'): "
-        "got an unexpected keyword argument 'foldre'. It takes (folder='.')."
+        "got an unexpected keyword argument 'foldre'. Did you mean 'folder'? It takes (folder='.')."
     )
 
 

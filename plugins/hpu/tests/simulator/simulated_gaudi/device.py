@@ -12,10 +12,13 @@ from typing import Any, NamedTuple
 
 import torch
 from torch.utils import _pytree as pytree
-from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
+from torch.utils import backend_registration
 
 from simulated_gaudi import graph, random_numbers
 from simulated_gaudi.memory import Allocation
+
+if not hasattr(backend_registration, "_setup_privateuseone_for_python_backend"):
+    raise ImportError(f"the simulated devices need torch 2.13: torch {torch.__version__} can't have one in Python")
 
 _aten = torch.ops.aten
 # These take tensors of two devices, as on any other kind of device.
@@ -226,7 +229,7 @@ def _made(operation):
 
 def register(module):
     """Make `module` known as `torch.hpu`, and this file's functions as the device's."""
-    _setup_privateuseone_for_python_backend("hpu", module)
+    backend_registration._setup_privateuseone_for_python_backend("hpu", module)
     fallback = torch.library.Library("_", "IMPL")
     fallback.fallback(run, "PrivateUse1")
     # `torch.tensor(..., device="hpu")` copies while Python's dispatch is off, where the fallback can't be called.

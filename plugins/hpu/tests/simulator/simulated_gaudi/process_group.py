@@ -92,4 +92,6 @@ def _refuse(tensors, operation):
 
 
 def register():
+    if torch.__version__ >= torch.torch_version.TorchVersion("2.15"):
+        raise ImportError(f"the simulated devices need torch 2.13: torch {torch.__version__} can't join them in Python")
     dist.Backend.register_backend("hccl", ProcessGroupHCCL, devices=["hpu"])

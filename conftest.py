@@ -1,10 +1,13 @@
 """The set-up that all tests need."""
 
+import atexit
 import gc
 import importlib.util
 import os
+import shutil
 import signal
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -25,6 +28,26 @@ if importlib.util.find_spec("tqdm") is not None:
 
 _NEW_MODULES = 100
 _num_modules = 0
+_is_worker = "PYTEST_XDIST_WORKER" in os.environ
+_has_passed = False
+
+
+def pytest_configure() -> None:
+    """Give all temporary files a folder, which ends with a run that passes: what is killed can't delete its own."""
+    if not _is_worker:
+        os.environ["TMPDIR"] = tempfile.tempdir = tempfile.mkdtemp(prefix="core-tests-")
+        atexit.register(_remove, tempfile.tempdir, os.getpid())
+
+
+def pytest_sessionfinish(exitstatus: int) -> None:
+    """Note whether a test has failed, whose files may tell why."""
+    global _has_passed
+    _has_passed = exitstatus in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED)
+
+
+def _remove(folder: str, process: int) -> None:
+    if _has_passed and os.getpid() == process:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def pytest_runtest_setup() -> None:

@@ -78,7 +78,7 @@ def test_a_layer_that_one_rank_leaves_out_is_named(tmp_path):
 @pytest.mark.parametrize(("mutant", "case"), [("TestApart", "weights_that_begin_apart"), ("TestForgetful", "fabric")])
 def test_the_kit_fails_without_what_is_put_right(tmp_path, mutant, case):
     suite = f"{PROGRAM.parent / 'mutants_kit.py'}::{mutant}::test_training_equals_one_device[{case}]"
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-c", KITS, suite]
+    command = [*programs.PYTEST, "-q", "-p", "no:cacheprovider", "-c", KITS, suite]
     variables = os.environ | {"PYTHONPATH": os.pathsep.join([str(PROGRAM.parent), *sys.path]), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, cwd=tmp_path, env=variables, capture_output=True, text=True, timeout=280)
     assert done.returncode == 1, done.stdout + done.stderr

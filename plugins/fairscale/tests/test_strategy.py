@@ -99,7 +99,7 @@ def test_says_what_to_install(monkeypatch):
 def test_the_kit_fails_a_strategy_with_fairscales_buckets(tmp_path):
     """Its losses fall and its ranks agree; only a comparison with one device sees it."""
     suite = f"{HERE / 'bucketed_kit.py'}::TestBucketed::test_training_equals_one_device"
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-c", KITS, f"{suite}[fabric]"]
+    command = [*programs.PYTEST, "-q", "-p", "no:cacheprovider", "-c", KITS, f"{suite}[fabric]"]
     variables = os.environ | {"PYTHONPATH": os.pathsep.join([str(HERE), *sys.path]), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, cwd=tmp_path, env=variables, capture_output=True, text=True, timeout=200)
     assert done.returncode == 1, done.stdout + done.stderr

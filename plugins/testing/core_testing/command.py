@@ -110,7 +110,8 @@ def _arguments(folder: Path) -> list[str]:
     file, settings = folder / "test_suites.py", folder / "pytest.ini"
     file.write_text(_FILE)
     settings.write_text(_SETTINGS)
-    return ["-q", "--tb=short", "-p", "no:cacheprovider", "-c", str(settings), "--rootdir", str(folder), str(file)]
+    without = ["-p", "no:cacheprovider", "-p", "no:randomly"]  # its report has the tests in their order
+    return ["-q", "--tb=short", *without, "-c", str(settings), "--rootdir", str(folder), str(file)]
 
 
 class _Teller(ConformanceReport):

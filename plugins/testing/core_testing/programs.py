@@ -32,7 +32,8 @@ if TYPE_CHECKING:
 PRELOAD = "torch,torch._dynamo,core:*"
 """The modules that are imported already: torch, with what every optimizer imports when made, and all names of core."""
 CORE, TORCHRUN = ((sys.executable, "-m", name) for name in ("core", "torch.distributed.run"))
-PYTEST = (sys.executable, "-P", "-m", "pytest")
+PYTEST = (sys.executable, "-P", "-m", "pytest", "-p", "no:randomly")
+"""Runs tests in the order in which they were written, whatever is installed."""
 
 
 class Program:

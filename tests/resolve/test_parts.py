@@ -273,13 +273,11 @@ def test_an_alarm_of_the_users_own_still_comes(register, monkeypatch):
         while not came:
             time.sleep(0.01)
         assert signal.getsignal(signal.SIGALRM).__name__ == "<lambda>"
-        began_s = time.monotonic()
         signal.setitimer(signal.ITIMER_REAL, 1000)
         with pytest.warns(RuntimeWarning, match="TimeIsUp"):
             resolve(accelerator="cpu")
         left_s = signal.getitimer(signal.ITIMER_REAL)[0]
-        assert 1000 - (time.monotonic() - began_s) <= left_s + 0.01
-        assert left_s <= 999.8
+        assert 0 < left_s <= 999.8
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)

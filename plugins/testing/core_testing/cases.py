@@ -39,6 +39,7 @@ def _by_matrices(module: Module) -> list[Optimizer]:
 
 
 SGD = partial(_of_all, torch.optim.SGD, lr=0.1, momentum=0.9)
+STEADY = partial(_of_all, torch.optim.SGD, lr=0.05)
 ADAM = partial(_of_all, torch.optim.Adam, lr=0.01)
 ADAMW = partial(_of_all, torch.optim.AdamW, lr=0.01)
 
@@ -53,6 +54,7 @@ class Case:
         optimizer: makes its optimizer; called with the network.
         loop: the Trainer's, or one written by hand with Fabric.
         accumulate: batches of a window.
+        num_epochs: of six batches each; many show what a strategy does late.
         clip: largest norm or value of gradients.
         clip_algorithm: `"norm"` or `"value"`.
         scheduler: interval of a scheduler, `"step"` or `"epoch"`; None for no scheduler.
@@ -73,6 +75,7 @@ class Case:
     optimizer: Callable[[Module], Any] = SGD
     loop: Literal["trainer", "fabric"] = "trainer"
     accumulate: int = 1
+    num_epochs: int = 2
     clip: float | None = None
     clip_algorithm: Literal["norm", "value"] = "norm"
     scheduler: Literal["step", "epoch"] | None = None
@@ -112,6 +115,7 @@ CASES = (
     Case("weights_that_begin_apart", begins_apart=True),
     Case("buffers_that_begin_apart", network=networks.Shifted, begins_apart=True),
     Case("shuffled", shuffle=True),
+    Case("many_steps", num_epochs=10, optimizer=STEADY),
     Case("accumulated", accumulate=2, optimizer=ADAMW),
     Case("accumulated_to_a_short_window", accumulate=4),
     Case("clipped_by_norm", clip=0.1),
@@ -130,6 +134,7 @@ CASES = (
     _by_hand("fabric_zeroed_gradients", set_to_none=False),
     _by_hand("fabric_accumulated", accumulate=2, clip=0.1),
     _by_hand("fabric_shuffled", shuffle=True),
+    _by_hand("fabric_many_steps", num_epochs=10, optimizer=STEADY),
 )
 
 NOISY = Case("noisy", network=networks.Noisy, optimizer=ADAMW, scheduler="step", shuffle=True)

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from core import Fabric, Module, Strategy
     from core_testing.cases import Case
 
-NUM_EPOCHS = 2
-
 
 @dataclass(slots=True)
 class TrainingRecord:
@@ -128,7 +126,7 @@ def train(
         accumulate_grad_batches=case.accumulate,
         gradient_clip_val=case.clip,
         gradient_clip_algorithm=case.clip_algorithm if case.clip is not None else None,
-        **{"max_epochs": NUM_EPOCHS, **options},
+        **{"max_epochs": case.num_epochs, **options},
     )
     trainer.fit(module, make_loader(case, rank.backend.data_parallel_size, num_copies), ckpt_path=ckpt_path)
     return recorder.run
@@ -152,7 +150,7 @@ def _train_by_hand(fabric: Fabric, case: Case, module: Module, data_parallel_siz
     run = TrainingRecord()
     model, optimizer = fabric.setup(module, case.optimizer(module))
     loader = fabric.setup_dataloaders(make_loader(case, data_parallel_size))
-    for _ in range(NUM_EPOCHS):
+    for _ in range(case.num_epochs):
         for batch_idx, (inputs, targets) in enumerate(loader):
             ends_window = (batch_idx + 1) % case.accumulate == 0
             with fabric.no_backward_sync(model, enabled=not ends_window):

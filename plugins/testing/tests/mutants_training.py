@@ -47,6 +47,41 @@ class AveragesTwice(AveragingStrategy):
         gradient /= self.world_size
 
 
+@mutant(f"{EQUAL}[many_steps]", passes=f"{EQUAL}[sgd_momentum]")
+class StopsAveraging(AveragingStrategy):
+    """Averages gradients in the first 40 backwards of a run."""
+
+    num_averaged = 0
+
+    def average(self, manual):
+        self.num_averaged += 1
+        if self.num_averaged <= 40:
+            super().average(manual)
+
+
+@mutant(f"{EQUAL}[fabric_many_steps]", passes=f"{EQUAL}[fabric]")
+class SumsOnce(AveragingStrategy):
+    """Doesn't divide the gradients of the 50th backward."""
+
+    num_averaged = 0
+
+    def average(self, manual):
+        self.num_averaged += 1
+        super().average(manual)
+        for parameter in self.parameters() if self.num_averaged == 50 else ():
+            parameter.grad *= self.world_size
+
+
+@mutant(f"{EQUAL}[many_steps]")
+class LeavesOneUndivided(AveragingStrategy):
+    """Sums the gradient of the first bias, and averages the others."""
+
+    def average(self, manual):
+        super().average(manual)
+        for parameter in [each for each in self.parameters() if each.ndim == 1 and each.grad is not None][:1]:
+            parameter.grad *= self.world_size
+
+
 @mutant(f"{EQUAL}[matrices_apart]", passes=f"{EQUAL}[accumulated_and_clipped]")
 class ClipsEachOptimizer(AveragingStrategy):
     """Clips the gradients of each of several optimizers by their own norm, and not by that of all."""

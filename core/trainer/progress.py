@@ -16,6 +16,7 @@ class Progress:
         batch: batches of the running epoch that were consumed on this rank.
         global_step: optimizer steps that updated parameters.
         total_batches: batches of all epochs that were consumed on this rank.
+        epoch_is_trained: the running epoch's batches are all consumed, a validation may follow.
         epoch_is_ending: the first hooks of the epoch's end are running, which is no time to save.
         epoch_is_over: the last hooks of the epoch are running; what is saved now goes on with the next one.
         window_start: the batch with which the running accumulation window begins.
@@ -27,6 +28,7 @@ class Progress:
     batch: int = 0
     global_step: int = 0
     total_batches: int = 0
+    epoch_is_trained: bool = False
     epoch_is_ending: bool = False
     epoch_is_over: bool = False
     is_recut: bool = False
@@ -69,7 +71,7 @@ class Progress:
         """Go on with the running epoch's first batch."""
         self.batch = self.window_start = 0
         self.validated_batch = -1
-        self.epoch_is_ending = self.epoch_is_over = self.is_recut = False
+        self.epoch_is_trained = self.epoch_is_ending = self.epoch_is_over = self.is_recut = False
 
     def go_on_at(self, batch: int, *, is_recut: bool) -> None:
         """A resumed epoch goes on after so many batches of this rank."""
@@ -94,7 +96,7 @@ class Progress:
         """Restore what `state_dict` returned."""
         self.epoch, self.batch = state["epoch"], state["batch"]
         self.global_step, self.total_batches = state["global_step"], state["total_batches"]
-        self.epoch_is_ending = self.epoch_is_over = self.is_recut = False
+        self.epoch_is_trained = self.epoch_is_ending = self.epoch_is_over = self.is_recut = False
         self.window_start = self.batch
         self.validated_batch = self.batch if state["is_validated"] else -1
         self._earlier_s, self._began_s = state["elapsed_s"], None

@@ -164,6 +164,16 @@ class Run:
         if stops and self.wake is not None:
             self.wake()
 
+    @property
+    def has_reached_least(self) -> bool:
+        """True if `min_epochs` and `min_steps` are reached, the running epoch counted if all its batches are trained.
+
+        A stop by request waits for that.
+        """
+        options, progress = self.options, self.progress
+        is_trained = progress.epoch_is_trained or progress.epoch_is_over
+        return progress.epoch + is_trained >= options.min_epochs and progress.global_step >= options.min_steps
+
     # the accumulation window ----------------------------------------------------------------------------------------
 
     @property

@@ -4,7 +4,7 @@ import pytest
 
 from callbacks.tiny import Tiny, loader, make_trainer
 from core import ConfigurationError
-from core.callbacks import EarlyStopping, ModelCheckpoint
+from core.callbacks import Callback, EarlyStopping, ModelCheckpoint
 
 
 def fit(root, stopping, val_losses, *others, max_epochs=9, ckpt_path=None, num_validations=0, validate=True, **options):
@@ -72,6 +72,46 @@ def test_why_and_where(tmp_path, capsys):
 def test_least_epochs_are_kept(tmp_path):
     trainer = fit(tmp_path, EarlyStopping("val_loss", patience=1), [1, 2, 3], min_epochs=5)
     assert trainer.current_epoch == 5
+
+
+@pytest.mark.parametrize(
+    ("losses", "options", "stopped"),
+    [
+        ([1, 2, 2, 0.5, 0.4, 0.3, 0.2], {"min_epochs": 5}, 28),
+        ([1, 2, 2, 0.5, 0.4, 0.3, 0.2], {"min_steps": 20}, 28),
+        ([1, 2, 2, 2, 2, 0.5, 0.4], {"min_epochs": 5}, 20),
+        ([1, 2, 2, 2, 2, 0.5, 0.4], {"min_steps": 18}, 20),
+        ([1, 2], {"min_epochs": 2, "val_check_interval": 2}, 8),
+        ([1, 2], {"min_epochs": 2, "val_check_interval": 1}, 8),
+    ],
+)
+@pytest.mark.parametrize("resumes", [False, True])
+def test_what_it_sees_before_the_least_epochs_and_steps_does_not_stop(tmp_path, losses, options, stopped, resumes):
+    options = {**options, "max_epochs": 7}
+    if resumes:
+        checkpoint = ModelCheckpoint(tmp_path / "c")
+        fit(tmp_path, EarlyStopping("val_loss", patience=2), losses, checkpoint, **{**options, "max_epochs": 1})
+        options |= {
+            "ckpt_path": checkpoint.best_model_path,
+            "num_validations": 4 // options.get("val_check_interval", 4),
+        }
+    stopping = EarlyStopping("val_loss", patience=2)
+    trainer = fit(tmp_path, stopping, losses, **options, enable_checkpointing=False)
+    assert trainer.global_step == stopped
+    assert bool(stopping.stopping_reason) is (stopped < 28)
+
+
+def test_a_save_at_the_end_of_an_epoch_counts_its_check(tmp_path):
+    class Saving(Callback):
+        def on_train_epoch_end(self, trainer, module):
+            if trainer.current_epoch == 1:
+                trainer.save_checkpoint(tmp_path / "c.ckpt")
+
+    losses = [3, 4, 5, 6, 7, 8]
+    whole = fit(tmp_path, EarlyStopping("val_loss"), losses, Saving())
+    options = {"ckpt_path": tmp_path / "c.ckpt", "num_validations": 2}
+    resumed = fit(tmp_path, EarlyStopping("val_loss"), losses, Saving(), **options)
+    assert whole.current_epoch == resumed.current_epoch == 4
 
 
 @pytest.mark.parametrize("monitor", ["train_loss", "mean_loss"])

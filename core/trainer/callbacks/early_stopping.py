@@ -23,6 +23,7 @@ class EarlyStopping(Callback):
     """Stops training when a metric has stopped getting better. All ranks stop together, on rank 0's value.
 
     Each value counts once: where nothing was validated since the last check, the check waits for the next validation.
+    Checks before `min_epochs` and `min_steps` are reached count, and don't stop: the first one after that decides.
 
     Attributes:
         wait_count: checks since the last improvement.
@@ -137,7 +138,7 @@ class EarlyStopping(Callback):
             return
         value = values[self.monitor]
         reason = self._reason_to_stop(trainer, value)
-        if reason is None:
+        if reason is None or not trainer.run.has_reached_least:
             return
         self.stopped_epoch, self.stopping_reason = trainer.current_epoch, reason
         trainer.should_stop, trainer.run.stop_reason = True, f"EarlyStopping: {reason}"

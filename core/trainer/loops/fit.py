@@ -219,9 +219,9 @@ class FitLoop:
         step_schedulers(run, self.epoch_schedulers, progress.epoch + 1)
         step_waiting(run, self.plateaus)
         progress.epoch_is_ending, progress.epoch_is_over = False, True
+        self._emit_epoch("on_train_epoch_end", last=True)
         if run.pending_saves:
             self._write_pending()
-        self._emit_epoch("on_train_epoch_end", last=True)
         progress.end_epoch()
 
     def _apply_changes(self) -> None:
@@ -255,14 +255,13 @@ class FitLoop:
         return self._is_done()
 
     def _is_done(self) -> bool:
-        """True when a limit is reached. A stop by request waits for the least epochs and steps."""
+        """True when a limit is reached, or a stop was asked for that needn't wait."""
         options, progress = self.options, self.progress
         if 0 <= options.max_steps <= progress.global_step or self.stops.is_late:
             return True
         if options.max_epochs is not None and 0 <= options.max_epochs <= progress.epoch:
             return True
-        least = progress.epoch >= options.min_epochs and progress.global_step >= options.min_steps
-        return self.stops.is_asked and least
+        return self.stops.is_asked and self._run.has_reached_least
 
     # batches --------------------------------------------------------------------------------------------------------
 
@@ -380,6 +379,7 @@ class FitLoop:
         run = self._run
         heartbeat.phase = "end of epoch"
         run.logged.train.batch = None
+        self.progress.epoch_is_trained = True
         if num_batches == 0:
             run.loaders.refuse_empty_loader()
         self.no_update_check.end_epoch(num_batches)

@@ -113,6 +113,42 @@ def test_a_run_that_is_resumed_ends_with_the_same_average(tmp_path):
     assert torch.equal(whole.layer.weight, resumed.layer.weight)
 
 
+def test_a_callback_that_is_called_earlier_saves_the_average_of_the_newest_step(tmp_path):
+    class Saving(Callback):
+        def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx):
+            if trainer.global_step == 6:
+                trainer.save_checkpoint(tmp_path / "c.ckpt")
+
+    whole, resumed = Tiny(), Tiny()
+    make_trainer(tmp_path, Saving(), EMA(0.9), max_epochs=3).fit(whole, loader())
+    fit(tmp_path, EMA(0.9), resumed, ckpt_path=tmp_path / "c.ckpt")
+    assert torch.equal(whole.layer.weight, resumed.layer.weight)
+
+
+@pytest.mark.parametrize("make", [lambda: EMA(0.9), lambda: StochasticWeightAveraging(0.05, swa_epoch_start=1)])
+@pytest.mark.parametrize("stop", [{"max_epochs": 2}, {"max_steps": 6}])
+def test_a_run_goes_on_from_what_was_saved_after_fit(tmp_path, make, stop):
+    whole, begun, resumed = Normalized(), Normalized(), Normalized()
+    fit(tmp_path, make(), whole, max_epochs=4)
+    trainer = fit(tmp_path, make(), begun, **{"max_epochs": 4, **stop})
+    trainer.save_checkpoint(path := tmp_path / "late.ckpt")
+    saved = load_checkpoint(path)
+    assert torch.equal(saved["model"]["layer.weight"], begun.layer.weight)
+    fit(tmp_path, make(), resumed, ckpt_path=path, max_epochs=4)
+    assert all(torch.equal(value, resumed.state_dict()[name]) for name, value in whole.state_dict().items())
+    # Evaluation uses the average, with the callback and without it.
+    for callbacks in ([make()], []):
+        evaluated = Normalized()
+        make_trainer(tmp_path, *callbacks).validate(evaluated, loader(), ckpt_path=path)
+        assert torch.equal(evaluated.layer.weight, begun.layer.weight)
+    # A later stage of the same Trainer evaluates what the module has, and not the trained weights that were kept.
+    lent = []
+    watch = LambdaCallback(on_validation_epoch_end=lambda _, module: lent.append(module.layer.weight.clone()))
+    trainer.callbacks.append(watch)
+    trainer.validate(begun, loader())
+    assert torch.equal(lent[0], saved["model"]["layer.weight"])
+
+
 def test_a_checkpoint_holds_both_weights_and_is_evaluated_by_the_average(tmp_path):
     checkpoint = ModelCheckpoint(tmp_path / "c", "{epoch}", monitor="val_loss")
     fit(tmp_path, EMA(0.9), Tiny(), checkpoint, validate=True)

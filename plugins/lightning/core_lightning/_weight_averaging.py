@@ -58,6 +58,10 @@ class WeightAveraging(CoreWeightAveraging):
 
     def on_train_batch_end(self, trainer: Trainer, module: nn.Module, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Update the average after an optimizer step."""
+        self.update_after_step(trainer)
+
+    def update_after_step(self, trainer: Trainer) -> None:
+        """Update the average, if the newest optimizer step asks for it and hasn't got it."""
         step = trainer.global_step
         if step > self._latest_update_step and self.should_update(step_idx=step - 1):
             self.update()

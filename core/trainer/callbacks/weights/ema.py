@@ -60,6 +60,7 @@ class EMA(WeightAveraging):
             evaluates=use_for_validation,
         )
         self.decay, self.every_n_steps, self.start_step = decay, every_n_steps, start_step
+        self._step_seen: int | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         # torch's averaging function is a closure, which doesn't pickle.
@@ -71,6 +72,11 @@ class EMA(WeightAveraging):
         self.__dict__.update(state)
         self._average_fn = get_ema_multi_avg_fn(self.decay)
 
+    def on_fit_start(self, trainer: TrainerViews, module: nn.Module) -> None:
+        """Make room for the average; see `WeightAveraging.on_fit_start`."""
+        super().on_fit_start(trainer, module)
+        self._step_seen = None
+
     def on_train_start(self, trainer: TrainerViews, module: nn.Module) -> None:
         """Note where training begins."""
         self._step_seen = trainer.global_step
@@ -79,9 +85,13 @@ class EMA(WeightAveraging):
         self, trainer: TrainerViews, module: nn.Module, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Update the average after an optimizer step."""
+        self.update_after_step(trainer)
+
+    def update_after_step(self, trainer: TrainerViews) -> None:
+        """Update the average, if there was an optimizer step since the last one seen; see `WeightAveraging`."""
         step = trainer.global_step
         # Within an accumulation window the weights are those of the last step.
-        if step == self._step_seen:
+        if self._step_seen is None or step == self._step_seen:
             return
         self._step_seen = step
         if step >= self.start_step and step % self.every_n_steps == 0:

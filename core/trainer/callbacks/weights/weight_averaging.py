@@ -26,7 +26,8 @@ class WeightAveraging(Callback):
     The average is torch's `AveragedModel`; of weights in shards each rank keeps that of its own part, in the number
     format in which the optimizer steps them. It is saved in its own section of the checkpoint, beside the weights with
     which training goes on: `callbacks/<state_key>/section/average`, by parameter name. When fit ends, after the last
-    checkpoint, the module gets the average. Evaluating a checkpoint with this callback in the trainer uses it too.
+    checkpoint, the module gets the average; what is saved after that has the trained weights in `section/trained`.
+    Evaluating a checkpoint with this callback in the trainer uses the average too.
     """
 
     def __init__(
@@ -51,7 +52,7 @@ class WeightAveraging(Callback):
         self._evaluates_in_fit, self._evaluates = evaluates_in_fit, evaluates
         self._average: AveragedModel | None = None
         self._source: LocalWeights | None = None
-        self._is_exchanged = False
+        self._is_exchanged = self._is_given = False
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_average": None, "_source": None}
@@ -66,6 +67,12 @@ class WeightAveraging(Callback):
         assert self._average is not None
         assert self._source is not None
         self._average.update_parameters(self._source)
+
+    def update_after_step(self, trainer: TrainerViews) -> None:
+        """All ranks. Update, if the newest optimizer step asks for it and hasn't got it. Meant to be overridden.
+
+        Called before the average is saved: a callback that is called earlier may save between the step and the update.
+        """
 
     def restore_trained(self) -> None:
         """All ranks. Restore the trained weights, if a validation run has the average."""
@@ -111,16 +118,23 @@ class WeightAveraging(Callback):
         """Give the module its average."""
         if self.num_averaged:
             self._exchange()
-            self._is_exchanged = False
+            self._is_exchanged, self._is_given = False, True
 
     def on_exception(self, trainer: TrainerViews, module: nn.Module, exception: BaseException) -> None:
         """Give the module its own weights back, before they are saved."""
         self._return()
 
+    def setup(self, trainer: TrainerViews, module: nn.Module, stage: str) -> None:
+        """Forget the trained weights of a fit before."""
+        self._forget()
+
     def teardown(self, trainer: TrainerViews, module: nn.Module, stage: str) -> None:
-        """Forget the average: the module has it, or a checkpoint."""
+        """Forget the average, which the module has, or a checkpoint. The trained weights stay if they can be saved."""
         self._return()
-        self._average = self._source = None
+        if self._average is None or not self._is_given or trainer.run.finished_fit is None:
+            self._forget()
+        elif not trainer.options.keep_on_device:
+            self._average.cpu()
 
     # checkpoints ----------------------------------------------------------------------------------------------------
 
@@ -136,21 +150,25 @@ class WeightAveraging(Callback):
                 "Save after the run, in on_validation_end of a callback that comes later, or in a training hook."
             )
         if self._average is not None and self._source is not None:
+            if not self._is_given:
+                self.update_after_step(trainer)
             checkpoint["num_averaged"] = self.num_averaged
             is_whole = trainer.strategy.checkpoint_io.layout == "full"
-            checkpoint["average"] = self._source.placed(self._average.module, whole=is_whole)
+            name = "trained" if self._is_given else "average"  # the other one is in the module
+            checkpoint[name] = self._source.placed(self._average.module, whole=is_whole)
 
     def on_load_checkpoint(self, trainer: TrainerViews, module: nn.Module, checkpoint: dict[str, Any]) -> None:
-        """Restore the average.
+        """Restore the average; and the trained weights, if the module was saved with its average.
 
         Raises:
             CheckpointError: it belongs to another model.
         """
-        if "average" not in checkpoint:
+        is_given = trainer.stage == "fit" and "trained" in checkpoint  # what is loaded into the module is the average
+        if not is_given and "average" not in checkpoint:
             return
         average = self._average or self._build(trainer, module)
         assert self._source is not None
-        saved = checkpoint["average"]
+        saved = checkpoint["trained" if is_given else "average"]
         if differing := saved.keys() ^ self._source.leaves.keys():
             raise CheckpointError(
                 f"The checkpoint's average of {type(self).__name__} doesn't fit the model: only one of "
@@ -162,6 +180,9 @@ class WeightAveraging(Callback):
             for name, leaf in self._source.leaves.items():
                 for part in own_part(saved[name], leaf):
                     next(parts).copy_(part)
+        if is_given:
+            self._exchange()
+            self._is_exchanged = False
 
     # evaluation -----------------------------------------------------------------------------------------------------
 
@@ -211,8 +232,12 @@ class WeightAveraging(Callback):
             multi_avg_fn=self._average_fn,
             use_buffers=self._use_buffers,
         )
-        self._is_exchanged = False
+        self._is_exchanged = self._is_given = False
         return self._average
+
+    def _forget(self) -> None:
+        self._average = self._source = None
+        self._is_given = False
 
     def _exchange(self, *, is_agreed: bool = True) -> None:
         """Swap the module's tensors and the average, in place, one at a time; all ranks if it `is_agreed`."""

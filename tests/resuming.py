@@ -172,15 +172,18 @@ def train(case, *callbacks, num_ranks=1, ckpt_path=None, seed=1, returns_trainer
         "plugins": "torch",
         "limit_val_batches": None if case.validates else 0,
     }
-    chosen = {"max_epochs": 2, **quiet, **case.trainer, **options}
+    chosen = {"max_epochs": 2, **strategy, **quiet, **case.trainer, **options}
     listener = Listener()
-    trainer = Trainer(accelerator="cpu", devices=num_ranks, callbacks=[listener, *callbacks], **strategy, **chosen)
+    trainer = Trainer(accelerator="cpu", devices=num_ranks, callbacks=[listener, *callbacks], **chosen)
     # Each rank has batch statistics of its own, and a checkpoint those of rank 0.
     module = case.net(case.optimizers, **({"norm": nn.LayerNorm} if num_ranks > 1 else {}))
     trainer.fit(module, *case.loaders(num_ranks), ckpt_path=ckpt_path)
     if returns_trainer:
         return module.events, trainer
-    weights = {name: value.tolist() for name, value in module.state_dict().items()}
+    state = module.state_dict()
+    weights = {
+        name: (own.full_tensor() if hasattr(own, "full_tensor") else own).tolist() for name, own in state.items()
+    }
     return module.events, weights, listener.began_after
 
 

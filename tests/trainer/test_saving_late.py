@@ -48,15 +48,27 @@ def test_the_caller_saves_what_ranks_of_another_process_have_left(tmp_path, weig
 def saving_late(path, num_ranks, case, stop):
     """Train, save once fit has returned, and go on in another Trainer; all events and the weights."""
     begun, trainer = train(case, num_ranks=num_ranks, returns_trainer=True, **stop)
-    trainer.save_checkpoint(path)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        trainer.save_checkpoint(path)
     rest, weights, _ = train(case, num_ranks=num_ranks, ckpt_path=path, seed=99)
     return begun + rest, weights
 
 
-@pytest.mark.parametrize("stop", [{"max_epochs": 1}, {"max_steps": 7}], ids=["epoch", "step"])
-@pytest.mark.parametrize("num_ranks", [1, 2])
-def test_a_run_goes_on_from_what_was_saved_after_fit(tmp_path, num_ranks, stop):
-    case = Case(adamw_by_step, validates=True)
+@pytest.mark.parametrize(
+    ("strategy", "stop"),
+    [
+        (None, {"max_epochs": 1}),
+        (None, {"max_steps": 7}),
+        ("ddp", {"max_epochs": 1}),
+        ("ddp", {"max_steps": 7}),
+        ("fsdp", {"max_steps": 7}),
+        ("parallel", {"max_steps": 7}),
+    ],
+)
+def test_a_run_goes_on_from_what_was_saved_after_fit(tmp_path, strategy, stop):
+    num_ranks = 1 if strategy is None else 2
+    case = Case(adamw_by_step, validates=True, trainer={"strategy": strategy} if strategy else {})
     saved = on_ranks(num_ranks, saving_late, tmp_path / "late.ckpt", num_ranks, case, stop)
     whole = on_ranks(num_ranks, lambda: train(case, num_ranks=num_ranks)[:2])
     assert saved == whole

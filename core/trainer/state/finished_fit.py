@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from core.contract import Strategy
     from core.trainer.run import Run
 
-# With these, the state of an optimizer ends with the stage: it lies in shards, an engine or a compiled program.
+# With these, an optimizer isn't torch's own over whole parameters: it is of shards, an engine or a compiled program.
 OWN_OPTIMIZERS = (
     Capability.SHARDED_STATE
     | Capability.JOINT_SETUP
@@ -78,7 +78,9 @@ class FinishedFit:
     def of(cls, run: Run) -> FinishedFit | None:
         """All ranks, at the end of `fit`. None if the optimizers end with the stage."""
         strategy = run.strategy
-        if not strategy.launcher.calls_in_place or strategy.capabilities & OWN_OPTIMIZERS:
+        # Shards stay on their ranks; all others end with the stage.
+        ends = OWN_OPTIMIZERS & ~Capability.SHARDED_STATE
+        if not strategy.launcher.calls_in_place or strategy.capabilities & ends:
             return None
         kept = strategy.rank_state_dict() if isinstance(strategy, KeepsRankState) else None
         rank_state = map_leaves(lambda leaf: leaf.cpu() if isinstance(leaf, Tensor) else leaf, kept)

@@ -330,7 +330,7 @@ class TrainerViews(DataViews):
 
         A checkpoint describes the state between two optimizer steps: asked for within an accumulation window, it is
         written at the window's end. After `fit` has returned it holds the optimizers until the next stage begins. Where
-        they have ended with `fit` (ranks that a launcher made for it alone, shards, engines), such a checkpoint can
+        they have ended with `fit` (ranks that a launcher made for it alone, engines), such a checkpoint can
         be evaluated only, and a warning says so. Where a launcher has made the ranks for `fit` alone, the caller saves.
 
         Args:

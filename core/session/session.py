@@ -64,6 +64,7 @@ class Session:
         self.activations: Callable[[nn.Module, str], Callable[[], None]] | None = None
         self.unit_compiler: Callable[[nn.Module], Callable[[], None]] | None = None
         self._undo: list[Callable[[], None]] = []
+        self._accepted: dict[nn.Module, Callable[[], None]] = {}
         self._filled_in: Mapping[str, Any] = {}
         self._ends_alone = False
         self._replaced = ReplacedParameters(beside)
@@ -247,8 +248,18 @@ class Session:
         self.handles: list[ModuleHandle] = []
         while self._undo:
             self._undo.pop()()
+        while self._accepted:
+            self._accepted.popitem()[1]()
         self.strategy.optimizers, self.strategy.lr_schedulers = [], []
         self.weights: LossWeights | None = None
+
+    def refresh_modules(self) -> bool:
+        """All ranks. Ask the strategy to, see `Strategy.refresh_modules`; what it has set up anew may be trained."""
+        if not self.strategy.refresh_modules():
+            return False
+        for handle in self.handles:
+            self._refuse_new(handle.module)
+        return True
 
     @property
     def compiles(self) -> bool:
@@ -295,6 +306,16 @@ class Session:
     def _keep(self, module: nn.Module, wrapped: nn.Module, names: dict[int, str]) -> None:
         self.handles.append(ModuleHandle(module, wrapped, names, self.compiler))
         self.strategy.model = wrapped
+        self._refuse_new(module)
+
+    def _refuse_new(self, module: nn.Module) -> None:
+        if undo := self._accepted.pop(module, None):
+            undo()
+        # A world of one may be a peer among others.
+        if self.strategy.world_size > 1 or Capability.ELASTIC in self.strategy.capabilities:
+            from core.session.new_parameters import refuse_new  # who trains alone waits for none of it
+
+            self._accepted[module] = refuse_new(self.strategy, module)
 
     # steps ----------------------------------------------------------------------------------------------------------
 

@@ -227,7 +227,7 @@ class FitLoop:
     def _apply_changes(self) -> None:
         """Adopt what callbacks may change from one epoch to the next: what is frozen, the window, the schedulers."""
         capabilities = self.strategy.capabilities
-        if self.strategy.refresh_modules():
+        if self._run.session.refresh_modules():
             self.step.release()
             self.step = self._make_step()
         self.step.ends_window = True

@@ -6,18 +6,13 @@ import zlib
 from typing import TYPE_CHECKING
 
 import torch
-from torch.nn.modules.module import (
-    register_module_module_registration_hook,
-    register_module_parameter_registration_hook,
-)
 
 from core import ConfigurationError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Sequence
 
     from torch import Tensor, nn
-    from torch.utils.hooks import RemovableHandle
 
 GRADIENTS_STAY = (
     "DDP averages gradients of the others only, so that the ranks would drift apart. Unfreeze it before fit or in "
@@ -32,7 +27,7 @@ IN_TIME = (
 
 
 class WrappedParameters:
-    """The parameters of a module as they were when its wrapper was made. One that comes later may get no gradient.
+    """The parameters of a module as they were when its wrapper was made.
 
     Attributes:
         trained: those whose gradients the wrapper averages, with their names, in its order.
@@ -42,31 +37,6 @@ class WrappedParameters:
         self._module = module
         self.trained = _trained(module)
         self._all = set(module.parameters())
-        # torch calls them where something is put into a module, and never in a step.
-        self._hooks: list[RemovableHandle] = [
-            register_module_parameter_registration_hook(lambda into, name, new: self._expect_none(into, [new])),
-            register_module_module_registration_hook(
-                lambda into, name, new: self._expect_none(into, [] if new is None else new.parameters())
-            ),
-        ]
-
-    def close(self) -> None:
-        """Look no more at what comes. Idempotent."""
-        while self._hooks:
-            self._hooks.pop().remove()
-
-    def _expect_none(self, into: nn.Module, newcomers: Iterable[Tensor | None]) -> None:
-        if any(part is into for part in self._module.modules()):
-            new = (own for own in newcomers if own is not None and own not in self._all and own.requires_grad)
-            self._hooks += [own.register_post_accumulate_grad_hook(self._refuse) for own in new]
-
-    def _refuse(self, parameter: Tensor) -> None:
-        name = next((name for name, own in self._module.named_parameters() if own is parameter), None)
-        if name is not None:
-            raise ConfigurationError(
-                f"The parameter {name!r} gets gradients, and has come after DDP was set up, which averages gradients "
-                f"of the others only, so that the ranks would drift apart. {IN_TIME}"
-            )
 
     def changes(self) -> list[str]:
         """The names of those that were frozen, unfrozen or replaced since; the module still has that of a new one."""

@@ -141,8 +141,6 @@ class DDPStrategy(ParallelStrategy):
         if self.world_size > 1 and (self.model is module or _holds_torchs(self.model)):
             ignored = getattr(module, "_ddp_params_and_buffers_to_ignore", ())
             self._frozen.watch((name, own) for name, own in module.named_parameters() if name not in ignored)
-            if (before := self._wrapped.get(module)) is not None:
-                before.close()
             self._wrapped[module] = WrappedParameters(module)
 
     def refresh_modules(self) -> bool:
@@ -293,8 +291,7 @@ class DDPStrategy(ParallelStrategy):
         self._hook_state.begin_anew()
         self._leaves_some_out = False
         self._frozen.forget()
-        while self._wrapped:
-            self._wrapped.popitem()[1].close()
+        self._wrapped.clear()
         while self._sparse_hooks:
             self._sparse_hooks.popitem()[1].remove()
 

@@ -61,3 +61,6 @@ class Capability(enum.Flag):
     ELASTIC = enum.auto()
     """There is no fixed number of processes: others join and leave while the run goes on, and make steps too.
     `optimizer_step` answers with the number of steps that the run has made since it was asked last."""
+    OWNS_GRADIENTS = enum.auto()
+    """Before the optimizer's step `parameter.grad` isn't what ranks have computed together: it is None, a part of that,
+    or this rank's own, and not as a DTensor. A user's `on_before_optimizer_step` is warned of."""

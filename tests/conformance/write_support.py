@@ -186,6 +186,7 @@ LETTERS = {
     "NO_SYNC": "N",
     "OWNS_ACCUMULATION": "A",
     "OWNS_CLIPPING": "P",
+    "OWNS_GRADIENTS": "G",
     "OWNS_SCHEDULER": "Q",
     "OWNS_STEP": "T",
     "REPLICATED_PARAMETERS": "R",

@@ -96,6 +96,7 @@ def check_stage(run: Run, sources: Sequence[Source]) -> None:
     if not getattr(module, "automatic_optimization", True):
         _check_manual(module, run.options, strategy)
     _check_owned(module, strategy)
+    _warn_of_parts(run)
     if Capability.COMPILED_STEP in strategy.capabilities:
         _check_compiled(run)
     _warn_of_idleness(run)
@@ -105,6 +106,18 @@ def check_stage(run: Run, sources: Sequence[Source]) -> None:
             f"{type(module).__name__} has a validation_step(), and no validation loader was given: nothing is "
             "validated. Pass val_dataloaders=..., define val_dataloader(), or say limit_val_batches=0.",
         )
+
+
+def _warn_of_parts(run: Run) -> None:
+    listeners = (*run.callbacks, run.module) if Capability.OWNS_GRADIENTS in run.strategy.capabilities else ()
+    for listener in listeners:
+        if overrides(listener, "on_before_optimizer_step") and not type(listener).__module__.startswith("core_"):
+            warn_caller(
+                f"{type(listener).__name__} has the hook on_before_optimizer_step, and under "
+                f"{type(run.strategy).__name__} gradients aren't whole there: a rank has a part of them, its own, or "
+                "None. Norms differ between ranks, and changes may be lost. Clip by Trainer(gradient_clip_val=...), or "
+                "use a strategy such as ddp or fsdp.",
+            )
 
 
 def _warn_of_idleness(run: Run) -> None:

@@ -35,7 +35,7 @@ class Algorithm:
     """
 
     flatten: bool = True
-    adds: ClassVar[Capability] = Capability.NONE
+    adds: ClassVar[Capability] = Capability.OWNS_GRADIENTS  # each rank steps by its own, at times at least
     lacks: ClassVar[Capability] = _OF_ONE
     drifts: ClassVar[bool] = True
     takes_scaled: ClassVar[bool] = True

@@ -57,7 +57,7 @@ class TestDecentralized(DifferingConformance):
     alias = "bagua"
     options = {"algorithm": "decentralized"}
     differs = Differs(_ALONE, within=0.1, agrees_after=1)
-    expected_capabilities = _BASE
+    expected_capabilities = _BASE | Capability.OWNS_GRADIENTS
 
 
 class TestShiftOne(DifferingSmoke):

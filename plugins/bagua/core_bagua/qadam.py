@@ -120,7 +120,7 @@ class QAdam(Algorithm):
     mean: CompressedMean = field(default_factory=CompressedMean, init=False)
     optimizer: QAdamOptimizer | None = field(default=None, init=False)
     names: dict[Tensor, str] = field(default_factory=dict, init=False)
-    adds: ClassVar[Capability] = Capability.NO_SYNC | Capability.REPLICATED_PARAMETERS
+    adds: ClassVar[Capability] = Capability.NO_SYNC | Capability.REPLICATED_PARAMETERS | Capability.OWNS_GRADIENTS
     drifts: ClassVar[bool] = False
     takes_scaled: ClassVar[bool] = False
 

@@ -99,6 +99,7 @@ class ColossalAIStrategy(BoostedStates):
             own &= ~Capability.BIT_EXACT_RESUME
         if self.replicates:
             return own & ~Capability.BIT_EXACT_RESUME if self.options.fp8_communication else own
+        own |= Capability.OWNS_GRADIENTS
         if self.plugin != "low_level_zero":  # keeps gradients where the core can't multiply them
             own &= ~Capability.WEIGHTED_LOSSES
         return own & ~(

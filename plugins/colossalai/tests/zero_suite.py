@@ -20,6 +20,7 @@ class ZeroConformance(StrategyConformance):
     expected_capabilities = (
         Capability.COLLECTIVES
         | Capability.JOINT_SETUP
+        | Capability.OWNS_GRADIENTS
         | Capability.MANUAL_OPTIMIZATION
         | Capability.INFERENCE_MODE
         | Capability.BIT_EXACT_RESUME

@@ -47,11 +47,15 @@ class TestPostLocalSGD(DifferingConformance):
     alias = "ddp"
     options = {"find_unused_parameters": True}
     differs = Differs("weights are averaged every second step", within=0.1, agrees_after=2)
-    expected_capabilities = PARALLEL & ~(
-        Capability.REPLICATED_PARAMETERS
-        | Capability.SEVERAL_OPTIMIZERS
-        | Capability.SEVERAL_MODULES
-        | Capability.WEIGHTED_LOSSES
+    expected_capabilities = (
+        PARALLEL
+        & ~(
+            Capability.REPLICATED_PARAMETERS
+            | Capability.SEVERAL_OPTIMIZERS
+            | Capability.SEVERAL_MODULES
+            | Capability.WEIGHTED_LOSSES
+        )
+        | Capability.OWNS_GRADIENTS
     )
 
     def make(self, **options: Any) -> Strategy:

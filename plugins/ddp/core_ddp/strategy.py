@@ -108,7 +108,7 @@ class DDPStrategy(ParallelStrategy):
         """
         own = super().capabilities | Capability.NO_SYNC
         if isinstance(self._comm_state, PostLocalSGDState):  # ranks step by their own gradients
-            own &= ~Capability.WEIGHTED_LOSSES
+            own = own & ~Capability.WEIGHTED_LOSSES | Capability.OWNS_GRADIENTS
         if self._averaging_period is not None:  # steps are counted, those of one optimizer
             own &= ~(Capability.SEVERAL_OPTIMIZERS | Capability.SEVERAL_MODULES)
         if self._hook_state.is_by_bucket:

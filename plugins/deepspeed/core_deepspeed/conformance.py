@@ -23,6 +23,7 @@ CAPABILITIES = (
     Capability.COLLECTIVES
     | Capability.JOINT_SETUP
     | Capability.OWNS_CLIPPING
+    | Capability.OWNS_GRADIENTS
     | Capability.SHARDED_STATE
     | Capability.MANUAL_OPTIMIZATION
     | Capability.SEVERAL_MODULES

@@ -86,7 +86,7 @@ class DeepSpeedStrategy(EngineStates):
         own = super().capabilities & ~(
             Capability.SEVERAL_OPTIMIZERS | Capability.CLIP_BY_VALUE | Capability.BIT_EXACT_RESUME
         )
-        own |= Capability.JOINT_SETUP | Capability.OWNS_CLIPPING | Capability.SHARDED_STATE
+        own |= Capability.JOINT_SETUP | Capability.OWNS_CLIPPING | Capability.OWNS_GRADIENTS | Capability.SHARDED_STATE
         if "optimizer" in self._sections:
             own |= Capability.MAKES_OPTIMIZERS
         if self.stage == 3:

@@ -16,7 +16,10 @@ class TestDDPSharded(StrategyConformance):
 
     alias = "ddp_sharded"
     expected_capabilities = (
-        PARALLEL & ~Capability.REPLICATED_PARAMETERS | Capability.JOINT_SETUP | Capability.SHARDED_STATE
+        PARALLEL & ~Capability.REPLICATED_PARAMETERS
+        | Capability.JOINT_SETUP
+        | Capability.OWNS_GRADIENTS
+        | Capability.SHARDED_STATE
     )
 
 
@@ -36,8 +39,10 @@ class TestFullyShardedFairScale(StrategyConformance):
     dtype = torch.float32
     tolerance = 2e-6
     precisions = ("32-true", "bf16-mixed")
-    expected_capabilities = Capability.COLLECTIVES | ONE_PROCESS & ~(
-        Capability.MANUAL_OPTIMIZATION | Capability.INFERENCE_MODE
+    expected_capabilities = (
+        Capability.COLLECTIVES
+        | Capability.OWNS_GRADIENTS
+        | ONE_PROCESS & ~(Capability.MANUAL_OPTIMIZATION | Capability.INFERENCE_MODE)
     )
     known_failures = {
         "test_training_equals_one_device[matrices_apart]": "its parameters are vectors: a rank has no matrices"

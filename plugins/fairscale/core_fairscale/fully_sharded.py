@@ -102,7 +102,8 @@ class FullyShardedFairScaleStrategy(ParallelStrategy):
         FairScale hooks what a step returns, and keeps the memory of what it gathers. Every backward reduces gradients,
         those of an accumulation window too: without that, one that the window's last backward leaves out would be lost.
         """
-        return super().capabilities & ~(Capability.MANUAL_OPTIMIZATION | Capability.INFERENCE_MODE)
+        left = super().capabilities & ~(Capability.MANUAL_OPTIMIZATION | Capability.INFERENCE_MODE)
+        return left | Capability.OWNS_GRADIENTS
 
     def configure_precision(self, name: str) -> Precision | None:
         """float32, or autocast to bfloat16 over it. Main process.

@@ -68,9 +68,9 @@ class DDPShardedStrategy(ParallelStrategy):
 
     @property
     def capabilities(self) -> Capability:
-        """The capabilities of every parallel strategy, joint set-up, and state that is split between ranks."""
-        own = super().capabilities | Capability.JOINT_SETUP | Capability.SHARDED_STATE | Capability.NO_SYNC
-        return own
+        """The capabilities of every parallel strategy, joint set-up, and gradients and state split between ranks."""
+        own = Capability.JOINT_SETUP | Capability.OWNS_GRADIENTS | Capability.SHARDED_STATE | Capability.NO_SYNC
+        return super().capabilities | own
 
     def configure_precision(self, name: str) -> Precision | None:
         """The generic ones serve, but for those that scale the loss. Main process.

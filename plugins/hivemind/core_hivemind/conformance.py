@@ -20,6 +20,7 @@ class TestHivemind(StrategyConformance):
         Capability.ELASTIC
         | Capability.MANUAL_OPTIMIZATION
         | Capability.OWNS_CLIPPING
+        | Capability.OWNS_GRADIENTS
         | Capability.OWNS_SCHEDULER
         | Capability.CLIP_BY_VALUE
         | Capability.INFERENCE_MODE

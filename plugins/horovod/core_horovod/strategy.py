@@ -124,7 +124,7 @@ class HorovodStrategy(ParallelStrategy):
         if len(self.parallel_devices) > 2 or self.num_nodes > 1:
             own &= ~Capability.BIT_EXACT_RESUME
         if self.options.backward_passes_per_step > 1:
-            own &= ~(Capability.SEVERAL_OPTIMIZERS | Capability.SEVERAL_MODULES)
+            own = own & ~(Capability.SEVERAL_OPTIMIZERS | Capability.SEVERAL_MODULES) | Capability.OWNS_GRADIENTS
         return own
 
     def check(self) -> None:

@@ -15,7 +15,7 @@ class TestPipeline(StrategyConformance):
     alias = "pipeline"
     options = {"microbatches": "auto"}  # with options: the kit's script reads the whole module from one rank
     data_parallel_size = 1
-    expected_capabilities = _CAPABILITIES
+    expected_capabilities = _CAPABILITIES | Capability.OWNS_GRADIENTS
     known_failures = {"test_training_equals_one_device[two_optimizers]": _PARTS_ALONE}
 
 
@@ -86,7 +86,7 @@ class TestExpert(StrategyConformance):
     options = {"expert": 2}
     other_num_processes = None
     num_experts = 4
-    expected_capabilities = _CAPABILITIES & ~Capability.INFERENCE_MODE
+    expected_capabilities = _CAPABILITIES & ~Capability.INFERENCE_MODE | Capability.OWNS_GRADIENTS
     known_failures = {"test_teardown_leaves_nothing[process_group]": _STAYS}
 
 
@@ -108,7 +108,7 @@ class TestStagesInParts(StrategyConformance):
     num_processes = 4
     data_parallel_size = 1
     other_num_processes = None
-    expected_capabilities = _CAPABILITIES
+    expected_capabilities = _CAPABILITIES | Capability.OWNS_GRADIENTS
     known_failures = {
         "test_training_equals_one_device[two_optimizers]": _PARTS_ALONE,
         "test_teardown_leaves_nothing[process_group]": _STAYS,

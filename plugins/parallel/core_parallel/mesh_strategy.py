@@ -139,11 +139,13 @@ class MeshStrategy(FSDPStrategy):
     @property
     def capabilities(self) -> Capability:
         """The capabilities of every parallel strategy, accumulation without communication, and state in parts."""
-        if self._given["shard"] != 1:
-            return super().capabilities
-        own = super(FSDPStrategy, self).capabilities | Capability.NO_SYNC | Capability.SHARDED_STATE
-        # Tokens travel in evaluation too, where no rank may end before the others.
-        return own if self._given["expert"] == 1 else own & ~Capability.INFERENCE_MODE
+        own = super().capabilities
+        if self._given["shard"] == 1:
+            own = super(FSDPStrategy, self).capabilities | Capability.NO_SYNC | Capability.SHARDED_STATE
+        if self._given["expert"] != 1:  # tokens travel in evaluation too, where no rank may end before the others
+            own &= ~Capability.INFERENCE_MODE
+        has_all = self._given["pipeline"] == self._given["expert"] == 1
+        return own if has_all else own | Capability.OWNS_GRADIENTS
 
     def configure_precision(self, name: str) -> Precision | None:
         """The precision of `FSDPStrategy` where parameters are sharded, else every strategy's."""

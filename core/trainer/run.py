@@ -236,6 +236,7 @@ class Run:
     def end(self) -> None:
         """The stage is over. Idempotent. Nothing here holds optimizers or wrappers any more."""
         self._wrapped_optimizers = None
+        self.logged.end_stage()
         if self.running_step is not None:
             # Loop and step hold each other: a wrapper would outlive its process group until garbage is collected.
             self.running_step.release()

@@ -726,6 +726,55 @@ def test_the_newest_value_of_a_metric_object():
     assert [values.get("mean_step", values.get("mean_epoch")) for _, values in recorder.rows] == [0.0, 1.0, 2.0, 1.0]
 
 
+class SharedMean(Net):
+    """One object, logged in some stages under names of their own, and in evaluation for one loader or several."""
+
+    def __init__(self, stages, **options):
+        super().__init__()
+        self.mean, self.stages, self.options = torchmetrics.MeanMetric(), stages, options
+
+    def _log(self, stage, value, **options):
+        if stage in self.stages:
+            self.mean(value)
+            self.log(stage, self.mean, **options)
+
+    def training_step(self, batch, batch_idx):
+        self._log("train", 1.0, **self.options)
+        return super().training_step(batch, batch_idx)
+
+    def validation_step(self, batch, batch_idx, dataloader_idx=0):
+        self._log("val", 5.0 + dataloader_idx, **self.options)
+
+    def test_step(self, batch, batch_idx):
+        self._log("test", 9.0)
+
+
+@pytest.mark.parametrize("sanity_steps", [0, 1])
+def test_a_metric_object_of_two_stages_of_one_run(sanity_steps):
+    trainer = Trainer(**{**QUIET, "num_sanity_val_steps": sanity_steps})
+    with pytest.raises(
+        ModuleError, match=r"MeanMetric that was logged as '.*' in another stage of this run: .* Make an"
+    ):
+        trainer.fit(SharedMean(["train", "val"]), batches(2), batches(2))
+
+
+def test_a_metric_object_of_two_loaders():
+    with pytest.raises(ModuleError, match=r"'val/dataloader_idx_1'.* as 'val/dataloader_idx_0' in another loader: .*"):
+        Trainer(**QUIET).validate(SharedMean(["val"]), [DataLoader(torch.zeros(2, 4)), DataLoader(torch.zeros(2, 4))])
+    joined = SharedMean(["val"], add_dataloader_idx=False)
+    loaders = [DataLoader(torch.zeros(1, 4)), DataLoader(torch.zeros(3, 4))]
+    assert Trainer(**QUIET).validate(joined, loaders) == [{"val": 5.75}, {"val": 5.75}]
+
+
+@pytest.mark.parametrize("options", [{"on_step": True, "on_epoch": False}, {"on_step": False, "on_epoch": True}])
+@pytest.mark.parametrize("has_another_trainer", [False, True])
+def test_a_metric_object_begins_anew_in_the_stage_after_an_unfinished_epoch(options, has_another_trainer):
+    module = SharedMean(["train", "test"], **options)
+    trainer = Trainer(**QUIET, max_steps=1, limit_val_batches=0)
+    trainer.fit(module, batches(3))
+    assert (Trainer(**QUIET) if has_another_trainer else trainer).test(module, batches(2)) == [{"test": 9.0}]
+
+
 class Composed(Net):
     def __init__(self):
         super().__init__()

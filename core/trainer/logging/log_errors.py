@@ -10,6 +10,9 @@ from torch import Tensor
 from core.contract import EventHooks, ModuleError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from core.trainer.logging.metric_collector import MetricCollector
     from core.trainer.logging.metric_entry import Entry
 
 _OPTIONS = ("prog_bar", "logger", "on_step", "on_epoch", "reduce_fx", "sync_dist", "rank_zero_only")
@@ -69,6 +72,23 @@ def check_metric(entry: Entry, value: Any) -> None:
         f"self.log({entry.name!r}) got {before} before, and {after} now. Log one kind of value under one name: the "
         "Metric object, or what it computes."
     )
+
+
+def check_alone(entry: Entry, collectors: Iterable[MetricCollector], own: MetricCollector) -> None:
+    """Refuse a torchmetrics object that has gathered batches of another stage or loader too.
+
+    Raises:
+        ModuleError: it was logged there.
+    """
+    for metrics in collectors:
+        for other in metrics.entries.values():
+            if other.metric is entry.metric and (metrics is not own or other.dataloader_idx != entry.dataloader_idx):
+                where = "another loader" if metrics is own else "another stage of this run"
+                raise ModuleError(
+                    f"self.log({entry.name!r}) got the {_name_of(entry.metric)} that was logged as {other.name!r} in "
+                    f"{where}: it would compute one value of both. Make an object for each, such as self.metrics = "
+                    "torch.nn.ModuleList([...])."
+                )
 
 
 def check_called(name: str, metric: Any) -> None:

@@ -18,7 +18,7 @@ from core.trainer.logging.scalar_widths import to_tensor, widen
 from core.trainer.settings.warn_at import warn_caller
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from typing import TypeAlias
 
     from torch import nn
@@ -49,6 +49,7 @@ class MetricCollector:
         micro_batch: its weight among those of other ranks, if it isn't 1. One of weight 0 counts in nothing.
         dataloader_idx: which of several loaders is running, None if there is one.
         has_weighed: True once the size of a batch was determined, with a warning if that is uncertain.
+        collectors: of all stages, this one among them.
         computed: what torchmetrics objects gave before the hooks of the epoch's end, by name.
     """
 
@@ -62,6 +63,7 @@ class MetricCollector:
     micro_batch: MicroBatch | None = None
     dataloader_idx: int | None = None
     has_weighed: bool = False
+    collectors: Sequence[MetricCollector] = ()
     computed: dict[str, ComputedMetric] = field(default_factory=dict)
 
     def open(self, *, on_epoch_default: bool, strategy: Strategy | None = None, holds: bool = False) -> None:
@@ -198,8 +200,11 @@ class MetricCollector:
             raise ModuleError(f"self.log({name!r}): on_step and on_epoch are both False. Expected at least one True.")
         entry = Entry(name, by_step, by_epoch, prog_bar, logger, reduction, sync_dist, rank_zero_only, options)
         entry.default, entry.metric = self.on_epoch_default, value if _is_metric(value) else None
-        if entry.metric is not None and by_step and not by_epoch:
-            log_errors.check_called(name, value)
+        entry.dataloader_idx = self.dataloader_idx
+        if entry.metric is not None:
+            if by_step and not by_epoch:
+                log_errors.check_called(name, value)
+            log_errors.check_alone(entry, self.collectors, self)
         entry.syncs_steps = by_step and sync_dist is True and not rank_zero_only
         entry.is_stepwise = not by_epoch and not entry.syncs_steps and entry.metric is None
         return entry
@@ -293,6 +298,12 @@ class MetricCollector:
                 found.metric.reset()
             self.begin_epoch()
         return values
+
+    def reset_metrics(self) -> None:
+        """Forget what torchmetrics objects have gathered: the next stage may log them too."""
+        for entry in self.entries.values():
+            if entry.metric is not None:
+                entry.metric.reset()
 
     def begin_epoch(self) -> None:
         """Forget what was reduced so far."""

@@ -36,6 +36,7 @@ class Entry:
         total, count: running reduction of an epoch, of 64 bits where the device has them; for the mean, weighted by
             batch sizes, or by the weights that steps gave, which may be tensors.
         metric: a torchmetrics object that reduces by itself.
+        dataloader_idx: of several loaders, the one in which it was logged first.
         is_stepwise: the newest value alone is kept, as this rank has it.
     """
 
@@ -56,6 +57,7 @@ class Entry:
     total: Any = None
     count: float | Tensor = 0.0
     metric: Any = None
+    dataloader_idx: int | None = None
     is_stepwise: bool = False
 
     @property

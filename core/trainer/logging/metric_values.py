@@ -31,6 +31,8 @@ class MetricValues:
     def __init__(self, make_metrics: type[MetricCollector], progress: Progress) -> None:
         self.train = make_metrics(on_epoch_default=False)
         self.evaluation = {stage: make_metrics(on_epoch_default=True) for stage in ("validation", "test")}
+        for metrics in self._all_metrics():
+            metrics.collectors = self._all_metrics()
         self.losses = NonFiniteLossCheck(progress)
         self._settled: dict[str, Any] = {}  # of epochs reduced, of steps of a stage that has paused, of callbacks
 
@@ -101,6 +103,11 @@ class MetricValues:
         for metrics in self._all_metrics():
             metrics.reset()
         self.losses.begin_stage()
+
+    def end_stage(self) -> None:
+        """A stage is over, perhaps within an epoch."""
+        for metrics in self._all_metrics():
+            metrics.reset_metrics()
 
     def _newest(self) -> dict[str, Any]:
         values = dict(self._settled)

@@ -83,6 +83,34 @@ def test_told_once_where_it_is_read(module, options, expected):
     assert "detect_anomaly=True" in message
 
 
+class DivergingFrom(Diverging):
+    """NaN in some steps only: what is NaN doesn't reach the weights."""
+
+    def __init__(self, *steps):
+        super().__init__()
+        self.steps = steps
+
+    def training_step(self, batch, batch_idx):
+        loss = Net.training_step(self, batch, batch_idx)
+        return loss + torch.full((), math.nan if self.global_step + 1 in self.steps else 0.0)
+
+
+@pytest.mark.parametrize(
+    ("steps", "options", "expected"),
+    [
+        ([3, 4, 5, 6, 7, 8], {}, "since step 4 or before"),
+        ([7, 8], {}, "since step 8 at the latest, and not before step 4"),
+        ([7, 8], {"logger": Silent(), "log_every_n_steps": 1}, "since step 7 at the latest, and not before step 6"),
+        ([2, 3], {"logger": Silent(), "log_every_n_steps": 1}, ""),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:DivergingFrom.training_step returned a loss of nan")
+def test_a_line_at_the_end_of_a_training_that_ends_with_nan(steps, options, expected, capsys):
+    fit(DivergingFrom(*steps), **options)
+    line = f"The loss has been nan {expected}: weights that come of it are useless. Nothing of it is saved.\n"
+    assert capsys.readouterr().err == (line if expected else "")
+
+
 def test_an_infinite_loss():
     [message] = told(Diverging(-math.inf), limit_train_batches=2)
     assert message.startswith("Diverging.training_step returned a loss of -inf, seen at step 2, in epoch 0.")

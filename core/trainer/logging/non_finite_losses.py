@@ -37,10 +37,22 @@ class NonFiniteLossCheck:
     def __init__(self, progress: Progress) -> None:
         self._progress = progress
         self._warned: set[str] = set()
+        self._last_finite: int | None = None
+        self._since: int | None = None
+        self._value: Any = None
 
     def begin_stage(self) -> None:
         """Forget the warnings given so far."""
         self._warned.clear()
+        self._last_finite = self._since = None
+
+    @property
+    def end(self) -> str:
+        """A sentence if the loss wasn't finite any more when it was last looked at; else empty."""
+        if self._since is None:
+            return ""
+        after = "or before" if self._last_finite is None else f"at the latest, and not before step {self._last_finite}"
+        return f"The loss has been {self._value} since step {self._since} {after}: weights that come of it are useless."
 
     @staticmethod
     def loss_of(output: Any) -> Tensor | None:
@@ -58,10 +70,13 @@ class NonFiniteLossCheck:
             value: of the loss, where it was read already; None to wait for it here.
         """
         loss = _loss_in(output)
-        if isinstance(loss, Tensor) and not (_is_finite(loss) if value is None else math.isfinite(value)):
-            if isinstance(output, dict) and "weight" in output and output["weight"] == 0:
-                return
-            shown = loss.item() if loss.numel() == 1 else loss
+        if not isinstance(loss, Tensor):
+            return
+        if _is_finite(loss) if value is None else math.isfinite(value):
+            self._last_finite, self._since = self._progress.global_step, None
+        elif not (isinstance(output, dict) and "weight" in output and output["weight"] == 0):
+            self._since = self._since or self._progress.global_step
+            shown = self._value = loss.item() if loss.numel() == 1 else loss
             where = f" on rank {strategy.global_rank}" if strategy.world_size > 1 else ""
             what = f"{type(module).__name__}.training_step returned a loss of {shown}{where}"
             self._tell(_TRAINING, what, getattr(type(module), "training_step", None))

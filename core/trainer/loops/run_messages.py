@@ -29,6 +29,13 @@ def print_early_end(run: Run, reason: str) -> None:
         run.fabric.print(f"Training has ended after step {run.progress.global_step}: {reason} {_what_is_saved(run)}")
 
 
+def write_useless_end(run: Run) -> None:
+    """Write a line on rank 0 if the loss was NaN or infinite to the end of training."""
+    if (text := run.logged.losses.end) and run.strategy.is_global_zero:
+        sys.stderr.write(f"{text} {_what_is_saved(run)}\n")
+        sys.stderr.flush()
+
+
 def write_interruption(run: Run) -> None:
     """Write a line on rank 0 if a signal has ended `fit`."""
     number = run.signals.signal

@@ -14,7 +14,13 @@ from core.trainer.loops.evaluate import evaluate
 from core.trainer.loops.fit import FitLoop
 from core.trainer.loops.predict import predict
 from core.trainer.loops.profiling import profiled_stage
-from core.trainer.loops.run_messages import early_end, print_beginning, print_early_end, write_interruption
+from core.trainer.loops.run_messages import (
+    early_end,
+    print_beginning,
+    print_early_end,
+    write_interruption,
+    write_useless_end,
+)
 from core.trainer.module.module import Module
 from core.trainer.settings.torch_modes import torch_modes
 from core.trainer.signals.interruption import SignalGuard
@@ -150,6 +156,7 @@ def _fit(run: Run) -> None:
     if not has_ended:
         reason = early_end(run, loop.stops)
         print_early_end(run, reason)
+        write_useless_end(run)
         run_facts.log_end(run, "finished", reason)
     run.finished_fit = FinishedFit.of(run)
     requeue.forget(run)

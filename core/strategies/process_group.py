@@ -11,7 +11,7 @@ import time
 from typing import TYPE_CHECKING
 
 import torch.distributed as dist
-from torch._C._distributed_c10d import PrefixStore, Store, TCPStore  # torch.distributed's own, with types
+from torch._C._distributed_c10d import PrefixStore, Store  # torch.distributed's own, with types
 from torch.distributed.constants import default_pg_timeout
 from torch.distributed.distributed_c10d import _abort_process_group  # its docstring calls it experimental
 
@@ -19,8 +19,8 @@ from core.contract import ConfigurationError
 from core.display.warnings_once import share_warnings
 from core.strategies.fingerprint import exchange
 from core.strategies.rendezvous import rounds
-from core.strategies.rendezvous.store import RendezvousStore, announce_exit
-from core.strategies.rendezvous.timeout import answers, await_server, meets_within
+from core.strategies.rendezvous.store import RendezvousStore, announce_exit, connect, serve
+from core.strategies.rendezvous.timeout import answers, meets_within
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -134,16 +134,12 @@ def _shared_store(environment: ClusterEnvironment, rank: int, world_size: int, t
     key = (environment.main_address, environment.main_port, world_size)
     if key not in _stores:
         hosts = rank == 0 and not environment.store_is_hosted
-        if not hosts:
-            await_server(environment.main_address, environment.main_port, rank, meets_within(timeout))
+        place = environment.main_address, environment.main_port
         # The server doesn't wait for the ranks: the rendezvous does, and names those that don't come.
-        store = TCPStore(
-            environment.main_address, environment.main_port, is_master=hosts, timeout=timeout, wait_for_workers=False
-        )
+        store = serve(*place, timeout) if hosts else connect(*place, rank, timeout)
         # What others have started they may start again, one node more often than another.
         starts_again = environment.creates_processes
         name = rounds.meet(store, rank, world_size, meets_within(timeout)) if starts_again else "0"
         _stores[key] = PrefixStore(f"core/{name}", store)
-        place = environment.main_address, environment.main_port
         announce_exit(_stores[key], rank, lambda: hosts or answers(*place))
     return _stores[key]

@@ -1,5 +1,6 @@
 """The real torchrun."""
 
+import socket
 import subprocess
 from datetime import timedelta
 
@@ -7,7 +8,7 @@ import pytest
 import torch
 from torch.distributed.constants import default_pg_timeout
 
-from core import Session, WorkerError
+from core import ConfigurationError, Session, WorkerError
 from core.cluster import TorchElasticEnvironment, reserve_port
 from core.strategies import ParallelStrategy
 from core.strategies.rendezvous import timeout
@@ -75,5 +76,40 @@ def test_ranks_that_never_come_are_named_when_the_time_is_over(monkeypatch, capl
     assert timeout.meets_within(default_pg_timeout) == timedelta(minutes=10)
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("MASTER_PORT", str(reserve_port(monkeypatch)))
-    with pytest.raises(WorkerError, match="Rank 0 did not reach the start of the process group within 0:00:01, and"):
+    with pytest.raises(
+        WorkerError, match=r"Rank 0 did not reach the start of the process group at 127.0.0.1:.* within 0:00:01, and"
+    ):
         strategy.setup_distributed()
+
+
+@pytest.mark.parametrize(
+    ("rank", "listens", "address", "expected"),
+    [
+        (0, True, "127.0.0.1", "Rank 0 can't listen at port .*EADDRINUSE.*set MASTER_PORT to another port"),
+        (0, False, "255.255.255.255", "can't reach it at the address '255.255.255.255'.*Set MASTER_ADDR to an address"),
+        (
+            1,
+            True,
+            "127.0.0.1",
+            "what listens there doesn't answer as torch's store does: MASTER_ADDR or MASTER_PORT is",
+        ),
+    ],
+)
+def test_an_address_or_port_that_is_no_store_of_this_run(rank, listens, address, expected, monkeypatch):
+    with socket.socket() as other:
+        other.bind(("", 0))
+        if listens:
+            other.listen()  # and never accepts
+        for name, value in {"RANK": rank, "WORLD_SIZE": 2, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": 2}.items():
+            monkeypatch.setenv(name, str(value))
+        monkeypatch.setenv("MASTER_ADDR", address)
+        monkeypatch.setenv("MASTER_PORT", str(other.getsockname()[1] if listens else reserve_port(monkeypatch)))
+        strategy = ParallelStrategy(
+            process_group_backend="gloo",
+            timeout=timedelta(seconds=1),
+            parallel_devices=[torch.device("cpu")] * 2,
+            cluster_environment=TorchElasticEnvironment(),
+        )
+        Session(strategy)
+        with pytest.raises(ConfigurationError, match=expected):
+            strategy.setup_distributed()

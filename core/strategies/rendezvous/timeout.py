@@ -34,10 +34,11 @@ class Wait:
     Args:
         rank: that waits.
         timeout: after which it is an error.
+        place: where it looks for them.
     """
 
-    def __init__(self, rank: int, timeout: timedelta) -> None:
-        self._rank, self._timeout = rank, timeout
+    def __init__(self, rank: int, timeout: timedelta, place: str = "") -> None:
+        self._rank, self._timeout, self._place = rank, timeout, place
         self._began_s, self._has_warned = time.monotonic(), False
 
     @property
@@ -61,17 +62,18 @@ class Wait:
         speaker = next(rank for rank in itertools.count() if rank not in absent)
         if absent and self._rank == speaker:
             logging.getLogger("core").warning(
-                f"{listed(absent)} did not reach the start of the process group within {WARN_AFTER_S:g} s, and rank "
-                f"{self._rank} waits there (phase set-up). The wait ends with an error after {self._timeout}; the "
-                "strategy's timeout= changes that. Look for a rank that has ended, hangs, or is still at work."
+                f"{listed(absent)} did not reach the start of the process group{self._place} within {WARN_AFTER_S:g} "
+                f"s, and rank {self._rank} waits there (phase set-up). The wait ends with an error after "
+                f"{self._timeout}; the strategy's timeout= changes that. Look for a rank that has ended, hangs, or is "
+                "still at work."
             )
 
 
-def late_error(absent: list[int], rank: int, timeout: timedelta) -> WorkerError:
+def late_error(absent: list[int], rank: int, timeout: timedelta, place: str = "") -> WorkerError:
     """The error of a rank whose wait for others has exceeded the limit."""
     return WorkerError(
-        f"{listed(absent)} did not reach the start of the process group within {timeout}, and rank {rank} waited. "
-        "All ranks must make the same calls: look for a rank that has ended, hangs, or takes another way.",
+        f"{listed(absent)} did not reach the start of the process group{place} within {timeout}, and rank {rank} "
+        "waited. All ranks must make the same calls: look for a rank that has ended, hangs, or takes another way.",
         rank=min(absent),
     )
 
@@ -82,10 +84,11 @@ def await_server(address: str, port: int, rank: int, timeout: timedelta) -> None
     Raises:
         WorkerError: it isn't there in time.
     """
-    wait = Wait(rank, timeout)
+    place = f" at {address}:{port} (MASTER_ADDR and MASTER_PORT)"
+    wait = Wait(rank, timeout, place)
     while not answers(address, port):
         if wait.is_over:
-            raise late_error([0], rank, timeout)
+            raise late_error([0], rank, timeout, place)
         wait.pause(lambda: [0])
 
 

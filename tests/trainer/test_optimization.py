@@ -60,6 +60,13 @@ CONSTANT = [1.0] * 12
 # what may be returned -----------------------------------------------------------------------------------------------
 
 
+class ByEpoch:
+    """A scheduler whose `step` wants more than the loop has."""
+
+    def step(self, epoch, value):
+        pass
+
+
 def in_dict(module, **options):
     optimizer = sgd(module)
     return {"optimizer": optimizer, "lr_scheduler": {"scheduler": halving(optimizer), **options}}
@@ -114,6 +121,18 @@ def test_forms(configure, expected):
         (lambda module: in_dict(module, frequency=0.5), "frequency is 0.5; expected an integer of at least 1"),
         (lambda module: {"optimizer": sgd(module), "lr_scheduler": 1}, "returned int 1 as a scheduler; expected an LR"),
         (
+            lambda module: {"optimizer": sgd(module), "lr_scheduler": StepLR},
+            r"returned the class StepLR, and no StepLR\(...\) as a scheduler; expected an LR",
+        ),
+        (
+            lambda module: {"optimizer": sgd(module), "lr_scheduler": ByEpoch()},
+            r"calls ByEpoch.step\(\), which can't be: missing .*'epoch'. Step it yourself: define lr_scheduler_step",
+        ),
+        (
+            lambda module: in_dict(module, scheduler=ByEpoch(), monitor="x", reduce_on_plateau=True, interval="step"),
+            r"calls ByEpoch.step\(metric\), which can't be: missing .*'value'",
+        ),
+        (
             lambda module: {"optimizer": sgd(module), "lr_scheduler": ReduceLROnPlateau(sgd(module))},
             "ReduceLROnPlateau needs a metric to watch: return",
         ),
@@ -145,6 +164,17 @@ def test_a_cycle_by_step():
         if len(expected) < 12:
             scheduler.step()
     assert rates(configure) == pytest.approx(expected, abs=1e-6)
+
+
+@pytest.mark.filterwarnings("ignore:No optimizer has updated parameters")
+@pytest.mark.parametrize("is_manual", [False, True])
+def test_a_scheduler_that_the_user_steps_may_take_anything(is_manual):
+    module = Configured(lambda module: {"optimizer": sgd(module), "lr_scheduler": ByEpoch()})
+    if is_manual:
+        module.automatic_optimization, module.training_step = False, lambda batch, batch_idx: None
+    else:
+        module.lr_scheduler_step = lambda scheduler, metric: scheduler.step(module.current_epoch + 1, 0.0)
+    fit(module)
 
 
 def plateau(module, monitor, mode="min", **options):

@@ -42,7 +42,7 @@ def configure_optimizers(run: Run) -> tuple[list[Optimizer], list[Any]]:
     optimizers, schedulers = parse_optimizers(made)
     window, is_global_zero = run.accumulate_grad_batches, strategy.is_global_zero
     check_optimizers(run.module, optimizers, run.options, window=window, is_global_zero=is_global_zero)
-    check_schedulers(strategy, schedulers)
+    check_schedulers(run.module, strategy, schedulers)
     return list(optimizers), list(schedulers)
 
 

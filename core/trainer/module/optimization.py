@@ -11,6 +11,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from core.contract import Capability, ConfigurationError, ModuleError
+from core.trainer.hooks.events import overrides
 from core.trainer.module.module import has_method, require_method
 from core.trainer.settings.warn_at import warn_at
 
@@ -167,9 +168,10 @@ def _parse_scheduler(item: Any, monitor: str | None = None) -> Scheduler:
     known = {"scheduler", "interval", "frequency", "monitor", "strict", "name", "reduce_on_plateau"}
     if unknown := sorted(options.keys() - known):
         raise ModuleError(f"A scheduler's dict has {unknown[0]!r}; expected some of {sorted(known)}.")
-    if not callable(getattr(options.get("scheduler"), "step", None)):
+    scheduler = options.get("scheduler")
+    if isinstance(scheduler, type) or not callable(getattr(scheduler, "step", None)):
         raise ModuleError(
-            f"configure_optimizers returned {_describe(options.get('scheduler'))} as a scheduler; "
+            f"configure_optimizers returned {_describe(scheduler)} as a scheduler; "
             "expected an LRScheduler, or a dict with 'scheduler', 'interval', 'frequency', 'monitor'."
         )
     parsed = Scheduler(**{"monitor": monitor, **options})
@@ -188,6 +190,19 @@ def _check_scheduler(scheduler: Scheduler) -> None:
             f"{type(scheduler.scheduler).__name__} needs a metric to watch: return "
             "{'optimizer': ..., 'lr_scheduler': ..., 'monitor': 'val_loss'} from configure_optimizers."
         )
+
+
+def _check_step(item: Scheduler) -> None:
+    name, metric = type(item.scheduler).__name__, ["metric"] if takes_metric(item) else []
+    try:
+        inspect.signature(item.scheduler.step).bind(*metric)
+    except TypeError as error:
+        raise ModuleError(
+            f"The loop calls {name}.step({', '.join(metric)}), which can't be: {error}. Step it yourself: define "
+            "lr_scheduler_step(self, scheduler, metric) in the module, such as scheduler.step(self.current_epoch + 1)."
+        ) from None
+    except ValueError:  # a method of native code
+        pass
 
 
 def _check_attached(optimizers: Sequence[Optimizer], schedulers: Sequence[Scheduler]) -> None:
@@ -216,12 +231,16 @@ def _describe(value: Any) -> str:
     return f"{type(value).__name__} {value!r}"[:120]
 
 
-def check_schedulers(strategy: Strategy, schedulers: Sequence[Scheduler]) -> None:
-    """All ranks. Refuse a scheduler that would have to be stepped between the updates of one batch.
+def check_schedulers(module: nn.Module, strategy: Strategy, schedulers: Sequence[Scheduler]) -> None:
+    """All ranks. Refuse a scheduler that can't be stepped as the loop does it.
 
     Raises:
-        ConfigurationError: with what fits.
+        ModuleError: its `step` takes something else.
+        ConfigurationError: it would have to be stepped between the updates of one batch.
     """
+    is_stepped = getattr(module, "automatic_optimization", True) and not overrides(module, "lr_scheduler_step")
+    for item in schedulers if is_stepped and Capability.OWNS_SCHEDULER not in strategy.capabilities else ():
+        _check_step(item)
     if strategy.updates_per_batch > 1 and any(item.interval == "step" for item in schedulers):
         raise ConfigurationError(
             f"configure_optimizers returned a scheduler with interval='step', and {type(strategy).__name__} makes "

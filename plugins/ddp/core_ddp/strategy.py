@@ -107,6 +107,8 @@ class DDPStrategy(ParallelStrategy):
         keeps tensors by the numbers of one wrapper's buckets, and doesn't go on bit for bit: see `core_ddp.hook_state`.
         """
         own = super().capabilities | Capability.NO_SYNC
+        if self.ddp_options.get("static_graph"):
+            own &= ~Capability.NO_SYNC
         if isinstance(self._comm_state, PostLocalSGDState):  # ranks step by their own gradients
             own = own & ~Capability.WEIGHTED_LOSSES | Capability.OWNS_GRADIENTS
         if self._averaging_period is not None:  # steps are counted, those of one optimizer
@@ -277,9 +279,9 @@ class DDPStrategy(ParallelStrategy):
             wrapper.reducer.prepare_for_backward([loss] if wrapper.find_unused_parameters else [])
 
     def no_backward_sync(self, module: nn.Module, enabled: bool = True) -> AbstractContextManager[Any]:
-        """All ranks. A context in which gradients stay local."""
+        """All ranks. A context in which gradients stay local; with `static_graph`, torch has to exchange them."""
         wrapper = self.session.handle_of(module).wrapped
-        if enabled and isinstance(wrapper, DistributedDataParallel):
+        if enabled and isinstance(wrapper, DistributedDataParallel) and not wrapper.static_graph:
             return wrapper.no_sync()
         return super().no_backward_sync(module, enabled)
 

@@ -362,6 +362,12 @@ def test_options_of_torch_reach_the_wrapper(option):
     assert found == (1024 * 1024 if "bucket_cap_mb" in option else wanted)
 
 
+def test_a_static_graph_accumulates_as_one_device_does():
+    _, module = fit(DDPStrategy(start_method="fork", static_graph=True), accumulate_grad_batches=2)
+    _, single = fit("single_device", devices=1, accumulate_grad_batches=2)
+    torch.testing.assert_close(module.state_dict(), single.state_dict())
+
+
 def test_a_communication_hook_with_a_wrapper():
     strategy = DDPStrategy(
         start_method="fork",

@@ -6,6 +6,7 @@ import pickle
 import re
 import warnings
 from argparse import Namespace
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -478,6 +479,48 @@ def test_modes_last_as_long_as_a_stage(options, expected, monkeypatch):
     assert module.seen == expected
     assert (torch.are_deterministic_algorithms_enabled(), torch.backends.cudnn.benchmark) == (False, False)
     assert not torch.is_anomaly_enabled()
+
+
+class KeepsTable(Net):
+    """Its first forward computes a table, which later ones use."""
+
+    table = None
+
+    def _scaled(self, batch):
+        if self.table is None:
+            self.table = torch.ones_like(batch[:1])
+        return (self.layer(batch) * self.table).square().mean()
+
+    def training_step(self, batch, batch_idx):
+        return self._scaled(batch)
+
+    def validation_step(self, batch):
+        self.log("loss", self._scaled(batch))
+
+
+def test_what_the_sanity_check_has_made_is_trained_with():
+    module = KeepsTable()
+    Trainer(**{**QUIET, "num_sanity_val_steps": 1, "max_epochs": 1}).fit(module, batches(2), batches(1))
+    assert not module.table.is_inference()
+
+
+def test_what_an_evaluation_before_fit_has_made_is_trained_with_or_refused():
+    for allowed in (False, True):
+        module, trainer = KeepsTable(), Trainer(**QUIET, max_epochs=1, inference_mode=not allowed)
+        trainer.validate(module, batches(1))
+        with nullcontext() if allowed else pytest.raises(ModuleError, match="Pass inference_mode=False to the Trainer"):
+            trainer.fit(module, batches(2), batches(1))
+
+
+def test_a_manual_backward_with_automatic_optimization():
+    class Manual(Net):
+        def training_step(self, batch, batch_idx):
+            loss = super().training_step(batch, batch_idx)
+            self.manual_backward(loss)
+            return loss
+
+    with pytest.raises(ModuleError, match=r"Manual calls self.manual_backward\(loss\) with automatic optimization"):
+        train(Manual())
 
 
 def test_an_anomaly_is_found():

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from core.checkpoint import collect_random_state, restore_random_state
-from core.contract import HangError
+from core.contract import HangError, ModuleError
 from core.trainer.data.prepare import prepare_data
 from core.trainer.hooks.events import Events
 from core.trainer.logging import rank_loggers
@@ -77,7 +77,7 @@ def _run(run: Run, crosses_processes: bool) -> Any:
         return result
     except BaseException as raised:
         _return_to_step(run)
-        error = explain(run.signals.explain(raised))
+        error = explain(run.signals.explain(_explain_inference(raised)))
         try:
             requeue.requeue_after(run, error)
             if (on_exception := getattr(strategy, "on_exception", None)) is not None:
@@ -92,6 +92,16 @@ def _run(run: Run, crosses_processes: bool) -> Any:
         raise error from (None if isinstance(error, HangError) else raised)
     finally:
         _end(run)
+
+
+def _explain_inference(error: BaseException) -> BaseException:
+    """An error of ours where training uses what an evaluation before `fit` has made."""
+    if not isinstance(error, RuntimeError) or "inference tensor" not in str(error).lower():
+        return error
+    return ModuleError(
+        f"The module keeps a tensor that it has made under torch.inference_mode, such as a table that its first forward "
+        f"computes, and training can't use it ({error}). Pass inference_mode=False to the Trainer that evaluates before."
+    )
 
 
 def _attach(run: Run) -> None:

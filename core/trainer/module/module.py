@@ -291,8 +291,17 @@ class Module(nn.Module, ModuleHooks, ModuleSteps, DataHooks, HasHyperparameters)
             weight: number of items that the loss is a mean over, see `Fabric.backward`. The values that a step logs are
                 weighted by the `"weight"` that it returns.
             kwargs: of `Tensor.backward`.
+
+        Raises:
+            ModuleError: with automatic optimization, in which the loop calls backward.
         """
         trainer, strategy, step = self.trainer, self.trainer.strategy, self.trainer.running_step
+        if step is not None and not step.manual:
+            raise ModuleError(
+                f"{type(self).__name__} calls self.manual_backward(loss) with automatic optimization, which calls "
+                "backward for the loss that training_step returns. Leave the call out, or set "
+                "self.automatic_optimization = False and step the optimizers in training_step."
+            )
         if trainer.options.terminate_on_nan and weight != 0:
             from core.trainer.logging.non_finite_losses import refuse_non_finite
 

@@ -132,13 +132,7 @@ class Trainer(TrainerAttributes):
         if self.checkpoint_callback is not None:
             tell_of_objects(model, self.callbacks)
         self.passed = {"train": train_dataloaders, "val": val_dataloaders}
-        inference_mode = self.options.inference_mode
-        # What is made in validation may be trained with: Lightning validates under no_grad here, whatever the option.
-        self.options = dataclasses.replace(self.options, inference_mode=False)
-        try:
-            super().fit(model, train_dataloaders, val_dataloaders, datamodule, ckpt_path)
-        finally:
-            self.options = dataclasses.replace(self.options, inference_mode=inference_mode)
+        super().fit(model, train_dataloaders, val_dataloaders, datamodule, ckpt_path)
 
     def validate(  # type: ignore[override]  # Lightning's order
         self,

@@ -24,6 +24,7 @@ from core.fabric.processes import Processes
 from core.fabric.state import copy_values, holds_objects, unwrap, unwrap_module
 from core.registry import LOGGER_REGISTRY
 from core.resolve import resolve
+from core.session.nested import refuse_endless
 from core.watch import phase
 
 if TYPE_CHECKING:
@@ -457,7 +458,9 @@ class Fabric(Processes):
         self._set_up()
         with phase("checkpoint"):
             self.strategy.synchronize_model()
-            self.session.save_checkpoint(path, unwrap(state))
+            with refuse_endless():
+                targets = unwrap(state)
+            self.session.save_checkpoint(path, targets)
 
     def load(
         self,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from core.contract.capability import Capability
 from core.contract.errors import CheckpointError
-from core.session import half_loaded, load_targets, optimizer_state, rank_state, replicas, state_objects
+from core.session import half_loaded, load_targets, nested, optimizer_state, rank_state, replicas, state_objects
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -21,11 +21,12 @@ if TYPE_CHECKING:
 
 def save(session: Session, path: PathLike, state: Mapping[str, Any], kept: dict[str, Any] | None) -> None:
     """All ranks. See `Session.save_checkpoint`."""
-    half_loaded.refuse(session, dict(state), "saved")
     strategy, collectives = session.strategy, session.collectives
     checkpoint_io = strategy.checkpoint_io
     # On ranks that write nothing, too: to take a sharded module apart is a collective.
-    plain = state_objects.to_states(session, dict(state)) | rank_state.collect(session, dict(state), kept)
+    with nested.refuse_endless():
+        half_loaded.refuse(session, dict(state), "saved")
+        plain = state_objects.to_states(session, dict(state)) | rank_state.collect(session, dict(state), kept)
     sharded = checkpoint_io.layout == "sharded"
     # Ranks share the writing of what all have; of copies along axes of the mesh one rank writes one.
     if sharded and collectives.size > 1 and Capability.REPLICATED_PARAMETERS in strategy.capabilities:

@@ -136,8 +136,8 @@ class Trainer(TrainerViews):
             detect_anomaly: find out which operation has made a NaN in backward. Slow.
             terminate_on_nan: end the run by an error at the first training loss that is NaN or infinite, before
                 anything is learned from it. Each step waits for the device. Without it there is a warning, later.
-            inference_mode: evaluate under `torch.inference_mode` rather than `torch.no_grad`, if the strategy can; `fit`
-                validates under `torch.no_grad`, since training may use what validation has made.
+            inference_mode: evaluate under `torch.inference_mode` rather than `torch.no_grad`, if the strategy can.
+                `fit` validates under `torch.no_grad`, since training may use what validation has made.
             sync_batchnorm: let batch norms compute their statistics over all ranks. On GPUs only.
             compile: run the module's steps through `torch.compile`; or a dict of its options. With
                 `"region": "units"` among them each repeated block is compiled by itself, once for all that are alike;

@@ -374,3 +374,34 @@ def test_what_is_loaded_is_in_the_modules_and_optimizers_own_memory(tmp_path):
     assert {name: value.data_ptr() for name, value in run.model.state_dict().items()} == places
     entries = list(run.optimizer.state.values())
     assert all(entry["exp_avg"].abs().sum() > 0 for entry in entries)
+
+
+def nested(depth):
+    return {"deeper": nested(depth - 1)} if depth else 1
+
+
+def in_itself():
+    endless = {}
+    endless["again"] = endless
+    return endless
+
+
+@pytest.mark.parametrize("make", [in_itself, lambda: {"list": [in_itself()]}, lambda: nested(800), lambda: nested(300)])
+def test_a_state_without_an_end(make, tmp_path):
+    with pytest.raises(CheckpointError, match=r"The state is nested too deeply to be saved.* Save plain, finite data"):
+        Fabric(accelerator="cpu").save(tmp_path / "endless.ckpt", {"state": make()})
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.filterwarnings("ignore:.*quantize_per_tensor")
+@pytest.mark.parametrize("plugins", [None, "async"])
+def test_a_quantized_tensor_is_refused_with_its_place(plugins, tmp_path):
+    fabric = Fabric(accelerator="cpu", plugins=plugins)
+    quantized = torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8)
+
+    def save():
+        fabric.save(tmp_path / "q.ckpt", {"table": quantized})
+        fabric.teardown()
+
+    with pytest.raises(CheckpointError, match=r"state\['table'\] is a quantized tensor\. Save its int_repr"):
+        save()

@@ -84,6 +84,8 @@ class _Snapshot(Converter):
         return super().tensor(tensor, path)
 
     def dense(self, tensor: torch.Tensor, path: str) -> torch.Tensor:
+        if tensor.is_quantized:
+            return tensor.cpu().clone()
         if tensor.device.type == "cuda":
             held = torch.empty(0, dtype=tensor.dtype)
             self.from_devices.append((held, tensor))

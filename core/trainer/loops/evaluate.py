@@ -69,7 +69,7 @@ def evaluation_mode(run: Run, metrics: MetricCollector) -> Iterator[None]:
 
 @contextmanager
 def without_gradients(run: Run) -> Iterator[None]:
-    """All ranks. A context in which no graph is kept. What a module keeps of an evaluation within `fit` is trained with."""
+    """All ranks. A context in which no graph is kept. What a module makes within `fit`, it may train with."""
     inference = run.options.inference_mode and not run.trains and Capability.INFERENCE_MODE in run.strategy.capabilities
     # `inference_mode(False)` turns gradients on, so no_grad is inside of it.
     with torch.inference_mode(inference), torch.no_grad():

@@ -99,8 +99,9 @@ def _explain_inference(error: BaseException) -> BaseException:
     if not isinstance(error, RuntimeError) or "inference tensor" not in str(error).lower():
         return error
     return ModuleError(
-        f"The module keeps a tensor that it has made under torch.inference_mode, such as a table that its first forward "
-        f"computes, and training can't use it ({error}). Pass inference_mode=False to the Trainer that evaluates before."
+        "The module keeps a tensor that it has made under torch.inference_mode, such as a table that its first forward "
+        f"computes, and training can't use it ({error}). "
+        "Pass inference_mode=False to the Trainer that evaluates before."
     )
 
 

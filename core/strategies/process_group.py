@@ -19,7 +19,7 @@ from core.contract import ConfigurationError
 from core.display.warnings_once import share_warnings
 from core.strategies.fingerprint import exchange
 from core.strategies.rendezvous import rounds
-from core.strategies.rendezvous.store import RendezvousStore, announce_exit, connect, serve
+from core.strategies.rendezvous.store import RendezvousStore, announce_exit
 from core.strategies.rendezvous.timeout import answers, meets_within
 
 if TYPE_CHECKING:
@@ -133,6 +133,8 @@ def _shared_store(environment: ClusterEnvironment, rank: int, world_size: int, t
     # One store a process and meeting point: a new server on the same port would race with clients of the old one.
     key = (environment.main_address, environment.main_port, world_size)
     if key not in _stores:
+        from core.strategies.rendezvous.connections import connect, serve  # once a process
+
         hosts = rank == 0 and not environment.store_is_hosted
         place = environment.main_address, environment.main_port
         # The server doesn't wait for the ranks: the rendezvous does, and names those that don't come.

@@ -3,7 +3,7 @@
 ```
 CoreError
 ├── ConfigurationError (ValueError)      arguments that can't be met; raised before work starts
-│   ├── NotYetChosenError (AttributeError)  a part of a strategy that nothing has chosen so far
+│   ├── NotYetChosenError (AttributeError)  a part that nothing has chosen so far
 │   ├── UnknownAliasError (LookupError)  no provider offers this alias
 │   ├── AliasConflictError               several providers offer it, or it is reserved
 │   ├── BlockedPluginError               offered, but blocked by the environment
@@ -58,7 +58,7 @@ class ConfigurationError(CoreError, ValueError):
 
 
 class NotYetChosenError(ConfigurationError, AttributeError):
-    """A part of a strategy was asked for before anything had chosen it."""
+    """A part was asked for before anything had chosen it: of a strategy, of a Fabric, a module's Trainer."""
 
 
 class UnknownAliasError(ConfigurationError, LookupError):

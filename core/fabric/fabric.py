@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from core.contract import Capability, ConfigurationError, GradientClipping, UnsupportedError
+from core.contract import Capability, ConfigurationError, GradientClipping, NotYetChosenError, UnsupportedError
 from core.data import to_device
 from core.display import install_for
 from core.fabric import raw_state
@@ -118,6 +118,10 @@ class Fabric(Processes):
         self.loggers: list[Logger] = [
             LOGGER_REGISTRY.create(logger) if isinstance(logger, str) else logger for logger in _as_list(loggers)
         ]
+        if len(self.loggers) > 1:
+            from core.loggers.run_folder import refuse_shared_folders  # most have one
+
+            refuse_shared_folders(self.loggers)
         self.compiler, self.unit_compiler = make_compilers(compile, self.strategy)
         self.session.activations = self._make_activations(activation_checkpointing, activation_offload)
         self._ends_by_non_finite_loss = terminate_on_nan
@@ -140,10 +144,10 @@ class Fabric(Processes):
         """The first logger.
 
         Raises:
-            ConfigurationError: there is none.
+            NotYetChosenError: there is none.
         """
         if not self.loggers:
-            raise ConfigurationError("This Fabric has no logger. Pass one, as in Fabric(loggers='csv').")
+            raise NotYetChosenError("This Fabric has no logger. Pass one, as in Fabric(loggers='csv').")
         return self.loggers[0]
 
     # setup ----------------------------------------------------------------------------------------------------------

@@ -28,7 +28,8 @@ class CSVLogger(RunFolderLogger):
     Args:
         save_dir: holds the experiments.
         name: of the experiment, a folder in `save_dir`.
-        version: of this run; by default the next number that is free. One that is there already is continued.
+        version: of this run; by default the next number that is free. One that is there already is continued: the rows
+            of a `fit` take the place of those that are there from its first step on.
         flush_logs_every_n_steps: rows that are kept in memory before they are written,
         flush_interval_s: or seconds.
     """
@@ -50,7 +51,7 @@ class CSVLogger(RunFolderLogger):
         self._flush_every, self._flush_interval_s = flush_logs_every_n_steps, flush_interval_s
         self._saved_s = time.monotonic()
         self._rows: list[dict[str, Any]] = []
-        self._has_written = False
+        self._has_written = self._begins = False
         self._facts: dict[str, Any] = {}
 
     @property
@@ -72,6 +73,7 @@ class CSVLogger(RunFolderLogger):
     def log_run(self, facts: Mapping[str, Any]) -> None:
         """Record a Trainer's facts about the run for `run.json`: decisions with reasons, versions, machine, its end."""
         self._facts.update(facts)
+        self._begins |= "began" in facts
 
     def save(self) -> None:
         """Write the rows that are in memory."""
@@ -101,12 +103,13 @@ class CSVLogger(RunFolderLogger):
     def _write(self, path: Path) -> None:
         present = _read_columns(path)
         columns = list(dict.fromkeys([*present, *(name for row in self._rows for name in row)]))
-        # No new column: rows are appended. Otherwise the whole file is written beside it, and takes its place at once.
-        if columns == present:
+        # Only more rows: they are appended. Otherwise the whole file is written beside it, and takes its place at once.
+        if columns == present and not self._begins:
             with path.open("a", encoding="utf-8", newline="") as file:
                 file.write(_to_text(columns, self._rows))
             return
-        earlier = _read_rows(path)
+        earlier = [row for row in _read_rows(path) if not (self._begins and _is_from(self._rows[0], row))]
+        self._begins = False
         temporary = path.with_name(f".{path.name}.partial")
         header = dict(zip(columns, columns, strict=True))
         temporary.write_text(_to_text(columns, [header, *earlier, *self._rows]), encoding="utf-8", newline="")
@@ -135,6 +138,13 @@ def _read_rows(path: Path) -> list[dict[str, Any]]:
     with contextlib.suppress(FileNotFoundError), path.open(encoding="utf-8", newline="") as file:
         return list(csv.DictReader(file))
     return []
+
+
+def _is_from(first: dict[str, Any], row: dict[str, Any]) -> bool:
+    """True if a row of the file belongs to the step of another row, or to a later one."""
+    with contextlib.suppress(TypeError, ValueError):
+        return float(row["step"]) >= first["step"]
+    return False
 
 
 def _to_text(columns: list[str], rows: list[dict[str, Any]]) -> str:

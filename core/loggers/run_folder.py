@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 from argparse import Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,8 +13,7 @@ from core.contract.errors import ConfigurationError
 from core.contract.logger import Logger
 
 if TYPE_CHECKING:
-    import os
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
 _PREFIX = "version_"
 
@@ -117,6 +117,27 @@ class RunFolderLogger(Logger):
         options = vars(params) if isinstance(params, Namespace) else params
         text = json.dumps(dict(options), indent=2, default=str, skipkeys=True)
         (self.folder() / "hparams.json").write_text(text + "\n", encoding="utf-8")
+
+
+def refuse_shared_folders(loggers: Sequence[Logger]) -> None:
+    """Refuse loggers of one kind that would write to the same files. No folder is made.
+
+    Raises:
+        ConfigurationError: two have the same folder.
+    """
+    seen: set[tuple[type, str, object]] = set()
+    for logger in loggers:
+        if not isinstance(logger, RunFolderLogger):
+            continue
+        version = logger.state_dict().get("version")
+        # Without a version each gets a folder of its own, unless it is one logger, given twice.
+        key = type(logger), os.path.abspath(logger.root_dir), id(logger) if version is None else version
+        if key in seen:
+            raise ConfigurationError(
+                f"Two loggers are {type(logger).__name__}({logger.save_dir!r}, {logger.name!r}, {version!r}), and "
+                "would write everything twice. Leave one out, or give them folders of their own."
+            )
+        seen.add(key)
 
 
 def to_scalar(name: str, value: Any) -> float:

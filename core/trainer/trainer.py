@@ -120,7 +120,8 @@ class Trainer(TrainerViews):
             reload_dataloaders_every_n_epochs: ask the hooks for new loaders every so many epochs; 0 for never.
             num_sanity_val_steps: validation batches to run before training, to find mistakes early; -1 for all. None
                 is 2.
-            log_every_n_steps: hand step values to the loggers every so many optimizer steps. None is 50.
+            log_every_n_steps: hand step values to the loggers every so many optimizer steps; those of the last one if
+                there were fewer. None is 50.
             enable_checkpointing: save a checkpoint at the end of every epoch, and keep the newest; or what a
                 ModelCheckpoint in `callbacks` says. None is yes, as for the next two, unless `barebones`.
             enable_progress_bar: show a progress bar on rank 0.

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from core import LOGGER_REGISTRY, Callback, ConfigurationError, Logger, Trainer
+from core import LOGGER_REGISTRY, Callback, ConfigurationError, Fabric, Logger, Trainer
 from core.contract import UnknownAliasError
 from core.loggers import CSVLogger
 from core_testing import programs
@@ -168,9 +168,7 @@ def test_a_run_that_fails_before_it_writes_leaves_no_folder(tmp_path, version):
     trainer.fit(Net(), loader())
     folder = tmp_path / "logs" / "core_logs" / f"version_{version or 0}"
     assert trainer.log_dir == str(folder)
-    assert sorted(path.name for path in folder.iterdir()) == ["checkpoints", "run.json"], (
-        "4 steps are too few for a row"
-    )
+    assert sorted(path.name for path in folder.iterdir()) == ["checkpoints", "metrics.csv", "run.json"]
 
 
 def test_rows_that_were_in_memory_survive_an_exception(tmp_path):
@@ -294,3 +292,66 @@ def test_one_rank_writes_and_all_know_where(tmp_path, strategy):
     seen = [json.loads((tmp_path / f"rank{rank}.json").read_text()) for rank in range(2)]
     assert seen == [[kind, "exp", 0, str(folder), str(folder)] for kind in ("Mine", "SilentLogger")]
     assert [row["loss"] for row in rows(folder)] == ["1.0", "1.0"]
+
+
+# Shared folders, and short runs.
+
+
+def fit_in(folder, *, max_steps=-1, **options):
+    logger = CSVLogger(folder, "exp", version=0)
+    trainer = Trainer(**ON_CPU, max_epochs=2, max_steps=max_steps, log_every_n_steps=2, logger=logger)
+    trainer.fit(Net(), loader(), **options)
+    return trainer
+
+
+def steps(folder):
+    return [row["step"] for row in rows(folder / "exp" / "version_0")]
+
+
+def test_a_fit_in_an_earlier_ones_folder_takes_the_place_of_its_rows(tmp_path):
+    fit_in(tmp_path)
+    assert steps(tmp_path) == ["2", "4", "6", "8"]
+    fit_in(tmp_path, max_steps=4)
+    assert steps(tmp_path) == ["2", "4"]
+    fit_in(tmp_path)
+    assert steps(tmp_path) == ["2", "4", "6", "8"]
+    logger = CSVLogger(tmp_path, "exp", version=0)
+    logger.log_metrics({"by_hand": 1.0}, 3)
+    logger.save()
+    assert steps(tmp_path) == ["2", "4", "6", "8", "3"]  # without a fit it adds to what is there
+
+
+def test_a_resumed_fit_takes_the_place_of_the_rows_that_a_kill_has_left(tmp_path):
+    fit_in(tmp_path, max_steps=4).save_checkpoint(tmp_path / "4.ckpt")
+    fit_in(tmp_path)
+    fit_in(tmp_path, ckpt_path=tmp_path / "4.ckpt")
+    assert steps(tmp_path) == ["2", "4", "6", "8"]
+
+
+def test_a_second_trainer_begins_anew_with_one_logger(tmp_path):
+    logger = CSVLogger(tmp_path, "exp")
+    for _ in range(2):
+        Trainer(**ON_CPU, max_epochs=1, log_every_n_steps=2, logger=logger).fit(Net(), loader())
+    assert steps(tmp_path) == ["2", "4"]
+
+
+@pytest.mark.parametrize("make", [Trainer, Fabric])
+def test_two_loggers_in_one_folder_are_refused(tmp_path, make):
+    def make_with(*loggers):
+        return Trainer(**ON_CPU, logger=loggers) if make is Trainer else Fabric(accelerator="cpu", loggers=loggers)
+
+    logger = CSVLogger(tmp_path, "exp")
+    with pytest.raises(ConfigurationError, match=r"Two loggers are CSVLogger\(.*'exp', 3\), and would write"):
+        make_with(CSVLogger(tmp_path, "exp", 3), CSVLogger(f"{tmp_path}/", "exp", 3))
+    with pytest.raises(ConfigurationError, match="give them folders of their own"):
+        make_with(logger, logger)
+    make_with(logger, CSVLogger(tmp_path, "exp"), CSVLogger(tmp_path, "exp", 3), CSVLogger(tmp_path, "other", 3))
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(("log_every", "seen"), [(None, ["8"]), (5, ["5"]), (9, ["8"]), (8, ["8"])])
+def test_a_run_that_is_shorter_than_the_interval_logs_its_last_step(tmp_path, log_every, seen):
+    logger = CSVLogger(tmp_path, "exp")
+    Trainer(**ON_CPU, max_epochs=2, log_every_n_steps=log_every, logger=logger).fit(Net(), loader())
+    assert steps(tmp_path) == seen
+    assert rows(tmp_path / "exp" / "version_0")[0]["batch_idx"] == ("0.0" if seen == ["5"] else "3.0")

@@ -2,6 +2,7 @@
 
 import copy
 import enum
+import inspect
 import pickle
 import re
 import warnings
@@ -21,6 +22,7 @@ from core import (
     CheckpointError,
     ConfigurationError,
     DataModule,
+    Fabric,
     Logger,
     Module,
     ModuleError,
@@ -352,8 +354,31 @@ def test_without_a_trainer():
     with pytest.raises(
         ConfigurationError, match=r"Net is not attached to a Trainer. Call this from its steps and hooks"
     ):
-        _ = module.trainer
+        _ = module.trainer.global_rank
+    with pytest.raises(ConfigurationError, match="Net is not attached to a Trainer"):
+        module.optimizers()
     module.print("alone")
+
+
+def test_who_lists_attributes_meets_no_error():
+    module = Net()
+    assert hasattr(module, "trainer")
+    assert not module.trainer
+    assert not hasattr(module.trainer, "global_rank")
+    assert dict(inspect.getmembers(module))["training"]
+    inspect.getmembers(Fabric(accelerator="cpu"))
+
+
+@pytest.mark.filterwarnings("ignore:`?torch.jit:DeprecationWarning")
+def test_a_module_is_traced_before_and_after_a_trainer_has_run_it():
+    class Called(Net):
+        def forward(self, batch):
+            return self.layer(batch)
+
+    module, batch = Called(), torch.ones(2, 4)
+    assert torch.equal(torch.jit.trace(module, batch)(batch), module(batch))
+    train(module)
+    assert torch.equal(torch.jit.trace(module, batch)(batch), module(batch))
 
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda module: pickle.loads(pickle.dumps(module))])

@@ -68,7 +68,8 @@ def test_a_resumed_run_says_from_where(tmp_path, capsys):
     path = str(tmp_path / "it.ckpt")
     assert lines(capsys, ckpt_path=path, max_steps=6) == [
         f"Resumed from {path}: epoch 1, batch 2, step 5",
-        f"Training has ended after step 6: max_steps=6. Nothing is saved since {path}.",
+        f"Training has ended after step 6: max_steps=6. Nothing is saved since it began: ckpt_path={path!r} "
+        "begins there again.",
     ]
     assert lines(capsys, ckpt_path=path, stage="validate") == [f"validate: weights of {path}"]
 

@@ -24,6 +24,7 @@ class LoggerPublisher:
 
     Attributes:
         loggers: those of this rank, once it is known which one that is.
+        has_published_step: True once values of single steps were handed over.
     """
 
     def __init__(
@@ -34,7 +35,7 @@ class LoggerPublisher:
         strategy: Strategy,
         profiler: Profiler | None,
     ) -> None:
-        self.loggers = loggers
+        self.loggers, self.has_published_step = loggers, False
         self._logged, self._progress, self._strategy, self._profiler = logged, progress, strategy, profiler
 
     def for_bar(self) -> dict[str, float]:
@@ -55,6 +56,7 @@ class LoggerPublisher:
             logged = dict(zip(values, numbers, strict=True))
             self._check_losses(logged)
             self.log_metrics(logged)
+            self.has_published_step = True
         losses.look_at_output(output, module, self._strategy, value=loss)
 
     def show_epoch(self, metrics: MetricCollector, module: nn.Module) -> None:

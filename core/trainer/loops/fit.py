@@ -70,6 +70,8 @@ class FitLoop:
         with run.signals.training(self.stops.wake):
             while not self._stops():
                 self._run_epoch()
+        if self.log_every and not run.publisher.has_published_step:  # the run was shorter than that
+            run.publisher.publish_step(run.logged.train, None, run.module)
         run.logged.train.close()
         self.strategy.synchronize_model()
         run.events.emit("on_train_end")

@@ -63,7 +63,7 @@ def _what_is_saved(run: Run) -> str:
         path, step = run.newest_save
         return f"The newest checkpoint holds step {step}: ckpt_path={str(path)!r} goes on from it."
     if run.ckpt_path is not None:
-        return f"Nothing is saved since {run.ckpt_path}."
+        return f"Nothing is saved since it began: ckpt_path={str(run.ckpt_path)!r} begins there again."
     return "Nothing of it is saved."
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.compiler import is_compiling
 
-from core.contract import ConfigurationError, ModuleError, empty_hook, near_names
+from core.contract import ModuleError, empty_hook, near_names
 from core.trainer.hooks.data_hooks import DataHooks
 from core.trainer.hparams.hyperparameters import HasHyperparameters
 from core.trainer.module.class_only_method import ClassOnlyMethod
@@ -93,16 +93,11 @@ class Module(nn.Module, ModuleHooks, ModuleSteps, DataHooks, HasHyperparameters)
 
     @property
     def trainer(self) -> TrainerViews:
-        """The trainer that runs this module.
-
-        Raises:
-            ConfigurationError: none has run it yet.
-        """
+        """The trainer that runs this module. Before one has run it, all that is asked of it is a ConfigurationError."""
         if self._trainer is None:
-            raise ConfigurationError(
-                f"{type(self).__name__} is not attached to a Trainer. Call this from its steps and hooks, which "
-                "a Trainer runs."
-            )
+            from core.trainer.module.no_trainer import NoTrainer  # who trains waits for none of it
+
+            return NoTrainer(type(self).__name__)  # type: ignore[return-value]
         return self._trainer
 
     @trainer.setter

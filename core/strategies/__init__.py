@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from core.strategies.saved_activations import save_activations
     from core.strategies.single_device import SingleDeviceStrategy
     from core.strategies.sparse_layers import refuse_sparse_layers
-    from core.strategies.units import Units, find_units
+    from core.strategies.units import Units, class_name, find_units
     from core.strategies.whole_matrices import needs_whole_matrices
     from core.strategies.within import set_within
 
@@ -35,6 +35,7 @@ __all__ = [
     "StrategyRegistry",
     "Units",
     "check_options",
+    "class_name",
     "find_units",
     "known_options",
     "needs_whole_matrices",
@@ -59,7 +60,7 @@ __getattr__, __dir__ = lazy_exports(
         ".saved_activations": ("save_activations",),
         ".single_device": ("SingleDeviceStrategy",),
         ".sparse_layers": ("refuse_sparse_layers",),
-        ".units": ("Units", "find_units"),
+        ".units": ("Units", "class_name", "find_units"),
         ".whole_matrices": ("needs_whole_matrices",),
         ".within": ("set_within",),
         "core.contract": ("Strategy",),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -44,9 +45,16 @@ class Units:
         """The units alone, such as `12 x Block (transformer.h.0 ... 11)`; `none` if there are none."""
         kinds: dict[str, list[str]] = {}
         for name, module in self.named.items():
-            kinds.setdefault(type(module).__name__, []).append(name)
+            kinds.setdefault(class_name(module), []).append(name)
         parts = [f"{len(names)} x {kind} ({', '.join(_cut(_spans(names)))})" for kind, names in kinds.items()]
         return ", ".join(_cut(parts)) or "none"
+
+
+def class_name(module: nn.Module) -> str:
+    """The name of a module's class as its author knows it: torch may have put a class of its own, made of it, there."""
+    made, *bases = type(module).__mro__
+    is_made = made.__module__.startswith("torch.") and not hasattr(sys.modules.get(made.__module__), made.__name__)
+    return next((base.__name__ for base in bases if is_made and made.__name__.endswith(base.__name__)), made.__name__)
 
 
 def find_units(

@@ -47,6 +47,26 @@ def test_by_default_the_children_of_the_module(tmp_path, capsys):
     ]
 
 
+def test_parameters_of_the_modules_own_have_a_row(tmp_path, capsys):
+    class WithScale(Nested):
+        def __init__(self):
+            super().__init__()
+            self.scale = nn.Parameter(torch.ones(5))
+
+    assert summary_of(tmp_path, capsys, WithScale())[2:5] == [
+        "0  layer      Linear           3  train",
+        "1  body       Sequential      17  train",
+        "2  (its own)  WithScale        5  train",
+    ]
+    assert summarize(WithScale(), max_depth=0).layers == []
+
+
+def test_a_class_that_torch_makes_of_the_users_has_the_users_name():
+    module = Nested()
+    nn.utils.parametrizations.weight_norm(module.layer)
+    assert [layer.kind for layer in summarize(module).layers] == ["Linear", "Sequential"]
+
+
 def test_units_where_there_are_some(tmp_path, capsys):
     class Deep(Tiny):
         def __init__(self):

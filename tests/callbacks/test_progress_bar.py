@@ -16,6 +16,7 @@ from callbacks.tiny import Tiny, loader, make_trainer
 from core import ConfigurationError, Trainer
 from core.callbacks import LambdaCallback, ProgressBar, RichProgressBar
 from core.trainer.callbacks.progress_bar.epoch_table import EpochTable
+from core.trainer.callbacks.progress_bar.live_view import LiveView
 from core.trainer.callbacks.progress_bar.view import ProgressTask, format_seconds, format_value
 from core_testing import programs
 
@@ -124,6 +125,17 @@ def test_a_loader_without_a_length(tmp_path):
     make_trainer(tmp_path, bar, enable_progress_bar=True).predict(Predicting(), [Endless(), loader()])
     counts = re.findall(r"Prediction \S+ (\d+) ", text_of(console).replace("\r", "\n"))
     assert max(map(int, counts)) == 4, "of the first, nobody knows how many there are"
+
+
+def test_a_bar_of_unknown_length_is_empty():
+    console = Console(file=io.StringIO(), force_terminal=True, width=80, no_color=True)  # draws what is done alone
+    for total in (float("inf"), 4):
+        view, task = LiveView(console, 1), ProgressTask("Epoch", total)
+        view.begin(task)
+        task.advance(2, {})
+        view.update(task)
+        view.close()
+        assert ("━" in text_of(console)) is (total == 4)
 
 
 def test_on_a_terminal_what_is_printed_stays_whole_above_the_bar(tmp_path):
@@ -245,7 +257,8 @@ def test_numbers_of_the_users_own_in_a_bar_that_can_be_switched_off(tmp_path, ca
     assert (first, header[-3:], row[-1]) == (["shown"], ["train_loss", "val_loss", "lr"], "1e-3")
 
 
-def test_six_metrics_take_80_columns():
+def test_six_metrics_take_80_columns(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
     table, lines = EpochTable(), []
     names = ["train_loss_epoch", "val_loss", "val_accuracy", "learning_rate", "val/f1", "a" * 20]
     values = dict(zip(names, (-1.2345e-05, 0.5, 0.25, 1e-3, 1.0, 12345.6), strict=True))
@@ -265,11 +278,16 @@ def test_six_metrics_take_80_columns():
     ]
 
 
-@pytest.mark.parametrize(("columns", "height"), [(80, 2), (120, 1)])
+@pytest.mark.parametrize(("columns", "height"), [(80, 2), (120, 1), (None, 1)])
 def test_long_names_stand_on_few_lines_where_there_is_room(monkeypatch, columns, height):
-    monkeypatch.setenv("COLUMNS", str(columns))
+    if columns is None:  # a file
+        monkeypatch.delenv("COLUMNS", raising=False)
+        monkeypatch.setattr(sys, "__stdout__", None)
+    else:
+        monkeypatch.setenv("COLUMNS", str(columns))
     lines = []
     names = ["train_accuracy_epoch", "val_accuracy_best_so_far", "learning_rate_of_head"]
+    names += [f"val/accuracy_of_class_{index}" for index in range(9)] if columns is None else []
     EpochTable().add(
         lambda line, is_header=False: lines.append((line, is_header)),
         epoch=0,
@@ -280,7 +298,7 @@ def test_long_names_stand_on_few_lines_where_there_is_room(monkeypatch, columns,
     )
     heads = [line for line, is_header in lines if is_header]
     assert len(heads) == height
-    assert max(len(line) for line, _ in lines) <= columns
+    assert columns is None or max(len(line) for line, _ in lines) <= columns
     parts = re.findall("[a-z]+", " ".join(heads))
     assert set(parts) >= set(re.findall("[a-z]+", " ".join(names))), "no word is broken"
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from core.strategies import find_units
+from core.strategies import class_name, find_units
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -23,9 +23,9 @@ class Layer:
     """A module of the user.
 
     Attributes:
-        name: its path from the root; empty for the root.
+        name: its path from the root; empty for the parameters that the root has besides its children's.
         kind: name of its class.
-        num_parameters: with those of its children; each counted once.
+        num_parameters: with those of its children, but for the root; each counted once.
         trains: True in training mode.
         flops: of one forward of the example, with those of its children; None without one.
         in_size, out_size: shapes, nested as they come; None without an example.
@@ -45,7 +45,7 @@ class ModuleSummary:
     """A module's layers and totals.
 
     Attributes:
-        layers: down to the depth that was asked for, in the order of definition.
+        layers: down to the depth that was asked for, in the order of definition; last the root, if it has parameters.
         has_lazy: some parameters have no shape yet and aren't counted.
         units: the model's repeated blocks in one line, and how they were found; empty if there are none.
     """
@@ -89,7 +89,8 @@ def summarize(
     modes = {child: child.training for child in module.modules()}
     observed = _observe(module, chosen, run_example) if run_example is not None else None
     for name, child in chosen.items():
-        layer = Layer(name, type(child).__name__, sum(map(count, child.parameters())), modes[child])
+        own = child.parameters(recurse=child is not module)
+        layer = Layer(name, class_name(child), sum(map(count, own)), modes[child])
         if observed is not None:
             layer.flops, (layer.in_size, layer.out_size) = observed.flops(name), observed.sizes.get(name, (None, None))
         summary.layers.append(layer)
@@ -105,6 +106,8 @@ def _choose(module: nn.Module, max_depth: int) -> Iterator[tuple[str, nn.Module]
     for name, child in module.named_modules():
         if name and (max_depth < 0 or name.count(".") < max_depth):
             yield name, child
+    if max_depth and module._parameters:
+        yield "", module
 
 
 def _is_lazy(parameter: Any) -> bool:

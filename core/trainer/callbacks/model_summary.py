@@ -151,7 +151,8 @@ def _header(summary: ModuleSummary) -> list[str]:
 def _rows(summary: ModuleSummary) -> list[list[str]]:
     rows = []
     for index, layer in enumerate(summary.layers):
-        row = [str(index), layer.name, layer.kind, shorten(layer.num_parameters), "train" if layer.trains else "eval"]
+        name, mode = layer.name or "(its own)", "train" if layer.trains else "eval"
+        row = [str(index), name, layer.kind, shorten(layer.num_parameters), mode]
         if summary.flops is not None:
             row += [shorten(layer.flops or 0), str(layer.in_size or "-"), str(layer.out_size or "-")]
         rows.append(row)

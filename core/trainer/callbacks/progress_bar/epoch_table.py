@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 _FIXED = ("epoch", "step", "time", "it/s")
 _MIN_WIDTHS = {"epoch": 5, "step": 7, "time": 7, "it/s": 6}
 _VALUE_WIDTH = 9
-_MAX_WIDTH = 80  # or the terminal's, if that is wider
+_MIN_ROOM = 80  # or the terminal's width, if that is more
+_ROOM_IN_FILES = 1000
 _NARROW_WIDTHS = {"epoch": 5, "step": 6, "time": 7, "it/s": 5}
 _NARROW_VALUE_WIDTH = 8
 
@@ -22,8 +23,9 @@ _NARROW_VALUE_WIDTH = 8
 class EpochTable:
     """Aligned rows of numbers, written one by one.
 
-    In 80 columns, up to six metrics. Where whole names would take more than the terminal has, names stand on two lines
-    as far as there is room, and on more where columns must be as narrow as their numbers.
+    Where whole names would take more than the terminal has, which is at least 80 columns for up to six metrics, names
+    stand on two lines as far as there is room, and on more where columns must be as narrow as their numbers. In a file
+    there is room for whole names.
     """
 
     def __init__(self) -> None:
@@ -69,7 +71,7 @@ class EpochTable:
         """Choose the widths. Returns the lines of the header."""
         self._gap = "  "
         self._widths = [_MIN_WIDTHS.get(name, max(_VALUE_WIDTH, len(name))) for name in columns]
-        room = max(_MAX_WIDTH, shutil.get_terminal_size((_MAX_WIDTH, 24)).columns - 1)
+        room = max(_MIN_ROOM, shutil.get_terminal_size((_ROOM_IN_FILES, 24)).columns - 1)
         if sum(self._widths) + len(self._gap) * (len(columns) - 1) <= room:
             return [self._line(columns)]
         self._gap = " "

@@ -54,8 +54,8 @@ class LiveView:
         """Add its bar."""
         if not self._tasks:
             self._start()
-        total = None if task.total == float("inf") else task.total
-        self._tasks[id(task)] = self._progress.add_task(task.name, total=total, **_fields(task))
+        # Of an unknown length, infinite, the bar stays empty.
+        self._tasks[id(task)] = self._progress.add_task(task.name, total=task.total, **_fields(task))
         self._draw()
 
     def update(self, task: ProgressTask) -> None:

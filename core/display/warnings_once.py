@@ -7,6 +7,8 @@ what was shown is kept here. A filter that says "always" shows it each time.
 Ranks that a launcher of core has made hand theirs to the main process. It shows that of rank 0, and what only others
 give, with their ranks. Ranks that others have made, as torchrun does, agree over their store: the first to give a
 warning shows it. Nothing is done where other code has replaced `warnings.showwarning`.
+
+A warning at a line of core is shown at the user's line that has called it.
 """
 
 from __future__ import annotations
@@ -20,6 +22,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 if TYPE_CHECKING:
     import re
     from collections.abc import Callable, Mapping
+    from types import FrameType
+
+_PASSED_BY = ("torch", "contextlib", "functools", "multiprocessing", "threading", "warnings")
+"""Packages whose frames stand between core's and the user's line."""
 
 HOLD_S = 1.0
 """Seconds for which another rank's warning is held back, since rank 0 may give the same."""
@@ -181,9 +187,28 @@ def _show(
 ) -> None:
     """The `warnings.showwarning`."""
     given = GivenWarning.of(message, category, filename, lineno)
+    if _is_of_core(given.module.partition(".")[0]) and (place := _users_line()):
+        filename, lineno = place
+        given = GivenWarning.of(message, category, filename, lineno)
     if file is None and (not _is_to_be_shown(given) or any(send(given) for send in _senders)):
         return
     _by_python(message, category, filename, lineno, file, line)
+
+
+def _is_of_core(package: str) -> bool:
+    """True for a plugin too."""
+    return package == "core" or package.startswith("core_")
+
+
+def _users_line() -> tuple[str, int] | None:
+    """File and number of the nearest line outside of core and what it is called by; None if there is none."""
+    frame: FrameType | None = sys._getframe()
+    while frame is not None:
+        package = frame.f_globals.get("__name__", "").partition(".")[0]
+        if not (package in _PASSED_BY or _is_of_core(package) or frame.f_code.co_filename == "<string>"):
+            return frame.f_code.co_filename, frame.f_lineno
+        frame = frame.f_back
+    return None
 
 
 def _show_given(given: GivenWarning, remark: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from typing import TYPE_CHECKING
 
 from core.cluster.torch_variables import TorchVariables
@@ -81,15 +82,17 @@ class TorchElasticEnvironment(TorchVariables):
         """
         local, world_size = self._local_world_size(), self.world_size()
         is_torchrun = "TORCHELASTIC_RUN_ID" in os.environ
+        by_command = "core.cli.rank_program" in sys.orig_argv
+        options = "--devices {} --num-nodes {}" if by_command else "--nproc-per-node {} --nnodes {}"
         check_world(
-            starter="torchrun" if is_torchrun else "The launcher",
+            starter="core run" if by_command else "torchrun" if is_torchrun else "The launcher",
             world_size=world_size,
             world_variable="WORLD_SIZE",
             num_devices=num_devices,
             num_nodes=num_nodes,
             cure=f"Pass devices={local} and num_nodes={max(1, world_size // local)}, or "
             + (
-                f"start it with --nproc-per-node {num_devices} --nnodes {num_nodes}."
+                f"start it with {options.format(num_devices, num_nodes)}."
                 if is_torchrun
                 else f"let it start {num_devices * num_nodes}."
             ),

@@ -37,6 +37,14 @@ def test_a_failed_rank_is_named_in_a_line(tmp_path):
     assert re.fullmatch(r"core run: Rank 0 \(pid \d+\) exited with code 3.*\n", done.stderr)
 
 
+def test_other_devices_in_the_script_are_refused_with_its_own_options(tmp_path):
+    (tmp_path / "train.py").write_text("from core import Fabric\nFabric(accelerator='cpu', devices=3)")
+    done = core_run(tmp_path, "--devices", "1", "train.py")
+    assert done.returncode == 1
+    assert "core run started 1 process" in done.stderr
+    assert "or start it with --devices 3 --num-nodes 1." in done.stderr
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -30,16 +30,17 @@ def test_a_machine_in_order(core_cli):
 @pytest.mark.parametrize(
     ("version", "state", "end"),
     [
-        ("2.9.0", "ok", "2.15"),
-        ("2.10.1+cu128", "ok", "2.15"),
-        ("2.15.1", "ok", "2.15"),
-        ("2.8.0", "note", "2.15: what is older may differ."),
-        ("2.16.0a0+git1234", "note", "2.15: what is newer may differ."),
+        ("2.9.0", "ok", ""),
+        ("2.10.1+cu128", "ok", ""),
+        ("2.15.1", "ok", ""),
+        ("2.8.0", "note", ": what is older may differ."),
+        ("2.16.0a0+git1234", "note", ": what is newer may differ."),
     ],
 )
 def test_a_torch_that_nobody_has_tested(version, state, end):
     finding = _tested(version)
-    assert (finding.state, finding.detail) == (state, f"core is tested with torch 2.9, 2.13 and {end}")
+    tested = "each run of CI tests torch 2.13, on CPUs; 2.9 and 2.15 were tested by hand"
+    assert (finding.state, finding.detail) == (state, tested + end)
 
 
 def test_what_is_tested_is_what_the_environments_have(core_cli):

@@ -180,6 +180,8 @@ def test_a_page_has_its_place_on_the_site(page):
         "fine-tuning": "freeze layers and fine-tune",
         "config-files": "hyperparameters",
         "gradient-accumulation": "gradient accumulation",
+        "gradient-clipping": "gradient clipping",
+        "learning-rate-schedules": "learning-rate schedules: warm-up",
         "lora": "lora",
         "mixed-precision": "mixed precision",
         "out-of-memory": "out of memory",

@@ -143,7 +143,7 @@ def _read_rows(path: Path) -> list[dict[str, Any]]:
 def _is_from(first: dict[str, Any], row: dict[str, Any]) -> bool:
     """True if a row of the file belongs to the step of another row, or to a later one."""
     with contextlib.suppress(TypeError, ValueError):
-        return float(row["step"]) >= first["step"]
+        return float(row["step"]) >= float(first["step"])
     return False
 
 

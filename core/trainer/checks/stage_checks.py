@@ -111,7 +111,7 @@ def check_stage(run: Run, sources: Sequence[Source]) -> None:
 def _warn_of_parts(run: Run) -> None:
     listeners = (*run.callbacks, run.module) if Capability.OWNS_GRADIENTS in run.strategy.capabilities else ()
     for listener in listeners:
-        if overrides(listener, "on_before_optimizer_step") and not type(listener).__module__.startswith("core_"):
+        if overrides(listener, "on_before_optimizer_step"):
             warn_caller(
                 f"{type(listener).__name__} has the hook on_before_optimizer_step, and under "
                 f"{type(run.strategy).__name__} gradients aren't whole there: a rank has a part of them, its own, or "

@@ -49,11 +49,6 @@ class Recorder:
         """Seconds since recording began."""
         return time.perf_counter() - self._origin_s
 
-    @property
-    def is_updating(self) -> bool:
-        """True within the span of an update."""
-        return ("update", -1, -1) in self._running
-
     @contextmanager
     def span(self, kind: str, stage: int = -1, microbatch: int = -1) -> Iterator[None]:
         """A context of one span."""
@@ -112,6 +107,7 @@ def recording(strategy: ParallelStrategy) -> Iterator[Recorder]:
             _record_chain(stack, recorder, chain)
             if scheduled is not None:
                 _record_schedule(stack, recorder, scheduled)
+        _surround(stack, strategy.precision_plugin, "optimizer_step", lambda *args: recorder.span("update"))
         yield recorder
 
 

@@ -73,11 +73,6 @@ class Timeline(Callback):
             self._recorder = self._open.enter_context(recording(trainer.strategy))
         self._num_seen += 1
 
-    def on_before_optimizer_step(self, trainer: Any, module: Any, optimizer: Any) -> None:
-        """All ranks. From here on the batch is an update."""
-        if self._recorder is not None and not self._recorder.is_updating:
-            self._open.enter_context(self._recorder.span("update"))
-
     def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         """All ranks. Bring the recorded spans together, and write them on rank 0."""
         if self._recorder is None:

@@ -58,11 +58,10 @@ class WeightAveraging(CoreWeightAveraging):
 
     def on_train_batch_end(self, trainer: Trainer, module: nn.Module, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Update the average after an optimizer step."""
-        self.update_after_step(trainer)
+        self.update_after_step(trainer.global_step)
 
-    def update_after_step(self, trainer: Trainer) -> None:
+    def update_after_step(self, step: int) -> None:
         """Update the average, if the newest optimizer step asks for it and hasn't got it."""
-        step = trainer.global_step
         if step > self._latest_update_step and self.should_update(step_idx=step - 1):
             self.update()
             self._latest_update_step = step

@@ -85,11 +85,10 @@ class EMA(WeightAveraging):
         self, trainer: TrainerViews, module: nn.Module, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Update the average after an optimizer step."""
-        self.update_after_step(trainer)
+        self.update_after_step(trainer.global_step)
 
-    def update_after_step(self, trainer: TrainerViews) -> None:
+    def update_after_step(self, step: int) -> None:
         """Update the average, if there was an optimizer step since the last one seen; see `WeightAveraging`."""
-        step = trainer.global_step
         # Within an accumulation window the weights are those of the last step.
         if self._step_seen is None or step == self._step_seen:
             return

@@ -68,10 +68,13 @@ class WeightAveraging(Callback):
         assert self._source is not None
         self._average.update_parameters(self._source)
 
-    def update_after_step(self, trainer: TrainerViews) -> None:
+    def update_after_step(self, step: int) -> None:
         """All ranks. Update, if the newest optimizer step asks for it and hasn't got it. Meant to be overridden.
 
         Called before the average is saved: a callback that is called earlier may save between the step and the update.
+
+        Args:
+            step: the number of optimizer steps so far.
         """
 
     def restore_trained(self) -> None:
@@ -151,7 +154,7 @@ class WeightAveraging(Callback):
             )
         if self._average is not None and self._source is not None:
             if not self._is_given:
-                self.update_after_step(trainer)
+                self.update_after_step(trainer.global_step)
             checkpoint["num_averaged"] = self.num_averaged
             is_whole = trainer.strategy.checkpoint_io.layout == "full"
             name = "trained" if self._is_given else "average"  # the other one is in the module

@@ -43,7 +43,7 @@ class CheckpointReader(abc.ABC):
         """
 
     def recognizes_folder(self, path: str, names: Collection[str]) -> str | None:
-        """What reads a folder of the program's, in sentences with the command; None for any other folder.
+        """Sentences that name the command that reads a folder of this program; None for any other folder.
 
         Args:
             path: of the folder, or its URL: for the command.

@@ -1,4 +1,4 @@
-"""What a folder without a manifest is: a save that didn't end, or the work of another program."""
+"""The kinds of a folder without a manifest: a save that didn't end, or the work of another program."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Says of DeepSpeed's folders what reads them."""
+"""The folders of DeepSpeed, and the command that reads them."""
 
 from __future__ import annotations
 

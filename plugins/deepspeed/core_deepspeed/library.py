@@ -48,7 +48,7 @@ def load(device_type: str | None = None) -> Any:
 
 
 def cause(error: Exception) -> str:
-    """What an error of DeepSpeed's says; the place of one that says nothing, as a bare assertion."""
+    """The message of an error of DeepSpeed; the place of one without a message, as a bare assertion."""
     last = traceback.extract_tb(error.__traceback__)[-1]
     return str(error) or f"{type(error).__name__} in {last.name}, {last.line!r}"
 

@@ -37,7 +37,7 @@ def add_up_sums(module: nn.Module) -> list[RemovableHandle]:
 
 
 def clear_whole_ones(optimizer: Optimizer, units: Sequence[FSDPModule]) -> None:
-    """Let `zero_grad` forget whole gradients too, of a window without a step: torch holds them apart from shards'."""
+    """Make `zero_grad` forget whole gradients too, of a window without a step: torch holds them apart from shards'."""
     zero_grad = optimizer.zero_grad
 
     def clear(set_to_none: bool = True) -> None:

@@ -228,7 +228,7 @@ class SwarmProgress(ProgressTracker):  # type: ignore[misc]
         return super()._parse_swarm_progress_data(metadata)
 
     def report_and_count(self) -> int:
-        """Tell the others that this peer begins, before its first batch.
+        """Report to the others that this peer begins, before its first batch.
 
         Returns:
             Number of peers that have begun, this one included.

@@ -45,7 +45,7 @@ class Meeting:
         """Wait until as many peers as were asked for have the state: the first would train alone until then.
 
         Args:
-            count: tells the others that this peer begins, and returns how many have.
+            count: reports to the others that this peer begins, and returns how many have.
 
         Raises:
             PeersError: they didn't in time.

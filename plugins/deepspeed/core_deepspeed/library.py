@@ -93,7 +93,7 @@ def check_config(config: dict[str, Any]) -> None:
 
 
 def _near_keys(error: Exception) -> str:
-    """What unknown keys of a block may have been meant for, by the fields of all blocks."""
+    """The keys that unknown ones of a block may have been meant for, by the fields of all blocks."""
     from deepspeed.runtime.config_utils import DeepSpeedConfigModel
 
     blocks = list(DeepSpeedConfigModel.__subclasses__())

@@ -12,6 +12,7 @@ from core.accelerators import CUDAAccelerator, MPSAccelerator
 from core.cluster import LocalEnvironment
 from core.registry import plugin_manager
 from core.resolve import candidates, resolve
+from core.resolve import time_limit as time_limits
 from core.resolve.time_limit import time_limit
 from fake_distributions import make_distribution
 from resolve_fakes import (
@@ -273,14 +274,41 @@ def test_an_alarm_of_the_users_own_still_comes(register, monkeypatch):
         while not came:
             time.sleep(0.01)
         assert signal.getsignal(signal.SIGALRM).__name__ == "<lambda>"
-        signal.setitimer(signal.ITIMER_REAL, 1000)
-        with pytest.warns(RuntimeWarning, match="TimeIsUp"):
-            resolve(accelerator="cpu")
-        left_s = signal.getitimer(signal.ITIMER_REAL)[0]
-        assert 0 < left_s <= 999.8
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
+
+
+class SlowClock:
+    """A clock of which each look at a process's work takes 8 s, and an alarm that runs by it."""
+
+    now_s, ends_s = 0.0, 1000.0
+
+    def monotonic(self):
+        return self.now_s
+
+    def look(self):
+        self.now_s += 8
+        return 0.0, 0
+
+    def getitimer(self, which):
+        return self.ends_s - self.now_s, 0.0
+
+    def setitimer(self, which, seconds, interval=0.0):
+        before, self.ends_s = self.getitimer(which), self.now_s + seconds
+        return before
+
+
+def test_time_is_taken_from_an_alarm_of_the_users_own_once(monkeypatch):
+    clock = SlowClock()
+    with monkeypatch.context() as patch:
+        patch.setattr(time_limits, "time", clock)
+        patch.setattr(time_limits, "_work_done", clock.look)
+        patch.setattr(signal, "getitimer", clock.getitimer)
+        patch.setattr(signal, "setitimer", clock.setitimer)
+        with time_limit(60):
+            clock.now_s += 3
+    assert clock.ends_s == 1000
 
 
 def test_local_when_there_is_no_other():

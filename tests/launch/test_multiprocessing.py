@@ -179,7 +179,7 @@ def test_a_terminated_run_leaves_nothing(program, own_temporary_directory, metho
     running.await_line("at work")
     running.await_line("at work")
     os.kill(running.process.pid, number)
-    done = running.finish(timeout_s=20)
+    done = running.finish()
     assert done.code == code, done.errors
     assert done.output.count("cleans up") == 2
     assert not running.survivors()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import signal
+import socket
 import threading
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
 LOCAL = "local"
+_ANSWERS_S = 10.0
+"""Seconds in which a running cluster takes a connection."""
 
 
 def where(address: str | None) -> str:
@@ -42,11 +45,13 @@ def connected(address: str, bundles: Sequence[Mapping[str, float]], options: Map
     handler, variables = signal.getsignal(signal.SIGTERM), dict(os.environ)
     try:
         try:
+            _reach(address)
             ray.init(**({"address": address} | (_local(bundles) if address == LOCAL else {}) | dict(options)))
-        except Exception as error:  # Ray's own, and a bare one where it starts slowly
+        except Exception as error:  # of the connection, Ray's own, and a bare one where it starts slowly
             raise LaunchError(
-                f"No Ray cluster can be used at {address!r}: {str(error).strip()} Start one with `ray start --head`, "
-                "or leave out the address (and RAY_ADDRESS) for a local one that ends with the run."
+                f"No Ray cluster can be used at {address!r}: {str(error).strip().rstrip('.')}. "
+                "Start one with `ray start --head`, or leave out the address (and RAY_ADDRESS) for a local one that "
+                "ends with the run."
             ) from error
         finally:
             # Ray's handler would end this process with code 15.
@@ -57,6 +62,15 @@ def connected(address: str, bundles: Sequence[Mapping[str, float]], options: Map
         ray.shutdown()
         for name in os.environ.keys() - variables.keys():  # what Ray has set here
             del os.environ[name]
+
+
+def _reach(address: str) -> None:
+    """Connect to the cluster's port. Ray itself waits for minutes for one that is gone, and answers no signal then."""
+    if address == "auto":
+        address = library.load("ray._private.services").get_ray_address_from_environment(address, None)
+    host, _, port = address.rpartition(":")
+    if port.isdecimal():
+        socket.create_connection((host.strip("[]"), int(port)), _ANSWERS_S).close()
 
 
 def gpus_of_a_node(address: str, num_nodes: int, options: Mapping[str, Any]) -> int:

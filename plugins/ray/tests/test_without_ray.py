@@ -1,5 +1,6 @@
 """core-ray where Ray isn't installed: options, errors, and how the parts are found."""
 
+import socket
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -207,10 +208,30 @@ def test_a_slow_start_is_an_error_of_ours(monkeypatch):
     fake = SimpleNamespace(is_initialized=lambda: False, init=init, shutdown=lambda: None)
     monkeypatch.setattr(library, "load", lambda module="ray": fake)
     with (
-        pytest.raises(LaunchError, match=r"No Ray cluster can be used at 'auto': The current node timed out"),
-        cluster.connected("auto", [], {}),
+        pytest.raises(LaunchError, match=r"No Ray cluster can be used at 'local': The current node timed out"),
+        cluster.connected("local", [], {}),
     ):
         pass
+
+
+@pytest.mark.parametrize("named", ["{}", "auto"])
+def test_a_cluster_that_is_gone_is_not_waited_for(monkeypatch, named):
+    """Ray's `init` asks for minutes, and answers no signal meanwhile."""
+
+    def init(**options):
+        raise AssertionError("a dead cluster was waited for")
+
+    with socket.socket() as taken:  # bound, and listening to nobody
+        taken.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        fake = SimpleNamespace(is_initialized=lambda: False, init=init, shutdown=lambda: None)
+        fake.get_ray_address_from_environment = lambda asked, folder: address
+        monkeypatch.setattr(library, "load", lambda module="ray": fake)
+        with (
+            pytest.raises(LaunchError, match=r"No Ray cluster can be used at '.*refused\. Start one"),
+            cluster.connected(named.format(address), [], {}),
+        ):
+            pass
 
 
 class Gone(Exception):

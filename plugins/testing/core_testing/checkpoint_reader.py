@@ -68,7 +68,7 @@ class CheckpointReaderConformance(Conformance[CheckpointReader]):
 
     def test_leaves_other_folders_alone(self) -> None:
         """Every reader is asked for every folder that isn't the core's own."""
-        others = (
+        others: tuple[list[str], ...] = (
             [],
             ["notes.txt"],
             ["config.json", "model.safetensors"],

@@ -39,6 +39,7 @@ __all__ = [  # noqa: F405  (what the star above brings)
     "CHECKPOINT_IO_REGISTRY",
     "CHECKPOINT_READER_REGISTRY",
     "CLUSTER_ENVIRONMENT_REGISTRY",
+    "EXPORTS_GROUP",
     "HOOKS_GROUP",
     "KINDS",
     "LAUNCHER_REGISTRY",
@@ -119,27 +120,9 @@ __all__ = [  # noqa: F405  (what the star above brings)
 
 _OTHERS = {
     ".callbacks": ("Callback",),
-    ".fabric": (
-        "Fabric",
-        "rank_zero_info",
-        "rank_zero_only",
-        "rank_zero_warn",
-        "seed_everything",
-    ),
-    ".registry": (
-        "ACCELERATOR_REGISTRY",
-        "CHECKPOINT_IO_REGISTRY",
-        "CHECKPOINT_READER_REGISTRY",
-        "CLUSTER_ENVIRONMENT_REGISTRY",
-        "LAUNCHER_REGISTRY",
-        "LOGGER_REGISTRY",
-        "PRECISION_REGISTRY",
-        "STRATEGY_REGISTRY",
-    ),
-    ".session": (
-        "ModuleHandle",
-        "Session",
-    ),
+    ".fabric": ("Fabric", "rank_zero_info", "rank_zero_only", "rank_zero_warn", "seed_everything"),
+    ".registry": tuple(name for name in __all__ if name.endswith("_REGISTRY")),
+    ".session": ("ModuleHandle", "Session"),
     ".trainer": (
         "CombinedLoader",
         "DataModule",
@@ -175,7 +158,9 @@ _MODULES = (
     "watch",
 )
 
-__getattr__, __dir__ = lazy_exports(__name__, {**_OTHERS, ".contract": _CONTRACT}, modules=_MODULES)
+__getattr__, __dir__ = lazy_exports(
+    __name__, {**_OTHERS, ".contract": _CONTRACT}, modules=_MODULES, open_to_plugins=True
+)
 
 if "CORE_TALK" in os.environ:  # this may be a rank that runs the script again: its warnings go to the main process
     from core.launch.messages import begin_inherited

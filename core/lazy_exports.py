@@ -13,7 +13,12 @@ __all__ = ["lazy_exports"]
 
 
 def lazy_exports(
-    package: str, names: Mapping[str, Iterable[str]], *, kind: str | None = None, modules: Iterable[str] = ()
+    package: str,
+    names: Mapping[str, Iterable[str]],
+    *,
+    kind: str | None = None,
+    modules: Iterable[str] = (),
+    open_to_plugins: bool = False,
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """The `__getattr__` and `__dir__` of a package. Type checkers see its `__all__`, and imports that only they run.
 
@@ -23,6 +28,7 @@ def lazy_exports(
         kind: of the plugins whose classes the package exports too, if they are installed; a key of
             `core.contract.KINDS`.
         modules: public ones of the package, imported when they are first used as its attributes.
+        open_to_plugins: whether installed packages can add names (entry-point group `core.exports`).
     """
     own_modules = frozenset(modules)
     homes = {name: module for module, held in names.items() for name in held}
@@ -34,7 +40,7 @@ def lazy_exports(
             return value
         if name in own_modules:
             return importlib.import_module(f".{name}", package)
-        from core.registry.known_imports import IMPORTS
+        from core.registry.known_names import IMPORTS
 
         if (answer := IMPORTS.get(package, {}).get(name)) is not None:
             text = f"{package} has no {name}. {answer} See docs/coming-from-lightning.md."
@@ -43,12 +49,16 @@ def lazy_exports(
                 raise ImportError(text, name=package)
             raise AttributeError(text)
         # Python itself asks packages for submodules and dunder names: the installed plugins aren't searched for those.
-        if kind is None or not name[:1].isupper():
-            raise AttributeError(f"module {package!r} has no attribute {name!r}")
         # Not kept: what is installed and registered may be another class the next time.
-        from core.registry.registry import REGISTRIES
+        if kind is not None and name[:1].isupper():
+            from core.registry.registry import REGISTRIES
 
-        return REGISTRIES[kind].class_named(name)
+            return REGISTRIES[kind].class_named(name)
+        if open_to_plugins and not name.startswith("_"):
+            from core.registry.exports import load_export
+
+            return load_export(package, name)
+        raise AttributeError(f"module {package!r} has no attribute {name!r}")
 
     return get, lambda: sorted({*sys.modules[package].__all__, *own_modules})
 

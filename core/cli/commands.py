@@ -17,9 +17,8 @@ from core._version import __version__
 from core.cli.layout import say
 from core.contract.errors import CoreError, UnknownAliasError
 from core.contract.spec import normalize_alias
-from core.registry import COMMAND_REGISTRY, Offer, Status
+from core.registry import COMMAND_REGISTRY, Offer, Status, known_aliases
 from core.registry.builtins import CORE
-from core.registry.known_aliases import KNOWN_ALIASES
 from core.text.spelling import did_you_mean
 
 if TYPE_CHECKING:
@@ -42,7 +41,7 @@ class _Group(click.Group):
             return COMMAND_REGISTRY.create(cmd_name)
         except UnknownAliasError:
             # Of a known package, which this error names; of any other command click says that there is none.
-            if ("command", normalize_alias(cmd_name.rpartition(":")[2])) in KNOWN_ALIASES:
+            if normalize_alias(cmd_name.rpartition(":")[2]) in known_aliases("command"):
                 raise
             return None
 

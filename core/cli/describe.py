@@ -11,8 +11,7 @@ from core.cli.kinds import KINDS_BY_OPTION, unknown_alias
 from core.cli.layout import Shown, paragraph, say, shown, styled, with_article
 from core.contract.errors import ConfigurationError, CoreError
 from core.contract.kinds import KINDS
-from core.registry import COMMAND_REGISTRY, Registry
-from core.registry.known_aliases import KNOWN_ALIASES
+from core.registry import COMMAND_REGISTRY, Registry, known_aliases
 from core.registry.names import split_name
 
 if TYPE_CHECKING:
@@ -54,7 +53,7 @@ def _echo_help(alias: str) -> None:
 def _kind_of(alias: str) -> str:
     folded = split_name(alias)[1]
     kinds = [kind for kind in KINDS if Registry[Any](kind).providers_of(folded)]
-    known = [kind for kind in KINDS if (kind, folded) in KNOWN_ALIASES]
+    known = [kind for kind in KINDS if folded in known_aliases(kind)]
     if len(kinds) > 1:
         forms = " or ".join(f"`core describe {alias} --kind {kind.replace(' ', '-')}`" for kind in kinds)
         raise ConfigurationError(f"{alias!r} is a {' and a '.join(kinds)}. Choose one: {forms}.")

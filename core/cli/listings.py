@@ -9,10 +9,9 @@ import click
 
 from core.cli.layout import paragraph, say, say_json, styled, table
 from core.contract.kinds import KINDS
-from core.registry import Row, Status, listing, plugin_manager
+from core.registry import DEFAULT_PARALLEL_STRATEGY, Row, Status, known_aliases, listing, plugin_manager
 from core.registry.builtins import CORE
 from core.registry.install_hints import pip_install
-from core.registry.known_aliases import DEFAULT_PARALLEL_STRATEGY, KNOWN_ALIASES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -178,7 +177,7 @@ def _print_hints(kind: Kind, rows: Sequence[Row], shown: Sequence[Row]) -> None:
         counts = ", ".join(f"{number} {status}" for status, number in sorted(hidden.items()))
         _hint(f"Not shown: {counts}. See `core list-{kind.plural} --all`.")
     if kind.name == "strategy" and all(row.provider == CORE for row in shown):
-        package = KNOWN_ALIASES[kind.name, DEFAULT_PARALLEL_STRATEGY]
+        package = known_aliases(kind.name)[DEFAULT_PARALLEL_STRATEGY]
         _hint(f"Strategies for several devices come in packages of their own: {pip_install(package)}.")
 
 

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     )
     from core.contract.hookspecs import EventHooks, empty_hook, hookimpl, is_empty_hook
     from core.contract.joint_setup import SetsUpJointly
-    from core.contract.kinds import HOOKS_GROUP, KINDS, PRELUDES_GROUP, Kind
+    from core.contract.kinds import EXPORTS_GROUP, HOOKS_GROUP, KINDS, PRELUDES_GROUP, Kind
     from core.contract.launcher import Launcher
     from core.contract.logger import Logger
     from core.contract.loss_computer import ComputesLoss
@@ -56,6 +56,7 @@ if TYPE_CHECKING:
     from core.text.spelling import did_you_mean, near_names
 
 __all__ = [
+    "EXPORTS_GROUP",
     "HOOKS_GROUP",
     "KINDS",
     "PRELUDES_GROUP",
@@ -155,7 +156,7 @@ __getattr__, __dir__ = lazy_exports(
             "WorkerError",
         ),
         ".hookspecs": ("EventHooks", "empty_hook", "hookimpl", "is_empty_hook"),
-        ".kinds": ("HOOKS_GROUP", "KINDS", "PRELUDES_GROUP", "Kind"),
+        ".kinds": ("EXPORTS_GROUP", "HOOKS_GROUP", "KINDS", "PRELUDES_GROUP", "Kind"),
         ".launcher": ("Launcher",),
         ".logger": ("Logger",),
         ".precision": ("ClippingAlgorithm", "NumberFormats", "Precision"),

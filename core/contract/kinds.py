@@ -57,6 +57,10 @@ KINDS: MappingProxyType[str, Kind] = MappingProxyType({kind.name: kind for kind 
 HOOKS_GROUP = "core.hooks"
 """Entry-point group of modules with event hooks. They are listed, and loaded only when the user names them."""
 
+EXPORTS_GROUP = "core.exports"
+"""Entry-point group of names that a package adds to a public module of core: `"core.callbacks.Acme"`, which
+`from core.callbacks import Acme` then finds. The target's attribute has the same name."""
+
 PRELUDES_GROUP = "core.preludes"
 """Entry-point group of preludes: functions without arguments that `core run` calls in each process before the user's
 script, if the user names them."""

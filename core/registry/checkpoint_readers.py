@@ -6,7 +6,7 @@ import warnings
 from typing import TYPE_CHECKING, TypeVar
 
 from core.contract.errors import CheckpointError, CoreError
-from core.registry.known_aliases import KNOWN_FORMATS
+from core.registry.known_names import KNOWN_FORMATS
 from core.registry.offers import Status
 from core.registry.registry import CHECKPOINT_READER_REGISTRY
 

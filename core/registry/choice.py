@@ -36,10 +36,10 @@ def choose(kind: str, name: str, manager: PluginManager) -> Offer:
         offered = [offer for offer in offered if offer.spec.provider == provider]
     if not offered:
         raise refusals.unknown(kind, name, manager)
-    # A bare alias means its owner; a qualified name may mean any provider.
+    # Core's own aliases are nobody else's; a qualified name may mean any provider.
     owned = offered if provider is not None else [offer for offer in offered if has_right(offer.spec)]
     if not owned:
-        raise refusals.reserved(offered, manager)
+        raise refusals.reserved(offered)
     return _usable(_only(owned))
 
 

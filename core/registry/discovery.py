@@ -12,7 +12,7 @@ import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from core.contract.kinds import HOOKS_GROUP, KINDS, PRELUDES_GROUP
+from core.contract.kinds import EXPORTS_GROUP, HOOKS_GROUP, KINDS, PRELUDES_GROUP
 from core.contract.spec import Spec, normalize_alias
 from core.registry.install_hints import pip_install
 from core.registry.metadata import (
@@ -36,13 +36,21 @@ HOOKS = "event hooks"
 """Stands for the kind in the specs of modules with event hooks (group `core.hooks`)."""
 PRELUDES = "prelude"
 """Stands for the kind in the specs of preludes (group `core.preludes`)."""
-BY_NAME_ONLY = (HOOKS, PRELUDES)
+EXPORTS = "export"
+"""Stands for the kind in the specs of names that are added to core's (group `core.exports`)."""
+BY_NAME_ONLY = (HOOKS, PRELUDES, EXPORTS)
 """The kinds that no registry has, since nothing of them is ever chosen but by a user who names it."""
 
 _MAX_BAD_LINES = 10
 """The most bad lines of a file that are reported one by one."""
 
-_KIND_OF_GROUP = {**{kind.group: kind.name for kind in KINDS.values()}, HOOKS_GROUP: HOOKS, PRELUDES_GROUP: PRELUDES}
+KIND_OF_GROUP = {
+    **{kind.group: kind.name for kind in KINDS.values()},
+    HOOKS_GROUP: HOOKS,
+    PRELUDES_GROUP: PRELUDES,
+    EXPORTS_GROUP: EXPORTS,
+}
+"""The kind of each entry-point group."""
 
 
 class Provider(NamedTuple):
@@ -52,7 +60,7 @@ class Provider(NamedTuple):
         name: normalized as PEP 503 says, such as `"core-acme"`.
         version: as its metadata says.
         specs: what it offers, in the order in which it says so.
-        by_name: its modules with event hooks and its preludes, loaded only when a user names them.
+        by_name: its modules with event hooks, preludes and exports, loaded only when a user names them.
         requires: its `Requires-Dist` lines about core.
         location: the folder that holds its metadata.
         summary: its one-line description.
@@ -180,9 +188,9 @@ class _Scan:
     def _read(self, copy: _Copy, distribution: Any) -> None:
         text = _text(copy.path, distribution, "entry_points.txt")
         entries, bad_lines = parse_entry_points(text or "")
-        copy.entries = tuple([entry for entry in entries if entry.group in _KIND_OF_GROUP])
+        copy.entries = tuple([entry for entry in entries if entry.group in KIND_OF_GROUP])
         # A misspelt group of ours is worth a word. Groups of other programs aren't ours to judge.
-        strangers = {entry.group for entry in entries if entry.group.startswith("core.")} - _KIND_OF_GROUP.keys()
+        strangers = {entry.group for entry in entries if entry.group.startswith("core.")} - KIND_OF_GROUP.keys()
         relevant = bool(copy.entries) or not text
         # pip renames a folder to ~name while it uninstalls, and leaves it behind when it is killed.
         if not copy.name.strip("~") or copy.name[0] in "~-":
@@ -221,7 +229,7 @@ class _Scan:
 
     def _report_near_miss(self, copy: _Copy, group: str) -> None:
         """Report a group whose name is almost one of ours. Any other group belongs to another program."""
-        for meant in near_names(group, _KIND_OF_GROUP, count=1, cutoff=0.8):
+        for meant in near_names(group, KIND_OF_GROUP, count=1, cutoff=0.8):
             self._report(copy, f"its entry-point group {group!r} is not one of core's; did you mean {meant!r}?")
 
     def _keep(self, copy: _Copy) -> None:
@@ -263,7 +271,7 @@ class _Scan:
         if reason := unfit_alias(entry.name):
             self._report(copy, f"the alias {entry.name!r} in {entry.group} is left out: {reason}")
             return None
-        return Spec(_KIND_OF_GROUP[entry.group], normalize_alias(entry.name), clean_target(entry.value), copy.name)
+        return Spec(KIND_OF_GROUP[entry.group], normalize_alias(entry.name), clean_target(entry.value), copy.name)
 
 
 def _text(path: Any, distribution: Any, name: str) -> str | None:

@@ -5,14 +5,14 @@ The packages of this project come from its own wheels: on a package index, their
 
 from __future__ import annotations
 
-from core.registry.known_aliases import PACKAGES
+from core.registry.known_plugins import known_plugins
 
 
 def pip_install(distribution: str, option: str = "") -> str:
     """The command, and where one of ours comes from."""
     command = " ".join(filter(None, ("pip install", option, distribution)))
     source = " (from this project's wheels or checkout, not from an index: README, Install)"
-    return f"`{command}`{source if distribution in PACKAGES else ''}"
+    return f"`{command}`{source if distribution in known_plugins() else ''}"
 
 
 def missing(distribution: str) -> str:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, NamedTuple
 from core.contract.kinds import KINDS
 from core.registry.builtins import BUILTIN_ALIASES, CORE, RESERVED_WORDS
 from core.registry.compatibility import exclusion
-from core.registry.known_aliases import KNOWN_ALIASES
 from core.registry.metadata import split_target
 from core.registry.names import IN_PROCESS
 from core.text.printable import printable
@@ -31,7 +30,7 @@ class Status(enum.StrEnum):
     INCOMPATIBLE = "incompatible"
     """Its provider requires another release of core."""
     RESERVED = "reserved"
-    """The alias belongs to another provider; only the qualified name chooses this one."""
+    """The alias belongs to core; only the qualified name chooses this one."""
     CONFLICT = "conflict"
     """Another provider offers the alias as well; the qualified name chooses."""
     SHADOWED = "shadowed"
@@ -60,16 +59,14 @@ class Offer(NamedTuple):
         return f"{self.spec.provider} {self.version}".rstrip()
 
 
-def owner_of(kind: str, alias: str) -> str | None:
-    """The one distribution that may offer this alias; None if any may."""
-    if (kind, alias) in BUILTIN_ALIASES or (kind, alias) in RESERVED_WORDS:
-        return CORE
-    return KNOWN_ALIASES.get((kind, alias))
+def is_reserved(kind: str, alias: str) -> bool:
+    """True if only core may offer this alias."""
+    return (kind, alias) in BUILTIN_ALIASES or (kind, alias) in RESERVED_WORDS
 
 
 def has_right(spec: Spec) -> bool:
     """True if a spec's provider has a right to its alias."""
-    return owner_of(spec.kind, spec.alias) in (None, spec.provider)
+    return spec.provider == CORE or not is_reserved(spec.kind, spec.alias)
 
 
 def classify(
@@ -109,7 +106,7 @@ def _judge(spec: Spec, rivals: list[Spec], provider: Provider | None, core_versi
     if reason := exclusion(provider.requires if provider else (), core_version):
         return Status.INCOMPATIBLE, printable(reason)
     if spec not in rivals:
-        return Status.RESERVED, f"the alias belongs to {owner_of(spec.kind, spec.alias)}"
+        return Status.RESERVED, "the alias belongs to core"
     if len(rivals) > 1:
         return Status.CONFLICT, _conflict(spec, rivals)
     return Status.OK, ""

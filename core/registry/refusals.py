@@ -12,11 +12,12 @@ from core.contract.errors import (
     UnknownAliasError,
 )
 from core.contract.kinds import KINDS
-from core.registry.builtins import CORE, RESERVED_WORDS
+from core.registry.builtins import RESERVED_WORDS
 from core.registry.install_hints import missing, pip_install
-from core.registry.known_aliases import KNOWN_ALIASES, OTHER_NAMES, PACKAGES
+from core.registry.known_names import OTHER_NAMES
+from core.registry.known_plugins import known_aliases, known_plugins
 from core.registry.names import split_name
-from core.registry.offers import Offer, Status, owner_of
+from core.registry.offers import Offer, Status
 from core.text.spelling import near_names
 
 if TYPE_CHECKING:
@@ -44,36 +45,26 @@ def unknown(kind: str, name: str, manager: PluginManager) -> UnknownAliasError:
         sentence, meant = OTHER_NAMES[kind, alias]
         near, sentences = list(meant), [sentence, *_install_for(kind, meant, manager)]
     else:
-        sentences = [*_about_alias(kind, alias, manager)] or [
-            *_about_letters(alias),
-            *_did_you_mean(kind, near, manager),
-        ]
+        sentences = [*_about_alias(kind, alias, manager)] or [*_did_you_mean(kind, near, manager)]
     listed = f" {_available(kind, manager)}" if provider is None else ""
     message = f"Unknown {kind} {name!r}. {' '.join(sentences)}".rstrip() + listed
     return UnknownAliasError(message, kind=kind, alias=name, near=near)
 
 
-def reserved(offers: Sequence[Offer], manager: PluginManager) -> AliasConflictError:
-    """The error for an alias that belongs to one distribution, and that only others offer."""
+def reserved(offers: Sequence[Offer]) -> AliasConflictError:
+    """The error for a reserved word that plugins offer."""
     spec = offers[0].spec
-    owner = owner_of(spec.kind, spec.alias)
-    assert owner is not None
-    if owner == CORE:
-        claim = _reserved_word(spec.kind, spec.alias)
-    else:
-        claim = f"The {spec.kind} {spec.alias!r} belongs to {owner}. " + " ".join(_install(owner, manager))
+    claim = _reserved_word(spec.kind, spec.alias)
     others = ", ".join(f"{offer} offers it too: {written(spec.kind, offer.spec.qualified_name)}" for offer in offers)
     return AliasConflictError(f"{claim} {others} chooses that one.", specs=[offer.spec for offer in offers])
 
 
 def taken(kind: str, alias: str, offers: Sequence[Offer]) -> AliasConflictError:
-    """The error for a registration of an alias that belongs to an installed plugin, or to a well-known one."""
+    """The error for a registration of an alias that belongs to core, or to an installed plugin."""
     if (kind, alias) in RESERVED_WORDS:
         claim = _reserved_word(kind, alias)
-    elif offers:
-        claim = f"The {kind} {alias!r} belongs to {offers[0]}, and a registration can't replace it."
     else:
-        claim = f"The {kind} {alias!r} belongs to {owner_of(kind, alias)}, also where that is not installed."
+        claim = f"The {kind} {alias!r} belongs to {offers[0]}, and a registration can't replace it."
     advice = "Register under another alias, or pass the class itself."
     return AliasConflictError(f"{claim} {advice}", specs=[offer.spec for offer in offers])
 
@@ -161,15 +152,9 @@ def _plural(kind: str) -> str:
 def _about_alias(kind: str, alias: str, manager: PluginManager) -> Iterable[str]:
     if (kind, alias) in RESERVED_WORDS:
         yield f"The word {RESERVED_WORDS[kind, alias]}; it names no plugin."
-    elif owner := KNOWN_ALIASES.get((kind, alias)):
+    elif owner := known_aliases(kind).get(alias):
         yield f"It comes with {owner}."
         yield from _install(owner, manager)
-
-
-def _about_letters(alias: str) -> Iterable[str]:
-    """Sentences on a name that looks like an alias and isn't: a Cyrillic letter reads as a Latin one."""
-    if foreign := [*dict.fromkeys(ascii(char) for char in alias if not char.isascii())]:
-        yield f"It has {', '.join(foreign)} in it, and aliases are ASCII."
 
 
 def _about_provider(kind: str, provider: str, alias: str, manager: PluginManager) -> Iterable[str]:
@@ -178,7 +163,7 @@ def _about_provider(kind: str, provider: str, alias: str, manager: PluginManager
         yield f"{_named(provider, manager)} offers no {kind} {alias!r}, but: {', '.join(offered)}."
     elif provider in manager.providers:
         yield f"{_named(provider, manager)} offers no {kind}."
-    elif provider in PACKAGES:
+    elif provider in known_plugins():
         yield from _install(provider, manager)
     else:
         yield f"No installed package {provider!r} offers anything to core."
@@ -203,13 +188,13 @@ def _install(distribution: str, manager: PluginManager) -> Iterable[str]:
 def _install_for(kind: str, aliases: Sequence[str], manager: PluginManager) -> Iterable[str]:
     """Sentences about the packages to install for aliases of which none is offered."""
     if not {offer.spec.alias for offer in manager.offers(kind)} & set(aliases):
-        for owner in dict.fromkeys(KNOWN_ALIASES[kind, alias] for alias in aliases if (kind, alias) in KNOWN_ALIASES):
+        known = known_aliases(kind)
+        for owner in dict.fromkeys(known[alias] for alias in aliases if alias in known):
             yield from _install(owner, manager)
 
 
 def _near(kind: str, alias: str, manager: PluginManager) -> list[str]:
-    known = {known_alias for known_kind, known_alias in KNOWN_ALIASES if known_kind == kind}
-    candidates = known | {offer.spec.alias for offer in manager.offers(kind)}
+    candidates = {*known_aliases(kind)} | {offer.spec.alias for offer in manager.offers(kind)}
     return near_names(alias, candidates - {alias})
 
 
@@ -217,7 +202,7 @@ def _did_you_mean(kind: str, near: Sequence[str], manager: PluginManager) -> Ite
     here = {offer.spec.alias for offer in manager.offers(kind)}
     words = {alias: repr(alias.replace("_", "-") if kind == "precision" else alias) for alias in near}  # "bf16-mixed"
     forms = [
-        word if alias in here else f"{word} (`pip install {KNOWN_ALIASES[kind, alias]}`, as README says)"
+        word if alias in here else f"{word} (`pip install {known_aliases(kind)[alias]}`, as README says)"
         for alias, word in words.items()
     ]
     if forms:

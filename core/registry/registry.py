@@ -10,11 +10,11 @@ from core.contract.errors import ConfigurationError, CoreError
 from core.contract.spec import Spec, normalize_alias
 from core.registry import refusals
 from core.registry.choice import choose
-from core.registry.known_aliases import KNOWN_CLASSES
+from core.registry.known_plugins import known_classes
 from core.registry.loading import call_target, load_target, unfit
 from core.registry.manager import PluginManager, plugin_manager
 from core.registry.names import IN_PROCESS, unfit_alias
-from core.registry.offers import Offer, Status, owner_of
+from core.registry.offers import Offer, Status, is_reserved
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -144,12 +144,9 @@ class Registry(Generic[T]):
             AttributeError: no provider offers such a class.
         """
         offers = [offer for offer in self.offers() if offer.spec.target.rpartition(":")[2] == name]
-        owner = KNOWN_CLASSES.get((self.kind, name))
-        if owner is not None:
-            offers = [offer for offer in offers if offer.spec.provider == owner]
-            if not offers:
-                raise refusals.missing_class(self.kind, name, owner, self._manager())
         if not offers:
+            if distribution := known_classes(self.kind).get(name):
+                raise refusals.missing_class(self.kind, name, distribution, self._manager())
             raise AttributeError(f"no installed package offers a {self.kind} class {name!r}")
         if len({offer.spec.provider for offer in offers}) > 1:
             raise refusals.conflict(offers)
@@ -191,7 +188,7 @@ class Registry(Generic[T]):
         """Offer a class or factory under an alias, in this process. Without a target: a decorator.
 
         Args:
-            name: the alias. Built-ins, installed plugins and well-known aliases can't be replaced.
+            name: the alias. Those of built-ins and of installed plugins can't be replaced.
             target: a subclass of the kind's base class, or a callable that returns an instance.
             description: one line for listings; by default the first line of the docstring.
             override: replace an earlier registration of this process, which otherwise is an error.
@@ -237,7 +234,7 @@ class Registry(Generic[T]):
     def _refuse_if_taken(self, alias: str, *, override: bool) -> None:
         offers = [offer for offer in self.providers_of(alias) if offer.status is not Status.BLOCKED]
         installed = [offer for offer in offers if offer.spec.provider != IN_PROCESS]
-        if installed or owner_of(self.kind, alias):
+        if installed or is_reserved(self.kind, alias):
             raise refusals.taken(self.kind, alias, installed)
         earlier = self._manager().registered(self.kind, alias)
         if earlier and not override:

@@ -6,9 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from core.contract import ConfigurationError, Strategy, UnknownAliasError
 from core.launch.script import is_notebook
-from core.registry import DEFAULT_PARALLEL_STRATEGY
+from core.registry import DEFAULT_PARALLEL_STRATEGY, known_aliases
 from core.registry.install_hints import pip_install
-from core.registry.known_aliases import KNOWN_ALIASES
 from core.registry.names import split_name
 from core.resolve.candidates import create, identify, refuse_class
 from core.resolve.decision import Choice
@@ -75,7 +74,7 @@ def _automatic(accelerator: Accelerator, num_devices: int, num_nodes: int, makes
     except UnknownAliasError as unknown:
         if unknown.alias != DEFAULT_PARALLEL_STRATEGY:
             raise
-        package = KNOWN_ALIASES[KIND, DEFAULT_PARALLEL_STRATEGY]
+        package = known_aliases(KIND)[DEFAULT_PARALLEL_STRATEGY]
         raise ConfigurationError(
             f"{_count(num_devices, 'device')} on {_count(num_nodes, 'node')} and no strategy: that takes "
             f"{DEFAULT_PARALLEL_STRATEGY!r}, which is not installed. Run {pip_install(package)}, name "

@@ -46,7 +46,7 @@ def test_a_plugins_class_can_be_imported_from_core():
 
 
 def test_a_well_known_class_says_what_to_install(monkeypatch):
-    monkeypatch.setattr("core.registry.registry.KNOWN_CLASSES", {("strategy", "QuantizedStrategy"): "core-planned"})
+    monkeypatch.setattr("core.registry.registry.known_classes", lambda kind: {"QuantizedStrategy": "core-planned"})
     with pytest.raises(
         ImportError, match=r"comes with core-planned\. core-planned is not installed: `pip install core-"
     ):

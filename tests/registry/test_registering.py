@@ -143,12 +143,6 @@ def test_an_installed_plugin_is_never_replaced(site, registry, override):
         registry().register("acme", Mine, override=override)
 
 
-@pytest.mark.parametrize("override", [False, True])
-def test_a_well_known_alias_is_kept_free_for_its_distribution(registry, override):
-    with pytest.raises(AliasConflictError, match="belongs to core-ddp, also where that is not installed"):
-        registry("strategy").register("ddp", Strategy, override=override)
-
-
 def test_a_word_of_the_arguments_is_no_alias(registry):
     with pytest.raises(AliasConflictError, match="The word 'auto' asks core to choose; no logger can take it"):
         registry().register("auto", Mine)

@@ -6,7 +6,7 @@ import torch
 
 from core import ConfigurationError, Strategy, UnknownAliasError
 from core.accelerators import CPUAccelerator
-from core.registry import known_aliases
+from core.registry import DEFAULT_PARALLEL_STRATEGY, known_aliases
 from core.resolve import resolve
 from core.strategies import SingleDeviceStrategy
 from resolve_fakes import FourDevices, ManyDevices, ManyProcesses, OneDevice
@@ -50,14 +50,14 @@ def test_auto_in_a_notebook_takes_the_form_that_works_there(register, monkeypatc
 def test_auto_with_several_devices_says_what_to_install(monkeypatch):
     alias = "not_installed"
     monkeypatch.setattr("core.resolve.strategy.DEFAULT_PARALLEL_STRATEGY", alias)
-    monkeypatch.setattr("core.resolve.strategy.KNOWN_ALIASES", {("strategy", alias): "core-acme"})
+    monkeypatch.setattr("core.resolve.strategy.known_aliases", lambda kind: {alias: "core-acme"})
     with pytest.raises(ConfigurationError) as caught:
         resolve(accelerator="cpu", devices=2)
     assert str(caught.value) == (
         "2 devices on 1 node and no strategy: that takes 'not_installed', which is not installed. "
         "Run `pip install core-acme`, name another strategy (see `core list-strategies`), or use devices=1."
     )
-    assert known_aliases.KNOWN_ALIASES["strategy", known_aliases.DEFAULT_PARALLEL_STRATEGY] == "core-ddp"
+    assert known_aliases("strategy")[DEFAULT_PARALLEL_STRATEGY] == "core-ddp"
 
 
 def test_auto_asks_the_accelerator_first(register):

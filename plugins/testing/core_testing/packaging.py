@@ -18,7 +18,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.version import Version
 
-from core import HOOKS_GROUP, KINDS, PRELUDES_GROUP, __version__
+from core import EXPORTS_GROUP, HOOKS_GROUP, KINDS, PRELUDES_GROUP, __version__
 from core.registry import IN_PROCESS
 from core_testing.marks import launches
 from core_testing.scripts import run_forked
@@ -123,7 +123,7 @@ class PackagingTests:
 
     def test_metadata_names_known_groups(self) -> None:
         """Every `core.*` entry-point group of the distribution is one that core reads."""
-        known = {kind.group for kind in KINDS.values()} | {HOOKS_GROUP, PRELUDES_GROUP}
+        known = {kind.group for kind in KINDS.values()} | {EXPORTS_GROUP, HOOKS_GROUP, PRELUDES_GROUP}
         groups = {point.group for point in self._distribution.entry_points if point.group.startswith("core.")}
         assert groups <= known, f"core does not read {sorted(groups - known)}; the groups are {sorted(known)}"
 

@@ -12,7 +12,7 @@ import click
 
 from core import KINDS, ConfigurationError
 from core.cli import KINDS_BY_OPTION, paragraph, say, say_json, shown, styled, table, unknown_alias
-from core.registry import CORE, Registry, Status, listing, normalize_distribution, owner_of, plugin_manager, split_name
+from core.registry import Registry, Status, known_aliases, listing, normalize_distribution, plugin_manager, split_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -130,7 +130,7 @@ def _named(name: str, kind: str | None) -> list[tuple[str, Spec]]:
         if package in plugin_manager().providers:
             own = [(each, spec) for each, spec in _everything(kind) if spec.provider == package]
             return own or _nothing(name, kind)
-        offering = [each for each in kinds if owner_of(each, alias) not in (None, CORE)]
+        offering = [each for each in kinds if alias in known_aliases(each)]
     if not offering and kind is None:
         raise unknown_alias(name)
     return [(name, Registry[Any](each).spec(name)) for each in offering or kinds]

@@ -1,0 +1,93 @@
+"""Names that people know from other libraries and look for here, each with what to write instead."""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+DEFAULT_PARALLEL_STRATEGY = "ddp"
+"""Alias of the strategy for several devices, if the user names none."""
+
+_FOUR_BITS = (
+    "core has nothing of bitsandbytes: 'int4-weight-only' of core-torchao loads in 4 bits, to evaluate and predict."
+)
+_FLOAT8 = (
+    "Nothing here trains in 8 bits, as Transformer Engine does: 'bf16-mixed' trains in 16, and 'float8-weight-only' of "
+    "core-torchao evaluates and predicts in 8."
+)
+_HALF = "Write '16-mixed', with weights in 32 bits, or '16-true'."
+_OWN_DEVICE = (
+    "No package of this project has {0}. An accelerator for it is a subclass of core.accelerators."
+    "TorchDeviceAccelerator, in a package that `core new-plugin` begins, or registered in the script."
+)
+
+OTHER_NAMES: MappingProxyType[tuple[str, str], tuple[str, tuple[str, ...]]] = MappingProxyType(
+    {
+        ("strategy", "fsdp_native"): ("Write 'fsdp': it is torch's own FSDP.", ("fsdp",)),
+        ("strategy", "fsdp_native_full_shard_offload"): (
+            "Write 'fsdp_cpu_offload': it is torch's own FSDP, with parameters on the CPU.",
+            ("fsdp_cpu_offload",),
+        ),
+        ("strategy", "ddp_fully_sharded"): (
+            "Write 'fsdp', which is torch's own, or 'fsdp_fairscale' for FairScale's, which that name meant.",
+            ("fsdp", "fsdp_fairscale"),
+        ),
+        ("strategy", "ddp_cpu"): ("Write strategy='ddp' and accelerator='cpu'.", ("ddp",)),
+        ("strategy", "hpu_ddp"): ("Write 'hpu_parallel'.", ("hpu_parallel",)),
+        ("strategy", "hpu_fsdp"): (
+            "Nothing here shards by FSDP on Gaudi devices: 'hpu_parallel' has a whole model on each.",
+            ("hpu_parallel",),
+        ),
+        ("accelerator", "xpu"): (_OWN_DEVICE.format("Intel's GPUs"), ()),
+        ("accelerator", "npu"): (_OWN_DEVICE.format("Ascend's NPUs"), ()),
+        ("accelerator", "rocm"): ("Write 'cuda': torch calls AMD's GPUs so too.", ("cuda",)),
+        **{("precision", name): (_HALF, ("16_mixed", "16_true")) for name in ("fp16", "float16", "half", "amp")},
+        **{("precision", name): ("Write '32-true'.", ("32_true",)) for name in ("fp32", "float32")},
+        **{
+            ("precision", name): (_FLOAT8, ("bf16_mixed", "float8_weight_only"))
+            for name in ("transformer_engine", "transformer_engine_float16", "float8", "fp8")
+        },
+        **{("precision", name): (_FOUR_BITS, ("int4_weight_only",)) for name in ("nf4", "nf4_dq", "fp4", "fp4_dq")},
+        ("precision", "int8"): (
+            "Write 'int8-weight-only' or 'int8-dynamic', of core-torchao, to evaluate and predict.",
+            ("int8_weight_only", "int8_dynamic"),
+        ),
+        ("precision", "int8_training"): (
+            "core has nothing of bitsandbytes: 'int8-weight-only-qat' of core-torchao trains for 8 bits.",
+            ("int8_weight_only_qat",),
+        ),
+    }
+)
+"""For names that other libraries have, by `(kind, name)`: a sentence on what to write here, and the aliases in it."""
+
+
+KNOWN_FORMATS: MappingProxyType[bytes, tuple[str, str]] = MappingProxyType(
+    {b"pytorch-lightning_version": ("PyTorch Lightning", "lightning")}
+)
+"""For bytes near the beginning of a file: the program that writes such files, and the alias of their reader."""
+
+IMPORTS: Mapping[str, Mapping[str, str]] = {
+    "core": {
+        "LightningModule": "Write `from core import Module`.",
+        "LightningDataModule": "Write `from core import DataModule`.",
+        "LightningFabric": "Write `from core import Fabric`.",
+        "LightningCLI": "Write `from core import cli_for`, and cli_for(Net, Data).",
+        "ModelCheckpoint": "Write `from core.callbacks import ModelCheckpoint`.",
+        "EarlyStopping": "Write `from core.callbacks import EarlyStopping`.",
+        "LearningRateMonitor": "Write `from core.callbacks import LearningRateMonitor`.",
+        "LearningRateFinder": "Write `from core.callbacks import LearningRateFinder`.",
+        "BatchSizeFinder": "Write `from core.callbacks import BatchSizeFinder`.",
+        "CSVLogger": "Write `from core.loggers import CSVLogger`.",
+        "TensorBoardLogger": "Write `from core.loggers import TensorBoardLogger`.",
+        "DDPStrategy": "Write `from core.strategies import DDPStrategy`.",
+    },
+    "core.callbacks": {
+        "TQDMProgressBar": "Write `from core.callbacks import ProgressBar`.",
+        "RichModelSummary": "Write `from core.callbacks import ModelSummary`.",
+        "EMAWeightAveraging": "Write `from core.callbacks import EMA`.",
+    },
+}
+"""By package and name, for imports from it."""

@@ -1,0 +1,48 @@
+"""Names that a package adds to those of core."""
+
+import pytest
+
+import core
+import core.callbacks
+from core.contract.errors import AliasConflictError, BlockedPluginError
+from core.registry.exports import load_export
+from fake_distributions import make_distribution
+
+TEXT = "[core.exports]\ncore.callbacks.Acme = core_acme:Acme\ncore.acme_door = core_acme:acme_door\n"
+SOURCE = {"core_acme": "class Acme: ...\ndef acme_door(): ...\n"}
+
+
+def test_an_installed_package_adds_names(site, manager):
+    make_distribution(site, "core-acme", entry_points_text=TEXT, modules=SOURCE)
+    made = manager()
+    assert load_export("core.callbacks", "Acme", made).__module__ == "core_acme"
+    assert load_export("core", "acme_door", made).__module__ == "core_acme"
+    with pytest.raises(AttributeError, match=r"module 'core.callbacks' has no attribute 'ACME'"):
+        load_export("core.callbacks", "ACME", made)
+
+
+def test_two_packages_with_one_name_are_a_conflict(site, manager):
+    for name in ("core-acme", "core-bolt"):
+        make_distribution(site, name, entry_points_text=TEXT, modules=SOURCE)
+    with pytest.raises(AliasConflictError, match=r"by core-acme 1.0 and by core-bolt 1.0"):
+        load_export("core", "acme_door", manager())
+
+
+def test_a_blocked_package_adds_none(site, manager, monkeypatch):
+    make_distribution(site, "core-acme", entry_points_text=TEXT, modules=SOURCE)
+    monkeypatch.setenv("CORE_PLUGINS", "")
+    with pytest.raises(BlockedPluginError, match="CORE_PLUGINS does not name it"):
+        load_export("core", "acme_door", manager())
+
+
+def test_a_name_of_a_known_package_says_what_to_install(site, manager, monkeypatch):
+    monkeypatch.setattr("core.registry.exports.known_aliases", lambda kind: {"core.acme_door": "core-planned"})
+    with pytest.raises(ImportError, match=r"core.acme_door comes with core-planned. core-planned is not installed"):
+        load_export("core", "acme_door", manager())
+
+
+@pytest.mark.parametrize("module", [core, core.callbacks])
+def test_the_packages_that_are_open_ask_for_them(module, monkeypatch):
+    monkeypatch.setattr("core.registry.exports.load_export", lambda package, name: (package, name))
+    assert module.Anything == (module.__name__, "Anything")
+    assert not hasattr(module, "__wrapped__")

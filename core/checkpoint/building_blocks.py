@@ -4,18 +4,23 @@ A `PartWriter` writes what one rank has of a state, a `Manifest` names the files
 reads the part that one rank needs. `NeighbourCheckpointIO` is built from these names alone.
 """
 
+from core.checkpoint.file.single_file import digests_of as digests_of_file
 from core.checkpoint.folder.local_folder import LocalFolder
 from core.checkpoint.folder.reader import FolderReader, Plan
 from core.checkpoint.folder.writer import PartWriter
 from core.checkpoint.format.chunk_reads import ChunkRead
 from core.checkpoint.format.digest import Blocks, is_content
 from core.checkpoint.format.digest import of_bytes as digest_of
+from core.checkpoint.format.manifest import NAME as MANIFEST_NAME
 from core.checkpoint.format.manifest import FileEntry, Manifest
+from core.checkpoint.format.manifest import from_bytes as parse_manifest
 from core.checkpoint.format.verified_file import MappedFile
 from core.checkpoint.joint.agreement import together
-from core.checkpoint.storage.messages import cannot_write, overwriting
+from core.checkpoint.storage.messages import FILE_SUFFIXES, cannot_write, overwriting
 
 __all__ = [
+    "FILE_SUFFIXES",
+    "MANIFEST_NAME",
     "Blocks",
     "ChunkRead",
     "FileEntry",
@@ -27,7 +32,9 @@ __all__ = [
     "Plan",
     "cannot_write",
     "digest_of",
+    "digests_of_file",
     "is_content",
     "overwriting",
+    "parse_manifest",
     "together",
 ]

@@ -5,7 +5,7 @@ A command prints through `say` or `say_json`, which make text printable that com
 
 from core.cli.commands import main
 from core.cli.kinds import KINDS_BY_OPTION, unknown_alias
-from core.cli.layout import Shown, paragraph, say, say_json, shown, styled, table, with_article
+from core.cli.layout import Shown, paragraph, say, say_json, shown, size_text, styled, table, with_article
 
 __all__ = [
     "KINDS_BY_OPTION",
@@ -15,6 +15,7 @@ __all__ = [
     "say",
     "say_json",
     "shown",
+    "size_text",
     "styled",
     "table",
     "unknown_alias",

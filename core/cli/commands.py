@@ -92,7 +92,6 @@ Examples:
   core explain --strategy ddp --devices 2   what a run would use, and why
   core doctor                               is everything in order here?
   core checkpoint inspect last.ckpt         what is in it, and who wrote it?
-  core report core_logs/version_0           a page about a run
   core new-plugin acme                      a package for your own backend
   core check acme                           can it do what a backend must?
 """

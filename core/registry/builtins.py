@@ -70,7 +70,6 @@ _TABLE: dict[str, dict[str, tuple[str, str]]] = {
         "describe": ("core.cli.describe:describe", "Tell what an alias stands for, and its options."),
         "doctor": ("core.cli.doctor:doctor", "Examine this machine and what is installed on it."),
         "explain": ("core.cli.explain:explain", "Tell what a run would use, and why."),
-        "report": ("core.cli.report:report", "Write runs' metrics, decisions and checkpoints as a page."),
         "run": ("core.cli.run:run", "Run a script in several processes, by torchrun."),
         **{
             f"list-{kind.plural}": (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from core.checkpoint.file.location import Location, location_of
@@ -70,6 +71,19 @@ def read(path: PathLike, parse: Callable[[BinaryIO, str], dict[str, Any]], *, wa
         raise messages.not_found(os.fspath(path), folder_of(path).siblings()) from error
     except Exception as error:
         raise messages.cannot_read(os.fspath(path), error) from error
+
+
+def digests_of(path: Path) -> list[str]:
+    """The digests that a local file has at its end, or in the file beside it; none if it has neither."""
+    from core.checkpoint.format import seal
+
+    with path.open("rb") as file:
+        within = seal.read(file)
+    beside = Path(name_of(path.as_posix()))
+    if within is not None or not beside.is_file():
+        return [] if within is None else [within]
+    with beside.open("rb") as file:
+        return digest.from_text(file.read(digest.MAX_BYTES))
 
 
 def _verified(

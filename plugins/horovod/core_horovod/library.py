@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
 _RECIPE = """\
 Horovod 0.28.1 has no wheels, and asks for C++14, with which today's torch can't be compiled. It builds unchanged \
-with a wrapper around the compiler, on Linux, with cmake 3 and g++, in about 4 minutes, for the torch that is there, \
-here one for CPUs:
+with a wrapper around the compiler, on Linux, with cmake 3 and g++, in about 4 minutes, for the torch that is there; \
+without a GPU take torch for CPUs, as pytorch.org describes:
 
     cat > cxx20 <<'W'
     #!/bin/bash
@@ -26,7 +26,7 @@ here one for CPUs:
     exec g++ "${args[@]}"
     W
     chmod +x cxx20
-    pip install torch==2.13.0 --index-url https://download.pytorch.org/whl/cpu
+    pip install torch==2.13.0
     pip install "setuptools>=77.0.3,<81" wheel cloudpickle psutil pyyaml packaging cffi
     CXX=$PWD/cxx20 MAKEFLAGS=-j2 HOROVOD_WITH_PYTORCH=1 HOROVOD_WITHOUT_TENSORFLOW=1 HOROVOD_WITHOUT_MXNET=1 \\
         HOROVOD_WITHOUT_MPI=1 HOROVOD_WITH_GLOO=1 \\

@@ -5,7 +5,7 @@ import json
 import pytest
 from click.testing import CliRunner
 
-from core.cli.commands import command
+from core_report import report
 
 
 def span(kind, begin_s, end_s, **others):
@@ -22,7 +22,7 @@ def page_of(folder, content):
     folder.mkdir(exist_ok=True)
     (folder / "metrics.csv").write_text("step,loss\n1,2\n")
     (folder / "timeline.json").write_text(content)
-    done = CliRunner().invoke(command, ["report", str(folder)])
+    done = CliRunner().invoke(report, [str(folder)])
     assert done.exit_code == 0, done.output
     return (folder / "report.html").read_text()
 

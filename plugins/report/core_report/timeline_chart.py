@@ -6,9 +6,9 @@ import math
 from html import escape
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from core.cli.chart import colour_class
-from core.cli.html_parts import table, text
-from core.text.printable import printable
+from core.text import printable
+from core_report.chart import colour_class
+from core_report.html_parts import table, text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

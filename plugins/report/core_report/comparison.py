@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from core.cli import run_summary
-from core.cli.chart import colour_class
-from core.cli.html_parts import badge, page, table, text, written_as
-from core.cli.report_page import charts, flat, left_out
+from core_report import run_summary
+from core_report.chart import colour_class
+from core_report.html_parts import badge, page, table, text, written_as
+from core_report.page import charts, flat, left_out
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from core.cli.run_record import RunRecord, Series
+    from core_report.run_record import RunRecord, Series
 
 
 def render(runs: Sequence[RunRecord]) -> str:

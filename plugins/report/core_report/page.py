@@ -6,14 +6,14 @@ import datetime
 import json
 from typing import TYPE_CHECKING, Any
 
-from core.cli import run_summary, timeline_chart
-from core.cli.html_parts import badge, cards, figure, page, table, text, written_as
-from core.cli.layout import size_text
+from core.cli import size_text
+from core_report import run_summary, timeline_chart
+from core_report.html_parts import badge, cards, figure, page, table, text, written_as
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-    from core.cli.run_record import CheckpointRecord, RunRecord, Series
+    from core_report.run_record import CheckpointRecord, RunRecord, Series
 
 
 def render(run: RunRecord) -> str:

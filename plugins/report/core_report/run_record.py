@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from core.contract.errors import CoreError
+from core import CoreError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from core.checkpoint.format.manifest import Manifest
+    from core.checkpoint.building_blocks import Manifest
 
 Series = list[tuple[float, float]]
 
@@ -171,31 +171,25 @@ def _read_object(path: Path) -> dict[str, Any]:
 
 
 def _find_checkpoints(folder: Path) -> list[CheckpointRecord]:
-    from core.checkpoint.any_form import formats
-    from core.checkpoint.format import digest, manifest, seal
+    from core.checkpoint.building_blocks import FILE_SUFFIXES, MANIFEST_NAME, digests_of_file
 
     found = []
     for path in sorted(folder.glob("**/*")):
         name = str(path.relative_to(folder))
-        if (path / manifest.NAME).is_file():
+        if (path / MANIFEST_NAME).is_file():
             found.append(_of_folder(name, path))
-        elif path.is_file() and path.name.endswith(formats.FILE_SUFFIXES):
+        elif path.is_file() and path.name.endswith(FILE_SUFFIXES):
             with suppress(OSError, ValueError):
-                size = path.stat().st_size
-                beside = Path(digest.name_of(path.as_posix()))
-                with path.open("rb") as file:
-                    within = seal.read(file)
-                kept = beside.read_bytes()[: digest.MAX_BYTES] if beside.is_file() else b""
-                digests = digest.from_text(kept) if within is None else [within]
-                found.append(CheckpointRecord(name, size, {path.name: (size, ", ".join(digests))}))
+                size, digests = path.stat().st_size, ", ".join(digests_of_file(path))
+                found.append(CheckpointRecord(name, size, {path.name: (size, digests)}))
     return found
 
 
 def _of_folder(name: str, path: Path) -> CheckpointRecord:
-    from core.checkpoint.format import manifest
+    from core.checkpoint.building_blocks import MANIFEST_NAME, parse_manifest
 
     try:
-        found = manifest.from_bytes((path / manifest.NAME).read_bytes(), str(path))
+        found = parse_manifest((path / MANIFEST_NAME).read_bytes(), str(path))
     except (OSError, CoreError) as error:
         return CheckpointRecord(name, 0, {}, damage=str(error))
     files = {file: (entry.size_bytes, entry.digest) for file, entry in found.files.items()}

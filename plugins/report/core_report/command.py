@@ -6,8 +6,8 @@ from pathlib import Path
 
 import click
 
-from core.cli.layout import say
-from core.contract.errors import ConfigurationError
+from core import ConfigurationError
+from core.cli import say
 
 _EXAMPLES = """\b
 Examples:
@@ -31,12 +31,12 @@ def report(runs: tuple[Path, ...], output: Path | None) -> None:
     strategy and why, and checkpoints with their digests. Several stand side by side, with the settings that differ.
     It is one file, which needs nothing else.
     """
-    from core.cli import report_comparison, report_page
-    from core.cli.run_record import find_runs, read_run
+    from core_report import comparison, page
+    from core_report.run_record import find_runs, read_run
 
     folders = list(dict.fromkeys(folder for run in runs for folder in find_runs(run)))
     records = [read_run(folder) for folder in folders]
-    page = report_page.render(records[0]) if len(records) == 1 else report_comparison.render(records)
+    page = page.render(records[0]) if len(records) == 1 else comparison.render(records)
     target = output or (runs[0] if len(runs) == 1 else Path()) / "report.html"
     try:
         target.write_text(page, encoding="utf-8")

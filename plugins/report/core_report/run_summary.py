@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING, Any, Literal
 
-from core.cli.chart import short_number
-from core.cli.layout import size_text
+from core.cli import size_text
+from core_report.chart import short_number
 
 if TYPE_CHECKING:
-    from core.cli.run_record import RunRecord, Series
+    from core_report.run_record import RunRecord, Series
 
 _LESS_IS_BETTER = ("loss", "error", "perplexity", "mse", "mae")
 _MORE_IS_BETTER = ("acc", "f1", "auc", "auroc", "bleu", "precision", "recall", "score")

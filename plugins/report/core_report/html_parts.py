@@ -6,14 +6,14 @@ import math
 from html import escape
 from typing import TYPE_CHECKING, Any
 
-from core.cli.chart import line_chart, short_number
-from core.cli.layout import size_text
-from core.text.printable import printable
+from core.cli import size_text
+from core.text import printable
+from core_report.chart import line_chart, short_number
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
-    from core.cli.run_record import Series
+    from core_report.run_record import Series
 
 _COLOURS = ("#2f81f7", "#d9730d", "#1a9e5c", "#c93a9b", "#8a63d2", "#a58700", "#0d9aa8", "#d1242f")
 _STYLE = """

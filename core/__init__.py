@@ -31,7 +31,7 @@ if TYPE_CHECKING:
         STRATEGY_REGISTRY,
     )
     from core.session import ModuleHandle, Session
-    from core.trainer import CombinedLoader, DataModule, Module, Trainer, Tuner, cli_for
+    from core.trainer import CombinedLoader, DataModule, Module, Trainer, Tuner
     from core.watch import WatchdogOptions
 
 __all__ = [  # noqa: F405  (what the star above brings)
@@ -107,7 +107,6 @@ __all__ = [  # noqa: F405  (what the star above brings)
     "WorkerError",
     "World",
     "__version__",
-    "cli_for",
     "did_you_mean",
     "hookimpl",
     "near_names",
@@ -129,7 +128,6 @@ _OTHERS = {
         "Module",
         "Trainer",
         "Tuner",
-        "cli_for",
     ),
     ".watch": ("WatchdogOptions",),
 }

@@ -11,16 +11,14 @@ if TYPE_CHECKING:
     from core.trainer.data.datamodule import DataModule
     from core.trainer.hparams.hyperparameters import HasHyperparameters
     from core.trainer.module.module import Module
-    from core.trainer.script_cli.cli_for import cli_for
     from core.trainer.trainer import Trainer
     from core.trainer.tuner import Tuner
 
-__all__ = ["CombinedLoader", "DataModule", "HasHyperparameters", "Module", "Trainer", "Tuner", "cli_for"]
+__all__ = ["CombinedLoader", "DataModule", "HasHyperparameters", "Module", "Trainer", "Tuner"]
 
 __getattr__, __dir__ = lazy_exports(
     __name__,
     {
-        ".script_cli.cli_for": ("cli_for",),
         ".data.combined": ("CombinedLoader",),
         ".data.datamodule": ("DataModule",),
         ".hparams.hyperparameters": ("HasHyperparameters",),

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from core.contract import ConfigurationError
-from core.trainer.hparams import yaml_text
 
 if TYPE_CHECKING:
     from core.contract import PathLike
@@ -22,10 +23,23 @@ def read_hparams(path: PathLike) -> dict[str, Any]:
     if ending not in (".json", ".yaml", ".yml"):
         raise ConfigurationError(f"hparams_file={os.fspath(path)!r}: expected a .json, .yaml or .yml.")
     try:
-        text = yaml_text.read_text(os.path.expanduser(path))
-        values = yaml_text.parse_json(text) if ending == ".json" else yaml_text.parse_yaml(text)
+        text = Path(path).expanduser().read_text(encoding="utf-8-sig")
+        values = json.loads(text) if ending == ".json" else _parse_yaml(text)
     except (OSError, ValueError) as error:
         raise ConfigurationError(f"hparams_file={os.fspath(path)!r} can't be read: {error}.") from error
     if not isinstance(values, dict) or not all(isinstance(name, str) for name in values):
         raise ConfigurationError(f"hparams_file={os.fspath(path)!r}: expected names with values, at the top level.")
     return values
+
+
+def _parse_yaml(text: str) -> Any:
+    try:
+        import yaml  # type: ignore[import-untyped, unused-ignore]
+    except ImportError as error:
+        raise ConfigurationError(
+            "hparams_file: to read YAML, PyYAML has to be installed: pip install pyyaml. Or write a .json."
+        ) from error
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ValueError(" ".join(str(error).split())) from error

@@ -55,7 +55,9 @@ class LightningArgumentParser(ArgumentParser):  # type: ignore[misc]  # jsonargp
             ConfigurationError: jsonargparse isn't installed.
         """
         if ArgumentParser is object:
-            raise ConfigurationError("LightningCLI needs jsonargparse. Install it: pip install 'core[cli]'.")
+            raise ConfigurationError(
+                "LightningCLI needs jsonargparse. Install it: pip install 'jsonargparse[signatures]'."
+            )
         config_values.register()
         kwargs.setdefault("parser_mode", config_values.MODE)
         super().__init__(*args, description=description, env_prefix=env_prefix, default_env=default_env, **kwargs)

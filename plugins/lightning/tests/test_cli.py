@@ -13,7 +13,7 @@ import core
 pytestmark = [
     pytest.mark.filterwarnings("ignore:core trains in Lightning's place"),
     pytest.mark.filterwarnings("ignore:EarlyStopping monitors 'x'"),
-    pytest.mark.skipif(importlib.util.find_spec("jsonargparse") is None, reason="pip install 'core[cli]'"),
+    pytest.mark.skipif(importlib.util.find_spec("jsonargparse") is None, reason="needs jsonargparse"),
 ]
 
 DEFAULTS = {"max_epochs": 1, "accelerator": "cpu", "enable_progress_bar": False, "enable_model_summary": False}

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from core.trainer.hooks.callback import Callback
-from core.trainer.script_cli.config_files import check_config_files
+from core import Callback, Trainer, seed_everything
+from core_jsonargparse.arguments import Arguments, stage_options
+from core_jsonargparse.configured_optimizers import give_optimizers
+from core_jsonargparse.saved_config import SavedConfig
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from torch import nn
 
-    from core.trainer.data.datamodule import DataModule
-    from core.trainer.script_cli.arguments import Arguments
-    from core.trainer.trainer import Trainer
+    from core import DataModule
 
 
 @dataclass(frozen=True)
@@ -73,13 +72,9 @@ def cli_for(
         What was made, and the stage's result.
 
     Raises:
-        ConfigurationError: jsonargparse isn't installed, or options that can't be met.
+        ConfigurationError: options that can't be met.
         SystemExit: an argument that isn't known, or of another type; the message is on stderr.
     """
-    from core.fabric import seed_everything
-    from core.trainer.script_cli.arguments import Arguments, stage_options
-    from core.trainer.script_cli.configured_optimizers import give_optimizers
-
     arguments = Arguments(module, datamodule, subclasses, trainer_defaults or {}, configure)
     stage, parser, config = _parse(arguments, args, run=run)
     if config.seed_everything is not False:
@@ -96,7 +91,6 @@ def cli_for(
 
 def _parse(arguments: Arguments, args: Sequence[str] | None, *, run: bool) -> tuple[str | None, Any, Any]:
     """The stage, its parser, and its values."""
-    check_config_files(sys.argv[1:] if args is None else args)
     if not run:
         parser = arguments.stage_parser(None)
         return None, parser, parser.parse_args(args)
@@ -106,9 +100,6 @@ def _parse(arguments: Arguments, args: Sequence[str] | None, *, run: bool) -> tu
 
 
 def _make_trainer(options: dict[str, Any], text: str | None, *, overwrite: bool) -> Trainer:
-    from core.trainer.script_cli.saved_config import SavedConfig
-    from core.trainer.trainer import Trainer
-
     if text is not None and not options["fast_dev_run"] and not options["barebones"]:
         given = options["callbacks"]
         own = [] if given is None else [given] if isinstance(given, str | Callback) else list(given)

@@ -6,13 +6,12 @@ import posixpath
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
-from core.contract import ConfigurationError
-from core.trainer.hooks.callback import Callback
+from core import Callback, ConfigurationError
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from core.trainer.trainer import Trainer
+    from core import Trainer
 
 FILE = "config.yaml"
 

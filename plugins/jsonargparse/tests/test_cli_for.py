@@ -1,16 +1,12 @@
 """A command line made of the types of a module and a data module."""
 
 import pickle
-import sys
 
 import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 from core import ConfigurationError, DataModule, Module, cli_for
-
-pytest.importorskip("jsonargparse")
-pytest.importorskip("docstring_parser")
 
 QUIET = {
     "accelerator": "cpu",
@@ -183,9 +179,3 @@ def test_help_tells_what_docstrings_say(run, capsys):
     text = " ".join(capsys.readouterr().out.split())
     assert "--model.width WIDTH of the hidden layer. (type: int, default: 4)" in text
     assert "stop after so many epochs" in text
-
-
-def test_without_the_library(run, monkeypatch):
-    monkeypatch.setitem(sys.modules, "jsonargparse", None)
-    with pytest.raises(ConfigurationError, match=r"needs jsonargparse, .* pip install 'core\[cli\]'"):
-        run("fit")

@@ -6,15 +6,12 @@ import inspect
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
+from jsonargparse import ArgumentParser
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from core.trainer import callbacks
-from core.trainer.data.datamodule import DataModule
-from core.trainer.module.module import Module
-from core.trainer.script_cli import library
-from core.trainer.script_cli.configured_optimizers import makes_optimizers
-from core.trainer.trainer import Trainer
+from core import DataModule, Module, Trainer, callbacks
+from core_jsonargparse.configured_optimizers import makes_optimizers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -54,9 +51,7 @@ class Arguments:
 
     def parser(self) -> tuple[Any, dict[str, Any]]:
         """The parser of the whole command line, and those of the stages, by name."""
-        parser = library.load().ArgumentParser(
-            description="Train and evaluate. Each stage has its own --help.", allow_abbrev=False
-        )
+        parser = ArgumentParser(description="Train and evaluate. Each stage has its own --help.", allow_abbrev=False)
         subcommands = parser.add_subcommands(required=True, dest="stage")
         stages = {stage: self.stage_parser(stage) for stage in STAGES}
         for stage, own in stages.items():
@@ -67,7 +62,7 @@ class Arguments:
         """The parser of one stage, or of none."""
         _import_short_names()
         description = STAGES.get(stage or "", "Make the parts of a run.")
-        parser = library.load().ArgumentParser(usage=_USAGE, description=description, allow_abbrev=False)
+        parser = ArgumentParser(usage=_USAGE, description=description, allow_abbrev=False)
         parser.add_argument("--config", action="config", help="a config file; arguments after it override it")
         parser.add_argument(
             "--seed_everything",

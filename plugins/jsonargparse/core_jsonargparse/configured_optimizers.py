@@ -5,8 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from core.contract import ConfigurationError
-from core.trainer.module.module import Module
+from core import ConfigurationError, Module
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -1,1 +1,0 @@
-"""A command line for one's own module and data module, and its config files."""

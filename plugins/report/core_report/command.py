@@ -31,12 +31,13 @@ def report(runs: tuple[Path, ...], output: Path | None) -> None:
     strategy and why, and checkpoints with their digests. Several stand side by side, with the settings that differ.
     It is one file, which needs nothing else.
     """
-    from core_report import comparison, page
+    from core_report import comparison
+    from core_report import page as one_run
     from core_report.run_record import find_runs, read_run
 
     folders = list(dict.fromkeys(folder for run in runs for folder in find_runs(run)))
     records = [read_run(folder) for folder in folders]
-    page = page.render(records[0]) if len(records) == 1 else comparison.render(records)
+    page = one_run.render(records[0]) if len(records) == 1 else comparison.render(records)
     target = output or (runs[0] if len(runs) == 1 else Path()) / "report.html"
     try:
         target.write_text(page, encoding="utf-8")

@@ -35,29 +35,31 @@ class Strategy(World):
     comes from the accelerator: a class that overrides `setup_module` and `reduce` is a strategy. The numbered groups
     below are the call sequence, the same for Fabric and Trainer:
 
-    1. `check()`, main process, when `resolve` has filled in what the user left open. No device is touched, no process
-       made.
+    1. `configure_precision`, `configure_checkpoint_io`, then `check()`, main process, once `resolve` has filled in what
+       the user left open. No device is touched, no process is started.
     2. `launcher.launch(function)`, main process: makes the workers, or calls in place.
-    3. `setup_environment()`, all ranks: the device is selected, the process group joined. From here on ranks are right.
+    3. `setup_environment()`, which calls `setup_distributed()`, all ranks: selects the device and joins the process
+       group. From here on ranks are right.
     4. `init_context()`, all ranks: the user's model is built inside it.
     5. `setup_module(module)`, then `setup_optimizer(optimizer)`, all ranks; or both at once, see `SetsUpJointly`.
        `session` calls them and keeps what they return.
-    6. `setup_dataloader(loader, stage)`, all ranks.
+    6. `setup_dataloader(loader, stage)`, all ranks. The Trainer calls groups 4 to 7 through `setup(trainer)`.
     7. `load_module_state_dict`, `load_optimizer_state_dict`, all ranks.
-    8. `step_callable(name)` once a stage; then `run_training_step(...)` for each batch, all ranks. At the beginning of
-       each epoch `refresh_modules()`: True if a module was wrapped anew, so that group 8 begins anew. Between two steps
+    8. `step_callable(name)` and `forward_context()` once a stage; then `run_training_step(...)` for each batch, all
+       ranks: by default `no_backward_sync`, `backward`, `clip_gradients`, `optimizer_step`. At the start of each epoch
+       `refresh_modules()`: if it returns True, a module was wrapped again, and group 8 starts over. Between two steps
        `synchronize_model()`: before validation, before a checkpoint, and when training has ended.
     9. Collectives, all ranks, in the same order on each.
     10. `get_module_state_dict`, `get_optimizer_state_dict`, all ranks.
     11. `teardown()`, all ranks: idempotent, also after an exception. Workers stay; the launcher ends those.
 
-    Ranks and world size count **processes**; `num_devices` counts **devices**, of which one process may have many;
+    Ranks and world size count **processes**; `num_devices` counts **devices**, of which one process may have several;
     `data_parallel_size` and `data_parallel_rank` count **shards of the data**, which ranks of one tensor-parallel group
-    have in common. Samplers, loss scaling, positions and logged sums use the last pair only. Ranks of one shard compute
-    what they have in common alike, so they have to draw the same random numbers; the strategy sees to that.
+    share. Samplers, loss scaling, positions and logged sums use the last pair only. Ranks that share data must draw the
+    same random numbers; the strategy sees to that.
 
-    What few strategies do has protocols of its own beside this class: `SetsUpJointly`, `MakesOptimizers`,
-    `KeepsRankState`. A capability that promises one is refused without its methods, before any process starts.
+    Features that few strategies need are separate protocols: `SetsUpJointly`, `MakesOptimizers`, `KeepsRankState`. A
+    strategy that declares a capability without its protocol's methods is refused before any process starts.
     """
 
     launcher_name: str = "in_place"
@@ -66,9 +68,9 @@ class Strategy(World):
     interactive_alias: str | None = None
     """Alias to recommend where this strategy's launcher can't work, such as in a notebook."""
     own_activation_option: str = ""
-    """The option of its own by which the strategy checkpoints or offloads activations; empty if none was passed."""
+    """The strategy's own option that checkpoints or offloads activations; empty if none was passed."""
     device_types: tuple[str, ...] = ()
-    """Types of torch's devices that it trains on, such as `"cuda"`; others are refused before `check`. Empty: all."""
+    """Types of torch devices that it trains on, such as `"cuda"`; others are refused before `check`. Empty: all."""
     updates_per_batch: int = 1
     """Updates of the parameters in one batch, from `check` on; more than one only with `Capability.COMPILED_STEP`."""
 
@@ -219,7 +221,7 @@ class Strategy(World):
         """All ranks. The context in which a model is built: on the rank's device, in the precision's format.
 
         Args:
-            empty: weights will be loaded, so don't initialize them. A sharding strategy answers with `meta`.
+            empty: weights will be loaded, so don't initialize them. A sharding strategy uses `meta`.
         """
         stack = ExitStack()
         stack.enter_context(self.root_device)
@@ -245,7 +247,7 @@ class Strategy(World):
         return optimizer
 
     def setup(self, trainer: SetupHost) -> None:
-        """All ranks. Groups 4 to 7, as the Trainer calls them. An expert overrides this, or one of the small hooks."""
+        """All ranks. Groups 4 to 7, as the Trainer calls them. Override it only where the smaller hooks don't do."""
         self.session.set_up(trainer)
 
     # 6. data --------------------------------------------------------------------------------------------------------
@@ -273,12 +275,12 @@ class Strategy(World):
         return handle.wrapped if handle.compiler is None else handle.compiler(handle.wrapped)
 
     def refresh_modules(self) -> bool:
-        """All ranks, when an epoch of the Trainer begins. Train the parameters that require gradients by now.
+        """All ranks, when an epoch of the Trainer begins. Train the parameters that require gradients now.
 
-        For strategies whose wrapper looks at that once: hooks may have frozen, unfrozen or replaced some.
+        For strategies whose wrapper reads that only once: hooks may have frozen, unfrozen or replaced some.
 
         Returns:
-            Whether a module was wrapped anew: then its handle has the new wrapper.
+            Whether a module was wrapped again: then its handle has the new wrapper.
 
         Raises:
             ConfigurationError: ranks have changed different parameters.
@@ -315,7 +317,7 @@ class Strategy(World):
         return nullcontext()
 
     def scale_gradients(self, optimizer: Optimizer, factor: float) -> None:
-        """All ranks, before gradients are unscaled. Multiply those that the optimizer's next step is made of, in place.
+        """All ranks, before gradients are unscaled. Multiply those of the optimizer's next step, in place.
 
         Called with the same factor everywhere, at the end of a window whose losses were given weights.
         """
@@ -348,13 +350,13 @@ class Strategy(World):
         """All ranks. Step the optimizer.
 
         Returns:
-            Whether parameters were updated, or how often, which is `Capability.ELASTIC`. An overflow in fp16 skips one;
-            some optimizers step now and then.
+            Whether parameters were updated; with `Capability.ELASTIC`, how often. An overflow in fp16 skips a step, and
+            some optimizers step only now and then.
         """
         return self.precision_plugin.optimizer_step(optimizer, closure)
 
     def synchronize_model(self) -> None:
-        """All ranks, between two steps; idempotent, also without a set-up. Make one model of what ranks keep apart.
+        """All ranks, between two steps; idempotent, also without a set-up. Merge the ranks' separate models into one.
 
         For strategies that don't average in every step. Fit calls it before validation, before a checkpoint, and before
         `on_train_end`; `fabric.save` calls it; a user's own loop calls it where it ends.
@@ -363,10 +365,10 @@ class Strategy(World):
     # 9. collectives: those of `World`, and ----------------------------------------------------------------------------
 
     def background_collectives(self) -> Collectives:
-        """All ranks. The same, for one background thread: apart from those of the training, and at the same time.
+        """All ranks. The same for one background thread: separate from those of the training, and concurrent.
 
         Raises:
-            UnsupportedError: several processes that have no second line to each other.
+            UnsupportedError: several processes without a second channel between them.
         """
         collectives = self.session.collectives
         if collectives.size > 1:
@@ -397,7 +399,7 @@ class Strategy(World):
     def get_optimizer_state_dict(self, optimizer: Optimizer) -> dict[str, Any]:
         """All ranks. The optimizer's state by parameter names, whole on rank 0.
 
-        It is torch's own, with names where torch counts: `state` is keyed by them, `param_groups` list them.
+        It has torch's format, with names instead of indices: `state` is keyed by them, `param_groups` list them.
         """
         return self.session.optimizer_state(optimizer)
 
@@ -410,10 +412,10 @@ class Strategy(World):
 
         Args:
             optimizer: that was set up here.
-            described: its saved state, with a `TensorDescription` in the place of each tensor.
+            described: its saved state, with a `TensorDescription` in place of each tensor.
 
         Returns:
-            Tensors, DTensors and `ShardedLeaf`s to fill; what has no place there is read whole. None if all is.
+            Tensors, DTensors and `ShardedLeaf`s to fill; the others are read whole. None reads all of them whole.
         """
         return self.session.optimizer_targets(optimizer, described)
 
@@ -439,7 +441,7 @@ class Strategy(World):
     def release(self) -> None:
         """All ranks; idempotent. Forget modules, optimizers and schedulers, and stay in the group.
 
-        One that gathers what it gives back does so only if `self.session.ends_together`: else other ranks may not come.
+        An override gathers only if `self.session.ends_together`: otherwise other ranks may never join.
         """
         if hasattr(self, "session"):  # a strategy that was given to no Fabric or Trainer has none
             self.session.forget()

@@ -9,11 +9,11 @@ if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store  # torch.distributed's own, with types
 
 ReduceOp: TypeAlias = Literal["mean", "sum", "min", "max", "product"]
-"""The operation by which the values of all ranks become one."""
+"""The operation that combines the values of all ranks."""
 
 
 class World:
-    """The ranks of a strategy, and their collectives. This one is of one process.
+    """The ranks of a strategy, and their collectives. By default there is one process.
 
     Ranks and world size count processes; `data_parallel_size` and `data_parallel_rank` count shards of the data.
     """
@@ -98,13 +98,13 @@ class World:
         return [obj]
 
     def barrier(self, name: str | None = None) -> None:
-        """All ranks. Wait until all are here. `name` shows up in the message when a rank doesn't come."""
+        """All ranks. Wait until all ranks arrive. `name` is in the message if one doesn't."""
 
     def absent_ranks(self, point: str) -> list[int]:
-        """Any ranks. Come to a point, wait for the others, and name those that don't come soon. No collective.
+        """Any ranks. Reach a point, wait for the others, and return those that don't arrive soon. No collective.
 
-        For a rank that does what all have to do or none: called where that is done, so that nothing is paid elsewhere.
-        Here all are present.
+        For work that all ranks must do or none: called only where it is done, so that it costs nothing elsewhere. By
+        default all are present.
         """
         return []
 

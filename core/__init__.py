@@ -1,4 +1,4 @@
-"""A small PyTorch training core, and an ecosystem of separately installable backends around it.
+"""A PyTorch training core, and an ecosystem of separately installable backends around it.
 
     from core import Trainer
 

@@ -51,7 +51,7 @@ def shard_windows(
     """Accumulation windows of a global order of samples, each a list of steps, from the `position`-th sample on.
 
     A window is as many samples of the order on any number of ranks, if `batch_size * num_accumulated * size` is the
-    same. The last one may be short: in as few steps as hold it, alike to one sample, in which a rank may have none.
+    same. The last one may be short: in as few steps as possible, equal to within one sample; a rank may have none.
 
     Args:
         order: samples, one after the other.

@@ -1,4 +1,4 @@
-"""Warnings once a run: not once a rank that gives it, nor again because Python has forgotten it.
+"""Show each warning once per run, not once per rank, even if Python's registry was reset.
 
 The filters of the warnings module decide what is shown, as ever; here is only what happens to a warning that they let
 through. Python shows one of a place once, but forgets all places when a filter changes, as many libraries let it; so

@@ -93,8 +93,8 @@ class LossWeights:
             optimizers = [each for each, old in zip(optimizers, before, strict=True) if _versions(each) != old]
         if not optimizers:
             raise ModuleError(
-                "A loss with a weight has changed no gradient of an optimizer that was set up, so that it isn't known "
-                "in whose step its weight counts. Leave no_backward_sync out, or weigh the losses of one optimizer."
+                "A loss with a weight has changed no gradient of an optimizer that was set up, so it isn't known in "
+                "whose step its weight counts. Remove no_backward_sync, or give weights to one optimizer's losses only."
             )
         self._add(own, optimizers)
         for optimizer in optimizers:

@@ -96,31 +96,31 @@ class Trainer(TrainerViews):
             accelerator: `"cpu"`, `"gpu"`, `"cuda"`, `"mps"`, any registered one, an instance, or `"auto"`.
             strategy: an alias (see `core list-strategies`), an instance with options, or `"auto"`.
             devices: a number, `-1` for all, indices (`[1, 3]`, `"1,3"`), or `"auto"`: every GPU, one process on a CPU.
-            num_nodes: machines that take part; `"auto"` for those that a scheduler or torchrun has started on.
+            num_nodes: number of machines; `"auto"` takes it from the scheduler or torchrun.
             precision: `"32-true"`, `"bf16-mixed"`, `"16-mixed"`, `"64-true"`, ...; None is `"32-true"`.
             logger: aliases (`"tensorboard"`, see `core list-loggers`) or instances, one or several; False for none.
                 None and True write a CSV file, in `core_logs` in `default_root_dir`.
             callbacks: one or several callbacks, or names of installed event hooks (entry points of `core.hooks`).
-            max_epochs: stop after so many epochs; -1 for no limit. Without any limit, 1000.
-            min_epochs: a stop that a callback asks for waits for so many epochs.
-            max_steps: stop after so many optimizer steps; -1 for no limit.
-            min_steps: a stop that a callback asks for waits for so many optimizer steps.
-            max_time: stop after so long: a timedelta, `{"hours": 2}`, or `"DD:HH:MM:SS"`.
-            limit_train_batches: batches of a training epoch: a number, or a fraction of them.
-            limit_val_batches: likewise of a validation run. 0 leaves it out.
-            limit_test_batches: likewise of a test run.
-            limit_predict_batches: likewise of a prediction run.
-            overfit_batches: train and validate on so many first batches of each loader, or such a fraction, which are
-                the same in each epoch: loaders that shuffle stop doing so, with a warning. 0 for all data.
-            fast_dev_run: run one batch of everything, or so many, to find mistakes. Nothing is logged or saved.
-            val_check_interval: validate every so many batches, after such a fraction of an epoch, or after such a time:
+            max_epochs: stop after this many epochs; -1 for no limit. Without any limit, 1000.
+            min_epochs: train at least this many epochs, even if a callback asks to stop.
+            max_steps: stop after this many optimizer steps; -1 for no limit.
+            min_steps: take at least this many optimizer steps, even if a callback asks to stop.
+            max_time: stop after this time: a timedelta, `{"hours": 2}`, or `"DD:HH:MM:SS"`.
+            limit_train_batches: train on this many batches an epoch, or on this fraction of them.
+            limit_val_batches: the same for validation; 0 disables it.
+            limit_test_batches: the same for test.
+            limit_predict_batches: the same for predict.
+            overfit_batches: train and validate on only the first batches of each loader, this many or this fraction,
+                the same in each epoch: shuffling is turned off, with a warning. 0 for all data.
+            fast_dev_run: smoke test: run one batch (or this many) of every stage. Nothing is logged or saved.
+            val_check_interval: validate after this many batches, this fraction of an epoch, or this time:
                 a timedelta, `{"minutes": 10}`, or `"DD:HH:MM:SS"`.
-            check_val_every_n_epoch: validate in every n-th epoch only. None: `val_check_interval` counts batches over
+            check_val_every_n_epoch: validate only every n epochs. None: `val_check_interval` counts batches over
                 all epochs.
-            reload_dataloaders_every_n_epochs: ask the hooks for new loaders every so many epochs; 0 for never.
+            reload_dataloaders_every_n_epochs: ask the hooks for new loaders every n epochs; 0 for never.
             num_sanity_val_steps: validation batches to run before training, to find mistakes early; -1 for all. None
                 is 2.
-            log_every_n_steps: hand step values to the loggers every so many optimizer steps; those of the last one if
+            log_every_n_steps: send step values to the loggers every n optimizer steps, and those of the last step if
                 there were fewer. None is 50.
             enable_checkpointing: save a checkpoint at the end of every epoch, and keep the newest; or what a
                 ModelCheckpoint in `callbacks` says. None is yes, as for the next two, unless `barebones`.
@@ -131,12 +131,12 @@ class Trainer(TrainerViews):
                 `batch_size` is the most that a rank takes at once, and the accumulation window follows.
             gradient_clip_val: clip gradients to this norm, or absolute value.
             gradient_clip_algorithm: `"norm"` or `"value"`.
-            deterministic: while a stage runs, use algorithms of torch that give the same in every run, which may be
-                slower, and are errors where there is none; `"warn"` only warns of those. See also `seed_everything`.
-            benchmark: let cuDNN try its algorithms for each new shape, and use the fastest. None leaves it as it is.
-            detect_anomaly: find out which operation has made a NaN in backward. Slow.
-            terminate_on_nan: end the run by an error at the first training loss that is NaN or infinite, before
-                anything is learned from it. Each step waits for the device. Without it there is a warning, later.
+            deterministic: while a stage runs, use torch's deterministic algorithms, which may be slower. An operation
+                that has none is an error; `"warn"` only warns of it. See also `seed_everything`.
+            benchmark: let cuDNN try its algorithms for each new shape, and pick the fastest. None leaves it as it is.
+            detect_anomaly: find the operation that produced a NaN in backward. Slow.
+            terminate_on_nan: raise an error at the first training loss that is NaN or infinite, before the optimizer
+                steps. Each step waits for the device. Without it there is a warning, later.
             inference_mode: evaluate under `torch.inference_mode` rather than `torch.no_grad`, if the strategy can.
                 `fit` validates under `torch.no_grad`, since training may use what validation has made.
             sync_batchnorm: let batch norms compute their statistics over all ranks. On GPUs only.
@@ -148,16 +148,16 @@ class Trainer(TrainerViews):
             activation_checkpointing: compute activations of the module's units again in backward, rather than keep
                 them: `"units"` for its repeated blocks; a list of layer classes, or of names; a selective policy of
                 torch's, a function or a list of operations; or `{"units": ..., "policy": ...}`. Values don't change.
-            activation_offload: let what the units keep for backward wait in the memory of the CPU.
-            barebones: nothing but the loop, to measure what the rest costs: no logger, checkpoints, bar, summary or
+            activation_offload: keep what the units save for backward in CPU memory.
+            barebones: run only the loop, to measure what the rest costs: no logger, checkpoints, bar, summary or
                 sanity check, and `self.log` does nothing.
             use_distributed_sampler: give each rank its shard of the data.
             seed_samples: seed Python's, NumPy's and torch's generators for every training sample that is loaded, so
                 that random augmentation doesn't depend on workers and ranks, and goes on exactly after a resume.
-            keep_on_device: leave the module where it was trained when a stage is over. Else it returns to the CPU, as
-                where ranks are other processes, and the device's memory is free.
+            keep_on_device: leave the module on the device after a stage. Otherwise it returns to the CPU, as it does
+                when ranks are other processes, and the device's memory is freed.
             plugins: instances or aliases of a Precision, CheckpointIO, ClusterEnvironment or Launcher.
-            profiler: measures where the time goes: `"simple"`, `"advanced"`, `"pytorch"`, or an instance.
+            profiler: measure where the time goes: `"simple"`, `"advanced"`, `"pytorch"`, or an instance.
             default_root_dir: where checkpoints and logs go; None is the current folder.
             watch: detect ranks that hang, report which one, where and how, and end the run with a `HangError` if that
                 lasts: a `WatchdogOptions` with limits of your own, False for none. None is True.

@@ -235,7 +235,7 @@ class FolderReader:
         self._unread = [name for name in self._unread if name not in taken]
         for name in sorted(taken):
             self._take_index(name)
-        # Not what else was read to find out what is where.
+        # Skip files that were opened only to locate chunks.
         names = [name.replace(".json", ".data") for name in indexes]
         files = [self.files[name] for name in names if name in self.files]
         done, total = 0, sum(file.size_bytes for file in files)
@@ -379,7 +379,7 @@ def _chunk_from(offsets: Any, sizes: Any, position: Any, *, file: File) -> Saved
     ends = shape_from(offsets + sizes)
     chunk = SavedChunk(ends[: len(offsets)], ends[len(offsets) :], file, position)
     if not math.prod(chunk.sizes):
-        raise ValueError(f"an empty box of sizes {sizes}")
+        raise ValueError(f"an empty chunk of sizes {sizes}")
     return chunk
 
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 def load_mapped(path: PathLike) -> Any:
     """The content of a local file that another program has written by `torch.save`. Nothing in it is executed.
 
-    Its tensors are on mapped memory of the file, privately. It takes no more memory than the file holds allows.
+    Its tensors are on mapped memory of the file, privately.
 
     Raises:
         CheckpointCorruptedError: no file is there, or something else; or a tensor shows more than the file holds.

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 import torch
 
-from core.checkpoint.file import foreign_objects, numpy_pickles, pickle_cost, single_file
+from core.checkpoint.file import foreign_objects, numpy_pickles, single_file
 from core.checkpoint.state.plain_state import to_plain
 from core.checkpoint.storage import messages
 from core.contract.errors import CheckpointCorruptedError
@@ -58,7 +58,7 @@ def load(file: BinaryIO, path: str) -> dict[str, Any]:
     except (MemoryError, OSError, Warning):  # a warning that the user has made an error says nothing of the file
         raise
     except Exception as error:
-        reader = None if isinstance(error, pickle_cost.TooCostlyError) else _reader_of(file, path)
+        reader = _reader_of(file, path)
         if reader is None or (loaded := _without_foreign_objects(file, path, reader)) is None:
             raise CheckpointCorruptedError(
                 f"{path!r} is not a checkpoint that can be loaded without running code from it: {reason_of(error)}. "
@@ -88,10 +88,8 @@ def unpickle(file: BinaryIO, stand_ins: list[Any] | None = None, mapped_from: st
         mapped_from: the path of the file, if its tensors are to be on mapped memory.
 
     Raises:
-        TooCostlyError: it takes more memory than what it holds allows.
         Exception: torch's error for a file that isn't one of its own.
     """
-    pickle_cost.check(file)
     allowed = [bytes, *numpy_pickles.STAND_INS, *(stand_ins or [])]
     with (
         torch.serialization.safe_globals(allowed),

@@ -1,0 +1,58 @@
+"""Tensors that show more values than a file holds, and all other forms in which torch writes values."""
+
+from collections import OrderedDict
+
+import pytest
+import torch
+
+from core.checkpoint import load_checkpoint, load_mapped
+from core.checkpoint.distributed_io import DistributedCheckpointIO
+from core.checkpoint.safetensors_io import SafetensorsCheckpointIO
+from core.checkpoint.upkeep.conversion import convert_checkpoint
+from core.contract import CheckpointCorruptedError, CheckpointError
+
+
+@pytest.mark.parametrize(
+    "tensor", [torch.zeros(1).expand(1 << 40), torch.zeros(3, device="meta"), torch.eye(3).to_sparse()]
+)
+def test_a_mapped_file_has_no_tensor_that_shows_more_than_it_holds(tmp_path, tensor):
+    path = tmp_path / "of-an-engine.pt"
+    torch.save({"state": {0: {"w": tensor}}}, path)
+    with pytest.raises(
+        CheckpointCorruptedError, match=r"pt' is missing or damaged: .*'state\.0\.w' of shape .* no dense"
+    ):
+        load_mapped(path)
+    torch.save(torch.arange(3.0), path)
+    assert load_mapped(path).tolist() == [0, 1, 2]
+
+
+@pytest.mark.parametrize("name", ["folder", "weights.safetensors"])
+def test_a_tensor_that_repeats_one_value_is_not_written_at_full_size(tmp_path, name):
+    path, target = tmp_path / "last.pt", tmp_path / name
+    writer = SafetensorsCheckpointIO() if name.endswith(".safetensors") else DistributedCheckpointIO()
+    torch.save({"model": {"w": torch.zeros(1).expand(1 << 40)}}, path)
+    assert load_checkpoint(path)["model"]["w"].shape == (1 << 40,)
+    with pytest.raises(CheckpointError, match=r"'model\.w' alone, of shape \(1099511627776,\), would be wri"):
+        convert_checkpoint(path, target, writer)
+    assert not target.exists()
+    torch.save({"model": {"w": torch.ones(2, 1).expand(2, 1000)}}, path)
+    convert_checkpoint(path, target, writer)
+    assert load_checkpoint(target)["model"]["w"].sum() == 2000
+
+
+def test_what_torch_writes_is_read(tmp_path):
+    """All that it writes by calls, in both forms of its files."""
+    path, table = tmp_path / "last.pt", torch.nn.Parameter(torch.zeros(1).expand(1 << 30))
+    state = {
+        "table": table,
+        "sparse": torch.eye(3).to_sparse(),
+        "plain": [b"bytes", b"", bytearray(b"x"), {1, 2}, 1 + 2j, torch.Size([2]), torch.device("cpu", 0), 2**300],
+        "ordered": OrderedDict(a=torch.ones(3)),
+    }
+    for is_new in (True, False):
+        torch.save(state, path, _use_new_zipfile_serialization=is_new)
+        loaded = load_checkpoint(path)
+        assert loaded["plain"] == state["plain"]
+        assert loaded["table"].shape == table.shape
+        assert loaded["ordered"]["a"].tolist() == [1, 1, 1]
+        assert loaded["sparse"].to_dense().equal(torch.eye(3))

@@ -5,7 +5,6 @@ which the process of the tests can't have when it forks.
 """
 
 import contextlib
-import email.utils
 import logging
 import os
 import socket
@@ -22,8 +21,7 @@ from werkzeug.serving import make_server
 from checkpoint.test_folder_survives import loaded_step, save, state
 from checkpoint.test_two_ranks_survive import Url, check_told, save_together
 from checkpoint_collectives import Alone
-from core.checkpoint import DistributedCheckpointIO, sweep_folder
-from core.checkpoint.upkeep.stale import stale_files
+from core.checkpoint import DistributedCheckpointIO
 from core.contract import CheckpointError
 
 READ_TIMEOUT_S = 1.0
@@ -38,7 +36,6 @@ class Faulty:
     def __init__(self):
         self._app = DomainDispatcherApplication(create_backend_app)
         self._lock = threading.Lock()
-        self.ahead_s = 0
         self.keeps_all = False
         self.arm("", 0)
 
@@ -56,12 +53,7 @@ class Faulty:
         deletes = environ["REQUEST_METHOD"] == "DELETE" or environ.get("QUERY_STRING", "").partition("=")[0] == "delete"
         refuses = self.keeps_all and deletes
         if not self._is_due() and not refuses:
-
-            def dated(status, headers, *rest):
-                date = email.utils.formatdate(time.time() + self.ahead_s, usegmt=True)
-                return start_response(status, [*headers, ("Date", date)], *rest)
-
-            return self._app(environ, dated)
+            return self._app(environ, start_response)
         if refuses or self.kind == "throttled":
             environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
             start_response("503 Slow Down", [("Content-Type", "application/xml")])
@@ -183,44 +175,6 @@ def kept_generations(faulty):
     return numbers
 
 
-def uploads_of_killed_runs(faulty):
-    """Uploads in parts whose writers are gone: a day later, by the store's clock, they go. How many there were."""
-    store, folder = fsspec.filesystem("s3"), "s3://bucket/killed"
-    save(f"{folder}/last.ckpt", 1)
-
-    def left():
-        """Of this folder: saves that failed while the server stayed away have left some elsewhere."""
-        keys = [entry["Key"] for entry in store.list_multipart_uploads("bucket")]
-        return sorted(key for key in keys if key.startswith("killed/"))
-
-    def leave(name):
-        file = store.open(f"{folder}/{name}", "wb")
-        file.write(bytes(11 << 20))
-        assert file.parts, "nothing has come to the store"
-        file.closed = True
-
-    ours = ["last.ckpt/01234567-00000.data", "next.ckpt/01234567-00001.data", "whole.pt.01234567.partial"]
-    others = ["last.ckpt/notes.txt", "next.ckpt/more/01234567-00001.data"]
-    for name in (*ours, *others):
-        leave(name)
-    assert list(stale_files(folder)) == [], "they may be alive"
-    sweep_folder(folder)
-    assert len(left()) == 5
-    found = {each.path: each.size_bytes for each in stale_files(folder, stopped=True)}
-    assert found == {f"{folder}/{name}": 11 << 20 for name in ours}
-    faulty.ahead_s = 25 * 3600
-    for each in stale_files(folder):
-        each.delete()
-    assert left() == [f"killed/{name}" for name in others]
-    for name in ours:
-        leave(name)
-    sweep_folder(folder)
-    assert left() == [f"killed/{name}" for name in others]
-    faulty.ahead_s = 0
-    assert loaded_step(f"{folder}/last.ckpt") == 1
-    return len(found)
-
-
 def main():
     with served() as faulty:
         for kind, lasts in (
@@ -234,7 +188,6 @@ def main():
             print(f"{kind}{' from then on' if lasts else ''}: {failed} saves failed, {succeeded} did not", flush=True)
         print(f"uploads in parts: {uploads_in_parts(faulty)} saves failed", flush=True)
         print(f"files beside which nothing could be deleted: {kept_generations(faulty)}", flush=True)
-        print(f"left by killed runs: {uploads_of_killed_runs(faulty)} uploads", flush=True)
         print(f"read while two write: {read_while_another_writes()} checkpoints", flush=True)
 
 

@@ -252,18 +252,13 @@ def test_gc_behind_a_url(run, tmp_path):
 
 
 def test_gc_leaves_what_the_store_tells_no_age_of(run):
-    """Files that are listed without a time, and uploads by answers without a date, may be of a save that goes on."""
-    import datetime
-
+    """Files that are listed without a time may be of a save that goes on."""
     import fsspec
     from fsspec.implementations.memory import MemoryFileSystem
-
-    begun = datetime.datetime(2020, 1, 1, tzinfo=datetime.UTC)
 
     class Ageless(MemoryFileSystem):
         protocol = "ageless"
         store, pseudo_dirs = {}, [""]
-        date = None
 
         @classmethod
         def _strip_protocol(cls, path):
@@ -275,17 +270,8 @@ def test_gc_leaves_what_the_store_tells_no_age_of(run):
                     del entry["created"]
             return entries
 
-        def call_s3(self, method, **asked):
-            headers = {"ResponseMetadata": {"HTTPHeaders": {"date": type(self).date} if type(self).date else {}}}
-            upload = {"Key": "whole.pt.89abcdef.partial", "UploadId": "1", "Initiated": begun}
-            if method == "list_multipart_uploads":
-                return {**headers, "Uploads": [upload]}
-            return {**headers, "Parts": [{"Size": 5, "LastModified": begun}]}
-
     fsspec.register_implementation("ageless", Ageless, clobber=True)
     for name in ("whole.pt.01234567.partial", "notes.txt"):
         fsspec.filesystem("ageless").pipe_file(f"/gc/{name}", b"half")
     assert run("gc", "ageless://gc").output == "Nothing is left over.\n"
-    assert run("gc", "ageless://gc", "--stopped").output.count("would delete") == 2
-    Ageless.date = "Fri, 03 Jan 2020 00:00:00 GMT"
-    assert run("gc", "ageless://gc").output.count("would delete") == 1
+    assert run("gc", "ageless://gc", "--stopped").output.count("would delete") == 1

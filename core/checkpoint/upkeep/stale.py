@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import os
-import warnings
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -15,10 +13,9 @@ from core.checkpoint.file.location import is_lonely_digest
 from core.checkpoint.folder.local_folder import LocalFolder
 from core.checkpoint.folder.remote_folder import STALE_S, RemoteFolder
 from core.checkpoint.format import manifest
-from core.checkpoint.storage import disk, locks, messages
+from core.checkpoint.storage import disk, locks
 from core.checkpoint.storage.partial import is_partial
 from core.checkpoint.storage.remote_path import RemotePath, modified_at, path_of
-from core.checkpoint.upkeep import uploads
 from core.contract.errors import CheckpointCorruptedError
 from core.text.plain_file import NotAFileError
 
@@ -50,19 +47,14 @@ class Removable:
 def sweep_folder(folder: PathLike) -> None:
     """One process. Delete what writers that were killed have left in a folder; nothing that a living one needs.
 
-    Locks show which is which: on a file system without them all stays. On an object store uploads in parts go of which
-    no part has come for a day, if the store can list them, and files stay. What can't be deleted stays, too:
-    `core checkpoint gc` says why.
+    Locks show which is which: on a file system without them, and on an object store, all stays. What can't be deleted
+    stays, too: `core checkpoint gc` says why.
 
     Args:
         folder: of checkpoints, local or a URL.
     """
     path = path_of(folder)
-    if isinstance(path, RemotePath):
-        with contextlib.suppress(Exception):  # of any store's making
-            for upload in uploads.unfinished(path, STALE_S):
-                upload.abort()
-    elif path.is_dir():
+    if not isinstance(path, RemotePath) and path.is_dir():
         with contextlib.suppress(OSError), locks.held(path) as is_locked:
             for found in _local(path) if is_locked else ():
                 with contextlib.suppress(OSError):
@@ -72,8 +64,7 @@ def sweep_folder(folder: PathLike) -> None:
 def stale_files(folder: PathLike, *, stopped: bool = False) -> Iterator[Removable]:
     """One process. Files that killed writers have left in a folder, local or a URL; a local one is locked meanwhile.
 
-    On an object store it is what no manifest names and no one has changed for a day, by the store's clock, and uploads
-    in parts to which none has been added for as long.
+    On an object store it is what no manifest names and no one has changed for a day, by the store's clock.
 
     Args:
         folder: of checkpoints.
@@ -152,15 +143,6 @@ def _remote(path: RemotePath, stopped: bool) -> Iterator[Removable]:
         for name in unnamed:
             delete = partial(folder.path.delete, f"{folder.folder}/{name}")
             yield Removable(folder.name_of(name), sizes[name], why, delete)
-    yield from _uploads(path, -math.inf if stopped else STALE_S)
-
-
-def _uploads(path: RemotePath, idle_s: float) -> Iterator[Removable]:
-    try:
-        for found in uploads.unfinished(path, idle_s):
-            yield Removable(found.url, found.size_bytes, "parts of an upload that did not end", found.abort)
-    except Exception as error:  # of any store's making
-        warnings.warn(f"Unfinished uploads to {path.url!r} can't be listed: {messages.describe(error)}.", stacklevel=2)
 
 
 def _within(path: RemotePath, entry: dict[str, object]) -> RemotePath:

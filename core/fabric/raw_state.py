@@ -9,7 +9,7 @@ from torch import nn
 from core.checkpoint.file import torch_file
 from core.checkpoint.file.location import location_of
 from core.contract import CheckpointCorruptedError, CheckpointError, CheckpointNotFoundError
-from core.session import optimizer_class, optimizer_state, optimizer_trial
+from core.session import optimizer_state, same_class
 from core.text.plain_file import NotAFileError
 
 if TYPE_CHECKING:
@@ -37,8 +37,7 @@ def load(strategy: Strategy, path: PathLike, target: nn.Module | Optimizer, *, s
             f"{path} is the state of an optimizer of {num_saved} parameters; this one has "
             f"{len(names)}. Build it over as many, in the same order."
         )
-    optimizer_class.check(target, state)
-    optimizer_trial.check(target, state)
+    same_class.check_optimizer(target, state)
     # torch saves positions, and strategies take names.
     strategy.load_optimizer_state_dict(target, optimizer_state.to_named(state, names))
 

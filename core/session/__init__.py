@@ -10,7 +10,7 @@ from core.session.session import Session
 from core.session.state_objects import UserData
 
 if TYPE_CHECKING:
-    from core.session.scheduler_class import check_schedulers, describe_scheduler
+    from core.session.same_class import check_schedulers, describe_scheduler
 
 __all__ = [
     "ModuleHandle",
@@ -25,4 +25,4 @@ __all__ = [
 ]
 
 # Only those who save or load need them.
-__getattr__, __dir__ = lazy_exports(__name__, {".scheduler_class": ("check_schedulers", "describe_scheduler")})
+__getattr__, __dir__ = lazy_exports(__name__, {".same_class": ("check_schedulers", "describe_scheduler")})

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter, OrderedDict
 from typing import TYPE_CHECKING, Any
 
-from core.session import module_tree, nested, optimizer_class, optimizer_trial
+from core.session import module_tree, nested, same_class
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -37,13 +37,11 @@ def to_states(session: Session, value: Any) -> Any:
     if is_module(session, value):
         return session.strategy.get_module_state_dict(value)
     if is_optimizer(session, value):
-        return optimizer_class.with_class(session.strategy.get_optimizer_state_dict(value), value)
+        return same_class.with_class(session.strategy.get_optimizer_state_dict(value), value)
     if callable(method := getattr(value, "state_dict", None)):
         state = method()
         if is_scheduler(value):
-            from core.session import scheduler_class
-
-            return scheduler_class.with_description(state, value)
+            return {**state, same_class.SCHEDULER_KEY: same_class.describe_scheduler(value)}
         # A module that wasn't set up here, such as a metric, may be compiled all the same.
         return module_tree.to_canonical(state) if hasattr(value, "_modules") else state
     if isinstance(value, dict) and _comes_back(kind, value.values()):
@@ -71,9 +69,7 @@ def restore(session: Session, target: Any, saved: Any, strict: bool) -> bool:
     elif is_optimizer(session, target):
         session.strategy.load_optimizer_state_dict(target, without_class(saved))
     elif is_scheduler(target):
-        from core.session import scheduler_class
-
-        target.load_state_dict(_without(scheduler_class.KEY, saved))
+        target.load_state_dict(_without(same_class.SCHEDULER_KEY, saved))
     elif callable(method := getattr(target, "load_state_dict", None)):
         method(saved)
     elif isinstance(target, dict) and isinstance(saved, dict):
@@ -95,12 +91,9 @@ def check_classes(session: Session, target: Any, saved: Any) -> None:
         CheckpointError: one can't.
     """
     if is_optimizer(session, target):
-        optimizer_class.check(target, saved)
-        optimizer_trial.check(target, saved)
+        same_class.check_optimizer(target, saved)
     elif is_scheduler(target):
-        from core.session import scheduler_class
-
-        scheduler_class.check(target, saved)
+        same_class.check_scheduler(target, saved)
     elif isinstance(target, dict) and isinstance(saved, dict):
         for key in target.keys() & saved.keys():
             check_classes(session, target[key], saved[key])
@@ -111,7 +104,7 @@ def check_classes(session: Session, target: Any, saved: Any) -> None:
 
 def without_class(saved: Any) -> Any:
     """The state as the optimizer itself has saved it."""
-    return _without(optimizer_class.KEY, saved)
+    return _without(same_class.OPTIMIZER_KEY, saved)
 
 
 def _without(key: str, saved: Any) -> Any:

@@ -334,6 +334,41 @@ def test_the_state_of_a_kin_optimizer_is_taken_with_a_warning(tmp_path, saved, o
     assert [moments["step"] for moments in other.state.values()] == [1, 1]
 
 
+@pytest.mark.parametrize("storage", ["torch", "distributed", "raw"])
+def test_amsgrad_that_was_added_since_is_refused_before_anything_is_restored(tmp_path, storage):
+    fabric = Fabric(accelerator="cpu", plugins=[] if storage == "raw" else [storage])
+
+    def make(last_has_amsgrad):
+        net = nn.Linear(2, 1)
+        groups = [{"params": net.weight, "amsgrad": True}, {"params": net.bias, "amsgrad": last_has_amsgrad}]
+        return fabric.setup(net, torch.optim.Adam(groups, lr=0.1))
+
+    def load(model, optimizer):
+        if storage == "raw":
+            fabric.load_raw(tmp_path / "run.ckpt", optimizer)
+        else:
+            fabric.load(tmp_path / "run.ckpt", {"model": model, "optimizer": optimizer})
+
+    model, optimizer = make(False)
+    fabric.backward(model(torch.ones(1, 2)).sum())
+    optimizer.step()
+    if storage == "raw":
+        torch.save(optimizer.state_dict(), tmp_path / "run.ckpt")
+    else:
+        fabric.save(tmp_path / "run.ckpt", {"model": model, "optimizer": optimizer})
+    model, optimizer = make(False)
+    load(model, optimizer)
+    assert len(optimizer.state) == 2
+    model, optimizer = make(True)
+    before = model.weight.detach().clone()
+    with pytest.raises(
+        CheckpointError, match=r"is of torch\.optim\.adam\.Adam without amsgrad, .* is to go on from it"
+    ):
+        load(model, optimizer)
+    assert torch.equal(model.weight, before)
+    assert not optimizer.state
+
+
 def test_what_does_not_fit_may_be_left_out(tmp_path):
     path = saved_run(tmp_path)
     fabric = Fabric(accelerator="cpu")

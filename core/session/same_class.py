@@ -1,0 +1,177 @@
+"""The check that optimizers and schedulers can go on from saved states: by class, and by the names in the state."""
+
+from __future__ import annotations
+
+import warnings
+from typing import TYPE_CHECKING, Any
+
+from core.contract.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Sequence
+
+    from torch.optim import Optimizer
+
+OPTIMIZER_KEY, SCHEDULER_KEY = "class", "made_by"
+"""Keys in a saved state for what is known of the class that saved it."""
+_STANDS_FOR = "stands_for"
+"""Attribute of an optimizer that a strategy has made in the place of the user's: the user's class."""
+_NESTED = "_schedulers"
+"""The key, and attribute, under which torch's SequentialLR and ChainedScheduler keep schedulers."""
+_FILLED_IN = {"amsgrad", "maximize", "foreach", "capturable", "differentiable", "fused", "decoupled_weight_decay"}
+"""Options that torch's optimizers fill in where an older release has saved."""
+_OF_ANY_SCHEDULER = {"base_lrs", "last_epoch", "verbose", SCHEDULER_KEY}
+
+
+def with_class(state: dict[str, Any], optimizer: Optimizer) -> dict[str, Any]:
+    """The saved state with its class added. A rank that has nothing of the state adds nothing."""
+    return {**state, OPTIMIZER_KEY: _name_of(_class_of(optimizer))} if state else state
+
+
+def describe_scheduler(scheduler: Any) -> dict[str, Any]:
+    """The class of a scheduler and of those that it is made of, in plain types."""
+    parts = [describe_scheduler(part) for part in getattr(scheduler, _NESTED, ())]
+    return {"class": _name_of(type(scheduler)), "parts": parts}
+
+
+def check_optimizer(optimizer: Optimizer, saved: Any) -> None:
+    """Refuse the state of an optimizer that keeps other things, and warn of one that may.
+
+    Args:
+        optimizer: that is to go on.
+        saved: its saved state, or a description of it. One without a class is recognized by the options in its groups.
+
+    Raises:
+        CheckpointError: another class has saved it, or one without `amsgrad`.
+    """
+    groups = saved.get("param_groups") if isinstance(saved, dict) else None
+    if not isinstance(groups, list) or not groups or not all(isinstance(group, dict) for group in groups):
+        return  # it is refused where it is restored
+    own, mine = _class_of(optimizer), optimizer.param_groups
+    lacking = (mine[0].keys() & optimizer.defaults.keys()) - groups[0].keys() - _FILLED_IN
+    # Schedulers put `initial_lr` into the groups.
+    strange = groups[0].keys() - mine[0].keys() - _FILLED_IN - {"params", "param_names", "initial_lr"}
+    _check("optimizer", own, saved.get(OPTIMIZER_KEY), lacking, strange)
+    if _is_torchs(type(optimizer)) and _lacks_amsgrad(mine, groups, saved.get("state")):
+        raise _refusal("optimizer", own, f"{_name_of(own)} without amsgrad, so that it has no 'max_exp_avg_sq'")
+
+
+def _lacks_amsgrad(mine: Sequence[dict[str, Any]], groups: Sequence[dict[str, Any]], state: Any) -> bool:
+    asked = [saved for own, saved in zip(mine, groups, strict=False) if own.get("amsgrad") or saved.get("amsgrad")]
+    entries = [state[key] for group in asked for key in group["params"] if key in state]
+    return any("exp_avg_sq" in entry and "max_exp_avg_sq" not in entry for entry in entries)
+
+
+def check_scheduler(scheduler: Any, state: Any, described: Any = None) -> None:
+    """Refuse the state of a scheduler that keeps other things, and warn of one that may.
+
+    Args:
+        scheduler: that is to go on.
+        state: its saved state, or a description of it. Without the class of its scheduler, it is known by its keys.
+        described: what `describe_scheduler` gave of it, if the state doesn't have it.
+
+    Raises:
+        CheckpointError: a scheduler of another class has saved; both are named.
+    """
+    if not isinstance(state, dict):
+        return
+    described = described or state.get(SCHEDULER_KEY)
+    known = described if isinstance(described, dict) else {}
+    own, there = _names_in(scheduler.state_dict()), _names_in(state)
+    telling = {_NESTED, "lr_lambdas"} & (own ^ there)
+    _check("scheduler", type(scheduler), known.get("class"), own - there or telling, there - own or telling)
+    parts, states = getattr(scheduler, _NESTED, ()), state.get(_NESTED, ())
+    if len(parts) != len(states):
+        name = known.get("class") or "one"
+        saved = f"{name} that is made of {len(states)} schedulers, not of {len(parts)}"
+        raise _refusal("scheduler", type(scheduler), saved)
+    inner = known.get("parts") or [None] * len(states)
+    for each in zip(parts, states, inner, strict=False):
+        check_scheduler(*each)
+
+
+def check_schedulers(schedulers: Sequence[Any], states: Sequence[Any], described: Sequence[Any]) -> None:
+    """`check_scheduler` for each of them; see there.
+
+    Args:
+        schedulers: that are to go on.
+        states: that were saved, or descriptions of them.
+        described: what `describe_scheduler` gave of each; empty in a checkpoint that doesn't have it.
+
+    Raises:
+        CheckpointError: schedulers of other classes have saved, or another number of them.
+    """
+    if schedulers and states and len(schedulers) != len(states):
+        raise CheckpointError(
+            f"The checkpoint has the states of {len(states)} learning-rate schedulers, and configure_optimizers made "
+            f"{len(schedulers)}. Make those that it was saved with, or start a new run from its weights."
+        )
+    if schedulers and not states:
+        names = ", ".join(_name_of(type(scheduler)) for scheduler in schedulers)
+        what = f"no state of a learning-rate scheduler, and {names} begins anew, at its first step"
+        warnings.warn(f"The checkpoint has {what}.", stacklevel=2)
+    if states and not schedulers:
+        what = "the state of a learning-rate scheduler, and configure_optimizers made none: rates stay as saved"
+        warnings.warn(f"The checkpoint has {what}.", stacklevel=2)
+    for each in zip(schedulers, states, described or [None] * len(states), strict=False):
+        check_scheduler(*each)
+
+
+def _check(what: str, own: type, name: str | None, lacking: Collection[str], strange: Collection[str]) -> None:
+    if name and _is_same(own, name):
+        return
+    # Either of the two alone may be another release of the same class.
+    if (lacking and strange) or (name and _are_strangers(own, name)):
+        raise _refusal(what, own, name or f"one that keeps {sorted(strange)}")
+    if name or lacking or strange:
+        saved = name or f"one that differs in {sorted({*lacking, *strange})}"
+        warnings.warn(
+            f"The {what} state in the checkpoint is of {saved}, and {_name_of(own)} goes on from it, with the options "
+            f"that were saved. Make the {what} that it was saved with if you want another thing.",
+            stacklevel=2,
+        )
+
+
+def _refusal(what: str, own: type, saved: str) -> CheckpointError:
+    return CheckpointError(
+        f"The {what} state in the checkpoint is of {saved}, and {_name_of(own)} is to go on from it, which keeps other "
+        f"things. Make the {what} that the checkpoint was saved with, or start a new run from its weights: load the "
+        "module alone."
+    )
+
+
+def _names_in(state: Any) -> set[str]:
+    """Names that distinguish classes of schedulers; private ones come and go with releases of torch."""
+    names = {key for key in state if isinstance(key, str) and (not key.startswith("_") or key == _NESTED)}
+    return names - _OF_ANY_SCHEDULER
+
+
+def _class_of(optimizer: Optimizer) -> type:
+    return getattr(optimizer, _STANDS_FOR, type(optimizer))
+
+
+def _name_of(kind: type) -> str:
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
+def _is_torchs(kind: type) -> bool:
+    return kind.__module__.startswith("torch.")
+
+
+def _is_same(own: type, saved: str) -> bool:
+    """True of the class itself; one of the user's may have moved to another module, as from a script to a package."""
+    moved = not saved.startswith("torch.") and not _is_torchs(own) and saved.rpartition(".")[2] == own.__name__
+    return moved or saved == _name_of(own)
+
+
+def _are_strangers(own: type, saved: str) -> bool:
+    """True if both are classes of torch, and neither is a subclass of the other. AdamW is one of Adam."""
+    if not (saved.startswith("torch.") and _is_torchs(own)):
+        return False
+    # `mro()[-2]`, the class below `object`, is Optimizer or LRScheduler: found without importing torch.
+    other = next((kind for kind in _all_kinds(own.mro()[-2]) if _name_of(kind) == saved), None)
+    return other is not None and not issubclass(own, other) and not issubclass(other, own)
+
+
+def _all_kinds(root: Any) -> list[type]:
+    return [root, *(kind for child in root.__subclasses__() for kind in _all_kinds(child))]

@@ -230,7 +230,7 @@ class RankZero:
             return obj
         part = PartWriter(state_of(rank, self.size, self._num_leaves), rank)
         entries = part.write(self._folder, self._token)
-        return None, (writing._packed(entries), part.num_written, part.written)
+        return None, (writing._packed(entries), part.num_written)
 
     def _count(self, message: bytes) -> None:
         self.row.messages += 1

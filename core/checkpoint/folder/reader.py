@@ -13,7 +13,7 @@ import torch
 from core.checkpoint.copies.tensor_bytes import ALIGNMENT_BYTES
 from core.checkpoint.format import digest, manifest
 from core.checkpoint.format.chunk_reads import DENSE, ChunkRead, SavedChunk, chunk_read, reads_of
-from core.checkpoint.format.coverage import CoverageCheck, covers, covers_chunk
+from core.checkpoint.format.coverage import covers, covers_chunk
 from core.checkpoint.state.shards import chunks_to_fill, shape_of
 from core.checkpoint.state.tree import AT_ONCE, Decoder, KeyPath, is_sharded, leaf_name, readable, shape_from
 from core.contract.errors import CheckpointCorruptedError, CheckpointError
@@ -114,7 +114,6 @@ class FolderReader:
         self.tree: Any = None
         self._num_copied = 0
         self._num_there = sum(entry.size_bytes for name, entry in self.manifest.files.items() if name.endswith(".data"))
-        self._coverage = CoverageCheck()
         self._wholes: dict[Any, torch.Tensor] = {}
         place = (share[0] + 0.5) / share[1] * self.manifest.world_size - 0.5
         self._unread = sorted(self.manifest.indexes[1:], key=lambda name: -abs(_rank_of(name) - place))
@@ -345,7 +344,7 @@ class FolderReader:
     def _are_there(self, name: str, shape: tuple[int, ...], wanted: Sequence[Chunk] | None) -> bool:
         places = [(chunk.offsets, chunk.sizes) for chunk in self.chunks.get(name, [])]
         if wanted is None or any(chunk.sizes == shape for chunk in wanted):
-            return covers(shape, places, self._coverage)
+            return covers(shape, places)
         return all(covers_chunk((chunk.offsets, chunk.sizes), places) for chunk in wanted)
 
     def _check_shape(self, key_path: KeyPath, shape: tuple[int, ...], target: Any) -> None:

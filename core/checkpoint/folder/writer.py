@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 from core.checkpoint.copies.tensor_bytes import ALIGNMENT_BYTES, pieces
 from core.checkpoint.format import digest, manifest
-from core.checkpoint.format.coverage import CoverageCheck
+from core.checkpoint.format.coverage import lie_apart
 from core.checkpoint.format.manifest import FileEntry
 from core.checkpoint.state.shards import chunks_to_write
-from core.checkpoint.state.tree import MAX_DEPTH, Encoder
+from core.checkpoint.state.tree import MAX_DEPTH, Encoder, readable
 from core.contract.errors import CheckpointError
+from core.contract.sharded_leaf import ShardedLeaf
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -29,7 +30,6 @@ class PartWriter:
     Attributes:
         tree: the state, as `core.checkpoint.state.tree` writes it.
         num_written: elements that this rank has written.
-        written: the chunks that it has written, as one number; see `core.checkpoint.format.coverage`.
     """
 
     def __init__(self, state: Any, rank: int) -> None:
@@ -46,22 +46,18 @@ class PartWriter:
                 f"The state is nested too deeply to be saved, more than {MAX_DEPTH} levels, or holds itself. "
                 "Save plain, finite data."
             ) from None
+        for name, leaf in encoder.leaves.items():
+            _check_apart(name, leaf)
         self._leaves: Mapping[str, Any] = encoder.leaves
         self._shapes = encoder.shapes
         self._rank = rank
         self._index: dict[str, list[Any]] = {}
-        self._coverage = CoverageCheck()
         self.num_written = 0
-        self.written = 0
 
     @property
     def num_elements(self) -> int:
         """Elements of all leaves, on all ranks."""
         return sum(map(math.prod, self._shapes.values()))
-
-    def to_write(self) -> int:
-        """The sum of `written` over all ranks if their chunks cover each leaf; known once this rank has written."""
-        return sum([self._coverage.value(name, [((0,) * len(shape), shape)]) for name, shape in self._shapes.items()])
 
     def write(self, folder: Folder, token: str) -> dict[str, FileEntry]:
         """Write the files of this rank.
@@ -69,7 +65,7 @@ class PartWriter:
         Returns:
             The files by name; the file with the bytes is left out if there are none.
         """
-        stem, self._coverage = f"{token}-{self._rank:05}", CoverageCheck(token.encode())
+        stem = f"{token}-{self._rank:05}"
         parts = [
             (name, chunk)
             for name, leaf in self._leaves.items()
@@ -79,9 +75,7 @@ class PartWriter:
         # Those whose sizes are multiples of a block's first, and so on down: without a gap between them, each begins at
         # a multiple of what its size is one of. Reading a part of them, or all but the small ones, needs fewer blocks.
         parts.sort(key=_evenness, reverse=True)
-        # With these two numbers rank 0 knows whether the ranks' chunks cover each leaf, without seeing the chunks.
         self.num_written = sum([chunk.tensor.numel() for _, chunk in parts])
-        self.written = sum([self._coverage.value(name, [(chunk.offsets, chunk.sizes)]) for name, chunk in parts])
         if not parts and self._rank:  # rank 0's index also has what isn't in tensors
             return {}
         entries, blocks = {}, []
@@ -146,3 +140,13 @@ def _memory_of(tensor: torch.Tensor) -> tuple[int, int] | None:
     """Address and size of a tensor's elements, if they are in order: tensors that share memory are written once."""
     # Not the dtype: a view of the same bytes in another one is the same bytes.
     return (tensor.data_ptr(), tensor.nbytes) if tensor.is_contiguous() else None
+
+
+def _check_apart(name: str, leaf: Any) -> None:
+    if isinstance(leaf, ShardedLeaf):
+        places = [(chunk.offsets, chunk.sizes) for chunk in leaf.chunks if math.prod(chunk.sizes)]
+        if not lie_apart(leaf.global_shape, places):
+            raise CheckpointError(
+                f"The chunks of {readable(tuple(json.loads(name)))!r} overlap, or leave its shape {leaf.global_shape}. "
+                "Save DTensors, or ShardedLeafs whose chunks lie side by side."
+            )

@@ -1,88 +1,54 @@
-"""The test that chunks cover a tensor: each of its elements once, and nothing else.
-
-A range of one dim is the difference of its ends, a chunk is the product of its ranges: written out, a polynomial in the
-ends. The polynomials of chunks that cover a tensor have that of the whole tensor as their sum, and those of other
-chunks have another sum. So it is enough to compare values at a point that can't be foreseen, where different ones agree
-once in 2**50 times. Chunks that several ranks have are summed up by each for itself: one number stands for all of them.
-"""
+"""The test that chunks cover a tensor: each of its elements once, and nothing else."""
 
 from __future__ import annotations
 
-import functools
-import hashlib
 import math
-import os
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
     Place = tuple[Sequence[int], Sequence[int]]
     """Offsets and sizes of a chunk."""
 
 
-class CoverageCheck:
-    """The point at which polynomials are compared.
-
-    Args:
-        key: the same where values are compared; a secret one by default.
-    """
-
-    def __init__(self, key: bytes | None = None) -> None:
-        self._key = key or os.urandom(16)
-        self._coordinate = functools.cache(self._of_text)
-
-    def value(self, name: str, chunks: Iterable[Place]) -> int:
-        """The sum of chunks of the tensor `name`."""
-        coordinate, total = self._coordinate, 0
-        for offsets, sizes in chunks:
-            volume = 1
-            for dim, (start, size) in enumerate(zip(offsets, sizes, strict=True)):
-                volume *= coordinate(f"{dim},{start}") - coordinate(f"{dim},{start + size}")
-            total += volume
-        # A factor for each tensor, so that a hole in one isn't filled by an overlap in another.
-        return coordinate(name) * total
-
-    def _of_text(self, text: str) -> int:
-        # Coordinates of 64 bits. By the lemma of Schwartz and Zippel, two polynomials of degree d, here the number of
-        # dims and one, agree at such a point with a probability of at most d / 2**64.
-        return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8, key=self._key).digest(), "big")
+def covers(shape: Sequence[int], chunks: Sequence[Place]) -> bool:
+    """Whether chunks, of which none is empty, cover a tensor of this shape, each element once."""
+    return sum(math.prod(sizes) for _, sizes in chunks) == math.prod(shape) and lie_apart(shape, chunks)
 
 
-def covers(shape: Sequence[int], chunks: Sequence[Place], check: CoverageCheck | None = None) -> bool:
-    """Whether chunks, of which none is empty, cover a tensor of this shape, each element once.
-
-    Args:
-        shape: of the tensor.
-        chunks: in it.
-        check: a secret one that remembers its coordinates, if many tensors are looked at.
-    """
-    if not math.prod(shape):
-        return not chunks
-    whole = ((0,) * len(shape), tuple(shape))
-    if len(chunks) == 1:
-        return chunks[0] == whole
-    if any(len(offsets) != len(shape) or len(sizes) != len(shape) for offsets, sizes in chunks):
-        return False
-    check = check or CoverageCheck()
-    return check.value("", chunks) == check.value("", [whole])
-
-
-def covers_chunk(wanted: Place, chunks: Iterable[Place]) -> bool:
+def covers_chunk(wanted: Place, chunks: Sequence[Place]) -> bool:
     """Whether chunks cover one that is wanted; their parts that lie elsewhere don't count."""
-    offsets, sizes = wanted
-    if not math.prod(sizes):
-        return True
-    parts = []
-    for chunk in chunks:
-        if len(chunk[0]) != len(offsets) or len(chunk[1]) != len(offsets):
+    if any(len(offsets) != len(wanted[0]) or len(sizes) != len(wanted[0]) for offsets, sizes in chunks):
+        return False
+    parts = [part for chunk in chunks if (part := overlap(wanted, chunk)) is not None]
+    return sum(math.prod(sizes) for _, sizes in parts) == math.prod(wanted[1]) and _are_apart(parts)
+
+
+def lie_apart(shape: Sequence[int], chunks: Sequence[Place]) -> bool:
+    """Whether chunks, of which none is empty, lie within a tensor of this shape, and no two of them overlap."""
+    for offsets, sizes in chunks:
+        if not len(offsets) == len(sizes) == len(shape):
             return False
-        if (part := overlap(wanted, chunk)) is not None:
-            parts.append(part)
-    if len(parts) == 1:
-        return parts[0] == (tuple(offsets), tuple(sizes))
-    check = CoverageCheck()
-    return check.value("", parts) == check.value("", [wanted])
+        if any(start < 0 or start + size > end for start, size, end in zip(offsets, sizes, shape, strict=True)):
+            return False
+    return _are_apart(chunks)
+
+
+def _are_apart(chunks: Sequence[Place]) -> bool:
+    if len(chunks) < 2:
+        return True
+    if not chunks[0][0]:  # scalars
+        return False
+    # A sweep along the dim with the most cuts: a chunk can only overlap those that haven't ended where it starts.
+    dim = max(range(len(chunks[0][0])), key=lambda dim: len({offsets[dim] for offsets, _ in chunks}))
+    ahead: list[Place] = []
+    for chunk in sorted(chunks, key=lambda chunk: chunk[0][dim]):
+        ahead = [other for other in ahead if other[0][dim] + other[1][dim] > chunk[0][dim]]
+        if any(overlap(chunk, other) for other in ahead):
+            return False
+        ahead.append(chunk)
+    return True
 
 
 def overlap(one: Place, other: Place) -> tuple[tuple[int, ...], tuple[int, ...]] | None:

@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from core.checkpoint.folder.folder import Folder
     from core.contract.checkpoint_io import Collectives
 
-    Written = tuple[list[tuple[str, int, bytes]], int, int]
-    """The news of a part for rank 0, in few bytes: of each file the end of its name, its size and digest; elements and
-    chunks that were written."""
+    Written = tuple[list[tuple[str, int, bytes]], int]
+    """The news of a part for rank 0, in few bytes: of each file the end of its name, its size and digest; the number of
+    elements that were written."""
 
 _CURE = "Save DTensors, or ShardedLeafs whose chunks lie side by side."
 
@@ -46,7 +46,7 @@ def write(folder: Folder, state: dict[str, Any], collectives: Collectives) -> No
             entries = _explained(folder, lambda: part.write(folder, token))
             if replaces:  # what is there goes only for what can be read
                 _explained(folder, lambda: folder.read_back(token, entries))
-            return _packed(entries), part.num_written, part.written
+            return _packed(entries), part.num_written
 
         try:
             # Once this returns, the files of all ranks are complete: the moment for the manifest.
@@ -75,17 +75,14 @@ def _commit(
 ) -> None:
     """Rank 0. Check that nothing is missing, and make it a checkpoint."""
     expected = "The chunks of all ranks must cover each tensor, and each of its elements once."
-    # The number of elements first, since it says what is wrong; the right number may still cover some twice.
-    if (total := sum(number for _, number, _ in written)) != part.num_elements:
+    if (total := sum(number for _, number in written)) != part.num_elements:
         raise CheckpointError(
             f"The ranks have {total} elements of tensors to save, and the state has {part.num_elements}. {expected} "
             f"{_CURE}"
         )
-    if sum(chunks for _, _, chunks in written) != part.to_write():
-        raise CheckpointError(f"The chunks of the ranks overlap, and leave holes elsewhere. {expected} {_CURE}")
     files = {
         f"{token}-{rank:05}.{end}": FileEntry(size, content.hex())
-        for rank, (entries, _, _) in enumerate(written)
+        for rank, (entries, _) in enumerate(written)
         for end, size, content in entries
     }
     content = Manifest(files, collectives.size, dict(collectives.writer)).to_bytes()

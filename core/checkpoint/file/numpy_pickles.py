@@ -1,18 +1,21 @@
 """NumPy's arrays and scalars in a torch file, made without NumPy's own unpickling.
 
-That takes a file's word for what a type is, with fields of pointers in it. torch's safe unpickler makes these stand-ins
-instead; scalars come out right at once, arrays by `unwrap`.
+NumPy's unpickler trusts the dtype in the file, object fields included, which it then reads as pointers. torch's safe
+unpickler makes these stand-ins instead; scalars come out right at once, arrays by `unwrap`.
 """
 
 from __future__ import annotations
 
 from collections import Counter, OrderedDict
-from typing import Any
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from torch import serialization
 
 from core.checkpoint.state import array_types
 
-_CONTAINERS = (dict, OrderedDict, Counter, list, tuple)
-_WITHOUT_FIELDS = (None, None, None)
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
 
 
 class _Type:
@@ -26,39 +29,27 @@ class _Type:
     def __setstate__(self, state: Any) -> None:
         """The byte order, and nothing that makes another type of it."""
         _, order, *fields = state[:5]
-        if tuple(fields) != _WITHOUT_FIELDS:
+        if fields != [None, None, None]:
             raise ValueError(f"NumPy's type {self.dtype.str!r} with fields")
         self.dtype = array_types.type_of(order + self.dtype.str[1:])
 
 
 class _Array:
-    """Stands for `numpy.ndarray`."""
+    """Stands for `numpy.ndarray`, and for the function that pickles call to make an empty one."""
 
     __hash__ = None  # type: ignore[assignment]  # as an array: no key
 
     def __init__(self, *_: Any) -> None:
-        self.array: Any = None
+        """Ignore what the empty one is made of."""
 
     def __setstate__(self, state: Any) -> None:
         """Build the array from its pickled state."""
         _, shape, kind, is_fortran, content = state
-        self.array = array_types.array_of(_dtype(kind), shape, content, "F" if is_fortran else "C")
-
-
-def _reconstruct(kind: type, *_: Any) -> _Array:
-    if kind is not _Array:
-        raise TypeError(f"an array of class {kind}")
-    return _Array()
+        self.array = array_types.array_of(kind.dtype, shape, content, "F" if is_fortran else "C")
 
 
 def _scalar(kind: Any, content: Any = b"") -> Any:
-    return array_types.array_of(_dtype(kind), (), content)[()]
-
-
-def _dtype(kind: Any) -> Any:
-    if type(kind) is not _Type:
-        raise TypeError(f"a {type(kind).__name__}, where a type of NumPy's was expected")
-    return kind.dtype
+    return array_types.array_of(kind.dtype, (), content)[()]
 
 
 _MODULES = ("numpy._core.multiarray", "numpy.core.multiarray")
@@ -67,50 +58,44 @@ _MODULES = ("numpy._core.multiarray", "numpy.core.multiarray")
 STAND_INS: list[tuple[Any, str]] = [
     (_Type, "numpy.dtype"),
     (_Array, "numpy.ndarray"),
-    *((_reconstruct, f"{module}._reconstruct") for module in _MODULES),
+    *((_Array, f"{module}._reconstruct") for module in _MODULES),
     *((_scalar, f"{module}.scalar") for module in _MODULES),
 ]
-"""The stand-ins, for `torch.serialization.safe_globals`."""
+"""As `torch.serialization.add_safe_globals` takes them."""
 
 
-def unwrap(value: Any, max_values: int) -> Any:
-    """The same state with arrays in it; dicts and lists are changed in place.
+@contextmanager
+def allowed(others: Sequence[Any]) -> Iterator[None]:
+    """A context in which torch's safe unpickler makes stand-ins, and nothing of NumPy's that the program allows it.
 
     Args:
-        value: made by torch's unpickler with `STAND_INS`.
-        max_values: the most values in it. One that repeats its parts in each other has too many to look at.
-
-    Raises:
-        RecursionError: it is nested too deeply, or holds itself.
-        ValueError: an array has nothing in it, or there are too many values.
+        others: what else it may make.
     """
-    return _ArrayPickle(max_values).unwrap(value)
+    programs = serialization.get_safe_globals()
+    serialization.clear_safe_globals()
+    serialization.add_safe_globals([*(each for each in programs if not _is_numpys(each)), *STAND_INS, *others])
+    try:
+        yield
+    finally:
+        serialization.clear_safe_globals()
+        serialization.add_safe_globals(programs)
 
 
-class _ArrayPickle:
-    def __init__(self, num_left: int) -> None:
-        self._num_left = num_left
+def _is_numpys(allowed: Any) -> bool:
+    name = allowed[1] if isinstance(allowed, tuple) else allowed.__module__
+    return name.partition(".")[0] == "numpy"
 
-    def unwrap(self, value: Any) -> Any:
-        kind = type(value)
-        if kind is _Array:
-            return _filled(value)
-        if kind is _Type:
-            return value.dtype
-        if kind not in _CONTAINERS:
-            return value
-        # A part that is in several places is walked each time, so it counts each time.
-        self._num_left -= 1 + len(value)
-        if self._num_left < 0:
-            raise ValueError("more values than there is room for in a file of this size")
-        if kind is tuple:
-            return tuple(map(self.unwrap, value))
+
+def unwrap(value: Any) -> Any:
+    """The same state with arrays in it, as torch's unpickler made it of `STAND_INS`; changed in place."""
+    kind = type(value)
+    if kind is _Array:
+        return value.array
+    if kind is _Type:
+        return value.dtype
+    if kind is tuple:
+        return tuple(map(unwrap, value))
+    if kind in (dict, OrderedDict, Counter, list):
         for key, item in value.items() if isinstance(value, dict) else enumerate(value):
-            value[key] = self.unwrap(item)
-        return value
-
-
-def _filled(wrapped: _Array) -> Any:
-    if wrapped.array is None:
-        raise ValueError("an array without content")
-    return wrapped.array
+            value[key] = unwrap(item)
+    return value

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import warnings
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -21,8 +20,6 @@ if TYPE_CHECKING:
 _OWN = "format"
 """The section that every state of the core's Trainer has."""
 _HEAD_BYTES = 1 << 20
-_MAX_COPIES = 64
-"""The most values for each byte of the file: parts of a state may be the same object."""
 
 
 def write(state: dict[str, Any], path: PathLike, *, is_sealed: bool = False) -> None:
@@ -90,9 +87,8 @@ def unpickle(file: BinaryIO, stand_ins: list[Any] | None = None, mapped_from: st
     Raises:
         Exception: torch's error for a file that isn't one of its own.
     """
-    allowed = [bytes, *numpy_pickles.STAND_INS, *(stand_ins or [])]
     with (
-        torch.serialization.safe_globals(allowed),
+        numpy_pickles.allowed([bytes, *(stand_ins or [])]),
         # Without the check, indices of sparse tensors are taken as they are.
         torch.sparse.check_sparse_tensor_invariants(),
         warnings.catch_warnings(),
@@ -101,7 +97,7 @@ def unpickle(file: BinaryIO, stand_ins: list[Any] | None = None, mapped_from: st
         warnings.filterwarnings("ignore", "Validating sparse tensor invariants", UserWarning)
         source: Any = mapped_from or file
         loaded = torch.load(source, map_location="cpu", weights_only=True, mmap=mapped_from is not None)
-    return numpy_pickles.unwrap(loaded, _MAX_COPIES * file.seek(0, os.SEEK_END))
+    return numpy_pickles.unwrap(loaded)
 
 
 def _reader_of(file: BinaryIO, path: str) -> CheckpointReader | None:

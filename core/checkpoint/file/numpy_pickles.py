@@ -82,7 +82,7 @@ def allowed(others: Sequence[Any]) -> Iterator[None]:
 
 
 def _is_numpys(allowed: Any) -> bool:
-    name = allowed[1] if isinstance(allowed, tuple) else allowed.__module__
+    name: str = allowed[1] if isinstance(allowed, tuple) else allowed.__module__
     return name.partition(".")[0] == "numpy"
 
 

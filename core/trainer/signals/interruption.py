@@ -23,7 +23,7 @@ from core.launch import ECHO_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
-    from types import CodeType, FrameType, TracebackType
+    from types import FrameType, TracebackType
 
     from core.trainer.progress import Progress
 
@@ -105,6 +105,7 @@ class SignalGuard:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._is_over = True
         self._put_back()
         if self.signal is not None and (error is None or self._came_late):
             raise interruption(self.signal)  # it came too late to stop anything, and the exit code must still show it
@@ -164,12 +165,13 @@ class SignalGuard:
 
     # in the main thread, between any two of its instructions --------------------------------------------------------
 
-    def _on_signal(self, number: int, frame: Any) -> None:
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
         if os.getpid() != self._pid:
             _answer_in_copy(number)
         elif self.signal is None:
             self.signal, self._came_s = number, time.monotonic()
-            if self._is_over or _is_within(frame, SignalGuard.__exit__.__code__):
+            # The frame is that of `__exit__` before its first line has run.
+            if self._is_over or (frame is not None and frame.f_code is SignalGuard.__exit__.__code__):
                 self._came_late = True
             else:
                 self._answer(number)
@@ -216,15 +218,6 @@ def workers_interruption(calls_in_place: bool) -> Iterator[None]:
         if error.worker_traceback is not None or number not in (signal.SIGINT, signal.SIGTERM):
             raise
         raise interruption(number) from error
-
-
-def _is_within(frame: FrameType | None, code: CodeType) -> bool:
-    """True in a call of this code from its first instruction on, before any line of it has run."""
-    while frame is not None:
-        if frame.f_code is code:
-            return True
-        frame = frame.f_back
-    return False
 
 
 def _is_free(handler: Any) -> bool:

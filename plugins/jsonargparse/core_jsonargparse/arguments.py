@@ -10,7 +10,8 @@ from jsonargparse import ArgumentParser
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from core import DataModule, Module, Trainer, callbacks
+import core.callbacks
+from core import DataModule, Module, Trainer
 from core_jsonargparse.configured_optimizers import makes_optimizers
 
 if TYPE_CHECKING:
@@ -113,5 +114,5 @@ def _add_optimizers(parser: Any) -> None:
 
 def _import_short_names() -> None:
     """Import our own callbacks: a class that is imported may be named without its package."""
-    for name in callbacks.__all__:
-        getattr(callbacks, name)
+    for name in core.callbacks.__all__:
+        getattr(core.callbacks, name)

@@ -19,7 +19,7 @@ from core.registry.listing import Row, listing
 from core.registry.loading import base_class
 from core.registry.manager import PluginManager, plugin_manager
 from core.registry.names import IN_PROCESS, normalize_distribution, split_name
-from core.registry.offers import Offer, Status
+from core.registry.offers import Offer, Status, is_reserved
 from core.registry.packages import import_library, require_package
 from core.registry.preludes import load_prelude
 from core.registry.registry import (
@@ -67,6 +67,7 @@ __all__ = [
     "base_class",
     "discover",
     "import_library",
+    "is_reserved",
     "known_aliases",
     "listing",
     "load_hooks",

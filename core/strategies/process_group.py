@@ -143,5 +143,5 @@ def _shared_store(environment: ClusterEnvironment, rank: int, world_size: int, t
         starts_again = environment.creates_processes
         name = rounds.meet(store, rank, world_size, meets_within(timeout)) if starts_again else "0"
         _stores[key] = PrefixStore(f"core/{name}", store)
-        announce_exit(_stores[key], rank, lambda: hosts or answers(*place))
+        announce_exit(_stores[key], rank, lambda: answers(*place))
     return _stores[key]

@@ -72,6 +72,8 @@ def test_a_loss_that_is_not_finite_ends_the_run_before_gradients_come_of_it(valu
     model = fabric.setup(nn.Linear(2, 1))
     fabric.backward(model(torch.ones(2)).sum())
     model.zero_grad()
+    nn.init.ones_(model.weight)
+    nn.init.ones_(model.bias)
     with pytest.raises(NonFiniteLossError, match=f"fabric.backward was given a loss of {value}, and") as caught:
         fabric.backward(model(torch.ones(2)).sum() * value)
     assert model.weight.grad is None

@@ -106,7 +106,7 @@ def _choose(module: nn.Module, max_depth: int) -> Iterator[tuple[str, nn.Module]
     for name, child in module.named_modules():
         if name and (max_depth < 0 or name.count(".") < max_depth):
             yield name, child
-    if max_depth and module._parameters:
+    if max_depth and any(True for _ in module.parameters(recurse=False)):
         yield "", module
 
 

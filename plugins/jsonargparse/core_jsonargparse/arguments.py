@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
@@ -10,7 +11,6 @@ from jsonargparse import ArgumentParser
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-import core.callbacks
 from core import DataModule, Module, Trainer
 from core_jsonargparse.configured_optimizers import makes_optimizers
 
@@ -114,5 +114,6 @@ def _add_optimizers(parser: Any) -> None:
 
 def _import_short_names() -> None:
     """Import our own callbacks: a class that is imported may be named without its package."""
-    for name in core.callbacks.__all__:
-        getattr(core.callbacks, name)
+    callbacks = importlib.import_module("core.callbacks")
+    for name in callbacks.__all__:
+        getattr(callbacks, name)

@@ -178,4 +178,4 @@ def test_help_tells_what_docstrings_say(run, capsys):
         run("fit", "--help")
     text = " ".join(capsys.readouterr().out.split())
     assert "--model.width WIDTH of the hidden layer. (type: int, default: 4)" in text
-    assert "stop after so many epochs" in text
+    assert "stop after this many epochs" in text

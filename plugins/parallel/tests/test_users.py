@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -111,6 +112,7 @@ class OwnOptimizer(torch.optim.Optimizer):
 
 def use(rank: Rank, strategy: Any = None) -> Any:
     """Weights at the end of fit (an average), learning rates, epochs, and the values of all stages."""
+    warnings.filterwarnings("ignore", "Grouped has the hook on_before_optimizer_step")
     end, module, batches = End(), Grouped(), loader(24, 8)
     stops = EarlyStopping("error", mode="max", patience=2)
     trainer = rank.trainer(strategy, max_epochs=8, callbacks=[EMA(0.8), stops, end])

@@ -15,7 +15,7 @@ from packaging.version import Version
 
 from core import KINDS, ConfigurationError, __version__, near_names
 from core.cli import say
-from core.registry import Registry, known_aliases
+from core.registry import CORE, Registry, is_reserved, known_aliases
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -171,7 +171,7 @@ def _checked(name: str, kind: str) -> str:
         advice = f" How about {near}?" if _NAME.fullmatch(near) and not keyword.iskeyword(near) else ""
         raise ConfigurationError(f"{name!r} can't be a name: expected letters, digits and dashes, as in acme.{advice}")
     alias, distribution = folded.replace("-", "_"), f"{_PREFIX}{folded}"
-    owner = known_aliases(kind).get(alias)
+    owner = CORE if is_reserved(kind, alias) else known_aliases(kind).get(alias)
     owners = [*([owner] if owner else []), *(offer.spec.provider for offer in Registry[Any](kind).providers_of(alias))]
     if taken := [each for each in owners if each != distribution or owner]:
         raise ConfigurationError(

@@ -44,7 +44,7 @@ def time_limit(limit_s: float, idle_s: float | None = None) -> Iterator[None]:
         yield
         return
 
-    work = _work_done()
+    work, at_work_s = _work_done(), time.monotonic()
 
     def look(number: int, frame: Any) -> None:
         nonlocal at_work_s, work
@@ -58,7 +58,7 @@ def time_limit(limit_s: float, idle_s: float | None = None) -> Iterator[None]:
 
     handler = signal.signal(signal.SIGALRM, look)
     first_s = limit_s if idle_s is None else min(limit_s, idle_s, _AGAIN_S)
-    began_s = at_work_s = time.monotonic()  # here, as an alarm of the user's own ran until now
+    began_s = time.monotonic()  # here, as an alarm of the user's own ran until now
     before = signal.setitimer(signal.ITIMER_REAL, first_s, min(_AGAIN_S, first_s))
     try:
         yield

@@ -233,11 +233,10 @@ class ByCall:
         return self.reduced
 
 
-@pytest.mark.parametrize("call", [(bytearray, (1 << 40,)), (os.system, ("exit 1",))])
-def test_nothing_is_called_for_a_file_of_a_parameter(tmp_path, call):
+def test_nothing_is_called_for_a_file_of_a_parameter(tmp_path):
     folder = universal(tmp_path / "universal", WHOLE)
     (folder / "core" / "zero" / "w").mkdir(parents=True)
-    torch.save(ByCall(*call), folder / "core" / "zero" / "w" / "fp32.pt")
+    torch.save(ByCall(os.system, ("exit 1",)), folder / "core" / "zero" / "w" / "fp32.pt")
     with pytest.raises(CheckpointCorruptedError, match=r"fp32\.pt' is missing or damaged"):
         UniversalCheckpointIO().load_checkpoint(folder, collectives=Alone())
 

@@ -2,6 +2,7 @@
 
 import atexit
 import gc
+import glob
 import importlib.util
 import os
 import shutil
@@ -32,8 +33,13 @@ _is_worker = "PYTEST_XDIST_WORKER" in os.environ
 _has_passed = False
 
 
-def pytest_configure() -> None:
-    """Give all temporary files a folder, which ends with a run that passes: what is killed can't delete its own."""
+def pytest_configure(config: pytest.Config) -> None:
+    """Give all temporary files a folder, which ends with a run that passes: what is killed can't delete its own.
+
+    GPUs are hidden but from a run of what is marked for them: `accelerator="auto"` means the CPU in all other tests.
+    """
+    if glob.glob("/dev/nvidia[0-9]*") and "gpu" not in config.getoption("markexpr"):
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
     if not _is_worker:
         os.environ["TMPDIR"] = tempfile.tempdir = tempfile.mkdtemp(prefix="core-tests-")
         atexit.register(_remove, tempfile.tempdir, os.getpid())

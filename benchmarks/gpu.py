@@ -60,8 +60,8 @@ class Step:
 STEPS = (
     Step("detected", "what is here, as core and torch see it", 60, 20),
     Step("kit-single_device", "the conformance kit on one device", 150, 20, ("core:single_device",)),
-    Step("kit-ddp", "the kit on DDP, on as many devices as there are", 120, 20, ("core-ddp:ddp",), "core_ddp"),
-    Step("kit-fsdp", "the kit on FSDP, on as many devices as there are", 120, 20, ("core-fsdp:fsdp",), "core_fsdp"),
+    Step("kit-ddp", "the kit on DDP, on as many devices as there are", 240, 20, ("core-ddp:ddp",), "core_ddp"),
+    Step("kit-fsdp", "the kit on FSDP, on as many devices as there are", 180, 20, ("core-fsdp:fsdp",), "core_fsdp"),
     Step("precisions", "bf16-mixed, 16-mixed with a real overflow, 16-true, against float32", 60, 20),
     Step("saves", "saving from the device and loading to it, beside a plain copy", 60, 20),
     Step("asynchronous-saves", "how long training stands still, and that what is saved is of one moment", 60, 20),

@@ -143,7 +143,8 @@ def precisions():
         module = Net()
         module.layers[2].p = 0.0
         try:
-            make_trainer(precision=precision).fit(module, loader())
+            # float16 begins with a scale that is too large, and skips its first steps: of 64 that makes no difference.
+            make_trainer(precision=precision, max_epochs=4).fit(module, loader())
         except Exception as error:
             if SMALL:  # a CPU doesn't have all of them
                 figures[precision] = f"not here: {type(error).__name__}"
@@ -445,6 +446,8 @@ def gpt2():
             ("Trainer", partial(with_trainer, module, batches, num_warm)),
         ]
         for name, contender in contenders if rounds % 2 else contenders[::-1]:
+            for each in models:  # both begin on the host, wherever the last round has left them
+                each.to("cpu")
             if not SMALL:
                 torch.cuda.empty_cache()
                 torch.cuda.reset_peak_memory_stats()

@@ -89,10 +89,10 @@ class TorchDeviceAccelerator(Accelerator):
         try:
             select(device)
         except RuntimeError as error:
-            raise DeviceError(
-                f"{device} is here, but can't be used: {str(error).splitlines()[0]} "
-                "Choose another one with devices=[...], or see who else uses it."
-            ) from error
+            cure = "Choose another one with devices=[...], or see who else uses it."
+            if getattr(self._module, "_is_in_bad_fork", bool)():
+                cure = "An import or a call has asked for devices before the fork: use the start method 'spawn'."
+            raise DeviceError(f"{device} is here, but can't be used: {str(error).splitlines()[0]} {cure}") from error
 
     def teardown(self) -> None:
         """All ranks; idempotent. Give memory that no tensor needs any more back to the device."""

@@ -5,6 +5,7 @@ import torch
 
 from core.accelerators import Absent, Broken, CUDAAccelerator, Found, MPSAccelerator, find_usable_cuda_devices
 from core.contract import DeviceError
+from core_testing import Backend
 
 without_cuda = pytest.mark.skipif(torch.cuda.device_count() > 0, reason="there is a CUDA device")
 
@@ -92,8 +93,12 @@ def test_each_device_is_tried_and_the_reasons_are_told(monkeypatch):
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.skipif(not torch.cuda.device_count(), reason="needs a CUDA device")
 def test_a_real_device():
+    Backend(lambda: "single_device").run(use_device)
+
+
+def use_device(rank):
     assert 0 in find_usable_cuda_devices()
     accelerator, device = CUDAAccelerator(), torch.device("cuda:0")
     accelerator.setup_device(device)

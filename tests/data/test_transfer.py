@@ -7,6 +7,7 @@ import torch
 from torch.nn.utils.rnn import pack_sequence
 
 from core.data import make_transfer, map_leaves, to_device
+from core_testing import Backend
 
 CPU, META = torch.device("cpu"), torch.device("meta")
 Pair = namedtuple("Pair", "x y")
@@ -192,8 +193,12 @@ def test_map_leaves_reaches_numbers_and_keeps_structure():
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.skipif(not torch.cuda.device_count(), reason="needs a CUDA device")
 def test_pinned_memory_is_copied_without_waiting():
+    Backend(lambda: "single_device").run(copy_pinned_memory)
+
+
+def copy_pinned_memory(rank):
     device = torch.device("cuda", 0)
     batch = to_device({"x": torch.arange(1000.0).pin_memory()}, device)
     torch.cuda.synchronize()

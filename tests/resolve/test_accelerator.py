@@ -5,6 +5,7 @@ from core import Absent, Broken, ConfigurationError, DeviceError, Found, PluginL
 from core.accelerators import CPUAccelerator
 from core.resolve import resolve
 from core.strategies import DDPStrategy
+from core_testing import Backend
 from resolve_fakes import FourDevices, ManyDevices, OneDevice
 
 
@@ -100,7 +101,7 @@ def test_one_that_was_asked_for_must_be_here(register, detection, problem):
         resolve(accelerator=detecting(detection)())
 
 
-@pytest.mark.skipif(torch.cuda.is_available() or torch.backends.mps.is_available(), reason="there is a GPU")
+@pytest.mark.skipif(torch.cuda.device_count() or torch.backends.mps.is_available(), reason="there is a GPU")
 def test_gpu_without_one():
     with pytest.raises(
         DeviceError, match=r"^accelerator='gpu': there is none here \(cuda: .*; mps: .*\)\. Here are: cpu"
@@ -109,8 +110,12 @@ def test_gpu_without_one():
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+@pytest.mark.skipif(not torch.cuda.device_count(), reason="no GPU")
 def test_gpu():
+    Backend(lambda: "single_device").run(choose_gpu)  # a process that has used CUDA can't be forked by later tests
+
+
+def choose_gpu(rank):
     assert resolve(accelerator="gpu", devices=1).strategy.root_device == torch.device("cuda", 0)
     assert decision(resolve(accelerator="auto", devices=1), "accelerator").choice == "cuda"
 

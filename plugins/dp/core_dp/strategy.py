@@ -71,24 +71,6 @@ class DataParallelStrategy(Strategy):
         """Restore it, as far as there are such devices."""
         _restore_random_states(self, state)
 
-    def reduce(self, tensor: Tensor, group: Any = None, reduce_op: Any = "mean") -> Tensor:
-        """Combine what was gathered from the devices.
-
-        Args:
-            tensor: shape (num_devices,), one value a device; a scalar comes back as it is.
-            group: not used, there are no processes.
-            reduce_op: `"mean"`, `"sum"`, `"min"` or `"max"`.
-
-        Returns:
-            A scalar.
-
-        Raises:
-            ConfigurationError: another `reduce_op`.
-        """
-        if reduce_op not in _REDUCTIONS:
-            raise ConfigurationError(f"reduce_op={reduce_op!r}: expected one of {', '.join(map(repr, _REDUCTIONS))}.")
-        return tensor if tensor.dim() == 0 else _REDUCTIONS[reduce_op](tensor)
-
 
 class DDP2Strategy(DDPStrategy):
     """One process a node: DataParallel over the node's devices, DistributedDataParallel over the nodes."""
@@ -196,15 +178,3 @@ def _averaged(call: Callable[..., Any]) -> Callable[..., Any]:
         return output
 
     return averaged
-
-
-def _mean(tensor: Tensor) -> Tensor:
-    return (tensor if tensor.is_floating_point() or tensor.is_complex() else tensor.float()).mean()
-
-
-_REDUCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
-    "mean": _mean,
-    "sum": Tensor.sum,
-    "min": Tensor.amin,
-    "max": Tensor.amax,
-}

@@ -20,7 +20,6 @@ class TestDP(core_dp.conformance.TestDP):
     known_failures = {
         "test_batches_are_those_of_one_device": "each device sees its part of a batch",
         "test_training_equals_one_device[batch_norm]": "each device normalizes its part of a batch",
-        "test_one_process_is_alone": "a vector is one value a device, which reduce makes one value",
         "test_ranks_and_sizes_are_right": "the kit counts processes, and the one has two devices",
         "test_an_exception_arrives_unchanged": "torch's DataParallel adds the replica to the message",
     }

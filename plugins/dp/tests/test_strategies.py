@@ -23,16 +23,6 @@ def test_dp_on_several_nodes_names_ddp2():
         strategy.check()
 
 
-def test_values_gathered_from_devices_are_reduced_to_one():
-    strategy = DataParallelStrategy()
-    gathered = torch.tensor([1, 2])
-    assert strategy.reduce(gathered).item() == 1.5
-    assert strategy.reduce(gathered, reduce_op="sum").item() == 3
-    assert strategy.reduce(gathered, reduce_op="max").item() == 2
-    with pytest.raises(ConfigurationError, match="reduce_op='median': expected one of 'mean', 'sum', 'min', 'max'"):
-        strategy.reduce(gathered, reduce_op="median")
-
-
 def test_declared_capabilities():
     of_replicas = Capability.SEVERAL_MODULES | Capability.SEVERAL_OPTIMIZERS | Capability.CLIP_BY_VALUE
     of_replicas |= Capability.INFERENCE_MODE

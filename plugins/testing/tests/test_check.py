@@ -101,6 +101,14 @@ def test_capabilities_are_a_table(core_cli):
     assert rows["SEVERAL_MODULES"] == "not tested none ran"
 
 
+def test_a_parallel_strategy_on_one_device(core_cli):
+    done = check(
+        core_cli, "ddp_find_unused_parameters_true", "--num-processes", "1", "-k", "gathers or reduces or alone"
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "4 passed, 15 skipped" in done.stdout
+
+
 def test_a_suite_that_cannot_be_imported(core_cli, lines):
     lines(**{"lines_plugin.conformance": "import not_there_at_all\n"})
     done = check(core_cli, "lines")

@@ -218,7 +218,8 @@ def _events(request: dict[str, Any], folder: Path) -> Generator[dict[str, Any]]:
             stderr=output,
             text=True,
             pass_fds=[writing],
-            env=os.environ | {"TMPDIR": str(folder)},
+            # An import that asks for CUDA's devices by its driver would leave none to the forks that run the tests.
+            env=os.environ | {"TMPDIR": str(folder), "PYTORCH_NVML_BASED_CUDA_CHECK": "1"},
             start_new_session=True,
         )
         # The child's is the only one left, so that reading ends when the child does.

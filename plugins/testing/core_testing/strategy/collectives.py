@@ -35,6 +35,7 @@ class CollectiveTests(StrategySuite):
     @pytest.mark.parametrize("dtype", _DTYPES, ids=lambda dtype: str(dtype).removeprefix("torch."))
     def test_reduces(self, dtype: torch.dtype) -> None:
         """`reduce` by every operation, in odd and empty shapes; the argument stays as it was."""
+        self._need_ranks()
         self._need_dtype(dtype)
         self._check(_check_reductions, dtype)
 
@@ -42,6 +43,7 @@ class CollectiveTests(StrategySuite):
     @pytest.mark.parametrize("dtype", _DTYPES, ids=lambda dtype: str(dtype).removeprefix("torch."))
     def test_gathers(self, dtype: torch.dtype) -> None:
         """`all_gather` stacks by rank, in odd and empty shapes, also what isn't contiguous."""
+        self._need_ranks()
         self._need_dtype(dtype)
         self._check(_check_gathering, dtype)
 
@@ -53,6 +55,7 @@ class CollectiveTests(StrategySuite):
     @needs(Capability.COLLECTIVES)
     def test_reduces_nested_data(self) -> None:
         """Fabric's forms take nested structures and numbers."""
+        self._need_ranks()
         self._check(_check_nested)
 
     @needs(Capability.COLLECTIVES)
@@ -98,6 +101,10 @@ class CollectiveTests(StrategySuite):
 
     def _check(self, check: Callable[..., None], *args: Any) -> None:
         assert all(self.run(_together, check, *args))
+
+    def _need_ranks(self) -> None:
+        if self.num_processes == 1:
+            pytest.skip("it takes several ranks; `test_one_process_is_alone` is for one")
 
     def _need_dtype(self, dtype: torch.dtype) -> None:
         if dtype not in self.reduced_dtypes:

@@ -43,10 +43,10 @@ def required_entries():
             yield from {file.parts[0] for file in found.files if file.parts[0] != ".."}
 
 
-@pytest.fixture(scope="module")
-def environment(tmp_path_factory):
+@pytest.fixture
+def environment(tmp_path):
     """A virtual environment with our own requirements, linked rather than downloaded, and nothing else."""
-    folder = tmp_path_factory.mktemp("fresh")
+    folder = tmp_path / "fresh"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
     site = Path(sysconfig.get_path("purelib", vars={"base": str(folder)}))
     for name in {*required_entries()} - {"__pycache__"}:

@@ -136,7 +136,7 @@ def test_unlabeled_digits_help_to_read():
     """Over an epoch of 22 steps, in which the 5 batches of labeled digits come several times."""
     output = run_example("several_loaders.py", *ONE_PROCESS, "--epochs", "15")
     assert len(re.findall(r"^ +14 +330 ", output, re.MULTILINE)) == 1
-    assert accuracy_with_labels(output) > 85
+    assert accuracy_with_labels(output) > 80
     assert accuracy_with_labels(run_example("several_loaders.py", *DDP, "--epochs", "15")) > 70
 
 

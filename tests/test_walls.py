@@ -113,16 +113,6 @@ def test_storage_has_few_rooms():
     assert len(rooms) <= 20, f"{len(rooms)} rooms. Put the new module into the room of its subject"
 
 
-@pytest.mark.parametrize("path", sorted(ROOT.glob("core/checkpoint/neighbour/*.py")), ids=lambda path: path.stem)
-def test_the_neighbours_checkpoint_imports_public_names_only(path):
-    """It shows that a CheckpointIO of another package can be built on the core's folder."""
-    for dotted in imported_names(path):
-        module, _, name = dotted.rpartition(".")
-        if dotted.startswith("core.checkpoint.") and "neighbour" not in module:
-            message = f"{path}: {dotted} is not public. If a CheckpointIO needs it, add it to building_blocks.py"
-            assert name in public_names(module), message
-
-
 @pytest.mark.parametrize("name", ["callbacks", "profilers"])
 def test_the_trainers_public_modules_export_what_belongs_to_it(name):
     module, home = importlib.import_module(f"core.{name}"), importlib.import_module(f"core.trainer.{name}")

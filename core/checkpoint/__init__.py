@@ -12,7 +12,6 @@ if TYPE_CHECKING:
     from core.checkpoint.distributed_io import DistributedCheckpointIO
     from core.checkpoint.engine_folder_io import EngineFolderIO, reported_as_damage
     from core.checkpoint.file.mapped_file import load_mapped
-    from core.checkpoint.neighbour.neighbour_io import NeighbourCheckpointIO
     from core.checkpoint.safetensors_io import SafetensorsCheckpointIO
     from core.checkpoint.state.plain_state import to_plain
     from core.checkpoint.state.random_state import check_random_state, collect_random_state, restore_random_state
@@ -27,7 +26,6 @@ __all__ = [
     "Collectives",
     "DistributedCheckpointIO",
     "EngineFolderIO",
-    "NeighbourCheckpointIO",
     "SafetensorsCheckpointIO",
     "TorchCheckpointIO",
     "await_copies",
@@ -58,7 +56,6 @@ __getattr__, __dir__ = lazy_exports(
         ),
         ".file.mapped_file": ("load_mapped",),
         ".upkeep.stale": ("sweep_folder",),
-        ".neighbour.neighbour_io": ("NeighbourCheckpointIO",),
         ".state.plain_state": ("to_plain",),
         ".state.random_state": (
             "check_random_state",

@@ -1,7 +1,7 @@
 """The parts of the core's checkpoint folder from which another package can build a CheckpointIO of its own.
 
 A `PartWriter` writes what one rank has of a state, a `Manifest` names the files of all ranks, and a `FolderReader`
-reads the part that one rank needs. `NeighbourCheckpointIO` is built from these names alone.
+reads the part that one rank needs. core-neighbour is built from these names alone.
 """
 
 from core.checkpoint.file.single_file import digests_of as digests_of_file

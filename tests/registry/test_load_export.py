@@ -35,10 +35,14 @@ def test_a_blocked_package_adds_none(site, manager, monkeypatch):
         load_export("core", "acme_door", manager())
 
 
-def test_a_name_of_a_known_package_says_what_to_install(site, manager, monkeypatch):
-    monkeypatch.setattr("core.registry.exports.known_aliases", lambda kind: {"core.acme_door": "core-planned"})
-    with pytest.raises(ImportError, match=r"core.acme_door comes with core-planned. core-planned is not installed"):
-        load_export("core", "acme_door", manager())
+@pytest.mark.parametrize(
+    ("name", "distribution"),
+    [("core.cli_for", "core-jsonargparse"), ("core.callbacks.MemoryCheckpoint", "core-neighbour")],
+)
+def test_a_name_of_a_known_package_says_what_to_install(site, manager, name, distribution):
+    package, _, attribute = name.rpartition(".")
+    with pytest.raises(ImportError, match=rf"{name} comes with {distribution}\. .*`pip install {distribution}`"):
+        load_export(package, attribute, manager())
 
 
 @pytest.mark.parametrize("module", [core, core.callbacks])

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from core.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
-    from core.trainer.callbacks.checkpoints.memory_checkpoint import MemoryCheckpoint
+    from core.trainer.callbacks.arguments import check_int
     from core.trainer.callbacks.checkpoints.model_checkpoint import ModelCheckpoint
     from core.trainer.callbacks.checkpoints.on_exception_checkpoint import OnExceptionCheckpoint
     from core.trainer.callbacks.early_stopping import EarlyStopping
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from core.trainer.callbacks.weights.stochastic_weight_averaging import StochasticWeightAveraging
     from core.trainer.callbacks.weights.weight_averaging import WeightAveraging
     from core.trainer.hooks.callback import Callback
+    from core.trainer.hooks.state_keeper import StateKeeper
 
 __all__ = [
     "EMA",
@@ -44,35 +45,37 @@ __all__ = [
     "LambdaCallback",
     "LearningRateFinder",
     "LearningRateMonitor",
-    "MemoryCheckpoint",
     "ModelCheckpoint",
     "ModelPruning",
     "ModelSummary",
     "OnExceptionCheckpoint",
     "ProgressBar",
     "RichProgressBar",
+    "StateKeeper",
     "StochasticWeightAveraging",
     "ThroughputMonitor",
     "Timer",
     "WeightAveraging",
+    "check_int",
 ]
 
 __getattr__, __dir__ = lazy_exports(
     __name__,
     {
         ".weights.ema": ("EMA",),
+        ".arguments": ("check_int",),
         ".prediction_writer": ("BasePredictionWriter",),
         ".weights.backbone_finetuning": ("BackboneFinetuning",),
         ".weights.base_finetuning": ("BaseFinetuning",),
         ".finders.batch_size_finder": ("BatchSizeFinder",),
         "..hooks.callback": ("Callback",),
+        "..hooks.state_keeper": ("StateKeeper",),
         ".monitors.device_stats_monitor": ("DeviceStatsMonitor",),
         ".early_stopping": ("EarlyStopping",),
         ".gradient_accumulation_scheduler": ("GradientAccumulationScheduler",),
         ".lambda_callback": ("LambdaCallback",),
         ".finders.learning_rate_finder": ("LearningRateFinder",),
         ".monitors.learning_rate_monitor": ("LearningRateMonitor",),
-        ".checkpoints.memory_checkpoint": ("MemoryCheckpoint",),
         ".checkpoints.model_checkpoint": ("ModelCheckpoint",),
         ".weights.model_pruning": ("ModelPruning",),
         ".model_summary": ("ModelSummary",),

@@ -8,6 +8,7 @@ import posixpath
 from typing import TYPE_CHECKING, Any
 
 from core.contract import CheckpointNotFoundError, ConfigurationError
+from core.trainer.hooks.state_keeper import StateKeeper
 from core.trainer.state import requeue
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ def find_checkpoint(run: Run, wanted: PathLike | None) -> PathLike | None:
     found = run.strategy.broadcast(found)
     if isinstance(found, Exception):
         raise found
-    if wanted == "last" and (keeper := next((each for each in run.callbacks if hasattr(each, "newest")), None)):
+    if wanted == "last" and (keeper := next((each for each in run.callbacks if isinstance(each, StateKeeper)), None)):
         found = keeper.newest(run.trainer, found) or found
     if run.strategy.is_global_zero:
         text = f"goes on from {found}" if found else "finds no checkpoint, and training begins anew"

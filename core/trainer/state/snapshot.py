@@ -10,6 +10,7 @@ from core.contract import CheckpointCorruptedError, CheckpointError
 from core.registry import CORE_VERSION
 from core.session import UserData, check_schedulers, describe_scheduler
 from core.trainer.hooks.events import overrides
+from core.trainer.hooks.state_keeper import StateKeeper
 from core.trainer.hparams import foreign_state, hyperparameters
 from core.trainer.logging import running_metrics
 from core.trainer.settings.warn_at import warn_caller
@@ -20,7 +21,7 @@ from core.trainer.state.finished_run import check_limits
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from core.contract import PathLike
+    from core.contract import CheckpointIO, PathLike
     from core.trainer.run import Run
 
 FORMAT_VERSION = 1
@@ -49,6 +50,12 @@ def save(run: Run, path: PathLike, *, weights_only: bool = False, finished: Fini
     if not weights_only:
         state |= _training_state(run, Position.of(run) if finished is None else finished.position)
     run.session.save_checkpoint(path, state, kept=None if finished is None else finished.rank_state)
+
+
+def save_by(run: Run, storage: CheckpointIO, path: PathLike) -> None:
+    """All ranks. Write the state between two optimizer steps by another storage than the strategy's."""
+    with _by(run, storage):
+        save(run, path)
 
 
 def _training_state(run: Run, position: Position) -> dict[str, Any]:
@@ -80,7 +87,8 @@ def load(run: Run, path: PathLike) -> None:
             with sections.restoring("schedulers", path):
                 _check_schedulers(run, content)
 
-    with _storage_of(run, path):
+    own = (callback.storage_of(path) for callback in run.callbacks if isinstance(callback, StateKeeper))
+    with _by(run, next(filter(None, own), None)):
         saved = run.session.read_checkpoint(
             path,
             _parts(run) if run.trains else {"model": run.module},
@@ -133,12 +141,11 @@ def _restore_ranks(run: Run, ranks: list[dict[str, Any]]) -> None:
 
 
 @contextlib.contextmanager
-def _storage_of(run: Run, path: PathLike) -> Iterator[None]:
-    """A context in which the strategy reads by the storage of a callback that knows this path, if there is one."""
+def _by(run: Run, storage: CheckpointIO | None) -> Iterator[None]:
+    """A context in which the strategy writes and reads by this storage, if it isn't None."""
     strategy = run.strategy
     usual = strategy.checkpoint_io
-    own = (callback.storage_of(path) for callback in run.callbacks if hasattr(callback, "storage_of"))
-    strategy.checkpoint_io = next(filter(None, own), usual)
+    strategy.checkpoint_io = storage or usual
     try:
         yield
     finally:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from torch.optim import Optimizer
 
-    from core.contract import GradientClipping, PathLike, Stage, TrainingStep
+    from core.contract import CheckpointIO, GradientClipping, PathLike, Stage, TrainingStep
     from core.fabric import Fabric
     from core.session import Session
     from core.trainer.hooks.callback import Callback
@@ -349,6 +349,20 @@ class TrainerViews(DataViews):
             from core.trainer.state import save_after_fit
 
             save_after_fit.save(self.run, path, weights_only=weights_only)
+
+    def save_snapshot(self, path: PathLike, checkpoint_io: CheckpointIO) -> None:
+        """All ranks, in a hook between two optimizer steps. Save by another CheckpointIO than the strategy's.
+
+        For callbacks that keep states by themselves. Such a state isn't the newest checkpoint in the eyes of the run,
+        which names that one to the user when it ends early.
+
+        Args:
+            path: what `checkpoint_io` understands.
+            checkpoint_io: saves everything from which a run can continue exactly.
+        """
+        from core.trainer.state import snapshot
+
+        snapshot.save_by(self.run, checkpoint_io, path)
 
     # callbacks by kind ----------------------------------------------------------------------------------------------
 

@@ -8,9 +8,8 @@ import torch
 
 from checkpoint_collectives import Alone, in_threads
 from core import CheckpointError
-from core.checkpoint import NeighbourCheckpointIO
-from core.checkpoint.neighbour import node_parts
 from core.contract import CheckpointNotFoundError, Chunk, ShardedLeaf
+from core_neighbour import NeighbourCheckpointIO, node_parts
 
 ROWS = 12
 NAME = "step-1.ckpt"

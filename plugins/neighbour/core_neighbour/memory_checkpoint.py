@@ -12,18 +12,17 @@ import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from core.checkpoint import CheckpointIO, NeighbourCheckpointIO, TorchCheckpointIO, to_plain, verify_checkpoint
-from core.contract import Capability, CheckpointError, ConfigurationError, UnsupportedError
+from core.callbacks import Callback, check_int
+from core.checkpoint import TorchCheckpointIO, to_plain, verify_checkpoint
+from core.contract import Capability, CheckpointError, CheckpointIO, ConfigurationError, UnsupportedError
 from core.strategies import ParallelStrategy
-from core.trainer.callbacks.arguments import check_int
-from core.trainer.hooks.callback import Callback
-from core.trainer.state import snapshot
+from core_neighbour.neighbour_io import NeighbourCheckpointIO
 
 if TYPE_CHECKING:
     from torch import nn
 
+    from core import Trainer
     from core.contract import Collectives, PathLike
-    from core.trainer.views.trainer_views import TrainerViews
 
 _SHARED_MEMORY = "/dev/shm"  # the memory file system of Linux, in which every user makes folders
 _SHARED_BY_ALL = ("model", "optimizers")
@@ -61,7 +60,7 @@ class MemoryCheckpoint(Callback):
         self._folder = folder
         self._step_seen = 0
 
-    def check_fit(self, trainer: TrainerViews, module: nn.Module) -> None:
+    def check_fit(self, trainer: Trainer, module: nn.Module) -> None:
         """Refuse strategies whose ranks differ, and can't say in what, or can't tell each other.
 
         Raises:
@@ -86,19 +85,17 @@ class MemoryCheckpoint(Callback):
                 capability=Capability.SHARDED_STATE,
             )
 
-    def teardown(self, trainer: TrainerViews, module: nn.Module, stage: str) -> None:
+    def teardown(self, trainer: Trainer, module: nn.Module, stage: str) -> None:
         """Release the process group, which ends."""
         self._shards = None
 
-    def on_train_start(self, trainer: TrainerViews, module: nn.Module) -> None:
+    def on_train_start(self, trainer: Trainer, module: nn.Module) -> None:
         """Forget what an earlier run has left, if this one begins anew."""
         self._step_seen = trainer.global_step
         if trainer.ckpt_path is None:
             self._forget(trainer)
 
-    def on_train_batch_end(
-        self, trainer: TrainerViews, module: nn.Module, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
+    def on_train_batch_end(self, trainer: Trainer, module: nn.Module, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Keep the state after an optimizer step."""
         step, before = trainer.global_step, self._step_seen
         if step // self.every_n_train_steps == before // self.every_n_train_steps or trainer.count_unfinished():
@@ -106,11 +103,11 @@ class MemoryCheckpoint(Callback):
         self._step_seen = step
         self._keep(trainer, step)
 
-    def on_fit_end(self, trainer: TrainerViews, module: nn.Module) -> None:
+    def on_fit_end(self, trainer: Trainer, module: nn.Module) -> None:
         """Forget it: training has come to its end."""
         self._forget(trainer)
 
-    def newest(self, trainer: TrainerViews, other: str | None) -> str | None:
+    def newest(self, trainer: Trainer, other: str | None) -> str | None:
         """All ranks. The path on this node of what the nodes that are left have kept last; None if `other` is newer.
 
         Args:
@@ -141,7 +138,7 @@ class MemoryCheckpoint(Callback):
         """The CheckpointIO that reads what `newest` has found; None if any does."""
         return self._shards if self._shards is not None and self._shards.exists(path) else None
 
-    def _shards_of(self, trainer: TrainerViews) -> NeighbourCheckpointIO | None:
+    def _shards_of(self, trainer: Trainer) -> NeighbourCheckpointIO | None:
         """The storage of shards; None where all ranks have the same."""
         strategy = trainer.strategy
         has_shards = Capability.SHARDED_STATE in strategy.capabilities
@@ -149,30 +146,27 @@ class MemoryCheckpoint(Callback):
             self._shards = NeighbourCheckpointIO(strategy.node_rank)
         return self._shards
 
-    def _keep(self, trainer: TrainerViews, step: int) -> None:
+    def _keep(self, trainer: Trainer, step: int) -> None:
         """All ranks. Write the new one, then remove the old one."""
         strategy = trainer.strategy
-        path, storage = self._own_folder(trainer, make=True) / _name_of(step), strategy.checkpoint_io
-        strategy.checkpoint_io = self._shards_of(trainer) or _OnEachNode(writes=strategy.local_rank == 0)
-        try:
-            with trainer.profile("save_in_memory"):
-                snapshot.save(trainer.run, path)
-        finally:
-            strategy.checkpoint_io = storage
+        path = self._own_folder(trainer, make=True) / _name_of(step)
+        storage = self._shards_of(trainer) or _OnEachNode(writes=strategy.local_rank == 0)
+        with trainer.profile("save_in_memory"):
+            trainer.save_snapshot(path, storage)
         if strategy.local_rank == 0:
             for old in path.parent.iterdir():
                 if path.name not in old.name:  # it is part of the name of its digest
                     shutil.rmtree(old) if old.is_dir() else old.unlink()
 
-    def _newest_own(self, trainer: TrainerViews) -> Path | None:
+    def _newest_own(self, trainer: Trainer) -> Path | None:
         kept = sorted(self._own_folder(trainer).glob("step-*.ckpt"), key=_step_of, reverse=True)
         return next(filter(_is_whole, kept), None)
 
-    def _forget(self, trainer: TrainerViews) -> None:
+    def _forget(self, trainer: Trainer) -> None:
         if trainer.strategy.local_rank == 0:
             shutil.rmtree(self._own_folder(trainer), ignore_errors=True)
 
-    def _own_folder(self, trainer: TrainerViews, *, make: bool = False) -> Path:
+    def _own_folder(self, trainer: Trainer, *, make: bool = False) -> Path:
         """The folder of this run's states. It lies among those of other users, who may have made one of its name.
 
         Raises:

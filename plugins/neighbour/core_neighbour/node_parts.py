@@ -1,6 +1,6 @@
 """The parts of a checkpoint that one node has in its memory, each with a note that says what it is.
 
-A part is what `core.checkpoint.folder.writer` writes for one rank. Its note is written last, and makes it a part.
+A part is what core's `PartWriter` writes for one rank. Its note is written last, and makes it a part.
 """
 
 from __future__ import annotations

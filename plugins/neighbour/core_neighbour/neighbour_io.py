@@ -9,16 +9,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from core.checkpoint.building_blocks import FolderReader, cannot_write, overwriting, together
-from core.checkpoint.neighbour import node_parts
-from core.contract.checkpoint_io import CheckpointIO, DirectCollectives
-from core.contract.errors import CheckpointError, CheckpointNotFoundError, UnsupportedError
+from core.contract import CheckpointError, CheckpointIO, CheckpointNotFoundError, DirectCollectives, UnsupportedError
+from core_neighbour import node_parts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from core.checkpoint.building_blocks import ChunkRead
-    from core.checkpoint.neighbour.node_parts import Part
-    from core.contract.checkpoint_io import Collectives, PathLike
+    from core.contract import Collectives, PathLike
+    from core_neighbour.node_parts import Part
 
 T = TypeVar("T")
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
         STRATEGY_REGISTRY,
     )
     from core.session import ModuleHandle, Session
-    from core.trainer import CombinedLoader, DataModule, Module, Trainer, Tuner
+    from core.trainer import CombinedLoader, DataModule, Module, Trainer
     from core.watch import WatchdogOptions
 
 __all__ = [  # noqa: F405  (what the star above brings)
@@ -99,7 +99,6 @@ __all__ = [  # noqa: F405  (what the star above brings)
     "TensorDescription",
     "Trainer",
     "TrainingStep",
-    "Tuner",
     "UnknownAliasError",
     "UnsupportedError",
     "WatchdogOptions",
@@ -122,13 +121,7 @@ _OTHERS = {
     ".fabric": ("Fabric", "rank_zero_info", "rank_zero_only", "rank_zero_warn", "seed_everything"),
     ".registry": tuple(name for name in __all__ if name.endswith("_REGISTRY")),
     ".session": ("ModuleHandle", "Session"),
-    ".trainer": (
-        "CombinedLoader",
-        "DataModule",
-        "Module",
-        "Trainer",
-        "Tuner",
-    ),
+    ".trainer": ("CombinedLoader", "DataModule", "Module", "Trainer"),
     ".watch": ("WatchdogOptions",),
 }
 _CONTRACT = set(__all__).difference(*_OTHERS.values(), ["__version__"])

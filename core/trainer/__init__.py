@@ -10,11 +10,12 @@ if TYPE_CHECKING:
     from core.trainer.data.combined import CombinedLoader
     from core.trainer.data.datamodule import DataModule
     from core.trainer.hparams.hyperparameters import HasHyperparameters
+    from core.trainer.loops.fit_call import FitCall
     from core.trainer.module.module import Module
+    from core.trainer.settings.warn_at import warn_caller
     from core.trainer.trainer import Trainer
-    from core.trainer.tuner import Tuner
 
-__all__ = ["CombinedLoader", "DataModule", "HasHyperparameters", "Module", "Trainer", "Tuner"]
+__all__ = ["CombinedLoader", "DataModule", "FitCall", "HasHyperparameters", "Module", "Trainer", "warn_caller"]
 
 __getattr__, __dir__ = lazy_exports(
     __name__,
@@ -22,8 +23,9 @@ __getattr__, __dir__ = lazy_exports(
         ".data.combined": ("CombinedLoader",),
         ".data.datamodule": ("DataModule",),
         ".hparams.hyperparameters": ("HasHyperparameters",),
+        ".loops.fit_call": ("FitCall",),
         ".module.module": ("Module",),
+        ".settings.warn_at": ("warn_caller",),
         ".trainer": ("Trainer",),
-        ".tuner": ("Tuner",),
     },
 )

@@ -412,6 +412,34 @@ class Trainer(TrainerViews):
         require_optimizers(model, self.strategy)
         return check_fit_call(self.options, model, train_dataloaders, val_dataloaders, datamodule)
 
+    def check_copied_fit(self, who: str, module: nn.Module) -> None:
+        """Refuse modules and strategies with which `fit_on_copies` can't be.
+
+        Args:
+            who: the class that asks for it.
+            module: the user's own.
+
+        Raises:
+            ConfigurationError: the module steps its optimizers itself.
+            UnsupportedError: the strategy's engine or shards can't be taken apart from a run.
+        """
+        from core.trainer.copies.copied_fit import check_copied_fit
+
+        check_copied_fit(who, self.strategy, module)
+
+    def fit_on_copies(self, call: FitCall, callback: Callback, *, max_steps: int) -> None:
+        """Run `fit` on copies for so many optimizer steps. What the callback has found is in the callback itself.
+
+        This Trainer, its loggers and callbacks, the module, the positions of loaders and the random state stay as they
+        are. A callback's `before_fit` may call it.
+
+        Raises:
+            ConfigurationError: something can't be copied.
+        """
+        from core.trainer.copies.copied_fit import fit_on_copies
+
+        fit_on_copies(self, call, callback, max_steps=max_steps)
+
     def _module_or_last(self, model: nn.Module | None) -> nn.Module:
         if (module := self.module if model is None else model) is None:
             raise ConfigurationError("No model was given, and this Trainer has run none before. Pass one.")

@@ -37,7 +37,13 @@ def test_a_blocked_package_adds_none(site, manager, monkeypatch):
 
 @pytest.mark.parametrize(
     ("name", "distribution"),
-    [("core.cli_for", "core-jsonargparse"), ("core.callbacks.MemoryCheckpoint", "core-neighbour")],
+    [
+        ("core.cli_for", "core-jsonargparse"),
+        ("core.callbacks.MemoryCheckpoint", "core-neighbour"),
+        ("core.Tuner", "core-tuning"),
+        ("core.callbacks.LearningRateFinder", "core-tuning"),
+        ("core.callbacks.BatchSizeFinder", "core-tuning"),
+    ],
 )
 def test_a_name_of_a_known_package_says_what_to_install(site, manager, name, distribution):
     package, _, attribute = name.rpartition(".")

@@ -6,7 +6,7 @@ import os
 import pytest
 import torch
 
-from core import Callback, Trainer, Tuner
+from core import Callback, Trainer
 from core.loggers import CSVLogger
 from small_nets import QUIET, Net, batches
 
@@ -41,13 +41,14 @@ class Own(Trainer):
     answer = 42
 
 
-def test_a_search_has_a_run_of_its_own_and_leaves_the_trainers_alone():
+def test_a_fit_on_copies_has_a_run_of_its_own_and_leaves_the_trainers_alone():
     trainer, module = Own(**QUIET, max_steps=2, callbacks=Callback()), Rated()
     trainer.fit(module, batches(4))
     run = trainer.run
     before = {name: value for name, value in vars(run).items() if name != "publisher"}
     fitted = module.met[:]
-    Tuner(trainer).lr_find(module, batches(4), num_training=5, update_attr=False)
+    call = trainer.check_fit_call(module, batches(4), None, None)
+    trainer.fit_on_copies(call, Callback(), max_steps=5)
     assert trainer.run is run
     assert {name: value for name, value in vars(run).items() if name != "publisher"} == before
     assert {met[:3] for met in fitted} == {(Own, 2, 1)}

@@ -7,7 +7,7 @@ from torch.amp import GradScaler
 from torch.optim import LBFGS, SGD, AdamW
 from torch.optim.lr_scheduler import StepLR
 
-from core import Callback, Capability, ConfigurationError, ModuleError, Trainer, Tuner, UnsupportedError
+from core import Callback, Capability, ModuleError, Trainer, UnsupportedError
 from core.precision import MixedPrecision
 from core.strategies import SingleDeviceStrategy
 from small_nets import QUIET, Net, batches
@@ -165,9 +165,3 @@ def test_strategies_of_one_optimizer_refuse_several():
 
     with pytest.raises(UnsupportedError, match=r"OfOne sets up one optimizer, not 2\. Use parameter groups"):
         fit(Untouched(), strategy=OfOne())
-
-
-def test_a_search_for_a_learning_rate_refuses_several():
-    tuner = Tuner(Trainer(**QUIET, max_epochs=1))
-    with pytest.raises(ConfigurationError, match=r"needs one optimizer, and Pair\.configure_optimizers returned 2"):
-        tuner.lr_find(Pair(), batches(4), update_attr=False)

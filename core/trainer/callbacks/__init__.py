@@ -11,8 +11,6 @@ if TYPE_CHECKING:
     from core.trainer.callbacks.checkpoints.model_checkpoint import ModelCheckpoint
     from core.trainer.callbacks.checkpoints.on_exception_checkpoint import OnExceptionCheckpoint
     from core.trainer.callbacks.early_stopping import EarlyStopping
-    from core.trainer.callbacks.finders.batch_size_finder import BatchSizeFinder
-    from core.trainer.callbacks.finders.learning_rate_finder import LearningRateFinder
     from core.trainer.callbacks.gradient_accumulation_scheduler import GradientAccumulationScheduler
     from core.trainer.callbacks.lambda_callback import LambdaCallback
     from core.trainer.callbacks.model_summary import ModelSummary
@@ -37,13 +35,11 @@ __all__ = [
     "BackboneFinetuning",
     "BaseFinetuning",
     "BasePredictionWriter",
-    "BatchSizeFinder",
     "Callback",
     "DeviceStatsMonitor",
     "EarlyStopping",
     "GradientAccumulationScheduler",
     "LambdaCallback",
-    "LearningRateFinder",
     "LearningRateMonitor",
     "ModelCheckpoint",
     "ModelPruning",
@@ -67,14 +63,12 @@ __getattr__, __dir__ = lazy_exports(
         ".prediction_writer": ("BasePredictionWriter",),
         ".weights.backbone_finetuning": ("BackboneFinetuning",),
         ".weights.base_finetuning": ("BaseFinetuning",),
-        ".finders.batch_size_finder": ("BatchSizeFinder",),
         "..hooks.callback": ("Callback",),
         "..hooks.state_keeper": ("StateKeeper",),
         ".monitors.device_stats_monitor": ("DeviceStatsMonitor",),
         ".early_stopping": ("EarlyStopping",),
         ".gradient_accumulation_scheduler": ("GradientAccumulationScheduler",),
         ".lambda_callback": ("LambdaCallback",),
-        ".finders.learning_rate_finder": ("LearningRateFinder",),
         ".monitors.learning_rate_monitor": ("LearningRateMonitor",),
         ".checkpoints.model_checkpoint": ("ModelCheckpoint",),
         ".weights.model_pruning": ("ModelPruning",),

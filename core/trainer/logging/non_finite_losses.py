@@ -34,8 +34,8 @@ class NonFiniteLossCheck:
     an epoch's end. What is logged counts as a loss if its name says so.
     """
 
-    def __init__(self, progress: Progress) -> None:
-        self._progress = progress
+    def __init__(self, progress: Progress, *, warns: bool = True) -> None:
+        self._progress, self._warns = progress, warns
         self._warned: set[str] = set()
         self._last_finite: int | None = None
         self._since: int | None = None
@@ -89,7 +89,7 @@ class NonFiniteLossCheck:
                 self._tell(_TRAINING if name in training else name, f"The logged loss {name!r} is {value}")
 
     def _tell(self, key: str, what: str, function: Callable[..., Any] | None = None) -> None:
-        if key not in self._warned:
+        if self._warns and key not in self._warned:
             self._warned.add(key)
             step, epoch = self._progress.global_step, self._progress.epoch
             warn_at(function, f"{what}, seen at step {step}, in epoch {epoch}. {_CURE}")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 from core.contract import ConfigurationError
-from core.trainer.settings.warn_at import warn_caller
+from core.trainer import warn_caller
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from core.callbacks import Callback
 from core.contract import ConfigurationError
-from core.trainer.hooks.callback import Callback
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from core.trainer.tuning.learning_rate_curve import LearningRateCurve
-    from core.trainer.views.trainer_views import TrainerViews
+    from core import Trainer
+    from core_tuning.learning_rate_curve import LearningRateCurve
 
 _SMOOTHING = 0.98
 _NUM_UNSETTLED = 10  # the mean of so few losses may be low by luck
@@ -38,7 +38,7 @@ class LearningRateSearch(Callback):
         """Restore the result."""
         self.curve.results = dict(state)
 
-    def on_train_start(self, trainer: TrainerViews, module: nn.Module) -> None:
+    def on_train_start(self, trainer: Trainer, module: nn.Module) -> None:
         """Disable the module's schedulers, and begin with the smallest rate."""
         trainer.strategy.lr_schedulers = []
         if len(optimizers := trainer.strategy.optimizers) != 1:
@@ -53,9 +53,7 @@ class LearningRateSearch(Callback):
         ]
         self._set_rate()
 
-    def on_train_batch_end(
-        self, trainer: TrainerViews, module: nn.Module, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
+    def on_train_batch_end(self, trainer: Trainer, module: nn.Module, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Note a batch's loss, and after an optimizer step their mean."""
         loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
         if isinstance(loss, Tensor):

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from argparse import Namespace
+from collections.abc import MutableMapping
 from typing import TYPE_CHECKING, Any
 
 from core.contract import ConfigurationError
-from core.trainer.hparams.hyperparameters import hparams_of
 
 if TYPE_CHECKING:
-    from collections.abc import MutableMapping, Sequence
+    from collections.abc import Sequence
 
 
 def find_attribute(who: str, owners: Sequence[Any], names: Sequence[str]) -> str:
@@ -32,15 +33,17 @@ def write_attribute(owners: Sequence[Any], name: str, value: Any) -> None:
     for owner in owners:
         if hasattr(owner, name):
             setattr(owner, name, value)
-        if name in hparams_of(owner):
-            _items(owner)[name] = value
+        if name in (hparams := _hparams_of(owner)):
+            hparams[name] = value
 
 
 def _has(owner: Any, name: str) -> bool:
-    return hasattr(owner, name) or name in hparams_of(owner)
+    return hasattr(owner, name) or name in _hparams_of(owner)
 
 
-def _items(owner: Any) -> MutableMapping[str, Any]:
-    hparams = owner.hparams
-    items: MutableMapping[str, Any] = hparams if hasattr(hparams, "keys") else vars(hparams)
-    return items
+def _hparams_of(owner: Any) -> MutableMapping[str, Any]:
+    """The `hparams` of a module or data module of whatever class; empty if it has none."""
+    hparams = getattr(owner, "hparams", None)
+    if isinstance(hparams, Namespace):
+        hparams = vars(hparams)
+    return hparams if isinstance(hparams, MutableMapping) else {}

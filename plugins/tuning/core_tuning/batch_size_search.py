@@ -3,25 +3,24 @@
 from __future__ import annotations
 
 import gc
+import inspect
 import math
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
+from core import CombinedLoader
+from core.callbacks import Callback
 from core.contract import Capability, ConfigurationError, DeviceError, UnsupportedError
-from core.trainer.data.combined import CombinedLoader
-from core.trainer.data.loaders import length_of
-from core.trainer.hooks.callback import Callback
-from core.trainer.module.optimization import evaluates_loss
-from core.trainer.tuning.attributes import write_attribute
+from core_tuning.attributes import write_attribute
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from torch import nn
 
-    from core.trainer.views.trainer_views import TrainerViews
+    from core import Trainer
 
 # What is said where no exception of a class of its own is raised: by the CPU; by CUDA's runtime, MPS and others; by
 # cuBLAS and cuDNN, which ask the device for memory by themselves, and where cuDNN has too little to try what it could.
@@ -61,7 +60,7 @@ class BatchSizeSearch(Callback):
         """Restore the result."""
         self.size = state["size"]
 
-    def on_train_start(self, trainer: TrainerViews, module: nn.Module) -> None:
+    def on_train_start(self, trainer: Trainer, module: nn.Module) -> None:
         """Search, and let the run end before its first step."""
         _check_ranks(trainer)
         limit = _samples_of_rank(trainer)
@@ -70,7 +69,7 @@ class BatchSizeSearch(Callback):
         )
         trainer.should_stop = True
 
-    def _fits(self, trainer: TrainerViews, size: int) -> bool:
+    def _fits(self, trainer: Trainer, size: int) -> bool:
         """All ranks. Try a size; the same answer everywhere."""
         owners = [owner for owner in (trainer.datamodule, trainer.module) if owner is not None]
         write_attribute(owners, self._attribute, size)
@@ -85,7 +84,7 @@ class BatchSizeSearch(Callback):
 class _Trial:
     """A few batches of one size, with all that a step needs memory for."""
 
-    def __init__(self, trainer: TrainerViews, num_steps: int) -> None:
+    def __init__(self, trainer: Trainer, num_steps: int) -> None:
         assert trainer.running_step is not None
         self._trainer, self._num_steps = trainer, num_steps
         self._step, self._transfer = trainer.running_step, trainer.make_transfer()
@@ -154,7 +153,7 @@ def _next_size(mode: str, good: int, bad: int | float, limit: int | float) -> in
     return (good + int(bad)) // 2
 
 
-def _agreed(trainer: TrainerViews, part: Callable[[], None]) -> bool:
+def _agreed(trainer: Trainer, part: Callable[[], None]) -> bool:
     """All ranks. Do something that may need more memory than there is. True if no rank ran out of it.
 
     Raises:
@@ -176,7 +175,7 @@ def is_out_of_memory(error: BaseException) -> bool:
     return isinstance(error, torch.OutOfMemoryError | MemoryError) or any(message in text for message in _MESSAGES)
 
 
-def _free(trainer: TrainerViews) -> None:
+def _free(trainer: Trainer) -> None:
     for parameter in trainer.module.parameters():
         parameter.grad = None
     gc.collect()
@@ -184,19 +183,26 @@ def _free(trainer: TrainerViews) -> None:
         torch.accelerator.empty_cache()
 
 
-def _leaves(trainer: TrainerViews) -> Sequence[Any]:
+def _leaves(trainer: Trainer) -> Sequence[Any]:
     loader = trainer.loaders.train
     return [leaf for _, leaf in loader.leaves] if isinstance(loader, CombinedLoader) else [loader]
 
 
-def _samples_of_rank(trainer: TrainerViews) -> int | float:
+def _samples_of_rank(trainer: Trainer) -> int | float:
     """Samples of a rank's shard of the smallest data set; infinite if that isn't known."""
-    length = min(length_of(getattr(leaf, "dataset", None)) for leaf in _leaves(trainer))
+    length = min(_length_of(getattr(leaf, "dataset", None)) for leaf in _leaves(trainer))
     num_shards = trainer.strategy.data_parallel_size if trainer.session.has_peers else 1
     return length if length == math.inf else max(1, int(length) // num_shards)
 
 
-def _check_attribute_used(trainer: TrainerViews, attribute: str, size: int) -> None:
+def _length_of(dataset: Any) -> int | float:
+    try:
+        return len(dataset)
+    except (TypeError, NotImplementedError):
+        return math.inf
+
+
+def _check_attribute_used(trainer: Trainer, attribute: str, size: int) -> None:
     for leaf in _leaves(trainer):
         if getattr(leaf, "batch_size", None) not in (None, size):
             raise ConfigurationError(
@@ -206,9 +212,9 @@ def _check_attribute_used(trainer: TrainerViews, attribute: str, size: int) -> N
             )
 
 
-def _check_ranks(trainer: TrainerViews) -> None:
+def _check_ranks(trainer: Trainer) -> None:
     strategy = trainer.strategy
-    if any(evaluates_loss(optimizer) for optimizer in strategy.optimizers):
+    if any(_evaluates_loss(optimizer) for optimizer in strategy.optimizers):
         raise ConfigurationError(
             "A search for a batch size steps the optimizer without its loss, and this one evaluates it itself. Try "
             "sizes in a loop with Trainer(max_steps=3)."
@@ -221,3 +227,9 @@ def _check_ranks(trainer: TrainerViews) -> None:
             "can't, or sync_batchnorm=True forbids. Search on one device.",
             capability=Capability.NO_SYNC,
         )
+
+
+def _evaluates_loss(optimizer: Any) -> bool:
+    """True if `step` needs a closure, as that of LBFGS does: torch says so by a `closure` without a default."""
+    parameter = inspect.signature(type(optimizer).step).parameters.get("closure")
+    return parameter is not None and parameter.default is inspect.Parameter.empty

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from core.checkpoint import collect_random_state, restore_random_state
 from core.contract import Capability, ConfigurationError, UnsupportedError
+from core.trainer.copies.copies import copy_loaders, copy_owner
 from core.trainer.data.loaders import Loaders
 from core.trainer.logging.metric_values import MetricValues
 from core.trainer.logging.non_finite_losses import NonFiniteLossCheck
@@ -16,10 +17,9 @@ from core.trainer.logging.null_metrics import NullMetricCollector
 from core.trainer.loops.launch import launch
 from core.trainer.progress import Progress
 from core.trainer.state.finished_fit import OWN_OPTIMIZERS
-from core.trainer.tuning.copies import copy_loaders, copy_owner
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from torch import nn
 
@@ -34,15 +34,13 @@ if TYPE_CHECKING:
 _OWN_STEPS = OWN_OPTIMIZERS | Capability.OWNS_STEP | Capability.OWNS_ACCUMULATION | Capability.OWNS_SCHEDULER
 
 
-class _NoLossCheck(NonFiniteLossCheck):
-    """Never warns: a search looks for the rate at which the loss explodes."""
+def check_copied_fit(who: str, strategy: Strategy, module: Any) -> None:
+    """Refuse what can't run on copies.
 
-    def _tell(self, key: str, what: str, function: Callable[..., Any] | None = None) -> None:
-        pass
-
-
-def check_searchable(who: str, trainer: TrainerViews, module: Any) -> None:
-    """Refuse what can't be searched for.
+    Args:
+        who: the class that asks for it.
+        strategy: of the run.
+        module: the user's own.
 
     Raises:
         ConfigurationError: the module steps its optimizers itself, so that they may be several.
@@ -53,25 +51,19 @@ def check_searchable(who: str, trainer: TrainerViews, module: Any) -> None:
             f"{who} needs automatic optimization with one optimizer, and {type(module).__name__} has "
             "automatic_optimization=False. Try values in a loop with Trainer(max_steps=100)."
         )
-    if found := trainer.strategy.capabilities & _OWN_STEPS:
+    if found := strategy.capabilities & _OWN_STEPS:
         raise UnsupportedError(
             f"{who} needs steps that core makes and parameters that are whole on each rank, and "
-            f"{type(trainer.strategy).__name__} has {' and '.join(one.name or '' for one in found)}. Search with one "
+            f"{type(strategy).__name__} has {' and '.join(one.name or '' for one in found)}. Search with one "
             "device or with 'ddp', or try values in a loop with Trainer(max_steps=100).",
             capability=found,
         )
 
 
-def run_apart(trainer: TrainerViews, call: FitCall, callback: Callback, *, max_steps: int) -> None:
-    """Run `fit` on copies for so many optimizer steps. What the callback has found is in the callback itself.
-
-    The Trainer, its loggers and callbacks, the module, the positions of loaders and the random state stay as they are.
-
-    Raises:
-        ConfigurationError: something can't be copied.
-    """
+def fit_on_copies(trainer: TrainerViews, call: FitCall, callback: Callback, *, max_steps: int) -> None:
+    """Run `fit` on copies; see `Trainer.fit_on_copies`."""
     with _random_state_kept(trainer.strategy):
-        run = _search_run(trainer.run, call, callback, max_steps)
+        run = _copied_run(trainer.run, call, callback, max_steps)
         source = _copied_source(call, run.module, run.datamodule)
         run.loaders = Loaders(run.options, [source])
         # A Trainer of the same class, which has this run and leaves that of the other one alone.
@@ -80,11 +72,11 @@ def run_apart(trainer: TrainerViews, call: FitCall, callback: Callback, *, max_s
         launch(run, [source])
 
 
-def _search_run(run: Run, call: FitCall, callback: Callback, max_steps: int) -> Run:
+def _copied_run(run: Run, call: FitCall, callback: Callback, max_steps: int) -> Run:
     """A run that has of another one the backend, and the options that aren't limits."""
     progress = Progress()
     logged = MetricValues(NullMetricCollector, progress)
-    logged.losses = _NoLossCheck(progress)
+    logged.losses = NonFiniteLossCheck(progress, warns=False)
     module = copy_owner(run.fabric.uncompiled(call.module))
     datamodule = copy_owner(call.datamodule) if call.datamodule is not None else None
     options = replace(

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Literal
 
+from core.callbacks import Callback, check_int
 from core.contract import ConfigurationError
-from core.trainer.callbacks.arguments import check_int
-from core.trainer.hooks.callback import Callback
+from core_tuning.attributes import find_attribute, write_attribute
+from core_tuning.learning_rate_curve import LearningRateCurve
+from core_tuning.learning_rate_search import LearningRateSearch
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from core.trainer.loops.fit_call import FitCall
-    from core.trainer.tuning.learning_rate_curve import LearningRateCurve
-    from core.trainer.views.trainer_views import TrainerViews
+    from core import Trainer
+    from core.trainer import FitCall
 
 _NAME = "LearningRateFinder"
 
@@ -80,31 +81,27 @@ class LearningRateFinder(Callback):
         """Restore the result."""
         self.learning_rate = state["learning_rate"]
 
-    def on_load_checkpoint(self, trainer: TrainerViews, module: nn.Module, checkpoint: dict[str, Any]) -> None:
+    def on_load_checkpoint(self, trainer: Trainer, module: nn.Module, checkpoint: dict[str, Any]) -> None:
         """Give the module the rate of the run that goes on."""
-        from core.trainer.tuning.attributes import write_attribute
-
         if (rate := checkpoint.get("learning_rate")) is not None:
             write_attribute([module], self._attribute(module), rate)
 
-    def on_save_checkpoint(self, trainer: TrainerViews, module: nn.Module, checkpoint: dict[str, Any]) -> None:
+    def on_save_checkpoint(self, trainer: Trainer, module: nn.Module, checkpoint: dict[str, Any]) -> None:
         """Keep the rate for it."""
         checkpoint["learning_rate"] = self.learning_rate
 
-    def check_fit(self, trainer: TrainerViews, module: nn.Module) -> None:
+    def check_fit(self, trainer: Trainer, module: nn.Module) -> None:
         """Refuse what can't be searched for.
 
         Raises:
             ConfigurationError: no automatic optimization, or no attribute for the result.
             UnsupportedError: the strategy's steps or parameters are its own.
         """
-        from core.trainer.tuning.search import check_searchable
-
-        check_searchable(_NAME, trainer, module)
+        trainer.check_copied_fit(_NAME, module)
         if self.update_attr:
             self._attribute(module)
 
-    def before_fit(self, trainer: TrainerViews, call: FitCall) -> None:
+    def before_fit(self, trainer: Trainer, call: FitCall) -> None:
         """Search, write the result to the module, and say so on rank 0."""
         curve = self.search(trainer, call)
         if self.learning_rate is not None:
@@ -113,15 +110,11 @@ class LearningRateFinder(Callback):
                 f"{len(curve.results['lr'])} steps of a copy."
             )
 
-    def search(self, trainer: TrainerViews, call: FitCall) -> LearningRateCurve:
+    def search(self, trainer: Trainer, call: FitCall) -> LearningRateCurve:
         """Search. The module gets the rate if `update_attr` says so."""
-        from core.trainer.tuning.attributes import write_attribute
-        from core.trainer.tuning.learning_rate_curve import LearningRateCurve
-        from core.trainer.tuning.learning_rate_search import LearningRateSearch
-        from core.trainer.tuning.search import run_apart
-
         curve = LearningRateCurve(self.mode, self.min_lr, self.max_lr, self.num_training_steps)
-        run_apart(trainer, call, LearningRateSearch(curve, self.early_stop_threshold), max_steps=curve.num_training)
+        search = LearningRateSearch(curve, self.early_stop_threshold)
+        trainer.fit_on_copies(call, search, max_steps=curve.num_training)
         self.optimal_lr = curve
         if self.update_attr and (rate := curve.suggestion()) is not None:
             self.learning_rate = rate
@@ -129,6 +122,4 @@ class LearningRateFinder(Callback):
         return curve
 
     def _attribute(self, module: nn.Module) -> str:
-        from core.trainer.tuning.attributes import find_attribute
-
         return find_attribute(_NAME, [module], [self.attr_name] if self.attr_name else ["lr", "learning_rate"])

@@ -11,6 +11,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from callbacks.tiny import make_trainer
 from core import ConfigurationError, DataModule, DeviceError, Module, Tuner
 from core.callbacks import BatchSizeFinder, LambdaCallback, LearningRateFinder
+from core_tuning import LearningRateCurve
 from resuming import on_ranks
 
 NUM_SAMPLES = 40
@@ -131,8 +132,6 @@ def test_nothing_but_the_rate_has_changed(tmp_path):
 
 
 def test_the_suggestion_is_where_the_loss_falls_most_steeply():
-    from core.trainer.tuning.learning_rate_curve import LearningRateCurve
-
     rates, losses = [10.0**power for power in range(-5, 1)], [5.0, 4.9, 4.0, 1.0, 0.5, 9.0]
     curve = LearningRateCurve("exponential", 1e-5, 1, 6, {"lr": rates, "loss": losses})
     assert curve.suggestion(0, 0) == 1e-3  # 3.9 in two decades, against 3.5 around the next
@@ -278,6 +277,11 @@ class Manual(Net):
     automatic_optimization = False
 
 
+class Pair(Net):
+    def configure_optimizers(self):
+        return [torch.optim.SGD(layer.parameters()) for layer in self.layers[::3]]
+
+
 class Fixed(Net):
     def train_dataloader(self):
         return DataLoader(data(), 4)
@@ -288,6 +292,7 @@ class Fixed(Net):
     [
         (lambda tuner: tuner.lr_find(Manual()), "automatic_optimization=False"),
         (lambda tuner: tuner.scale_batch_size(Manual()), "automatic_optimization=False"),
+        (lambda tuner: tuner.lr_find(Pair()), r"needs one optimizer, and Pair\.configure_optimizers returned 2"),
         (lambda tuner: tuner.lr_find(Net(), attr_name="rate"), "found no attribute 'rate' in Net"),
         (lambda tuner: tuner.scale_batch_size(Net(), batch_arg_name="size"), "found no attribute 'size' in Net"),
         (lambda tuner: tuner.lr_find(Net(), iter([])), "an iterator that a search would use up"),

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Literal
 
+from core.callbacks import Callback, check_int
 from core.contract import ConfigurationError
-from core.trainer.callbacks.arguments import check_int
-from core.trainer.hooks.callback import Callback
+from core_tuning.attributes import find_attribute, write_attribute
+from core_tuning.batch_size_search import BatchSizeSearch
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from core.trainer.loops.fit_call import FitCall
-    from core.trainer.views.trainer_views import TrainerViews
+    from core import Trainer
+    from core.trainer import FitCall
 
 _NAME = "BatchSizeFinder"
 
@@ -65,45 +66,37 @@ class BatchSizeFinder(Callback):
         """Restore the result."""
         self.optimal_batch_size = state["batch_size"]
 
-    def on_save_checkpoint(self, trainer: TrainerViews, module: nn.Module, checkpoint: dict[str, Any]) -> None:
+    def on_save_checkpoint(self, trainer: Trainer, module: nn.Module, checkpoint: dict[str, Any]) -> None:
         """Keep the size for a run that goes on."""
         checkpoint["batch_size"] = self.optimal_batch_size
 
-    def on_load_checkpoint(self, trainer: TrainerViews, module: nn.Module, checkpoint: dict[str, Any]) -> None:
+    def on_load_checkpoint(self, trainer: Trainer, module: nn.Module, checkpoint: dict[str, Any]) -> None:
         """Make the loaders with the size of the run that goes on."""
-        from core.trainer.tuning.attributes import write_attribute
-
         if (size := checkpoint.get("batch_size")) is not None and trainer.trains:
             owners = [owner for owner in (trainer.datamodule, module) if owner is not None]
             write_attribute(owners, self.batch_arg_name, size)
             trainer.loaders.ask_again()
 
-    def check_fit(self, trainer: TrainerViews, module: nn.Module) -> None:
+    def check_fit(self, trainer: Trainer, module: nn.Module) -> None:
         """Refuse what can't be searched for.
 
         Raises:
             ConfigurationError: no automatic optimization.
             UnsupportedError: the strategy's steps or parameters are its own.
         """
-        from core.trainer.tuning.search import check_searchable
+        trainer.check_copied_fit(_NAME, module)
 
-        check_searchable(_NAME, trainer, module)
-
-    def before_fit(self, trainer: TrainerViews, call: FitCall) -> None:
+    def before_fit(self, trainer: Trainer, call: FitCall) -> None:
         """Search, write the result where the loaders are made, and say so on rank 0."""
         trainer.print(f"{_NAME} has set {self.batch_arg_name} to {self.search(trainer, call)}.")
 
-    def search(self, trainer: TrainerViews, call: FitCall) -> int:
+    def search(self, trainer: Trainer, call: FitCall) -> int:
         """Search, write the size, and return it.
 
         Raises:
             ConfigurationError: loaders were passed, whose batch size can't be changed, or no hook uses the attribute.
             DeviceError: not even one sample fits.
         """
-        from core.trainer.tuning.attributes import find_attribute, write_attribute
-        from core.trainer.tuning.batch_size_search import BatchSizeSearch
-        from core.trainer.tuning.search import run_apart
-
         if call.train.owner is None:
             raise ConfigurationError(
                 f"{_NAME} makes loaders of several batch sizes, and train_dataloaders were passed as they are. Define "
@@ -112,7 +105,7 @@ class BatchSizeFinder(Callback):
             )
         find_attribute(_NAME, call.owners, [self.batch_arg_name])
         search = BatchSizeSearch(self.mode, self.steps_per_trial, self.init_val, self.max_trials, self.batch_arg_name)
-        run_apart(trainer, call, search, max_steps=1)
+        trainer.fit_on_copies(call, search, max_steps=1)
         self.optimal_batch_size = search.size
         write_attribute(call.owners, self.batch_arg_name, search.size)
         return search.size

@@ -1,1 +1,0 @@
-"""Callbacks that search for a batch size and a learning rate before training."""

@@ -5,6 +5,7 @@ reads the part that one rank needs. core-neighbour is built from these names alo
 """
 
 from core.checkpoint.file.single_file import digests_of as digests_of_file
+from core.checkpoint.file.torch_file import unpickle
 from core.checkpoint.folder.local_folder import LocalFolder
 from core.checkpoint.folder.reader import FolderReader, Plan
 from core.checkpoint.folder.writer import PartWriter
@@ -37,4 +38,5 @@ __all__ = [
     "overwriting",
     "parse_manifest",
     "together",
+    "unpickle",
 ]

@@ -6,7 +6,8 @@ import abc
 from typing import TYPE_CHECKING, Any, ClassVar
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Set
+    from collections.abc import Collection, Mapping
+    from typing import BinaryIO
 
 
 class CheckpointReader(abc.ABC):
@@ -16,15 +17,14 @@ class CheckpointReader(abc.ABC):
     core's own. The call sequence, in each process that reads:
 
     1. `recognizes(head)`, of every installed reader, until one says yes.
-    2. `translate(saved)`, of that one.
+    2. `read(file, path)`, of that one, if the file holds objects of other classes.
+    3. `translate(saved)`, of the same.
 
     A folder that isn't the core's own is named and not read: the core asks `recognizes_folder` what does read it.
     """
 
     program: ClassVar[str]
     """The name of the program that writes these files, for messages: `"PyTorch Lightning"`."""
-    unread: ClassVar[Set[str]] = frozenset()
-    """The keys of the file that `translate` doesn't look at: objects of other classes below them may stay unread."""
 
     @abc.abstractmethod
     def recognizes(self, head: bytes) -> bool:
@@ -35,12 +35,23 @@ class CheckpointReader(abc.ABC):
         """The state of a run, as a Trainer of core saves it: weights, hyperparameters, optimizers, progress.
 
         Args:
-            saved: the content of the file: plain types, tensors and arrays. Objects of other classes are left out.
+            saved: the content of the file: plain types, tensors and arrays.
 
         Raises:
             KeyError, IndexError, TypeError, ValueError, AttributeError: the file isn't what it looked like; the core
                 names it.
         """
+
+    def read(self, file: BinaryIO, path: str) -> dict[str, Any] | None:
+        """The content of a file that holds more than plain types, tensors and arrays. None: it is refused.
+
+        Nothing in it may be executed: `core.checkpoint.building_blocks.unpickle` makes only what is named to it.
+
+        Args:
+            file: seekable.
+            path: of it, for warnings.
+        """
+        return None
 
     def recognizes_folder(self, path: str, names: Collection[str]) -> str | None:
         """Sentences that name the command that reads a folder of this program; None for any other folder.

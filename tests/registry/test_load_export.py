@@ -4,7 +4,8 @@ import pytest
 
 import core
 import core.callbacks
-from core.contract.errors import AliasConflictError, BlockedPluginError
+from core.contract.errors import AliasConflictError, BlockedPluginError, CheckpointError
+from core.registry.checkpoint_readers import reader_of
 from core.registry.exports import load_export
 from fake_distributions import make_distribution
 
@@ -56,3 +57,9 @@ def test_the_packages_that_are_open_ask_for_them(module, monkeypatch):
     monkeypatch.setattr("core.registry.exports.load_export", lambda package, name: (package, name))
     assert module.Anything == (module.__name__, "Anything")
     assert not hasattr(module, "__wrapped__")
+
+
+def test_a_file_of_lightning_says_what_to_install(registry, monkeypatch):
+    monkeypatch.setattr("core.registry.checkpoint_readers.CHECKPOINT_READER_REGISTRY", registry("checkpoint reader"))
+    with pytest.raises(CheckpointError, match=r"saved by PyTorch Lightning, .*`pip install core-lightning`"):
+        reader_of(b"..pytorch-lightning_version..state_dict..", "their.ckpt")

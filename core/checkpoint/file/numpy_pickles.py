@@ -62,6 +62,7 @@ STAND_INS: list[tuple[Any, str]] = [
     *((_scalar, f"{module}.scalar") for module in _MODULES),
 ]
 """As `torch.serialization.add_safe_globals` takes them."""
+NAMES = frozenset(name for _, name in STAND_INS)
 
 
 @contextmanager

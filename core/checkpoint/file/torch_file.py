@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 import torch
 
-from core.checkpoint.file import foreign_objects, numpy_pickles, single_file
+from core.checkpoint.file import numpy_pickles, single_file
 from core.checkpoint.state.plain_state import to_plain
 from core.checkpoint.storage import messages
 from core.contract.errors import CheckpointCorruptedError
-from core.text.printable import printable
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from core.contract.checkpoint_io import PathLike
     from core.contract.checkpoint_reader import CheckpointReader
 
@@ -56,7 +57,7 @@ def load(file: BinaryIO, path: str) -> dict[str, Any]:
         raise
     except Exception as error:
         reader = _reader_of(file, path)
-        if reader is None or (loaded := _without_foreign_objects(file, path, reader)) is None:
+        if reader is None or (loaded := reader.read(file, path)) is None:
             raise CheckpointCorruptedError(
                 f"{path!r} is not a checkpoint that can be loaded without running code from it: {reason_of(error)}. "
                 "Expected a file written by core, or by torch.save with plain types and tensors only."
@@ -76,19 +77,19 @@ def load(file: BinaryIO, path: str) -> dict[str, Any]:
         ) from error
 
 
-def unpickle(file: BinaryIO, stand_ins: list[Any] | None = None, mapped_from: str | None = None) -> Any:
+def unpickle(file: BinaryIO, stand_ins: Iterable[tuple[Any, str]] = (), mapped_from: str | None = None) -> Any:
     """Read what torch has saved in a file: tensors, arrays and plain types. None of it accesses other memory.
 
     Args:
         file: seekable.
-        stand_ins: other classes that may be in it, with their names.
+        stand_ins: what is made in place of other classes that are in it, with their names; NumPy's are as ever.
         mapped_from: the path of the file, if its tensors are to be on mapped memory.
 
     Raises:
         Exception: torch's error for a file that isn't one of its own.
     """
     with (
-        numpy_pickles.allowed([bytes, *(stand_ins or [])]),
+        numpy_pickles.allowed([bytes, *(each for each in stand_ins if each[1] not in numpy_pickles.NAMES)]),
         # Without the check, indices of sparse tensors are taken as they are.
         torch.sparse.check_sparse_tensor_invariants(),
         warnings.catch_warnings(),
@@ -108,29 +109,6 @@ def _reader_of(file: BinaryIO, path: str) -> CheckpointReader | None:
     head = file.read(_HEAD_BYTES)
     file.seek(0)
     return reader_of(head, path)
-
-
-def _without_foreign_objects(file: BinaryIO, path: str, reader: CheckpointReader) -> Any:
-    """The content of a file that holds objects of other classes; None if it can't be read without them either."""
-    try:
-        loaded = unpickle(file, foreign_objects.stand_ins(file, {name for _, name in numpy_pickles.STAND_INS}))
-    except (MemoryError, OSError, Warning):
-        raise
-    except Exception:
-        return None
-    if not isinstance(loaded, dict):
-        return None
-    left: dict[str, str] = {}
-    read = {key: value for key, value in loaded.items() if key not in reader.unread}
-    content = foreign_objects.leave_out(read, "", left)
-    if left:
-        named = printable(", ".join(f"{place} ({kind})" for place, kind in left.items()))
-        warnings.warn(
-            f"{path!r} was written by {reader.program} and holds objects of other classes, which are left out, since "
-            f"nothing in a file is executed: {named}. Read without them: {printable(', '.join(content))}.",
-            stacklevel=2,
-        )
-    return content
 
 
 def reason_of(error: Exception) -> str:

@@ -9,12 +9,18 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from core import CheckpointReader, __version__
+from core_lightning import foreign_objects
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
+    from typing import BinaryIO
 
 _MARK = "pytorch-lightning_version"
 _OWN = "core"
+_UNREAD = {
+    *("callbacks", "native_amp_scaling_state", "hparams_type"),
+    *("datamodule_hparams_name", "datamodule_hyper_parameters", "datamodule_hparams_type"),
+}
 
 
 class LightningCheckpointReader(CheckpointReader):
@@ -26,16 +32,14 @@ class LightningCheckpointReader(CheckpointReader):
     """
 
     program = "PyTorch Lightning"
-    unread = frozenset(
-        {
-            *("callbacks", "native_amp_scaling_state", "hparams_type"),
-            *("datamodule_hparams_name", "datamodule_hyper_parameters", "datamodule_hparams_type"),
-        }
-    )
 
     def recognizes(self, head: bytes) -> bool:
         """True if Lightning's version stands among the first keys, and weights do."""
         return _MARK.encode() in head and b"state_dict" in head
+
+    def read(self, file: BinaryIO, path: str) -> dict[str, Any] | None:
+        """The content of a file, without objects of other classes, which a warning names."""
+        return foreign_objects.read(file, path, _UNREAD)
 
     def translate(self, saved: Mapping[str, Any]) -> dict[str, Any]:
         """The state of a run."""
@@ -99,7 +103,7 @@ _KNOWN = {
     _MARK,
     *("state_dict", "optimizer_states", "lr_schedulers", "loops", "epoch", "global_step"),
     *("hparams_name", "hyper_parameters", "MixedPrecision"),
-    *LightningCheckpointReader.unread,
+    *_UNREAD,
 }
 
 

@@ -83,6 +83,12 @@ def test_objects_are_left_out_and_named(classes, tmp_path):
     assert "their_project" not in sys.modules
 
 
+def test_what_is_never_read_is_not_needed(tmp_path):
+    less = {"state_dict": {}, "optimizer_states": []}
+    more = {**less, "callbacks": ["junk"], "hparams_type": ["junk"], "datamodule_hparams_type": ["junk"]}
+    assert read(lightning(**more), tmp_path / "more.ckpt") == read(lightning(**less), tmp_path / "less.ckpt")
+
+
 def test_hyperparameters_in_a_dict_of_its_own_class_are_read(classes, tmp_path):
     state = read(lightning(hyper_parameters=classes.AttributeDict(width=4)), tmp_path / "their.ckpt")
     assert state["hyper_parameters"] == {"width": 4}

@@ -106,12 +106,6 @@ class CheckpointReaderConformance(Conformance[CheckpointReader]):
             for junk in _JUNK:
                 self._assert_said(reader, {**content, key: junk}, f"{key!r} is {junk!r}")
 
-    def test_unread_sections_are_not_needed(self) -> None:
-        """Objects of other classes below the keys in `unread` are left out, so that nothing depends on these."""
-        reader, content = self.make(), self._content()
-        kept = {key: value for key, value in content.items() if key not in reader.unread}
-        assert _saved(reader.translate(kept)) == _saved(reader.translate(content))
-
     def _content(self) -> dict[str, Any]:
         if not (content := self.content()):
             pytest.skip("the suite has no `content`, a checkpoint as the program saves it")

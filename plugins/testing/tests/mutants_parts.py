@@ -533,7 +533,7 @@ def reader(test):
         plugin.mark = f"{plugin.__name__}_version"
 
         def content(suite):
-            return {plugin.mark: 3, "weights": {"layer.weight": torch.ones(2)}, "log": ["begun", "ended"]}
+            return {plugin.mark: 3, "weights": {"layer.weight": torch.ones(2)}}
 
         return mutant(test, "checkpoint reader", "test_documents_itself", content=content)(plugin)
 
@@ -544,7 +544,6 @@ class NotesReader(CheckpointReader):
     """Reads notes."""
 
     program = "Notes"
-    unread = frozenset({"log"})
 
     def recognizes(self, head):
         return self.mark.encode() in head
@@ -617,11 +616,3 @@ class AssertsItsSections(NotesReader):
     def translate(self, saved):
         assert "weights" in saved
         return super().translate(saved)
-
-
-@reader("test_unread_sections_are_not_needed")
-class ReadsTheUnread(NotesReader):
-    """Reads a section that it says it leaves alone."""
-
-    def translate(self, saved):
-        return {**super().translate(saved), "hyper_parameters": {"log": len(saved.get("log", ()))}}

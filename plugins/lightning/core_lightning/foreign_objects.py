@@ -6,9 +6,13 @@ what was named to it.
 
 from __future__ import annotations
 
+import warnings
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from torch.serialization import get_unsafe_globals_in_checkpoint
+
+from core.checkpoint.building_blocks import unpickle
+from core.text import printable
 
 if TYPE_CHECKING:
     from collections.abc import Set
@@ -35,19 +39,50 @@ class _PlainDict:
         return {}
 
 
-def stand_ins(file: BinaryIO, known: Set[str]) -> list[tuple[Any, str]]:
-    """The stand-ins, by name, of all classes and functions that torch's safe unpickler refuses; but for `known`.
+def read(file: BinaryIO, path: str, unread: Set[str]) -> dict[str, Any] | None:
+    """The content of a file, without objects of other classes, which a warning names.
+
+    Args:
+        file: seekable.
+        path: of it, for the warning.
+        unread: keys that nobody looks at: objects below them are no warning.
+
+    Returns:
+        None for a file that can't be read without them either.
+    """
+    try:
+        loaded = unpickle(file, _stand_ins(file))
+    except (MemoryError, OSError, Warning):
+        raise
+    except Exception:
+        return None
+    if not isinstance(loaded, dict):
+        return None
+    left: dict[str, str] = {}
+    content = _copy_dict({key: value for key, value in loaded.items() if key not in unread}, "", left)
+    if left:
+        named = printable(", ".join(f"{place} ({kind})" for place, kind in left.items()))
+        warnings.warn(
+            f"{path!r} was written by PyTorch Lightning and holds objects of other classes, which are left out, since "
+            f"nothing in a file is executed: {named}. Read without them: {printable(', '.join(content))}.",
+            stacklevel=2,
+        )
+    return content
+
+
+def _stand_ins(file: BinaryIO) -> list[tuple[Any, str]]:
+    """The stand-ins, by name, of all classes and functions that torch's safe unpickler refuses.
 
     Raises:
         ValueError: the file isn't one of torch's.
     """
     file.seek(0)
-    names = set(get_unsafe_globals_in_checkpoint(file)) - known
+    names = get_unsafe_globals_in_checkpoint(file)
     file.seek(0)
     return [(_PlainDict if name.rpartition(".")[2] in _DICTS else type(name, (_StandIn,), {}), name) for name in names]
 
 
-def leave_out(value: Any, path: str, left: dict[str, str]) -> Any:
+def _copy(value: Any, path: str, left: dict[str, str]) -> Any:
     """A copy of what was read, without stand-ins.
 
     Args:
@@ -55,11 +90,6 @@ def leave_out(value: Any, path: str, left: dict[str, str]) -> Any:
         path: of it, for a reader.
         left: is filled with the paths that are left out, and the names of their classes. A list goes as a whole.
     """
-    copied = _copy(value, path, left)
-    return None if copied is _LEFT_OUT else copied
-
-
-def _copy(value: Any, path: str, left: dict[str, str]) -> Any:
     # Of a class or a function itself, the stand-in is there, and not an instance of it.
     kind = value if isinstance(value, type) else type(value)
     if issubclass(kind, _StandIn):

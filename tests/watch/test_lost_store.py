@@ -41,7 +41,7 @@ def test_a_rank_whose_store_is_gone_prints_no_page_about_it(tmp_path, capfd):
     options = WatchdogOptions(limit=timedelta(seconds=12), folder=tmp_path)  # it asks every two seconds
     watchdog = Watchdog(options, store.clone(), SecondRank(), port)
     try:
-        while watchdog._folder is None:  # until it has asked for the first rank
+        while watchdog.exchange.folder is None:  # until it has asked for the first rank
             time.sleep(0.05)
         server.kill()
         server.join()

@@ -38,6 +38,7 @@ _CAUSES = {
     True: "\nThe above exception was the direct cause of the following exception:\n\n",
     False: "\nDuring handling of the above exception, another exception occurred:\n\n",
 }
+_OF_ANOTHER = "If another rank has ended first, its own error, above or in its log, is the cause.\n"
 _CAUSE_S = 2.0
 """Seconds that a rank which has lost another one waits for that one's own error, to show it alone."""
 _CALLS_OF_MODULES = ("_wrapped_call_impl", "_call_impl")
@@ -121,7 +122,8 @@ def format_short(error: BaseException) -> str:
     """
     if wants_full() or any(isinstance(link, BaseExceptionGroup) for link in _chain(error)):
         return _format_whole(error)
-    return "".join(_format(error, set()))
+    is_echo = is_lost_connection(error) and not _is_core_error(error)
+    return "".join([*_format(error, set()), *[_OF_ANOTHER] * is_echo])
 
 
 def show(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:

@@ -264,8 +264,4 @@ class WorkerGroup:
     def _describe(self, worker: Worker) -> WorkerError:
         if not worker.has_left:
             return worker_error(worker.rank, 1 if worker.exit_code is None else worker.exit_code, worker.report)
-        failure = left_early(worker.rank, worker.num_begun, worker.num_done, self._num_needed)
-        for other in self._ended:
-            if other.report is not None:
-                failure.add_note(f"Rank {other.rank} then stopped with {other.report.summary}")
-        return failure
+        return left_early(worker.rank, worker.num_begun, worker.num_done, self._num_needed)

@@ -13,6 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from core.contract import HangError, WorkerError
+from core.display.lost_connection import is_lost_connection
 from core.display.tracebacks import format_short
 from core.launch.connections import hang_up
 from core.launch.forked_copies import ForkedCopies
@@ -99,8 +100,8 @@ class MainProcess:
         if failure is error:
             return error
         note = f"Rank {self.rank} then stopped with {summarize(error)}"
-        # The same error passes here again as it leaves outer launches.
-        if not isinstance(error, WorkerError) and note not in getattr(failure, "__notes__", []):
+        # The same error passes here again as it leaves outer launches. A lost connection is the failure's effect alone.
+        if not is_lost_connection(error) and note not in getattr(failure, "__notes__", []):
             failure.add_note(note)
         return failure
 

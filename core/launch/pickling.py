@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-_MAX_DEPTH = 12
+_MAX_PARTS = 100  # of those that fail: each is pickled
 
 
 def find_unpicklable(value: Any, path: str, pickle_module: Any = pickle) -> tuple[str, Exception] | None:
@@ -22,19 +22,25 @@ def find_unpicklable(value: Any, path: str, pickle_module: Any = pickle) -> tupl
         path: how messages call it.
         pickle_module: as `torch.save` takes it.
     """
-    return _find(value, path, set(), 0, pickle_module)
-
-
-def _find(value: Any, path: str, seen: set[int], depth: int, pickle_module: Any) -> tuple[str, Exception] | None:
     if (error := _error_of(value, pickle_module)) is None:
         return None
-    seen.add(id(value))
-    for name, part in _parts(value) if depth < _MAX_DEPTH else ():
-        if id(part) not in seen:
-            found = _find(part, path + name, seen, depth + 1, pickle_module)
-            if found is not None:
+    return _find(value, path, error, set(), pickle_module) or (path, error)
+
+
+def _find(
+    value: Any, path: str, error: Exception, failing: set[int], pickle_module: Any
+) -> tuple[str, Exception] | None:
+    """The innermost part of what fails; None if that is only in what refers to it, and is found from there."""
+    is_innermost = True
+    failing.add(id(value))
+    for name, part in _parts(value) if len(failing) < _MAX_PARTS else ():
+        if id(part) in failing:
+            is_innermost = False
+        elif (cause := _error_of(part, pickle_module)) is not None:
+            is_innermost = False
+            if (found := _find(part, path + name, cause, failing, pickle_module)) is not None:
                 return found
-    return path, error
+    return (path, error) if is_innermost else None
 
 
 def _error_of(value: Any, pickle_module: Any) -> Exception | None:
@@ -61,8 +67,12 @@ def _parts(value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _attributes(value: Any) -> dict[str, Any]:
-    slots = [name for kind in type(value).__mro__ for name in getattr(kind, "__slots__", ()) if isinstance(name, str)]
-    return {name: getattr(value, name) for name in slots if hasattr(value, name)} | getattr(value, "__dict__", {})
+    try:
+        state = value.__getstate__()  # what a class leaves out isn't to blame
+    except Exception:
+        return {}
+    parts = state if isinstance(state, tuple) else (state,)  # those of a `__dict__`, those of slots
+    return {str(name): item for part in parts if isinstance(part, dict) for name, item in part.items()}
 
 
 class _Discard(io.BytesIO):

@@ -135,8 +135,7 @@ def test_a_killed_rank_ends_the_run(program, victim):
     assert f"rank {1 - victim} cleans up" in done.output, "its finally blocks ran"
     if victim == 1:
         assert done.code == 1
-        assert "WorkerError: Rank 1 was killed by SIGKILL" in done.errors
-        assert "Rank 0 then stopped with" in done.errors or "rank 0 got WorkerError" in done.output
+        assert "WorkerError: Rank 1 was killed by SIGKILL" in done.errors.splitlines()[-1]
     else:
         assert done.code == -signal.SIGKILL
     assert "the script went on" not in done.output
@@ -491,8 +490,8 @@ def test_a_rank_that_leaves_the_users_own_loop_is_named_where_others_lose_it(pro
             dist.all_reduce(torch.ones(1))
         """).finish(timeout_s=60)
     assert done.code == 1
-    assert "WorkerError: Rank 1 exited with code 0 after launch 1, and the other ranks still needed it" in done.errors
-    assert re.search(r"Rank [02] then stopped with ", done.errors), "and what that did to the others"
+    last = done.errors.splitlines()[-1]
+    assert "WorkerError: Rank 1 exited with code 0 after launch 1, and the other ranks still needed it" in last
 
 
 def test_ranks_that_leave_together_end_well(program):

@@ -42,6 +42,7 @@ def test_who_has_lost_another_rank_says_nothing_below_its_error(ends):
     lost = RuntimeError("gloo: Connection closed by peer")
     shown, left = ends(0, lost)
     assert "Traceback" in shown, "no other has told why"
+    assert shown.endswith("If another rank has ended first, its own error, above or in its log, is the cause.\n")
     assert left == "RuntimeError: gloo: Connection closed by peer"
     ends(1, ConfigurationError("devices=0"))
     assert ends(2, lost) == ("", None)

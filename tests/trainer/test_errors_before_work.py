@@ -1,5 +1,9 @@
 """Errors before anything runs: each says what was expected, what came, and what to do."""
 
+import re
+import threading
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch import nn
@@ -9,6 +13,7 @@ from core import (
     Callback,
     Capability,
     ConfigurationError,
+    LaunchError,
     Module,
     ModuleError,
     Strategy,
@@ -41,6 +46,31 @@ class Missing(nn.Module):
 def without(name):
     methods = {"training_step": Net.training_step, "configure_optimizers": Net.configure_optimizers}
     return type("Missing", (Missing,), {key: value for key, value in methods.items() if key != name})()
+
+
+# what spawned processes need ----------------------------------------------------------------------------------------
+
+
+class LeavesOut:
+    def __init__(self):
+        self.lock = threading.Lock()
+
+    def __getstate__(self):
+        return {}
+
+
+@pytest.mark.parametrize("place", ["module.helper.lock", "callbacks[0].lock", "module.helper['lock']"])
+def test_what_cannot_be_pickled_is_named_by_its_attribute(place):
+    net, callback = Net(), Callback()
+    callback.left_out = LeavesOut()
+    helper = SimpleNamespace(lock=threading.Lock())
+    if place.startswith("callbacks"):
+        callback.lock = helper.lock
+    else:
+        net.helper = vars(helper) if "[" in place else helper
+    message = rf"need, and run\.{re.escape(place)} can't be pickled: cannot pickle '_thread\.lock' object\."
+    with pytest.raises(LaunchError, match=message):
+        fit(net, strategy="ddp_spawn", devices=2, accelerator="cpu", callbacks=[callback])
 
 
 # the module ---------------------------------------------------------------------------------------------------------

@@ -34,7 +34,7 @@ def launch(run: Run, sources: Sequence[Source]) -> Any:
     run.status = "running"
     try:
         with workers_interruption(launcher.calls_in_place):
-            outcome = launcher.launch(_run_in_worker, run, not launcher.calls_in_place)
+            outcome = launcher.launch(_run_in_worker, run=run, crosses_processes=not launcher.calls_in_place)
     except BaseException:
         run.status = "interrupted"
         raise

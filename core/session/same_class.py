@@ -20,6 +20,8 @@ _NESTED = "_schedulers"
 """The key, and attribute, under which torch's SequentialLR and ChainedScheduler keep schedulers."""
 _FILLED_IN = {"amsgrad", "maximize", "foreach", "capturable", "differentiable", "fused", "decoupled_weight_decay"}
 """Options that torch's optimizers fill in where an older release has saved."""
+_MAY_BE_NUMBERS = {"step", "eta", "mu", "mu_product"}
+"""What torch's optimizers keep of a parameter that isn't a tensor everywhere: in older releases, and in SparseAdam."""
 _OF_ANY_SCHEDULER = {"base_lrs", "last_epoch", "verbose", SCHEDULER_KEY}
 
 
@@ -34,15 +36,16 @@ def describe_scheduler(scheduler: Any) -> dict[str, Any]:
     return {"class": _name_of(type(scheduler)), "parts": parts}
 
 
-def check_optimizer(optimizer: Optimizer, saved: Any) -> None:
+def check_optimizer(optimizer: Optimizer, saved: Any, place: str = "state") -> None:
     """Refuse the state of an optimizer that keeps other things, and warn of one that may.
 
     Args:
         optimizer: that is to go on.
         saved: its saved state, or a description of it. One without a class is recognized by the options in its groups.
+        place: of the state in the checkpoint.
 
     Raises:
-        CheckpointError: another class has saved it, or one without `amsgrad`.
+        CheckpointError: another class has saved it, or one without `amsgrad`; or it has something else than a tensor.
     """
     groups = saved.get("param_groups") if isinstance(saved, dict) else None
     if not isinstance(groups, list) or not groups or not all(isinstance(group, dict) for group in groups):
@@ -52,8 +55,33 @@ def check_optimizer(optimizer: Optimizer, saved: Any) -> None:
     # Schedulers put `initial_lr` into the groups.
     strange = groups[0].keys() - mine[0].keys() - _FILLED_IN - {"params", "param_names", "initial_lr"}
     _check("optimizer", own, saved.get(OPTIMIZER_KEY), lacking, strange)
-    if _is_torchs(type(optimizer)) and _lacks_amsgrad(mine, groups, saved.get("state")):
+    if not _is_torchs(type(optimizer)):
+        return
+    _check_entries(saved.get("state"), f"{place}['state']")
+    if _lacks_amsgrad(mine, groups, saved.get("state")):
         raise _refusal("optimizer", own, f"{_name_of(own)} without amsgrad, so that it has no 'max_exp_avg_sq'")
+
+
+def _check_entries(state: Any, place: str) -> None:
+    for name, entry in state.items() if isinstance(state, dict) else ():
+        for key, value in entry.items() if isinstance(entry, dict) and "func_evals" not in entry else ():  # of LBFGS
+            is_number = isinstance(value, int | float) and key in _MAY_BE_NUMBERS
+            if value is not None and not is_number and not hasattr(value, "shape"):
+                raise wrong_kind(f"{place}[{name!r}][{key!r}]", value, "a tensor")
+
+
+def wrong_kind(place: str, saved: Any, expected: str) -> CheckpointError:
+    """The error over a place in a checkpoint that holds something of another kind.
+
+    Args:
+        place: such as `"state['ema']"`.
+        saved: what is there.
+        expected: what should be.
+    """
+    return CheckpointError(
+        f"The checkpoint has {type(saved).__name__} {saved!r:.80} at {place}, where {expected} was expected: something "
+        "else was saved under this name, or the file was changed. Load another checkpoint, or leave it out of the state."
+    )
 
 
 def _lacks_amsgrad(mine: Sequence[dict[str, Any]], groups: Sequence[dict[str, Any]], state: Any) -> bool:

@@ -84,22 +84,33 @@ def restore(session: Session, target: Any, saved: Any, strict: bool) -> bool:
     return True
 
 
-def check_classes(session: Session, target: Any, saved: Any) -> None:
-    """Check, before anything is restored, that each optimizer and scheduler can go on from what was saved.
+def check_kinds(session: Session, target: Any, saved: Any, place: str = "state") -> None:
+    """Check, before anything is restored, that what was saved is of the kind of what it is restored into.
+
+    Each module, optimizer and scheduler needs a dict, and a tensor a tensor; optimizers and schedulers can go on from
+    what their own class has saved.
 
     Raises:
         CheckpointError: one can't.
     """
-    if is_optimizer(session, target):
-        same_class.check_optimizer(target, saved)
-    elif is_scheduler(target):
+    if hasattr(target, "data_ptr"):
+        if not hasattr(saved, "shape"):
+            raise same_class.wrong_kind(place, saved, "a tensor")
+        return
+    is_of_optimizer, is_of_scheduler = is_optimizer(session, target), is_scheduler(target)
+    if (is_module(session, target) or is_of_optimizer or is_of_scheduler) and not isinstance(saved, dict):
+        raise same_class.wrong_kind(place, saved, f"a dict, the state of {type(target).__name__},")
+    if is_of_optimizer:
+        same_class.check_optimizer(target, saved, place)
+    elif is_of_scheduler:
         same_class.check_scheduler(target, saved)
     elif isinstance(target, dict) and isinstance(saved, dict):
         for key in target.keys() & saved.keys():
-            check_classes(session, target[key], saved[key])
+            check_kinds(session, target[key], saved[key], f"{place}[{key!r}]")
     elif isinstance(target, list | tuple) and isinstance(saved, list | tuple):
-        for item, part in zip(target, saved, strict=False):  # their number is looked at where they are restored
-            check_classes(session, item, part)
+        # Their number is looked at where they are restored.
+        for index, (item, part) in enumerate(zip(target, saved, strict=False)):
+            check_kinds(session, item, part, f"{place}[{index}]")
 
 
 def without_class(saved: Any) -> Any:

@@ -66,7 +66,7 @@ def read(
         described = checkpoint_io.describe_checkpoint(path, collectives=collectives)
         if check is not None and described is not None:
             check(described)
-        state_objects.check_classes(session, dict(state), described)
+        state_objects.check_kinds(session, dict(state), described)
         own = load_targets.targets_of(session, described, dict(state))
         targets = own and own | rank_state.targets(session, described, dict(state))
     try:
@@ -78,7 +78,7 @@ def read(
     if described is None:
         if check is not None:
             check(saved)
-        state_objects.check_classes(session, dict(state or {}), saved)
+        state_objects.check_kinds(session, dict(state or {}), saved)
     return saved
 
 

@@ -289,6 +289,51 @@ def test_all_differences_are_told_at_once(tmp_path):
     assert torch.equal(model.state_dict()["last.weight"], before["last.weight"])
 
 
+@pytest.mark.parametrize("plugin", ["torch", "distributed"])
+@pytest.mark.parametrize("wrong", [7, "x"])
+@pytest.mark.parametrize(
+    ("place", "expected"),
+    [
+        (("optimizer",), "a dict, the state of Adam,"),
+        (("optimizer", "state", "weight", "exp_avg"), "a tensor"),
+        (("model",), "a dict, the state of Linear,"),
+        (("averages", 0), "a tensor"),
+    ],
+)
+def test_a_number_in_the_place_of_a_tensor_is_told_before_anything_is_loaded(tmp_path, plugin, wrong, place, expected):
+    def state():
+        net = nn.Linear(2, 1)
+        model, optimizer = fabric.setup(net, torch.optim.Adam(net.parameters()))
+        return {"model": model, "optimizer": optimizer, "averages": [torch.ones(3)]}
+
+    fabric = Fabric(accelerator="cpu", plugins=plugin)
+    saved = state()
+    saved["model"](torch.ones(1, 2)).sum().backward()
+    saved["optimizer"].step()
+    fabric.save(tmp_path / "right.ckpt", saved)
+    holder = changed = fabric.load(tmp_path / "right.ckpt")
+    for key in place[:-1]:
+        holder = holder[key]
+    holder[place[-1]] = wrong
+    fabric.save(tmp_path / "wrong.ckpt", changed)
+    target = state()
+    before = target["model"].weight.clone()
+    shown = "state" + "".join(f"[{key!r}]" for key in place)
+    with pytest.raises(CheckpointError) as caught:
+        fabric.load(tmp_path / "wrong.ckpt", target)
+    kind = type(wrong).__name__
+    assert f"has {kind} {wrong!r} at {shown}, where {expected} was expected" in str(caught.value)
+    assert torch.equal(target["model"].weight, before)
+    assert torch.equal(target["averages"][0], torch.ones(3))
+
+
+def test_a_number_in_the_place_of_a_weight_is_told(tmp_path):
+    fabric = Fabric(accelerator="cpu")
+    fabric.save(tmp_path / "wrong.ckpt", {"model": {"weight": 7, "bias": torch.zeros(1)}})
+    with pytest.raises(CheckpointError, match=r"'weight', int saved and \(1, 2\) here"):
+        fabric.load(tmp_path / "wrong.ckpt", {"model": fabric.setup(nn.Linear(2, 1))})
+
+
 @pytest.mark.parametrize(
     ("layers", "message"),
     [

@@ -1,6 +1,7 @@
 """Checkpoints that somebody has changed: where a section is something else, `fit` ends in a CheckpointError."""
 
 import copy
+import re
 
 import pytest
 import torch
@@ -149,3 +150,13 @@ def test_random_numbers_of_a_wrong_type_are_told_when_they_are_loaded(saved, tmp
     trainer = Trainer(max_epochs=2, plugins="torch", callbacks=[Counting()], **QUIET)
     with pytest.raises(CheckpointError, match="its ranks is something that can't be restored"):
         trainer.fit(TakingNone(), DataLoader(torch.cat(batches()), batch_size=2), ckpt_path=path)
+
+
+def test_a_number_in_the_place_of_an_optimizers_tensor_is_told_before_work(saved, tmp_path):
+    state = copy.deepcopy(saved)
+    name, entry = next(iter(state["optimizers"][0]["state"].items()))
+    entry["exp_avg"] = 7
+    torch.save(state, tmp_path / "wrong.pt")
+    place = re.escape(f"has int 7 at state['optimizers'][0]['state']['{name}']['exp_avg'], where a tensor was expected")
+    with pytest.raises(CheckpointError, match=place):
+        fit(tmp_path / "wrong.pt", goes_on=True)

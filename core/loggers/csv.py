@@ -81,7 +81,7 @@ class CSVLogger(RunFolderLogger):
         if not self._rows:
             return
         path = self.metrics_path
-        with _locked(path.parent):
+        with self.writing(), _locked(path.parent):
             self._write(path)
         self._rows, self._has_written = [], True
         self._save_facts()
@@ -97,7 +97,8 @@ class CSVLogger(RunFolderLogger):
         if self._facts:
             path = self.folder() / "run.json"
             facts = {**_read_facts(path), **self._facts}
-            path.write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
+            with self.writing():
+                path.write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
             self._facts = {}
 
     def _write(self, path: Path) -> None:

@@ -13,7 +13,7 @@ from core.contract.errors import ConfigurationError
 from core.contract.logger import Logger
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
 _PREFIX = "version_"
 
@@ -73,19 +73,29 @@ class RunFolderLogger(Logger):
             ConfigurationError: it can't be made.
         """
         experiment = self._save_dir / self._name
-        try:
+        with self.writing():
             if self._version is None:
                 self._version, self._has_made = _claim_next(experiment), True
             folder = experiment / (self._version if isinstance(self._version, str) else f"{_PREFIX}{self._version}")
             if not folder.is_dir():
                 folder.mkdir(parents=True, exist_ok=True)
                 self._has_made = True
+        return folder
+
+    @contextlib.contextmanager
+    def writing(self) -> Iterator[None]:
+        """A context in which this logger writes to its folder.
+
+        Raises:
+            ConfigurationError: it can't; the disk may be full.
+        """
+        try:
+            yield
         except OSError as error:
             raise ConfigurationError(
-                f"{type(self).__name__} can't make a folder in {str(experiment)!r}: {error.strerror}. "
-                "Expected a save_dir that this process may write to."
+                f"{type(self).__name__} can't write to {self.root_dir!r}: {error.strerror}. "
+                "Expected a save_dir with room that this process may write to."
             ) from error
-        return folder
 
     def finalize(self, status: str) -> None:
         """Remove the folder if the run has failed before anything was written. A later call makes it again."""
@@ -116,7 +126,8 @@ class RunFolderLogger(Logger):
         """Write the options of the run to `hparams.json`; what JSON doesn't know is written as its `str`."""
         options = vars(params) if isinstance(params, Namespace) else params
         text = json.dumps(dict(options), indent=2, default=str, skipkeys=True)
-        (self.folder() / "hparams.json").write_text(text + "\n", encoding="utf-8")
+        with self.writing():
+            (self.folder() / "hparams.json").write_text(text + "\n", encoding="utf-8")
 
 
 def refuse_shared_folders(loggers: Sequence[Logger]) -> None:

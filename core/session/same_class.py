@@ -80,7 +80,7 @@ def wrong_kind(place: str, saved: Any, expected: str) -> CheckpointError:
     """
     return CheckpointError(
         f"The checkpoint has {type(saved).__name__} {saved!r:.80} at {place}, where {expected} was expected: something "
-        "else was saved under this name, or the file was changed. Load another checkpoint, or leave it out of the state."
+        "else was saved by this name, or the file was changed. Load another checkpoint, or leave it out of the state."
     )
 
 

@@ -6,7 +6,7 @@ import sys
 from typing import TYPE_CHECKING, Any, cast, final
 
 from core.contract.capability import Capability
-from core.contract.errors import CheckpointError, ConfigurationError, UnsupportedError
+from core.contract.errors import CheckpointError, ConfigurationError, CoreError, UnsupportedError
 from core.contract.strategy import Strategy
 from core.session import (
     default_step,
@@ -283,7 +283,12 @@ class Session:
     def tear_down_alone(self) -> None:
         """One rank. Tear the strategy down as the process ends."""
         self._ends_alone = True
-        self.strategy.teardown()
+        try:
+            self.strategy.teardown()
+        except CoreError as error:  # Python would show all frames
+            from core.display.tracebacks import format_short
+
+            sys.stderr.write(format_short(error))
 
     @property
     def _name(self) -> str:

@@ -84,11 +84,34 @@ if __name__ == "__main__":
     main()
 """
 
+# As on a disk that is full; stderr is a file too, and needs less.
+FULL = """
+import resource
+
+class Logs(Net):
+    def training_step(self, batch, batch_idx):
+        loss = super().training_step(batch, batch_idx)
+        self.log("loss" * 2_000, loss)
+        return loss
+
+resource.setrlimit(resource.RLIMIT_FSIZE, (4_096, resource.RLIM_INFINITY))
+make(logger=True, log_every_n_steps=1).fit(Logs(), data())
+"""
+
+LOST_AT_EXIT = """
+from core import Fabric
+import resource
+fabric = Fabric(accelerator="cpu", plugins="async")
+resource.setrlimit(resource.RLIMIT_FSIZE, (4_096, resource.RLIM_INFINITY))
+fabric.save("last.ckpt", {"net": fabric.setup(torch.nn.Linear(100, 100))})
+"""
+
 MISTAKES = {
     "a misspelt strategy": ("make(strategy='dpp', devices=2)", "Did you mean 'dp' or 'ddp'?"),
     "no such device": ("make(accelerator='gpu', devices=64)", "DeviceError: "),
     "a missing checkpoint": ("make().fit(Net(), data(), ckpt_path='no.ckpt')", "There is no checkpoint 'no.ckpt'"),
     "a damaged checkpoint": (DAMAGED, "is damaged"),
+    "a full disk": (FULL, "CSVLogger can't write to 'core_logs': File too large"),
     "no training_step": ("make().fit(torch.nn.Linear(2, 2), data())", "has no training_step()"),
     "no loader": ("make().fit(Net())", "No training loader was given"),
     "a step without a loss": ("make().fit(NoLoss(), data())", "returned a dict with ['los']"),
@@ -134,6 +157,12 @@ def test_a_mistake_is_shown_in_few_lines_with_its_cause(show, source, cause):
     assert "devices=2).fit(Bug" not in source or lines[-1].endswith("Rank 1 failed with ValueError: a bug"), (
         "not what others lost"
     )
+
+
+def test_a_save_that_fails_as_the_program_ends_is_told_in_few_lines(show):
+    lines = show(LOST_AT_EXIT).splitlines()
+    assert len(lines) <= MAX_LINES, "\n".join(lines)
+    assert "last.ckpt' can't be written: File too large" in lines[-1]
 
 
 def test_marks_stand_below_what_failed_and_not_below_the_call_of_core(show):

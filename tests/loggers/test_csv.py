@@ -147,7 +147,7 @@ def test_what_is_no_number_is_named(tmp_path, value):
 
 def test_a_place_that_cannot_be_written_to(tmp_path):
     (tmp_path / "file").touch()
-    with pytest.raises(ConfigurationError, match=r"CSVLogger can't make a folder in .*Not a directory"):
+    with pytest.raises(ConfigurationError, match=r"CSVLogger can't write to .*Not a directory"):
         CSVLogger(tmp_path / "file").log_hyperparams({})
 
 

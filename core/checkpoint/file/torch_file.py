@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
+import pickle
 import warnings
+from functools import partial
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 import torch
@@ -97,7 +100,15 @@ def unpickle(file: BinaryIO, stand_ins: Iterable[tuple[Any, str]] = (), mapped_f
         # torch 2.14 says that it looks at all indices, which takes its time; here that isn't the user's choice.
         warnings.filterwarnings("ignore", "Validating sparse tensor invariants", UserWarning)
         source: Any = mapped_from or file
-        loaded = torch.load(source, map_location="cpu", weights_only=True, mmap=mapped_from is not None)
+        load = partial(torch.load, source, map_location="cpu", weights_only=True, mmap=mapped_from is not None)
+        try:
+            loaded = load()
+        except pickle.UnpicklingError as error:
+            if "nested jagged tensors" not in str(error):
+                raise
+            importlib.import_module("torch._dynamo")  # torch asks for it, and it takes long
+            file.seek(0)
+            loaded = load()
     return numpy_pickles.unwrap(loaded)
 
 

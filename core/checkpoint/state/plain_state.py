@@ -150,7 +150,7 @@ def check_values(tensor: torch.Tensor, path: str) -> None:
     if tensor.is_nested:
         raise CheckpointError(
             f"{path} is a nested tensor, which a checkpoint can't hold. Save its parts: tensor.unbind() gives them, "
-            "and torch.nested.nested_tensor(parts) makes it again."
+            "and torch.nested.nested_tensor(parts, layout=...) makes it again."
         )
     if tensor.is_meta:
         raise CheckpointError(
@@ -219,6 +219,8 @@ def check_array(value: Any, path: str) -> Any:
 
 def refusal(path: str, value: Any) -> CheckpointError:
     """The error for a value of a type that can't be saved."""
+    if isinstance(value, torch.Tensor):
+        check_values(value, path)  # a nested tensor may be of a class of its own
     kind = type(value)
     hint = " Save its state_dict() instead." if callable(getattr(value, "state_dict", None)) else ""
     return CheckpointError(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any
 
-from core.contract import Logger
+from core.contract import CoreError, Logger
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -106,5 +106,8 @@ def finalize_after(loggers: Sequence[Logger], error: BaseException) -> None:
     for logger in loggers:
         try:
             logger.finalize(status)
+        except CoreError as trouble:
+            if str(trouble) != str(error):
+                logging.getLogger("core").error("%s could not be finalized: %s", type(logger).__name__, trouble)
         except Exception:
             logging.getLogger("core").exception("%s could not be finalized", type(logger).__name__)

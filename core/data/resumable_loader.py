@@ -112,10 +112,10 @@ class ResumableLoader:
         """True if the epoch that goes on at the position has another number of batches than the loader says."""
         return self._sampler is not None and self._sampler.is_cut_anew
 
-    @property
-    def other_lengths(self) -> tuple[int | None, int | None] | None:
+    def check_length(self) -> None:
         """See `ShardedSampler`."""
-        return None if self._sampler is None else self._sampler.other_lengths
+        if self._sampler is not None:
+            self._sampler.check_length()
 
     @property
     def uneven(self) -> dict[int, MicroBatch]:

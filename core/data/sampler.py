@@ -69,7 +69,6 @@ class ShardedSampler(Sampler[Any]):
         uneven: this rank's batches of the iteration that is on whose weight isn't 1, or that end a short window, by
             their numbers from 0. It is filled as the loader takes them; who uses one takes it out.
         worker_generator: seeds a loader's workers, differently in each epoch and on each rank.
-        other_lengths: numbers of samples, as the state that was loaded last has it and now, if they differ; or None.
         seeds_samples: give the loader a `SeededIndex` in place of each of the user's own indices.
     """
 
@@ -114,7 +113,8 @@ class ShardedSampler(Sampler[Any]):
         self.uneven: dict[int, MicroBatch] = {}
         self.epoch = self.position = 0
         self.seeds_samples = False
-        self.other_lengths: tuple[int | None, int | None] | None = None
+        self._other_lengths: tuple[int | None, int | None] | None = None
+        """Numbers of samples, as the state that was loaded last has it and now, if they differ."""
         self.worker_generator = torch.Generator()
         self._generator = find_generator(order)
         self._loader_generator = loader_generator
@@ -246,7 +246,21 @@ class ShardedSampler(Sampler[Any]):
         before, now = state.get("length"), _length_of(self.order)
         self._is_changed = self.batch_size is None and before != now
         is_other = self.batch_size is not None and None not in (before, now) and before != now
-        self.other_lengths = (before, now) if is_other else None
+        self._other_lengths = (before, now) if is_other else None
+
+    def check_length(self) -> None:
+        """Check that the data is as long as where the loaded state was saved: to be called if that is within an epoch.
+
+        Raises:
+            CheckpointError: with both numbers.
+        """
+        if self._other_lengths is not None:
+            before, now = self._other_lengths
+            raise CheckpointError(
+                f"The checkpoint was saved within an epoch of {before} samples, and now the training data has {now}: "
+                "samples would be seen twice, or never. Build the data set as it was, or load a checkpoint of an "
+                "epoch's end, after which the next epoch has all of the new data."
+            )
 
     def _rewind_generator(self) -> None:
         """Set the generator back, as an epoch that goes on is drawn once more."""

@@ -115,7 +115,7 @@ class FabricDataLoader:
         """The next iteration goes on from there, also with another number of ranks or workers.
 
         Raises:
-            CheckpointError: `state` was saved by another kind of loader.
+            CheckpointError: `state` was saved by another kind of loader, or within an epoch of another length.
         """
         if self._kind not in state or "epoch" not in state:
             raise CheckpointError(
@@ -125,6 +125,8 @@ class FabricDataLoader:
         self.set_epoch(state["epoch"])
         if self._sampler is not None:
             self._sampler.load_state_dict(state["sampler"])
+            if self._sampler.position:
+                self._sampler.check_length()
         elif state["loader"]:
             self.loader.load_state_dict(state["loader"])
 

@@ -404,12 +404,8 @@ class Loaders:
             return num_batches
         resumable.load_state_dict(saved)
         self._restored = saved
-        for other in filter(None, (each.other_lengths for each in self._resumables if num_batches)):
-            raise CheckpointError(
-                f"The checkpoint was saved within an epoch of {other[0]} samples, and now the training data has "
-                f"{other[1]}: samples would be seen twice, or never. Build the data set as it was, or pass a "
-                "checkpoint of an epoch's end, after which the next epoch has all of the new data."
-            )
+        for each in self._resumables if num_batches else ():
+            each.check_length()
         return resumable.num_batches if num_batches and "train" in state else num_batches
 
     def _state_of_rank(self, state: dict[str, Any]) -> dict[str, Any] | None:

@@ -229,9 +229,12 @@ class FSDPStrategy(ParallelStrategy):
         """All ranks. Cut the module into shards, in place. One that is sharded already stays so.
 
         Raises:
-            ModuleError: a parameter can't be sharded, or the ranks have built different modules.
+            ModuleError: a parameter can't be sharded, or isn't where others are, or ranks have built different modules.
         """
-        if wrapping.sharded_units(module):
+        if units := wrapping.sharded_units(module):
+            forward.reshard(units)
+            if self.world_size > 1:
+                wrapping.check_all_sharded(module)
             self.model = module
             self._replaced.remember(module)
             self._checkpoint_activations(module)

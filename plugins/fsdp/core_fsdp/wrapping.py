@@ -210,6 +210,21 @@ def is_sharded(root: nn.Module) -> bool:
     return bool(sharded_units(root)) or any(isinstance(parameter, DTensor) for parameter in root.parameters())
 
 
+def check_all_sharded(root: nn.Module) -> None:
+    """Refuse a module that is sharded in part: the gradients of the rest would be averaged by nobody.
+
+    Raises:
+        ModuleError: with the parameter that isn't.
+    """
+    for name, parameter in root.named_parameters():
+        if parameter.requires_grad and not isinstance(parameter, DTensor):
+            raise ModuleError(
+                f"{name!r} of {type(root).__name__.removeprefix('FSDP')} isn't sharded, and other parameters are: each "
+                "rank would train its own. If it has come into the module after an earlier set-up, put it in before, "
+                "or make the module anew; where you call fully_shard yourself, call it on the whole module too."
+            )
+
+
 def checkpoint_activations(root: nn.Module, policy: Policy | None) -> Callable[[], None]:
     """All ranks. Compute the activations of selected layers again in backward, until that is undone.
 

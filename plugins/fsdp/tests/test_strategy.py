@@ -443,6 +443,18 @@ def test_a_parameter_of_no_module_is_an_error():
         on_two_ranks(set_up)
 
 
+def test_a_layer_that_was_put_into_a_sharded_module_is_an_error_at_the_next_set_up():
+    def set_up_twice(fabric):
+        net = nn.Sequential(nn.Linear(2, 2))
+        fabric.setup(net, torch.optim.SGD(net.parameters()))
+        fabric.setup(net, torch.optim.SGD(net.parameters()))
+        net.append(nn.Linear(2, 2))
+        fabric.setup(net, torch.optim.SGD(net.parameters()))
+
+    with pytest.raises(WorkerError, match=r"'1\.weight' of Sequential isn't sharded, and other parameters are: each"):
+        on_two_ranks(set_up_twice)
+
+
 def test_accumulation_reduces_once():
     def count(fabric):
         module = Net(CASES["plain"])

@@ -1,7 +1,9 @@
 """The real torchrun."""
 
+import re
 import socket
 import subprocess
+import sys
 import threading
 from datetime import timedelta
 
@@ -13,6 +15,7 @@ from core import ConfigurationError, Session, WorkerError
 from core.cluster import TorchElasticEnvironment, reserve_port
 from core.strategies import ParallelStrategy
 from core.strategies.rendezvous import timeout
+from core_testing import programs
 
 
 @pytest.mark.slow  # the next one says the same of a group that was started twice
@@ -77,10 +80,46 @@ def test_ranks_that_never_come_are_named_when_the_time_is_over(monkeypatch, capl
     assert timeout.meets_within(default_pg_timeout) == timedelta(minutes=10)
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("MASTER_PORT", str(reserve_port(monkeypatch)))
+    caplog.clear()
+    place = r"at 127\.0\.0\.1:\d+ \(MASTER_ADDR and MASTER_PORT: are they rank 0's\?\)"
     with pytest.raises(
-        WorkerError, match=r"Rank 0 did not reach the start of the process group at 127.0.0.1:.* within 0:00:01, and"
+        WorkerError, match=rf"Rank 0 did not reach the start of the process group {place} within 0:00:01, and rank 1"
     ):
         strategy.setup_distributed()
+    (warned,) = [record.getMessage() for record in caplog.records]
+    assert re.match(
+        rf"Rank 0 did not reach the start of the process group {place} within 0\.2 s, and rank 1 waits there .* "
+        r"The wait ends with an error after 0:00:01;",
+        warned,
+    )
+
+
+ANOTHER_PROGRAM = """
+import atexit, os, socket, threading, time
+from core import Fabric
+from core.strategies.rendezvous import connections
+
+def answer():
+    while True:
+        line, _ = listener.accept()
+        line.sendall(b"HTTP/1.1 400 Bad Request")
+        line.close()
+
+listener = socket.create_server(("127.0.0.1", 0))
+threading.Thread(target=answer, daemon=True).start()
+connections.CONNECT_S = 1.0
+atexit.register(time.sleep, 3)  # what torch writes later would be seen
+os.environ |= {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
+os.environ["MASTER_PORT"] = str(listener.getsockname()[1])
+Fabric(strategy="ddp", accelerator="cpu", devices=2).launch()
+"""
+
+
+def test_what_torch_says_of_another_programs_port_is_not_the_last_of_it(tmp_path):
+    (tmp_path / "script.py").write_text(ANOTHER_PROGRAM)
+    done = programs.run([sys.executable, "script.py"], cwd=tmp_path, timeout=100)
+    assert done.returncode == 1
+    assert "what listens there doesn't answer as torch's store does" in done.stderr.splitlines()[-1], done.stderr
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,9 @@ from core.strategies.rendezvous.timeout import Wait, answers, await_server, meet
 REACH_S = 20.0
 """Seconds within which the store must answer at the address that all ranks use: names may come late."""
 
+CONNECT_S = 12.0
+"""Seconds for which torch tries to connect to the store; it may pause as long again before its last try."""
+
 
 def serve(address: str, port: int, timeout: timedelta) -> TCPStore:
     """Rank 0. Start the server of the store, at a port of this machine, to which all ranks connect by its address.
@@ -50,17 +53,20 @@ def connect(address: str, port: int, rank: int, timeout: timedelta) -> TCPStore:
     """
     await_server(address, port, rank, meets_within(timeout))
     made = Future[TCPStore]()
+    limit = min(timedelta(seconds=CONNECT_S), timeout)
 
     def make() -> None:
         try:
-            made.set_result(TCPStore(address, port, timeout=timeout, wait_for_workers=False))
+            store = TCPStore(address, port, timeout=limit, wait_for_workers=False)
+            store.set_timeout(timeout)
+            made.set_result(store)
         except RuntimeError as error:
             made.set_exception(error)
 
-    # In a thread: torch waits without a limit for the first answer.
+    # In a thread: torch waits without a limit for the first answer. What it writes comes before the error below.
     threading.Thread(target=make, name="connect to the store", daemon=True).start()
     try:
-        return made.result(min(REACH_S, timeout.total_seconds()))
+        return made.result(2 * limit.total_seconds())
     except (TimeoutError, RuntimeError):
         raise ConfigurationError(
             f"Rank {rank} looks for rank 0 at {address}:{port}, and what listens there doesn't answer as torch's store "

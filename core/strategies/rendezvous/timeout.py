@@ -84,7 +84,7 @@ def await_server(address: str, port: int, rank: int, timeout: timedelta) -> None
     Raises:
         WorkerError: it isn't there in time.
     """
-    place = f" at {address}:{port} (MASTER_ADDR and MASTER_PORT)"
+    place = f" at {address}:{port} (MASTER_ADDR and MASTER_PORT: are they rank 0's?)"
     wait = Wait(rank, timeout, place)
     while not answers(address, port):
         if wait.is_over:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from core.contract.errors import CheckpointError, ConfigurationError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from torch import Tensor
     from torch.optim import Optimizer
@@ -135,12 +135,9 @@ def check_trained(optimizers: Iterable[Any], handles: Sequence[ModuleHandle], wo
     Raises:
         ConfigurationError: an optimizer has none.
     """
-    known: set[int] = set()
-    for handle in handles:
-        known |= {*handle.parameter_names, *map(id, handle.wrapped.parameters())}
     for optimizer in optimizers:
         held = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-        foreign = [parameter for parameter in held if id(parameter) not in known]
+        foreign = _foreign(held, handles)
         if held and len(foreign) == len(held):
             names = " or ".join(dict.fromkeys(type(handle.module).__name__ for handle in handles)) or "no module yet"
             raise ConfigurationError(
@@ -148,11 +145,32 @@ def check_trained(optimizers: Iterable[Any], handles: Sequence[ModuleHandle], wo
                 "steps would change nothing there: it was made from another module, or the module was copied or "
                 "replaced since. Make it from the parameters of the very module that you set up."
             )
-        if world_size > 1 and (learning := [parameter for parameter in foreign if parameter.requires_grad]):
-            _warn_of_foreign(optimizer, learning)
+        if world_size > 1:
+            _warn_of_foreign(optimizer, foreign)
+
+
+def check_later_groups(optimizer: Any, handles: Sequence[ModuleHandle]) -> Callable[[], None]:
+    """Warn of parameters of no module in groups that are added from now on. Returns what undoes it."""
+    add = optimizer.add_param_group
+
+    def add_checked(group: dict[str, Any]) -> None:
+        add(group)
+        _warn_of_foreign(optimizer, _foreign(optimizer.param_groups[-1]["params"], handles))
+
+    vars(optimizer)["add_param_group"] = add_checked
+    return lambda: vars(optimizer).pop("add_param_group", None)
+
+
+def _foreign(parameters: Sequence[Any], handles: Sequence[ModuleHandle]) -> list[Any]:
+    known: set[int] = set()
+    for handle in handles:
+        known |= {*handle.parameter_names, *map(id, handle.module.parameters()), *map(id, handle.wrapped.parameters())}
+    return [parameter for parameter in parameters if id(parameter) not in known]
 
 
 def _warn_of_foreign(optimizer: Any, foreign: Sequence[Any]) -> None:
+    if not (foreign := [parameter for parameter in foreign if parameter.requires_grad]):
+        return
     shown = ", ".join(str(tuple(parameter.shape)) for parameter in foreign[:3])
     warnings.warn(
         f"{type(optimizer).__name__} has {len(foreign)} parameter(s) of no module that was set up (of shape {shown}). "

@@ -180,7 +180,7 @@ class Session:
             overrides.required(strategy, "setup_optimizer", strategy.setup_optimizer(optimizer), "an optimizer")
             for optimizer in optimizers
         ]
-        strategy.optimizers = [*strategy.optimizers, *added]
+        self._keep_optimizers(added)
         return added
 
     def add_module_and_optimizers(
@@ -201,7 +201,7 @@ class Session:
             "the module, a list of optimizers, and the scheduler",
         )
         self._keep(module, wrapped, names)
-        strategy.optimizers = [*strategy.optimizers, *added]
+        self._keep_optimizers(added)
         return wrapped, added, scheduler
 
     def move_module(self, module: nn.Module) -> None:
@@ -312,6 +312,12 @@ class Session:
         self.handles.append(ModuleHandle(module, wrapped, names, self.compiler))
         self.strategy.model = wrapped
         self._refuse_new(module)
+
+    def _keep_optimizers(self, added: Sequence[Optimizer]) -> None:
+        self.strategy.optimizers = [*self.strategy.optimizers, *added]
+        if self.strategy.world_size > 1:
+            groups = (each for each in added if hasattr(each, "add_param_group"))
+            self._undo += [optimizer_state.check_later_groups(optimizer, self.handles) for optimizer in groups]
 
     def _refuse_new(self, module: nn.Module) -> None:
         if undo := self._accepted.pop(module, None):

@@ -569,7 +569,12 @@ def test_parameters_of_no_module_are_told_where_ranks_train_them_apart(fabric, m
     fabric.setup(module)
     monkeypatch.setattr(type(fabric.strategy), "world_size", 2)
     with pytest.warns(UserWarning, match=r"SGD has 1 parameter\(s\) of no module .* \(of shape \(3,\)\)\. Each rank"):
-        fabric.setup_optimizers(optimizer)
+        added = fabric.setup_optimizers(optimizer)
+    with pytest.warns(UserWarning, match=r"SGD has 1 parameter\(s\) of no module .* \(of shape \(7,\)\)\. Each rank"):
+        added.add_param_group({"params": [torch.nn.Parameter(torch.ones(7))]})
+    module.layer = torch.nn.Linear(1, 1)
+    added.add_param_group({"params": [*module.layer.parameters()]})
+    assert len(optimizer.param_groups) == 3
 
 
 def test_launch_wants_a_function(fabric):

@@ -21,7 +21,7 @@ _NESTED = "_schedulers"
 _FILLED_IN = {"amsgrad", "maximize", "foreach", "capturable", "differentiable", "fused", "decoupled_weight_decay"}
 """Options that torch's optimizers fill in where an older release has saved."""
 _MAY_BE_NUMBERS = {"step", "eta", "mu", "mu_product"}
-"""What torch's optimizers keep of a parameter that isn't a tensor everywhere: in older releases, and in SparseAdam."""
+"""Pieces of an entry that torch's optimizers keep as numbers in older releases, and SparseAdam in all."""
 _OF_ANY_SCHEDULER = {"base_lrs", "last_epoch", "verbose", SCHEDULER_KEY}
 
 

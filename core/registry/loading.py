@@ -90,7 +90,7 @@ def call_target(offer: Offer, target: Any, options: dict[str, Any]) -> Any:
         raise
     except BaseException as cause:
         if isinstance(cause, TypeError):
-            _check_options(offer, target, options)
+            _check_options(offer, target, options, cause)
         raise refusals.not_loaded(offer, f"making it raised {describe(cause)}", cause) from cause
     if not isinstance(instance, base):
         expected = f"{base.__module__}.{base.__qualname__}"
@@ -98,14 +98,16 @@ def call_target(offer: Offer, target: Any, options: dict[str, Any]) -> Any:
     return instance
 
 
-def _check_options(offer: Offer, target: Any, options: dict[str, Any]) -> None:
-    """Raise for options that the target doesn't take. A TypeError from inside the target is another error."""
+def _check_options(offer: Offer, target: Any, options: dict[str, Any], raised: TypeError) -> None:
+    """Raise for options that neither the target nor its base takes. Any other TypeError is the target's own."""
     try:
         signature = inspect.signature(target)
     except (TypeError, ValueError):
         return
     try:
         signature.bind(**options)
+        if any(f"unexpected keyword argument {name!r}" in str(raised) for name in options):
+            raise raised
     except TypeError as cause:
         unknown = next((name for name in options if name not in signature.parameters), "")
         raise ConfigurationError(

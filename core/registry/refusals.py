@@ -16,7 +16,7 @@ from core.registry.builtins import RESERVED_WORDS
 from core.registry.install_hints import missing, pip_install
 from core.registry.known_names import OTHER_NAMES
 from core.registry.known_plugins import known_aliases, known_plugins
-from core.registry.names import split_name
+from core.registry.names import IN_PROCESS, split_name
 from core.registry.offers import Offer, Status
 from core.text.spelling import near_names
 
@@ -139,6 +139,8 @@ def _next_step(offer: Offer, cause: BaseException | None) -> str:
         if module == cause.name or module.startswith(f"{cause.name}."):
             return f"The installation is incomplete: try {pip_install(provider, '--force-reinstall')}."
         return f"Install what provides the module {cause.name!r}; see the documentation of {provider}."
+    if provider == IN_PROCESS:
+        return "This program has registered it: mend it there."
     return (
         f"Tell the authors of {provider}, or leave it out with CORE_DISABLE_PLUGINS={provider}; "
         f"`core list-{_plural(offer.spec.kind)} --all` shows what else is there."

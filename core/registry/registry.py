@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
@@ -79,7 +80,8 @@ class Registry(Generic[T]):
             IncompatiblePluginError: it was made for another release of core.
             PluginLoadError: its metadata doesn't say what to import.
         """
-        return choose(self.kind, name, self._manager())
+        with _shown_short():
+            return choose(self.kind, name, self._manager())
 
     def spec(self, name: str) -> Spec:
         """The spec that a name stands for. Raises as `offer` does."""
@@ -91,7 +93,7 @@ class Registry(Generic[T]):
 
     def __contains__(self, name: object) -> bool:
         try:
-            return isinstance(name, str) and bool(self.offer(name))
+            return isinstance(name, str) and bool(choose(self.kind, name, self._manager()))
         except CoreError:
             return False
 
@@ -118,7 +120,8 @@ class Registry(Generic[T]):
         Raises:
             CoreError: as for `offer`; and PluginLoadError if it can't be imported or isn't what it says.
         """
-        plugin: Callable[..., T] = self._load(self._chosen(name))
+        with _shown_short():
+            plugin: Callable[..., T] = self._load(self._chosen(name))
         return plugin
 
     def create(self, name: str | Offer, /, **options: Any) -> T:
@@ -132,8 +135,9 @@ class Registry(Generic[T]):
             ConfigurationError: it doesn't take these options.
             CoreError: as for `get`; and PluginLoadError if it raises, or returns something else.
         """
-        offer = self._chosen(name)
-        instance: T = call_target(offer, self._load(offer), options)
+        with _shown_short():
+            offer = self._chosen(name)
+            instance: T = call_target(offer, self._load(offer), options)
         return instance
 
     def class_named(self, name: str) -> Any:
@@ -275,6 +279,18 @@ class StrategyRegistry(Registry["Strategy"]):
             return add
         add(strategy_class)
         return None
+
+
+@contextmanager
+def _shown_short() -> Iterator[None]:
+    """If nothing catches an error that leaves this block, it is shown as where a Trainer or a Fabric is."""
+    try:
+        yield
+    except CoreError as error:
+        from core.display import install_for  # not loaded by those who list plugins
+
+        install_for(error)
+        raise
 
 
 def _fit_alias(name: str, kind: str) -> str:

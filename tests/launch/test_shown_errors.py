@@ -126,6 +126,14 @@ MISTAKES = {
         "make().fit(Net(), DataLoader([torch.ones(1), torch.ones(2)], batch_size=2))",
         "stack expects each tensor to be equal size",
     ),
+    "an option that isn't there, in a registry": (
+        "from core.registry import STRATEGY_REGISTRY\nSTRATEGY_REGISTRY.create('single_device', devcie='cpu')",
+        "Did you mean 'device'?",
+    ),
+    "a name that isn't there, in a registry": (
+        "from core.registry import LOGGER_REGISTRY\nLOGGER_REGISTRY.get('cvs')",
+        "Did you mean 'csv'?",
+    ),
     "a backward too many": ("make().fit(Twice(), data())", "backward through the graph a second time"),
     "a bug in rank 1, ddp": (BUG_IN_RANK_1.format(strategy="ddp"), 'raise ValueError("a bug")'),
     "a bug in rank 1, ddp_spawn": (BUG_IN_RANK_1.format(strategy="ddp_spawn"), 'raise ValueError("a bug")'),
@@ -328,6 +336,18 @@ gc.collect()
 assert (sys.excepthook, warnings.showwarning) == before
 """
     assert show(source) == ""
+
+
+def test_hooks_are_gone_with_a_registrys_error_that_was_caught(show):
+    source = """
+from core.registry import STRATEGY_REGISTRY
+try:
+    STRATEGY_REGISTRY.get("no such one")
+except core.CoreError:
+    assert sys.excepthook is not sys.__excepthook__
+assert sys.excepthook is sys.__excepthook__
+"""
+    assert show(f"import core{source}") == ""
 
 
 def test_the_environment_leaves_the_hooks_alone(show, monkeypatch):

@@ -171,6 +171,12 @@ def test_an_option_that_it_does_not_take(acme):
     )
 
 
+def test_an_option_that_its_base_does_not_take(acme):
+    source = f"{GOOD}\nclass Further(Acme):\n    def __init__(self, **options): super().__init__(**options)"
+    with pytest.raises(ConfigurationError, match=r"can't be made with \(foldre='here'\): .* 'foldre'"):
+        acme("core_acme:Further", source).create("acme", foldre="here")
+
+
 def test_an_error_of_core_passes_unchanged(acme):
     source = "from core.contract.errors import DeviceError\ndef Acme(): raise DeviceError('no device')"
     with pytest.raises(ConfigurationError, match=r"^no device$"):

@@ -4,7 +4,7 @@ import functools
 
 import pytest
 
-from core.contract.errors import AliasConflictError, ConfigurationError, UnknownAliasError
+from core.contract.errors import AliasConflictError, ConfigurationError, PluginLoadError, UnknownAliasError
 from core.contract.logger import Logger
 from core.contract.strategy import Strategy
 from core.registry import StrategyRegistry
@@ -57,6 +57,13 @@ def test_a_factory(registry):
     loggers.register("partial", functools.partial(Mine))
     assert isinstance(loggers.create("lambda"), Mine)
     assert loggers.spec("partial").target == f"{Mine.__module__}:Mine"
+
+
+def test_one_that_raises_is_mended_in_the_program(registry):
+    loggers = registry()
+    loggers.register("mine", lambda: 1 / 0)
+    with pytest.raises(PluginLoadError, match=r"division by zero\. This program has registered it: mend it there\.$"):
+        loggers.create("mine")
 
 
 def test_registries_of_one_manager_share_their_state(site, manager):

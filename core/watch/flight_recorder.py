@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import pickle
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from core.watch.users_code import is_users_file
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 
 @dataclass(frozen=True)
@@ -73,10 +76,29 @@ def _entries() -> list[dict[str, Any]]:
     # The recorder of NCCL is one of its own, in builds that have it.
     for name in ("_dump_nccl_trace", "_dump_fr_trace"):
         if (dump := getattr(c10d, name, None)) is not None:
-            entries: list[dict[str, Any]] = pickle.loads(dump()).get("entries", [])  # torch's own, from this process
+            with _without_imports():
+                entries: list[dict[str, Any]] = pickle.loads(dump()).get("entries", [])  # torch's own, of this process
             if entries:
                 return entries
     return []
+
+
+@contextmanager
+def _without_imports() -> Iterator[None]:
+    """Keep torch from importing its compiler, which it asks for the frames of compiled code.
+
+    `torch._inductor` is imported by the first who asks for that attribute. In this thread, beside a main thread that is
+    importing it too, each of the two would find half of a module, and the user's program would end by an ImportError.
+    """
+    import torch
+
+    lazy: set[str] = vars(torch).get("_lazy_modules", set())
+    kept = {"_inductor"} & lazy
+    lazy -= kept
+    try:
+        yield
+    finally:
+        lazy |= kept
 
 
 def _made(entries: list[dict[str, Any]], place: int) -> Collective:

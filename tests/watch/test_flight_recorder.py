@@ -1,0 +1,29 @@
+"""What torch has recorded of collectives, as the thread of the watch reads it beside the user's program."""
+
+import subprocess
+import sys
+
+PROGRAM = """
+import sys
+import torch
+import torch.distributed as dist
+from core.watch.flight_recorder import oldest
+
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+dist.all_reduce(torch.ones(10))
+print(oldest().name, oldest().line.rpartition("/")[2])
+print([name for name in ("torch._inductor", "torch._dynamo") if name in sys.modules])
+print('_inductor' in torch._lazy_modules)
+"""
+
+
+def test_reading_it_imports_nothing(tmp_path):
+    """The main thread may be importing the same, as at the first call of a compiled module."""
+    path = tmp_path / "program.py"
+    path.write_text(PROGRAM)
+    done = subprocess.run([sys.executable, path], cwd=tmp_path, capture_output=True, text=True, timeout=100)
+    assert done.stdout.splitlines() == [
+        "gloo:all_reduce [[10]] program.py:8 in <module>",
+        "[]",
+        "True",
+    ], done.stderr

@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 
 LOCAL = "local"
 _ANSWERS_S = 10.0
-"""Seconds in which a running cluster takes a connection."""
+"""Seconds in which a running cluster takes a connection, and answers."""
+_HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
+"""The beginning of HTTP/2 with empty settings (RFC 9113, 3.4), to which gRPC's servers answer with theirs."""
 
 
 def where(address: str | None) -> str:
@@ -65,12 +67,17 @@ def connected(address: str, bundles: Sequence[Mapping[str, float]], options: Map
 
 
 def _reach(address: str) -> None:
-    """Connect to the cluster's port. Ray itself waits for minutes for one that is gone, and answers no signal then."""
+    """Be answered at the cluster's port. Ray itself waits for minutes for one that is gone, deaf to signals then."""
     if address == "auto":
         address = library.load("ray._private.services").get_ray_address_from_environment(address, None)
     host, _, port = address.rpartition(":")
     if port.isdecimal():
-        socket.create_connection((host.strip("[]"), int(port)), _ANSWERS_S).close()
+        with socket.create_connection((host.strip("[]"), int(port)), _ANSWERS_S) as connection:
+            connection.sendall(_HELLO)
+            try:
+                connection.recv(1)
+            except TimeoutError:
+                raise TimeoutError(f"what listens there has not answered within {_ANSWERS_S:g} s") from None
 
 
 def gpus_of_a_node(address: str, num_nodes: int, options: Mapping[str, Any]) -> int:

@@ -1,8 +1,11 @@
 """core-ray where Ray isn't installed: options, errors, and how the parts are found."""
 
+import os
+import signal
 import socket
 import subprocess
 import sys
+import threading
 from importlib.util import find_spec
 from types import SimpleNamespace
 
@@ -232,6 +235,53 @@ def test_a_cluster_that_is_gone_is_not_waited_for(monkeypatch, named):
             cluster.connected(named.format(address), [], {}),
         ):
             pass
+
+
+@pytest.fixture
+def hung(monkeypatch):
+    """The socket of a head that takes connections and answers none; Ray would wait for it."""
+
+    def init(**options):
+        raise AssertionError("a hung cluster was waited for")
+
+    fake = SimpleNamespace(is_initialized=lambda: False, init=init, shutdown=lambda: None)
+    monkeypatch.setattr(library, "load", lambda module="ray": fake)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield server
+
+
+def test_a_cluster_that_hangs_is_not_waited_for(monkeypatch, hung):
+    monkeypatch.setattr(cluster, "_ANSWERS_S", 0.2)
+    with (
+        pytest.raises(LaunchError, match=r"what listens there has not answered within 0\.2 s\. Start one"),
+        cluster.connected(f"127.0.0.1:{hung.getsockname()[1]}", [], {}),
+    ):
+        pass
+
+
+def test_a_signal_ends_the_wait_for_a_cluster_that_hangs(monkeypatch, hung):
+    """At once: it comes while the program waits for the answer to what it has sent."""
+
+    def end(number, frame):
+        raise SystemExit(128 + number)
+
+    def interrupt():
+        with hung.accept()[0] as connection:
+            if connection.recv(1):
+                os.kill(os.getpid(), signal.SIGTERM)
+            ended.wait()
+
+    monkeypatch.setattr(cluster, "_ANSWERS_S", 100)
+    ended, before = threading.Event(), signal.signal(signal.SIGTERM, end)
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    try:
+        with pytest.raises(SystemExit, match="143"), cluster.connected(f"127.0.0.1:{hung.getsockname()[1]}", [], {}):
+            pass
+    finally:
+        signal.signal(signal.SIGTERM, before)
+        ended.set()
+        thread.join()
 
 
 class Gone(Exception):

@@ -55,6 +55,7 @@ def main():
     told["manual_loop"] = train_by_hand(options)
     told["summed"] = sums_of_epochs(folder / "summed", options)
     told["graphs_by_hand"] = graphs_of_a_cut(options)
+    told["double"] = train(precision="64-true", **options)[2]
     for precision in ("bf16-true", "bf16-mixed"):
         told[precision] = train(precision=precision, **options)[2][-1]
     try:
@@ -70,6 +71,7 @@ def main():
     told["uneven"] = furthest(told["uneven"], train(num_samples=70, **one)[2])
     told["accumulated"] = furthest(told["accumulated"], train(accumulate_grad_batches=2, **one)[2])
     told["manual_loop"] = furthest(told["manual_loop"], train_by_hand(one))
+    told["double"] = furthest(told["double"], train(precision="64-true", **one)[2])
     told["precise"] = train(**one)[2][-1]
     resumed = train(ckpt_path=folder / "xla", gradient_clip_val=0.5, **one)[2]
     told["resumed_on_cpu"] = furthest(resumed, expected[12:])

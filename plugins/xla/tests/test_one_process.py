@@ -76,6 +76,10 @@ def test_checkpoints_go_to_the_cpu_and_back(told):
     assert told["resumed_on_xla"] < 1e-5
 
 
+def test_double_precision_is_that_of_one_device(told):
+    assert told["double"] < 1e-13
+
+
 @pytest.mark.parametrize(("precision", "tolerance"), [("bf16-true", 0.05), ("bf16-mixed", 0.02)])
 def test_trains_in_16_bits(told, precision, tolerance):
     assert told[precision] == pytest.approx(told["precise"], rel=tolerance)

@@ -135,12 +135,12 @@ def _reserved_word(kind: str, alias: str) -> str:
 def _next_step(offer: Offer, cause: BaseException | None) -> str:
     module = offer.spec.target.partition(":")[0]
     provider = offer.spec.provider
+    if provider == IN_PROCESS:
+        return "This program has registered it: mend it there."
     if isinstance(cause, ModuleNotFoundError) and cause.name:
         if module == cause.name or module.startswith(f"{cause.name}."):
             return f"The installation is incomplete: try {pip_install(provider, '--force-reinstall')}."
         return f"Install what provides the module {cause.name!r}; see the documentation of {provider}."
-    if provider == IN_PROCESS:
-        return "This program has registered it: mend it there."
     return (
         f"Tell the authors of {provider}, or leave it out with CORE_DISABLE_PLUGINS={provider}; "
         f"`core list-{_plural(offer.spec.kind)} --all` shows what else is there."

@@ -67,7 +67,7 @@ def connected(address: str, bundles: Sequence[Mapping[str, float]], options: Map
 
 
 def _reach(address: str) -> None:
-    """Be answered at the cluster's port. Ray itself waits for minutes for one that is gone, deaf to signals then."""
+    """Connect to the cluster's port, and wait for an answer: Ray itself waits for minutes, deaf to signals."""
     if address == "auto":
         address = library.load("ray._private.services").get_ray_address_from_environment(address, None)
     host, _, port = address.rpartition(":")

@@ -36,7 +36,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from core import Fabric
 from core_parallel import ParallelStrategy
-from core_parallel.recorder import Span, recording
+from core_parallel.profiling.recorder import Span, recording
 
 WORDS, WIDTH, HEADS, LENGTH, BATCH, MICROBATCHES, NUM_BLOCKS = 97, 256, 4, 64, 16, 8, 4
 Step = Callable[[], float | None]

@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from core import Module, Trainer
 from core_parallel import ParallelStrategy, Timeline
-from core_parallel.timeline import bubble
+from core_parallel.profiling.timeline import bubble
 
 WIDTH, FORWARD_S = 32, 0.015
 

@@ -24,14 +24,15 @@ BACKENDS = re.compile(
 
 TENANT_FILES = sorted(ROOT.glob("core/trainer/**/*.py"))
 STORAGE_FILES = sorted(ROOT.glob("core/checkpoint/**/*.py"))
+DIMENSION_FILES = sorted(ROOT.glob("plugins/parallel/core_parallel/**/*.py"))
 INSIDES = {"core.checkpoint.building_blocks"}
 """Public modules within a public package, for authors who build on what it has."""
 FOREIGN = {"_forward_cache", "_getframe", "_make"}
 """The private names that the Trainer takes from torchmetrics, the interpreter and named tuples."""
 
 
-def imported_names(path):
-    """The dotted names that a file imports from `core`, such as `core.contract.Strategy`."""
+def imported_names(path, root="core"):
+    """The dotted names that a file imports from a package, such as `core.contract.Strategy`."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"), str(path))):
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
@@ -39,7 +40,7 @@ def imported_names(path):
             names = [f"{node.module}.{alias.name}" for alias in node.names]
         else:
             continue
-        yield from (name for name in names if name.split(".")[0] == "core")
+        yield from (name for name in names if name.split(".")[0] == root)
 
 
 def public_names(module):
@@ -91,9 +92,10 @@ def floors_of(contract_id):
 def assert_imports_point_down(path, package, contract_id, cure):
     """Import-linter doesn't see imports that only type checkers run; by these, all modules would know each other."""
     floors = floors_of(contract_id)
-    room = path.relative_to(ROOT / package.replace(".", "/")).with_suffix("").parts[0]
-    for dotted in imported_names(path):
-        other = [*dotted.split("."), ""][2]
+    depth, names = package.count(".") + 1, path.relative_to(ROOT).with_suffix("").parts
+    room = names[names.index(package.split(".")[-1]) + 1]
+    for dotted in imported_names(path, package.split(".")[0]):
+        other = [*dotted.split("."), ""][depth]
         if room != "__init__" and dotted.startswith(f"{package}.") and other != room:
             assert floors[other] > floors[room], f"{path}: {dotted} is on a floor above, or beside. {cure}"
 
@@ -106,6 +108,11 @@ def test_the_rooms_of_the_trainer_import_downwards_for_types_too(path):
 @pytest.mark.parametrize("path", STORAGE_FILES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_the_rooms_of_storage_import_downwards_for_types_too(path):
     assert_imports_point_down(path, "core.checkpoint", "storage", "Move what both need down")
+
+
+@pytest.mark.parametrize("path", DIMENSION_FILES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_the_rooms_of_core_parallel_import_downwards_for_types_too(path):
+    assert_imports_point_down(path, "core_parallel", "dimensions", "Move what both need down")
 
 
 def test_storage_has_few_rooms():

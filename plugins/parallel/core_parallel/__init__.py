@@ -7,9 +7,9 @@ from core_parallel.presets import pipeline
 from core_parallel.strategy import ParallelStrategy
 
 if TYPE_CHECKING:
-    from core_parallel.expert_list import ExpertList
-    from core_parallel.expert_load import ExpertLoad
-    from core_parallel.timeline import Timeline
+    from core_parallel.experts.expert_list import ExpertList
+    from core_parallel.experts.expert_load import ExpertLoad
+    from core_parallel.profiling.timeline import Timeline
 
 __all__ = ["ExpertList", "ExpertLoad", "ParallelStrategy", "Timeline", "__version__", "pipeline"]
 
@@ -17,15 +17,15 @@ __all__ = ["ExpertList", "ExpertLoad", "ParallelStrategy", "Timeline", "__versio
 def __getattr__(name: str) -> Any:
     # Few use them.
     if name == "ExpertList":
-        from core_parallel.expert_list import ExpertList
+        from core_parallel.experts.expert_list import ExpertList
 
         return ExpertList
     if name == "ExpertLoad":
-        from core_parallel.expert_load import ExpertLoad
+        from core_parallel.experts.expert_load import ExpertLoad
 
         return ExpertLoad
     if name == "Timeline":
-        from core_parallel.timeline import Timeline
+        from core_parallel.profiling.timeline import Timeline
 
         return Timeline
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

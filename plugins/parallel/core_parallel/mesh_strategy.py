@@ -15,9 +15,15 @@ from core import Capability, ConfigurationError
 from core.checkpoint import collect_random_state, restore_random_state
 from core.strategies import refuse_sparse_layers, refuse_unlike_modules
 from core_fsdp import FSDPStrategy
-from core_parallel import averages, compiled_parts, expert_shards, experts, mesh, overflow, sizes, tensor
-from core_parallel.context import Attention, Context, check_whole_batches, computed_again, in_parts
-from core_parallel.placed import cut_axes
+from core_parallel.communication import averages, overflow
+from core_parallel.context.attention import Attention
+from core_parallel.context.sequence import Context, check_whole_batches, computed_again, in_parts
+from core_parallel.context.uncompiled_attention import Apart
+from core_parallel.experts import expert_modules, expert_shards, uncompiled
+from core_parallel.mesh import device_mesh, sizes
+from core_parallel.mesh.placements import cut_axes
+from core_parallel.modules import compiled_parts
+from core_parallel.tensor import layers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -80,7 +86,7 @@ class MeshStrategy(FSDPStrategy):
         super().__init__(*given, **options)
         named = {"pipeline": pipeline, "data": data, "shard": shard, "context": context, "tensor": tensor}
         self._given = {name: sizes.parse(name, size) for name, size in {**named, "expert": expert}.items()}
-        self._mesh: mesh.Mesh | None = None
+        self._mesh: device_mesh.Mesh | None = None
         self._tensor_plan, self._expert_plan = tensor_plan, expert_plan
         if context_attention not in ("ulysses", "gather"):
             raise ConfigurationError(f"context_attention={context_attention!r}: expected 'ulysses' or 'gather'.")
@@ -171,7 +177,7 @@ class MeshStrategy(FSDPStrategy):
 
     def configure_device_mesh(self) -> DeviceMesh:
         """All ranks. The mesh: ranks of a tensor group follow each other, those of a pipeline lie farthest apart."""
-        self._mesh = mesh.lay_out(self.root_device.type, self.sizes)
+        self._mesh = device_mesh.lay_out(self.root_device.type, self.sizes)
         if self.num_processes_per_node % self.sizes.tensor and self.is_global_zero:
             _log.warning(
                 "tensor=%d crosses nodes of %d processes: every layer waits for the network between them.",
@@ -232,14 +238,12 @@ class MeshStrategy(FSDPStrategy):
         return self.model
 
     def _leave_out_of_graphs(self, module: nn.Module, called: Sequence[nn.Module], *, compiles: bool) -> None:
-        """Leave exchanges out of what is compiled: of sequences in attention, of tokens around experts."""
+        """Leave exchanges out of what is compiled, of sequences in attention, and of tokens around experts."""
         if not (compiles or self.session.compiles) or self.sizes.context == self.sizes.expert == 1:
             return
-        from core_parallel import outside_graphs  # imports torch's compiler
-
         for one in self._contexts_of(module, called):
-            one.apart = outside_graphs.Apart()
-        self._undo.append(outside_graphs.leave_out(self._experts_in(module)))
+            one.apart = Apart()
+        self._undo.append(uncompiled.leave_out(self._experts_in(module)))
 
     def _cut_layers(self, module: nn.Module) -> None:
         if self.sizes.tensor == self.sizes.expert == 1:
@@ -254,18 +258,18 @@ class MeshStrategy(FSDPStrategy):
         styles = self._planned(module, found)
         self._distribute(found)
         if styles:
-            tensor.cut(module, styles, self._mesh_of("tensor"))
+            layers.cut(module, styles, self._mesh_of("tensor"))
 
-    def _planned(self, module: nn.Module, found: Sequence[experts.ExpertModule]) -> dict[str, ParallelStyle]:
+    def _planned(self, module: nn.Module, found: Sequence[expert_modules.ExpertModule]) -> dict[str, ParallelStyle]:
         """The styles in which layers of a whole module are cut. Each rank of a tensor group has its experts whole."""
         size = self.sizes.tensor
-        return tensor.plan(module, self._tensor_plan, size, {one.name for one in found}) if size > 1 else {}
+        return layers.plan(module, self._tensor_plan, size, {one.name for one in found}) if size > 1 else {}
 
-    def _planned_experts(self, module: nn.Module) -> list[experts.ExpertModule]:
+    def _planned_experts(self, module: nn.Module) -> list[expert_modules.ExpertModule]:
         """The experts of a whole module that are to be distributed."""
         if (own := self._experts_mesh) is None:
             return []
-        found = experts.plan(module, self._expert_plan, own)
+        found = expert_modules.plan(module, self._expert_plan, own)
         expert_shards.check(found, own)
         return found
 
@@ -273,10 +277,10 @@ class MeshStrategy(FSDPStrategy):
     def _experts_mesh(self) -> DeviceMesh | None:
         return None if self._mesh is None else self._mesh.experts
 
-    def _distribute(self, found: Sequence[experts.ExpertModule]) -> None:
+    def _distribute(self, found: Sequence[expert_modules.ExpertModule]) -> None:
         """All ranks, with the same values. Keep this rank's experts."""
         if (own := self._experts_mesh) is not None:
-            experts.distribute(found, own, in_units=self.sizes.shard > 1)
+            expert_modules.distribute(found, own, in_units=self.sizes.shard > 1)
             self._modules_of_experts += [one.module for one in found]
 
     def _experts_in(self, module: nn.Module) -> list[nn.Module]:
@@ -363,7 +367,7 @@ class MeshStrategy(FSDPStrategy):
         parameters: list[Tensor] = [one for each in modules for one in each.parameters()]
         averages.add_up_terms(parameters)
         if self._experts_mesh is not None:
-            parameters = experts.average(parameters, self._experts_mesh)
+            parameters = expert_modules.average(parameters, self._experts_mesh)
         sharded = [one for one in parameters if "shard" in cut_axes(one)]
         known = set(map(id, sharded))
         others = [one for one in parameters if id(one) not in known]
@@ -454,7 +458,7 @@ class MeshStrategy(FSDPStrategy):
         if self._is_in_parts and self.launcher.calls_in_place and self._replaced:
             return
         self.device_mesh = self._mesh = None
-        mesh.forget()
+        device_mesh.forget()
         super(FSDPStrategy, self).leave_group()
 
 

@@ -19,33 +19,23 @@ from torch.distributed.tensor import DTensor
 from core import Capability, ConfigurationError, ShardedLeaf
 from core.session import ReplacedParameters
 from core.strategies import refuse_sparse_layers, refuse_unlike_modules
-from core_parallel import (
-    absent,
-    averages,
-    compiled_parts,
-    experts,
-    first_values,
-    forwards,
-    named,
-    part_times,
-    parts,
-    schedules,
-    shards,
-    sizes,
-    state,
-    tensor,
-    trial,
-)
-from core_parallel import balance as balances
-from core_parallel.chain import Chain
-from core_parallel.context import check_whole_batches, in_parts
-from core_parallel.draws import Draws
-from core_parallel.layout import Layout
+from core_parallel.communication import averages
+from core_parallel.communication.point_to_point import Line
+from core_parallel.context.sequence import check_whole_batches, in_parts
+from core_parallel.experts import expert_modules
+from core_parallel.mesh import sizes
+from core_parallel.mesh.placements import cut_axes, placed_like
 from core_parallel.mesh_strategy import MeshStrategy
-from core_parallel.peers import Peers
-from core_parallel.placed import cut_axes, placed_like
-from core_parallel.shards import Shards
-from core_parallel.transport import Line
+from core_parallel.modules import absent, compiled_parts, forwards
+from core_parallel.pipeline import batch_norms, schedules, state, trial
+from core_parallel.pipeline.chain import Chain
+from core_parallel.pipeline.draws import Draws
+from core_parallel.pipeline.peers import Peers
+from core_parallel.stages import balance as balances
+from core_parallel.stages import first_values, named_parts, part_times, parts, shards
+from core_parallel.stages.layout import Layout
+from core_parallel.stages.shards import Shards
+from core_parallel.tensor import layers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -56,7 +46,7 @@ if TYPE_CHECKING:
 
     from core import GradientClipping
     from core.contract import Awaited
-    from core_parallel.scheduled import ScheduledStep
+    from core_parallel.pipeline.scheduled import ScheduledStep
 
 _log = logging.getLogger(__name__)
 _ELSEWHERE = (
@@ -147,7 +137,7 @@ class ParallelStrategy(MeshStrategy):
             "context_dim": context_dim,
         }
         super().__init__(*given, pipeline=pipeline, **axes, **plans, **options)
-        self._parts, self._balance = named.parse(parts), balances.parse(balance)
+        self._parts, self._balance = named_parts.parse(parts), balances.parse(balance)
         self._microbatches = sizes.parse("microbatches", microbatches)
         self._schedule = schedules.find(schedule)
         self._stages_per_rank = schedules.stages_per_rank(
@@ -192,7 +182,7 @@ class ParallelStrategy(MeshStrategy):
             check_whole_batches(module)
         compiler, self.session.compiler = self.session.compiler, None  # of parts, and not of steps
         if compiler is not None:
-            compiled_parts.refuse_split(self._schedule)
+            schedules.refuse_compiled(self._schedule)
         refuse_unlike_modules(self, module)
         refuse_sparse_layers(self, module)
         line = Line(group, self.root_device)
@@ -201,7 +191,7 @@ class ParallelStrategy(MeshStrategy):
             shards.check(layout)
         is_cut = any(isinstance(one, absent.Absent) for one in module.parameters())
         found = [] if is_cut else self._planned_experts(module)
-        experts.check_owners(found, layout.owners())
+        expert_modules.check_owners(found, layout.owners())
         styles = {} if is_cut else self._planned(module, found)
         if not any(map(absent.is_absent, module.parameters())):
             self._begin_alike(module)
@@ -212,7 +202,7 @@ class ParallelStrategy(MeshStrategy):
         self._cut(module, layout, line)
         self._distribute(found)
         if styles:
-            tensor.cut(module, styles, self._mesh_of("tensor"))
+            layers.cut(module, styles, self._mesh_of("tensor"))
         shard = super().configure_sharding if self.sizes.shard > 1 else None
         self._chains[module].shards = Shards(layout, shard, self._axis("shard"), self.root_device)
         if self._experts_mesh is not None:
@@ -240,7 +230,7 @@ class ParallelStrategy(MeshStrategy):
 
     def _cut(self, module: nn.Module, layout: Layout, line: Line) -> None:
         schedule = self._schedule
-        microbatches = parts.check_statistics(module, self._microbatches, schedule)
+        microbatches = batch_norms.microbatches_for(module, self._microbatches, schedule)
         self._share_random_state()
         self._replaced.remember(module)
         freed = absent.drop([part for _, part in layout.absent_modules()], self.root_device, layout.owners())
@@ -257,7 +247,9 @@ class ParallelStrategy(MeshStrategy):
         draws = Draws(self.accelerator, self.root_device, stream)
         self._chains[module] = chain = Chain(layout, line, draws, microbatches, self._context)
         if schedule is not None:
-            from core_parallel.scheduled import ScheduledStep  # torch.distributed.pipelining takes a while to import
+            from core_parallel.pipeline.scheduled import (
+                ScheduledStep,  # torch.distributed.pipelining takes a while to import
+            )
 
             sequence = next(iter(self._contexts_of(module, [layout.module])), None)
             self._scheduled[module] = ScheduledStep(
@@ -391,7 +383,7 @@ class ParallelStrategy(MeshStrategy):
             if (group := self._axis(*axes)) is not None:
                 averages.copy_from_first([one for one in tensors if cut_axes(one) == cut], group)
         if self._experts_mesh is not None:
-            experts.copy_to_others(tensors, self._experts_mesh)
+            expert_modules.copy_to_others(tensors, self._experts_mesh)
 
     def get_optimizer_state_dict(self, optimizer: Optimizer) -> dict[str, Any]:
         """All ranks. State by parameter names: whole on rank 0 and nothing elsewhere, or each rank's part."""
@@ -426,7 +418,7 @@ class ParallelStrategy(MeshStrategy):
         place = dict(zip(sizes.AXES, self.device_mesh.get_coordinate() or (), strict=True))
         position = place.pop("pipeline")
         if layout == "sharded":
-            return state.PartedState(position, place, experts.coordinates(self._experts_mesh)).leaf
+            return state.PartedState(position, place, expert_modules.coordinates(self._experts_mesh)).leaf
         return state.WholeState(chain.line, not any(place.values())).leaf
 
     @property

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.distributed.tensor.parallel import ColwiseParallel
 
-from core_parallel import chain
-from core_parallel.scheduled import ScheduledStep
+from core_parallel.pipeline import chain
+from core_parallel.pipeline.scheduled import ScheduledStep
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -17,7 +17,8 @@ from torch import nn
 from core import ConfigurationError, ModuleError, WorkerError
 from core.checkpoint import DistributedCheckpointIO, TorchCheckpointIO
 from core.precision import MixedPrecision
-from core_parallel import ParallelStrategy, overflow
+from core_parallel import ParallelStrategy
+from core_parallel.communication import overflow
 from core_testing.ranks import one_device
 
 if TYPE_CHECKING:

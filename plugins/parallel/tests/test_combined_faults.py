@@ -11,10 +11,11 @@ from faults import first_gradient_twice, first_loss_twice, halved_input_gradient
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ColwiseParallel
 
-from core_parallel import averages, chain
-from core_parallel.placed import own_part
-from core_parallel.scheduled import ScheduledStep
-from core_parallel.shards import Shards
+from core_parallel.communication import averages
+from core_parallel.mesh.placements import own_part
+from core_parallel.pipeline import chain
+from core_parallel.pipeline.scheduled import ScheduledStep
+from core_parallel.stages.shards import Shards
 from core_testing.ranks import one_device
 
 if TYPE_CHECKING:

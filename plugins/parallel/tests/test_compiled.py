@@ -16,7 +16,7 @@ from mixtures import MixtureStep
 from torch import nn
 
 from core import Callback
-from core_parallel import compiled_parts
+from core_parallel.modules import compiled_parts
 from core_testing.ranks import one_device
 from core_testing.training import assert_equal_tensors
 

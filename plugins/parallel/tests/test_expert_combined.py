@@ -22,9 +22,11 @@ from torch.distributed.tensor.parallel import PrepareModuleInput
 
 from core import ModuleError
 from core.checkpoint import DistributedCheckpointIO, TorchCheckpointIO
-from core_parallel import ExpertLoad, ParallelStrategy, dispatch, experts
-from core_parallel import mesh as laid_out
-from core_parallel.peers import Peers
+from core_parallel import ExpertLoad, ParallelStrategy
+from core_parallel.experts import dispatch, expert_modules
+from core_parallel.mesh import device_mesh as laid_out
+from core_parallel.mesh.sizes import EXPERT_AXES
+from core_parallel.pipeline.peers import Peers
 from core_testing.ranks import one_device
 
 if TYPE_CHECKING:
@@ -50,7 +52,7 @@ def _over_all(parameters: Any, mesh: Any) -> list[Any]:
 
 def _along_tensor(device_type: str, sizes: Any) -> DeviceMesh:
     shape = (sizes.pipeline, *sizes.of_experts, sizes.tensor)
-    return DeviceMesh(device_type, torch.arange(4).reshape(shape).transpose(-2, -1), mesh_dim_names=experts._AXES)
+    return DeviceMesh(device_type, torch.arange(4).reshape(shape).transpose(-2, -1), mesh_dim_names=EXPERT_AXES)
 
 
 def _own_number(self: Any, number: float) -> float:
@@ -66,12 +68,12 @@ def _whole_part(parameter: Any) -> Any:
 
 
 _FAULTS: list[tuple[str, dict[str, Any], list[tuple[Any, str, Any]]]] = [
-    ("an expert's gradient is averaged over the shards of others", _SHARD, [(experts, "average", _over_all)]),
+    ("an expert's gradient is averaged over the shards of others", _SHARD, [(expert_modules, "average", _over_all)]),
     ("a part of the sequence counts twice", _CONTEXT, [(dispatch, "local_part", _whole_part)]),
     (
         "tokens of a tensor group are routed twice",
         _TENSOR,
-        [(experts, "lay_out", _along_tensor), (dispatch.Dispatch, "_refuse_parts", lambda *_: None)],
+        [(laid_out, "_lay_out_experts", _along_tensor), (dispatch.Dispatch, "_refuse_parts", lambda *_: None)],
     ),
     (
         "losses of a schedule are by weights of one rank",

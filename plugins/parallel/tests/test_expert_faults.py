@@ -11,7 +11,7 @@ import pytest
 from axes import on_mesh, train
 from mixtures import MixtureStep
 
-from core_parallel import dispatch, experts
+from core_parallel.experts import dispatch, expert_modules
 from core_testing.ranks import one_device
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from core_testing.ranks import Rank
 
-_route, _average = dispatch.route, experts.average
+_route, _average = dispatch.route, expert_modules.average
 
 
 def _to_another_expert(numbers: Any, num_experts: int, group: Any) -> Any:
@@ -42,16 +42,16 @@ def _shared_alone(parameters: Any, mesh: Any) -> Any:
 
 
 def _experts_alone(parameters: Any, mesh: Any) -> Any:
-    return [one for one in parameters if not experts.is_expert(one)]
+    return [one for one in parameters if not expert_modules.is_expert(one)]
 
 
 FAULTS: dict[str, AbstractContextManager[Any]] = {
     "none": nullcontext(),
     "a token goes to another expert": mock.patch.object(dispatch, "route", _to_another_expert),
     "a token goes to another rank": mock.patch.object(dispatch, "route", _to_another_rank),
-    "an expert's gradient is averaged over all ranks": mock.patch.object(experts, "average", _over_all),
-    "shared gradients aren't averaged": mock.patch.object(experts, "average", _shared_alone),
-    "an expert's copies go apart": mock.patch.object(experts, "average", _experts_alone),
+    "an expert's gradient is averaged over all ranks": mock.patch.object(expert_modules, "average", _over_all),
+    "shared gradients aren't averaged": mock.patch.object(expert_modules, "average", _shared_alone),
+    "an expert's copies go apart": mock.patch.object(expert_modules, "average", _experts_alone),
     "an expert's gradient is a sum": mock.patch.object(dispatch, "local_part", lambda parameter: parameter.to_local()),
 }
 

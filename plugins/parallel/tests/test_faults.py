@@ -10,9 +10,10 @@ import pipelines
 import pytest
 from faults import first_gradient_twice, first_loss_twice, first_weight_twice
 
-from core_parallel import ParallelStrategy, chain
-from core_parallel.chain import Chain
-from core_parallel.scheduled import ScheduledStep
+from core_parallel import ParallelStrategy
+from core_parallel.pipeline import chain
+from core_parallel.pipeline.chain import Chain
+from core_parallel.pipeline.scheduled import ScheduledStep
 from core_testing.ranks import Backend, one_device
 
 if TYPE_CHECKING:

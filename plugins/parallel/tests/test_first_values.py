@@ -14,7 +14,8 @@ from pipelines import loader
 from torch import Tensor, nn
 
 from core import CoreError, Fabric, Module
-from core_parallel import ParallelStrategy, first_values
+from core_parallel import ParallelStrategy
+from core_parallel.stages import first_values
 from core_testing.ranks import Backend, one_device
 from core_testing.training import assert_equal_tensors
 

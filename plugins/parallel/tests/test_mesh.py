@@ -15,8 +15,10 @@ from axes import on_mesh, train
 from core import ConfigurationError, Trainer
 from core.watch import end as end_watch
 from core_fsdp import FSDPStrategy
-from core_parallel import ParallelStrategy, shards, sizes
-from core_parallel.sizes import Sizes
+from core_parallel import ParallelStrategy
+from core_parallel.mesh import sizes
+from core_parallel.mesh.sizes import Sizes
+from core_parallel.stages import shards
 from core_testing.training import assert_equal_tensors
 
 if TYPE_CHECKING:

@@ -12,9 +12,12 @@ from faults import first_gradient_twice, first_loss_twice, first_weight_twice, h
 from torch import Tensor
 from torch.distributed.tensor.parallel import ColwiseParallel
 
-from core_parallel import averages, chain, conformance, exchanges, mesh_strategy, scheduled
-from core_parallel.context import Caught, Context
-from core_parallel.scheduled import ScheduledStep
+from core_parallel import conformance, mesh_strategy
+from core_parallel.communication import averages, collectives
+from core_parallel.context.attention import Caught
+from core_parallel.context.sequence import Context
+from core_parallel.pipeline import chain, scheduled
+from core_parallel.pipeline.scheduled import ScheduledStep
 from core_testing import StrategyConformance
 from core_testing.cases import CASES
 
@@ -54,7 +57,7 @@ class Mutant(NamedTuple):
     patches: list[tuple[Any, str, Any]]
 
 
-_gathered, _by_keys, _clip, _average = exchanges._gathered, Caught._by_keys, averages.clip_by_norm, averages.average
+_gathered, _by_keys, _clip, _average = collectives._gathered, Caught._by_keys, averages.clip_by_norm, averages.average
 _unseen = (Context, "check", lambda *_: None)  # the comparison at the first call would see some before the kit does
 
 
@@ -76,7 +79,7 @@ def _own_keys(self: Caught, query: Tensor, key: Tensor, value: Tensor, is_causal
 
 def _local_positions(self: Caught, query: Tensor, key: Tensor, value: Tensor, is_causal: bool, options: Any) -> Tensor:
     length = self._group.size() * self.length
-    key, value = (exchanges.gather(one, -2, self._group) for one in (key, value))
+    key, value = (collectives.gather(one, -2, self._group) for one in (key, value))
     mask = torch.ones(self.length, length, dtype=torch.bool).tril()
     return torch.nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=mask)
 
@@ -117,15 +120,19 @@ MUTANTS = [
     Mutant("weights of microbatches don't count", Schedule, _LONGER, [(scheduled, "_times", lambda tensor, _: tensor)]),
     Mutant("gradients aren't averaged", CONTEXT, "sgd_momentum", [(averages, "average", _nothing)]),
     Mutant(
-        "ranks' parts come in another order", CONTEXT, "sgd_momentum", [_unseen, (exchanges, "_gathered", _reversed)]
+        "ranks' parts come in another order", CONTEXT, "sgd_momentum", [_unseen, (collectives, "_gathered", _reversed)]
     ),
-    Mutant("a part's gradient isn't scaled", CONTEXT, "sgd_momentum", [(exchanges._Join, "backward", _own_gradient)]),
-    Mutant("gradients of heads aren't exchanged", CONTEXT, "sgd_momentum", [(exchanges._Swap, "backward", _unswapped)]),
+    Mutant("a part's gradient isn't scaled", CONTEXT, "sgd_momentum", [(collectives._Join, "backward", _own_gradient)]),
+    Mutant(
+        "gradients of heads aren't exchanged", CONTEXT, "sgd_momentum", [(collectives._Swap, "backward", _unswapped)]
+    ),
     Mutant("keys aren't gathered", Gather, "sgd_momentum", [_unseen, (Caught, "_by_keys", _own_keys)]),
     Mutant(
         "positions are those in the part", Gather, "sgd_momentum", [_unseen, (Caught, "_by_keys", _local_positions)]
     ),
-    Mutant("gradients of keys aren't summed", Gather, "sgd_momentum", [(exchanges._Gather, "backward", _own_gradient)]),
+    Mutant(
+        "gradients of keys aren't summed", Gather, "sgd_momentum", [(collectives._Gather, "backward", _own_gradient)]
+    ),
     Mutant(
         "the gradient of a layer's input isn't summed",
         Tensors,

@@ -11,8 +11,9 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from core import ConfigurationError, CoreError, Module
-from core_parallel import ParallelStrategy, fold, part_times, parts
-from core_parallel.layout import Layout
+from core_parallel import ParallelStrategy
+from core_parallel.stages import forward_check, part_times, parts
+from core_parallel.stages.layout import Layout
 from core_testing.ranks import Backend, one_device
 
 if TYPE_CHECKING:
@@ -61,7 +62,7 @@ def test_parts_have_names_in_the_users_module(make: Any, prefix: str) -> None:
     x = torch.randn(3, 4)
     layout = Layout(user, cut, 3, 0)
     assert torch.equal(layout.fold(x), cut.module(x))
-    fold.check(layout, (x,), {})
+    forward_check.check(layout, (x,), {})
 
 
 @pytest.mark.parametrize(
@@ -85,7 +86,7 @@ def test_parts_have_names_in_the_users_module(make: Any, prefix: str) -> None:
 def test_names_that_are_not_the_model_are_refused(given: list[Any], expected: str) -> None:
     user = Fixed()
     with pytest.raises(CoreError, match=expected):
-        fold.check(Layout(user, parts.cut(user, 2, given), 2, 0), (torch.randn(3, 4),), {})
+        forward_check.check(Layout(user, parts.cut(user, 2, given), 2, 0), (torch.randn(3, 4),), {})
 
 
 def test_names_are_of_one_module_that_is_called() -> None:
@@ -111,7 +112,7 @@ def test_a_sequence_applies_a_module_twice() -> None:
 def test_names_leave_out_nothing_of_a_sequence() -> None:
     user = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))
     with pytest.raises(CoreError, match=r"forward computes aten\.tanh"):
-        fold.check(Layout(user, parts.cut(user, 2, ["0", "2"]), 2, 0), (torch.randn(3, 4),), {})
+        forward_check.check(Layout(user, parts.cut(user, 2, ["0", "2"]), 2, 0), (torch.randn(3, 4),), {})
 
 
 def _tied(*pairs: tuple[int, int]) -> nn.Sequential:
@@ -236,7 +237,7 @@ def test_what_goes_beside_is_no_part() -> None:
     user = _Beside()
     layout = Layout(user, parts.cut(user, 2, ["embed", "layers.*"]), 2, 0)
     with pytest.raises(CoreError, match=r"which end in a TypeError: .* missing 1 required .* what goes beside is"):
-        fold.check(layout, (torch.randn(3, 4),), {})
+        forward_check.check(layout, (torch.randn(3, 4),), {})
 
 
 def learn(rank: Rank) -> tuple[Tensor, list[str]]:
@@ -323,6 +324,6 @@ def test_the_module_that_is_called_is_compared_with_the_parts() -> None:
     user, x = Scaled(), torch.randn(3, 4, dtype=torch.float64)
     layout = Layout(user, parts.cut(user, 2), 2, 0)
     assert layout.cut.called == [user, user.net]
-    fold.check(layout, (x,), {})
+    forward_check.check(layout, (x,), {})
     with pytest.raises(CoreError, match=r"Fixed\.forward isn't its parts .* and the parts aten\.neg"):
-        fold.check(layout, (x,), {}, user.net)
+        forward_check.check(layout, (x,), {}, user.net)

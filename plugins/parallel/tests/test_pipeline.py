@@ -14,7 +14,8 @@ import torch
 from torch import nn
 
 from core import ConfigurationError, CoreError
-from core_parallel import ParallelStrategy, parts
+from core_parallel import ParallelStrategy
+from core_parallel.stages import parts
 from core_testing.ranks import Backend, one_device
 
 if TYPE_CHECKING:

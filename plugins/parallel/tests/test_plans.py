@@ -15,8 +15,10 @@ from torch.nn import functional
 from torch.utils.data import DataLoader, TensorDataset
 
 from core import CoreError, Module
-from core_parallel import ParallelStrategy, absent, parts
-from core_parallel.layout import Layout
+from core_parallel import ParallelStrategy
+from core_parallel.modules import absent
+from core_parallel.stages import parts
+from core_parallel.stages.layout import Layout
 from core_testing.ranks import Backend, one_device
 from core_testing.training import assert_equal_tensors
 

@@ -18,8 +18,9 @@ from torch.utils.data import DataLoader, TensorDataset
 from core import ConfigurationError, CoreError, Module
 from core.checkpoint import DistributedCheckpointIO, TorchCheckpointIO
 from core.strategies import DDPStrategy, FSDPStrategy, SingleDeviceStrategy
-from core_parallel import ParallelStrategy, schedules
-from core_parallel.batches import cut_batch
+from core_parallel import ParallelStrategy
+from core_parallel.microbatches.batches import cut_batch
+from core_parallel.pipeline import schedules
 from core_testing.ranks import Backend, one_device
 from core_testing.training import assert_equal_tensors, whole
 

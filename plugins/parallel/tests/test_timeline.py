@@ -11,8 +11,8 @@ from pipelines import Net, loader
 
 from core import ConfigurationError
 from core_parallel import ParallelStrategy, Timeline
-from core_parallel.recorder import Span
-from core_parallel.timeline import Row, as_text, bubble
+from core_parallel.profiling.recorder import Span
+from core_parallel.profiling.timeline import Row, as_text, bubble
 from core_testing.ranks import Backend
 
 if TYPE_CHECKING:

@@ -13,7 +13,8 @@ from torch import nn
 
 from core import Callback, ModuleError
 from core.callbacks import EMA, EarlyStopping
-from core_parallel import ParallelStrategy, absent
+from core_parallel import ParallelStrategy
+from core_parallel.modules import absent
 from core_testing.ranks import Backend, one_device
 from core_testing.training import assert_equal_tensors, whole
 

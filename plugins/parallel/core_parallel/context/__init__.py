@@ -1,0 +1,1 @@
+"""Sequences cut over the ranks of a context group."""

@@ -1,0 +1,1 @@
+"""Experts distributed over the ranks of an expert group."""

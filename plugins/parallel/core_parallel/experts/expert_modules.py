@@ -1,0 +1,285 @@
+"""Experts of mixture-of-experts models, distributed over the ranks of an expert group.
+
+Lepikhin et al., "GShard: Scaling Giant Models with Conditional Computation and Automatic Sharding", 2020.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from inspect import signature
+from typing import TYPE_CHECKING, Any
+
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
+
+from core import ConfigurationError, ModuleError
+from core_parallel.communication import averages
+from core_parallel.experts.dispatch import Dispatch
+from core_parallel.mesh.placements import cut_axes
+from core_parallel.mesh.sizes import EXPERT_AXES
+from core_parallel.modules import plans
+from core_parallel.modules.absent import is_absent
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    from torch import Tensor
+    from torch.distributed.device_mesh import DeviceMesh
+
+_OF_MODULES = (None, "ep_dispatch_experts")
+_OF_PARAMETERS = (None, "grouped_gemm")
+_OF_TENSORS = ("colwise", "rowwise", "replicated_with_grad_allreduce")
+_EXAMPLE = '["blocks.*.experts"]'
+
+
+@dataclass(frozen=True)
+class ExpertModule:
+    """One module whose parameters belong to experts: the first dim of each is the number of the expert.
+
+    Attributes:
+        name: of the module.
+        module: is called with tokens, the numbers of their experts, and weights.
+        parameters: those of the experts, by name in the module. Others are common to all experts.
+    """
+
+    name: str
+    module: nn.Module
+    parameters: Mapping[str, Tensor]
+
+    @property
+    def count(self) -> int:
+        """Number of experts."""
+        return next(iter(self.parameters.values())).shape[0]
+
+
+def find(module: nn.Module, given: Any = None) -> list[ExpertModule]:
+    """The experts of a model: by its plan, or those that are recognized.
+
+    Args:
+        module: the user's.
+        given: names of modules whose parameters are experts, perhaps with words as in transformers' plans. None asks
+            the model, and its config; and else recognizes them. An empty plan says that there are none.
+
+    Raises:
+        ModuleError: there are none, or their parameters don't fit together.
+        ConfigurationError: a plan names what isn't there.
+    """
+    try:
+        planned = plans.find(
+            module, given, "expert_parallel_plan", "base_model_ep_plan", "expert_plan", example=_EXAMPLE
+        )
+    except ModuleError:
+        planned = dict.fromkeys(_recognized(module))
+    else:
+        if not planned:  # an empty plan
+            return []
+    modules = dict(module.named_modules())
+    _check_words(planned, modules)
+    names = [name for name, word in planned.items() if name in modules and word in _OF_MODULES]
+    if not names:
+        raise ModuleError(
+            f"{type(module).__name__} has no experts that are known: neither a plan (expert_plan={_EXAMPLE} of the "
+            "strategy, expert_parallel_plan of the model, base_model_ep_plan of its config) names any, nor is there a "
+            "module with num_experts, parameters whose first dim that is, and a forward of tokens, numbers of experts "
+            "and weights. core_parallel.ExpertList makes one of a list of modules."
+        )
+    return [ExpertModule(name, modules[name], _parameters_of(name, modules[name], planned)) for name in names]
+
+
+def _recognized(module: nn.Module) -> Iterator[str]:
+    for name, part in module.named_modules():
+        count = getattr(part, "num_experts", None)
+        shapes = [one.shape for one in part.parameters()]
+        if isinstance(count, int) and any(len(shape) > 2 for shape in shapes):
+            fits = all(len(shape) and shape[0] == count for shape in shapes)
+            if fits and len(signature(part.forward).parameters) == 3:
+                yield name
+
+
+def _check_words(planned: Mapping[str, Any], modules: Mapping[str, nn.Module]) -> None:
+    for name, word in planned.items():
+        known = _OF_MODULES if name in modules else _OF_PARAMETERS
+        if word not in known and word not in _OF_TENSORS:
+            raise ConfigurationError(
+                f"The plan of experts for {name!r} is {word!r}; expected {known[1]!r} for a "
+                f"{'module' if name in modules else 'parameter'}, or its name alone, as in {_EXAMPLE}."
+            )
+
+
+def _parameters_of(name: str, module: nn.Module, planned: Mapping[str, Any]) -> Mapping[str, Tensor]:
+    own = dict(module.named_parameters())
+    named = {key: one for key, one in own.items() if planned.get(f"{name}.{key}", "") in _OF_PARAMETERS}
+    chosen = named or own
+    counts = {key: tuple(one.shape) for key, one in chosen.items()}
+    if not chosen or len({shape[:1] for shape in counts.values()}) > 1 or () in counts.values():
+        shown = ", ".join(f"{key!r} of shape {shape}" for key, shape in counts.items()) or "nothing"
+        raise ModuleError(
+            f"The parameters of the experts {name!r} must have the number of experts as their first dim, and it has "
+            f"{shown}. Name those that belong to experts in the plan too, such as '{name}.weight'; or make one module "
+            "of a list of experts by core_parallel.ExpertList."
+        )
+    return chosen
+
+
+def plan(module: nn.Module, given: Any, mesh: DeviceMesh) -> list[ExpertModule]:
+    """The experts that are to be distributed; none if they are already.
+
+    Args:
+        module: the user's.
+        given: see `find`.
+        mesh: of the experts.
+
+    Raises:
+        ModuleError: there are no experts, or they can't be distributed.
+        ConfigurationError: a plan names what isn't there.
+    """
+    if already := [one for one in module.parameters() if is_expert(one)]:
+        _refuse_other(already[0], mesh)
+        return []
+    found = find(module, given)
+    _refuse_tied(module, found)
+    _refuse_meta(found)
+    size = mesh["expert"].size()
+    for experts in found:
+        if experts.count % size:
+            raise ModuleError(
+                f"{experts.name!r} has {experts.count} experts, and expert={size} doesn't divide that. Choose a size "
+                "that does."
+            )
+    return found
+
+
+def check_owners(found: Iterable[ExpertModule], owners: Mapping[int, int]) -> None:
+    """Refuse experts that no one stage has.
+
+    Args:
+        found: whole ones.
+        owners: position of the rank that has a tensor, by its identity.
+
+    Raises:
+        ModuleError: with their name.
+    """
+    for experts in found:
+        if any(id(one) not in owners for one in experts.parameters.values()):
+            raise ModuleError(
+                f"The experts {experts.name!r} are in no part of the pipeline, so that every stage would have them. "
+                "Put the module that calls them among the parts."
+            )
+
+
+def distribute(found: Iterable[ExpertModule], mesh: DeviceMesh, *, in_units: bool) -> None:
+    """All ranks, with the same values. Keep this rank's experts, in place, and send tokens to those of the others.
+
+    Args:
+        found: see `plan`. What another stage has by now stays as it is.
+        mesh: of the experts.
+        in_units: they will be units of `fully_shard`, which adds copies and shards.
+    """
+    for experts in found:
+        own = {name: experts.module.get_parameter(name) for name in experts.parameters}
+        if any(map(is_absent, own.values())):
+            continue
+        for name, parameter in list(experts.module.named_parameters()):
+            owner, _, last = name.rpartition(".")
+            if name in own or in_units:
+                placed = _placed(parameter, mesh, Shard(0) if name in own else Replicate(), has_copies=not in_units)
+                part = nn.Parameter(placed, requires_grad=parameter.requires_grad)
+                experts.module.get_submodule(owner).register_parameter(last, part)
+        Dispatch(experts.name, experts.module, experts.count, mesh).attach()
+
+
+def _placed(parameter: Tensor, mesh: DeviceMesh, placement: Placement, *, has_copies: bool) -> DTensor:
+    """This rank's experts, or what is common to all, over all axes along which there are several ranks.
+
+    Checkpoints see from these who has the same.
+    """
+    own = parameter.detach()
+    if placement.is_shard():
+        own = own.chunk(mesh["expert"].size())[mesh["expert"].get_local_rank()]
+    copies = ("expert_copies",) if has_copies and mesh["expert_copies"].size() > 1 else ()
+    tensor = ("expert_tensor",) if mesh["expert_tensor"].size() > 1 else ()
+    placements = [*(Replicate() for _ in copies), placement, *(Replicate() for _ in tensor)]
+    return DTensor.from_local(own.clone(), mesh[*copies, "expert", *tensor], placements, run_check=False)
+
+
+def _refuse_tied(module: nn.Module, found: Sequence[ExpertModule]) -> None:
+    parts = {id(one) for experts in found for one in experts.parameters.values()}
+    seen: dict[int, str] = {}
+    for name, parameter in module.named_parameters(remove_duplicate=False):
+        if id(parameter) in parts and (first := seen.setdefault(id(parameter), name)) != name:
+            raise ModuleError(
+                f"{first!r} and {name!r} share a parameter of experts: they would go apart when it is distributed. "
+                "Untie them."
+            )
+
+
+def _refuse_meta(found: Sequence[ExpertModule]) -> None:
+    for experts in found:
+        for name, parameter in experts.parameters.items():
+            if parameter.is_meta:
+                raise ModuleError(
+                    f"'{experts.name}.{name}' was built on the meta device, and experts are distributed with their "
+                    "values: reset_parameters() would draw those of one expert for all. Build the module with values."
+                )
+
+
+def _refuse_other(parameter: Any, mesh: DeviceMesh) -> None:
+    before, now = (dist.get_process_group_ranks(one.get_group("expert")) for one in (parameter.device_mesh, mesh))
+    if before != now:
+        raise ModuleError(
+            f"Its experts are distributed already, over the ranks {before}, and not over {now}. Make the module anew, "
+            "and load a checkpoint into it."
+        )
+
+
+def is_expert(parameter: Tensor) -> bool:
+    """True if a parameter is this rank's part of distributed experts."""
+    return "expert" in cut_axes(parameter)
+
+
+def average(parameters: Iterable[Tensor], mesh: DeviceMesh) -> list[Tensor]:
+    """All ranks of a stage. Average gradients of experts in place, over the ranks that have the same part of them.
+
+    Args:
+        parameters: the same ones in the same order on all ranks.
+        mesh: of the experts.
+
+    Returns:
+        The other parameters.
+    """
+    others: list[Tensor] = []
+    own: list[Tensor] = []
+    common: list[Tensor] = []
+    for one in parameters:
+        axes = cut_axes(one)
+        if "expert_shard" not in axes:  # else fully_shard has averaged over copies itself
+            (own if "expert" in axes else others).append(one)
+        elif "expert" not in axes:
+            common.append(one)
+    for known, axis in ((own, "expert_copies"), (common, "expert")):
+        if mesh[axis].size() > 1:
+            averages.average(known, mesh.get_group(axis))
+    return others
+
+
+def coordinates(mesh: DeviceMesh | None) -> dict[str, int]:
+    """This rank's places along the axes over which experts lie, by their names; none without experts."""
+    if mesh is None:
+        return {}
+    places = dict(zip(EXPERT_AXES, mesh.get_coordinate() or (), strict=True))
+    del places["expert_pipeline"]
+    return places
+
+
+def copy_to_others(tensors: Iterable[Tensor], mesh: DeviceMesh) -> None:
+    """All ranks of a stage. Copy what the first rank has read to those that have the same part of experts.
+
+    Args:
+        tensors: the same ones in the same order on all ranks.
+        mesh: of the experts.
+    """
+    placed = [one for one in tensors if {"expert", "expert_shard"}.intersection(cut_axes(one))]
+    for axis in ("expert_copies", "expert_shard", "expert", "expert_tensor"):
+        if mesh[axis].size() > 1:
+            averages.copy_from_first([one for one in placed if axis not in cut_axes(one)], mesh.get_group(axis))

@@ -1,0 +1,1 @@
+"""Sizes of the mesh's axes, the mesh, and where tensors lie on it."""

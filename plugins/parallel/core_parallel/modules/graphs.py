@@ -1,0 +1,73 @@
+"""Looks at autograd's graphs: of one microbatch in one stage."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+from core import ModuleError
+from core_parallel.modules.own_state import OF_EVERY_MODULE
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Iterator
+
+_HOLDERS = (Tensor, list, tuple, dict)
+
+
+def uses_twice(tensors: Iterable[Any]) -> bool:
+    """True if a leaf enters the graph in two places, as a weight that two layers share does.
+
+    torch's schedules that compute the gradients of weights later than those of inputs can't do it for such a stage.
+    """
+    waiting = [one.grad_fn for one in tensors if isinstance(one, Tensor) and one.grad_fn is not None]
+    seen, entered = set(waiting), set()
+    while waiting:
+        for node, _ in waiting.pop().next_functions:
+            if node is None:
+                continue
+            if hasattr(node, "variable"):
+                if node in entered:
+                    return True
+                entered.add(node)
+            elif node not in seen:
+                seen.add(node)
+                waiting.append(node)
+    return False
+
+
+def kept(named: Iterable[tuple[str, nn.Module]]) -> set[int]:
+    """Identities of the tensors with a graph that modules keep as attributes."""
+    return {id(leaf) for _, _, _, leaf in _kept(named)}
+
+
+def refuse_kept(named: Iterable[tuple[str, nn.Module]], before: Collection[int] = ()) -> None:
+    """Refuse modules that keep a tensor with a graph as an attribute: a loss of their own, which the step would add.
+
+    Args:
+        named: the modules of a stage, after a forward, or those around all stages; or all that see a part.
+        before: identities of the tensors that they kept before it.
+
+    Raises:
+        ModuleError: with the attribute's name.
+    """
+    for name, module, key, leaf in _kept(named):
+        if id(leaf) not in before:
+            title = f"{type(module).__name__} {name!r}" if name else type(module).__name__
+            raise ModuleError(
+                f"{title} keeps a tensor with a graph in its attribute {key!r}, such as a loss of a part's own. A "
+                "training step would find what this rank has computed: of one stage and one of several microbatches, "
+                "or of a part of the sequence. Return it with the result, through the parts behind; or detach it."
+            )
+
+
+def _kept(named: Iterable[tuple[str, nn.Module]]) -> Iterator[tuple[str, nn.Module, str, Tensor]]:
+    for name, module in named:
+        for key, value in vars(module).items():
+            if key in OF_EVERY_MODULE or not isinstance(value, _HOLDERS):
+                continue
+            if isinstance(value, Tensor) or value:  # most of a module's own containers are empty
+                for leaf in tree_leaves(value):
+                    if isinstance(leaf, Tensor) and leaf.grad_fn is not None:
+                        yield name, module, key, leaf

@@ -1,0 +1,109 @@
+"""Changes that a module makes in itself in a call: in buffers, and in attributes that are numbers or tensors."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+OF_EVERY_MODULE = frozenset(vars(nn.Module()))
+"""The attributes that torch gives to each module."""
+
+_KINDS = (int, float, Tensor, type(None))
+State = dict[tuple[str, str], tuple[Any, Any]]
+"""By module and attribute, the value and a copy of it."""
+
+
+def take(module: nn.Module) -> State:
+    """The state of a module and of all in it."""
+    return state_of(module.named_modules())
+
+
+def state_of(named: Iterable[tuple[str, nn.Module]]) -> State:
+    """The state of modules with these names, each without what is in it."""
+    return {
+        (name, key): (value, value.detach().clone() if isinstance(value, Tensor) else value)
+        for name, part in named
+        for key, value in _held(part)
+    }
+
+
+@contextmanager
+def kept(module: nn.Module) -> Iterator[State]:
+    """A context after which the state is as before."""
+    before = take(module)
+    try:
+        yield before
+    finally:
+        _restore(module, before)
+
+
+def changed(before: State, after: State) -> set[tuple[str, str]]:
+    """The places whose values differ, or are in one of the two only."""
+    return differing(before, after, before.keys() | after.keys(), _are_equal)
+
+
+def differing(
+    one: State, other: State, places: set[tuple[str, str]], is_alike: Callable[[Tensor, Tensor], bool]
+) -> set[tuple[str, str]]:
+    """Those of the places in which two states differ, where `is_alike` compares tensors of one shape."""
+    nothing = (None, None)
+    found = {place: (one.get(place, nothing)[1], other.get(place, nothing)[1]) for place in places}
+    return {place for place, (left, right) in found.items() if not _are_alike(left, right, is_alike)}
+
+
+@contextmanager
+def buffers_kept(module: nn.Module) -> Iterator[None]:
+    """A context after which buffers are as before."""
+    own = [one for one in module.buffers() if not one.is_meta]
+    before = [one.clone() for one in own]
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for one, earlier in zip(own, before, strict=True):
+                one.copy_(earlier)
+
+
+def names_of(places: Iterable[tuple[str, str]]) -> list[str]:
+    """The names of places, as they are shown."""
+    return sorted(f"{name}.{key}" if name else key for name, key in places)
+
+
+def _held(part: nn.Module) -> Iterator[tuple[str, Any]]:
+    yield from part.named_buffers(recurse=False)
+    for key, value in vars(part).items():
+        if key not in OF_EVERY_MODULE and isinstance(value, _KINDS):
+            yield key, value
+
+
+def _restore(module: nn.Module, before: State) -> None:
+    parts = dict(module.named_modules())
+    for place in take(module).keys() - before.keys():
+        delattr(parts[place[0]], place[1])
+    with torch.no_grad():
+        for (name, key), (value, copy) in before.items():
+            if isinstance(value, Tensor) and not _are_alike(value, copy, _are_equal):
+                value.copy_(copy)
+            if getattr(parts[name], key, None) is not value:
+                setattr(parts[name], key, value)
+
+
+def _are_alike(one: Any, other: Any, is_alike: Callable[[Tensor, Tensor], bool]) -> bool:
+    if not isinstance(one, Tensor) or not isinstance(other, Tensor):
+        return one is other or (type(one) is type(other) and bool(one == other))
+    if one.shape != other.shape or one.dtype != other.dtype:
+        return False
+    return one.is_meta or other.is_meta or not one.numel() or is_alike(one, other)
+
+
+def _are_equal(one: Tensor, other: Tensor) -> bool:
+    """True if all values are, NaN too."""
+    return torch.equal(one, other) or (
+        one.is_floating_point() and torch.allclose(one, other, rtol=0, atol=0, equal_nan=True)
+    )

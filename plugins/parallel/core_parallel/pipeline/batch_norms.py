@@ -1,0 +1,40 @@
+"""Batch norms, which take their statistics from whole batches."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from torch import nn
+
+from core import ModuleError
+
+if TYPE_CHECKING:
+    from core_parallel.pipeline.schedules import Schedule
+
+
+def microbatches_for(user: nn.Module, microbatches: int | None, schedule: Schedule | None = None) -> int | None:
+    """The number of microbatches for a model, None if it follows from the batch: batch norms take whole batches.
+
+    Raises:
+        ModuleError: a batch norm would see microbatches, or speak with ranks that have none.
+    """
+    norms = [(name, part) for name, part in user.named_modules() if isinstance(part, nn.modules.batchnorm._BatchNorm)]
+    for name, norm in norms:
+        if isinstance(norm, nn.SyncBatchNorm):
+            raise ModuleError(
+                f"SyncBatchNorm {name!r} waits for all ranks, and one stage of the pipeline has it. Use BatchNorm, or "
+                "a norm that doesn't depend on the batch, such as GroupNorm."
+            )
+        if schedule is not None:
+            raise ModuleError(
+                f"{type(norm).__name__} {name!r} would take its statistics from microbatches, of which "
+                f"schedule={schedule.name!r} needs several. Leave schedule out, or use a norm that doesn't depend on "
+                "the batch, such as GroupNorm."
+            )
+        if microbatches not in (None, 1):
+            raise ModuleError(
+                f"{type(norm).__name__} {name!r} would take its statistics from microbatches={microbatches} of a "
+                "batch, and not from the whole. Say microbatches=1, or use a norm that does not depend on the batch, "
+                "such as GroupNorm."
+            )
+    return 1 if norms else microbatches

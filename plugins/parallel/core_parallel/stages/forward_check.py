@@ -1,0 +1,126 @@
+"""The check that a module's own forward is its parts, one after the other: both are run on meta, and compared."""
+
+from __future__ import annotations
+
+import operator
+import sys
+from collections import OrderedDict
+from contextlib import contextmanager, nullcontext
+from itertools import zip_longest
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.func import functional_call
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map
+
+from core import ModuleError
+from core_parallel.modules import absent, forwards
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    from core_parallel.stages.layout import Layout
+
+
+def check(layout: Layout, args: tuple[Any, ...], kwargs: dict[str, Any], called: nn.Module | None = None) -> None:
+    """Refuse parts that don't make up `forward`, by the operations of both. What can't run on meta isn't compared.
+
+    Args:
+        layout: the module and its parts.
+        args: the first call's arguments.
+        kwargs: the first call's named arguments.
+        called: the module in `layout.cut.called` that was called.
+
+    Raises:
+        ModuleError: with the first operation that differs, or how the parts end.
+    """
+    module = called or layout.module
+    if isinstance(module, nn.Sequential) and type(module).forward is nn.Sequential.forward:
+        applied = [part for stage in layout.cut.stages for part in stage]
+        if len(applied) == len(module) and all(map(operator.is_, applied, module)):
+            return
+    args, kwargs = tree_map(_on_meta, (args, kwargs))
+    try:
+        with forwards.replaced(dict.fromkeys(layout.cut.called)):
+            whole = _operations(module, None, args, kwargs)
+    except Exception:  # such as a step that looks at numbers, of which there are none on meta
+        return
+    try:
+        folded = _operations(module, layout.fold, args, kwargs)
+    except Exception as error:
+        raise ModuleError(
+            f"{type(module).__name__}.forward isn't its parts one after the other, which end in a "
+            f"{type(error).__name__}: {str(error).rstrip('.')}. Each part is given what the one before returned, and "
+            "nothing else. Name parts that make up all of forward, in its order; what goes beside is returned with the "
+            "result."
+        ) from error
+    for expected, found in zip_longest(whole, folded, fillvalue="nothing more"):
+        if expected != found:
+            raise ModuleError(
+                f"{type(module).__name__}.forward isn't its parts one after the other: at the first difference forward "
+                f"computes {expected}, and the parts {found}. Name parts that make up all of forward, in its order: "
+                "what it does between two modules can be a function among them."
+            )
+
+
+def _operations(
+    module: nn.Module, forward: Callable[..., Any] | None, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> list[str]:
+    tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    on_meta = {name: torch.empty(tensor.shape, dtype=tensor.dtype, device="meta") for name, tensor in tensors.items()}
+    recorder = _Recorder({id(tensor): repr(name) for name, tensor in on_meta.items()})
+    parts = module.modules() if any(isinstance(one, DTensor) for one in tensors.values()) else ()
+    # Who hasn't imported torch's compiler has compiled nothing.
+    eagerly: Any = torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else nullcontext()
+    with (
+        forwards.replaced({module: forward}),
+        _without_hooks(parts),
+        absent.inspecting(),
+        torch.no_grad(),
+        eagerly,
+        recorder,
+    ):
+        functional_call(module, on_meta, args, kwargs)
+    return recorder.operations
+
+
+@contextmanager
+def _without_hooks(modules: Iterable[nn.Module]) -> Iterator[None]:
+    """A context in which modules are called without hooks, such as those that gather what lies in parts."""
+    kept = [(vars(one), name, vars(one)[name]) for one in modules for name in ("_forward_pre_hooks", "_forward_hooks")]
+    for attributes, name, _ in kept:
+        attributes[name] = OrderedDict()
+    try:
+        yield
+    finally:
+        for attributes, name, hooks in kept:
+            attributes[name] = hooks
+
+
+class _Recorder(TorchDispatchMode):
+    """Notes each operation, the parameters and buffers that it takes, and the shapes of its results.
+
+    Args:
+        names: of these, by their identities.
+    """
+
+    def __init__(self, names: dict[int, str]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # torch's
+        self._names = names
+        self.operations: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Note one."""
+        result = func(*args, **(kwargs or {}))
+        shapes = [tuple(leaf.shape) for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
+        own = [self._names[id(leaf)] for leaf in tree_leaves((args, kwargs)) if id(leaf) in self._names]
+        of = f" of {', '.join(own)}" if own else ""
+        self.operations.append(f"{func}{of} to {', '.join(map(str, shapes))}")
+        return result
+
+
+def _on_meta(leaf: Any) -> Any:
+    return torch.empty_like(leaf, device="meta", requires_grad=False) if isinstance(leaf, Tensor) else leaf

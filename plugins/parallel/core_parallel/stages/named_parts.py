@@ -1,0 +1,99 @@
+"""The parts of a model by the names of its modules, for models that don't say them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+from core import ConfigurationError, ModuleError, did_you_mean
+from core_parallel.modules.plans import as_expression
+
+if TYPE_CHECKING:
+    from core_parallel.stages.cut import Part
+
+
+def parse(given: Any) -> tuple[str | Part, ...] | None:
+    """The names, and the functions between them; None if the model is to say them.
+
+    Raises:
+        ConfigurationError: it is no list of these.
+    """
+    if given is None:
+        return None
+    is_list = isinstance(given, Sequence) and not isinstance(given, str)
+    if not is_list or not any(isinstance(one, str) for one in given) or not all(map(_is_part, given)):
+        raise ConfigurationError(
+            f"parts={given!r:.80}: expected a list of module names in the order in which they are applied, such as "
+            "['embed', 'blocks.*', 'head'], with functions between them where forward computes something."
+        )
+    return tuple(given)
+
+
+def find(user: nn.Module, given: Sequence[str | Part]) -> tuple[str, nn.Module, list[Part]]:
+    """The smallest module that is called with all parts in it, by name, and the parts.
+
+    Args:
+        user: the user's module.
+        given: names in it, in the order in which the parts are applied; `*` stands for one part of a name, and then
+            modules follow each other as they were added. Functions between them stay as they are.
+
+    Raises:
+        ConfigurationError: a name fits no module.
+        ModuleError: one is a mere list of modules, or no module that is called has them all.
+    """
+    modules = dict(user.named_modules(remove_duplicate=False))
+    names: list[str] = []
+    parts: list[Part] = []
+    for one in given:
+        found = _matching(type(user).__name__, modules, one) if isinstance(one, str) else []
+        names += found
+        parts += [modules[name] for name in found] if isinstance(one, str) else [one]
+    for name in names:
+        if not _is_called(modules[name]):
+            raise ModuleError(
+                f"parts names {name!r}, a {type(modules[name]).__name__}, which is never called itself. Name what is "
+                f"in it: '{name}.*'."
+            )
+    owner = innermost(modules, names)
+    if not _is_called(modules[owner]):
+        raise ModuleError(
+            f"No module that has all of parts={names!r:.80} has a forward, and a pipeline is the call of one that "
+            f"applies them. Put them in a module with a forward, and call that in the steps of {type(user).__name__}."
+        )
+    return owner, modules[owner], parts
+
+
+def _is_part(one: Any) -> bool:
+    return isinstance(one, str) or (callable(one) and not isinstance(one, nn.Module))
+
+
+def _is_called(module: nn.Module) -> bool:
+    return type(module).forward is not nn.Module.forward
+
+
+def _matching(title: str, modules: dict[str, nn.Module], pattern: str) -> list[str]:
+    expression = as_expression(pattern)
+    found = [name for name in modules if name and expression.fullmatch(name)]
+    if not found:
+        own = [name for name in modules if name]
+        choices = {*own, *(re.sub(r"(?<=\.)\d+(?=\.|$)", "*", name) for name in own)}
+        near = did_you_mean(pattern, choices, count=2) or f" It has {', '.join(map(repr, own[:8]))}."
+        raise ConfigurationError(
+            f"parts names {pattern!r}, and {title} has no such module.{near} '*' stands for one part of a name, as in "
+            "'blocks.*'."
+        )
+    return found
+
+
+def innermost(modules: Mapping[str, nn.Module], names: Sequence[str]) -> str:
+    """The name of the innermost module that has them all and is called."""
+    paths = [name.split(".")[:-1] for name in names]
+    depth = 0
+    while all(len(path) > depth and path[depth] == paths[0][depth] for path in paths):
+        depth += 1
+    while depth and not _is_called(modules[".".join(paths[0][:depth])]):
+        depth -= 1
+    return ".".join(paths[0][:depth])

@@ -1,0 +1,1 @@
+"""Layers cut over the ranks of a tensor group."""

@@ -35,7 +35,7 @@ from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from core import Fabric
-from core_parallel import ParallelStrategy
+from core_parallel import MeshParallelStrategy
 from core_parallel.profiling.recorder import Span, recording
 
 WORDS, WIDTH, HEADS, LENGTH, BATCH, MICROBATCHES, NUM_BLOCKS = 97, 256, 4, 64, 16, 8, 4
@@ -111,12 +111,12 @@ class Ours:
         step: trains on the batch, and returns its loss.
     """
 
-    strategy: ParallelStrategy
+    strategy: MeshParallelStrategy
     step: Step
 
 
 def by_core(**options: Any) -> Ours:
-    strategy = ParallelStrategy(**options)
+    strategy = MeshParallelStrategy(**options)
     fabric = Fabric(strategy=strategy, accelerator="cpu", devices=dist.get_world_size())
     fabric.launch()
     module = nn.Sequential(*make_parts())

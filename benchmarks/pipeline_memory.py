@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from core import Fabric
-from core_parallel import ParallelStrategy
+from core_parallel import MeshParallelStrategy
 
 MIB = 1024 * 1024
 PROMPT_FREE = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
@@ -57,7 +57,7 @@ def main():
     print(f"{'pipeline':>8} {'built':>8} {'held':>6} {'peak, set up':>13} {'peak':>6}")
     for size in (1, 2, 4):
         for on_meta in (False, True) if size > 1 else (False,):
-            strategy = ParallelStrategy(pipeline=size, start_method="fork")
+            strategy = MeshParallelStrategy(pipeline=size, start_method="fork")
             fabric = Fabric(strategy=strategy, devices=size, accelerator="cpu")
             held, after_setup, peak = fabric.launch(measure, arguments.width, arguments.layers, on_meta)
             built = "on meta" if on_meta else "eagerly"

@@ -39,7 +39,7 @@ RESNET = """    def pipeline(self):
         return [net.conv1, net.bn1, net.relu, net.maxpool, *blocks, net.avgpool, lambda x: x.flatten(1), net.fc]
 
 """
-STRATEGY = "--trainer.strategy=core_parallel.ParallelStrategy --trainer.strategy.pipeline=2 --trainer.devices=2"
+STRATEGY = "--trainer.strategy=core_parallel.MeshParallelStrategy --trainer.strategy.pipeline=2 --trainer.devices=2"
 SCHEDULE = f"{STRATEGY} --trainer.strategy.schedule=1F1B"
 COMMON = "--trainer.max_epochs=1 --trainer.accelerator=cpu --trainer.precision=64-true"
 LIMITS = "--trainer.limit_train_batches=20 --trainer.limit_val_batches=4"

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from core import Module, Trainer
-from core_parallel import ParallelStrategy, Timeline
+from core_parallel import MeshParallelStrategy, Timeline
 from core_parallel.profiling.timeline import bubble
 
 WIDTH, FORWARD_S = 32, 0.015
@@ -65,7 +65,7 @@ def main() -> None:
     parser.add_argument("--width", type=int, default=96)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    strategy = ParallelStrategy(
+    strategy = MeshParallelStrategy(
         pipeline="auto", data=1, schedule=arguments.schedule, microbatches=arguments.microbatches
     )
     timeline = Timeline(dirpath=tempfile.gettempdir())

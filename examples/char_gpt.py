@@ -7,7 +7,7 @@
     python examples/char_gpt.py --parallel pipeline=2,schedule=1F1B,data=2 --devices 4 --accelerator cpu
 
 The loop is plain PyTorch. What Fabric does in it stands in the lines that say `fabric`. `--parallel` takes every
-dimension of `ParallelStrategy` (data, shard, tensor, pipeline, context). The loop and the numbers stay as they are.
+dimension of `MeshParallelStrategy` (data, shard, tensor, pipeline, context). The loop and the numbers stay as they are.
 """
 
 from __future__ import annotations
@@ -206,13 +206,13 @@ def train(fabric: Fabric, num_steps: int, num_characters: int = 400) -> None:
 
 
 def make_strategy(alias: str, parallel: str | None) -> str | Strategy:
-    """The strategy of an alias, or one of `pipeline=2,schedule=1F1B`: options of `ParallelStrategy`."""
+    """The strategy of an alias, or one of `pipeline=2,schedule=1F1B`: options of `MeshParallelStrategy`."""
     if parallel is None:
         return alias
-    from core_parallel import ParallelStrategy
+    from core_parallel import MeshParallelStrategy
 
     options = dict(option.split("=") for option in parallel.split(","))
-    return ParallelStrategy(**{name: int(value) if value.isdigit() else value for name, value in options.items()})
+    return MeshParallelStrategy(**{name: int(value) if value.isdigit() else value for name, value in options.items()})
 
 
 def main() -> None:

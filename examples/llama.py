@@ -6,8 +6,8 @@ python examples/llama.py --parallel tensor=2 --devices 2 --accelerator cpu
 python examples/llama.py --parallel tensor=2,shard=2 --devices 4 --accelerator cpu
 
 A sentence goes up by one step from any number, modulo the vocabulary, and the model finds out by which. `--parallel`
-has sizes of `ParallelStrategy`: data, shard, context, and by plans in the config tensor and pipeline. The module and
-the numbers stay as they are.
+has sizes of `MeshParallelStrategy`: data, shard, context, and by plans in the config tensor and pipeline. The module
+and the numbers stay as they are.
 """
 
 from __future__ import annotations
@@ -75,13 +75,13 @@ class Writer(Module):
 
 
 def make_strategy(alias: str, parallel: str | None) -> str | Strategy:
-    """The strategy of an alias, or one of `tensor=2,shard=2`: options of `ParallelStrategy`."""
+    """The strategy of an alias, or one of `tensor=2,shard=2`: options of `MeshParallelStrategy`."""
     if parallel is None:
         return alias
-    from core_parallel import ParallelStrategy
+    from core_parallel import MeshParallelStrategy
 
     options = dict(option.split("=") for option in parallel.split(","))
-    return ParallelStrategy(**{name: int(value) if value.isdigit() else value for name, value in options.items()})
+    return MeshParallelStrategy(**{name: int(value) if value.isdigit() else value for name, value in options.items()})
 
 
 def train(trainer: Trainer) -> None:

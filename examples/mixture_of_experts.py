@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 from core import Module, Trainer
-from core_parallel import ExpertList, ExpertLoad, ParallelStrategy
+from core_parallel import ExpertList, ExpertLoad, MeshParallelStrategy
 
 CONTEXT, WIDTH, NUM_EXPERTS = 32, 32, 8
 
@@ -97,7 +97,7 @@ def main() -> None:
     samples = text[: len(text) // (CONTEXT + 1) * (CONTEXT + 1)].view(-1, CONTEXT + 1)
     loader = DataLoader(TensorDataset(samples), batch_size=32 // args.devices, shuffle=True)
     trainer = Trainer(
-        strategy=ParallelStrategy(expert=args.expert),
+        strategy=MeshParallelStrategy(expert=args.expert),
         accelerator=args.accelerator,
         devices=args.devices,
         max_epochs=args.epochs,

@@ -1,17 +1,28 @@
-"""Parallelism in several dimensions for `core`: `Trainer(strategy=ParallelStrategy(pipeline=2), devices=4)`."""
+"""Parallelism in several dimensions for `core`: `Trainer(strategy=MeshParallelStrategy(pipeline=2), devices=4)`."""
 
 from typing import TYPE_CHECKING, Any
 
 from core_parallel._version import __version__
 from core_parallel.presets import pipeline
-from core_parallel.strategy import ParallelStrategy
+from core_parallel.strategy import MeshParallelStrategy
 
 if TYPE_CHECKING:
     from core_parallel.experts.expert_list import ExpertList
     from core_parallel.experts.expert_load import ExpertLoad
     from core_parallel.profiling.timeline import Timeline
 
-__all__ = ["ExpertList", "ExpertLoad", "ParallelStrategy", "Timeline", "__version__", "pipeline"]
+__all__ = [
+    "ExpertList",
+    "ExpertLoad",
+    "MeshParallelStrategy",
+    "ParallelStrategy",
+    "Timeline",
+    "__version__",
+    "pipeline",
+]
+
+ParallelStrategy = MeshParallelStrategy
+"""The earlier name of `MeshParallelStrategy`, until 1.0. `core.strategies.ParallelStrategy` is the base class."""
 
 
 def __getattr__(name: str) -> Any:

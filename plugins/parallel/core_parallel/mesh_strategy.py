@@ -57,35 +57,28 @@ _OF_UNITS = (
 
 
 class MeshStrategy(FSDPStrategy):
-    """The mesh and its axes, without stages. Meant to be subclassed; `ParallelStrategy` adds the pipeline.
+    """The mesh and its axes, without stages and without arguments: `MeshParallelStrategy` adds both.
 
     Where tensors lie in parts, they are DTensors, and all is done as under `fsdp`; else as by any strategy that keeps
     them whole. Gradients are then averaged over the axes along which ranks have the same parameters.
     """
 
-    def __init__(
+    def _lay_axes(
         self,
-        *given: Any,
-        data: sizes.Size = "auto",
-        shard: sizes.Size = 1,
-        tensor: sizes.Size = 1,
-        pipeline: sizes.Size = 1,
-        context: sizes.Size = 1,
-        expert: sizes.Size = 1,
-        tensor_plan: Mapping[str, Any] | None = None,
-        expert_plan: Sequence[str] | Mapping[str, Any] | None = None,
-        context_attention: Attention = "ulysses",
-        context_dim: int = 1,
-        **options: Any,
+        axes: Mapping[str, sizes.Size],
+        *,
+        tensor_plan: Mapping[str, Any] | None,
+        expert_plan: Sequence[str] | Mapping[str, Any] | None,
+        context_attention: Attention,
+        context_dim: int,
+        options: Mapping[str, Any],
     ) -> None:
-        """Sizes of the axes, and options of `FSDPStrategy`; see `ParallelStrategy`.
+        """End of construction: take what `MeshParallelStrategy` was given for the axes, beside options of shards.
 
         Raises:
-            ConfigurationError: an unknown option, or a value that isn't one.
+            ConfigurationError: a value that isn't one, or an option that doesn't go with the axes.
         """
-        super().__init__(*given, **options)
-        named = {"pipeline": pipeline, "data": data, "shard": shard, "context": context, "tensor": tensor}
-        self._given = {name: sizes.parse(name, size) for name, size in {**named, "expert": expert}.items()}
+        self._given = {name: sizes.parse(name, size) for name, size in axes.items()}
         self._mesh: device_mesh.Mesh | None = None
         self._tensor_plan, self._expert_plan = tensor_plan, expert_plan
         if context_attention not in ("ulysses", "gather"):

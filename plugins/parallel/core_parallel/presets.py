@@ -1,7 +1,7 @@
-"""The alias that is `ParallelStrategy` with options."""
+"""The alias that is `MeshParallelStrategy` with options."""
 
 from functools import partial
 
-from core_parallel.strategy import ParallelStrategy
+from core_parallel.strategy import MeshParallelStrategy
 
-pipeline = partial(ParallelStrategy, pipeline="auto", data=1)
+pipeline = partial(MeshParallelStrategy, pipeline="auto", data=1)

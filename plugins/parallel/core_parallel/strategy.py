@@ -62,7 +62,7 @@ _COPIES = (
 """The axes along which ranks have the same part of a tensor, by the axes over which it is cut."""
 
 
-class ParallelStrategy(MeshStrategy):
+class MeshParallelStrategy(MeshStrategy):
     """Pipeline, data, shard, context, tensor and expert parallelism on one mesh, whose sizes multiply to the processes.
 
     With `pipeline` the model is cut into stages, one a rank. It says what its parts are, and nothing else changes:
@@ -73,6 +73,8 @@ class ParallelStrategy(MeshStrategy):
     An `nn.Sequential` needs nothing, nor do models of transformers with a plan in their config; others that can't be
     changed need `parts`, their names. Ranks of one pipeline get the same batches, and run the user's step alike; the
     call of the model in it runs all stages.
+
+    `core_parallel.ParallelStrategy`, its earlier name, is the same class until 1.0.
     """
 
     def __init__(
@@ -129,14 +131,16 @@ class ParallelStrategy(MeshStrategy):
         Raises:
             ConfigurationError: an unknown option, or a value that isn't one.
         """
-        axes: dict[str, Any] = {"data": data, "shard": shard, "tensor": tensor, "context": context, "expert": expert}
-        plans: dict[str, Any] = {
-            "tensor_plan": tensor_plan,
-            "expert_plan": expert_plan,
-            "context_attention": context_attention,
-            "context_dim": context_dim,
-        }
-        super().__init__(*given, pipeline=pipeline, **axes, **plans, **options)
+        super().__init__(*given, **options)
+        axes = {"pipeline": pipeline, "data": data, "shard": shard, "context": context, "tensor": tensor}
+        self._lay_axes(
+            {**axes, "expert": expert},
+            tensor_plan=tensor_plan,
+            expert_plan=expert_plan,
+            context_attention=context_attention,
+            context_dim=context_dim,
+            options=options,
+        )
         self._parts, self._balance = named_parts.parse(parts), balances.parse(balance)
         self._microbatches = sizes.parse("microbatches", microbatches)
         self._schedule = schedules.find(schedule)
@@ -189,7 +193,7 @@ class ParallelStrategy(MeshStrategy):
         layout, is_empty = self._lay_out(module, line), first_values.is_needed(module, self)
         if self.sizes.shard > 1:
             shards.check(layout)
-        is_cut = any(isinstance(one, absent.Absent) for one in module.parameters())
+        is_cut = any(isinstance(one, absent.AbsentTensor) for one in module.parameters())
         found = [] if is_cut else self._planned_experts(module)
         expert_modules.check_owners(found, layout.owners())
         styles = {} if is_cut else self._planned(module, found)

@@ -11,7 +11,7 @@ from torch.nn import functional
 from torch.utils.data import DataLoader, TensorDataset
 
 from core import Callback, Module
-from core_parallel import ParallelStrategy
+from core_parallel import MeshParallelStrategy
 from core_testing.ranks import Backend, one_device
 from core_testing.training import assert_equal_tensors, whole
 
@@ -133,7 +133,9 @@ def train(rank: Rank, make: Any = Step, ckpt_path: Any = None, **options: Any) -
     return seen.weights, {name: float(value) for name, value in trainer.callback_metrics.items()}
 
 
-def on_mesh(num_processes: int, data_parallel_size: int, strategy: Any = ParallelStrategy, **options: Any) -> Backend:
+def on_mesh(
+    num_processes: int, data_parallel_size: int, strategy: Any = MeshParallelStrategy, **options: Any
+) -> Backend:
     """Ranks of such a mesh."""
     return Backend(partial(strategy, **options), "cpu", num_processes, data_parallel_size)
 

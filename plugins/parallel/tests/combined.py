@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from core.checkpoint import TorchCheckpointIO
 from core.strategies import DDPStrategy, FSDPStrategy, SingleDeviceStrategy
-from core_parallel import ParallelStrategy
+from core_parallel import MeshParallelStrategy
 from core_testing.ranks import Backend, one_device
 from core_testing.training import assert_equal_tensors
 
@@ -83,7 +83,7 @@ def strategy_of(mesh: dict[str, Any] | None, form: Any = TorchCheckpointIO) -> S
     if "alias" in mesh:
         kinds = {"ddp": DDPStrategy, "fsdp": FSDPStrategy, "deepspeed_stage_2": _deepspeed_stage_2}
         return kinds[mesh["alias"]](checkpoint_io=form())
-    return ParallelStrategy(checkpoint_io=form(), **mesh)
+    return MeshParallelStrategy(checkpoint_io=form(), **mesh)
 
 
 def _deepspeed_stage_2(**options: Any) -> Strategy:
@@ -168,7 +168,7 @@ def data_parallel_size(num_processes: int, mesh: dict[str, Any]) -> int:
 
 def ranks(num_processes: int) -> Backend:
     """New processes for a mesh of that size: in those that left a group, torch's DTensors remember it."""
-    return Backend(ParallelStrategy, "cpu", num_processes, timeout_s=30 * num_processes)
+    return Backend(MeshParallelStrategy, "cpu", num_processes, timeout_s=30 * num_processes)
 
 
 def difference(mesh: dict[str, Any], num_processes: int, options: dict[str, Any], make: Any = make) -> float:

@@ -9,7 +9,7 @@ import pytest
 
 from core.checkpoint import DistributedCheckpointIO, TorchCheckpointIO
 from core.strategies import DDPStrategy, FSDPStrategy, SingleDeviceStrategy
-from core_parallel import ParallelStrategy
+from core_parallel import MeshParallelStrategy
 from core_testing.cases import RESUMED
 from core_testing.ranks import Backend, one_device
 from core_testing.training import assert_equal_tensors, train
@@ -17,7 +17,7 @@ from core_testing.training import assert_equal_tensors, train
 if TYPE_CHECKING:
     from pathlib import Path
 
-_PIPELINE = partial(ParallelStrategy, pipeline=2)
+_PIPELINE = partial(MeshParallelStrategy, pipeline=2)
 _BACKENDS: dict[str, tuple[Any, int, int]] = {
     "pipeline": (_PIPELINE, 2, 1),
     "pipelines": (_PIPELINE, 4, 2),

@@ -17,7 +17,7 @@ from torch import nn
 from core import ConfigurationError, ModuleError, WorkerError
 from core.checkpoint import DistributedCheckpointIO, TorchCheckpointIO
 from core.precision import MixedPrecision
-from core_parallel import ParallelStrategy
+from core_parallel import MeshParallelStrategy
 from core_parallel.communication import overflow
 from core_testing.ranks import one_device
 
@@ -142,7 +142,7 @@ _REFUSED: list[tuple[dict[str, Any], Any, str]] = [
 
 def _error(rank: Rank, mesh: dict[str, Any], make: Any) -> str:
     with pytest.raises(ModuleError) as caught:
-        rank.trainer(strategy=ParallelStrategy(**mesh), max_steps=1).fit(Step(make), combined.loader(8))
+        rank.trainer(strategy=MeshParallelStrategy(**mesh), max_steps=1).fit(Step(make), combined.loader(8))
     return str(caught.value)
 
 
@@ -155,10 +155,10 @@ def test_models_that_cannot_be_right_are_refused_by_name(case: tuple[dict[str, A
 
 def test_options_of_units_are_refused_beside_a_pipeline() -> None:
     with pytest.raises(ConfigurationError, match=r"forward_prefetch=\.\.\.\) isn't there yet with a pipeline"):
-        ParallelStrategy(pipeline=2, shard=2, forward_prefetch=True)
+        MeshParallelStrategy(pipeline=2, shard=2, forward_prefetch=True)
     for axes in ({"pipeline": 2, "shard": 2}, {"tensor": 2}):
         with pytest.raises(ConfigurationError, match="Give activation_checkpointing='units' to Trainer or Fabric"):
-            ParallelStrategy(**axes, activation_checkpointing=True)
+            MeshParallelStrategy(**axes, activation_checkpointing=True)
 
 
 class OnCPU(MixedPrecision):
@@ -194,7 +194,7 @@ class _Overflows(Step):
 def _overflow(rank: Rank, mesh: dict[str, Any] | None, learns: bool) -> Any:
     module, seen = _Overflows(), Seen()
     module.scale.requires_grad_(learns)
-    strategy = "single_device" if mesh is None else ParallelStrategy(**mesh)
+    strategy = "single_device" if mesh is None else MeshParallelStrategy(**mesh)
     options = {"gradient_clip_val": 0.3, "limit_train_batches": 6, "max_epochs": 1, "callbacks": seen}
     trainer = rank.trainer(strategy=strategy, plugins=[rank.environment, OnCPU()], **options)
     trainer.fit(module, combined.loader(8))

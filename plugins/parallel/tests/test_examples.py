@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from core_parallel import ParallelStrategy
+from core_parallel import MeshParallelStrategy
 from core_testing.ranks import Backend, one_device
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ _PRECISION = {"precision": "64-true"}
 def _on_ranks(example: str, parallel: str) -> Backend:
     strategy = partial(runpy.run_path(str(_EXAMPLES / example))["make_strategy"], "auto", parallel)
     made = strategy()
-    assert isinstance(made, ParallelStrategy)
+    assert isinstance(made, MeshParallelStrategy)
     return Backend(strategy, num_processes=2)
 
 

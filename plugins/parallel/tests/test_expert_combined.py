@@ -22,7 +22,7 @@ from torch.distributed.tensor.parallel import PrepareModuleInput
 
 from core import ModuleError
 from core.checkpoint import DistributedCheckpointIO, TorchCheckpointIO
-from core_parallel import ExpertLoad, ParallelStrategy
+from core_parallel import ExpertLoad, MeshParallelStrategy
 from core_parallel.experts import dispatch, expert_modules
 from core_parallel.mesh import device_mesh as laid_out
 from core_parallel.mesh.sizes import EXPERT_AXES
@@ -178,7 +178,7 @@ def _overflow(rank: Rank, meshes: list[Any]) -> list[Any]:
     found = []
     for mesh in meshes:
         module, seen = _Overflows(), Seen()
-        strategy = "single_device" if mesh is None else ParallelStrategy(**mesh)
+        strategy = "single_device" if mesh is None else MeshParallelStrategy(**mesh)
         options = {"gradient_clip_val": 0.3, "limit_train_batches": 6, "max_epochs": 1, "callbacks": seen}
         trainer = rank.trainer(strategy=strategy, plugins=[rank.environment, OnCPU()], **options)
         shares = combined.data_parallel_size(rank.backend.num_processes, mesh or {})
@@ -236,7 +236,7 @@ def _errors(rank: Rank) -> list[str]:
     errors = []
     for mesh, make in refused:
         with pytest.raises(ModuleError) as caught:
-            rank.trainer(ParallelStrategy(**mesh), max_steps=1).fit(make(), combined.loader(4))
+            rank.trainer(MeshParallelStrategy(**mesh), max_steps=1).fit(make(), combined.loader(4))
         errors.append(str(caught.value))
     return errors
 

@@ -17,7 +17,7 @@ from torch import nn
 from core import CoreError, ModuleError
 from core.checkpoint import DistributedCheckpointIO, TorchCheckpointIO, load_checkpoint
 from core.strategies import DDPStrategy
-from core_parallel import ExpertList, ParallelStrategy
+from core_parallel import ExpertList, MeshParallelStrategy
 from core_testing.ranks import one_device
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def _distribute_anew(rank: Rank) -> str:
     module = MixtureStep()
     rank.trainer(max_steps=1).fit(module, loader(4))
     with pytest.raises(ModuleError) as caught:
-        rank.trainer(ParallelStrategy(expert=4), max_steps=1).fit(module, loader(4))
+        rank.trainer(MeshParallelStrategy(expert=4), max_steps=1).fit(module, loader(4))
     return str(caught.value)
 
 

@@ -10,7 +10,7 @@ import pipelines
 import pytest
 from faults import first_gradient_twice, first_loss_twice, first_weight_twice
 
-from core_parallel import ParallelStrategy
+from core_parallel import MeshParallelStrategy
 from core_parallel.pipeline import chain
 from core_parallel.pipeline.chain import Chain
 from core_parallel.pipeline.scheduled import ScheduledStep
@@ -37,7 +37,7 @@ FAULTS: dict[str, tuple[str | None, AbstractContextManager[Any]]] = {
 def fit(rank: Rank, schedule: str | None = None, *, alone: bool = False) -> tuple[dict[str, Tensor], list[float]]:
     """Weights, and losses of steps."""
     seen, options = pipelines.Seen(), {"pipeline": 2, "microbatches": 2, "schedule": schedule}
-    strategy = None if alone else ParallelStrategy(**options)
+    strategy = None if alone else MeshParallelStrategy(**options)
     trainer = rank.trainer(strategy, max_epochs=1, callbacks=seen, limit_val_batches=0)
     trainer.fit(pipelines.Net(noise=0.0), pipelines.loader(16, 8))
     return seen.weights, seen.steps
@@ -55,7 +55,7 @@ def fit_with_all(rank: Rank) -> list[Any]:
 @pytest.mark.numbers
 def test_a_fault_of_a_pipeline_is_seen() -> None:
     weights, steps = one_device("cpu").run(lambda rank: fit(rank, alone=True))[0]
-    runs = Backend(ParallelStrategy, "cpu", 2, 1).run(fit_with_all)[0]
+    runs = Backend(MeshParallelStrategy, "cpu", 2, 1).run(fit_with_all)[0]
     for name, (found, losses) in zip(FAULTS, runs, strict=True):
         differs = max(float((found[key] - weights[key]).abs().max()) for key in weights)
         differs = max(differs, *(abs(one - other) for one, other in zip(losses, steps, strict=True)))

@@ -14,7 +14,7 @@ from pipelines import loader
 from torch import Tensor, nn
 
 from core import CoreError, Fabric, Module
-from core_parallel import ParallelStrategy
+from core_parallel import MeshParallelStrategy
 from core_parallel.stages import first_values
 from core_testing.ranks import Backend, one_device
 from core_testing.training import assert_equal_tensors
@@ -183,7 +183,7 @@ def on_ranks(rank: Rank, path: Path) -> Any:
 
 
 def test_a_pipeline_that_was_built_on_meta_equals_one_device(tmp_path: Path) -> None:
-    runs = Backend(partial(ParallelStrategy, pipeline=2), "cpu", 2, 1).run(on_ranks, tmp_path / "two.ckpt")
+    runs = Backend(partial(MeshParallelStrategy, pipeline=2), "cpu", 2, 1).run(on_ranks, tmp_path / "two.ckpt")
     expected = one_device("cpu").run(go_on, False, tmp_path / "one.ckpt")[0]
     for found, of_one in zip(runs[0][0], expected, strict=True):
         assert_equal_tensors(found, of_one, 1e-12)

@@ -12,10 +12,12 @@ import torch
 import torch.distributed as dist
 from axes import on_mesh, train
 
+import core_parallel
 from core import ConfigurationError, Trainer
+from core.strategies import STRATEGY_REGISTRY, known_options
 from core.watch import end as end_watch
 from core_fsdp import FSDPStrategy
-from core_parallel import ParallelStrategy
+from core_parallel import MeshParallelStrategy
 from core_parallel.mesh import sizes
 from core_parallel.mesh.sizes import Sizes
 from core_parallel.stages import shards
@@ -23,6 +25,13 @@ from core_testing.training import assert_equal_tensors
 
 if TYPE_CHECKING:
     from core_testing.ranks import Rank
+
+
+def test_the_earlier_name_is_the_same_class() -> None:
+    assert core_parallel.ParallelStrategy is MeshParallelStrategy
+    assert STRATEGY_REGISTRY.get("parallel") is MeshParallelStrategy
+    assert known_options(MeshParallelStrategy) >= {*sizes.AXES, "expert", "context_dim", "start_method"}
+    assert not known_options(MeshParallelStrategy) & {"axes", "options"}
 
 
 def _derived(world_size: int, **given: Any) -> Sizes:
@@ -56,7 +65,7 @@ def test_data_is_what_the_other_axes_leave_over() -> None:
 )
 def test_sizes_that_do_not_fit_are_refused_before_work(options: Any, devices: int, expected: str) -> None:
     with pytest.raises(ConfigurationError, match=expected):
-        Trainer(strategy=ParallelStrategy(**options), accelerator="cpu", devices=devices)
+        Trainer(strategy=MeshParallelStrategy(**options), accelerator="cpu", devices=devices)
 
 
 def _fit_in_two_groups(rank: Rank) -> Any:
@@ -85,7 +94,7 @@ def test_an_option_given_as_its_default_is_not_one_of_shards() -> None:
     given = {name: it.default for name, it in inspect.signature(FSDPStrategy).parameters.items()}
     defaults = {name: value for name, value in given.items() if value is not inspect.Parameter.empty}
     assert defaults["auto_wrap_policy"] == "units"
-    assert ParallelStrategy(pipeline=2, **defaults).auto_wrap_policy == "units"
+    assert MeshParallelStrategy(pipeline=2, **defaults).auto_wrap_policy == "units"
 
 
 @pytest.mark.parametrize(

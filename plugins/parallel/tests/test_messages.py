@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from torch import nn
 
-from core_parallel import ParallelStrategy
+from core_parallel import MeshParallelStrategy
 from core_testing.ranks import Backend
 
 if TYPE_CHECKING:
@@ -53,5 +53,5 @@ def _count(rank: Rank) -> tuple[int, int]:
     ids=str,
 )
 def test_a_step_has_these_messages(options: Any, expected: tuple[int, int]) -> None:
-    backend = Backend(partial(ParallelStrategy, **options), num_processes=2)
+    backend = Backend(partial(MeshParallelStrategy, **options), num_processes=2)
     assert backend.run(_count) == [expected] * 2

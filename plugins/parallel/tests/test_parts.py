@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from core import ConfigurationError, CoreError, Module
-from core_parallel import ParallelStrategy
+from core_parallel import MeshParallelStrategy
 from core_parallel.stages import forward_check, part_times, parts
 from core_parallel.stages.layout import Layout
 from core_testing.ranks import Backend, one_device
@@ -98,7 +98,7 @@ def test_names_are_of_one_module_that_is_called() -> None:
 @pytest.mark.parametrize("given", ["embed", [], [torch.relu], ["embed", 3], [nn.Linear(2, 2), "embed"]])
 def test_parts_are_a_list_of_names(given: Any) -> None:
     with pytest.raises(ConfigurationError, match="expected a list of module names in the order"):
-        ParallelStrategy(pipeline=2, parts=given)
+        MeshParallelStrategy(pipeline=2, parts=given)
 
 
 def test_a_sequence_applies_a_module_twice() -> None:
@@ -205,7 +205,7 @@ def test_what_cannot_be_measured_is_refused() -> None:
 @pytest.mark.parametrize("given", ["times", [], [1, 0], [True, 1], 3, [1.0, 2]])
 def test_a_balance_is_a_rule_or_counts(given: Any) -> None:
     with pytest.raises(ConfigurationError, match=r"expected 'parameters', 'time', or a list with the number of parts"):
-        ParallelStrategy(pipeline=2, balance=given)
+        MeshParallelStrategy(pipeline=2, balance=given)
 
 
 class _Beside(nn.Module):
@@ -259,7 +259,7 @@ def learn(rank: Rank) -> tuple[Tensor, list[str]]:
 @pytest.mark.parametrize("balanced", [[3, 10], "time"])
 def test_named_parts_equal_one_device(balanced: Any) -> None:
     names: list[Any] = ["net.embed", torch.relu, "net.blocks.*", "net.head"]
-    strategy = partial(ParallelStrategy, pipeline=2, parts=names, balance=balanced)
+    strategy = partial(MeshParallelStrategy, pipeline=2, parts=names, balance=balanced)
     runs, expected = Backend(strategy, "cpu", 2, 1).run(learn), one_device("cpu").run(learn)[0]
     for result, _ in runs:
         torch.testing.assert_close(result, expected[0], rtol=0, atol=1e-12)
@@ -298,7 +298,7 @@ def around(rank: Rank, schedules: list[str | None]) -> list[float]:
     batches: Any = DataLoader(torch.linspace(-1, 1, 64, dtype=torch.float64).reshape(16, 4), batch_size=8)
     logged = []
     for schedule in schedules:
-        given = None if schedule is None else ParallelStrategy(pipeline=2, schedule=schedule)
+        given = None if schedule is None else MeshParallelStrategy(pipeline=2, schedule=schedule)
         trainer, module = rank.trainer(given, max_epochs=1, precision="64-true"), _Around()
         trainer.fit(module, batches, batches)
         trainer.validate(module, batches)  # which converts a module that has been cut
@@ -307,7 +307,7 @@ def around(rank: Rank, schedules: list[str | None]) -> list[float]:
 
 
 def test_a_step_calls_the_module_in_the_one_that_says_its_parts() -> None:
-    runs = Backend(partial(ParallelStrategy, pipeline=2), "cpu", 2, 1).run(around, [None, "1F1B"])
+    runs = Backend(partial(MeshParallelStrategy, pipeline=2), "cpu", 2, 1).run(around, [None, "1F1B"])
     expected = one_device("cpu").run(around, [None])[0]
     for run in runs:
         assert run == pytest.approx(expected * 2, abs=1e-12)

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from core import ConfigurationError, CoreError
-from core_parallel import ParallelStrategy
+from core_parallel import MeshParallelStrategy
 from core_parallel.stages import parts
 from core_testing.ranks import Backend, one_device
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 def on_ranks(sizes: dict[str, Any], num_processes: int, function: Callable[..., Any], *args: Any) -> list[Any]:
     """Call `function(rank, *args)` on every rank of such a mesh."""
     shares = num_processes // sizes.get("pipeline", 1)
-    return Backend(partial(ParallelStrategy, **sizes), "cpu", num_processes, shares).run(function, *args)
+    return Backend(partial(MeshParallelStrategy, **sizes), "cpu", num_processes, shares).run(function, *args)
 
 
 @pytest.mark.numbers
@@ -62,7 +62,7 @@ def test_all_stages_equal_one_device(
 
 def test_a_number_of_microbatches_is_positive() -> None:
     with pytest.raises(ConfigurationError, match="microbatches=0: expected a positive number, or 'auto'"):
-        ParallelStrategy(pipeline=2, microbatches=0)
+        MeshParallelStrategy(pipeline=2, microbatches=0)
 
 
 def test_stages_have_about_as_many_parameters() -> None:
@@ -297,7 +297,7 @@ def test_dropout_draws_anew_in_each_call_and_again_from_a_seed() -> None:
 
 
 def _refused(rank: Rank) -> str:
-    zero_bubble = ParallelStrategy(pipeline=2, schedule="ZBVZeroBubble")
+    zero_bubble = MeshParallelStrategy(pipeline=2, schedule="ZBVZeroBubble")
     with pytest.raises(
         ConfigurationError, match=r"compile=True with schedule='ZBVZeroBubble', which computes .* Use 'GPi"
     ):
@@ -321,11 +321,11 @@ def compiled(rank: Rank, schedules: list[str | None]) -> Any:
         calls.append(graph)
         return graph.forward
 
-    strategies = [ParallelStrategy(pipeline=2, schedule=schedule) for schedule in schedules]
+    strategies = [MeshParallelStrategy(pipeline=2, schedule=schedule) for schedule in schedules]
     warnings.filterwarnings("ignore", "The .grad attribute of a Tensor")  # torch's compiler looks at it
     runs = [pipelines.run(rank, 16, 0.0, strategy=one, compile={"backend": backend}) for one in strategies]
     options = {"backend": backend, "region": "units"}
-    runs.append(pipelines.run(rank, 16, 0.0, strategy=ParallelStrategy(pipeline=2), compile=options))
+    runs.append(pipelines.run(rank, 16, 0.0, strategy=MeshParallelStrategy(pipeline=2), compile=options))
     return runs, len(calls)
 
 

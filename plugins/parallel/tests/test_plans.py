@@ -15,7 +15,7 @@ from torch.nn import functional
 from torch.utils.data import DataLoader, TensorDataset
 
 from core import CoreError, Module
-from core_parallel import ParallelStrategy
+from core_parallel import MeshParallelStrategy
 from core_parallel.modules import absent
 from core_parallel.stages import parts
 from core_parallel.stages.layout import Layout
@@ -313,7 +313,7 @@ def test_models_of_transformers_are_their_parts(name: str) -> None:
 @pytest.mark.parametrize("schedule", [None, "1F1B", "ZBVZeroBubble"])
 def test_models_of_transformers_equal_one_device(schedule: str | None) -> None:
     pytest.importorskip("transformers", reason=_NEEDED)
-    strategy = partial(ParallelStrategy, pipeline=2, schedule=schedule)
+    strategy = partial(MeshParallelStrategy, pipeline=2, schedule=schedule)
     function = train_scheduled if schedule else train_whole
     runs, expected = Backend(strategy, "cpu", 2, 1).run(function), one_device("cpu").run(function)[0]
     for run in runs:

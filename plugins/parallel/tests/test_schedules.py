@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from core import ConfigurationError, CoreError, Module
 from core.checkpoint import DistributedCheckpointIO, TorchCheckpointIO
 from core.strategies import DDPStrategy, FSDPStrategy, SingleDeviceStrategy
-from core_parallel import ParallelStrategy
+from core_parallel import MeshParallelStrategy
 from core_parallel.microbatches.batches import cut_batch
 from core_parallel.pipeline import schedules
 from core_testing.ranks import Backend, one_device
@@ -35,7 +35,7 @@ SCHEDULES = ["GPipe", "1F1B", "LoopedBFS", "Interleaved1F1B", "InterleavedZeroBu
 
 def on_pipeline(function: Any, *args: Any, pipeline: int = 2, data: int = 1, **options: Any) -> list[Any]:
     """Call `function(rank, *args)` on the ranks of such a mesh."""
-    strategy = partial(ParallelStrategy, pipeline=pipeline, **options)
+    strategy = partial(MeshParallelStrategy, pipeline=pipeline, **options)
     return Backend(strategy, "cpu", pipeline * data, data).run(function, *args)
 
 
@@ -61,7 +61,7 @@ class Deep(pipelines.Net):
 def fit(rank: Rank, num_samples: int, num_accumulated: int, **sizes: Any) -> Any:
     """Weights, the values of steps, and those of the epoch."""
     seen, module = pipelines.Seen(), Deep()
-    strategy = ParallelStrategy(**sizes) if sizes else None
+    strategy = MeshParallelStrategy(**sizes) if sizes else None
     trainer = rank.trainer(
         strategy,
         max_epochs=1,
@@ -111,7 +111,7 @@ def test_schedules_equal_one_device(names: list[str]) -> None:
 def test_cells_equal_one_device(pipeline: int, data: int) -> None:
     names = ["GPipe", "1F1B", "Interleaved1F1B", "ZBVZeroBubble"]
     num_samples = 318 if data == 1 else 316  # 20 windows of 2 batches, and the last batch is uneven
-    strategy = partial(ParallelStrategy, pipeline=pipeline)
+    strategy = partial(MeshParallelStrategy, pipeline=pipeline)
     backend = Backend(strategy, "cpu", pipeline * data, data, timeout_s=500)
     runs = backend.run(partial(fit_all, pipeline=pipeline, microbatches=4), names, num_samples, 2)
     assert_equal_runs(runs, num_samples, 2, names=names)
@@ -148,8 +148,8 @@ def fit_on(rank: Rank, save: Path | None, load: Path | None) -> Any:
 
 
 BACKENDS: dict[str, tuple[Any, int, int]] = {
-    **{name: (partial(ParallelStrategy, pipeline=2, schedule=name), 2, 1) for name in SCHEDULES},
-    "ZBVZeroBubble x data": (partial(ParallelStrategy, pipeline=2, schedule="ZBVZeroBubble"), 4, 2),
+    **{name: (partial(MeshParallelStrategy, pipeline=2, schedule=name), 2, 1) for name in SCHEDULES},
+    "ZBVZeroBubble x data": (partial(MeshParallelStrategy, pipeline=2, schedule="ZBVZeroBubble"), 4, 2),
     "ddp": (DDPStrategy, 2, 2),
     "fsdp": (FSDPStrategy, 2, 2),
     "one device": (SingleDeviceStrategy, 1, 1),
@@ -591,7 +591,7 @@ def test_a_torch_whose_schedules_fail_is_refused(monkeypatch):
 )
 def test_options_that_do_not_fit(options: Any, expected: str) -> None:
     with pytest.raises(ConfigurationError, match=expected):
-        ParallelStrategy(pipeline=2, **options)
+        MeshParallelStrategy(pipeline=2, **options)
 
 
 @pytest.mark.parametrize(

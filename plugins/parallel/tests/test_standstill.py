@@ -11,7 +11,7 @@ import pytest
 import standing
 
 from core import HangError, WatchdogOptions, WorkerError
-from core_parallel import ParallelStrategy
+from core_parallel import MeshParallelStrategy
 from core_testing.ranks import Backend
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def on(axis: str, folder: Path | None = None) -> Backend:
     sizes, num_processes, data_parallel_size = AXES[axis]
     watch = WatchdogOptions(limit=timedelta(seconds=1.5), end_after=timedelta(seconds=4), folder=folder)
     options = {} if folder is None else {"watch": watch}
-    return Backend(partial(ParallelStrategy, **sizes), "cpu", num_processes, data_parallel_size, options)
+    return Backend(partial(MeshParallelStrategy, **sizes), "cpu", num_processes, data_parallel_size, options)
 
 
 @pytest.mark.parametrize("axis", ["pipeline", *SLOW])

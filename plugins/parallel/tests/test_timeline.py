@@ -10,9 +10,9 @@ import pytest
 from pipelines import Net, loader
 
 from core import ConfigurationError
-from core_parallel import ParallelStrategy, Timeline
+from core_parallel import MeshParallelStrategy, Timeline
 from core_parallel.profiling.recorder import Span
-from core_parallel.profiling.timeline import Row, as_text, bubble
+from core_parallel.profiling.timeline import TimelineRow, as_text, bubble
 from core_testing.ranks import Backend
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ def _train(rank: Rank, folder: str, **options: Any) -> Any:
 
 @pytest.mark.parametrize("schedule", [None, "1F1B", "ZBVZeroBubble"])
 def test_every_stage_computes_each_microbatch_once(schedule: str | None, tmp_path: Any) -> None:
-    strategy = partial(ParallelStrategy, pipeline=2, schedule=schedule, microbatches=4)
+    strategy = partial(MeshParallelStrategy, pipeline=2, schedule=schedule, microbatches=4)
     (rows, duration_s, text, left), *_ = Backend(strategy, num_processes=2).run(_train, str(tmp_path))
     num_stages = 4 if schedule == "ZBVZeroBubble" else 2
     every = {(stage, index) for stage in range(num_stages) for index in range(4)}
@@ -67,13 +67,13 @@ def _train_whole(rank: Rank) -> str:
 
 
 def test_a_model_without_stages_has_no_timeline() -> None:
-    found = Backend(ParallelStrategy, num_processes=2).run(_train_whole)[0]
-    assert found.startswith("A timeline shows the stages of a pipeline, and ParallelStrategy has cut no model")
+    found = Backend(MeshParallelStrategy, num_processes=2).run(_train_whole)[0]
+    assert found.startswith("A timeline shows the stages of a pipeline, and MeshParallelStrategy has cut no model")
 
 
 def test_a_row_as_text() -> None:
     spans = [Span("forward", 0, 0, 0.0, 0.2), Span("forward", 0, 1, 0.2, 0.4), Span("backward", 0, 0, 0.6, 1.0)]
-    rows = [Row("rank 0", spans), Row("rank 1", [Span("update", -1, -1, 0.9, 1.0)])]
+    rows = [TimelineRow("rank 0", spans), TimelineRow("rank 1", [Span("update", -1, -1, 0.9, 1.0)])]
     assert as_text(rows, 1.0, width=10) == "rank 0  0011..aaaa\nrank 1  .........="
     assert bubble(rows, 1.0) == pytest.approx(0.55)
 

@@ -13,7 +13,7 @@ from torch import nn
 
 from core import Callback, ModuleError
 from core.callbacks import EMA, EarlyStopping
-from core_parallel import ParallelStrategy
+from core_parallel import MeshParallelStrategy
 from core_parallel.modules import absent
 from core_testing.ranks import Backend, one_device
 from core_testing.training import assert_equal_tensors, whole
@@ -132,15 +132,15 @@ def step_by_hand(rank: Rank, strategy: Any = None) -> Any:
 
 def use_all(rank: Rank, schedules: list[str | None]) -> Any:
     """The same for all schedules, and what a Ctrl-C leaves."""
-    found = [use(rank, ParallelStrategy(pipeline=2, schedule=schedule)) for schedule in schedules]
-    trainer = rank.trainer(ParallelStrategy(pipeline=2), max_epochs=2, callbacks=Interrupts())
+    found = [use(rank, MeshParallelStrategy(pipeline=2, schedule=schedule)) for schedule in schedules]
+    trainer = rank.trainer(MeshParallelStrategy(pipeline=2), max_epochs=2, callbacks=Interrupts())
     with pytest.raises(KeyboardInterrupt):
         trainer.fit(Grouped(), loader(24, 8), loader(24, 8))
-    return found, trainer.global_step, step_by_hand(rank, ParallelStrategy(pipeline=2))
+    return found, trainer.global_step, step_by_hand(rank, MeshParallelStrategy(pipeline=2))
 
 
 def test_what_users_have_beside_the_step_is_as_on_one_device() -> None:
-    runs = Backend(partial(ParallelStrategy, pipeline=2), "cpu", 2, 1).run(use_all, [None, "1F1B"])
+    runs = Backend(partial(MeshParallelStrategy, pipeline=2), "cpu", 2, 1).run(use_all, [None, "1F1B"])
     weights, numbers, values, evaluated = one_device("cpu").run(use)[0]
     for found, num_steps, _ in runs:
         assert num_steps == 2

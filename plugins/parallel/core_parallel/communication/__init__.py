@@ -1,1 +1,1 @@
-"""What ranks send each other: collectives with gradients, tensors from rank to rank, averages, overflows."""
+"""Collectives with gradients, tensors from rank to rank, averages, and overflows."""

@@ -28,7 +28,7 @@ class ExpertLoad(Callback):
         """Create the callback.
 
         Args:
-            expert_plan: names of the modules of experts; see `ParallelStrategy`.
+            expert_plan: names of the modules of experts; see `MeshParallelStrategy`.
             each: log each expert's share too.
         """
         self._plan, self._each = expert_plan, each

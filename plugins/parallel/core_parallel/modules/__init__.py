@@ -1,1 +1,1 @@
-"""What any dimension does with modules: forwards, plans, their own state, graphs, and parts that are elsewhere."""
+"""Modules under any dimension: their forwards, plans, own state, graphs, and parts that are elsewhere."""

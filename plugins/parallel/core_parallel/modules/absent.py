@@ -35,7 +35,7 @@ _ABOUT = frozenset(
 _CAREFUL = frozenset({"torch", "core", "core_fsdp", "core_parallel"})
 
 
-class Absent(Tensor):
+class AbsentTensor(Tensor):
     """A tensor that another rank has: on meta, without memory. To compute with it is an error that says so.
 
     Some of torch's functions would mix it with tensors that are here, and return numbers that mean nothing.
@@ -61,12 +61,12 @@ class Absent(Tensor):
             result = func(*args, **(kwargs or {}))
             # Without the class a copy of it, such as `.data` or `.T`, would be mixed with tensors that are here.
             is_bare = type(result) is Tensor and result.is_meta and not _inspects.get()
-            return result.as_subclass(Absent) if is_bare else result
+            return result.as_subclass(AbsentTensor) if is_bare else result
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Absent:
+    def __deepcopy__(self, memo: dict[int, Any]) -> AbsentTensor:
         """Another one, as absent."""
         with torch._C.DisableTorchFunctionSubclass():
-            memo[id(self)] = copied = self.detach().as_subclass(Absent)
+            memo[id(self)] = copied = self.detach().as_subclass(AbsentTensor)
         return copied
 
 
@@ -75,13 +75,13 @@ def _is_there_alone(written: Any, *others: Any) -> bool:
     if isinstance(written, list | tuple):
         lists = [one for one in others if isinstance(one, list | tuple)]
         return all(
-            isinstance(one, Absent) or not any(isinstance(each[index], Absent) for each in lists)
+            isinstance(one, AbsentTensor) or not any(isinstance(each[index], AbsentTensor) for each in lists)
             for index, one in enumerate(written)
         )
-    return isinstance(written, Absent)
+    return isinstance(written, AbsentTensor)
 
 
-class AbsentParameter(Absent, nn.Parameter):
+class AbsentParameter(AbsentTensor, nn.Parameter):
     """A parameter that another rank has. Optimizers have it in its group, and leave it as one without a gradient."""
 
     own_device: torch.device
@@ -135,7 +135,7 @@ def _package(frame: FrameType) -> str:
 
 def is_absent(tensor: Any) -> bool:
     """True if another rank has it."""
-    return isinstance(tensor, Absent)
+    return isinstance(tensor, AbsentTensor)
 
 
 def drop(modules: Iterable[nn.Module], device: torch.device, owned: Container[int]) -> int:
@@ -160,7 +160,7 @@ def drop(modules: Iterable[nn.Module], device: torch.device, owned: Container[in
 
 
 def _absent_buffer(buffer: Tensor) -> Tensor:
-    return torch.empty_like(buffer, device="meta").as_subclass(Absent)
+    return torch.empty_like(buffer, device="meta").as_subclass(AbsentTensor)
 
 
 def _absent(device: torch.device, parameter: Tensor) -> AbsentParameter:

@@ -1,1 +1,1 @@
-"""What each rank computes when."""
+"""Recorded times in which each rank computes, and the timeline of a step."""

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from core_parallel.pipeline.chain import Chain
     from core_parallel.pipeline.scheduled import ScheduledStep
-    from core_parallel.strategy import ParallelStrategy
+    from core_parallel.strategy import MeshParallelStrategy
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class Span:
     end_s: float
 
 
-class Recorder:
+class SpanRecorder:
     """The spans of one rank. Those within others are taken out of them, and so are times of waiting."""
 
     def __init__(self) -> None:
@@ -88,12 +88,12 @@ def check(strategy: Any) -> None:
     if not getattr(strategy, "pipelines", None):
         raise ConfigurationError(
             f"A timeline shows the stages of a pipeline, and {type(strategy).__name__} has cut no model into "
-            "stages. Train with ParallelStrategy(pipeline=2) or more, or leave it out."
+            "stages. Train with MeshParallelStrategy(pipeline=2) or more, or leave it out."
         )
 
 
 @contextmanager
-def recording(strategy: ParallelStrategy) -> Iterator[Recorder]:
+def recording(strategy: MeshParallelStrategy) -> Iterator[SpanRecorder]:
     """All ranks. A context of one step whose stages are recorded; the shapes of its batch have been trained on before.
 
     Raises:
@@ -102,7 +102,7 @@ def recording(strategy: ParallelStrategy) -> Iterator[Recorder]:
     check(strategy)
     with ExitStack() as stack:
         dist.barrier()
-        recorder = Recorder()
+        recorder = SpanRecorder()
         for chain, scheduled in strategy.pipelines:
             _record_chain(stack, recorder, chain)
             if scheduled is not None:
@@ -111,7 +111,7 @@ def recording(strategy: ParallelStrategy) -> Iterator[Recorder]:
         yield recorder
 
 
-def _record_chain(stack: ExitStack, recorder: Recorder, chain: Chain) -> None:
+def _record_chain(stack: ExitStack, recorder: SpanRecorder, chain: Chain) -> None:
     def computes(kind: str) -> Callable[..., Any]:
         return lambda made, stage, index, *others: recorder.span(kind, stage, index)
 
@@ -120,7 +120,7 @@ def _record_chain(stack: ExitStack, recorder: Recorder, chain: Chain) -> None:
     _surround(stack, chain.line, "receive", lambda *args: recorder.waiting())
 
 
-def _record_schedule(stack: ExitStack, recorder: Recorder, scheduled: ScheduledStep) -> None:
+def _record_schedule(stack: ExitStack, recorder: SpanRecorder, scheduled: ScheduledStep) -> None:
     last = scheduled.last
     _surround(stack, scheduled, "_loss", lambda runner, output, target: recorder.span("loss", last, int(target)))
     for stage in scheduled.stages:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch.distributed as dist
 
 from core import Callback, ConfigurationError
-from core_parallel.profiling.recorder import Recorder, Span, check, recording
+from core_parallel.profiling.recorder import Span, SpanRecorder, check, recording
 
 if TYPE_CHECKING:
     import os
@@ -21,7 +21,7 @@ _LETTERS = {"forward": "0123456789", "backward": "abcdefghij", "weights": "ABCDE
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class TimelineRow:
     """One rank's spans in a step.
 
     Attributes:
@@ -36,7 +36,7 @@ class Row:
 class Timeline(Callback):
     """Records one training batch, and writes `timeline.json` into the run's folder, which `core report` draws.
 
-        Trainer(strategy=ParallelStrategy(pipeline=2), callbacks=Timeline())
+        Trainer(strategy=MeshParallelStrategy(pipeline=2), callbacks=Timeline())
 
     A batch that isn't recorded is trained as without it.
 
@@ -55,8 +55,8 @@ class Timeline(Callback):
         self._batch, self._dirpath = batch, dirpath
         self._num_seen = 0
         self._open = ExitStack()
-        self._recorder: Recorder | None = None
-        self.rows: Sequence[Row] = ()
+        self._recorder: SpanRecorder | None = None
+        self.rows: Sequence[TimelineRow] = ()
         self.duration_s = 0.0
 
     def on_train_start(self, trainer: Any, module: Any) -> None:
@@ -105,7 +105,7 @@ class Timeline(Callback):
         return as_text(self.rows, self.duration_s, width)
 
 
-def as_text(rows: Sequence[Row], duration_s: float, width: int = 100) -> str:
+def as_text(rows: Sequence[TimelineRow], duration_s: float, width: int = 100) -> str:
     """Rows as text.
 
     Args:
@@ -125,15 +125,15 @@ def as_text(rows: Sequence[Row], duration_s: float, width: int = 100) -> str:
     return "\n".join(lines)
 
 
-def bubble(rows: Sequence[Row], duration_s: float) -> float:
+def bubble(rows: Sequence[TimelineRow], duration_s: float) -> float:
     """The share of a step in which ranks compute nothing."""
     computing = sum(span.end_s - span.begin_s for row in rows for span in row.spans)
     return 1 - computing / (duration_s * len(rows))
 
 
-def _row(rank: int, spans: Sequence[Span]) -> Row:
+def _row(rank: int, spans: Sequence[Span]) -> TimelineRow:
     stages = sorted({span.stage for span in spans if span.stage >= 0})
-    return Row(f"rank {rank}, stage{'s' * (len(stages) > 1)} {' and '.join(map(str, stages))}", tuple(spans))
+    return TimelineRow(f"rank {rank}, stage{'s' * (len(stages) > 1)} {' and '.join(map(str, stages))}", tuple(spans))
 
 
 def _as_json(span: Span) -> dict[str, Any]:

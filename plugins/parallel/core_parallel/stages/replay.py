@@ -42,7 +42,7 @@ class Replay:
     def __init__(self, owner: nn.Module, title: str, parts: Sequence[nn.Module]) -> None:
         self._owner, self._title, self._parts = owner, title, parts
         self._names = {id(module): name for name, module in owner.named_modules()}
-        stand_ins = {id(part): _StandIn(part, index, self._called) for index, part in enumerate(parts)}
+        stand_ins = {id(part): _PartStandIn(part, index, self._called) for index, part in enumerate(parts)}
         self._places = [
             (module, key, child, stand_ins[id(child)])
             for module in owner.modules()
@@ -208,7 +208,7 @@ class Replay:
         return repr(self._names[id(self._parts[index])])
 
 
-class _StandIn(nn.Module):
+class _PartStandIn(nn.Module):
     """A part while its model's forward runs; it has the attributes of the part."""
 
     def __init__(self, part: nn.Module, index: int, called: Callable[..., Any]) -> None:

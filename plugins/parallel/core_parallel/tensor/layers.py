@@ -21,7 +21,7 @@ from torch.distributed.tensor.parallel import (
 
 from core import ConfigurationError, ModuleError
 from core_parallel.modules import plans
-from core_parallel.modules.absent import Absent
+from core_parallel.modules.absent import AbsentTensor
 from core_parallel.modules.local_parameters import use_local
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ def cut(module: nn.Module, styles: Mapping[str, ParallelStyle], mesh: DeviceMesh
     """
     for name, style in styles.items():
         part = module.get_submodule(name)
-        if not any(isinstance(one, Absent) for one in part.parameters()):
+        if not any(isinstance(one, AbsentTensor) for one in part.parameters()):
             parallelize_module(part, mesh, style, src_data_rank=None)
 
 

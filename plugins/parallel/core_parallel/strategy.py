@@ -334,8 +334,7 @@ class MeshParallelStrategy(MeshStrategy):
         scheduled = self._scheduled.get(handle.module)
         if scheduled is None:
             return step(batch)
-        tried = partial(trial.leaving_nothing, handle.module, step)
-        return scheduled(step, batch, handle.module, lambda: tried, nullcontext)
+        return scheduled(step, batch, handle.module, partial(trial.Trial, handle.module, step), nullcontext)
 
     def clip_gradients(self, module: nn.Module, optimizer: Optimizer, clipping: GradientClipping) -> Tensor | None:
         """All ranks. Clip over all stages; see `Strategy.clip_gradients`."""
@@ -460,11 +459,9 @@ def _step_of(method: Callable[..., Any], others: list[Any], kwargs: dict[str, An
     return method(batch, *others, **kwargs)
 
 
-def _trial_of(
-    name: str, module: nn.Module, chain: Chain, others: list[Any], kwargs: dict[str, Any]
-) -> Callable[[Any], Any]:
+def _trial_of(name: str, module: nn.Module, chain: Chain, others: list[Any], kwargs: dict[str, Any]) -> trial.Trial:
     copied = trial.copied(module, chain)
-    return partial(trial.leaving_nothing, copied, partial(_step_of, getattr(copied, name), others, kwargs))
+    return trial.Trial(copied, partial(_step_of, getattr(copied, name), others, kwargs))
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
@@ -22,6 +23,7 @@ from core_parallel.communication import overflow
 from core_testing.ranks import one_device
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     from core_testing.ranks import Rank
@@ -61,6 +63,48 @@ def test_twenty_steps_equal_one_device(mesh: dict[str, Any], options: dict[str, 
 )
 def test_windows_of_further_combinations_equal_one_device(mesh: dict[str, Any], num_processes: int) -> None:
     assert difference(mesh, num_processes, _WINDOWS) < 1e-12
+
+
+_FACTORS = [1.0]
+
+
+@contextmanager
+def _within_factor() -> Iterator[None]:
+    _FACTORS[0] = 1.3
+    try:
+        yield
+    finally:
+        _FACTORS[0] = 1.0
+
+
+class _ScaledBlock(combined.Block):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) * _FACTORS[0]
+
+
+class _ScaledNet(Net):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(_ScaledBlock() for _ in range(6))
+
+
+class _CallsInBlock(Step):
+    """What the block around the call sets holds in every stage."""
+
+    def __init__(self) -> None:
+        super().__init__(_ScaledNet)
+
+    def compute(self, words: torch.Tensor) -> torch.Tensor:
+        with _within_factor():
+            return super().compute(words)
+
+
+@pytest.mark.slow
+@pytest.mark.numbers
+@pytest.mark.parametrize("axis", ["context", "shard"])
+def test_a_block_around_the_call_holds_in_all_stages(axis: str) -> None:
+    mesh = {"pipeline": 2, axis: 2, "schedule": "1F1B"}
+    assert difference(mesh, 4, {**_CLIPPED, "max_steps": 6}, _CallsInBlock) < 1e-12
 
 
 _RESUMED: list[tuple[tuple[Any, int], tuple[Any, int]]] = [

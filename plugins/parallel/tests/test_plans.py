@@ -111,6 +111,42 @@ def test_each_stage_computes_with_its_own_parts_and_what_lies_between(make: Any,
     assert list(dict(own.named_modules())) == list(dict(user.named_modules())), "parts are in their places again"
 
 
+class _Blocks(Base):
+    """Its forward calls parts in a block, and ends by a computation in place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ends: list[str] = []
+
+    def forward(self, ids: Tensor, **others: Any) -> Tensor:
+        try:
+            with torch.random.fork_rng([]):
+                states = super().forward(ids, **others)
+            states += self.places.weight.sum()
+            self.ends.append("reached")
+            return states
+        finally:
+            self.ends.append("finally")
+
+
+def test_a_forward_with_blocks_around_its_parts_comes_to_its_end() -> None:
+    user = User(partial(Head, _Blocks())).double()
+    expected = user.net(words())["logits"]
+    given: Any = None
+    for stage in range(3):
+        own = copy.deepcopy(user)
+        own.net.model.ends.clear()
+        layout = Layout(own, parts.cut(own, 3), 3, stage)
+        absent.drop([part for _, part in layout.absent_modules()], torch.device("cpu"), layout.owners())
+        given = layout.run(stage, ((words(),), {}), given)
+        calls = own.net.model.ends
+        assert calls == ["reached", "finally"] * (len(calls) // 2)
+    replay = layout.cut.replay
+    assert replay is not None
+    found = replay.around(lambda *_, **__: given, (words(),), {})["logits"]
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-15)
+
+
 class _Tied(Head):
     def __init__(self) -> None:
         super().__init__()

@@ -5,9 +5,12 @@ from __future__ import annotations
 import random
 import re
 from collections import OrderedDict
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 import pipelines
 import pytest
@@ -15,18 +18,18 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from core import ConfigurationError, CoreError, Module
+from core import ConfigurationError, CoreError, Module, WorkerError
+from core.callbacks import Callback
 from core.checkpoint import DistributedCheckpointIO, TorchCheckpointIO
 from core.strategies import DDPStrategy, FSDPStrategy, SingleDeviceStrategy
 from core_parallel import MeshParallelStrategy
 from core_parallel.microbatches.batches import cut_batch
-from core_parallel.pipeline import schedules
+from core_parallel.pipeline import scheduled, schedules
 from core_testing.ranks import Backend, one_device
 from core_testing.training import assert_equal_tensors, whole
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
+    from collections.abc import Callable, Iterator
 
     from core_testing.ranks import Rank
 
@@ -377,6 +380,153 @@ def test_a_loop_by_hand_steps_through_a_schedule() -> None:
     assert losses == pytest.approx(expected, abs=1e-12)
     assert other[0] == losses
     assert_equal_tensors(weights, expected_weights, 1e-12)
+
+
+# blocks around the call ---------------------------------------------------------------------------------------------
+
+
+FACTORS = [1.0]
+EVENTS: list[str] = []
+SCHEDULES_OF_BLOCKS = ("1F1B", "Interleaved1F1B", "ZBVZeroBubble")
+
+
+@contextmanager
+def factor_of(number: float) -> Iterator[None]:
+    """A context that can't be entered twice, and shows whether an exception has ended it."""
+    assert FACTORS == [1.0]
+    FACTORS[0] = number
+    try:
+        yield
+        EVENTS.append("left")
+    finally:
+        FACTORS[0] = 1.0
+
+
+def times_factor(model: Any) -> list[Any]:
+    def times(x: Tensor) -> Tensor:
+        return x * FACTORS[0]
+
+    return [part for layer in model.layers for part in (layer, times)]
+
+
+def within_blocks(model: Any, batch: Any) -> Tensor:
+    EVENTS.append("begun")
+    try:
+        with factor_of(1.5):
+            loss = loss_of(model, batch)
+        model.log("loss", loss, on_epoch=True)
+        EVENTS.append("ended")
+        return loss
+    finally:
+        EVENTS.append("finally")
+
+
+@factor_of(1.5)
+def decorated(model: Any, batch: Any) -> Tensor:
+    EVENTS.append("begun")
+    return loss_of(model, batch)
+
+
+def deeper(model: Any, batch: Any) -> Tensor:
+    return within_blocks(model, batch)
+
+
+def by_fabric_in_blocks(rank: Rank, schedule: str | None) -> Any:
+    """One step of a loop by hand: loss, weights, the events of the step, and the places that warnings name."""
+    EVENTS.clear()
+    strategy = None if schedule is None else MeshParallelStrategy(pipeline=2, schedule=schedule)
+    fabric, module = rank.fabric(strategy, precision="64-true"), Row(lambda *_: None, times_factor)
+    model = fabric.setup(module)
+    optimizer = fabric.setup_optimizers(torch.optim.SGD(model.parameters(), lr=0.1))
+    with mock.patch.object(scheduled._log, "warning") as warned:
+        loss = float(fabric.step(model, next(iter(rows())), decorated))
+    optimizer.step()
+    state = fabric.strategy.get_module_state_dict(module, layout="full")
+    fabric.teardown()
+    return loss, state, [*EVENTS], [Path(call.args[-1]).name for call in warned.call_args_list]
+
+
+@pytest.mark.numbers
+def test_blocks_of_a_loop_by_hand_hold_and_end_once() -> None:
+    loss, expected, events, _ = one_device("cpu", is_kept=False).run(by_fabric_in_blocks, None)[0]
+    first, last = Backend(MeshParallelStrategy, "cpu", 2, 1).run(by_fabric_in_blocks, "1F1B")
+    assert (first[0], last[0]) == pytest.approx((loss, loss), abs=1e-12)
+    assert first[2] == last[2] == 2 * events, "the trial before the first step runs to its end too"
+    assert_equal_tensors(first[1], expected, 1e-12)
+    [place], nothing = first[3], last[3]
+    assert place.startswith("test_schedules.py:")
+    assert not nothing, "one rank says it"
+
+
+def beside_blocks(model: Any, batch: Any) -> Tensor:
+    """Blocks that end before the call, or begin after it, leave the schedule as it is."""
+    with factor_of(2.0):
+        inputs = batch[0] * FACTORS[0]
+    try:
+        pass
+    finally:
+        loss = model(inputs)
+    with factor_of(3.0):
+        return (loss.square() * FACTORS[0]).mean()
+
+
+def train_in_blocks(rank: Rank, step: Any, schedule: str | None) -> Any:
+    """Two batches: weights and values, the events of each, and whether a schedule is set up."""
+    EVENTS.clear()
+    events: list[list[str]] = []
+
+    class Splits(Callback):
+        def on_train_batch_end(self, *_: Any) -> None:
+            events.append([*EVENTS])
+            EVENTS.clear()
+
+    options = {} if schedule is None else {"strategy": MeshParallelStrategy(pipeline=2, schedule=schedule)}
+    module, seen = Row(step, times_factor), pipelines.Seen()
+    seen.on_train_batch_end = lambda *_: None  # type: ignore[method-assign]
+    trainer = rank.trainer(max_epochs=1, callbacks=[Splits(), seen], limit_val_batches=0, **options)
+    trainer.fit(module, rows(16))
+    values = {name: float(value) for name, value in trainer.callback_metrics.items()}
+    return seen.weights, values, events
+
+
+def train_in_all_blocks(rank: Rank, schedules: Any, step: Any) -> list[Any]:
+    return [train_in_blocks(rank, step, schedule) for schedule in schedules]
+
+
+@pytest.mark.numbers
+@pytest.mark.parametrize("step", [within_blocks, decorated, deeper])
+def test_blocks_around_the_call_hold_in_all_stages_and_end_once(step: Any) -> None:
+    run = partial(train_in_all_blocks, step=step)
+    [(expected, values, expected_events)] = one_device("cpu", is_kept=False).run(run, [None])[0]
+    assert expected_events[1] == {decorated: ["begun", "left"]}.get(step, ["begun", "left", "ended", "finally"])
+    for runs in Backend(MeshParallelStrategy, "cpu", 2, 1).run(run, SCHEDULES_OF_BLOCKS):
+        for weights, others, events in runs:
+            assert_equal_tensors(weights, expected, 1e-12)
+            assert others == pytest.approx(values, abs=1e-12)
+            assert events[0] == 2 * expected_events[0], "the trial before the first step runs to its end too"
+            assert events[1:] == expected_events[1:]
+
+
+@pytest.mark.numbers
+def test_blocks_beside_the_call_leave_the_schedule() -> None:
+    run = partial(train_in_all_blocks, step=beside_blocks)
+    [(expected, _, _)] = one_device("cpu", is_kept=False).run(run, [None])[0]
+    [(first, _, (_, events))], [(_, _, (_, others))] = Backend(MeshParallelStrategy, "cpu", 2, 1).run(run, ["1F1B"])
+    assert_equal_tensors(first, expected, 1e-12)
+    assert (len(events), len(others)) == (4, 8), "of each of four microbatches, one rank runs what is before the call"
+
+
+def in_block_later(model: Any, batch: Any) -> Tensor:
+    if not model.trainer.global_step:
+        return loss_of(model, batch)
+    with factor_of(2.0):
+        return loss_of(model, batch)
+
+
+def test_a_block_that_only_later_steps_have_is_refused() -> None:
+    expected = r"called the model within a block .*test_schedules\.py:\d+\), and .* it didn't"
+    with pytest.raises(WorkerError, match=expected):
+        on_pipeline(partial(train_rows, step=in_block_later), schedule="1F1B")
 
 
 # what is refused ----------------------------------------------------------------------------------------------------

@@ -124,8 +124,8 @@ class Context:
             self.is_running = False
 
     @contextmanager
-    def answering(self, answer: Callable[..., Any]) -> Iterator[None]:
-        """A context in which something else answers a call, given the whole sequence."""
+    def answering(self, answer: Callable[..., Any] | None) -> Iterator[None]:
+        """A context in which something else answers a call, given the whole sequence; None: the ranks do again."""
         self._answer = answer
         try:
             yield

@@ -111,7 +111,7 @@ class Chain:
 
         Within a schedule, which runs the stages by itself, `answer` stands for it.
         """
-        answer, replay = self.answer or self._compute, self.layout.cut.replay
+        answer, replay = self.answer or self.compute, self.layout.cut.replay
         return answer(*args, **kwargs) if replay is None else replay.around(answer, args, kwargs)
 
     def forward_of(self, module: nn.Module) -> Callable[..., Any]:
@@ -123,7 +123,7 @@ class Chain:
 
         return forward
 
-    def _compute(self, *args: Any, **kwargs: Any) -> Any:
+    def compute(self, *args: Any, **kwargs: Any) -> Any:
         """All ranks of the pipeline. The result of all stages, on all ranks."""
         self.check(args, kwargs)
         learns = torch.is_grad_enabled()

@@ -3,17 +3,21 @@
 For each microbatch the first stage runs the step until it calls the model, takes the arguments, and leaves it. The last
 stage runs the step with the stage's result as the answer of that call, so that the loss comes to be there; torch calls
 that its loss function.
+
+A step that makes the call within a block of `with` or `try` can't be left there: what it has opened holds while the
+model computes, and ends once. It runs as without a schedule, on all ranks.
 """
 
 from __future__ import annotations
 
 import logging
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.pipelining.schedules import get_schedule_class
@@ -26,7 +30,7 @@ from core_parallel.mesh.placements import own_part
 from core_parallel.microbatches import batches
 from core_parallel.microbatches.counters import Counters
 from core_parallel.microbatches.recorded_logs import RecordedLogs, replay
-from core_parallel.modules import own_state
+from core_parallel.modules import open_blocks, own_state
 from core_parallel.modules.absent import is_absent
 from core_parallel.pipeline import trial
 from core_parallel.pipeline.stage_module import StageModule, can_learn, travelling
@@ -43,11 +47,12 @@ if TYPE_CHECKING:
     from core_parallel.pipeline.schedules import Schedule
     from core_parallel.pipeline.stage_module import Arguments
 
+_log = logging.getLogger(__name__)
 _KEPT = 4  # shapes for which a schedule stays set up, with the buffers that it receives into
 
 
 class _Taken(BaseException):
-    """The first stage has the arguments of the model. No `Exception`, which a user's step might catch."""
+    """The first stage has the arguments of the model. Nothing in the user's step notices it, see `open_blocks`."""
 
     def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         super().__init__()
@@ -150,7 +155,7 @@ class ScheduledStep:
         self._microbatches, self._context, self._scale, self._sequence = microbatches, context, scale, sequence
         self._runners: dict[Any, _Runner] = {}
         self._step_context = context
-        self._is_tried = self._is_plain = False
+        self._is_tried = self._is_plain = self._is_left_out = False
         self._last = chain.layout.num_stages - 1
 
     @property
@@ -168,7 +173,7 @@ class ScheduledStep:
         step: Callable[[Any], Any],
         batch: Any,
         module: nn.Module,
-        trial_step: Callable[[], Callable[[Any], Any]],
+        trial_step: Callable[[], trial.Trial],
         step_context: Callable[[], AbstractContextManager[Any]] | None = None,
     ) -> Any:
         """All ranks of the pipeline. The loss of a batch, whose gradients have been computed.
@@ -193,7 +198,7 @@ class ScheduledStep:
         if self._chain.peers is not None:
             divided, key_of_peers = self._chain.peers.common_batch(size, batches.shapes_of(batch))
         number = self._schedule.choose(self._microbatches, divided, layout.size, layout.num_stages)
-        if number is None or size is None:
+        if number is None or size is None or self._is_left_out:
             return step(batch)
         cut = batches.cut_batch(batch, size, number)
         key = (number, batches.shapes_of(batch), key_of_peers, layout.module.training)
@@ -201,6 +206,8 @@ class ScheduledStep:
         if runner is None:
             with RecordedLogs().instead_of(module):
                 runner = self._set_up(batch, cut, trial_step())
+            if runner is None:
+                return step(batch)
         self._runners[key] = runner
         if len(self._runners) > _KEPT:
             self._runners.pop(next(iter(self._runners)))
@@ -215,9 +222,17 @@ class ScheduledStep:
 
     # once for each shape --------------------------------------------------------------------------------------------
 
-    def _set_up(self, batch: Any, cut: list[Any], step: Callable[[Any], Any]) -> _Runner:
-        """All ranks of the pipeline. Find the shapes between stages; the first time, compare losses too."""
+    def _set_up(self, batch: Any, cut: list[Any], step: trial.Trial) -> _Runner | None:
+        """All ranks of the pipeline. Find the shapes between stages; the first time, compare losses too.
+
+        Returns:
+            None if the step can't be left at its call of the model.
+        """
         layout, line, is_first = self._chain.layout, self._chain.line, not self._is_tried
+        with own_state.kept(layout.user), self._draws.of_stages(base=0) as seeds, trial.agreed(line):
+            self._is_left_out = self._calls_in_block(step, cut[0], seeds)
+        if self._is_left_out:
+            return None
         with own_state.buffers_kept(layout.user), self._draws.of_stages(base=0) as seeds:
             if is_first and self._sequence is not None:
                 self._check_sequence(self._sequence, step, cut[0], seeds)
@@ -246,6 +261,37 @@ class ScheduledStep:
             scale_grads=False,
         )
         return runner
+
+    def _calls_in_block(self, step: trial.Trial, piece: Any, seeds: Seeds) -> bool:
+        """All ranks of the pipeline. True if the step calls the model in a block; then it has run to its end."""
+        found: list[str] = []
+
+        def look(*args: Any, **kwargs: Any) -> Any:
+            if (place := open_blocks.around_call()) is None:
+                raise _Taken(args, kwargs)
+            found.append(place)
+            with step.model_runs():
+                return self._compute(args, kwargs)
+
+        answering = self._chain.answering if self._sequence is None else self._sequence.answering
+        seeds.begin_step(self._last + 1, 0)
+        with suppress(_Taken), answering(look), self._step_context():
+            step(piece)
+        if found and dist.get_rank() == 0:
+            _log.warning(
+                "schedule=%r has no effect: the training step calls %s within a block of `with` or `try` (%s), which "
+                "is open on all ranks while all stages compute. End the block before the call, or move it into the "
+                "model.",
+                *(self._schedule.name, type(self._chain.layout.module).__name__, found[0]),
+            )
+        return bool(found)
+
+    def _compute(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """All ranks of the pipeline. The model's answer to a call, without a schedule."""
+        if self._sequence is None:
+            return self._chain.compute(*args, **kwargs)
+        with self._sequence.answering(None):
+            return self._sequence(self._chain, args, kwargs)
 
     def _caught(self) -> AbstractContextManager[Any]:
         return nullcontext() if self._sequence is None else self._sequence.caught()
@@ -447,6 +493,11 @@ def _times(tensor: Tensor, number: float) -> Tensor:
 
 
 def _take(*args: Any, **kwargs: Any) -> Any:
+    if (place := open_blocks.around_call()) is not None:
+        raise ModuleError(
+            f"The training step called the model within a block of `with` or `try` ({place}), and for an earlier batch "
+            "it didn't. With a schedule the step is left at that call: leave out the block, or the schedule."
+        )
     raise _Taken(args, kwargs)
 
 

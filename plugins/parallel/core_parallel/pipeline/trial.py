@@ -46,18 +46,39 @@ def copied(module: nn.Module, chain: Chain) -> nn.Module:
     return clone
 
 
-def leaving_nothing(module: nn.Module, step: Callable[[Any], Any], batch: Any) -> Any:
-    """Run a step of a module whose counters are then as before. The model doesn't run in it: something else answers.
+class Trial:
+    """A step of a module whose counters are then as before. Something else than the model answers in it.
 
-    Raises:
-        ModuleError: the step itself has changed a parameter or a buffer.
+    Args:
+        module: the user's, or a copy.
+        step: of that module, for a batch.
     """
-    counters, before = Counters(module), _versions_of(module)
-    try:
-        return step(batch)
-    finally:
-        counters.begin()
-        _refuse_changed(module, before)
+
+    def __init__(self, module: nn.Module, step: Callable[[Any], Any]) -> None:
+        self._module, self._step = module, step
+        self._versions: dict[str, tuple[Tensor, int]] = {}
+
+    def __call__(self, batch: Any) -> Any:
+        """The result of the step.
+
+        Raises:
+            ModuleError: the step itself has changed a parameter or a buffer.
+        """
+        counters, self._versions = Counters(self._module), _versions_of(self._module)
+        try:
+            return self._step(batch)
+        finally:
+            counters.begin()
+            _refuse_changed(self._module, self._versions)
+
+    @contextmanager
+    def model_runs(self) -> Iterator[None]:
+        """A context in which the model does answer: the step hasn't changed what changes in it."""
+        before = _versions_of(self._module)
+        yield
+        for name, (tensor, version) in _versions_of(self._module).items():
+            if name not in before or before[name][0] is not tensor or before[name][1] != version:
+                self._versions[name] = tensor, version
 
 
 def _versions_of(module: nn.Module) -> dict[str, tuple[Tensor, int]]:

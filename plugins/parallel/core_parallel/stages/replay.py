@@ -5,7 +5,7 @@ So a layer gets the masks and positions that the forward makes for it, and these
 
 from __future__ import annotations
 
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,7 +14,7 @@ from torch.func import functional_call
 from torch.utils._pytree import tree_leaves, tree_map
 
 from core import ModuleError
-from core_parallel.modules import absent
+from core_parallel.modules import absent, open_blocks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -23,11 +23,7 @@ _UNSEEN = ("output_hidden_states", "output_attentions", "output_router_logits")
 
 
 class _Done(BaseException):
-    """The last part of a stage has returned. No `Exception`, which a forward might catch."""
-
-    def __init__(self, result: Any) -> None:
-        super().__init__()
-        self.result = result
+    """The last part of a stage has returned. Nothing in the forward notices it, see `open_blocks`."""
 
 
 class Replay:
@@ -97,20 +93,26 @@ class Replay:
         return result
 
     def _run(self, begin: int, end: int, args: tuple[Any, ...], kwargs: dict[str, Any], arrived: Any) -> Any:
+        results: list[Any] = []
+
         def answer(index: int, given: tuple[Any, ...], named: dict[str, Any]) -> Any:
+            if index >= end:
+                return self._of_shape(index, given, named, 0.0).clone()
             if index < begin - 1:
                 return self._placeholder(index, given, named)
             result = arrived if index == begin - 1 else self._parts[index](*given, **named)
             if index == end - 1:
-                raise _Done(result)
+                results.append(result)
+                if open_blocks.around_call() is None:
+                    raise _Done
+                return tree_map(_copied, result)  # the forward goes on to its end, and may write into it
             return result
 
         with self._answered_by(answer):
-            try:
+            with suppress(_Done):
                 self._forward(args, kwargs)
-            except _Done as done:
-                return done.result
             self._refuse_skipped(end)
+        return results[0]
 
     # the forward ----------------------------------------------------------------------------------------------------
 
@@ -148,12 +150,17 @@ class Replay:
         first = next(one for one in tree_leaves((args, kwargs)) if isinstance(one, Tensor))
         if index:
             return first
+        return self._of_shape(index, args, kwargs, self._filling)
+
+    def _of_shape(self, index: int, args: tuple[Any, ...], kwargs: dict[str, Any], filling: float) -> Tensor:
+        """A tensor of the shape that a part returns."""
+        first = next(one for one in tree_leaves((args, kwargs)) if isinstance(one, Tensor))
         part = self._parts[index]
         tensors = {**dict(part.named_parameters()), **dict(part.named_buffers())}
         with absent.inspecting(), torch.no_grad():
             on_meta = {name: torch.empty_like(one, device="meta") for name, one in tensors.items()}
             made = functional_call(part, on_meta, *tree_map(_on_meta, (args, kwargs)))
-        return torch.full((), self._filling, dtype=made.dtype, device=first.device).expand(made.shape)
+        return torch.full((), filling, dtype=made.dtype, device=first.device).expand(made.shape)
 
     # what a plan doesn't give -----------------------------------------------------------------------------------------
 
@@ -227,6 +234,10 @@ class _PartStandIn(nn.Module):
 
 def _detached(leaf: Any) -> Any:
     return leaf.detach() if isinstance(leaf, Tensor) else leaf
+
+
+def _copied(leaf: Any) -> Any:
+    return leaf.detach().clone() if isinstance(leaf, Tensor) else leaf
 
 
 def _on_meta(leaf: Any) -> Any:

@@ -187,7 +187,7 @@ def _show(
 ) -> None:
     """The `warnings.showwarning`."""
     given = GivenWarning.of(message, category, filename, lineno)
-    if _is_of_core(given.module.partition(".")[0]) and (place := _users_line()):
+    if is_of_core(given.module.partition(".")[0]) and (place := _users_line()):
         filename, lineno = place
         given = GivenWarning.of(message, category, filename, lineno)
     if file is None and (not _is_to_be_shown(given) or any(send(given) for send in _senders)):
@@ -195,7 +195,7 @@ def _show(
     _by_python(message, category, filename, lineno, file, line)
 
 
-def _is_of_core(package: str) -> bool:
+def is_of_core(package: str) -> bool:
     """True for a plugin too."""
     return package == "core" or package.startswith("core_")
 
@@ -205,7 +205,7 @@ def _users_line() -> tuple[str, int] | None:
     frame: FrameType | None = sys._getframe()
     while frame is not None:
         package = frame.f_globals.get("__name__", "").partition(".")[0]
-        if not (package in _PASSED_BY or _is_of_core(package) or frame.f_code.co_filename == "<string>"):
+        if not (package in _PASSED_BY or is_of_core(package) or frame.f_code.co_filename == "<string>"):
             return frame.f_code.co_filename, frame.f_lineno
         frame = frame.f_back
     return None

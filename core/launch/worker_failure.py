@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from core.contract import HangError, Whereabouts, WorkerError
 from core.display.lost_connection import is_lost_connection
-from core.display.tracebacks import ShortText, format_short, is_for_pytest
+from core.display.tracebacks import ShortText, format_short
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -27,8 +27,6 @@ _HINTS: dict[int, str] = {
 class WorkerTraceback(ShortText):
     """A worker's traceback as text, as `concurrent.futures` shows it: it comes before the error that it causes.
 
-    pytest's report of a failed test gets the short one, since it would show this text as it is.
-
     Args:
         text: the whole traceback.
         short_text: the one to show where the error ends the program.
@@ -39,7 +37,7 @@ class WorkerTraceback(ShortText):
         self.short_text = short_text
 
     def __str__(self) -> str:
-        return f"\n{self.short_text}" if is_for_pytest() else f'\n"""\n{self.args[0]}"""'
+        return f'\n"""\n{self.args[0]}"""'
 
 
 @dataclass(frozen=True, slots=True)

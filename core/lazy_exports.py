@@ -55,7 +55,7 @@ def lazy_exports(
 
             return REGISTRIES[kind].class_named(name)
         if open_to_plugins and not name.startswith("_"):
-            from core.registry.exports import load_export
+            from core.registry.named_functions import load_export
 
             return load_export(package, name)
         raise AttributeError(f"module {package!r} has no attribute {name!r}")

@@ -12,11 +12,10 @@ if TYPE_CHECKING:
     from core.checkpoint.distributed_io import DistributedCheckpointIO
     from core.checkpoint.engine_folder_io import EngineFolderIO, reported_as_damage
     from core.checkpoint.file.mapped_file import load_mapped
-    from core.checkpoint.safetensors_io import SafetensorsCheckpointIO
+    from core.checkpoint.single_file_io import SafetensorsCheckpointIO, TorchCheckpointIO
     from core.checkpoint.state.plain_state import to_plain
     from core.checkpoint.state.random_state import check_random_state, collect_random_state, restore_random_state
     from core.checkpoint.state.whole import gather_whole
-    from core.checkpoint.torch_io import TorchCheckpointIO
     from core.checkpoint.upkeep.finding import newest_valid
     from core.checkpoint.upkeep.stale import sweep_folder
 
@@ -62,8 +61,7 @@ __getattr__, __dir__ = lazy_exports(
             "collect_random_state",
             "restore_random_state",
         ),
-        ".safetensors_io": ("SafetensorsCheckpointIO",),
-        ".torch_io": ("TorchCheckpointIO",),
+        ".single_file_io": ("SafetensorsCheckpointIO", "TorchCheckpointIO"),
         ".state.whole": ("gather_whole",),
     },
     kind="checkpoint io",

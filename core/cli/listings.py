@@ -11,7 +11,7 @@ from core.cli.layout import paragraph, say, say_json, styled, table
 from core.contract.kinds import KINDS
 from core.registry import DEFAULT_PARALLEL_STRATEGY, Row, Status, known_aliases, listing, plugin_manager
 from core.registry.builtins import CORE
-from core.registry.install_hints import pip_install
+from core.registry.known_plugins import pip_install
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence

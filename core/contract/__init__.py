@@ -38,15 +38,11 @@ if TYPE_CHECKING:
         WorkerError,
     )
     from core.contract.hookspecs import EventHooks, empty_hook, hookimpl, is_empty_hook
-    from core.contract.joint_setup import SetsUpJointly
     from core.contract.kinds import EXPORTS_GROUP, HOOKS_GROUP, KINDS, PRELUDES_GROUP, Kind
     from core.contract.launcher import Launcher
     from core.contract.logger import Logger
-    from core.contract.loss_computer import ComputesLoss
-    from core.contract.optimizer_maker import MakesOptimizers
     from core.contract.precision import ClippingAlgorithm, NumberFormats, Precision
-    from core.contract.rank_state import KeepsRankState
-    from core.contract.setup_host import SetupHost
+    from core.contract.protocols import ComputesLoss, KeepsRankState, MakesOptimizers, SetsUpJointly, SetupHost
     from core.contract.sharded_leaf import Chunk, ShardedLeaf, TensorDescription
     from core.contract.spec import Spec, normalize_alias
     from core.contract.step import GradientClipping, Stage, StepOutput, TrainingStep
@@ -160,10 +156,7 @@ __getattr__, __dir__ = lazy_exports(
         ".launcher": ("Launcher",),
         ".logger": ("Logger",),
         ".precision": ("ClippingAlgorithm", "NumberFormats", "Precision"),
-        ".joint_setup": ("SetsUpJointly",),
-        ".loss_computer": ("ComputesLoss",),
-        ".optimizer_maker": ("MakesOptimizers",),
-        ".rank_state": ("KeepsRankState",),
+        ".protocols": ("ComputesLoss", "KeepsRankState", "MakesOptimizers", "SetsUpJointly", "SetupHost"),
         ".sharded_leaf": ("Chunk", "ShardedLeaf", "TensorDescription"),
         ".spec": ("Spec", "normalize_alias"),
         ".step": ("GradientClipping", "Stage", "StepOutput", "TrainingStep"),
@@ -171,6 +164,5 @@ __getattr__, __dir__ = lazy_exports(
         ".whereabouts": ("Whereabouts",),
         ".world": ("ReduceOp", "World"),
         "core.text.spelling": ("did_you_mean", "near_names"),
-        ".setup_host": ("SetupHost",),
     },
 )

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from core.contract.checkpoint_io import CheckpointIO, Collectives
     from core.contract.cluster_environment import ClusterEnvironment
     from core.contract.launcher import Launcher
-    from core.contract.setup_host import SetupHost
+    from core.contract.protocols import SetupHost
     from core.contract.step import GradientClipping, Stage, StepOutput, TrainingStep
     from core.session.session import Session
 

@@ -2,12 +2,11 @@
 
 from core.data.batch_size import is_ambiguous, size_of
 from core.data.global_batch import GlobalBatch, check_global_batch, divide_global_batch
-from core.data.loader import sampler_of, set_epoch, shard_loader, shuffles, without_shuffling
+from core.data.loader import LoaderSharder, sampler_of, set_epoch, shard_loader, shuffles, without_shuffling
 from core.data.randomness import mix_seed
 from core.data.resumable_loader import ResumableLoader
 from core.data.sampler import MicroBatch, ShardedSampler
 from core.data.seeding import seed_samples
-from core.data.sharded_loaders import LoaderSharder
 from core.data.structure import map_leaves
 from core.data.transfer import make_transfer, to_device
 from core.data.windows import read_windows

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 
 from core.contract import ConfigurationError
-from core.data.sampler_chain import sampler_chain
+from core.data.sampler import sampler_chain
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

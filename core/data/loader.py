@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import copy
 import warnings
+from collections import Counter
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
@@ -16,12 +18,13 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-from core.data.sampler import ShardedSampler
-from core.data.sampler_chain import find_generator, sampler_chain
+from core.data.randomness import mix_seed
+from core.data.sampler import ShardedSampler, find_generator, sampler_chain
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from core.contract import Strategy
     from core.contract.step import Stage
     from core.data.global_batch import GlobalBatch
 
@@ -162,3 +165,31 @@ def _warn_unsharded(loader: Any, size: int) -> None:
         "its own rank, which torch.distributed.get_rank() tells, and say so with use_distributed_sampler=False.",
         stacklevel=5,
     )
+
+
+class LoaderSharder:
+    """Makes this rank's shards of the user's loaders, in orders that follow from the run's seed.
+
+    That is rank 0's `torch.initial_seed()`. The first loader of each stage is drawn from it, and each further one has a
+    seed of its own, so that loaders of one length are shuffled apart.
+    """
+
+    def __init__(self, strategy: Strategy) -> None:
+        self._strategy = strategy
+        self._counts: Counter[Stage] = Counter()
+
+    def shard(self, loader: Any, stage: Stage, global_batch: GlobalBatch | None = None, **options: bool) -> Any:
+        """All ranks, for the same loaders in the same order. Shard the next loader, as `shard_loader` does."""
+        strategy, number = self._strategy, self._counts[stage]
+        self._counts[stage] += 1
+        seed = strategy.broadcast(torch.initial_seed())
+        return shard_loader(
+            loader,
+            rank=strategy.data_parallel_rank,
+            size=strategy.data_parallel_size,
+            seed=mix_seed(seed, number) if number else seed,
+            stage=stage,
+            broadcast=strategy.broadcast,
+            global_batch=global_batch,
+            **options,
+        )

@@ -12,13 +12,13 @@ from torch.utils.data import RandomSampler, Sampler, SequentialSampler, SubsetRa
 
 from core.contract import CheckpointError
 from core.data.randomness import DrawingRng, mix_seed
-from core.data.sampler_chain import find_generator, sampler_chain
 from core.data.sharding import lend_to_last, shard_batches, shard_samples, shard_windows
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from core.data.sharding import Step
+
 
 # What needs no `DrawingRng`, or none after the first batch.
 _DRAW_NOTHING = (SequentialSampler, range, list, tuple)
@@ -370,3 +370,16 @@ def _length_of(order: Iterable[Any]) -> int | None:
         return len(order)  # type: ignore[arg-type]  # a sampler may have a length, and torch can't say so
     except (TypeError, NotImplementedError):
         return None
+
+
+def sampler_chain(sampler: Any) -> Iterator[Any]:
+    """A sampler, and those that it wraps, as a batch sampler does."""
+    while sampler is not None:
+        yield sampler
+        sampler = getattr(sampler, "sampler", None)
+
+
+def find_generator(order: Any) -> torch.Generator | None:
+    """The generator that the user gave to a sampler, or to one that it wraps."""
+    generators = (getattr(part, "generator", None) for part in sampler_chain(order))
+    return next((generator for generator in generators if isinstance(generator, torch.Generator)), None)

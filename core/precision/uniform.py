@@ -14,6 +14,7 @@ from core.contract.precision import NumberFormats, Precision
 if TYPE_CHECKING:
     from types import TracebackType
 
+
 # Not `module.to(dtype)`: it would cast complex parameters as well, and lose their imaginary part.
 _CONVERSIONS = MappingProxyType(
     {torch.float64: nn.Module.double, torch.float16: nn.Module.half, torch.bfloat16: nn.Module.bfloat16}
@@ -74,3 +75,23 @@ class DefaultDtype:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         torch.set_default_dtype(self._previous.pop())
+
+
+def single() -> Precision:
+    """`32-true`: modules and batches stay as they are, which is float32 unless the user chose otherwise."""
+    return Precision()
+
+
+def double() -> Precision:
+    """`64-true`: all floating-point tensors are float64."""
+    return UniformPrecision(torch.float64)
+
+
+def float16() -> Precision:
+    """`16-true`: all floating-point tensors are float16. The loss isn't scaled."""
+    return UniformPrecision(torch.float16)
+
+
+def bfloat16() -> Precision:
+    """`bf16-true`: all floating-point tensors are bfloat16."""
+    return UniformPrecision(torch.bfloat16)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from core.contract.kinds import EXPORTS_GROUP, HOOKS_GROUP, KINDS, PRELUDES_GROUP
 from core.contract.spec import Spec, normalize_alias
-from core.registry.install_hints import pip_install
+from core.registry.known_plugins import pip_install
 from core.registry.metadata import (
     MAX_BYTES,
     EntryPoint,

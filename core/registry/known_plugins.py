@@ -27,3 +27,15 @@ def known_classes(kind: str) -> dict[str, str]:
     """Distribution by the name of a class, of one kind."""
     targets = ((name, target) for name, kinds in known_plugins().items() for target in kinds.get(kind, {}).values())
     return {target.rpartition(":")[2]: name for name, target in targets}
+
+
+def pip_install(distribution: str, option: str = "") -> str:
+    """The command, and where one of ours comes from."""
+    command = " ".join(filter(None, ("pip install", option, distribution)))
+    source = " (from this project's wheels or checkout, not from an index: README, Install)"
+    return f"`{command}`{source if distribution in known_plugins() else ''}"
+
+
+def missing(distribution: str) -> str:
+    """A sentence about a distribution that isn't installed."""
+    return f"{distribution} is not installed: {pip_install(distribution)}."

@@ -13,9 +13,8 @@ from core.contract.errors import (
 )
 from core.contract.kinds import KINDS
 from core.registry.builtins import RESERVED_WORDS
-from core.registry.install_hints import missing, pip_install
 from core.registry.known_names import OTHER_NAMES
-from core.registry.known_plugins import known_aliases, known_plugins
+from core.registry.known_plugins import known_aliases, known_plugins, missing, pip_install
 from core.registry.names import IN_PROCESS, split_name
 from core.registry.offers import Offer, Status
 from core.text.spelling import near_names

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from core.contract import ConfigurationError, Strategy, UnknownAliasError
 from core.launch.script import is_notebook
 from core.registry import DEFAULT_PARALLEL_STRATEGY, known_aliases
-from core.registry.install_hints import pip_install
+from core.registry.known_plugins import pip_install
 from core.registry.names import split_name
 from core.resolve.candidates import create, identify, refuse_class
 from core.resolve.decision import Choice

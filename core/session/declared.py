@@ -6,9 +6,7 @@ from typing import TYPE_CHECKING
 
 from core.contract.capability import Capability
 from core.contract.errors import ConfigurationError
-from core.contract.joint_setup import SetsUpJointly
-from core.contract.loss_computer import ComputesLoss
-from core.contract.optimizer_maker import MakesOptimizers
+from core.contract.protocols import ComputesLoss, MakesOptimizers, SetsUpJointly
 
 if TYPE_CHECKING:
     from core.contract.strategy import Strategy

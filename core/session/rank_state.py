@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from typing import TYPE_CHECKING, Any
 
-from core.contract.rank_state import KeepsRankState
+from core.contract.protocols import KeepsRankState
 from core.contract.sharded_leaf import Chunk, ShardedLeaf, TensorDescription
 from core.session import nested, state_objects
 

@@ -29,10 +29,9 @@ if TYPE_CHECKING:
     from core.contract.accelerator import Accelerator
     from core.contract.checkpoint_io import CheckpointIO, Collectives, PathLike
     from core.contract.cluster_environment import ClusterEnvironment
-    from core.contract.joint_setup import SetsUpJointly
     from core.contract.launcher import Launcher
     from core.contract.precision import Precision
-    from core.contract.setup_host import SetupHost
+    from core.contract.protocols import SetsUpJointly, SetupHost
     from core.contract.spec import Fingerprint
     from core.session.loss_weights import LossWeights
 

@@ -8,18 +8,16 @@ if TYPE_CHECKING:
     from core.contract import Strategy
     from core.registry import STRATEGY_REGISTRY, StrategyRegistry
     from core.strategies.activation_memory import ActivationMemory
-    from core.strategies.alike import refuse_unlike_modules
     from core.strategies.frozen import FrozenParameters
     from core.strategies.joint_optimizer import JointOptimizer
     from core.strategies.left_out import LeftOutParameters
     from core.strategies.method_router import MethodRouter
     from core.strategies.options import check_options, known_options, with_options_of
     from core.strategies.parallel import ParallelStrategy
+    from core.strategies.refusals import needs_whole_matrices, refuse_sparse_layers, refuse_unlike_modules
     from core.strategies.saved_activations import save_activations
     from core.strategies.single_device import SingleDeviceStrategy
-    from core.strategies.sparse_layers import refuse_sparse_layers
     from core.strategies.units import Units, class_name, find_units
-    from core.strategies.whole_matrices import needs_whole_matrices
     from core.strategies.within import set_within
 
 __all__ = [
@@ -50,18 +48,16 @@ __getattr__, __dir__ = lazy_exports(
     __name__,
     {
         ".activation_memory": ("ActivationMemory",),
-        ".alike": ("refuse_unlike_modules",),
         ".frozen": ("FrozenParameters",),
         ".joint_optimizer": ("JointOptimizer",),
         ".left_out": ("LeftOutParameters",),
         ".method_router": ("MethodRouter",),
         ".options": ("check_options", "known_options", "with_options_of"),
         ".parallel": ("ParallelStrategy",),
+        ".refusals": ("needs_whole_matrices", "refuse_sparse_layers", "refuse_unlike_modules"),
         ".saved_activations": ("save_activations",),
         ".single_device": ("SingleDeviceStrategy",),
-        ".sparse_layers": ("refuse_sparse_layers",),
         ".units": ("Units", "class_name", "find_units"),
-        ".whole_matrices": ("needs_whole_matrices",),
         ".within": ("set_within",),
         "core.contract": ("Strategy",),
         "core.registry": ("STRATEGY_REGISTRY", "StrategyRegistry"),

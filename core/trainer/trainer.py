@@ -168,13 +168,12 @@ class Trainer(TrainerViews):
         from core.display import install_for
         from core.fabric import Fabric
         from core.trainer.arguments import quick_runs
-        from core.trainer.arguments.barebones import check_barebones
         from core.trainer.arguments.defaults import make_callbacks, make_loggers, make_profiler
         from core.trainer.arguments.module_callbacks import ModuleCallbacks
+        from core.trainer.arguments.quick_runs import check_barebones
         from core.trainer.checks.stage_checks import check_arguments
-        from core.trainer.logging.metric_collector import MetricCollector
+        from core.trainer.logging.metric_collector import MetricCollector, NullMetricCollector
         from core.trainer.logging.metric_values import MetricValues
-        from core.trainer.logging.null_metrics import NullMetricCollector
         from core.trainer.run import Run
         from core.trainer.settings.torch_modes import check_modes
 

@@ -7,7 +7,7 @@ import torch
 
 from core.checkpoint import load_checkpoint, load_mapped
 from core.checkpoint.distributed_io import DistributedCheckpointIO
-from core.checkpoint.safetensors_io import SafetensorsCheckpointIO
+from core.checkpoint.single_file_io import SafetensorsCheckpointIO
 from core.checkpoint.upkeep.conversion import convert_checkpoint
 from core.contract import CheckpointCorruptedError, CheckpointError
 

@@ -1,6 +1,6 @@
 """The errors of ranks that have built different modules. Real ranks: the tests of core-ddp and core-fsdp."""
 
-from core.strategies.alike import describe_difference
+from core.strategies.refusals import describe_difference
 
 
 def test_a_difference_names_the_tensor_and_who_has_what():

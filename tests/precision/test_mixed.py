@@ -8,7 +8,7 @@ from torch.amp import GradScaler
 
 from core.accelerators import CPUAccelerator
 from core.contract import ConfigurationError, DeviceError, Strategy
-from core.precision import MixedPrecision, full, mixed
+from core.precision import MixedPrecision, mixed, uniform
 
 BIG = 1e30
 """A factor with which a scaled loss overflows."""
@@ -111,10 +111,10 @@ def test_float16_on_a_cpu_names_bfloat16():
 def test_what_fits_the_device_connects():
     mixed.bfloat16().connect(on("cpu"))
     mixed.float16().connect(on("cuda"))
-    full.double().connect(on("cpu"))
+    uniform.double().connect(on("cpu"))
 
 
-@pytest.mark.parametrize("make", [mixed.float16, mixed.bfloat16, full.single, full.double])
+@pytest.mark.parametrize("make", [mixed.float16, mixed.bfloat16, uniform.single, uniform.double])
 def test_a_sketch_connects_an_ellipsis(make):
     make().connect(...)
 
@@ -315,7 +315,7 @@ def test_the_state_of_another_precision_changes_nothing(precision):
     mixed.bfloat16().load_state_dict(precision.state_dict())
 
 
-@pytest.mark.parametrize("make", [mixed.float16, mixed.bfloat16, full.single, full.double])
+@pytest.mark.parametrize("make", [mixed.float16, mixed.bfloat16, uniform.single, uniform.double])
 def test_a_precision_can_be_sent_to_a_worker(make):
     copied = pickle.loads(pickle.dumps(make()))
     assert (copied.name, copied.formats) == (make().name, make().formats)

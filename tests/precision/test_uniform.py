@@ -3,10 +3,10 @@ import torch
 from torch import nn
 
 from core.contract import ConfigurationError, NumberFormats
-from core.precision import Precision, UniformPrecision, full, half
+from core.precision import Precision, UniformPrecision, uniform
 
-DTYPES = [(full.double, torch.float64, "64-true"), (half.float16, torch.float16, "16-true")]
-DTYPES += [(half.bfloat16, torch.bfloat16, "bf16-true")]
+DTYPES = [(uniform.double, torch.float64, "64-true"), (uniform.float16, torch.float16, "16-true")]
+DTYPES += [(uniform.bfloat16, torch.bfloat16, "bf16-true")]
 each_dtype = pytest.mark.parametrize(("make", "dtype", "name"), DTYPES, ids=[name for *_, name in DTYPES])
 
 
@@ -86,12 +86,12 @@ def test_contexts_can_be_entered_again_and_inside_themselves(make, dtype, name):
 
 
 def test_modules_are_built_in_the_format():
-    with full.double().init_context():
+    with uniform.double().init_context():
         assert nn.Linear(2, 2).weight.dtype == torch.float64
 
 
 def test_single_leaves_everything_as_it_is():
-    precision = full.single()
+    precision = uniform.single()
     module = nn.Linear(2, 2).double()
     assert type(precision) is Precision
     assert precision.name == "32-true"
@@ -103,7 +103,7 @@ def test_single_leaves_everything_as_it_is():
 
 
 def test_a_compiled_step_sees_the_format():
-    precision = full.double()
+    precision = uniform.double()
     module = precision.convert_module(nn.Linear(4, 2))
     step = torch.compile(lambda x: module(x) + torch.ones(2), backend="aot_eager", fullgraph=True)
     for _ in range(2):

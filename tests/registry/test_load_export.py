@@ -6,7 +6,7 @@ import core
 import core.callbacks
 from core.contract.errors import AliasConflictError, BlockedPluginError, CheckpointError
 from core.registry.checkpoint_readers import reader_of
-from core.registry.exports import load_export
+from core.registry.named_functions import load_export
 from fake_distributions import make_distribution
 
 TEXT = "[core.exports]\ncore.callbacks.Acme = core_acme:Acme\ncore.acme_door = core_acme:acme_door\n"
@@ -54,7 +54,7 @@ def test_a_name_of_a_known_package_says_what_to_install(site, manager, name, dis
 
 @pytest.mark.parametrize("module", [core, core.callbacks])
 def test_the_packages_that_are_open_ask_for_them(module, monkeypatch):
-    monkeypatch.setattr("core.registry.exports.load_export", lambda package, name: (package, name))
+    monkeypatch.setattr("core.registry.named_functions.load_export", lambda package, name: (package, name))
     assert module.Anything == (module.__name__, "Anything")
     assert not hasattr(module, "__wrapped__")
 

@@ -33,7 +33,7 @@ UNUSED = (
     "core.loggers.",
     "core.trainer.profilers",
     "core.trainer.hparams.from_checkpoint",
-    "core.trainer.state.save_after_fit",
+    "core.trainer.state.saving",
     "core.trainer.state.worker_result",
     "core.trainer.state.snapshot",
 )

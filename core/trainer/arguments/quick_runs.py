@@ -1,4 +1,4 @@
-"""`fast_dev_run`: a few batches of everything, to find mistakes, with nothing that stays."""
+"""`fast_dev_run` and `barebones`: a few batches with nothing that stays, and a loop with nothing around it."""
 
 from __future__ import annotations
 
@@ -69,3 +69,20 @@ def without_traces(callbacks: list[Callback], num_batches: int) -> list[Callback
 def silence(loggers: list[Logger], num_batches: int) -> list[Logger]:
     """The loggers; in a quick run as many that write nothing, so that a module may use its logger as it does."""
     return loggers if not num_batches else [SilentLogger("fast_dev_run", None, None) for _ in loggers]
+
+
+def check_barebones(**given: Any) -> None:
+    """Refuse arguments that ask for what barebones leaves out.
+
+    Args:
+        given: the Trainer's arguments that do, by name; None, False and 0 ask for nothing.
+
+    Raises:
+        ConfigurationError: with the first one.
+    """
+    for name, value in given.items():
+        if value:
+            raise ConfigurationError(
+                f"barebones=True leaves out everything but the loop, and {name}={value!r} was passed. "
+                "Leave one of the two out."
+            )

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import copy
+from collections import deque
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
+from torch.utils.data import DataLoader, IterableDataset, Sampler
+
 from core.contract import ConfigurationError
-from core.trainer.callbacks.noted_indices import with_noted_indices
 from core.trainer.hooks.callback import Callback
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from torch import nn
 
     from core.trainer.views.trainer_views import TrainerViews
+
 
 _INTERVALS = ("batch", "epoch", "batch_and_epoch")
 
@@ -142,3 +146,39 @@ def _refuse_missing(writer: BasePredictionWriter, method: str) -> None:
             f"{type(writer).__name__}(write_interval={writer.write_interval!r}) has no {method}(), which would be "
             "called. Define it, or choose another write_interval."
         )
+
+
+def with_noted_indices(loader: Any) -> Any:
+    """A copy of a DataLoader, with a sampler whose `advance()` returns the indices of the next batch.
+
+    Any other loader, whose batches have no indices, is returned as it is.
+    """
+    if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset):
+        return loader
+    clone = copy.copy(loader)
+    attributes = vars(clone)
+    attributes["_iterator"] = None  # persistent workers belong to the user's loader
+    name = "sampler" if loader.batch_sampler is None else "batch_sampler"
+    attributes[name] = NotedSampler(getattr(loader, name))
+    return clone
+
+
+class NotedSampler(Sampler[Any]):
+    """The user's own sampler, or batch sampler, whose indices are noted on the way to the loader."""
+
+    def __init__(self, order: Any) -> None:
+        self.order = order
+        self._on_the_way: deque[Any] = deque()
+
+    def __iter__(self) -> Iterator[Any]:
+        self._on_the_way.clear()
+        for indices in self.order:
+            self._on_the_way.append(indices)
+            yield indices
+
+    def __len__(self) -> int:
+        return len(self.order)
+
+    def advance(self) -> Any:
+        """The indices of the batch that the loop has just taken; None if there is no such batch."""
+        return self._on_the_way.popleft() if self._on_the_way else None

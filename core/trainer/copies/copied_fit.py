@@ -11,9 +11,9 @@ from core.checkpoint import collect_random_state, restore_random_state
 from core.contract import Capability, ConfigurationError, UnsupportedError
 from core.trainer.copies.copies import copy_loaders, copy_owner
 from core.trainer.data.loaders import Loaders
+from core.trainer.logging.metric_collector import NullMetricCollector
 from core.trainer.logging.metric_values import MetricValues
 from core.trainer.logging.non_finite_losses import NonFiniteLossCheck
-from core.trainer.logging.null_metrics import NullMetricCollector
 from core.trainer.loops.launch import launch
 from core.trainer.progress import Progress
 from core.trainer.state.finished_fit import OWN_OPTIMIZERS

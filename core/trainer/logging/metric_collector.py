@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     _Reduction: TypeAlias = tuple[str, float, float]
     """The name of a reduction, its running total, and its weight."""
 
+
 BEFORE_AND_AFTER = "outside of the training, validation or test that a Trainer runs"
 
 
@@ -385,3 +386,10 @@ def _last(entry: Entry) -> Any:
     if entry.last_dtype is not None:
         return torch.tensor(entry.last, dtype=entry.last_dtype)
     return entry.last if entry.metric is None else entry.metric._forward_cache
+
+
+class NullMetricCollector(MetricCollector):
+    """Discards everything that is logged."""
+
+    def log(self, name: str, value: Any, *options: Any) -> None:
+        """Do nothing."""

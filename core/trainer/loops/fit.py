@@ -16,7 +16,7 @@ from core.trainer.data.loaders import length_of
 from core.trainer.hooks.argument_counts import call_with
 from core.trainer.logging.non_finite_losses import guarded
 from core.trainer.loops.evaluate import evaluate
-from core.trainer.loops.no_update_check import NoUpdateCheck
+from core.trainer.loops.fit_warnings import NoUpdateCheck
 from core.trainer.loops.profiling import mark_steps, profile_parts
 from core.trainer.loops.scheduling import schedulers_by, step_schedulers, step_waiting
 from core.trainer.loops.stop_agreement import StopAgreement
@@ -153,7 +153,7 @@ class FitLoop:
             if "weight" in output and output["weight"] is not None:
                 self.step.given_weight = self._weight_in(output)
             elif "weights" in output:
-                from core.trainer.loops.misspelt_weight import warn_of_weights
+                from core.trainer.loops.fit_warnings import warn_of_weights
 
                 warn_of_weights(self._run, output["weights"])
         if not isinstance(loss, Tensor) or loss.numel() != 1:

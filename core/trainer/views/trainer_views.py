@@ -341,14 +341,10 @@ class TrainerViews(DataViews):
             CheckpointError: it can't be written; what was at `path` is untouched.
             ConfigurationError: there is no module yet.
         """
-        if self.run.is_running:
-            from core.trainer.state import saving
+        from core.trainer.state import saving
 
-            saving.save_at_step(self.run, path, weights_only=weights_only)
-        else:
-            from core.trainer.state import save_after_fit
-
-            save_after_fit.save(self.run, path, weights_only=weights_only)
+        save = saving.save_at_step if self.run.is_running else saving.save_after_fit
+        save(self.run, path, weights_only=weights_only)
 
     def save_snapshot(self, path: PathLike, checkpoint_io: CheckpointIO) -> None:
         """All ranks, in a hook between two optimizer steps. Save by another CheckpointIO than the strategy's.

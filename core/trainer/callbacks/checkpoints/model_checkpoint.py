@@ -14,7 +14,6 @@ import torch
 from core.contract import ConfigurationError
 from core.trainer.callbacks.arguments import check_mode
 from core.trainer.callbacks.checkpoints.arguments import check_arguments
-from core.trainer.callbacks.checkpoints.exception_save import can_save_after, save_after
 from core.trainer.callbacks.checkpoints.files import (
     can_link,
     clean_up,
@@ -24,6 +23,7 @@ from core.trainer.callbacks.checkpoints.files import (
     retire_checkpoint,
 )
 from core.trainer.callbacks.checkpoints.names import format_name
+from core.trainer.callbacks.checkpoints.on_exception_checkpoint import can_save_after, save_after
 from core.trainer.callbacks.checkpoints.top_k import TopKCheckpoints
 from core.trainer.callbacks.rank_zero_decisions import (
     agree_on_metrics,

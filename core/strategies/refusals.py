@@ -1,4 +1,4 @@
-"""The check that all ranks have built the same module, before a collective would mix or abort what differs."""
+"""Models and optimizers that a strategy can't take."""
 
 from __future__ import annotations
 
@@ -8,17 +8,20 @@ from itertools import zip_longest
 from typing import TYPE_CHECKING
 
 import torch
+from torch import nn
 from torch.nn.parameter import is_lazy
 
-from core.contract import ModuleError
+from core.contract import ModuleError, Strategy
 from core.strategies.fingerprint import spans
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from torch import Tensor, nn
+    from torch import Tensor
+    from torch.optim import Optimizer
 
     from core.contract import Strategy
+
 
 _MOST_SHOWN = 8
 _HALF = 1 << 31
@@ -95,3 +98,25 @@ def _rows(module: nn.Module) -> Iterator[tuple[str, str]]:
 def _form(tensor: Tensor) -> str:
     shape = "of no shape yet" if is_lazy(tensor) else str(tuple(tensor.shape))
     return f"{shape} {str(tensor.dtype).removeprefix('torch.')}"
+
+
+def refuse_sparse_layers(strategy: Strategy, module: nn.Module) -> None:
+    """Refuse a module of which a layer gives sparse gradients. For `setup_module`, before anything is moved.
+
+    Raises:
+        ModuleError: the layer, and what to write.
+    """
+    for name, part in module.named_modules():
+        if isinstance(part, nn.Embedding | nn.EmbeddingBag) and part.sparse:
+            raise ModuleError(
+                f"{name!r} of {type(module).__name__} gives sparse gradients, and {type(strategy).__name__} takes "
+                "dense ones. Build it with sparse=False."
+            )
+
+
+def needs_whole_matrices(optimizer: Optimizer) -> bool:
+    """True if an optimizer's step is wrong where it sees a part of a matrix: torch's Muon, and what is made of it.
+
+    Another class says so by an attribute `needs_whole_matrices = True`.
+    """
+    return isinstance(optimizer, torch.optim.Muon) or getattr(optimizer, "needs_whole_matrices", False) is True

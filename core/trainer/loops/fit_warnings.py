@@ -1,12 +1,15 @@
-"""The check that an epoch updates parameters: that steps return a loss, or step an optimizer in manual optimization."""
+"""Warnings of `fit`: nothing was updated, or a weight is ignored."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from numbers import Real
+from typing import TYPE_CHECKING, Any
+
+import torch
 
 from core.contract import ModuleError
 from core.trainer.module.optimization import evaluates_loss
-from core.trainer.settings.warn_at import warn_caller
+from core.trainer.settings.warn_at import warn_at, warn_caller
 
 if TYPE_CHECKING:
     from core.trainer.run import Run
@@ -95,3 +98,14 @@ class NoUpdateCheck:
         if self._run.strategy.is_global_zero and not self._has_warned:
             warn_caller(message)
         self._has_warned = True
+
+
+def warn_of_weights(run: Run, weights: Any) -> None:
+    """Warn, at an epoch's first batch, if a dict of a training step has one number under `"weights"`."""
+    is_number = isinstance(weights, Real) or (isinstance(weights, torch.Tensor) and weights.numel() == 1)
+    if is_number and run.progress.batch == 0 and run.strategy.is_global_zero:
+        warn_at(
+            getattr(run.module, "training_step", None),
+            f"{type(run.module).__name__}.training_step returned a number under 'weights', which is ignored. If it is "
+            "the number of items that the loss is a mean over, return it under 'weight'.",
+        )

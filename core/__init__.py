@@ -116,16 +116,6 @@ __all__ = [  # noqa: F405  (what the star above brings)
     "seed_everything",
 ]
 
-_OTHERS = {
-    ".callbacks": ("Callback",),
-    ".fabric": ("Fabric", "rank_zero_info", "rank_zero_only", "rank_zero_warn", "seed_everything"),
-    ".registry": tuple(name for name in __all__ if name.endswith("_REGISTRY")),
-    ".session": ("ModuleHandle", "Session"),
-    ".trainer": ("CombinedLoader", "DataModule", "Module", "Trainer"),
-    ".watch": ("WatchdogOptions",),
-}
-_CONTRACT = set(__all__).difference(*_OTHERS.values(), ["__version__"])
-
 _MODULES = (
     "accelerators",
     "callbacks",
@@ -149,9 +139,7 @@ _MODULES = (
     "watch",
 )
 
-__getattr__, __dir__ = lazy_exports(
-    __name__, {**_OTHERS, ".contract": _CONTRACT}, modules=_MODULES, open_to_plugins=True
-)
+__getattr__, __dir__ = lazy_exports(__name__, modules=_MODULES, open_to_plugins=True)
 
 if "CORE_TALK" in os.environ:  # this may be a rank that runs the script again: its warnings go to the main process
     from core.launch.messages import begin_inherited

@@ -12,4 +12,4 @@ if TYPE_CHECKING:
 
 __all__ = _callbacks.__all__
 
-__getattr__, __dir__ = lazy_exports(__name__, {"core.trainer.callbacks": __all__}, open_to_plugins=True)
+__getattr__, __dir__ = lazy_exports(__name__, open_to_plugins=True)

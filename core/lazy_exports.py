@@ -2,40 +2,41 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import sys
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable
+    from types import CodeType
 
 __all__ = ["lazy_exports"]
 
 
 def lazy_exports(
-    package: str,
-    names: Mapping[str, Iterable[str]],
-    *,
-    kind: str | None = None,
-    modules: Iterable[str] = (),
-    open_to_plugins: bool = False,
+    package: str, *, kind: str | None = None, modules: Iterable[str] = (), open_to_plugins: bool = False
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """The `__getattr__` and `__dir__` of a package. Type checkers see its `__all__`, and imports that only they run.
+    """The `__getattr__` and `__dir__` of a package, called in it below its `__all__`.
+
+    The names of `__all__` that aren't there yet are imported from where the package's block `if TYPE_CHECKING:` has
+    them. It never runs, and is read from the compiled package.
 
     Args:
         package: its `__name__`.
-        names: by module the names that it has; a module of the package begins with a dot.
         kind: of the plugins whose classes the package exports too, if they are installed; a key of
             `core.contract.KINDS`.
         modules: public ones of the package, imported when they are first used as its attributes.
         open_to_plugins: whether installed packages can add names (entry-point group `core.exports`).
     """
     own_modules = frozenset(modules)
-    homes = {name: module for module, held in names.items() for name in held}
+    public = frozenset(sys.modules[package].__all__)
+    code = sys._getframe(1).f_code
 
     def get(name: str) -> Any:
-        if name in homes:
-            value = getattr(importlib.import_module(homes[name], package), name)
+        if name in public and (home := _homes(code).get(name) or _homes(code).get("*")):
+            value = getattr(importlib.import_module(home), name)
             setattr(sys.modules[package], name, value)  # the next time, Python finds it without asking
             return value
         if name in own_modules:
@@ -60,7 +61,17 @@ def lazy_exports(
             return load_export(package, name)
         raise AttributeError(f"module {package!r} has no attribute {name!r}")
 
-    return get, lambda: sorted({*sys.modules[package].__all__, *own_modules})
+    return get, lambda: sorted(public | own_modules)
+
+
+@functools.cache
+def _homes(code: CodeType) -> dict[str, str]:
+    """The module from which each name is imported, wherever in the code; `"*"` for a star."""
+    import dis
+
+    steps = pairwise(dis.get_instructions(code))
+    imports = [(before.argval, step.argval) for before, step in steps if step.opname == "IMPORT_NAME"]
+    return {name: module for names, module in imports for name in names or ()}
 
 
 def _is_asked_by_import(package: str) -> bool:

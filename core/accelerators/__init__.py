@@ -24,14 +24,4 @@ __all__ = [
     "find_usable_cuda_devices",
 ]
 
-__getattr__, __dir__ = lazy_exports(
-    __name__,
-    {
-        ".cpu": ("CPUAccelerator",),
-        ".cuda": ("CUDAAccelerator",),
-        ".mps": ("MPSAccelerator",),
-        ".torch_device": ("TorchDeviceAccelerator",),
-        ".usable_cuda": ("find_usable_cuda_devices",),
-    },
-    kind="accelerator",
-)
+__getattr__, __dir__ = lazy_exports(__name__, kind="accelerator")

@@ -41,28 +41,4 @@ __all__ = [
     "verify_checkpoint",
 ]
 
-__getattr__, __dir__ = lazy_exports(
-    __name__,
-    {
-        ".async_io": ("AsyncCheckpointIO",),
-        ".copies.device_copies": ("await_copies",),
-        ".distributed_io": ("DistributedCheckpointIO",),
-        ".engine_folder_io": ("EngineFolderIO", "reported_as_damage"),
-        ".upkeep.finding": ("newest_valid",),
-        ".any_form.formats": (
-            "load_checkpoint",
-            "verify_checkpoint",
-        ),
-        ".file.mapped_file": ("load_mapped",),
-        ".upkeep.stale": ("sweep_folder",),
-        ".state.plain_state": ("to_plain",),
-        ".state.random_state": (
-            "check_random_state",
-            "collect_random_state",
-            "restore_random_state",
-        ),
-        ".single_file_io": ("SafetensorsCheckpointIO", "TorchCheckpointIO"),
-        ".state.whole": ("gather_whole",),
-    },
-    kind="checkpoint io",
-)
+__getattr__, __dir__ = lazy_exports(__name__, kind="checkpoint io")

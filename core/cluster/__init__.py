@@ -22,4 +22,4 @@ __all__ = [
     "reserve_port",
 ]
 
-__getattr__, __dir__ = lazy_exports(__name__, {}, kind="cluster environment")
+__getattr__, __dir__ = lazy_exports(__name__, kind="cluster environment")

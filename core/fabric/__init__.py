@@ -27,15 +27,4 @@ __all__ = [
     "seed_everything",
 ]
 
-__getattr__, __dir__ = lazy_exports(
-    __name__,
-    {
-        ".fabric": ("Fabric",),
-        ".loader": ("FabricDataLoader",),
-        ".module": ("FabricModule",),
-        ".optimizer": ("FabricOptimizer",),
-        ".rank_zero_decorator": ("rank_zero_info", "rank_zero_only", "rank_zero_warn"),
-        ".ranks": ("Ranks",),
-        ".seed": ("seed_everything",),
-    },
-)
+__getattr__, __dir__ = lazy_exports(__name__)

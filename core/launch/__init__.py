@@ -44,25 +44,4 @@ __all__ = [
     "write_result",
 ]
 
-__getattr__, __dir__ = lazy_exports(
-    __name__,
-    {
-        "core.contract.rank_variables": ("rank_variables",),
-        ".call": ("LaunchedCall", "read_result", "write_result"),
-        ".in_place": ("InPlaceLauncher",),
-        ".multiprocessing": (
-            "MultiprocessingLauncher",
-            "fork",
-            "forkserver",
-            "spawn",
-        ),
-        ".rank": ("known_rank",),
-        ".worker_failure": ("WorkerFailure", "worker_error"),
-        ".signal_forwarder": ("SignalForwarder",),
-        ".subprocess_script": ("SubprocessScriptLauncher",),
-        ".messages": ("has_listener", "on_message", "send_to_main"),
-        ".timeouts": ("ECHO_S", "GRACE_S"),
-        ".worker": ("exit_on_signal",),
-    },
-    kind="launcher",
-)
+__getattr__, __dir__ = lazy_exports(__name__, kind="launcher")

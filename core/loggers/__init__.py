@@ -12,16 +12,4 @@ if TYPE_CHECKING:
 
 __all__ = ["CSVLogger", "Logger", "RunFolderLogger", "flatten_names", "to_scalar"]
 
-__getattr__, __dir__ = lazy_exports(
-    __name__,
-    {
-        ".csv": ("CSVLogger",),
-        ".flat_names": ("flatten_names",),
-        ".run_folder": (
-            "RunFolderLogger",
-            "to_scalar",
-        ),
-        "core.contract.logger": ("Logger",),
-    },
-    kind="logger",
-)
+__getattr__, __dir__ = lazy_exports(__name__, kind="logger")

@@ -11,11 +11,4 @@ if TYPE_CHECKING:
 
 __all__ = ["MixedPrecision", "NumberFormats", "Precision", "UniformPrecision"]
 
-__getattr__, __dir__ = lazy_exports(
-    __name__,
-    {
-        ".mixed": ("MixedPrecision",),
-        ".uniform": ("UniformPrecision",),
-    },
-    kind="precision",
-)
+__getattr__, __dir__ = lazy_exports(__name__, kind="precision")

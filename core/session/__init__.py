@@ -25,4 +25,4 @@ __all__ = [
 ]
 
 # Only those who save or load need them.
-__getattr__, __dir__ = lazy_exports(__name__, {".same_class": ("check_schedulers", "describe_scheduler")})
+__getattr__, __dir__ = lazy_exports(__name__)

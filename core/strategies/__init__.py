@@ -44,23 +44,4 @@ __all__ = [
     "with_options_of",
 ]
 
-__getattr__, __dir__ = lazy_exports(
-    __name__,
-    {
-        ".activation_memory": ("ActivationMemory",),
-        ".frozen": ("FrozenParameters",),
-        ".joint_optimizer": ("JointOptimizer",),
-        ".left_out": ("LeftOutParameters",),
-        ".method_router": ("MethodRouter",),
-        ".options": ("check_options", "known_options", "with_options_of"),
-        ".parallel": ("ParallelStrategy",),
-        ".refusals": ("needs_whole_matrices", "refuse_sparse_layers", "refuse_unlike_modules"),
-        ".saved_activations": ("save_activations",),
-        ".single_device": ("SingleDeviceStrategy",),
-        ".units": ("Units", "class_name", "find_units"),
-        ".within": ("set_within",),
-        "core.contract": ("Strategy",),
-        "core.registry": ("STRATEGY_REGISTRY", "StrategyRegistry"),
-    },
-    kind="strategy",
-)
+__getattr__, __dir__ = lazy_exports(__name__, kind="strategy")

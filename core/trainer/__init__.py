@@ -17,15 +17,4 @@ if TYPE_CHECKING:
 
 __all__ = ["CombinedLoader", "DataModule", "FitCall", "HasHyperparameters", "Module", "Trainer", "warn_caller"]
 
-__getattr__, __dir__ = lazy_exports(
-    __name__,
-    {
-        ".data.combined": ("CombinedLoader",),
-        ".data.datamodule": ("DataModule",),
-        ".hparams.hyperparameters": ("HasHyperparameters",),
-        ".loops.fit_call": ("FitCall",),
-        ".module.module": ("Module",),
-        ".settings.warn_at": ("warn_caller",),
-        ".trainer": ("Trainer",),
-    },
-)
+__getattr__, __dir__ = lazy_exports(__name__)

@@ -15,11 +15,4 @@ if TYPE_CHECKING:
 
 __all__ = ["WatchdogOptions", "allow_abort", "begin", "end", "explain", "heartbeat", "phase", "warn_of_late_ranks"]
 
-__getattr__, __dir__ = lazy_exports(
-    __name__,
-    {
-        ".options": ("WatchdogOptions",),
-        ".phases": ("heartbeat", "phase"),
-        ".lifecycle": ("begin", "end", "explain", "allow_abort", "warn_of_late_ranks"),
-    },
-)
+__getattr__, __dir__ = lazy_exports(__name__)

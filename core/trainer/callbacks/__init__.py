@@ -55,30 +55,4 @@ __all__ = [
     "check_int",
 ]
 
-__getattr__, __dir__ = lazy_exports(
-    __name__,
-    {
-        ".weights.ema": ("EMA",),
-        ".arguments": ("check_int",),
-        ".prediction_writer": ("BasePredictionWriter",),
-        ".weights.backbone_finetuning": ("BackboneFinetuning",),
-        ".weights.base_finetuning": ("BaseFinetuning",),
-        "..hooks.callback": ("Callback",),
-        "..hooks.state_keeper": ("StateKeeper",),
-        ".monitors.device_stats_monitor": ("DeviceStatsMonitor",),
-        ".early_stopping": ("EarlyStopping",),
-        ".gradient_accumulation_scheduler": ("GradientAccumulationScheduler",),
-        ".lambda_callback": ("LambdaCallback",),
-        ".monitors.learning_rate_monitor": ("LearningRateMonitor",),
-        ".checkpoints.model_checkpoint": ("ModelCheckpoint",),
-        ".weights.model_pruning": ("ModelPruning",),
-        ".model_summary": ("ModelSummary",),
-        ".checkpoints.on_exception_checkpoint": ("OnExceptionCheckpoint",),
-        ".progress_bar.base": ("ProgressBar",),
-        ".progress_bar.rich_progress_bar": ("RichProgressBar",),
-        ".weights.stochastic_weight_averaging": ("StochasticWeightAveraging",),
-        ".monitors.throughput_monitor": ("ThroughputMonitor",),
-        ".timer": ("Timer",),
-        ".weights.weight_averaging": ("WeightAveraging",),
-    },
-)
+__getattr__, __dir__ = lazy_exports(__name__)

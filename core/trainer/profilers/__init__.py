@@ -12,12 +12,4 @@ if TYPE_CHECKING:
 
 __all__ = ["AdvancedProfiler", "Profiler", "PyTorchProfiler", "SimpleProfiler"]
 
-__getattr__, __dir__ = lazy_exports(
-    __name__,
-    {
-        ".advanced": ("AdvancedProfiler",),
-        ".profiler": ("Profiler",),
-        ".pytorch": ("PyTorchProfiler",),
-        ".simple": ("SimpleProfiler",),
-    },
-)
+__getattr__, __dir__ = lazy_exports(__name__)

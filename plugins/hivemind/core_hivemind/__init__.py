@@ -14,10 +14,4 @@ if TYPE_CHECKING:
 
 __all__ = ["HivemindStrategy", "PeersError", "__version__"]
 
-__getattr__, __dir__ = lazy_exports(
-    __name__,
-    {
-        ".strategy": ("HivemindStrategy",),
-        ".errors": ("PeersError",),
-    },
-)
+__getattr__, __dir__ = lazy_exports(__name__)

@@ -15,11 +15,4 @@ if TYPE_CHECKING:
 
 __all__ = ["HorovodEnvironment", "HorovodLauncher", "HorovodStrategy", "__version__"]
 
-__getattr__, __dir__ = lazy_exports(
-    __name__,
-    {
-        ".environment": ("HorovodEnvironment",),
-        ".launcher": ("HorovodLauncher",),
-        ".strategy": ("HorovodStrategy",),
-    },
-)
+__getattr__, __dir__ = lazy_exports(__name__)

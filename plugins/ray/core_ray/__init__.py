@@ -15,11 +15,4 @@ if TYPE_CHECKING:
 
 __all__ = ["LostWorkerError", "RayEnvironment", "RayLauncher", "RayTrainEnvironment", "__version__"]
 
-__getattr__, __dir__ = lazy_exports(
-    __name__,
-    {
-        ".environment": ("RayEnvironment", "RayTrainEnvironment"),
-        ".errors": ("LostWorkerError",),
-        ".launcher": ("RayLauncher",),
-    },
-)
+__getattr__, __dir__ = lazy_exports(__name__)

@@ -72,34 +72,4 @@ if "pytest" in sys.modules:
     _names = [module.name for module in pkgutil.iter_modules(__path__) if not module.name.startswith("_")]
     pytest.register_assert_rewrite(*(f"{__name__}.{name}" for name in _names))
 
-__getattr__, __dir__ = lazy_exports(
-    __name__,
-    {
-        ".accelerator": ("AcceleratorConformance",),
-        ".ranks": (
-            "Backend",
-            "Rank",
-        ),
-        ".checkpoint_io": ("CheckpointIOConformance",),
-        ".checkpoint_reader": ("CheckpointReaderConformance",),
-        ".cluster_environment": ("ClusterEnvironmentConformance",),
-        ".click_command": ("CommandConformance",),
-        ".conformance": ("Conformance",),
-        ".report": (
-            "ConformanceReport",
-            "CaseResult",
-        ),
-        ".launcher": ("LauncherConformance",),
-        ".logger": ("LoggerConformance",),
-        ".precision": ("PrecisionConformance",),
-        ".strategy": (
-            "ONE_PROCESS",
-            "PARALLEL",
-            "DifferingConformance",
-            "DifferingSmoke",
-            "Differs",
-            "StrategyConformance",
-            "StrategySmoke",
-        ),
-    },
-)
+__getattr__, __dir__ = lazy_exports(__name__)

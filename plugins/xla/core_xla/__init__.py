@@ -32,25 +32,4 @@ __all__ = [
     "xla_debug",
 ]
 
-__getattr__, __dir__ = lazy_exports(
-    __name__,
-    {
-        ".single": (
-            "SingleDeviceXLAStrategy",
-            "SingleTPUStrategy",
-            "SingleXLAStrategy",
-        ),
-        ".accelerator": (
-            "TPUAccelerator",
-            "XLAAccelerator",
-        ),
-        ".environment": ("XLAEnvironment",),
-        ".spmd": (
-            "XLAFSDPStrategy",
-            "XLASPMDStrategy",
-        ),
-        ".launcher": ("XLALauncher",),
-        ".parallel": ("XLAStrategy",),
-        ".presets": ("xla_debug",),
-    },
-)
+__getattr__, __dir__ = lazy_exports(__name__)

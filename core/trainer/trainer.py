@@ -165,6 +165,7 @@ class Trainer(TrainerViews):
         Raises:
             ConfigurationError: arguments that can't be met, with what can.
         """
+        arguments = dict(locals())  # by name, as they were passed
         from core.display import install_for
         from core.fabric import Fabric
         from core.trainer.arguments import quick_runs
@@ -179,50 +180,10 @@ class Trainer(TrainerViews):
 
         install_for(self)
         if barebones:
-            check_barebones(
-                logger=logger,
-                enable_checkpointing=enable_checkpointing,
-                enable_progress_bar=enable_progress_bar,
-                enable_model_summary=enable_model_summary,
-                num_sanity_val_steps=num_sanity_val_steps,
-                log_every_n_steps=log_every_n_steps,
-                fast_dev_run=fast_dev_run,
-                detect_anomaly=detect_anomaly,
-                terminate_on_nan=terminate_on_nan,
-                profiler=profiler,
-            )
-            logger, num_sanity_val_steps = False, 0
+            check_barebones(arguments)
+            logger, arguments["num_sanity_val_steps"] = False, 0
         check_modes(deterministic, benchmark)
-        options = TrainerOptions.of(
-            max_epochs=max_epochs,
-            min_epochs=min_epochs,
-            max_steps=max_steps,
-            min_steps=min_steps,
-            max_time=max_time,
-            limit_train_batches=limit_train_batches,
-            limit_val_batches=limit_val_batches,
-            limit_test_batches=limit_test_batches,
-            limit_predict_batches=limit_predict_batches,
-            overfit_batches=overfit_batches,
-            val_check_interval=val_check_interval,
-            reload_dataloaders_every_n_epochs=reload_dataloaders_every_n_epochs,
-            check_val_every_n_epoch=check_val_every_n_epoch,
-            num_sanity_val_steps=num_sanity_val_steps,
-            log_every_n_steps=log_every_n_steps,
-            accumulate_grad_batches=accumulate_grad_batches,
-            global_batch_size=global_batch_size,
-            gradient_clip_val=gradient_clip_val,
-            gradient_clip_algorithm=gradient_clip_algorithm,
-            deterministic=deterministic,
-            benchmark=benchmark,
-            detect_anomaly=detect_anomaly,
-            terminate_on_nan=terminate_on_nan,
-            inference_mode=inference_mode,
-            sync_batchnorm=sync_batchnorm,
-            use_distributed_sampler=use_distributed_sampler,
-            seed_samples=seed_samples,
-            keep_on_device=keep_on_device,
-        )
+        options = TrainerOptions.of(arguments)
         num_quick_batches = quick_runs.count_batches(fast_dev_run)
         options = quick_runs.limit_options(options, num_quick_batches)
         root = default_root_dir

@@ -9,9 +9,16 @@ from core.contract import ConfigurationError
 from core.trainer.logging.rank_loggers import SilentLogger
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from core.contract import Logger
     from core.trainer.hooks.callback import Callback
     from core.trainer.settings.options import TrainerOptions
+
+_NOT_BAREBONES = (
+    *("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary", "num_sanity_val_steps"),
+    *("log_every_n_steps", "fast_dev_run", "detect_anomaly", "terminate_on_nan", "profiler"),
+)
 
 
 def count_batches(fast_dev_run: Any) -> int:
@@ -71,17 +78,14 @@ def silence(loggers: list[Logger], num_batches: int) -> list[Logger]:
     return loggers if not num_batches else [SilentLogger("fast_dev_run", None, None) for _ in loggers]
 
 
-def check_barebones(**given: Any) -> None:
-    """Refuse arguments that ask for what barebones leaves out.
-
-    Args:
-        given: the Trainer's arguments that do, by name; None, False and 0 ask for nothing.
+def check_barebones(arguments: Mapping[str, Any]) -> None:
+    """Refuse arguments of the Trainer that ask for what barebones leaves out; None, False and 0 ask for nothing.
 
     Raises:
         ConfigurationError: with the first one.
     """
-    for name, value in given.items():
-        if value:
+    for name in _NOT_BAREBONES:
+        if value := arguments[name]:
             raise ConfigurationError(
                 f"barebones=True leaves out everything but the loop, and {name}={value!r} was passed. "
                 "Leave one of the two out."

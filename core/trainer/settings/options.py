@@ -58,8 +58,8 @@ class TrainerOptions:
     keep_on_device: bool
 
     @classmethod
-    def of(cls, **given: Any) -> TrainerOptions:
-        """The options that the Trainer's arguments, by name, stand for.
+    def of(cls, given: Mapping[str, Any]) -> TrainerOptions:
+        """The options that the Trainer's arguments, by name, stand for; its other arguments are left alone.
 
         Raises:
             ConfigurationError: one that can't be met.

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from core.cli.layout import say, say_json, size_text, styled, table
-from core.cli.working import working
+from core.cli.layout import say, say_json, size_text, styled, table, working
 from core.contract.errors import CheckpointError
 
 if TYPE_CHECKING:

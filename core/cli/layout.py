@@ -11,7 +11,10 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 import textwrap
+import time
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -19,7 +22,10 @@ import click
 from core.text.printable import printable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
+
+    from rich.console import Console
+
 
 _GAP = "  "
 _NARROW_GAP = " "
@@ -159,3 +165,32 @@ def size_text(number: float) -> str:
             return f"{number:.0f} {unit}" if unit == "B" else f"{number:.1f} {unit}"
         number /= 1024
     return f"{number:.1f} GiB"
+
+
+@contextmanager
+def working(what: str, console: Console | None = None) -> Iterator[Callable[[int, int], None]]:
+    """Show on a terminal what is being done and for how long, until it is done; elsewhere nothing.
+
+    Args:
+        what: such as `Verifying last.ckpt`.
+        console: to draw on; None for standard error.
+
+    Yields:
+        A function that takes the bytes that are done and those of all, to be shown too.
+    """
+    if console is None and not sys.stderr.isatty():
+        yield lambda done, total: None
+        return
+    from rich.console import Console
+    from rich.live import Live
+    from rich.text import Text
+
+    started, position = time.monotonic(), [0, 0]
+
+    def line() -> Text:
+        done, total = position
+        share = f"  {done / total:.0%} of {size_text(total)}" if total else ""
+        return Text(f"{printable(what)}{share}  {time.monotonic() - started:.0f} s", overflow="ellipsis", no_wrap=True)
+
+    with Live(get_renderable=line, console=console or Console(stderr=True), transient=True):
+        yield lambda done, total: position.__setitem__(slice(None), (done, total))

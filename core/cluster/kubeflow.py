@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from core.cluster.torch_variables import TorchVariables
-from core.cluster.variables import all_set, check_world, read_int
+from core.cluster.variables import TorchVariables, all_set, check_world, read_int
 from core.contract import Absent, Found
 
 if TYPE_CHECKING:

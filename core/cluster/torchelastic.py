@@ -6,8 +6,7 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
-from core.cluster.torch_variables import TorchVariables
-from core.cluster.variables import all_set, check_world, read_int
+from core.cluster.variables import TorchVariables, all_set, check_world, read_int
 from core.contract import Absent, Found
 
 if TYPE_CHECKING:

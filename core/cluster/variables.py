@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import zlib
+from typing import ClassVar
 
-from core.contract import ConfigurationError
+from core.contract import ClusterEnvironment, ConfigurationError
 from core.contract.rank_variables import are_set_by_core
 
 FIRST_DERIVED_PORT = 15_000
@@ -108,3 +109,29 @@ def check_world(
             f"{starter} started {num_local} processes on this node, but devices={num_devices} and "
             f"num_nodes={num_nodes} have room for {num_devices} on each. {cure}"
         )
+
+
+class TorchVariables(ClusterEnvironment):
+    """The base of the environments that set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT for every process."""
+
+    hint: ClassVar[str]
+    """The advice where one of them isn't set: the end of the error's message."""
+
+    @property
+    def main_address(self) -> str:
+        """`MASTER_ADDR`."""
+        return read_text("MASTER_ADDR", hint=self.hint)
+
+    @property
+    def main_port(self) -> int:
+        """`MASTER_PORT`."""
+        # `read_int` raises where the variable isn't set.
+        return read_port(self.hint) or read_int("MASTER_PORT", hint=self.hint, minimum=1)
+
+    def world_size(self) -> int:
+        """`WORLD_SIZE`."""
+        return read_int("WORLD_SIZE", hint=self.hint, minimum=1)
+
+    def global_rank(self) -> int:
+        """`RANK`."""
+        return read_int("RANK", hint=self.hint)

@@ -7,8 +7,7 @@ from core.lazy_exports import lazy_exports
 if TYPE_CHECKING:
     from core.contract.logger import Logger
     from core.loggers.csv import CSVLogger
-    from core.loggers.flat_names import flatten_names
-    from core.loggers.run_folder import RunFolderLogger, to_scalar
+    from core.loggers.run_folder import RunFolderLogger, flatten_names, to_scalar
 
 __all__ = ["CSVLogger", "Logger", "RunFolderLogger", "flatten_names", "to_scalar"]
 

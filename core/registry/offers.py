@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import enum
+import functools
+import re
 from collections import defaultdict
 from typing import TYPE_CHECKING, NamedTuple
 
 from core.contract.kinds import KINDS
 from core.registry.builtins import BUILTIN_ALIASES, CORE, RESERVED_WORDS
-from core.registry.compatibility import exclusion
 from core.registry.metadata import split_target
 from core.registry.names import IN_PROCESS
 from core.text.printable import printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
+
+    from packaging.specifiers import SpecifierSet
 
     from core.contract.spec import Spec
     from core.registry.discovery import Provider
@@ -130,3 +133,42 @@ def _offer(spec: Spec, status: Status, detail: str, provider: Provider | None) -
     if provider is None:
         return Offer(spec, "", status, detail, spec.summary)
     return Offer(spec, provider.version, status, detail, spec.summary or provider.summary)
+
+
+def exclusion(requires: Iterable[str], core_version: str) -> str:
+    """The reason why a provider can't be used with this release; empty if it can.
+
+    Args:
+        requires: its `Requires-Dist` lines about core.
+        core_version: the release that runs.
+    """
+    return next(filter(None, (_exclusion(line, core_version) for line in requires)), "")
+
+
+@functools.cache
+def _exclusion(line: str, core_version: str) -> str:
+    from packaging.specifiers import InvalidSpecifier
+    from packaging.version import Version
+
+    try:
+        specifier = _specifier(line)
+    except (InvalidSpecifier, ValueError) as cause:
+        return f"its requirement {line!r} can't be read: {str(cause).splitlines()[0]}"
+    # `>=0.2` rejects 0.2.dev3 by the letter, and with it every development checkout: the base version counts as well.
+    versions = (core_version, Version(core_version).base_version)
+    if any(specifier.contains(version, prereleases=True) for version in versions):
+        return ""
+    return f"it requires core{specifier}, and this is core {core_version}"
+
+
+def _specifier(line: str) -> SpecifierSet:
+    """The releases that a requirement accepts; all, where its marker doesn't hold here."""
+    from packaging.specifiers import SpecifierSet
+
+    if plain := re.fullmatch(r"\s*\w+\s*\(?([<>=!~][^;\[@()]*)\)?\s*", line):
+        return SpecifierSet(plain[1])  # without the parser of requirements, whose import takes 10 ms
+    from packaging.requirements import Requirement
+
+    requirement = Requirement(line)
+    applies = requirement.marker is None or requirement.marker.evaluate({"extra": ""})
+    return requirement.specifier if applies else SpecifierSet()

@@ -1,8 +1,8 @@
-"""Checks of what a strategy's class declares, before any of its methods counts on it."""
+"""Checks of a strategy's class: what it declares, and the `return` that an override may have forgotten."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from core.contract.capability import Capability
 from core.contract.errors import ConfigurationError
@@ -10,6 +10,7 @@ from core.contract.protocols import ComputesLoss, MakesOptimizers, SetsUpJointly
 
 if TYPE_CHECKING:
     from core.contract.strategy import Strategy
+
 
 PROTOCOLS: dict[Capability, type] = {
     Capability.JOINT_SETUP: SetsUpJointly,
@@ -58,3 +59,25 @@ def _check_devices(strategy: Strategy) -> None:
             f"{type(strategy).__name__} trains on devices of type {names}, and this run is on {found!r}. "
             f"Pass accelerator={names}, or leave the strategy to strategy='auto'."
         )
+
+
+T = TypeVar("T")
+
+
+def required(strategy: Strategy, method: str, returned: T | None, expected: str) -> T:
+    """Return what a method has returned; refuse None.
+
+    Args:
+        strategy: whose method it is.
+        method: its name.
+        returned: by it.
+        expected: what the method has to return.
+
+    Raises:
+        ConfigurationError: it has returned None.
+    """
+    if returned is None:
+        is_override = any(hasattr(base, method) for base in type(strategy).__bases__)
+        cure = f"Return what super().{method}(...) returns, or your own." if is_override else "Return it."
+        raise ConfigurationError(f"{type(strategy).__name__}.{method} returned None; expected {expected}. {cure}")
+    return returned

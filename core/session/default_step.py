@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from core.contract.step import StepOutput
-from core.session.overrides import required
+from core.session.declared import required
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -9,10 +9,10 @@ from core.contract.capability import Capability
 from core.contract.errors import CheckpointError, ConfigurationError, CoreError, UnsupportedError
 from core.contract.strategy import Strategy
 from core.session import (
+    declared,
     default_step,
     module_tree,
     optimizer_state,
-    overrides,
 )
 from core.session.collectives import StrategyCollectives
 from core.session.mismatch import describe_mismatch
@@ -160,7 +160,7 @@ class Session:
         names = module_tree.parameter_names(module)
         self._change_units(module)
         returned = strategy.setup_module(module)
-        wrapped = overrides.required(strategy, "setup_module", returned, "the module, wrapped or not")
+        wrapped = declared.required(strategy, "setup_module", returned, "the module, wrapped or not")
         self._keep(module, wrapped, names)
         return wrapped
 
@@ -176,7 +176,7 @@ class Session:
         self._rebind(optimizers)
         optimizer_state.check_trained(optimizers, self.handles, strategy.world_size)
         added = [
-            overrides.required(strategy, "setup_optimizer", strategy.setup_optimizer(optimizer), "an optimizer")
+            declared.required(strategy, "setup_optimizer", strategy.setup_optimizer(optimizer), "an optimizer")
             for optimizer in optimizers
         ]
         self._keep_optimizers(added)
@@ -193,7 +193,7 @@ class Session:
         names = module_tree.parameter_names(module)
         optimizer_state.check_trained(optimizers, [ModuleHandle(module, module, names)], strategy.world_size)
         self._change_units(module)
-        wrapped, added, scheduler = overrides.required(
+        wrapped, added, scheduler = declared.required(
             strategy,
             "setup_module_and_optimizers",
             cast("SetsUpJointly", strategy).setup_module_and_optimizers(module, list(optimizers), scheduler),

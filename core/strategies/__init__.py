@@ -8,9 +8,7 @@ if TYPE_CHECKING:
     from core.contract import Strategy
     from core.registry import STRATEGY_REGISTRY, StrategyRegistry
     from core.strategies.activation_memory import ActivationMemory
-    from core.strategies.frozen import FrozenParameters
     from core.strategies.joint_optimizer import JointOptimizer
-    from core.strategies.left_out import LeftOutParameters
     from core.strategies.method_router import MethodRouter
     from core.strategies.options import check_options, known_options, with_options_of
     from core.strategies.parallel import ParallelStrategy
@@ -18,6 +16,7 @@ if TYPE_CHECKING:
     from core.strategies.saved_activations import save_activations
     from core.strategies.single_device import SingleDeviceStrategy
     from core.strategies.units import Units, class_name, find_units
+    from core.strategies.untrained import FrozenParameters, LeftOutParameters
     from core.strategies.within import set_within
 
 __all__ = [

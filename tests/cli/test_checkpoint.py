@@ -9,8 +9,7 @@ from rich.console import Console
 from checkpoint_collectives import Alone
 from core.checkpoint import DistributedCheckpointIO, load_checkpoint, verify_checkpoint
 from core.cli.commands import command
-from core.cli.layout import size_text
-from core.cli.working import working
+from core.cli.layout import size_text, working
 from hostile import SPOOF, assert_tame
 
 

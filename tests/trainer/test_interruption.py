@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader
 from core import Callback, Module, Trainer
 from core.callbacks import ModelCheckpoint
 from core.trainer.loops import stop_agreement
-from core.trainer.loops.queued_exchange import QueuedExchange
+from core.trainer.loops.stop_agreement import QueuedExchange
 from core.trainer.signals import exchange_interval
 from late_cuda import MAIN_LATE, simulate
 from resuming import Samples, on_ranks

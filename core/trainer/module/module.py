@@ -12,7 +12,7 @@ from torch.compiler import is_compiling
 from core.contract import ModuleError, empty_hook, near_names
 from core.trainer.hooks.data_hooks import DataHooks
 from core.trainer.hparams.hyperparameters import HasHyperparameters
-from core.trainer.module.class_only_method import ClassOnlyMethod
+from core.trainer.module.misuse import ClassOnlyMethod
 from core.trainer.module.module_hooks import ModuleHooks
 from core.trainer.module.module_steps import ModuleSteps
 from core.trainer.settings.warn_at import warn_caller
@@ -95,7 +95,7 @@ class Module(nn.Module, ModuleHooks, ModuleSteps, DataHooks, HasHyperparameters)
     def trainer(self) -> TrainerViews:
         """The trainer that runs this module. Before one has run it, all that is asked of it is a ConfigurationError."""
         if self._trainer is None:
-            from core.trainer.module.no_trainer import NoTrainer  # who trains waits for none of it
+            from core.trainer.module.misuse import NoTrainer  # who trains waits for none of it
 
             return NoTrainer(type(self).__name__)  # type: ignore[return-value]
         return self._trainer

@@ -108,7 +108,7 @@ def gc(ctx: click.Context, folders: tuple[str, ...], keep: int | None, delete: b
 
 def _doomed(folder: str, keep: int | None, stopped: bool) -> Iterator[Removable]:
     """The files that are to go, one by one: while a left-over is handed out, its folder is locked."""
-    from core.checkpoint.upkeep.gc import collectable
+    from core.checkpoint.upkeep.finding import collectable
     from core.checkpoint.upkeep.stale import stale_files
 
     yield from stale_files(folder, stopped=stopped)

@@ -18,7 +18,7 @@ from core.fabric.checks import check_module, check_optimizers, check_state, chec
 from core.fabric.compilation import make_compilers, split_compiled
 from core.fabric.empty_weights import EmptyWeights
 from core.fabric.module import FabricModule
-from core.fabric.non_finite import refuse_non_finite
+from core.fabric.one_step import refuse_non_finite, run_step
 from core.fabric.optimizer import FabricOptimizer
 from core.fabric.processes import Processes
 from core.fabric.state import copy_values, holds_objects, unwrap, unwrap_module
@@ -368,8 +368,6 @@ class Fabric(Processes):
         Raises:
             ModuleError: `loss_fn` returned something else.
         """
-        from core.fabric.one_step import run_step  # who calls backward waits for none of it
-
         return run_step(self, model, batch, loss_fn)
 
     def clip_gradients(

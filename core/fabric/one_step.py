@@ -1,11 +1,13 @@
-"""One training step of a user's own loop: forward, loss and backward, as the strategy runs them."""
+"""One training step of a user's own loop, and the end of a run by a loss that is NaN or infinite."""
 
 from __future__ import annotations
 
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
-from core.contract import Capability, ModuleError
+import torch
+
+from core.contract import Capability, ModuleError, NonFiniteLossError
 from core.fabric.state import unwrap_module
 
 if TYPE_CHECKING:
@@ -13,7 +15,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor, nn
 
-    from core.contract import ComputesLoss
+    from core.contract import ComputesLoss, Strategy
     from core.fabric.fabric import Fabric
 
 
@@ -34,3 +36,20 @@ def run_step(fabric: Fabric, model: nn.Module, batch: Any, loss_fn: Callable[[An
         )
     fabric.backward(loss, model=model, weight=weight)
     return cast("Tensor", loss.detach())
+
+
+def refuse_non_finite(loss: torch.Tensor, strategy: Strategy) -> None:
+    """This rank. Wait for a loss of any shape, and end the run if it isn't finite.
+
+    Raises:
+        NonFiniteLossError: it is NaN or infinite.
+    """
+    if bool(torch.isfinite(loss.detach()).all()):
+        return
+    value = loss.item() if loss.numel() == 1 else loss
+    where = f" on rank {strategy.global_rank}" if strategy.world_size > 1 else ""
+    raise NonFiniteLossError(
+        f"fabric.backward was given a loss of {value}{where}, and terminate_on_nan=True. No gradients have come of it: "
+        "weights are those of the step before. torch.autograd.set_detect_anomaly(True) finds the operation whose "
+        "gradient is NaN."
+    )

@@ -9,7 +9,7 @@ import torch
 
 from core import ConfigurationError, Module, PluginLoadError, Trainer, hookimpl
 from core.registry import plugin_manager
-from core.trainer.callbacks.hook_plugin import hook_callback
+from core.trainer.callbacks.adapters import hook_callback
 from fake_distributions import make_distribution
 
 SOURCE = """

@@ -55,7 +55,7 @@ def make_callbacks(
 def _make_callback(item: Any) -> Callback:
     if isinstance(item, str):
         from core.registry import load_hooks
-        from core.trainer.callbacks.hook_plugin import hook_callback
+        from core.trainer.callbacks.adapters import hook_callback
 
         try:
             return hook_callback(item, load_hooks(item))

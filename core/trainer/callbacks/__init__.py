@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 from core.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
+    from core.trainer.callbacks.adapters import LambdaCallback
     from core.trainer.callbacks.arguments import check_int
     from core.trainer.callbacks.checkpoints.model_checkpoint import ModelCheckpoint
     from core.trainer.callbacks.checkpoints.on_exception_checkpoint import OnExceptionCheckpoint
     from core.trainer.callbacks.early_stopping import EarlyStopping
     from core.trainer.callbacks.gradient_accumulation_scheduler import GradientAccumulationScheduler
-    from core.trainer.callbacks.lambda_callback import LambdaCallback
     from core.trainer.callbacks.model_summary import ModelSummary
     from core.trainer.callbacks.monitors.device_stats_monitor import DeviceStatsMonitor
     from core.trainer.callbacks.monitors.learning_rate_monitor import LearningRateMonitor

@@ -13,7 +13,7 @@ import torch
 
 from core.contract import ConfigurationError
 from core.trainer.callbacks.arguments import check_mode
-from core.trainer.callbacks.checkpoints.arguments import check_arguments
+from core.trainer.callbacks.checkpoints.arguments import check_arguments, format_name
 from core.trainer.callbacks.checkpoints.files import (
     can_link,
     clean_up,
@@ -22,7 +22,6 @@ from core.trainer.callbacks.checkpoints.files import (
     link_checkpoint,
     retire_checkpoint,
 )
-from core.trainer.callbacks.checkpoints.names import format_name
 from core.trainer.callbacks.checkpoints.on_exception_checkpoint import can_save_after, save_after
 from core.trainer.callbacks.checkpoints.top_k import TopKCheckpoints
 from core.trainer.callbacks.rank_zero_decisions import (

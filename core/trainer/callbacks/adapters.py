@@ -1,4 +1,4 @@
-"""An adapter that makes a callback of a pluggy plugin with event hooks."""
+"""Callbacks that are made of something else: functions, or a pluggy plugin with event hooks."""
 
 from __future__ import annotations
 
@@ -8,11 +8,32 @@ from typing import TYPE_CHECKING, Any
 
 import pluggy
 
-from core.contract import EventHooks, hookimpl
+from core.contract import ConfigurationError, EventHooks, did_you_mean, hookimpl
 from core.trainer.hooks.callback import Callback
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+
+_HOOKS = [name for name in vars(EventHooks) if not name.startswith("_")]
+
+
+class LambdaCallback(Callback):
+    """Calls a function in a hook: `LambdaCallback(on_train_end=lambda trainer, module: print("done"))`."""
+
+    def __init__(self, **hooks: Callable[..., Any]) -> None:
+        """Create the callback from functions, by the hooks' names; they get the hooks' arguments.
+
+        Raises:
+            ConfigurationError: no such hook, or not a function.
+        """
+        for name, function in hooks.items():
+            if name not in _HOOKS:
+                hint = did_you_mean(name, _HOOKS)
+                raise ConfigurationError(f"LambdaCallback got {name!r}; expected names of hooks.{hint}")
+            if not callable(function):
+                raise ConfigurationError(f"LambdaCallback({name}={function!r}): expected a function.")
+            setattr(self, name, function)
 
 
 class HookPlugin(Callback):

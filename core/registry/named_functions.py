@@ -1,4 +1,4 @@
-"""What users name beside plugins: event hooks, preludes, and public names that packages add to core's."""
+"""Modules and functions that users name: event hooks, preludes, and public names that packages add to core's."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Parameters that a wrapper doesn't know it doesn't train: frozen ones, and those that a loss leaves out."""
+"""Parameters without a gradient, for wrappers that don't know it: frozen ones, and those that a loss leaves out."""
 
 from __future__ import annotations
 

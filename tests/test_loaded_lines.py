@@ -79,9 +79,9 @@ counts["a fit with everything off"] = loaded()
 # and a Fabric by `step`, which calls them. An author, and a plugin, load the names of one more protocol, for the watch;
 # a plugin also the answers to names of other libraries, such as fp16 and rocm, and the check of `timeout`.
 MOST = {
-    AUTHOR: {"a strategy's author": 805, "a plugin": 4_400},
-    LISTING: {"a listing": 2_600},
-    TRAINING: {"a Fabric": 11_600, "a fit with everything off": 16_100},
+    AUTHOR: {"a strategy's author": 740, "a plugin": 4_250},
+    LISTING: {"a listing": 2_570},
+    TRAINING: {"a Fabric": 11_300, "a fit with everything off": 15_800},
 }
 
 

@@ -14,7 +14,7 @@ from core.contract.errors import ConfigurationError
 from core.contract.logger import Logger
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Sequence
 
 _PREFIX = "version_"
 

@@ -225,5 +225,5 @@ def test_the_opening_fits_on_a_screen_and_installs_before_it_runs():
     program = opening.partition("```python")[2]
     assert max(map(len, program.splitlines())) <= 88, "what fits on the site at 1280 pixels"
     assert opening.index("pip install") < opening.index("```python")
-    assert "Nothing has been run on a GPU yet" in opening
+    assert "One GPU has been used so far" in opening
     assert "```python" in opening

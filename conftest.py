@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+ROOT = Path(__file__).parent
+
 # A shell lets what it starts in the background ignore Ctrl-C, and the programs that tests start would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -26,6 +28,9 @@ if importlib.util.find_spec("tqdm") is not None:
     import tqdm
 
     tqdm.tqdm.monitor_interval = 0
+
+# Helpers beside tests are importable, in worker processes too, which get their `sys.path` from the parent.
+sys.path[:0] = map(str, [ROOT / "tests", *sorted(ROOT.glob("plugins/*/tests"))])
 
 _NEW_MODULES = 100
 _num_modules = 0

@@ -16,6 +16,7 @@ import os
 import subprocess
 import sys
 import textwrap
+import tomllib
 from collections import Counter, defaultdict
 from pathlib import Path
 
@@ -34,55 +35,21 @@ BEGIN, END = "<!-- reports: begin -->", "<!-- reports: end -->"
 MOST_TESTS = 1
 """Tests that a row of failures names; it counts the others."""
 
-# The folder of each simulator, and the variables that make its devices.
-SIMULATORS = {
-    "core-hpu": ("plugins/hpu/tests/simulator", {"SIMULATED_GAUDI_DEVICES": "2", "PT_HPU_LAZY_MODE": "1"}),
-    "core-ipu": ("plugins/ipu/tests/simulator", {"POPTORCH_SIMULATED_IPUS": "16"}),
-}
 
-# What other tests show with a stand-in for the hardware, where the kit could not run: state, and where they are.
-STAND_INS = {
-    ("accelerator", "cuda"): ("detection", "tests/accelerators"),
-    ("accelerator", "mps"): ("detection", "tests/accelerators"),
-    ("accelerator", "tpu"): ("detection", "plugins/xla/tests"),
-    ("precision", "16_mixed"): ("simulated", "tests/precision"),
-    ("precision", "16"): ("simulated", "tests/precision"),
-    ("strategy", "dp"): ("simulated", "plugins/dp/tests"),
-    ("strategy", "ddp2"): ("simulated", "plugins/dp/tests"),
-    ("strategy", "fsdp_fairscale"): ("simulated", "plugins/fairscale/tests"),
-    ("strategy", "hpu_deepspeed"): ("needs hardware", ""),
-    ("launcher", "xla"): ("needs hardware", ""),
-}
+def _read_facts():
+    """Beside each package's tests, `support.toml`: its simulator, what has stand-ins, and what needs hardware."""
+    simulators, stand_ins, needs_hardware = {}, {}, []
+    for path in [Path(__file__).with_name("support.toml"), *sorted(ROOT.glob("plugins/*/tests/support.toml"))]:
+        facts = tomllib.loads(path.read_text(encoding="utf-8"))
+        if simulator := facts.get("simulator"):
+            simulators[f"core-{path.parents[1].name}"] = (path.parent / simulator["folder"], simulator["variables"])
+        for each in facts.get("stand_ins", ()):
+            stand_ins[each["kind"], each["alias"]] = (each["state"], each.get("tests", ""))
+        needs_hardware += [(each["what"], each["needs"], each["why"]) for each in facts.get("needs_hardware", ())]
+    return simulators, stand_ins, needs_hardware
 
-# What needs hardware that is not here, and why nothing else serves.
-NEEDS_HARDWARE = [
-    (
-        "`xla`, `xla_debug` and their launcher on several devices, or several hosts",
-        "TPUs, v4 or later",
-        "torch_xla's runtime for the CPU has several devices as threads of one process, whose collectives never end",
-    ),
-    ("`tpu`", "TPUs", "it is `xla` by another name"),
-    (
-        '`colossalai` with `plugin="low_level_zero"`, `"gemini"` or `"hybrid_parallel"`',
-        "CUDA GPUs",
-        "Colossal-AI runs them on GPUs only. The first has passed the kit on a double for the accelerator",
-    ),
-    (
-        "`fsdp_fairscale`",
-        "CUDA GPUs",
-        "it needs CUDA's streams, and has passed the kit over a double for them",
-    ),
-    (
-        "speed, memory and compile times of `ipu_strategy`",
-        "Graphcore's IPUs",
-        "the simulated PopTorch runs a program step by step",
-    ),
-    (
-        "`hpu_deepspeed`; speed, memory and several nodes of `hpu_parallel`",
-        "Gaudi devices",
-        "the vendor's DeepSpeed is on no package index, and the simulated device is the host's memory",
-    ),
-]
+
+SIMULATORS, STAND_INS, NEEDS_HARDWARE = _read_facts()
 
 # Tests that show that a device is there; the others pass without one too.
 DEVICE_TESTS = ("test_computes", "test_computes_in_its_format", "test_trains", "test_training_equals_one_device")
@@ -104,8 +71,8 @@ def check(name):
     """The report of `core check` on a package or a plugin of it; on simulated devices if it has some."""
     folder, variables = SIMULATORS.get(name.partition(":")[0], (None, {}))
     environment = os.environ | variables
-    for variable, path in (("PYTHONPATH", folder), ("PATH", folder and f"{folder}/bin")) if folder else ():
-        environment[variable] = os.pathsep.join(filter(None, [str(ROOT / path), os.environ.get(variable)]))
+    for variable, path in (("PYTHONPATH", folder), ("PATH", folder / "bin")) if folder else ():
+        environment[variable] = os.pathsep.join(filter(None, [str(path), os.environ.get(variable)]))
     command = [sys.executable, "-m", "core", "check", name, "--json"]
     done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=False)
     if not done.stdout:

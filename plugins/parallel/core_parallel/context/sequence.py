@@ -76,7 +76,7 @@ class Context:
         if self._answer is not None:
             return self._answer(*args, **kwargs)
         self.check(forward, args, kwargs)
-        changes = self._own_changes(forward, *tree_map(_first_sample, (args, kwargs)))
+        changes = self._own_changes(forward, args, kwargs)
         result = self._run(forward, args, kwargs)  # first: what keeps a tensor with a graph is refused as such
         if changes:
             raise ModuleError(
@@ -89,7 +89,7 @@ class Context:
     def _own_changes(self, forward: Any, args: Any, kwargs: Any) -> list[str]:
         """All ranks of the group. The attributes and buffers that a call in parts sets to other values than a whole.
 
-        Looks at one sample of the first call of training, and of evaluation.
+        Looks at the first call of training, and of evaluation.
         """
         if self.module.training in self._modes:
             return []
@@ -204,7 +204,9 @@ class Context:
         if self._is_checked:
             return
         self._is_checked = True
-        args, kwargs = tree_map(_first_sample, (args, kwargs))
+        args, kwargs = tree_map(
+            lambda leaf: leaf[:1] if isinstance(leaf, Tensor) and leaf.ndim > 1 else leaf, (args, kwargs)
+        )
         with own_state.kept(self.module), _at_rest(self.module), torch.no_grad():
             found = tree_flatten(self._run_a_part(forward, args, kwargs))[0]
             expected = tree_flatten(self._run_whole(forward, args, kwargs))[0]

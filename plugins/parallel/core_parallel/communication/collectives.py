@@ -74,13 +74,7 @@ class _Join(torch.autograd.Function):
         return gradients[0].chunk(size, ctx.dim)[ctx.group.rank()] * size, None, None
 
 
-class _Gather(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, part: Tensor, dim: int, group: Any) -> Tensor:
-        """Gather."""
-        ctx.dim, ctx.group = dim, group
-        return _gathered(part, dim, group)
-
+class _Gather(_Join):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
         """The sum of what all ranks give to this part."""

@@ -31,11 +31,14 @@ SLOW_DOWN = (
 
 
 class Faulty:
-    """The server's program, which treats its n-th request as it is told to."""
+    """The server's program, which treats its n-th request as it is told to.
+
+    moto changes plain dicts while other threads go over them, and answers that with a 500: one request at a time.
+    """
 
     def __init__(self):
         self._app = DomainDispatcherApplication(create_backend_app)
-        self._lock = threading.Lock()
+        self._lock, self._turn = threading.Lock(), threading.Lock()
         self.keeps_all = False
         self.arm("", 0)
 
@@ -53,7 +56,7 @@ class Faulty:
         deletes = environ["REQUEST_METHOD"] == "DELETE" or environ.get("QUERY_STRING", "").partition("=")[0] == "delete"
         refuses = self.keeps_all and deletes
         if not self._is_due() and not refuses:
-            return self._app(environ, start_response)
+            return self._answer(environ, start_response)
         if refuses or self.kind == "throttled":
             environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
             start_response("503 Slow Down", [("Content-Type", "application/xml")])
@@ -61,7 +64,7 @@ class Faulty:
         if self.kind == "half an upload":  # of which the server has nothing
             environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0) // 2)
         else:
-            answer = list(self._app(environ, start_response))
+            answer = self._answer(environ, start_response)
             if self.kind == "too late an answer":
                 time.sleep(READ_TIMEOUT_S + 0.3)
                 return answer
@@ -69,6 +72,10 @@ class Faulty:
             environ["werkzeug.socket"].shutdown(socket.SHUT_RDWR)
         start_response("500 Cut Off", [("Connection", "close")])  # which nobody hears
         return [b""]
+
+    def _answer(self, environ, start_response):
+        with self._turn:
+            return list(self._app(environ, start_response))
 
 
 @contextlib.contextmanager

@@ -168,7 +168,7 @@ def data_parallel_size(num_processes: int, mesh: dict[str, Any]) -> int:
 
 def ranks(num_processes: int) -> Backend:
     """New processes for a mesh of that size: in those that left a group, torch's DTensors remember it."""
-    return Backend(MeshParallelStrategy, "cpu", num_processes, timeout_s=30 * num_processes)
+    return Backend(MeshParallelStrategy, "cpu", num_processes, timeout_s=270)  # the test has 300
 
 
 def difference(mesh: dict[str, Any], num_processes: int, options: dict[str, Any], make: Any = make) -> float:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from core_testing.ranks import Rank
 
 _CLIPPED = {"gradient_clip_val": 0.3}
-_AGAIN = {**_CLIPPED, "activation_checkpointing": "units"}
+_AGAIN = {**_CLIPPED, "activation_checkpointing": "units", "max_steps": 10}
 _WINDOWS = {**_CLIPPED, "accumulate_grad_batches": 2, "max_steps": 10}
 
 
@@ -44,7 +44,7 @@ _WINDOWS = {**_CLIPPED, "accumulate_grad_batches": 2, "max_steps": 10}
     ],
     ids=str,
 )
-def test_twenty_steps_equal_one_device(mesh: dict[str, Any], options: dict[str, Any]) -> None:
+def test_weights_equal_one_device(mesh: dict[str, Any], options: dict[str, Any]) -> None:
     assert difference(mesh, 4, options) < 1e-12
 
 

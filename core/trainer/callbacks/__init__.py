@@ -21,10 +21,7 @@ if TYPE_CHECKING:
     from core.trainer.callbacks.progress_bar.base import ProgressBar
     from core.trainer.callbacks.progress_bar.rich_progress_bar import RichProgressBar
     from core.trainer.callbacks.timer import Timer
-    from core.trainer.callbacks.weights.backbone_finetuning import BackboneFinetuning
-    from core.trainer.callbacks.weights.base_finetuning import BaseFinetuning
     from core.trainer.callbacks.weights.ema import EMA
-    from core.trainer.callbacks.weights.model_pruning import ModelPruning
     from core.trainer.callbacks.weights.stochastic_weight_averaging import StochasticWeightAveraging
     from core.trainer.callbacks.weights.weight_averaging import WeightAveraging
     from core.trainer.hooks.callback import Callback
@@ -32,8 +29,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "EMA",
-    "BackboneFinetuning",
-    "BaseFinetuning",
     "BasePredictionWriter",
     "Callback",
     "DeviceStatsMonitor",
@@ -42,7 +37,6 @@ __all__ = [
     "LambdaCallback",
     "LearningRateMonitor",
     "ModelCheckpoint",
-    "ModelPruning",
     "ModelSummary",
     "OnExceptionCheckpoint",
     "ProgressBar",

@@ -6,16 +6,16 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
+from core.callbacks import check_int
 from core.contract import ConfigurationError, ModuleError
-from core.trainer.callbacks.arguments import check_int
-from core.trainer.callbacks.weights.base_finetuning import BaseFinetuning
+from core_finetuning.base_finetuning import BaseFinetuning
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from torch.optim import Optimizer
 
-    from core.trainer.views.trainer_views import TrainerViews
+    from core import Trainer
 
 _NAME = "BackboneFinetuning"
 
@@ -81,7 +81,7 @@ class BackboneFinetuning(BaseFinetuning):
         """Go on with it."""
         self.previous_backbone_lr = state["previous_backbone_lr"]
 
-    def check_fit(self, trainer: TrainerViews, module: nn.Module) -> None:
+    def check_fit(self, trainer: Trainer, module: nn.Module) -> None:
         """Refuse a module without a backbone.
 
         Raises:
@@ -95,7 +95,7 @@ class BackboneFinetuning(BaseFinetuning):
                 "the pretrained part so, or subclass BaseFinetuning."
             )
 
-    def setup(self, trainer: TrainerViews, module: nn.Module, stage: str) -> None:
+    def setup(self, trainer: Trainer, module: nn.Module, stage: str) -> None:
         """Freeze the backbone."""
         if stage == "fit":
             self.previous_backbone_lr = None
@@ -105,7 +105,7 @@ class BackboneFinetuning(BaseFinetuning):
         """Freeze the backbone."""
         self.freeze(pl_module.backbone, train_bn=self.train_bn)
 
-    def on_train_epoch_start(self, trainer: TrainerViews, module: nn.Module) -> None:
+    def on_train_epoch_start(self, trainer: Trainer, module: nn.Module) -> None:
         """Unfreeze the backbone, or set its rate, and print that."""
         super().on_train_epoch_start(trainer, module)
         if self.verbose and self.previous_backbone_lr is not None:

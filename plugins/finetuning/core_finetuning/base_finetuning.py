@@ -7,17 +7,24 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm as BatchNorm
 
-from core.contract import UnsupportedError
-from core.trainer.hooks.callback import Callback
-from core.trainer.state.finished_fit import OWN_OPTIMIZERS
+from core.callbacks import Callback
+from core.contract import Capability, UnsupportedError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from torch.optim import Optimizer
 
-    from core.trainer.views.trainer_views import TrainerViews
+    from core import Trainer
 
+# With these, an optimizer isn't torch's own over whole parameters: it is of shards, an engine or a compiled program.
+_OWN_OPTIMIZERS = (
+    Capability.SHARDED_STATE
+    | Capability.JOINT_SETUP
+    | Capability.MAKES_OPTIMIZERS
+    | Capability.COMPILED_STEP
+    | Capability.ELASTIC
+)
 _RATES_OF_GROUPS = ("initial_lr", "max_lr", "min_lr")
 
 
@@ -115,13 +122,13 @@ class BaseFinetuning(Callback):
 
     # what the Trainer calls -----------------------------------------------------------------------------------------
 
-    def check_fit(self, trainer: TrainerViews, module: nn.Module) -> None:
+    def check_fit(self, trainer: Trainer, module: nn.Module) -> None:
         """Refuse optimizers that take no parameters later.
 
         Raises:
             UnsupportedError: the strategy keeps them in shards, an engine or a compiled program.
         """
-        if found := trainer.strategy.capabilities & OWN_OPTIMIZERS:
+        if found := trainer.strategy.capabilities & _OWN_OPTIMIZERS:
             raise UnsupportedError(
                 f"{type(self).__name__} adds parameters to an optimizer while training runs, and "
                 f"{type(trainer.strategy).__name__} has {' and '.join(one.name or '' for one in found)}. Train in two "
@@ -129,20 +136,20 @@ class BaseFinetuning(Callback):
                 capability=found,
             )
 
-    def setup(self, trainer: TrainerViews, module: nn.Module, stage: str) -> None:
+    def setup(self, trainer: Trainer, module: nn.Module, stage: str) -> None:
         """Freeze, before the strategy wraps the module and optimizers are made."""
         if stage == "fit":
             self._schedulers: list[Any] = []
             self.freeze_before_training(module)
 
-    def on_train_epoch_start(self, trainer: TrainerViews, module: nn.Module) -> None:
+    def on_train_epoch_start(self, trainer: Trainer, module: nn.Module) -> None:
         """Ask the subclass."""
         self._schedulers = _schedulers(trainer)
         for optimizer in trainer.strategy.optimizers:
             self.finetune_function(module, trainer.current_epoch, optimizer)
         self._schedulers = []
 
-    def on_save_checkpoint(self, trainer: TrainerViews, module: nn.Module, checkpoint: dict[str, Any]) -> None:
+    def on_save_checkpoint(self, trainer: Trainer, module: nn.Module, checkpoint: dict[str, Any]) -> None:
         """Keep what is frozen, and the parameters of each group by name."""
         names = {id(parameter): name for name, parameter in module.named_parameters()}
         checkpoint["groups"] = [
@@ -152,7 +159,7 @@ class BaseFinetuning(Callback):
         checkpoint["frozen"] = [name for name, parameter in module.named_parameters() if not parameter.requires_grad]
         checkpoint["still"] = [name for name, part in module.named_modules() if _is_still(part)]
 
-    def before_restore(self, trainer: TrainerViews, module: nn.Module, checkpoint: dict[str, Any]) -> None:
+    def before_restore(self, trainer: Trainer, module: nn.Module, checkpoint: dict[str, Any]) -> None:
         """All ranks, before optimizers are restored. Freeze and group parameters as they were."""
         if not checkpoint:
             return
@@ -181,7 +188,7 @@ class BaseFinetuning(Callback):
                 _extend(scheduler, ratio)
 
 
-def _schedulers(trainer: TrainerViews) -> list[Any]:
+def _schedulers(trainer: Trainer) -> list[Any]:
     """All schedulers, and those that they are made of."""
     found, waiting = list[Any](), [item.scheduler for item in trainer.strategy.lr_schedulers]
     while waiting:

@@ -9,13 +9,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import prune
 
+from core.callbacks import Callback, WeightAveraging
 from core.checkpoint import await_copies
 from core.contract import Capability, ConfigurationError, UnsupportedError, did_you_mean
-from core.trainer.callbacks.weights.weight_averaging import WeightAveraging
-from core.trainer.hooks.callback import Callback
 
 if TYPE_CHECKING:
-    from core.trainer.views.trainer_views import TrainerViews
+    from core import Trainer
 
 _NAME = "ModelPruning"
 _FUNCTIONS = ("l1_unstructured", "ln_structured", "random_structured", "random_unstructured")
@@ -91,7 +90,7 @@ class ModelPruning(Callback):
         """Go on with them."""
         self._masks, self._first = dict(state["masks"]), dict(state["first"])
 
-    def check_fit(self, trainer: TrainerViews, module: nn.Module) -> None:
+    def check_fit(self, trainer: Trainer, module: nn.Module) -> None:
         """Find the parameters.
 
         Raises:
@@ -106,36 +105,34 @@ class ModelPruning(Callback):
             )
         self._names = self._find(module)
 
-    def on_fit_start(self, trainer: TrainerViews, module: nn.Module) -> None:
+    def on_fit_start(self, trainer: Trainer, module: nn.Module) -> None:
         """Keep the first weights."""
         if trainer.ckpt_path is None:
             self._masks.clear()
             lottery = self.use_lottery_ticket_hypothesis
             self._first = {name: value.detach().clone() for name, value in self._own(module).items()} if lottery else {}
 
-    def on_after_backward(self, trainer: TrainerViews, module: nn.Module) -> None:
+    def on_after_backward(self, trainer: Trainer, module: nn.Module) -> None:
         """Set the gradients of pruned weights to zero."""
         for name, parameter in self._own(module).items():
             if name in self._masks and parameter.grad is not None:
                 parameter.grad.mul_(self._mask(name, parameter))
 
-    def on_train_batch_end(
-        self, trainer: TrainerViews, module: nn.Module, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
+    def on_train_batch_end(self, trainer: Trainer, module: nn.Module, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Set pruned weights to zero again, and their averages."""
         self._apply(trainer, module)
 
-    def on_train_epoch_end(self, trainer: TrainerViews, module: nn.Module) -> None:
+    def on_train_epoch_end(self, trainer: Trainer, module: nn.Module) -> None:
         """Prune, if it is time."""
         if self.prune_on_train_epoch_end:
             self._prune(trainer, module)
 
-    def on_validation_end(self, trainer: TrainerViews, module: nn.Module) -> None:
+    def on_validation_end(self, trainer: Trainer, module: nn.Module) -> None:
         """Prune, if it is time."""
         if not self.prune_on_train_epoch_end and not trainer.sanity_checking and trainer.stage == "fit":
             self._prune(trainer, module)
 
-    def _prune(self, trainer: TrainerViews, module: nn.Module) -> None:
+    def _prune(self, trainer: Trainer, module: nn.Module) -> None:
         epoch = trainer.current_epoch
         amount = self.amount(epoch) if callable(self.amount) else self.amount
         if not _answer(self.apply_pruning, epoch) or not amount:
@@ -171,7 +168,7 @@ class ModelPruning(Callback):
             options["n"] = self.pruning_norm
         getattr(prune, self.pruning_fn)(holder, "weight", amount=amount, **options)
 
-    def _rewind(self, trainer: TrainerViews, module: nn.Module, own: dict[str, nn.Parameter]) -> None:
+    def _rewind(self, trainer: Trainer, module: nn.Module, own: dict[str, nn.Parameter]) -> None:
         first = self._first
         if self.resample_parameters:
             first = trainer.strategy.broadcast(_resampled(module, own) if trainer.is_global_zero else None)
@@ -180,7 +177,7 @@ class ModelPruning(Callback):
             for name, parameter in own.items():
                 parameter.copy_(first[name])
 
-    def _apply(self, trainer: TrainerViews, module: nn.Module) -> None:
+    def _apply(self, trainer: Trainer, module: nn.Module) -> None:
         if not self._masks:
             return
         await_copies()
@@ -212,7 +209,7 @@ class ModelPruning(Callback):
             )
         return chosen
 
-    def _tell(self, trainer: TrainerViews) -> None:
+    def _tell(self, trainer: Trainer) -> None:
         pruned = {name: (int(mask.numel() - mask.sum()), mask.numel()) for name, mask in self._masks.items()}
         if self.verbose:
             zeros, total = (sum(column) for column in zip(*pruned.values(), strict=True))
@@ -222,7 +219,7 @@ class ModelPruning(Callback):
                 trainer.print(f"pruned of {name}: {zeros}/{total} ({zeros / total:.2%})")
 
 
-def _averages(trainer: TrainerViews) -> list[WeightAveraging]:
+def _averages(trainer: Trainer) -> list[WeightAveraging]:
     return [callback for callback in trainer.callbacks if isinstance(callback, WeightAveraging)]
 
 

@@ -19,7 +19,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "tests"))
 
-from fake_distributions import make_distribution  # noqa: E402  (beside the tests, not in a package)
+from support.fake_distributions import make_distribution  # noqa: E402  (beside the tests, not in a package)
 
 PROGRAMS = {
     "bare interpreter": ["-c", "pass"],

@@ -26,7 +26,7 @@ from core.strategies import (
     StrategyRegistry,
 )
 from core_testing import programs
-from printed import lines_of
+from support.printed import lines_of
 
 on_cpu = pytest.mark.skipif(torch.cuda.device_count() > 0, reason="tells what happens without a GPU")
 

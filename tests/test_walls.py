@@ -177,6 +177,14 @@ def test_a_name_is_one_class():
     )
 
 
+def test_folders_of_tests_mirror_the_rooms():
+    """But for those whose subject isn't a room, and what several share."""
+    others = {"by_hand", "conformance", "downstream", "examples", "site", "support"}
+    places = [place for glob in ("tests/*", "tests/trainer/*") for place in ROOT.glob(glob) if any(place.glob("*.py"))]
+    folders = {place.relative_to(ROOT / "tests") for place in places if place.name not in others}
+    assert sorted(str(folder) for folder in folders if not (ROOT / "core" / folder).is_dir()) == []
+
+
 def test_the_core_knows_no_backend():
     """One data table may name backends, for error messages; its file says `known` in its name."""
     rows = [

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 import torch
 
-from checkpoint_collectives import Alone
 from core.checkpoint import (
     AsyncCheckpointIO,
     DistributedCheckpointIO,
@@ -24,6 +23,7 @@ from core.checkpoint import (
 )
 from core.checkpoint.format.digest import BLOCK_BYTES
 from core.contract import CheckpointCorruptedError, CheckpointNotFoundError
+from support.checkpoint_collectives import Alone
 
 ALONE = Alone()
 
@@ -83,8 +83,8 @@ def use_other_form(url, checkpoint_io, name):
 
 
 def train_and_resume(url, tmp_path):
-    from callbacks.tiny import Tiny, loader, make_trainer
     from core.callbacks import ModelCheckpoint
+    from support.tiny import Tiny, loader, make_trainer
 
     trainer = make_trainer(tmp_path, ModelCheckpoint(url, "{epoch}", save_last=True), max_epochs=2)
     trainer.fit(Tiny(), loader(), loader())

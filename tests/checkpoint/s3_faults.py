@@ -20,9 +20,9 @@ from werkzeug.serving import make_server
 
 from checkpoint.test_folder_survives import loaded_step, save, state
 from checkpoint.test_two_ranks_survive import Url, check_told, save_together
-from checkpoint_collectives import Alone
 from core.checkpoint import DistributedCheckpointIO
 from core.contract import CheckpointError
+from support.checkpoint_collectives import Alone
 
 READ_TIMEOUT_S = 1.0
 SLOW_DOWN = (

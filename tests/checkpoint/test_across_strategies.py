@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from core_testing import programs
-from printed import lines_of
+from support.printed import lines_of
 
 PROGRAM = Path(__file__).with_name("exchange_program.py")
 

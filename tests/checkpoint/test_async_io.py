@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 import torch
 
-from checkpoint_collectives import Alone
 from core.checkpoint import AsyncCheckpointIO, DistributedCheckpointIO, TorchCheckpointIO, load_checkpoint
 from core.checkpoint.copies import copying
 from core.checkpoint.storage import disk
 from core.contract import CheckpointError, UnsupportedError
 from core_testing import programs
+from support.checkpoint_collectives import Alone
 
 ALONE = Alone()
 
@@ -251,7 +251,7 @@ def end_after_an_exception(checkpoint_io):
 def test_the_interpreters_end_waits(tmp_path):
     program = f"""
 import torch
-from checkpoint_collectives import Alone
+from support.checkpoint_collectives import Alone
 from core.checkpoint import AsyncCheckpointIO
 AsyncCheckpointIO().save_checkpoint({{"x": torch.ones(3_000_000)}}, {str(tmp_path / "x.ckpt")!r}, collectives=Alone())
 """
@@ -275,8 +275,8 @@ def test_ranks_that_cannot_talk_in_the_background_are_told(tmp_path):
 
 @pytest.mark.parametrize("save_last", [True, "link"])
 def test_a_trainer_that_saves_in_the_background(tmp_path, save_last):
-    from callbacks.tiny import Tiny, loader, make_trainer
     from core.callbacks import ModelCheckpoint
+    from support.tiny import Tiny, loader, make_trainer
 
     checkpoint = ModelCheckpoint(tmp_path / "c", "{epoch}-{step}", every_n_train_steps=1, save_last=save_last)
     trainer = make_trainer(tmp_path, checkpoint, max_epochs=3, plugins="async")

@@ -9,7 +9,6 @@ import pytest
 import torch
 from torch import nn
 
-from checkpoint_collectives import Alone
 from core.checkpoint import DistributedCheckpointIO, TorchCheckpointIO, load_checkpoint, newest_valid, verify_checkpoint
 from core.checkpoint.any_form import formats
 from core.checkpoint.folder.local_folder import LocalFolder
@@ -27,6 +26,7 @@ from core.contract import (
     ShardedLeaf,
     TensorDescription,
 )
+from support.checkpoint_collectives import Alone
 
 ALONE = Alone()
 IO = DistributedCheckpointIO()

@@ -9,9 +9,9 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 from checkpoint.test_several_ranks import run
-from checkpoint_collectives import Alone
 from core.checkpoint import AsyncCheckpointIO, DistributedCheckpointIO, load_checkpoint
 from core.contract import CheckpointCorruptedError, CheckpointError, Chunk, ShardedLeaf
+from support.checkpoint_collectives import Alone
 
 WHOLE = torch.arange(7 * 4.0).reshape(7, 4)
 

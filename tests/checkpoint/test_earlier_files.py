@@ -15,7 +15,7 @@ from checkpoint import earlier_program
 from core import Fabric
 from core.checkpoint import load_checkpoint, verify_checkpoint
 from core_testing import programs
-from printed import lines_of
+from support.printed import lines_of
 
 EARLIER = Path(__file__).with_name("earlier")
 FOLDERS = [path for path in sorted(EARLIER.iterdir()) if path.is_dir()]

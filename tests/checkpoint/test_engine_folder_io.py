@@ -2,9 +2,9 @@
 
 import pytest
 
-from checkpoint_collectives import Alone
 from core import CheckpointCorruptedError, CheckpointError, CheckpointNotFoundError
 from core.checkpoint import EngineFolderIO, reported_as_damage
+from support.checkpoint_collectives import Alone
 
 
 class AcmeFolderIO(EngineFolderIO):

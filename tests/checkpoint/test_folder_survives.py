@@ -15,10 +15,10 @@ import torch
 
 from checkpoint.simulated_disk import attempt, crashes, failures
 from checkpoint.test_replacing import dies_before_call, small_disk  # noqa: F401  # a fixture
-from checkpoint_collectives import Alone
 from core.checkpoint import AsyncCheckpointIO, DistributedCheckpointIO, load_checkpoint, verify_checkpoint
 from core.checkpoint.storage import disk
 from core.contract import CheckpointCorruptedError, CheckpointError, CheckpointNotFoundError
+from support.checkpoint_collectives import Alone
 
 ALONE = Alone()
 VALUES = 2_000

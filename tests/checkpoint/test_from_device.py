@@ -4,11 +4,11 @@ import pytest
 import torch
 from torch.optim.optimizer import _global_optimizer_pre_hooks
 
-from checkpoint_collectives import Alone
 from core import Fabric
 from core.checkpoint import AsyncCheckpointIO, DistributedCheckpointIO, await_copies, load_checkpoint
 from core.contract import CheckpointError, Chunk, ShardedLeaf
-from late_cuda import CUDA, MAIN_EARLY, MAIN_LATE, late, simulate
+from support.checkpoint_collectives import Alone
+from support.late_cuda import CUDA, MAIN_EARLY, MAIN_LATE, late, simulate
 
 ALONE = Alone()
 IN_BOTH_ORDERS = pytest.mark.parametrize("order", [MAIN_LATE, MAIN_EARLY])

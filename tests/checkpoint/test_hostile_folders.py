@@ -24,11 +24,11 @@ from checkpoint.damaged_on_purpose import (
     write_manifest,
 )
 from checkpoint.test_tree import there_and_back
-from checkpoint_collectives import Alone
 from core.checkpoint import DistributedCheckpointIO, load_checkpoint, newest_valid, verify_checkpoint
 from core.checkpoint.format import manifest
 from core.checkpoint.upkeep.summary import summarize
 from core.contract import CheckpointCorruptedError, CheckpointError, Chunk, ShardedLeaf
+from support.checkpoint_collectives import Alone
 
 MIB = 1 << 20
 

@@ -7,13 +7,13 @@ from itertools import count
 import pytest
 import torch
 
-from callbacks.tiny import Tiny, loader, make_trainer
-from checkpoint_collectives import Alone
 from core import Fabric
 from core.checkpoint import DistributedCheckpointIO
 from core.checkpoint.format import digest, streaming
 from core.checkpoint.format.chunk_reads import ChunkRead
 from core.contract import CheckpointCorruptedError, CheckpointError, Chunk, ShardedLeaf
+from support.checkpoint_collectives import Alone
+from support.tiny import Tiny, loader, make_trainer
 
 IO, ALONE = DistributedCheckpointIO(), Alone()
 BLOCK = digest.BLOCK_BYTES

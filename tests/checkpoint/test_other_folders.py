@@ -8,10 +8,10 @@ import torch
 import torch.distributed.checkpoint as torch_checkpoint
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
-from checkpoint_collectives import Alone
 from core import CHECKPOINT_READER_REGISTRY, CheckpointCorruptedError, CheckpointReader, Fabric
 from core.checkpoint import DistributedCheckpointIO, load_checkpoint
 from core.cli.commands import command
+from support.checkpoint_collectives import Alone
 
 OURS = "no checkpoint of core, and nothing of it was damaged"
 

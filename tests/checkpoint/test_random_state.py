@@ -9,11 +9,11 @@ import pytest
 import torch
 
 import core
-from checkpoint_collectives import Alone
 from core import CheckpointError, Fabric
 from core.accelerators import CPUAccelerator
 from core.checkpoint import TorchCheckpointIO, collect_random_state, restore_random_state
 from core.session import half_loaded
+from support.checkpoint_collectives import Alone
 
 CPU = torch.device("cpu")
 OF_CORE = os.path.join(os.path.dirname(core.__file__), "")

@@ -16,10 +16,10 @@ import torch
 from fsspec.implementations.memory import MemoryFileSystem
 
 from checkpoint.remote_checks import CHECKS
-from checkpoint_collectives import Alone
 from core.checkpoint import DistributedCheckpointIO, TorchCheckpointIO, load_checkpoint
 from core.cluster import reserve_port
 from core.contract import CheckpointError
+from support.checkpoint_collectives import Alone
 
 PROGRAM = Path(__file__).with_name("remote_checks.py")
 

@@ -16,9 +16,9 @@ import pytest
 import torch
 
 import core.checkpoint
-from checkpoint_collectives import Alone
 from core.checkpoint import TorchCheckpointIO
 from core.contract import CheckpointError
+from support.checkpoint_collectives import Alone
 
 ALONE = Alone()
 VALUES = 2_000

@@ -10,12 +10,12 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
-from checkpoint_collectives import Alone
 from core import Fabric, Trainer
 from core.checkpoint import DistributedCheckpointIO, SafetensorsCheckpointIO, load_checkpoint, verify_checkpoint
 from core.checkpoint.upkeep.conversion import convert_checkpoint
 from core.contract import CheckpointCorruptedError, CheckpointError, CheckpointNotFoundError
-from small_nets import QUIET, Net
+from support.checkpoint_collectives import Alone
+from support.small_nets import QUIET, Net
 
 DTYPES = [
     *(torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn),

@@ -10,9 +10,9 @@ import torch
 import torch.distributed
 import torch.multiprocessing
 
-from checkpoint_collectives import Gloo
 from core.checkpoint import TorchCheckpointIO
 from core.contract import CheckpointCorruptedError, CheckpointError, CheckpointNotFoundError
+from support.checkpoint_collectives import Gloo
 
 
 def run(function, folder):
@@ -56,7 +56,7 @@ def refuse_a_state(rank, collectives, path):
 def lack_the_file_on_one_node(rank, collectives, path):
     """Each rank has a disk of its own, and the checkpoint of one is damaged."""
     own = f"{path}.{rank}"
-    from checkpoint_collectives import Alone
+    from support.checkpoint_collectives import Alone
 
     TorchCheckpointIO().save_checkpoint({"x": 1}, own, collectives=Alone())
     if rank == 1:

@@ -10,8 +10,6 @@ import sys
 import pytest
 import torch
 
-from callbacks.tiny import Tiny, loader, make_trainer
-from checkpoint_collectives import Alone
 from core.callbacks import ModelCheckpoint
 from core.checkpoint import (
     AsyncCheckpointIO,
@@ -25,6 +23,8 @@ from core.checkpoint import (
 from core.checkpoint.any_form import dates
 from core.checkpoint.format import manifest as manifest_module
 from core.cli.commands import command
+from support.checkpoint_collectives import Alone
+from support.tiny import Tiny, loader, make_trainer
 
 ALONE = Alone()
 

@@ -10,7 +10,6 @@ import torch
 import xxhash
 from torch import nn
 
-from checkpoint_collectives import Alone
 from core.checkpoint import (
     DistributedCheckpointIO,
     TorchCheckpointIO,
@@ -19,6 +18,7 @@ from core.checkpoint import (
     verify_checkpoint,
 )
 from core.contract import CheckpointCorruptedError, CheckpointError, CheckpointNotFoundError
+from support.checkpoint_collectives import Alone
 
 ALONE = Alone()
 

@@ -1,3 +1,3 @@
-from command_line import core_cli
+from support.command_line import core_cli
 
 __all__ = ["core_cli"]

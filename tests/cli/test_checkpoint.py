@@ -6,11 +6,11 @@ import pytest
 import torch
 from rich.console import Console
 
-from checkpoint_collectives import Alone
 from core.checkpoint import DistributedCheckpointIO, load_checkpoint, verify_checkpoint
 from core.cli.commands import command
 from core.cli.layout import size_text, working
-from hostile import SPOOF, assert_tame
+from support.checkpoint_collectives import Alone
+from support.hostile import SPOOF, assert_tame
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import textwrap
 import pytest
 
 from core.contract import KINDS
-from hostile import SPOOF, assert_tame
+from support.hostile import SPOOF, assert_tame
 
 STRATEGY = """
 from core import Strategy

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from slurm_cluster import slurm
+from support.slurm_cluster import slurm
 
 __all__ = ["slurm"]
 

@@ -6,12 +6,12 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from checkpoint_collectives import in_threads
 from core.checkpoint import DistributedCheckpointIO, load_checkpoint
 from core.contract import CheckpointError
 from core.strategies import gather_tree
 from core.strategies.group_collectives import GroupCollectives
-from resuming import on_ranks
+from support.checkpoint_collectives import in_threads
+from support.resuming import on_ranks
 
 
 @pytest.mark.parametrize(("size", "fan", "most"), [(1, 3, 0), (3, 3, 2), (7, 3, 4), (9, 3, 4), (10, 3, 5)])

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 pytestmark = pytest.mark.cluster
-PROGRAM = Path(__file__).parents[1] / "trainer" / "interruption_program.py"
+PROGRAM = Path(__file__).parents[1] / "trainer" / "signals" / "interruption_program.py"
 # SLURM lets a requeued job wait for two minutes.
 LIMIT_S = 240
 

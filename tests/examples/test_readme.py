@@ -19,7 +19,7 @@ import pytest
 import torch
 
 from core_testing import programs
-from printed import lines_of
+from support.printed import lines_of
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md")), *sorted(ROOT.glob("plugins/*/README.md"))]

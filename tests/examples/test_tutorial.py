@@ -1,4 +1,4 @@
-"""docs/tutorial.md, followed by the letter (tests/followed.py), in one folder; what it installs is here already."""
+"""docs/tutorial.md, followed by the letter (followed.py), in one folder; what it installs is here already."""
 
 import os
 import re
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from core_testing import programs
-from followed import prints, steps
+from examples.followed import prints, steps
 
 PAGE = Path(__file__).parents[2] / "docs" / "tutorial.md"
 PRELOAD = f"{programs.PRELOAD},sklearn.datasets"

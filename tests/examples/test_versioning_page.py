@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 from core_testing import programs
-from fake_distributions import make_distribution
+from support.fake_distributions import make_distribution
 
 PAGE = Path(__file__).parents[2] / "docs" / "versioning.md"
 

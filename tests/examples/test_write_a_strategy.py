@@ -1,4 +1,4 @@
-"""docs/write-a-strategy.md, followed by the letter (tests/followed.py).
+"""docs/write-a-strategy.md, followed by the letter (followed.py).
 
 A command ends with code 0, unless what is shown of it tells that something has failed.
 """
@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from followed import prints, steps
+from examples.followed import prints, steps
 
 PAGE = Path(__file__).parents[2] / "docs" / "write-a-strategy.md"
 TIMEOUT_S = 1200

@@ -7,11 +7,11 @@ from datetime import timedelta
 
 import pytest
 
-import queued_group  # registers the backend
 from core import Fabric
 from core.launch import known_rank
 from core.strategies import ParallelStrategy
 from core_testing import programs
+from fabric import queued_group  # registers the backend
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from core import LOGGER_REGISTRY, Callback, ConfigurationError, Fabric, Logger, 
 from core.contract import UnknownAliasError
 from core.loggers import CSVLogger
 from core_testing import programs
-from logged_net import ON_CPU, Net, loader
+from support.logged_net import ON_CPU, Net, loader
 
 # The same module serves fits with validation and without.
 pytestmark = pytest.mark.filterwarnings("ignore:.*and no validation loader was given")

@@ -15,7 +15,7 @@ from core.contract.kinds import KINDS
 from core.contract.spec import normalize_alias
 from core.registry.known_names import OTHER_NAMES
 from core.registry.known_plugins import known_aliases
-from fake_distributions import make_distribution
+from support.fake_distributions import make_distribution
 
 FROM_HERE = "(from this project's wheels or checkout, not from an index: README, Install)"
 LOGGER = """\

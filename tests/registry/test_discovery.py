@@ -8,8 +8,8 @@ from functools import partial
 import pytest
 
 from core.registry import discover
-from fake_distributions import make_distribution
-from hostile import LOOK_ALIKES
+from support.fake_distributions import make_distribution
+from support.hostile import LOOK_ALIKES
 
 GOOD = "[core.loggers]\ngood = core_good:Good\n"
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from core.contract.kinds import KINDS
 from core.registry import HOOKS, PRELUDES, Status, listing
-from fake_distributions import make_distribution
+from support.fake_distributions import make_distribution
 
 ROOT = Path(__file__).parents[2]
 

@@ -7,7 +7,7 @@ import core.callbacks
 from core.contract.errors import AliasConflictError, BlockedPluginError, CheckpointError
 from core.registry.checkpoint_readers import reader_of
 from core.registry.named_functions import load_export
-from fake_distributions import make_distribution
+from support.fake_distributions import make_distribution
 
 TEXT = "[core.exports]\ncore.callbacks.Acme = core_acme:Acme\ncore.acme_door = core_acme:acme_door\n"
 SOURCE = {"core_acme": "class Acme: ...\ndef acme_door(): ...\n"}

@@ -7,7 +7,7 @@ import pytest
 import core.loggers
 from core.contract.errors import ConfigurationError, PluginLoadError
 from core.contract.logger import Logger
-from fake_distributions import make_distribution
+from support.fake_distributions import make_distribution
 
 GOOD = """\
 from core.contract.logger import Logger

@@ -9,7 +9,7 @@ from core.contract.errors import BlockedPluginError, ConfigurationError, PluginL
 from core.contract.hookspecs import hookimpl
 from core.contract.spec import Spec
 from core.registry import HOOKS, PRELUDES, Registry, load_hooks, load_prelude
-from fake_distributions import make_distribution
+from support.fake_distributions import make_distribution
 
 OWN = ["csv"]
 """The loggers of core itself."""

@@ -8,8 +8,8 @@ from core.contract.errors import AliasConflictError, ConfigurationError, PluginL
 from core.contract.logger import Logger
 from core.contract.strategy import Strategy
 from core.registry import StrategyRegistry
-from fake_distributions import make_distribution
-from hostile import LOOK_ALIKES
+from support.fake_distributions import make_distribution
+from support.hostile import LOOK_ALIKES
 
 
 class Mine(Logger):

@@ -6,7 +6,7 @@ from core.accelerators import CPUAccelerator
 from core.resolve import resolve
 from core.strategies import DDPStrategy
 from core_testing import Backend
-from resolve_fakes import FourDevices, ManyDevices, OneDevice
+from resolve.resolve_fakes import FourDevices, ManyDevices, OneDevice
 
 
 def detecting(detection):

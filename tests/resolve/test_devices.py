@@ -8,7 +8,7 @@ import torch
 
 from core import ConfigurationError, DeviceError
 from core.resolve import resolve
-from resolve_fakes import FourDevices, ManyDevices
+from resolve.resolve_fakes import FourDevices, ManyDevices
 
 
 def devices_of(devices):

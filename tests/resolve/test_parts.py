@@ -14,8 +14,7 @@ from core.registry import plugin_manager
 from core.resolve import candidates, resolve
 from core.resolve import time_limit as time_limits
 from core.resolve.time_limit import time_limit
-from fake_distributions import make_distribution
-from resolve_fakes import (
+from resolve.resolve_fakes import (
     Cluster,
     FourDevices,
     HalfPrecision,
@@ -24,6 +23,7 @@ from resolve_fakes import (
     ManyProcesses,
     MemoryIO,
 )
+from support.fake_distributions import make_distribution
 
 
 def decision(resolution, subject):

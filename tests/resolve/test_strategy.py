@@ -9,7 +9,7 @@ from core.accelerators import CPUAccelerator
 from core.registry import DEFAULT_PARALLEL_STRATEGY, known_aliases
 from core.resolve import resolve
 from core.strategies import SingleDeviceStrategy
-from resolve_fakes import FourDevices, ManyDevices, ManyProcesses, OneDevice
+from resolve.resolve_fakes import FourDevices, ManyDevices, ManyProcesses, OneDevice
 
 
 def decision(resolution, subject):
@@ -180,7 +180,7 @@ def test_the_fingerprint_names_every_choice_that_ranks_must_share():
     instance = resolve(strategy=SingleDeviceStrategy(), accelerator="cpu").strategy
     assert dict(fingerprint) == {entry[0]: entry[1:] for entry in instance.session.fingerprint}
     own = {entry[0]: entry[1:] for entry in resolve(strategy=ManyDevices(), accelerator="cpu").session.fingerprint}
-    assert own["strategy"] == ("resolve_fakes.ManyDevices", "", "")
+    assert own["strategy"] == ("resolve.resolve_fakes.ManyDevices", "", "")
 
 
 def test_rank_0_logs_one_line(caplog):

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from core import Capability, ConfigurationError, Fabric, Module, Strategy, Trainer
-from small_nets import QUIET, Net, batches
+from support.small_nets import QUIET, Net, batches
 
 
 class OnGaudi(Strategy):

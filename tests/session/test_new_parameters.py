@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from core import Callback, ConfigurationError, Module, Trainer
-from resuming import on_ranks
+from support.resuming import on_ranks
 
 QUIET = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
 

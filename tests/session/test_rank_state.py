@@ -9,7 +9,7 @@ from core import Capability, KeepsRankState, Trainer
 from core.checkpoint import DistributedCheckpointIO, TorchCheckpointIO, load_checkpoint
 from core.strategies import ParallelStrategy, SingleDeviceStrategy
 from core_testing import Backend
-from small_nets import QUIET, At, Net, batches
+from support.small_nets import QUIET, At, Net, batches
 
 IOS = {"sharded": DistributedCheckpointIO, "full": TorchCheckpointIO}
 

@@ -10,7 +10,7 @@ from torch.utils.checkpoint import CheckpointPolicy
 
 from core import Callback, Capability, ConfigurationError, Fabric, Module, Trainer, UnsupportedError
 from core.strategies import SingleDeviceStrategy, saved_activations
-from small_nets import QUIET, batches
+from support.small_nets import QUIET, batches
 
 
 class Block(nn.Module):

@@ -8,7 +8,7 @@ import torch
 
 from core import Callback, Trainer
 from core.loggers import CSVLogger
-from small_nets import QUIET, Net, batches
+from support.small_nets import QUIET, Net, batches
 
 
 class Rated(Net):

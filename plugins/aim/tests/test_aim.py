@@ -6,10 +6,10 @@ import sys
 
 import pytest
 
-import logged_net
 from core.contract import ConfigurationError
 from core_aim import AimLogger
 from core_testing import programs
+from support import logged_net
 
 READ = """
 def read(version):

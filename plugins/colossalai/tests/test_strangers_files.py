@@ -6,10 +6,10 @@ import os
 import pytest
 import torch
 
-from checkpoint_collectives import Alone
 from core import CheckpointCorruptedError
 from core.checkpoint import TorchCheckpointIO
 from core_colossalai import ColossalAICheckpointIO
+from support.checkpoint_collectives import Alone
 
 INSIDE = "in Colossal-AI's files"
 MODEL = {INSIDE: "modeling", "names": {}}

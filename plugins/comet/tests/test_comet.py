@@ -8,10 +8,10 @@ import zipfile
 
 import pytest
 
-import logged_net
 from core.contract import ConfigurationError
 from core_comet import CometLogger
 from core_testing import programs
+from support import logged_net
 
 QUICK = dict.fromkeys(("log_code", "log_env_details", "log_git_metadata"), False)
 

@@ -8,7 +8,7 @@ if not find_spec("deepspeed"):
     collect_ignore_glob = ["test_*.py"]
 else:
     import core_deepspeed.conformance  # noqa: F401  # imports DeepSpeed once, and not in each of the ranks
-    from slurm_cluster import slurm
+    from support.slurm_cluster import slurm
 
     __all__ = ["slurm"]
 

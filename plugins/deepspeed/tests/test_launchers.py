@@ -16,7 +16,7 @@ from core_testing import programs
 
 HERE = Path(__file__).parent
 PROGRAM = HERE / "launched_program.py"
-TRAINED_UNTIL_INTERRUPTED = HERE.parents[2] / "tests" / "trainer" / "interruption_program.py"
+TRAINED_UNTIL_INTERRUPTED = HERE.parents[2] / "tests" / "trainer" / "signals" / "interruption_program.py"
 DEEPSPEED = (sys.executable, Path(sys.executable).with_name("deepspeed"))
 PRELOAD = f"{programs.PRELOAD},deepspeed"
 STAGE_3 = {"strategy": "deepspeed_stage_3"}

@@ -12,7 +12,6 @@ from deepspeed.runtime.fp16.loss_scaler import LossScaler
 from deepspeed.runtime.zero.config import ZeroStageEnum
 from native_runs import CUT, Net, VariedNet, fit, native
 
-from checkpoint_collectives import Alone
 from core import CheckpointCorruptedError, CheckpointError, Fabric
 from core.checkpoint import DistributedCheckpointIO, TorchCheckpointIO
 from core.checkpoint.upkeep.conversion import convert_checkpoint
@@ -20,6 +19,7 @@ from core.cli.commands import command
 from core_ddp import DDPStrategy
 from core_deepspeed import DeepSpeedStrategy, NativeCheckpointIO, UniversalCheckpointIO
 from core_deepspeed.universal_conversion import _kept_by_optimizer
+from support.checkpoint_collectives import Alone
 
 # Gradients are added in another order, in float32.
 NEAR = {"rtol": 1e-5, "atol": 1e-6}

@@ -7,10 +7,10 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from callbacks.tiny import make_trainer
 from core import Callback, ConfigurationError, Module, ModuleError
 from core.callbacks import BackboneFinetuning, BaseFinetuning
-from resuming import on_ranks
+from support.resuming import on_ranks
+from support.tiny import make_trainer
 
 NUM_EPOCHS = 5
 

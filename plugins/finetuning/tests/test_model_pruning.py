@@ -7,9 +7,9 @@ import torch
 from torch import nn
 from torch.nn.utils import prune
 
-from callbacks.tiny import loader, make_trainer
 from core import Callback, ConfigurationError, Module
 from core.callbacks import EMA, ModelPruning, StochasticWeightAveraging
+from support.tiny import loader, make_trainer
 
 
 class Net(Module):

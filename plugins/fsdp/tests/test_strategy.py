@@ -35,7 +35,7 @@ from core import Callback, Capability, ConfigurationError, Fabric, Module, Modul
 from core.strategies import STRATEGY_REGISTRY, FSDPStrategy, ModelParallelStrategy
 from core_fsdp.wrapping import choose_modules
 from core_testing import programs
-from printed import lines_of
+from support.printed import lines_of
 
 COMMON = (
     Capability.COLLECTIVES

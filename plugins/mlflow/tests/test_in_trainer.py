@@ -1,7 +1,7 @@
 """MLflow through a Trainer."""
 
 from core import Trainer
-from logged_net import ON_CPU, Net, loader
+from support.logged_net import ON_CPU, Net, loader
 
 
 def test_mlflow_gets_metrics_options_and_status(tmp_path, monkeypatch):

@@ -13,8 +13,8 @@ from core import Callback, Trainer
 from core.callbacks import MemoryCheckpoint, ModelCheckpoint
 from core.contract import ConfigurationError, UnsupportedError
 from core.strategies import ParallelStrategy
-from global_batches import QUIET, Net, close, data
-from resuming import on_ranks
+from support.global_batches import QUIET, Net, close, data
+from support.resuming import on_ranks
 
 
 class Crash(Callback):

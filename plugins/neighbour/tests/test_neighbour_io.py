@@ -6,10 +6,10 @@ import shutil
 import pytest
 import torch
 
-from checkpoint_collectives import Alone, in_threads
 from core import CheckpointError
 from core.contract import CheckpointNotFoundError, Chunk, ShardedLeaf
 from core_neighbour import NeighbourCheckpointIO, node_parts
+from support.checkpoint_collectives import Alone, in_threads
 
 ROWS = 12
 NAME = "step-1.ckpt"

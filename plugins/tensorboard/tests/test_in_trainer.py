@@ -4,7 +4,7 @@ import pytest
 
 from core import Trainer
 from core_tensorboard import TensorBoardLogger
-from logged_net import ON_CPU, Net, loader
+from support.logged_net import ON_CPU, Net, loader
 
 pytest.importorskip("tensorboard", reason="pip install tensorboard")
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator

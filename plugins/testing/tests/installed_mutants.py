@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from fake_distributions import make_distribution
+from support.fake_distributions import make_distribution
 
 STRATEGY = '''
 """A strategy."""

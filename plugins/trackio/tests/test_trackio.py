@@ -8,10 +8,10 @@ import sys
 
 import pytest
 
-import logged_net
 from core.contract import ConfigurationError
 from core_testing import programs
 from core_trackio import TrackioLogger
+from support import logged_net
 
 
 @pytest.fixture

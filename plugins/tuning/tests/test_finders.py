@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-from callbacks.tiny import make_trainer
 from core import ConfigurationError, DataModule, DeviceError, Module, Tuner
 from core.callbacks import BatchSizeFinder, LambdaCallback, LearningRateFinder
 from core_tuning import LearningRateCurve
-from resuming import on_ranks
+from support.resuming import on_ranks
+from support.tiny import make_trainer
 
 NUM_SAMPLES = 40
 

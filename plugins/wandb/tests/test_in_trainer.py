@@ -3,8 +3,8 @@
 import os
 import sys
 
-import logged_net
 from core_testing import programs
+from support import logged_net
 
 
 def test_wandb_is_chosen_by_alias(tmp_path):

@@ -1,0 +1,97 @@
+import pytest
+import torch
+
+from core.callbacks import EMA, LambdaCallback, ModelCheckpoint, OnExceptionCheckpoint
+from core.checkpoint import load_checkpoint
+from support.tiny import Tiny, loader, make_trainer
+
+
+class Breaking(Tiny):
+    """Fails in its sixth step: epoch 1, batch 1."""
+
+    def training_step(self, batch, batch_idx):
+        if self.current_epoch == 1 and batch_idx == self.fails_at:
+            raise self.error("broken")
+        return super().training_step(batch, batch_idx)
+
+    fails_at = 1
+    error = RuntimeError
+
+
+def fit(root, module, *callbacks, ckpt_path=None, **options):
+    trainer = make_trainer(root, *callbacks, **{"max_epochs": 2, **options})
+    trainer.fit(module, loader(), loader(), ckpt_path=ckpt_path)
+    return trainer
+
+
+def whole(root, **options):
+    module = Tiny()
+    fit(root / "whole", module, **options)
+    return module.layer.weight
+
+
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
+def test_a_run_goes_on_from_where_it_broke(tmp_path, error, capsys):
+    module = Breaking()
+    module.error = error
+    with pytest.raises(error):
+        fit(tmp_path, module, OnExceptionCheckpoint(tmp_path / "c"))
+    path = tmp_path / "c/on_exception.ckpt"
+    assert f"{error.__name__}: the state after step 5 is saved in {path}" in capsys.readouterr().out
+    resumed = Tiny()
+    fit(tmp_path, resumed, ckpt_path=path)
+    assert torch.equal(resumed.layer.weight, whole(tmp_path))
+
+
+def test_batches_of_an_unfinished_window_are_seen_again(tmp_path):
+    module = Breaking()
+    module.fails_at = 3
+    with pytest.raises(RuntimeError):
+        fit(tmp_path, module, OnExceptionCheckpoint(tmp_path, "mine"), accumulate_grad_batches=2)
+    saved = load_checkpoint(tmp_path / "mine.ckpt")
+    assert (saved["progress"]["batch"], saved["progress"]["global_step"]) == (2, 3)
+    resumed = Tiny()
+    fit(tmp_path, resumed, ckpt_path=tmp_path / "mine.ckpt", accumulate_grad_batches=2)
+    assert torch.equal(resumed.layer.weight, whole(tmp_path, accumulate_grad_batches=2))
+
+
+def test_model_checkpoint_does_it_if_that_is_wanted(tmp_path):
+    for save in (True, False):
+        checkpoint = ModelCheckpoint(tmp_path / f"{save}", save_on_exception=save, every_n_epochs=9)
+        with pytest.raises(RuntimeError):
+            fit(tmp_path, Breaking(), checkpoint)
+    assert (tmp_path / "True/exception-epoch=1-step=5.ckpt").exists()
+    assert not (tmp_path / "False").exists()
+
+
+def test_a_failure_in_validation_saves_the_weights_and_not_their_average(tmp_path):
+    class Failing(Tiny):
+        def validation_step(self, batch, batch_idx):
+            raise RuntimeError("broken")
+
+    module = Failing()
+    with pytest.raises(RuntimeError):
+        fit(tmp_path, module, OnExceptionCheckpoint(tmp_path), EMA(0.5))
+    plain = Tiny()
+    fit(tmp_path / "plain", plain, max_epochs=1)
+    saved = load_checkpoint(tmp_path / "on_exception.ckpt")
+    assert torch.equal(saved["model"]["layer.weight"], plain.layer.weight)
+
+
+def test_an_exception_in_evaluation_saves_nothing(tmp_path):
+    def fail(*_):
+        raise RuntimeError
+
+    trainer = make_trainer(tmp_path, OnExceptionCheckpoint(tmp_path), LambdaCallback(on_validation_start=fail))
+    with pytest.raises(RuntimeError):
+        trainer.validate(Tiny(), loader())
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_state_that_cannot_be_saved_does_not_hide_the_exception(tmp_path):
+    (tmp_path / "file").touch()
+    with (
+        pytest.warns(UserWarning, match=r"can't be saved to .* after RuntimeError"),
+        pytest.raises(RuntimeError, match="bro"),
+    ):
+        fit(tmp_path, Breaking(), OnExceptionCheckpoint(tmp_path / "file"))

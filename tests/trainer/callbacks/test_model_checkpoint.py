@@ -1,0 +1,595 @@
+import os
+import warnings
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+import torch
+
+from core import CheckpointError, ConfigurationError
+from core.callbacks import Callback, LambdaCallback, ModelCheckpoint
+from core.checkpoint import CheckpointIO, DistributedCheckpointIO, TorchCheckpointIO, load_checkpoint
+from support.tiny import Tiny, loader, make_trainer
+
+
+def names(folder):
+    return sorted(path.name for path in Path(folder).iterdir() if path.suffix != ".digest")
+
+
+def read(path):
+    return load_checkpoint(path)
+
+
+def fit(root, checkpoint, *others, val_losses=(), module=None, validate=True, ckpt_path=None, **options):
+    trainer = make_trainer(root, checkpoint, *others, **{"max_epochs": 3, **options})
+    module = module or Tiny(val_losses)
+    trainer.fit(module, loader(), loader() if validate else None, ckpt_path=ckpt_path)
+    return trainer
+
+
+# when ---------------------------------------------------------------------------------------------------------------
+
+
+def test_by_default_the_newest_epoch_is_kept(tmp_path):
+    trainer = make_trainer(tmp_path, max_epochs=3)
+    trainer.fit(Tiny(), loader())
+    checkpoint = trainer.callbacks[-1]
+    assert names(tmp_path / "checkpoints") == ["epoch=2-step=12.ckpt"]
+    assert checkpoint.best_model_path == str(tmp_path / "checkpoints/epoch=2-step=12.ckpt")
+    assert checkpoint.best_model_score is None
+    assert read(checkpoint.best_model_path)["progress"]["epoch"] == 3
+
+
+def test_every_so_many_epochs_and_what_training_ends_with(tmp_path):
+    fit(tmp_path, ModelCheckpoint(tmp_path / "c", every_n_epochs=2, save_top_k=-1), max_epochs=5)
+    assert names(tmp_path / "c") == ["epoch=1-step=8.ckpt", "epoch=3-step=16.ckpt", "epoch=4-step=20.ckpt"]
+
+
+def test_what_training_ends_with_is_not_saved_twice(tmp_path):
+    saves = []
+
+    class Counting(TorchCheckpointIO):
+        def save_checkpoint(self, state, path, *, collectives):
+            saves.append(os.path.basename(path))
+            super().save_checkpoint(state, path, collectives=collectives)
+
+    fit(tmp_path, ModelCheckpoint(tmp_path / "c", save_top_k=-1), plugins=[Counting()], max_epochs=2)
+    assert saves == ["epoch=0-step=4.ckpt", "epoch=1-step=8.ckpt"]
+
+
+def test_every_so_many_steps(tmp_path):
+    checkpoint = ModelCheckpoint(tmp_path / "c", every_n_train_steps=3, save_top_k=-1)
+    fit(tmp_path, checkpoint, max_epochs=2)
+    assert names(tmp_path / "c") == ["epoch=0-step=3.ckpt", "epoch=1-step=6.ckpt", "epoch=1-step=8.ckpt"]
+
+
+def test_steps_are_optimizer_steps_not_batches(tmp_path):
+    checkpoint = ModelCheckpoint(tmp_path / "c", every_n_train_steps=1, save_top_k=-1)
+    fit(tmp_path, checkpoint, max_epochs=1, accumulate_grad_batches=2)
+    assert names(tmp_path / "c") == ["epoch=0-step=1.ckpt", "epoch=0-step=2.ckpt"]
+    assert read(tmp_path / "c/epoch=0-step=1.ckpt")["progress"]["batch"] == 2
+
+
+def test_every_so_long(tmp_path):
+    checkpoint = ModelCheckpoint(tmp_path / "c", train_time_interval=timedelta(0), save_top_k=-1)
+    fit(tmp_path, checkpoint, max_epochs=1)
+    saved = names(tmp_path / "c")
+    assert saved[0] == "epoch=0-step=1.ckpt"
+    assert saved[-1] == "epoch=0-step=4.ckpt"
+    late = ModelCheckpoint(tmp_path / "d", train_time_interval={"hours": 1}, save_top_k=-1)
+    fit(tmp_path, late, max_epochs=1)
+    assert names(tmp_path / "d") == ["epoch=0-step=4.ckpt"]
+
+
+def test_after_each_validation_that_has_its_own_rhythm(tmp_path):
+    checkpoint = ModelCheckpoint(tmp_path / "c", monitor="val_loss", save_top_k=-1)
+    fit(tmp_path, checkpoint, val_losses=[4, 3, 2, 1], val_check_interval=2, max_epochs=2)
+    assert names(tmp_path / "c") == [f"epoch={s // 5}-step={s}.ckpt" for s in (2, 4, 6, 8)]
+    assert [round(float(score)) for score in checkpoint.best_k_models.values()] == [4, 3, 2, 1]
+
+
+def test_at_the_end_of_epochs_although_validation_has_its_own_rhythm(tmp_path):
+    checkpoint = ModelCheckpoint(tmp_path / "c", save_on_train_epoch_end=True, save_top_k=-1)
+    fit(tmp_path, checkpoint, val_check_interval=2, max_epochs=2)
+    assert names(tmp_path / "c") == ["epoch=0-step=4.ckpt", "epoch=1-step=8.ckpt"]
+
+
+def test_nothing_is_saved_in_a_sanity_check_or_without_a_step(tmp_path):
+    checkpoint = ModelCheckpoint(tmp_path / "c", save_on_train_epoch_end=False, save_last=True)
+    fit(tmp_path, checkpoint, max_epochs=0, num_sanity_val_steps=2)
+    assert not (tmp_path / "c").exists()
+    assert checkpoint.best_model_path == checkpoint.last_model_path == ""
+
+
+# which --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("mode", "kept", "best"), [("min", [1, 3], 3), ("max", [0, 2], 2)])
+def test_the_best_are_kept(tmp_path, mode, kept, best):
+    checkpoint = ModelCheckpoint(tmp_path / "c", "{epoch}", monitor="val_loss", mode=mode, save_top_k=2)
+    fit(tmp_path, checkpoint, val_losses=[3.0, 2.0, 4.0, 1.0], max_epochs=4)
+    assert names(tmp_path / "c") == [f"epoch={epoch}.ckpt" for epoch in kept]
+    assert checkpoint.best_model_path == str(tmp_path / f"c/epoch={best}.ckpt")
+    assert checkpoint.best_model_score.item() == {3: 1.0, 2: 4.0}[best]
+    assert checkpoint.kth_best_model_path == str(tmp_path / f"c/epoch={({1, 3, 0, 2} & set(kept) - {best}).pop()}.ckpt")
+
+
+def test_what_is_not_a_number_is_the_worst(tmp_path):
+    checkpoint = ModelCheckpoint(tmp_path / "c", "{epoch}", monitor="val_loss", save_top_k=1)
+    with pytest.warns(UserWarning, match="The logged loss 'val_loss' is nan"):
+        fit(tmp_path, checkpoint, val_losses=[float("nan"), 2.0, float("nan")])
+    assert names(tmp_path / "c") == ["epoch=1.ckpt"]
+
+
+def test_none_all_and_the_last_one(tmp_path):
+    fit(tmp_path, ModelCheckpoint(tmp_path / "none", save_top_k=0))
+    assert not (tmp_path / "none").exists()
+    checkpoint = ModelCheckpoint(tmp_path / "last", save_top_k=0, save_last=True)
+    fit(tmp_path, checkpoint)
+    assert names(tmp_path / "last") == ["last.ckpt"]
+    assert checkpoint.last_model_path == str(tmp_path / "last/last.ckpt")
+    assert read(tmp_path / "last/last.ckpt")["progress"]["global_step"] == 12
+
+
+def test_the_last_one_is_written_also_when_it_is_not_among_the_best(tmp_path):
+    checkpoint = ModelCheckpoint(tmp_path / "c", "{epoch}", monitor="val_loss", save_last=True)
+    fit(tmp_path, checkpoint, val_losses=[1.0, 2.0, 3.0])
+    assert names(tmp_path / "c") == ["epoch=0.ckpt", "last.ckpt"]
+    assert read(tmp_path / "c/last.ckpt")["progress"]["epoch"] == 3
+
+
+def test_a_link_to_the_last_one(tmp_path):
+    checkpoint = ModelCheckpoint(tmp_path / "c", "{epoch}", monitor="val_loss", save_last="link", save_top_k=2)
+    fit(tmp_path, checkpoint, val_losses=[3.0, 2.0, 1.0])
+    last = tmp_path / "c/last.ckpt"
+    assert os.readlink(last) == "epoch=2.ckpt"
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        resumed = fit(tmp_path / "resumed", ModelCheckpoint(), max_epochs=4, ckpt_path=last)
+    assert resumed.global_step == 16
+
+
+@pytest.mark.parametrize("base", [TorchCheckpointIO, DistributedCheckpointIO])
+def test_the_link_moves_before_what_it_led_to_goes(tmp_path, base):
+    last, removed = tmp_path / "c/last.ckpt", []
+
+    class Watching(base):
+        def remove_checkpoint(self, path, *, collectives):
+            super().remove_checkpoint(path, collectives=collectives)
+            removed.append(os.path.basename(path))
+            assert last.exists(), "killed now, it leaves a link to nothing"
+
+    fit(tmp_path, ModelCheckpoint(tmp_path / "c", "{epoch}", save_last="link"), plugins=[Watching()])
+    assert removed == ["epoch=0.ckpt", "epoch=1.ckpt"]
+    assert os.readlink(last) == "epoch=2.ckpt"
+    assert names(tmp_path / "c") == ["epoch=2.ckpt", "last.ckpt"]
+
+
+def test_what_is_not_among_the_best_is_no_link(tmp_path):
+    checkpoint = ModelCheckpoint(tmp_path / "c", "{epoch}", monitor="val_loss", save_last="link")
+    fit(tmp_path, checkpoint, val_losses=[1.0, 2.0])
+    assert not (tmp_path / "c/last.ckpt").is_symlink()
+    assert read(tmp_path / "c/last.ckpt")["progress"]["epoch"] == 3
+    assert read(tmp_path / "c/epoch=0.ckpt")["progress"]["epoch"] == 1
+
+
+def test_an_old_one_goes_only_when_the_new_one_is_there(tmp_path):
+    present = []
+
+    class Watching(TorchCheckpointIO):
+        def remove_checkpoint(self, path, *, collectives):
+            present.append((os.path.basename(path), names(tmp_path / "c")))
+            super().remove_checkpoint(path, collectives=collectives)
+
+    fit(tmp_path, ModelCheckpoint(tmp_path / "c", "{epoch}"), plugins=[Watching()], max_epochs=2)
+    assert present == [("epoch=0.ckpt", ["epoch=0.ckpt", "epoch=1.ckpt"])]
+
+
+def test_an_old_one_stays_until_the_window_in_which_it_was_replaced_has_ended(tmp_path):
+    seen = []
+
+    def note(trainer, module, outputs, batch, batch_idx):
+        seen.append((trainer.current_epoch, batch_idx, names(tmp_path / "c") if (tmp_path / "c").exists() else []))
+
+    # Validation comes after the third batch, within the second window.
+    checkpoint = ModelCheckpoint(tmp_path / "c", monitor="val_loss")
+    options = {"val_check_interval": 3, "accumulate_grad_batches": 2, "max_epochs": 2}
+    fit(tmp_path, checkpoint, LambdaCallback(on_train_batch_end=note), val_losses=[3.0, 2.0], **options)
+    assert (0, 3, []) in seen
+    assert (1, 3, ["epoch=0-step=1.ckpt"]) in seen
+    assert names(tmp_path / "c") == ["epoch=1-step=3.ckpt"]
+    assert read(checkpoint.best_model_path)["progress"]["global_step"] == 4
+
+
+def test_what_the_run_began_from_stays(tmp_path):
+    fit(tmp_path, ModelCheckpoint(tmp_path / "c", "{epoch}"), max_epochs=1)
+    fit(tmp_path, ModelCheckpoint(tmp_path / "c", "{epoch}"), max_epochs=3, ckpt_path=str(tmp_path / "c/epoch=0.ckpt"))
+    assert names(tmp_path / "c") == ["epoch=0.ckpt", "epoch=2.ckpt"]
+
+
+class GoneError(Exception):
+    """Ends a run as if it was killed: it saves and removes nothing any more."""
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"monitor": "train_loss"}, {"monitor": "train_loss", "save_top_k": 2}, {"save_top_k": -1}]
+)
+@pytest.mark.parametrize("is_removed", [True, False])
+def test_a_run_that_goes_on_leaves_as_many_files_as_an_undisturbed_one(tmp_path, monkeypatch, options, is_removed):
+    """Also if the one before was killed between a save and the removal of what it replaced."""
+
+    def train(name, *others, **more):
+        checkpoint = ModelCheckpoint(tmp_path / name, "{step}", every_n_train_steps=2, save_last=True, **options)
+        fit(tmp_path, checkpoint, *others, max_epochs=3, **more)
+        return [os.path.basename(path) for path in checkpoint.best_k_models]
+
+    def end(trainer, *rest):
+        if trainer.global_step == 7:
+            raise GoneError
+
+    def retire(self, path, successor, **rest):
+        if "step=6" in successor:
+            raise GoneError
+        self.remove_checkpoint(path, **rest)
+
+    whole = train("whole")
+    with monkeypatch.context() as patched:
+        if not is_removed:
+            patched.setattr(CheckpointIO, "retire_checkpoint", retire)
+        with pytest.raises(GoneError):
+            train("parts", LambdaCallback(on_train_batch_end=end))
+    assert train("parts", ckpt_path="last") == whole
+    assert names(tmp_path / "parts") == names(tmp_path / "whole")
+
+
+# names --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("pattern", "options", "expected"),
+    [
+        ("{epoch}-{val_loss:.2f}", {}, "epoch=0-val_loss=0.50.ckpt"),
+        ("{epoch:03d}", {}, "epoch=000.ckpt"),
+        ("{step}-{val_loss:.1f}", {"auto_insert_metric_name": False}, "4-0.5.ckpt"),
+        ("fixed", {}, "fixed.ckpt"),
+        ("sub/{epoch}", {}, "epoch=0.ckpt"),
+    ],
+)
+def test_a_pattern(tmp_path, pattern, options, expected):
+    checkpoint = ModelCheckpoint(tmp_path / "c", pattern, **options)
+    fit(tmp_path, checkpoint, val_losses=[0.5], max_epochs=1)
+    assert os.path.basename(checkpoint.best_model_path) == expected
+    assert os.path.exists(checkpoint.best_model_path)
+
+
+def test_a_slash_in_a_metric_makes_no_folder(tmp_path):
+    class Slashed(Tiny):
+        def validation_step(self, batch, batch_idx):
+            self.log("val/loss", 0.25)
+
+    checkpoint = ModelCheckpoint(tmp_path / "c", "{val/loss:.2f}", monitor="val/loss")
+    fit(tmp_path, checkpoint, module=Slashed(), max_epochs=1)
+    assert names(tmp_path / "c") == ["val_loss=0.25.ckpt"]
+
+
+def test_what_others_have_written_is_not_overwritten(tmp_path):
+    for _ in range(3):
+        fit(tmp_path, ModelCheckpoint(tmp_path / "c", "fixed", save_last=True), max_epochs=2)
+    assert names(tmp_path / "c") == [f"{n}{v}.ckpt" for n in ("fixed", "last") for v in ("-v1", "-v2", "")]
+
+
+def test_without_versions_it_is(tmp_path):
+    for epochs in (1, 2):
+        fit(tmp_path, ModelCheckpoint(tmp_path / "c", "fixed", enable_version_counter=False), max_epochs=epochs)
+    assert names(tmp_path / "c") == ["fixed.ckpt"]
+    assert read(tmp_path / "c/fixed.ckpt")["progress"]["epoch"] == 2
+
+
+def test_equal_names_of_one_run_get_versions(tmp_path):
+    fit(tmp_path, ModelCheckpoint(tmp_path / "c", "fixed", save_top_k=-1))
+    assert names(tmp_path / "c") == ["fixed-v1.ckpt", "fixed-v2.ckpt", "fixed.ckpt"]
+
+
+def test_another_name_for_the_last_one(tmp_path):
+    checkpoint = ModelCheckpoint(tmp_path / "c", save_top_k=0, save_last=True)
+    checkpoint.CHECKPOINT_NAME_LAST = "last-{epoch}"
+    fit(tmp_path, checkpoint)
+    assert names(tmp_path / "c") == ["last-epoch=2.ckpt"]
+
+
+def test_the_folder_of_the_logger(tmp_path):
+    trainer = fit(tmp_path, ModelCheckpoint(), logger=True)
+    assert names(Path(trainer.log_dir) / "checkpoints") == ["epoch=2-step=12.ckpt"]
+
+
+def test_a_url(tmp_path):
+    checkpoint = ModelCheckpoint(f"file://{tmp_path}/c", "{epoch}", save_last="link")
+    fit(tmp_path, checkpoint)
+    assert names(tmp_path / "c") == ["epoch=2.ckpt", "last.ckpt"]
+    assert not (tmp_path / "c/last.ckpt").is_symlink()
+
+
+def test_a_field_that_was_not_logged(tmp_path):
+    with pytest.raises(
+        ConfigurationError, match=r"has the field 'vall_loss', which was not logged; known are 'epoch', "
+    ):
+        fit(tmp_path, ModelCheckpoint(filename="{vall_loss}"))
+
+
+def test_a_format_that_does_not_fit(tmp_path):
+    with pytest.raises(ConfigurationError, match=r"formats 'val_loss' by 'd', and Unknown format code"):
+        fit(tmp_path, ModelCheckpoint(filename="{val_loss:d}"))
+
+
+# monitors -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_monitor_that_was_never_logged_lists_those_that_were(tmp_path):
+    with pytest.raises(
+        ConfigurationError,
+        match=r"ModelCheckpoint monitors 'vall_loss', which was not logged; logged was 'epoch', 'step', 'train_loss', "
+        r"'val_loss'\. Call self\.log\('vall_loss', \.\.\.\)",
+    ):
+        fit(tmp_path, ModelCheckpoint(monitor="vall_loss"))
+
+
+def scores(checkpoint):
+    return {os.path.basename(path): round(float(score), 6) for path, score in checkpoint.best_k_models.items()}
+
+
+@pytest.mark.parametrize(
+    ("rhythm", "options", "expected"),
+    [
+        ({"every_n_train_steps": 2}, {}, {4: 3.0, 8: 2.0, 12: 1.0}),
+        ({"every_n_train_steps": 2}, {"val_check_interval": 2}, {2: 3.0, 4: 2.0, 6: 1.0, 8: 0.5, 10: 0.4, 12: 0.3}),
+        ({"every_n_train_steps": 3}, {"val_check_interval": 2}, {4: 2.0, 6: 1.0, 10: 0.4, 12: 0.3}),
+        ({"every_n_train_steps": 3}, {"num_sanity_val_steps": 1}, {4: 3.0, 8: 2.0, 12: 1.0}),
+        ({"train_time_interval": timedelta(0)}, {}, {4: 3.0, 8: 2.0, 12: 1.0}),
+        ({"save_on_train_epoch_end": True}, {"check_val_every_n_epoch": 2, "max_epochs": 4}, {8: 3.0, 16: 2.0}),
+    ],
+)
+def test_what_is_due_is_saved_as_it_is_validated_next(tmp_path, rhythm, options, expected):
+    checkpoint = ModelCheckpoint(tmp_path / "c", "{step}", monitor="val_loss", save_top_k=-1, **rhythm)
+    fit(tmp_path, checkpoint, val_losses=[3.0, 2.0, 1.0, 0.5, 0.4, 0.3], **options)
+    assert scores(checkpoint) == {f"step={step}.ckpt": score for step, score in expected.items()}
+    for step in expected:
+        assert read(tmp_path / f"c/step={step}.ckpt")["progress"]["global_step"] == step
+
+
+def test_the_best_of_those_that_waited_is_kept(tmp_path):
+    checkpoint = ModelCheckpoint(tmp_path / "c", "{step}", monitor="val_loss", every_n_train_steps=2)
+    fit(tmp_path, checkpoint, val_losses=[3.0, 1.0, 2.0])
+    assert scores(checkpoint) == {"step=8.ckpt": 1.0}
+    assert names(tmp_path / "c") == ["step=8.ckpt"]
+
+
+@pytest.mark.parametrize("validate", [True, False])
+def test_the_mean_of_a_training_epoch_is_waited_for(tmp_path, validate):
+    class Counting(Tiny):
+        def training_step(self, batch, batch_idx):
+            self.log("mean", float(self.current_epoch), on_step=False, on_epoch=True)
+            return super().training_step(batch, batch_idx)
+
+    checkpoint = ModelCheckpoint(tmp_path / "c", "{step}", monitor="mean", every_n_train_steps=2, save_top_k=-1)
+    fit(tmp_path, checkpoint, module=Counting(), max_epochs=2, validate=validate)
+    assert scores(checkpoint) == {"step=4.ckpt": 0.0, "step=8.ckpt": 1.0}
+
+
+def test_a_value_of_each_step_is_not_waited_for(tmp_path):
+    checkpoint = ModelCheckpoint(tmp_path / "c", "{step}", monitor="train_loss", every_n_train_steps=3, save_top_k=-1)
+    fit(tmp_path, checkpoint, max_epochs=1)
+    assert names(tmp_path / "c") == ["step=3.ckpt", "step=4.ckpt"]
+
+
+def test_what_no_validation_has_judged_before_the_end_is_told(tmp_path):
+    options = {"val_losses": [1.0], "max_steps": 7}
+    checkpoint = ModelCheckpoint(tmp_path / "c", "{step}", monitor="val_loss", every_n_train_steps=2, save_top_k=-1)
+    with pytest.warns(
+        UserWarning, match=r"not kept what was due before training ended with step 7: no validation came"
+    ):
+        fit(tmp_path, checkpoint, **options)
+    assert scores(checkpoint) == {"step=4.ckpt": 1.0}
+    checkpoint = ModelCheckpoint(tmp_path / "d", "{step}", monitor="val_loss", every_n_train_steps=2, save_last=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        fit(tmp_path, checkpoint, **options)
+    assert names(tmp_path / "d") == ["last.ckpt", "step=4.ckpt"]
+    assert read(tmp_path / "d/last.ckpt")["progress"]["global_step"] == 7
+
+
+def test_the_last_one_is_written_when_it_is_due_and_once(tmp_path):
+    saves = []
+
+    class Noting(TorchCheckpointIO):
+        def save_checkpoint(self, state, path, *, collectives):
+            saves.append((os.path.basename(path), state["progress"]["global_step"]))
+            super().save_checkpoint(state, path, collectives=collectives)
+
+    checkpoint = ModelCheckpoint(
+        tmp_path / "c",
+        "{step}",
+        monitor="val_loss",
+        every_n_train_steps=2,
+        save_last=True,
+        enable_version_counter=False,
+    )
+    fit(tmp_path, checkpoint, val_losses=[1.0], max_epochs=1, plugins=[Noting()])
+    assert saves == [("last.ckpt", 2), ("last.ckpt", 4), ("step=4.ckpt", 4)]
+
+
+def test_a_run_goes_on_with_a_save_that_waits(tmp_path):
+    def make():
+        return ModelCheckpoint(tmp_path / "c", "{step}", monitor="val_loss", every_n_train_steps=2, save_last=True)
+
+    with pytest.warns(UserWarning, match="has kept nothing as the best"):
+        fit(tmp_path, make(), max_steps=2, val_check_interval=3)
+    assert names(tmp_path / "c") == ["last.ckpt"]
+    resumed = make()
+    options = {"max_steps": 3, "val_check_interval": 3, "ckpt_path": tmp_path / "c/last.ckpt"}
+    fit(tmp_path, resumed, val_losses=[1.0], **options)
+    assert scores(resumed) == {"step=3.ckpt": 1.0}
+
+
+def test_a_run_that_never_validates_says_that_nothing_was_kept(tmp_path):
+    checkpoint = ModelCheckpoint(tmp_path / "c", monitor="val_loss")
+    with pytest.warns(UserWarning, match=r"has kept nothing as the best: it monitors 'val_loss', which was not logged"):
+        fit(tmp_path, checkpoint, check_val_every_n_epoch=9)
+
+
+@pytest.mark.parametrize("monitor", ["train_loss", "step", "epoch"])
+def test_other_monitors(tmp_path, monitor):
+    checkpoint = ModelCheckpoint(tmp_path / "c", "{epoch}", monitor=monitor, mode="max", save_top_k=1)
+    trainer = fit(tmp_path, checkpoint, validate=False)
+    expected = {"train_loss": None, "step": 12.0, "epoch": 2.0}[monitor]
+    if expected is None:
+        assert names(tmp_path / "c") == ["epoch=0.ckpt"]
+        assert checkpoint.best_model_score > trainer.callback_metrics["train_loss"]
+    else:
+        assert checkpoint.best_model_score == expected
+
+
+# state --------------------------------------------------------------------------------------------------------------
+
+
+def test_ranks_go_on_when_a_run_is_resumed(tmp_path):
+    def make():
+        return ModelCheckpoint(tmp_path / "c", "{epoch}", monitor="val_loss", save_top_k=2, save_last=True)
+
+    fit(tmp_path, make(), val_losses=[3.0, 1.0], max_epochs=2)
+    resumed = make()
+    module = Tiny([3.0, 1.0, 2.0, 4.0])
+    module.num_validations = 2
+    fit(tmp_path, resumed, module=module, max_epochs=4, ckpt_path=str(tmp_path / "c/last.ckpt"))
+    assert names(tmp_path / "c") == ["epoch=1.ckpt", "epoch=2.ckpt", "last.ckpt"]
+    assert {os.path.basename(p): float(s) for p, s in resumed.best_k_models.items()} == {
+        "epoch=1.ckpt": 1.0,
+        "epoch=2.ckpt": 2.0,
+    }
+    assert resumed.best_model_path.endswith("epoch=1.ckpt")
+    assert resumed.best_model_score.item() == 1.0
+
+
+def test_a_checkpoint_knows_itself(tmp_path):
+    checkpoint = ModelCheckpoint(tmp_path / "c", monitor="val_loss")
+    fit(tmp_path, checkpoint)
+    state = read(checkpoint.best_model_path)["callbacks"][checkpoint.state_key]["state"]
+    assert list(state["best_k_models"]) == [checkpoint.best_model_path]
+
+
+def test_checkpoints_of_another_folder_are_not_touched(tmp_path):
+    fit(tmp_path, ModelCheckpoint(tmp_path / "a", "{epoch}", monitor="val_loss"), val_losses=[1.0], max_epochs=1)
+    resumed = ModelCheckpoint(tmp_path / "b", "{epoch}", monitor="val_loss")
+    fit(tmp_path, resumed, val_losses=[0.5], max_epochs=2, ckpt_path=str(tmp_path / "a/epoch=0.ckpt"))
+    assert names(tmp_path / "a") == ["epoch=0.ckpt"]
+    assert names(tmp_path / "b") == ["epoch=1.ckpt"]
+
+
+def test_several_in_one_trainer(tmp_path):
+    best = ModelCheckpoint(tmp_path / "best", "{epoch}", monitor="val_loss")
+    steps = ModelCheckpoint(tmp_path / "steps", "{step}", every_n_train_steps=4, save_top_k=-1)
+    fit(tmp_path, best, steps, val_losses=[1.0, 2.0], max_epochs=2)
+    assert names(tmp_path / "best") == ["epoch=0.ckpt"]
+    assert names(tmp_path / "steps") == ["step=4.ckpt", "step=8.ckpt"]
+
+
+def test_two_that_cannot_be_told_apart(tmp_path):
+    with pytest.raises(ConfigurationError, match=r"Two callbacks have the state key .*Override state_key"):
+        make_trainer(tmp_path, ModelCheckpoint("a"), ModelCheckpoint("b"))
+
+
+def test_checkpoints_hold_what_callbacks_after_them_in_the_list_have_reached(tmp_path):
+    class Count(Callback):
+        count = 0
+
+        def on_train_epoch_end(self, trainer, module):
+            self.count += 1
+
+        def state_dict(self):
+            return {"count": self.count}
+
+    class Late(Count):
+        runs_last = True
+
+    checkpoint = ModelCheckpoint(tmp_path / "c")
+    trainer = fit(tmp_path, checkpoint, Count(), Late())
+    assert trainer.callbacks[-1] is checkpoint
+    saved = read(checkpoint.best_model_path)["callbacks"]
+    assert [saved[name]["state"]["count"] for name in ("Count", "Late")] == [3, 3]
+
+
+def test_states_are_found_wherever_the_classes_stand(tmp_path):
+    """A class that was pickled by value, as cloudpickle does it, has another `__qualname__` where it is unpickled."""
+    loaded = []
+
+    def callbacks(where):
+        class Other(Callback):
+            def state_dict(self):
+                return {"is": "kept"}
+
+            def load_state_dict(self, state):
+                loaded.append(state)
+
+        class Saves(ModelCheckpoint):
+            def load_state_dict(self, state):
+                loaded.append("saves")
+
+        for kind in (Other, Saves):
+            kind.__qualname__ = f"{where}{kind.__name__}"
+        return Saves(tmp_path / "c", save_top_k=-1), Other()
+
+    trainer = fit(tmp_path, *callbacks("main.<locals>."))
+    path = trainer.callbacks[-1].best_model_path
+    fit(tmp_path, *callbacks(""), ckpt_path=path, max_epochs=4)
+    assert loaded == [{"is": "kept"}, "saves"]
+
+
+# weights only -------------------------------------------------------------------------------------------------------
+
+
+def test_weights_only(tmp_path):
+    checkpoint = ModelCheckpoint(tmp_path / "c", save_weights_only=True)
+    trainer = fit(tmp_path, checkpoint)
+    saved = read(checkpoint.best_model_path)
+    assert sorted(saved) == ["format", "model", "module_section"]
+    other = Tiny()
+    other.layer.weight.data.fill_(9.0)
+    trainer.validate(other, loader(), ckpt_path=checkpoint.best_model_path)
+    assert torch.equal(other.layer.weight, saved["model"]["layer.weight"])
+    with pytest.raises(CheckpointError, match=r"holds weights only, so training can't go on from it"):
+        fit(tmp_path, ModelCheckpoint(), ckpt_path=checkpoint.best_model_path, max_epochs=9)
+
+
+def test_verbose(tmp_path, capsys):
+    checkpoint = ModelCheckpoint(tmp_path / "c", "{epoch}", verbose=True)
+    fit(tmp_path, checkpoint, max_epochs=1)
+    assert f"ModelCheckpoint: step 4 is saved in {tmp_path}/c/epoch=0.ckpt" in capsys.readouterr().out
+    fit(tmp_path, ModelCheckpoint(tmp_path / "quiet"), max_epochs=1)
+    assert capsys.readouterr().out == ""
+
+
+# bad input ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"mode": "best"}, r"ModelCheckpoint\(mode='best'\): expected 'min'"),
+        ({"save_top_k": -2}, r"save_top_k=-2\): expected a number, or -1 for all"),
+        ({"save_top_k": 3}, r"save_top_k=3\) can't tell which are best without monitor"),
+        ({"save_last": "copy"}, r"save_last='copy'\): expected True, False or 'link'"),
+        ({"every_n_epochs": -1}, r"every_n_epochs=-1\): expected a positive number"),
+        (
+            {"every_n_epochs": 1, "every_n_train_steps": 5},
+            r"got every_n_train_steps and every_n_epochs; expected one of them",
+        ),
+        ({"train_time_interval": "1:00"}, r"train_time_interval='1:00': expected a timedelta, .* or 'DD:HH:MM:SS'"),
+    ],
+)
+def test_arguments_that_cannot_be(options, message):
+    with pytest.raises(ConfigurationError, match=message):
+        ModelCheckpoint(**options)
+
+
+def test_one_that_was_switched_off(tmp_path):
+    with pytest.raises(ConfigurationError, match=r"enable_checkpointing=False, and callbacks has a ModelCheckpoint"):
+        make_trainer(tmp_path, ModelCheckpoint(), enable_checkpointing=False)

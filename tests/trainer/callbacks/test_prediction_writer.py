@@ -1,0 +1,69 @@
+import pytest
+import torch
+
+from core import ConfigurationError
+from core.callbacks import BasePredictionWriter
+from support.tiny import Tiny, loader, make_trainer
+from trainer.callbacks.ranks_program import make_trainer as make_parallel_trainer
+from trainer.callbacks.writers import Writer
+
+
+def files(folder):
+    return {path.stem: torch.load(path) for path in sorted(folder.glob("*.pt"))}
+
+
+def expected(num_samples=8):
+    return Tiny()(loader(num_samples).dataset.tensors[0])
+
+
+class Predicting(Tiny):
+    def predict_step(self, batch, batch_idx):
+        return self(batch[0])
+
+
+def test_each_batch(tmp_path):
+    trainer = make_trainer(tmp_path, Writer(tmp_path, "batch"))
+    assert trainer.predict(Predicting(), [loader(), loader(3)], return_predictions=False) is None
+    written = files(tmp_path)
+    assert sorted(written) == ["0-0-rank0", "0-1-rank0", "0-2-rank0", "0-3-rank0", "1-0-rank0", "1-1-rank0"]
+    assert [written[f"0-{index}-rank0"]["indices"] for index in range(4)] == [[0, 1], [2, 3], [4, 5], [6, 7]]
+    assert written["1-1-rank0"]["indices"] == [2]
+    assert torch.equal(written["0-3-rank0"]["prediction"], expected()[6:])
+    assert torch.equal(written["0-3-rank0"]["batch"][0], loader().dataset.tensors[0][6:])
+
+
+@pytest.mark.parametrize("interval", ["epoch", "batch_and_epoch"])
+def test_all_at_the_end(tmp_path, interval):
+    make_trainer(tmp_path, Writer(tmp_path, interval)).predict(Predicting(), [loader(), loader(3)])
+    written = files(tmp_path)
+    everything = written.pop("all-rank0")
+    assert torch.equal(torch.cat(everything["predictions"][0]), expected())
+    assert [len(predictions) for predictions in everything["predictions"]] == [4, 2]
+    assert everything["indices"] == [[[0, 1], [2, 3], [4, 5], [6, 7]], [[0, 1], [2]]]
+    assert len(written) == (6 if interval == "batch_and_epoch" else 0)
+
+
+def test_a_loader_without_indices(tmp_path):
+    make_trainer(tmp_path, Writer(tmp_path, "batch")).predict(Predicting(), [[torch.ones(1, 2)]])
+    assert files(tmp_path)["0-0-rank0"]["indices"] is None
+
+
+def test_every_rank_writes_its_share(tmp_path):
+    make_parallel_trainer(tmp_path, Writer(tmp_path, "batch")).predict(Predicting(), loader())
+    whole = torch.empty(8, 1)
+    written = files(tmp_path)
+    assert sorted(written) == ["0-0-rank0", "0-0-rank1", "0-1-rank0", "0-1-rank1"]
+    for part in written.values():
+        whole[part["indices"]] = part["prediction"]
+    assert torch.allclose(whole, expected())
+
+
+def test_what_is_missing(tmp_path):
+    class Half(BasePredictionWriter):
+        def write_on_batch_end(self, *_):
+            pass
+
+    with pytest.raises(ConfigurationError, match=r"Half\(write_interval='epoch'\) has no write_on_epoch_end\(\)"):
+        Half("epoch")
+    with pytest.raises(ConfigurationError, match=r"write_interval='step'\): expected one of 'batch', 'epoch'"):
+        Half("step")

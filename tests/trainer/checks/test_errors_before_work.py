@@ -1,0 +1,411 @@
+"""Errors before anything runs: each says what was expected, what came, and what to do."""
+
+import re
+import threading
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+
+from core import (
+    STRATEGY_REGISTRY,
+    Callback,
+    Capability,
+    ConfigurationError,
+    LaunchError,
+    Module,
+    ModuleError,
+    Strategy,
+    Trainer,
+    UnsupportedError,
+)
+from core.callbacks import (
+    DeviceStatsMonitor,
+    GradientAccumulationScheduler,
+    LambdaCallback,
+    LearningRateMonitor,
+    StochasticWeightAveraging,
+    ThroughputMonitor,
+)
+from support.small_nets import QUIET, Net, batches
+
+
+def fit(module, *loaders, **options):
+    trainer = Trainer(**{"max_epochs": 1, **QUIET, **options})
+    trainer.fit(module, *(loaders or (batches(),)))
+    return trainer
+
+
+class Missing(nn.Module):
+    def __init__(self, **methods):
+        super().__init__()
+        self.layer = nn.Linear(4, 1)
+
+
+def without(name):
+    methods = {"training_step": Net.training_step, "configure_optimizers": Net.configure_optimizers}
+    return type("Missing", (Missing,), {key: value for key, value in methods.items() if key != name})()
+
+
+# what spawned processes need ----------------------------------------------------------------------------------------
+
+
+class LeavesOut:
+    def __init__(self):
+        self.lock = threading.Lock()
+
+    def __getstate__(self):
+        return {}
+
+
+@pytest.mark.parametrize("place", ["module.helper.lock", "callbacks[0].lock", "module.helper['lock']"])
+def test_what_cannot_be_pickled_is_named_by_its_attribute(place):
+    net, callback = Net(), Callback()
+    callback.left_out = LeavesOut()
+    helper = SimpleNamespace(lock=threading.Lock())
+    if place.startswith("callbacks"):
+        callback.lock = helper.lock
+    else:
+        net.helper = vars(helper) if "[" in place else helper
+    message = rf"need, and run\.{re.escape(place)} can't be pickled: cannot pickle '_thread\.lock' object\."
+    with pytest.raises(LaunchError, match=message):
+        fit(net, strategy="ddp_spawn", devices=2, accelerator="cpu", callbacks=[callback])
+
+
+# the module ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["training_step", "configure_optimizers"])
+def test_a_missing_method(name):
+    with pytest.raises(ModuleError, match=rf"Missing has no {name}\(\), which fit needs. Define it\.$"):
+        fit(without(name))
+
+
+def test_a_module_of_core_that_defines_no_optimizers():
+    class Bare(Module):
+        training_step = Net.training_step
+
+    with pytest.raises(ModuleError, match=r"Bare has no configure_optimizers\(\), which fit needs. Define it\.$"):
+        fit(Bare())
+
+
+def test_a_misspelt_method():
+    module = without("training_step")
+    type(module).trainning_step = lambda self, batch: None
+    with pytest.raises(ModuleError, match=r"has no training_step\(\).* There is trainning_step\(\): was that meant\?"):
+        fit(module)
+
+
+@pytest.mark.parametrize(
+    ("given", "described"),
+    [(batches(), "an object of type list"), (Net, "the class Net"), (None, "an object of type NoneType")],
+)
+def test_something_that_is_no_module(given, described):
+    with pytest.raises(ModuleError, match=rf"fit got {described}.*; expected a core.Module, or another nn.Module, and"):
+        fit(given)
+
+
+def test_a_missing_validation_step():
+    with pytest.raises(ModuleError, match=r"Net has no validation_step\(\), which validation during fit needs"):
+        fit(Net(), batches(), batches())
+    with pytest.raises(ModuleError, match=r"Net has no validation_step\(\), which validate needs"):
+        Trainer(**QUIET).validate(Net(), batches())
+
+
+def test_a_validation_step_without_data():
+    class Validating(Net):
+        def validation_step(self, batch):
+            pass
+
+    with pytest.warns(UserWarning, match=r"Validating has a validation_step\(\), and no validation loader was given"):
+        fit(Validating())
+    fit(Validating(), limit_val_batches=0)
+
+
+def test_training_without_an_optimizer():
+    class Fixed(Net):
+        def configure_optimizers(self):
+            return None
+
+    module = Fixed()
+    before = module.layer.weight.clone()
+    with pytest.warns(UserWarning, match="Fixed.configure_optimizers returned no optimizer: training without one, no"):
+        trainer = fit(module)
+    assert torch.equal(module.layer.weight, before)
+    assert trainer.global_step == 0
+    with pytest.raises(ConfigurationError, match=r"max_steps=5 counts optimizer steps, and .* returned no optimizer"):
+        fit(Fixed(), max_steps=5, max_epochs=-1)
+
+
+def test_without_an_optimizer_nor_a_graph():
+    class Counting(Net):
+        seen = 0
+
+        def training_step(self, batch):
+            self.seen += 1
+            return torch.zeros(())
+
+        def configure_optimizers(self):
+            return None
+
+    module = Counting()
+    with pytest.warns(UserWarning, match="training without one"):
+        fit(module)
+    assert module.seen == 3
+
+
+@pytest.mark.parametrize(
+    ("output", "described"),
+    [
+        (1.5, "float 1.5"),
+        ("loss", "str 'loss'"),
+        ({"los": torch.ones(())}, r"a dict with \['los'\]"),
+        ({"loss": 2}, r"dict {'loss': 2}"),
+        (torch.ones(3, requires_grad=True), r"a tensor of shape \(3,\)"),
+        ({"loss": torch.ones(2, 2, requires_grad=True)}, r"a tensor of shape \(2, 2\)"),
+    ],
+)
+def test_a_wrong_return_type(output, described):
+    class Wrong(Net):
+        def training_step(self, batch):
+            return output
+
+    with pytest.raises(ModuleError, match=rf"training_step returned {described}.*; expected a scalar tensor, a dict"):
+        fit(Wrong())
+
+
+def test_a_loss_without_a_graph():
+    class Detached(Net):
+        def training_step(self, batch):
+            return self.layer(batch).sum().detach()
+
+    with pytest.raises(ModuleError, match=r"a loss without a graph, so that nothing can be learned.*don't detach it"):
+        fit(Detached())
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (1, 1)])
+def test_a_loss_of_one_element(shape):
+    class Shaped(Net):
+        def training_step(self, batch):
+            return self.layer(batch).sum().reshape(shape)
+
+    assert fit(Shaped()).global_step == 3
+
+
+class Skipping(Net):
+    """Returns no loss for some batches."""
+
+    def __init__(self, *skipped):
+        super().__init__()
+        self.skipped = skipped
+
+    def training_step(self, batch, batch_idx):
+        return None if batch_idx in self.skipped else super().training_step(batch, batch_idx)
+
+
+def test_none_skips_a_batch():
+    with pytest.warns(UserWarning, match="Skipping.training_step returned None for batch 1 of epoch 0: the") as caught:
+        assert fit(Skipping(1, 2), max_epochs=2).global_step == 2
+    assert len(caught) == 1
+    assert "If that isn't meant, end it with `return loss`" in str(caught[0].message)
+
+
+@pytest.mark.parametrize("options", [{}, {"accumulate_grad_batches": 2}, {"max_epochs": -1, "max_steps": 3}])
+def test_a_forgotten_return(options):
+    seen = "Skipping.training_step returned None for all 3 batches of epoch 0, so that nothing was learned. Expected"
+    with (
+        pytest.warns(UserWarning, match="returned None for batch 0 of epoch 0"),
+        pytest.raises(ModuleError, match=f"{seen} a scalar tensor.* `return loss`; or set self.automatic_optimization"),
+    ):
+        fit(Skipping(0, 1, 2), **options)
+
+
+def test_none_for_an_optimizer_that_evaluates_the_loss():
+    class Evaluating(Skipping):
+        def configure_optimizers(self):
+            return torch.optim.LBFGS(self.parameters())
+
+    with pytest.raises(ModuleError, match="None for batch 1 of epoch 0, and LBFGS evaluates the loss inside of its"):
+        fit(Evaluating(1))
+
+
+def test_manual_optimization_that_steps_nothing():
+    class Idle(Net):
+        automatic_optimization = False
+
+    message = "No optimizer has updated parameters in the 3 batches of epoch 0: Idle has automatic_optimization = False"
+    with pytest.warns(UserWarning, match=message) as caught:
+        fit(Idle(), max_epochs=2)
+    assert len(caught) == 1
+
+
+def test_none_where_nothing_could_be_learned():
+    class Frozen(Skipping):
+        def configure_optimizers(self):
+            return None
+
+    with pytest.warns(UserWarning, match="training without one") as caught:
+        fit(Frozen(0, 1, 2))
+    assert len(caught) == 1
+    module = Skipping(0, 1, 2)
+    module.requires_grad_(False)
+    fit(module)
+
+
+# callbacks ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("callback", "options"),
+    [
+        (LearningRateMonitor(), {}),
+        (DeviceStatsMonitor(), {}),
+        (ThroughputMonitor(), {}),
+        (GradientAccumulationScheduler({1: 2}), {"accumulate_grad_batches": 2}),
+        (StochasticWeightAveraging(0.1, 0.5), {"max_epochs": -1, "max_steps": 3}),
+    ],
+)
+def test_a_callback_that_cannot_work_says_so_before_processes_are_made(callback, options):
+    begun = []
+    begins = LambdaCallback(setup=lambda *_: begun.append(True))
+    with pytest.raises(ConfigurationError, match=type(callback).__name__):
+        fit(Net(), callbacks=[begins, callback], **options)
+    assert begun == []
+
+
+# arguments ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            {"deterministic": True, "benchmark": True},
+            "deterministic=True and benchmark=True contradict each other: .* Leave one of them out",
+        ),
+        ({"deterministic": "yes"}, "deterministic='yes': expected True, False, or 'warn'"),
+        ({"gradient_clip_val": -1}, "gradient_clip_val=-1: expected a positive number, or None"),
+        ({"gradient_clip_algorithm": "max"}, "gradient_clip_algorithm='max': expected 'norm' or 'value'"),
+        ({"accumulate_grad_batches": 0}, "accumulate_grad_batches=0: expected an integer of at least 1"),
+        (
+            {"precision": "16-mixed"},
+            "precision='16-mixed' is for GPUs, and this run is on a CPU.* Use precision='bf16-mixed'",
+        ),
+        ({"compile": "max-autotune"}, "compile='max-autotune': expected True, False, or a dict of torch.compile's"),
+        ({"compile": {"mod": "default"}}, "compile has 'mod', which torch.compile doesn't take. Did you mean 'mode'"),
+        ({"compile": {"region": "units", "mod": 1}}, "compile has 'mod', .*; and core takes 'region'"),
+        ({"compile": {"mode": "default", "options": {"a": 1}}}, "compile has both 'mode' and 'options'"),
+        (
+            {"callbacks": "early", "strategy": "auto"},
+            r"Unknown event hooks 'early'.* Callbacks are passed as instances",
+        ),
+        (
+            {"callbacks": [Callback], "strategy": "auto"},
+            r"callbacks has the class Callback \(did you mean Callback\(\)\?\); expected",
+        ),
+    ],
+)
+def test_arguments_that_cannot_be_met(options, message):
+    with pytest.raises(ConfigurationError, match=message):
+        Trainer(**{**QUIET, **options})
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        {"logger": True},
+        {"enable_checkpointing": True},
+        {"enable_progress_bar": True},
+        {"enable_model_summary": True},
+        {"num_sanity_val_steps": 2},
+        {"log_every_n_steps": 10},
+        {"fast_dev_run": True},
+        {"detect_anomaly": True},
+        {"profiler": "simple"},
+    ],
+    ids=lambda option: next(iter(option)),
+)
+def test_barebones_and_something_else(option):
+    name, value = next(iter(option.items()))
+    with pytest.raises(ConfigurationError, match=rf"barebones=True leaves out everything .*, and {name}={value!r} was"):
+        Trainer(accelerator="cpu", barebones=True, **option)
+
+
+def test_sync_batchnorm_on_a_cpu():
+    with pytest.raises(ConfigurationError, match=r"sync_batchnorm=True with DDPStrategy on the CPU: .*SyncBatchNorm"):
+        Trainer(sync_batchnorm=True, strategy="ddp", devices=1, **QUIET)
+    assert fit(Net(), sync_batchnorm=True).global_step == 3  # one device has nothing to synchronize
+
+
+def test_an_optimizer_that_evaluates_the_loss_repeatedly():
+    class Evaluating(Net):
+        def configure_optimizers(self):
+            return torch.optim.LBFGS(self.parameters())
+
+    assert fit(Evaluating()).global_step == 3
+    with pytest.raises(ConfigurationError, match="accumulate_grad_batches=2, and LBFGS evaluates the loss several tim"):
+        fit(Evaluating(), accumulate_grad_batches=2)
+
+
+class Manual(Net):
+    def __init__(self):
+        super().__init__()
+        self.automatic_optimization = False
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"accumulate_grad_batches": 2}, "accumulate_grad_batches=2, and Manual has automatic_optimization=False"),
+        ({"gradient_clip_val": 1.0}, r"gradient_clip_val=1.0, and Manual .* Call self.clip_gradients\(optimizer"),
+    ],
+)
+def test_manual_optimization_and_what_belongs_to_automatic(options, message):
+    with pytest.raises(ConfigurationError, match=message):
+        fit(Manual(), **options)
+
+
+# capabilities -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def limited():
+    class Limited(Strategy):
+        has = Capability.NONE
+
+        @property
+        def capabilities(self):
+            return self.has
+
+    STRATEGY_REGISTRY.register("limited", Limited)
+    yield Limited
+    STRATEGY_REGISTRY.remove("limited")
+
+
+def test_manual_optimization_without_the_capability(limited):
+    with pytest.raises(UnsupportedError, match="Manual has automatic_optimization=False, and Limited can't") as raised:
+        fit(Manual(), strategy="limited")
+    assert raised.value.capability is Capability.MANUAL_OPTIMIZATION
+
+
+def test_clipping_by_value_without_the_capability(limited):
+    with pytest.raises(UnsupportedError, match=r"'value': Limited can't clip gradients by value. Use 'norm'") as raised:
+        fit(Net(), strategy="limited", gradient_clip_val=1.0, gradient_clip_algorithm="value")
+    assert raised.value.capability is Capability.CLIP_BY_VALUE
+
+
+@pytest.mark.parametrize(
+    ("capability", "name"),
+    [
+        (Capability.OWNS_STEP, "optimizer_step"),
+        (Capability.OWNS_STEP, "backward"),
+        (Capability.OWNS_CLIPPING, "configure_gradient_clipping"),
+        (Capability.OWNS_SCHEDULER, "lr_scheduler_step"),
+    ],
+)
+def test_an_override_of_what_the_strategy_does_itself(limited, capability, name):
+    limited.has = capability
+    module = type("Own", (Net,), {name: lambda self, *args: None})()
+    with pytest.raises(UnsupportedError, match=f"Own overrides {name}, and Limited does that inside its own step"):
+        fit(module, strategy="limited")

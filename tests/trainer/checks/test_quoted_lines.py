@@ -1,0 +1,93 @@
+"""Warnings and errors that lead to the user's own line: the method that they are about, or the call."""
+
+import inspect
+import warnings
+
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from core import Module, ModuleError, Trainer
+from core.trainer.settings.warn_at import warn_at
+from support.small_nets import QUIET, Net, batches
+
+
+class Misspelt(Net):
+    def on_train_epoch_strat(self):
+        pass
+
+
+class NoOptimizer(Net):
+    def configure_optimizers(self):
+        return None
+
+
+class NotANumber(Net):
+    def training_step(self, batch, batch_idx):
+        return super().training_step(batch, batch_idx) * float("nan")
+
+
+@pytest.mark.parametrize(
+    ("kind", "method", "text"),
+    [
+        (Misspelt, "on_train_epoch_strat", "is not a hook"),
+        (NoOptimizer, "configure_optimizers", "returned no optimizer"),
+        (NotANumber, "training_step", "returned a loss of nan"),
+    ],
+)
+def test_a_warning_quotes_the_method_that_it_is_about(kind, method, text):
+    with pytest.warns(UserWarning, match=text) as caught:
+        Trainer(**QUIET, max_epochs=1).fit(kind(), batches())
+    (warning,) = (each for each in caught if text in str(each.message))
+    assert warning.filename == __file__
+    assert warning.lineno == inspect.getsourcelines(getattr(kind, method))[1]
+
+
+def test_without_a_function_the_call_is_quoted():
+    class Logging(Net):
+        def training_step(self, batch, batch_idx):
+            self.log("train_loss", float("inf"))
+            return super().training_step(batch, batch_idx)
+
+    with pytest.warns(UserWarning, match="The logged loss 'train_loss' is inf") as caught:
+        Trainer(**{**QUIET, "logger": False}, max_epochs=1).fit(Logging(), batches())
+    assert {each.filename for each in caught if "train_loss" in str(each.message)} == {__file__}
+
+
+def test_a_warning_about_an_argument_quotes_the_call():
+    class Validating(Net):
+        def validation_step(self, batch, batch_idx):
+            pass
+
+    with pytest.warns(UserWarning, match="The validation loader shuffles") as caught:
+        Trainer(**QUIET, max_epochs=1).fit(Validating(), batches(), DataLoader([torch.ones(4)] * 2, shuffle=True))
+    assert {each.filename for each in caught} == {__file__}
+
+
+def test_a_wrapped_function_is_quoted_where_it_was_written():
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        warn_at(torch.no_grad()(batches), "it")
+        warn_at(print, "no code of its own")
+    assert [each.filename for each in caught] == [inspect.getsourcefile(batches), __file__]
+
+
+def test_what_was_meant_is_named():
+    class Several(Net):
+        def training_step(self, batch, batch_idx):
+            self.log({"loss": 1.0})
+
+    class Nameless(Net):
+        def training_step(self, batch, batch_idx):
+            self.log(torch.ones(()))
+
+    def fit(module):
+        Trainer(**QUIET, max_epochs=1).fit(module, batches())
+
+    with pytest.raises(ModuleError, match=r"got a dict as its name; .* self\.log_dict\(\{\.\.\.\}\) records several"):
+        fit(Several())
+    with pytest.raises(ModuleError, match=r"got a Tensor as its name; .* self\.log\('loss', loss\) records one"):
+        fit(Nameless())
+    with pytest.raises(ModuleError, match=r"fit got the class Net \(did you mean Net\(\)\?\)"):
+        fit(Net)
+    assert issubclass(Net, Module)

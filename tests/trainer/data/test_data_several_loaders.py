@@ -1,0 +1,246 @@
+from collections import namedtuple
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, get_worker_info
+
+from core import Callback, CheckpointError, CombinedLoader, ConfigurationError, Fabric
+from core.fabric import seed_everything
+from support.resuming import on_ranks
+from trainer.recording import (
+    Numbers,
+    Recorder,
+    Validating,
+    flat,
+    forget,
+    loader,
+    make_parallel_trainer,
+    make_trainer,
+    numbers,
+    seen,
+    stream,
+)
+
+LONG, SHORT = [[0, 1], [2, 3], [4, 5]], [[100, 101], [102, 103]]
+
+
+def pair(**options):
+    return {"a": loader(**options), "b": loader(4, start=100, **options)}
+
+
+def batches(combined):
+    return [{key: None if value is None else value.tolist() for key, value in batch.items()} for batch in combined]
+
+
+@pytest.mark.parametrize(
+    ("mode", "short"),
+    [("min_size", SHORT), ("max_size", [*SHORT, None]), ("max_size_cycle", [*SHORT, SHORT[0]])],
+)
+def test_one_batch_of_each(mode, short):
+    combined = CombinedLoader(pair(), mode=mode)
+    expected = [{"a": a, "b": b} for a, b in zip(LONG, short, strict=False)]
+    assert len(combined) == len(short)
+    assert batches(combined) == expected
+    assert batches(combined) == expected  # the next epoch
+
+
+def test_one_loader_after_the_other():
+    combined = CombinedLoader(pair(), mode="sequential")
+    assert len(combined) == 5
+    assert [batch.tolist() for batch in combined] == LONG + SHORT
+
+
+def test_a_batch_has_the_structure_of_the_loaders():
+    Pair = namedtuple("Pair", "x y")
+    (batch,) = CombinedLoader({"p": Pair(loader(2), [loader(2), (stream(2),)])})
+    assert type(batch["p"]) is Pair
+    assert [type(part) for part in batch["p"].y] == [torch.Tensor, tuple]
+    assert [name for name, _ in CombinedLoader({"p": [loader(2), {"q": loader(2)}]}).leaves] == ["p.0", "p.1.q"]
+
+
+def test_a_loader_that_begins_again_shuffles_anew(tmp_path):
+    loaders = {"a": loader(12, shuffle=True), "b": loader(4, start=100, shuffle=True)}
+    torch.manual_seed(3)
+    make_trainer(tmp_path).fit(Recorder(tmp_path), loaders)
+    passes = [[tuple(batch["b"]) for batch in seen(tmp_path)[start : start + 2]] for start in (0, 2, 4)]
+    assert all(sorted(flat([list(batch) for batch in one])) == [100, 101, 102, 103] for one in passes)
+    assert len({tuple(one) for one in passes}) > 1
+    assert sorted(flat([batch["a"] for batch in seen(tmp_path)])) == list(range(12))
+
+
+@pytest.mark.parametrize("loaders", [pair(), CombinedLoader(pair(), "max_size_cycle")], ids=["dict", "CombinedLoader"])
+def test_training_cycles_the_shorter_ones(tmp_path, loaders):
+    trainer = make_trainer(tmp_path, max_epochs=2)
+    trainer.fit(Recorder(tmp_path), loaders)
+    epoch = [{"a": a, "b": b} for a, b in zip(LONG, [*SHORT, SHORT[0]], strict=True)]
+    assert seen(tmp_path) == epoch * 2
+    assert trainer.num_training_batches == 3
+    assert set(trainer.train_dataloader) == {"a", "b"}
+
+
+def test_training_over_lists_and_in_other_modes(tmp_path):
+    make_trainer(tmp_path).fit(Recorder(tmp_path), [loader(), loader(4, start=100)])
+    assert seen(tmp_path)[2] == [[4, 5], [100, 101]]
+    forget(tmp_path)
+    make_trainer(tmp_path).fit(Recorder(tmp_path), CombinedLoader(pair(), "max_size"))
+    assert seen(tmp_path)[2] == {"a": [4, 5], "b": None}
+    forget(tmp_path)
+    make_trainer(tmp_path).fit(Recorder(tmp_path), CombinedLoader(pair(), "sequential"))
+    assert seen(tmp_path) == LONG + SHORT
+
+
+def test_a_list_of_batches_is_one_loader(tmp_path):
+    make_trainer(tmp_path).fit(Recorder(tmp_path), [torch.tensor([1]), torch.tensor([2])])
+    assert seen(tmp_path) == [[1], [2]]
+    forget(tmp_path)
+    make_trainer(tmp_path).fit(Recorder(tmp_path), [[torch.tensor([1]), torch.tensor([5])]])
+    assert seen(tmp_path) == [[[1], [5]]]
+
+
+def test_each_loader_is_sharded(tmp_path):
+    loaders = {"a": loader(8, shuffle=True), "b": loader(4, start=100)}
+    make_parallel_trainer(tmp_path).fit(Recorder(tmp_path), loaders)
+    ranks = [seen(tmp_path, rank=rank) for rank in (0, 1)]
+    assert sorted(flat([[batch["a"] for batch in rank] for rank in ranks])) == list(range(8))
+    assert [[batch["b"] for batch in rank] for rank in ranks] == [[[100, 101]] * 2, [[102, 103]] * 2]
+
+
+def test_no_loader_knows_its_length(tmp_path):
+    trainer = make_trainer(tmp_path)
+    trainer.fit(Recorder(tmp_path), {"a": stream(), "b": stream(4)})
+    assert [batch["b"] for batch in seen(tmp_path)] == [[0, 1], [2, 3], [0, 1]]
+    with pytest.raises(TypeError):
+        len(CombinedLoader({"a": stream()}))
+
+
+class SaveAt(Callback):
+    def __init__(self, path, batch):
+        self.path, self.batch = path, batch
+
+    def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx):
+        if trainer.progress.total_batches == self.batch:
+            trainer.save_checkpoint(self.path)
+
+
+@pytest.mark.parametrize(
+    ("mode", "stop"),
+    [
+        *((mode, stop) for mode in ("min_size", "max_size", "max_size_cycle", "sequential") for stop in (1, 2, 3, 4)),
+        ("max_size_cycle", 7),
+        ("sequential", 9),
+        ("sequential", 15),
+    ],
+)
+def test_a_run_goes_on_in_the_middle(tmp_path, mode, stop):
+    def loaders():
+        return CombinedLoader(
+            {"a": loader(10, shuffle=True), "b": loader(4, start=100, shuffle=True), "c": stream(6)}, mode
+        )
+
+    torch.manual_seed(1)
+    saving = SaveAt(tmp_path / "middle.ckpt", stop)
+    make_trainer(tmp_path, max_epochs=2, callbacks=saving).fit(Recorder(tmp_path), loaders())
+    whole = seen(tmp_path)
+    forget(tmp_path)
+    torch.manual_seed(5)
+    make_trainer(tmp_path, max_epochs=2).fit(Recorder(tmp_path), loaders(), ckpt_path=tmp_path / "middle.ckpt")
+    assert seen(tmp_path) == whole[stop:]
+
+
+def test_another_number_of_ranks_goes_on(tmp_path):
+    def loaders():
+        return {"a": loader(16, shuffle=True), "b": loader(8, start=100)}
+
+    saving = SaveAt(tmp_path / "middle.ckpt", 2)
+    make_trainer(tmp_path, callbacks=saving).fit(Recorder(tmp_path), loaders())
+    whole = seen(tmp_path)
+    forget(tmp_path)
+    make_parallel_trainer(tmp_path).fit(Recorder(tmp_path), loaders(), ckpt_path=tmp_path / "middle.ckpt")
+    ranks = [seen(tmp_path, rank=rank) for rank in (0, 1)]
+    rest = [batch for step in zip(*ranks, strict=True) for batch in step]
+    assert [batch["a"] for batch in rest] == [batch["a"] for batch in whole[2:]]
+
+
+def test_other_loaders_are_refused(tmp_path):
+    saving = SaveAt(tmp_path / "middle.ckpt", 1)
+    make_trainer(tmp_path, callbacks=saving).fit(Recorder(tmp_path), pair())
+    message = r"mode='max_size_cycle'\) with the loaders \['a', 'b'\]; this is mode='max_size_cycle' with \['a', 'c'\]"
+    with pytest.raises(CheckpointError, match=message):
+        make_trainer(tmp_path).fit(
+            Recorder(tmp_path), {"a": loader(), "c": loader()}, ckpt_path=tmp_path / "middle.ckpt"
+        )
+
+
+def test_evaluation_reads_them_one_after_the_other(tmp_path):
+    trainer = make_trainer(tmp_path)
+    results = trainer.validate(Validating(tmp_path), pair())
+    assert seen(tmp_path, "validation") == LONG + SHORT
+    assert results == [{"total/dataloader_idx_0": 15.0}, {"total/dataloader_idx_1": 406.0}]
+    assert trainer.num_val_batches == [3, 2]
+    assert len(trainer.val_dataloaders) == 2
+
+
+def test_evaluation_in_another_mode_has_one_result(tmp_path):
+    trainer = make_trainer(tmp_path)
+    (result,) = trainer.validate(Validating(tmp_path), CombinedLoader(pair(), "min_size"))
+    assert seen(tmp_path, "validation") == [{"a": [0, 1], "b": [100, 101]}, {"a": [2, 3], "b": [102, 103]}]
+    assert result == {"total": 6.0}
+    assert trainer.num_val_batches == [2]
+
+
+def test_evaluation_shards_each(tmp_path):
+    results = make_parallel_trainer(tmp_path).validate(Validating(tmp_path), [loader(7), loader(1, start=100)])
+    assert results == [{"total/dataloader_idx_0": 21.0}, {"total/dataloader_idx_1": 100.0}]
+    assert sorted(flat([seen(tmp_path, "validation", rank) for rank in (0, 1)])) == [*range(7), 100]
+
+
+def test_mistakes():
+    with pytest.raises(ConfigurationError, match=r"CombinedLoader\(mode='biggest'\): expected one of 'min_size'"):
+        CombinedLoader(pair(), mode="biggest")
+    with pytest.raises(ConfigurationError, match="CombinedLoader got no loader"):
+        CombinedLoader({})
+    once = CombinedLoader({"a": loader(6), "b": iter(loader(4))}, "max_size_cycle")
+    with pytest.raises(ConfigurationError, match="The loader 'b' gave no batch when it began again"):
+        list(once)
+
+
+class Drawn(Numbers):
+    """Samples with the seed of the worker that loads them."""
+
+    def __getitem__(self, index):
+        return torch.tensor([index, get_worker_info().seed])
+
+
+class Reader(Recorder):
+    def training_step(self, batch, batch_idx):
+        self.note("train", numbers(batch))
+        return self.layer(torch.ones(1, 1)).mean()
+
+
+def read_by_both(root, devices):
+    """The batches that the Trainer and Fabric give for the same two loaders and the same seed, in two epochs."""
+
+    def begin():
+        seed_everything(5)
+        return Reader(root), [DataLoader(Drawn(8), batch_size=2, shuffle=True, num_workers=1) for _ in range(2)]
+
+    options = {"devices": devices, "strategy": "ddp" if devices > 1 else "auto"}
+    module, loaders = begin()
+    trainer = make_trainer(root, max_epochs=2, **options)
+    trainer.fit(module, CombinedLoader(loaders))
+    trained = seen(root, rank=trainer.global_rank)
+    module, loaders = begin()
+    fabric = Fabric(accelerator="cpu", **options)
+    fabric.setup(module, module.configure_optimizers())
+    one, two = fabric.setup_dataloaders(*loaders)
+    read = [[first.tolist(), second.tolist()] for _ in range(2) for first, second in zip(one, two, strict=True)]
+    fabric.teardown()
+    return trained, read
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_fabric_and_the_trainer_give_the_same_batches_and_worker_seeds(tmp_path, num_ranks):
+    answers = on_ranks(num_ranks, read_by_both, tmp_path, num_ranks)
+    assert all(trained == read for trained, read in answers)
+    batches = [batch for trained, _ in answers for batch in trained]
+    assert len({str(batch) for step in batches for batch in step}) == 2 * len(batches) == 16

@@ -1,0 +1,923 @@
+"""The values that `self.log` takes, the places where it is called, and the metrics that come of it."""
+
+import math
+from collections import UserDict
+from dataclasses import dataclass
+from types import MappingProxyType, SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+import torchmetrics
+from torch.utils.data import DataLoader, TensorDataset
+
+from core import Logger, ModuleError, Trainer
+from core.callbacks import EarlyStopping, ModelCheckpoint
+from core.trainer.logging.scalar_widths import widest_float
+from support.small_nets import QUIET, Net, batches
+
+
+class Recorder(Logger):
+    def __init__(self):
+        self.rows = []
+
+    def log_metrics(self, metrics, step):
+        self.rows.append((step, dict(metrics)))
+
+
+class Logging(Net):
+    """Runs `act(self, hook, ...)` in every hook that is named."""
+
+    def __init__(self, act, *hooks):
+        super().__init__()
+        for hook in hooks:
+            setattr(self, hook, lambda *args, hook=hook: act(self, hook, *args))
+
+    def training_step(self, batch, batch_idx):
+        return super().training_step(batch, batch_idx)
+
+
+def fit(module, *, num_batches=3, validation=None, **options):
+    trainer = Trainer(**{**QUIET, "max_epochs": 1, "log_every_n_steps": 1, **options})
+    trainer.fit(module, batches(num_batches), validation)
+    return trainer
+
+
+def log_in_step(**options):
+    class InStep(Net):
+        def training_step(self, batch, batch_idx):
+            self.log("value", float(batch_idx), **options)
+            return super().training_step(batch, batch_idx)
+
+    return InStep()
+
+
+# defaults -----------------------------------------------------------------------------------------------------------
+
+BY_STEP = [
+    "on_train_batch_start",
+    "on_before_backward",
+    "on_after_backward",
+    "on_before_optimizer_step",
+    "on_before_zero_grad",
+    "on_train_batch_end",
+]
+BY_EPOCH = ["on_train_start", "on_train_epoch_start", "on_train_epoch_end"]
+IN_VALIDATION = [
+    "on_validation_start",
+    "on_validation_epoch_start",
+    "on_validation_batch_start",
+    "on_validation_batch_end",
+    "on_validation_epoch_end",
+]
+NOWHERE = [
+    "setup",
+    "on_fit_start",
+    "on_train_end",
+    "on_fit_end",
+    "teardown",
+    "on_validation_end",
+    "on_sanity_check_start",
+]
+
+
+@pytest.mark.parametrize("hook", BY_STEP)
+def test_a_hook_of_a_step_logs_steps(hook):
+    calls = []
+
+    def act(module, *_):
+        calls.append(None)
+        module.log("value", float(len(calls)))
+
+    recorder = Recorder()
+    fit(Logging(act, hook), logger=recorder)
+    assert [values["value"] for _, values in recorder.rows] == [1.0, 2.0, 3.0]
+
+
+@pytest.mark.parametrize("hook", BY_EPOCH)
+def test_a_hook_of_an_epoch_logs_the_epoch(hook):
+    recorder = Recorder()
+    fit(Logging(lambda module, *_: module.log("value", 2.0), hook), logger=recorder)
+    assert [values for _, values in recorder.rows] == [{"epoch": 0.0, "value": 2.0}]
+
+
+@pytest.mark.parametrize("hook", IN_VALIDATION)
+def test_a_hook_of_validation_logs_the_run(hook):
+    class Validating(Logging):
+        def validation_step(self, batch):
+            pass
+
+    recorder = Recorder()
+    module = Validating(lambda module, *_: module.log("value", 2.0), hook)
+    trainer = fit(module, validation=batches(2), logger=recorder)
+    assert [values for _, values in recorder.rows] == [{"epoch": 0.0, "value": 2.0}]
+    assert trainer.validate(module, batches(2)) == [{"value": 2.0}]
+
+
+@pytest.mark.parametrize("hook", NOWHERE)
+def test_a_hook_in_which_nothing_is_collected(hook):
+    class Validating(Logging):
+        def validation_step(self, batch):
+            pass
+
+    module = Validating(lambda module, *_: module.log("value", 2.0), hook)
+    message = (
+        r"self.log\('value'\) was called outside of the training, validation or test that a Trainer runs, where noth"
+    )
+    with pytest.raises(
+        ModuleError, match=message + r".* Log in a training, validation or test step, or in a hook betw"
+    ):
+        fit(module, validation=batches(1), num_sanity_val_steps=1)
+
+
+def test_the_hook_is_named():
+    class Early(Net):
+        def on_fit_start(self):
+            self.log("value", 1.0)
+
+    with pytest.raises(
+        ModuleError, match=r"self.log\('value'\) was called in on_fit_start, outside of the training, val"
+    ):
+        fit(Early())
+
+
+def test_outside_of_a_run():
+    """A word, once, before a run and after it: a step that is called by hand goes on."""
+    module, other = log_in_step(), log_in_step()
+    with pytest.warns(UserWarning, match=r"self.log\('value'\) records nothing, since no Trainer runs the module"):
+        module.log("value", 1.0)
+    module.log("value", 1.0)
+    trainer = fit(other)
+    with pytest.warns(UserWarning, match=r"self.log\('late'\) records nothing"):
+        other.log("late", 1.0)
+    assert "late" not in trainer.callback_metrics
+
+
+def test_during_prediction():
+    class Predicting(Net):
+        def predict_step(self, batch):
+            self.log("value", 1.0)
+
+    with pytest.raises(ModuleError, match=r"self.log\('value'\) was called while predicting, which has no metrics"):
+        Trainer(**QUIET).predict(Predicting(), batches())
+
+
+# options ------------------------------------------------------------------------------------------------------------
+
+
+def test_step_and_epoch():
+    recorder = Recorder()
+    trainer = fit(log_in_step(on_step=True, on_epoch=True), logger=recorder)
+    assert [values.get("value_step", values.get("value_epoch")) for _, values in recorder.rows] == [0.0, 1.0, 2.0, 1.0]
+    assert {name: float(value) for name, value in trainer.callback_metrics.items()} == {
+        "value_step": 2.0,
+        "value_epoch": 1.0,
+        "value": 1.0,
+    }
+
+
+@pytest.mark.parametrize(
+    ("reduction", "expected"),
+    [("mean", 1.0), ("sum", 3.0), ("min", 0.0), ("max", 2.0), (torch.sum, 3.0), (torch.amax, 2.0), (max, 2.0)],
+)
+def test_reductions(reduction, expected):
+    trainer = fit(log_in_step(on_step=False, on_epoch=True, reduce_fx=reduction))
+    assert float(trainer.callback_metrics["value"]) == expected
+
+
+def test_means_are_weighted_by_batch_size():
+    class Weighted(Net):
+        def validation_step(self, batch, batch_idx):
+            self.log("inferred", float(batch_idx))
+            self.log("given", float(batch_idx), batch_size=1 + 9 * batch_idx)
+
+    data = [torch.ones(3, 4), torch.ones(1, 4)]
+    results = Trainer(**QUIET).validate(Weighted(), data)
+    assert results == [{"inferred": pytest.approx(1 / 4), "given": pytest.approx(10 / 11)}]
+
+
+class Graphs:
+    """As a graph library collates: all nodes of several graphs in one tensor."""
+
+    def __init__(self, num_graphs):
+        self.num_graphs, self.x = num_graphs, torch.ones(10, 4)
+
+
+@dataclass
+class Labeled:
+    label: str
+    x: torch.Tensor
+
+
+class InferredSize(Net):
+    def validation_step(self, batch, batch_idx):
+        self.log("value", float(batch_idx))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        Graphs,
+        lambda size: UserDict(ids=torch.ones(size, 4)),
+        lambda size: MappingProxyType({"scale": torch.tensor(2.0), "x": torch.ones(size, 4)}),
+        lambda size: Labeled("text", torch.ones(size, 4)),
+    ],
+    ids=["graphs", "UserDict", "mapping", "dataclass"],
+)
+def test_means_are_weighted_by_the_size_of_any_batch(make):
+    assert Trainer(**QUIET).validate(InferredSize(), [make(3), make(1)]) == [{"value": pytest.approx(1 / 4)}]
+
+
+@pytest.mark.parametrize(
+    ("make", "expected", "message"),
+    [
+        (
+            lambda size: SimpleNamespace(x=torch.ones(size)),
+            1 / 2,
+            r"SimpleNamespace without .* counts as 1 in the epoch",
+        ),
+        (
+            lambda size: [torch.ones(size), torch.ones(7)],
+            1 / 4,
+            r"list of tensors that differ .* the first tensor's, 3 h",
+        ),
+    ],
+    ids=["unknown", "ambiguous"],
+)
+def test_a_size_that_cannot_be_told(make, expected, message):
+    with pytest.warns(UserWarning, match=message) as warned:
+        results = Trainer(**QUIET).validate(InferredSize(), [make(3), make(1)])
+    assert results == [{"value": expected}]
+    assert [str(each.message).count("batch_size=number of samples") for each in warned] == [1]
+    Trainer(**QUIET).validate(log_validation(reduce_fx="sum"), [make(3)])  # where no size is needed, nobody asks
+    Trainer(**QUIET).validate(log_validation(batch_size=3), [make(3)])
+
+
+def log_validation(**options):
+    class InValidation(Net):
+        def validation_step(self, batch, batch_idx):
+            self.log("value", float(batch_idx), **options)
+
+    return InValidation()
+
+
+def test_a_batch_of_no_samples_counts_for_nothing():
+    class Empty(Net):
+        def validation_step(self, batch):
+            self.log("value", batch.mean())
+
+    assert Trainer(**QUIET).validate(Empty(), [torch.ones(2, 4), torch.ones(0, 4)]) == [{"value": 1.0}]
+
+
+# digits -------------------------------------------------------------------------------------------------------------
+
+
+class LogsInTurn(Net):
+    """Logs one of the values in each validation step."""
+
+    def __init__(self, values, **options):
+        super().__init__()
+        self.values, self.options = values, options
+
+    def validation_step(self, batch, batch_idx):
+        self.log("value", self.values[batch_idx], **self.options)
+
+
+def validated(values, **options):
+    trainer = Trainer(**QUIET)
+    (result,) = trainer.validate(LogsInTurn(values, **options), batches(len(values)))
+    assert trainer.callback_metrics["value"].item() == pytest.approx(result["value"], rel=0, abs=0, nan_ok=True)
+    return result["value"]
+
+
+LARGE = 16_777_217  # what float32 can't hold
+TENTHS = torch.tensor(0.1, dtype=torch.float64)
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ([LARGE], LARGE),
+        ([2**53, 1], 2**53 + 1),
+        ([np.int64(2**53), np.int64(1)], 2**53 + 1),
+        ([torch.tensor(2**53), 1], 2**53 + 1),
+        ([torch.tensor(200, dtype=torch.uint8)] * 2, 400),
+        ([torch.tensor(True)] * 3, 3),
+        ([True] * 3, 3),
+        ([0.1, 0.2], 0.1 + 0.2),
+        ([TENTHS, TENTHS], 0.2),
+        ([torch.tensor([[16_777_216.0]]), 1.0, torch.ones(1)], LARGE + 1),
+        ([torch.ones((), dtype=torch.bfloat16)] * 300, 300),
+        ([torch.tensor(1), 0.1], 1.1),
+    ],
+)
+def test_sums_keep_their_digits(values, expected):
+    assert validated(values, reduce_fx="sum") == expected
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ([torch.tensor(LARGE), LARGE], LARGE),
+        ([TENTHS, TENTHS], 0.1),
+        ([torch.full((), 1 + 2**-7, dtype=torch.bfloat16)] * 300, 1 + 2**-7),
+    ],
+)
+def test_means_keep_their_digits(values, expected):
+    assert validated(values) == pytest.approx(expected, rel=1e-15)
+    assert validated(values, batch_size=3) == pytest.approx(expected, rel=1e-15)
+
+
+@pytest.mark.parametrize(("reduction", "expected"), [("min", 0.1), ("max", LARGE)])
+def test_extremes_keep_their_digits(reduction, expected):
+    assert validated([torch.tensor(LARGE), 0.1, 1.0, TENTHS], reduce_fx=reduction) == expected
+
+
+@pytest.mark.parametrize(("reduction", "expected"), [("sum", 6.0), ("min", 1.0), ("max", 3.0), ("mean", 2.0)])
+def test_a_tensor_that_changes_after_it_was_logged(reduction, expected):
+    class Counting(Net):
+        count = torch.zeros((), dtype=torch.float64)
+
+        def validation_step(self, batch):
+            self.log("value", self.count.add_(1), reduce_fx=reduction)
+
+    assert Trainer(**QUIET).validate(Counting(), batches(3)) == [{"value": expected}]
+
+
+@pytest.mark.parametrize("options", [{}, {"on_epoch": True}], ids=["by step", "by step and epoch"])
+def test_a_loss_that_is_scaled_after_it_was_logged(options):
+    class Scaling(Net):
+        def training_step(self, batch, batch_idx):
+            loss = super().training_step(batch, batch_idx)
+            loss = loss - loss.detach() + batch_idx + 1
+            self.log("value", loss, prog_bar=True, **options)
+            return loss.mul_(100)
+
+    trainer = fit(Scaling(), logger=(recorder := Recorder()))
+    name = "value_step" if options else "value"
+    assert [row[name] for _, row in recorder.rows if name in row] == [1.0, 2.0, 3.0]
+    assert trainer.callback_metrics[name].item() == trainer.progress_bar_metrics[name] == 3.0
+
+
+@pytest.mark.parametrize("values", [[math.nan, 1.0], [1.0, math.nan], [1.0, torch.tensor(math.nan)]])
+@pytest.mark.parametrize("reduction", ["min", "max", "mean"])
+def test_an_epoch_with_nan_is_nan(reduction, values):
+    assert math.isnan(validated(values, reduce_fx=reduction))
+
+
+STEP_TENSORS = [
+    TENTHS,
+    torch.tensor(0.1),
+    torch.tensor(0.1, dtype=torch.bfloat16),
+    torch.tensor(True),
+    torch.tensor(200, dtype=torch.uint8),
+]
+
+
+@pytest.mark.parametrize("value", [0.1, LARGE, *STEP_TENSORS])
+def test_a_step_keeps_its_digits(value):
+    module = Logging(lambda module, *_: module.log("value", value, prog_bar=True), "on_train_batch_end")
+    trainer = fit(module, logger=(recorder := Recorder()))
+    assert trainer.callback_metrics["value"].item() == trainer.progress_bar_metrics["value"] == float(value)
+    assert recorder.rows[-1][1]["value"] == float(value)
+    if isinstance(value, torch.Tensor):
+        assert trainer.callback_metrics["value"].dtype is value.dtype
+
+
+def test_a_device_without_float64():
+    assert widest_float("cpu") is torch.float64
+    assert widest_float("mps") is torch.float32  # there, and where there is none
+
+
+# who sees it --------------------------------------------------------------------------------------------------------
+
+
+def test_the_bar_and_the_loggers_get_what_is_meant_for_them():
+    class Sorted(Net):
+        def training_step(self, batch, batch_idx):
+            self.log_dict({"shown": 1.0, "both": 2.0}, prog_bar=True, logger=False, on_epoch=False)
+            self.log("logged", 3.0)
+            return super().training_step(batch, batch_idx)
+
+    recorder = Recorder()
+    trainer = fit(Sorted(), logger=recorder)
+    assert trainer.progress_bar_metrics == {"shown": 1.0, "both": 2.0}
+    assert recorder.rows[-1][1] == {"epoch": 0.0, "logged": 3.0}
+
+
+def test_several_loaders():
+    class Several(Net):
+        def validation_step(self, batch, batch_idx, dataloader_idx):
+            self.log("own", float(dataloader_idx))
+            self.log("all", float(dataloader_idx), add_dataloader_idx=False)
+
+    results = Trainer(**QUIET).validate(Several(), [DataLoader(TensorDataset(torch.ones(2, 4)))] * 2)
+    assert results == [{"own/dataloader_idx_0": 0.0, "all": 0.5}, {"own/dataloader_idx_1": 1.0, "all": 0.5}]
+
+
+@pytest.mark.parametrize("value", [1, 1.0, True, np.float32(1), np.float64(1), np.array([1.0]), torch.ones(1, 1)])
+def test_numbers(value):
+    class Numbers(Net):
+        def training_step(self, batch, batch_idx):
+            self.log("value", value, on_epoch=True)
+            return super().training_step(batch, batch_idx)
+
+    assert float(fit(Numbers()).callback_metrics["value"]) == 1.0
+
+
+def test_a_logged_loss_keeps_no_graph():
+    class Keeping(Net):
+        def training_step(self, batch, batch_idx):
+            loss = super().training_step(batch, batch_idx)
+            self.log("loss", loss, on_step=True, on_epoch=True)
+            return loss
+
+    trainer = fit(Keeping())
+    assert not any(value.requires_grad for value in trainer.callback_metrics.values())
+
+
+# what is seen when ---------------------------------------------------------------------------------------------------
+
+
+class Seeing(Net):
+    """Notes what callbacks see in some hooks."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen, self.num_steps, self.num_checks = [], 0, 0
+
+    def note(self, hook):
+        values = {name: value.item() for name, value in self.trainer.callback_metrics.items()}
+        self.seen.append((hook, values))
+
+    def training_step(self, batch, batch_idx):
+        self.num_steps += 1
+        self.log("step", self.num_steps, prog_bar=True)
+        self.log("shared", self.num_steps)
+        self.log("mean", self.num_steps, on_step=False, on_epoch=True)
+        return super().training_step(batch, batch_idx)
+
+    def validation_step(self, batch, batch_idx):
+        self.num_checks += 1
+        self.log("shared", -self.num_checks)
+        self.log("check", self.num_checks, on_step=True, on_epoch=False)
+
+    def on_validation_start(self):
+        self.note("validation start")
+
+    def on_validation_epoch_end(self):
+        self.note("validation epoch end")
+        self.log("late", float(self.num_checks))
+        assert self.trainer.progress_bar_metrics == {"step": self.num_steps}
+
+    def on_validation_end(self):
+        self.note("validation end")
+
+    def on_train_batch_start(self, batch, batch_idx):
+        self.note("batch start")
+
+    def on_train_epoch_end(self):
+        self.note("train epoch end")
+
+
+def test_a_value_is_seen_until_its_name_is_logged_again():
+    module = Seeing()
+    Trainer(**QUIET, max_epochs=1, val_check_interval=1).fit(module, batches(2), batches(1))
+    first = {"step": 1, "shared": -1.0, "check": 1}
+    assert module.seen == [
+        ("batch start", {}),
+        ("validation start", {"step": 1, "shared": 1}),
+        ("validation epoch end", first),
+        ("validation end", {**first, "late": 1.0}),
+        ("batch start", {**first, "late": 1.0}),
+        ("validation start", {"step": 2, "shared": 2, "check": 1, "late": 1.0}),
+        ("validation epoch end", {"step": 2, "shared": -2.0, "check": 2, "late": 1.0}),
+        ("validation end", {"step": 2, "shared": -2.0, "check": 2, "late": 2.0}),
+        ("train epoch end", {"step": 2, "shared": -2.0, "check": 2, "late": 2.0, "mean": 1.5}),
+    ]
+
+
+def test_the_hooks_of_an_epochs_end_see_its_values():
+    module = Seeing()
+    Trainer(**QUIET, max_epochs=3).fit(module, batches(2), batches(1))
+    ends = [values["mean"] for hook, values in module.seen if hook == "train epoch end"]
+    assert ends == [1.5, 3.5, 5.5]
+    checks = [values["shared"] for hook, values in module.seen if hook == "validation epoch end"]
+    assert checks == [-1.0, -2.0, -3.0]
+
+
+def test_nothing_of_the_sanity_check_is_seen():
+    module = Seeing()
+    module.on_validation_epoch_end = lambda: None
+    Trainer(**{**QUIET, "num_sanity_val_steps": 1}, max_epochs=1).fit(module, batches(1), batches(1))
+    assert module.seen[2] == ("batch start", {})
+
+
+def test_a_step_of_a_metric_object_is_seen_after_its_epoch():
+    class Stepping(Net):
+        def __init__(self):
+            super().__init__()
+            self.mean = torchmetrics.MeanMetric()
+
+        def training_step(self, batch, batch_idx):
+            self.log("mean", self.mean, on_step=True, on_epoch=True)
+            self.mean(float(batch_idx))
+            return super().training_step(batch, batch_idx)
+
+    values = fit(Stepping()).callback_metrics
+    assert {name: value.item() for name, value in values.items()} == {"mean_step": 2.0, "mean_epoch": 1.0, "mean": 1.0}
+
+
+@pytest.mark.parametrize("monitor", ["loss", "loss_by_epoch"])
+def test_callbacks_that_monitor_training_while_validation_runs_within_epochs(monitor, tmp_path):
+    class Monitored(Net):
+        def training_step(self, batch, batch_idx):
+            loss = super().training_step(batch, batch_idx)
+            self.log("loss", loss)
+            self.log("loss_by_epoch", loss, on_step=False, on_epoch=True)
+            return loss
+
+        def validation_step(self, batch):
+            pass
+
+    callbacks = [ModelCheckpoint(tmp_path, monitor=monitor), EarlyStopping(monitor, patience=9)]
+    options = {**QUIET, "enable_checkpointing": True, "val_check_interval": 0.5, "max_epochs": 2}
+    trainer = Trainer(**options, callbacks=callbacks)
+    trainer.fit(Monitored(), batches(4), batches(1))
+    assert trainer.global_step == 8
+    assert callbacks[0].best_model_score == callbacks[1].best_score > 0
+
+
+# mistakes -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (
+            torch.ones(3),
+            r"got a tensor of shape \(3,\); expected one number. Reduce it first, for example with .mean\(\)",
+        ),
+        (torch.ones(0), r"got a tensor of shape \(0,\); expected one number"),
+        ("1.0", "got str; expected a number, a tensor with one element, or a torchmetrics Metric. For several"),
+        ({"a": 1.0}, "got dict; expected a number, .* For several values use self.log_dict"),
+        (None, "got NoneType; expected a number"),
+        (np.ones(2), "got ndarray; expected a number"),
+    ],
+)
+def test_a_value_that_is_no_number(value, message):
+    module = Logging(lambda module, *_: module.log("value", value), "on_train_batch_end")
+    with pytest.raises(ModuleError, match=r"self.log\('value'\) " + message):
+        fit(module)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"reduce_fx": "median"}, r"reduce_fx='median'\): expected one of mean, sum, min, max"),
+        ({"on_step": False, "on_epoch": False}, "on_step and on_epoch are both False. Expected at least one True"),
+    ],
+)
+def test_options_that_cannot_be_met(options, message):
+    with pytest.raises(ModuleError, match=message):
+        fit(log_in_step(**options))
+
+
+def test_a_name_logged_in_two_ways():
+    class Twice(Net):
+        def training_step(self, batch, batch_idx):
+            self.log("value", 1.0)
+            self.log("value", 2.0, prog_bar=True)
+
+    with pytest.raises(
+        ModuleError, match=r"'value'\) was called with prog_bar=False and prog_bar=True in one stage. Log"
+    ):
+        fit(Twice())
+
+
+def test_a_name_logged_in_two_hooks():
+    class Twice(Net):
+        def training_step(self, batch, batch_idx):
+            self.log("value", 1.0)
+            return super().training_step(batch, batch_idx)
+
+        def on_train_epoch_end(self):
+            self.log("value", 2.0)
+
+    message = (
+        "with on_step=True and on_epoch=False in one hook, on_step=False and on_epoch=True in another in one stage"
+    )
+    with pytest.raises(ModuleError, match=message):
+        fit(Twice())
+
+    class Alike(Twice):
+        def on_train_epoch_end(self):
+            self.log("value", 2.0, on_step=True, on_epoch=False)
+
+    with pytest.raises(ModuleError, match="on_step=None and on_step=True"):
+        fit(Alike())
+
+
+def test_another_module_may_log_in_another_way():
+    trainer = fit(log_in_step(), max_epochs=1)
+    with pytest.warns(UserWarning, match="fit trains nothing"):  # its epoch is over already
+        trainer.fit(log_in_step(prog_bar=True, on_epoch=True), batches())
+    trainer.progress.epoch = 0
+    trainer.fit(log_in_step(prog_bar=True, on_epoch=True), batches())
+    assert trainer.progress_bar_metrics == {"value_step": 2.0, "value_epoch": 1.0}
+
+
+# torchmetrics -------------------------------------------------------------------------------------------------------
+
+
+class Measuring(Net):
+    """Classifies numbers into two classes by a rule, so that the right values are known."""
+
+    def __init__(self):
+        super().__init__()
+        self.accuracy = torchmetrics.Accuracy(task="multiclass", num_classes=2)
+        self.several = torchmetrics.MetricCollection(
+            {
+                "precision": torchmetrics.Precision(task="multiclass", num_classes=2, average="macro"),
+                "recall": torchmetrics.Recall(task="multiclass", num_classes=2, average="macro"),
+            },
+            prefix="val_",
+        )
+
+    def validation_step(self, batch, batch_idx):
+        inputs, targets = batch
+        predicted = (inputs[:, 0] > 0.5).long()
+        self.accuracy(predicted, targets)
+        self.several.update(predicted, targets)
+        self.log("accuracy", self.accuracy, on_step=False, on_epoch=True)
+        self.log_dict(self.several)
+
+
+def classes(num_samples):
+    generator = torch.Generator().manual_seed(3)
+    inputs = torch.rand(num_samples, 4, generator=generator)
+    return inputs, (inputs[:, 0] + 0.4 * inputs[:, 1] > 0.7).long()
+
+
+def expected_values(inputs, targets):
+    predicted = (inputs[:, 0] > 0.5).long()
+    options = {"task": "multiclass", "num_classes": 2}
+    return {
+        "accuracy": (predicted == targets).float().mean().item(),
+        "val_precision": torchmetrics.functional.precision(predicted, targets, average="macro", **options).item(),
+        "val_recall": torchmetrics.functional.recall(predicted, targets, average="macro", **options).item(),
+    }
+
+
+@pytest.mark.parametrize("num_runs", [1, 2])
+def test_metric_objects(num_runs):
+    inputs, targets = classes(50)
+    loader = DataLoader(TensorDataset(inputs, targets), batch_size=8)
+    module, trainer = Measuring(), Trainer(**QUIET)
+    for _ in range(num_runs):  # they are reset in between
+        results = trainer.validate(module, loader)
+    assert results == [pytest.approx(expected_values(inputs, targets))]
+
+
+@pytest.mark.parametrize("num_samples", [50, 8])
+def test_metric_objects_in_two_processes(num_samples):
+    """With 8 samples in one batch, one of the ranks has nothing to measure."""
+    inputs, targets = classes(num_samples)
+    loader = DataLoader(TensorDataset(inputs, targets), batch_size=8)
+    trainer = Trainer(**QUIET, strategy="ddp_fork", devices=2)
+    expected = expected_values(inputs, targets)
+    assert trainer.validate(MeasuringLate(expected), loader) == [pytest.approx({**expected, "late": 7.0, "later": 2.0})]
+
+
+class MeasuringLate(Measuring):
+    """One rank goes on measuring when the epoch ends."""
+
+    def __init__(self, expected):
+        super().__init__()
+        self.expected, self.late, self.later = expected, torchmetrics.MeanMetric(), torchmetrics.MeanMetric()
+
+    def validation_step(self, batch, batch_idx):
+        super().validation_step(batch, batch_idx)
+        self.late.update(1.0, weight=0.0)
+        self.log("late", self.late)
+
+    def on_validation_epoch_end(self):
+        seen = {name: self.trainer.callback_metrics[name].item() for name in self.expected}
+        assert seen == pytest.approx(self.expected), f"seen on rank {self.global_rank}"
+        self.later.update(float(self.global_rank * 4))
+        self.log("later", self.later)
+        if self.global_rank == 0:
+            self.late.update(7.0)
+
+
+def test_the_newest_value_of_a_metric_object():
+    class Stepping(Net):
+        def __init__(self):
+            super().__init__()
+            self.mean = torchmetrics.MeanMetric()
+
+        def training_step(self, batch, batch_idx):
+            self.mean(float(batch_idx))
+            self.log("mean", self.mean, on_step=True, on_epoch=True)
+            return super().training_step(batch, batch_idx)
+
+    recorder = Recorder()
+    fit(Stepping(), logger=recorder)
+    assert [values.get("mean_step", values.get("mean_epoch")) for _, values in recorder.rows] == [0.0, 1.0, 2.0, 1.0]
+
+
+class SharedMean(Net):
+    """One object, logged in some stages under names of their own, and in evaluation for one loader or several."""
+
+    def __init__(self, stages, **options):
+        super().__init__()
+        self.mean, self.stages, self.options = torchmetrics.MeanMetric(), stages, options
+
+    def _log(self, stage, value, **options):
+        if stage in self.stages:
+            self.mean(value)
+            self.log(stage, self.mean, **options)
+
+    def training_step(self, batch, batch_idx):
+        self._log("train", 1.0, **self.options)
+        return super().training_step(batch, batch_idx)
+
+    def validation_step(self, batch, batch_idx, dataloader_idx=0):
+        self._log("val", 5.0 + dataloader_idx, **self.options)
+
+    def test_step(self, batch, batch_idx):
+        self._log("test", 9.0)
+
+
+@pytest.mark.parametrize("sanity_steps", [0, 1])
+def test_a_metric_object_of_two_stages_of_one_run(sanity_steps):
+    trainer = Trainer(**{**QUIET, "num_sanity_val_steps": sanity_steps})
+    with pytest.raises(
+        ModuleError, match=r"MeanMetric that was logged as '.*' in another stage of this run: .* Make an"
+    ):
+        trainer.fit(SharedMean(["train", "val"]), batches(2), batches(2))
+
+
+def test_a_metric_object_of_two_loaders():
+    with pytest.raises(ModuleError, match=r"'val/dataloader_idx_1'.* as 'val/dataloader_idx_0' in another loader: .*"):
+        Trainer(**QUIET).validate(SharedMean(["val"]), [DataLoader(torch.zeros(2, 4)), DataLoader(torch.zeros(2, 4))])
+    joined = SharedMean(["val"], add_dataloader_idx=False)
+    loaders = [DataLoader(torch.zeros(1, 4)), DataLoader(torch.zeros(3, 4))]
+    assert Trainer(**QUIET).validate(joined, loaders) == [{"val": 5.75}, {"val": 5.75}]
+
+
+@pytest.mark.parametrize("options", [{"on_step": True, "on_epoch": False}, {"on_step": False, "on_epoch": True}])
+@pytest.mark.parametrize("has_another_trainer", [False, True])
+def test_a_metric_object_begins_anew_in_the_stage_after_an_unfinished_epoch(options, has_another_trainer):
+    module = SharedMean(["train", "test"], **options)
+    trainer = Trainer(**QUIET, max_steps=1, limit_val_batches=0)
+    trainer.fit(module, batches(3))
+    assert (Trainer(**QUIET) if has_another_trainer else trainer).test(module, batches(2)) == [{"test": 9.0}]
+
+
+class Composed(Net):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = torchmetrics.SumMetric(), torchmetrics.SumMetric()
+        self.both = self.first + self.second
+
+    def validation_step(self, batch, batch_idx):
+        self.first.update(1.0)
+        self.second.update(float(batch_idx))
+        self.log_dict({"both": self.both, "first": self.first, "second": self.second})
+
+
+@pytest.mark.parametrize("late", [0.0, 5.0])
+def test_metric_objects_that_share_parts(late):
+    module, trainer = Composed(), Trainer(**QUIET)
+    if late:
+        module.on_validation_epoch_end = lambda: module.second.update(late)
+    for _ in range(2):  # they are reset in between
+        results = trainer.validate(module, batches(3))
+        assert results == [{"both": 6.0 + late, "first": 3.0, "second": 3.0 + late}]
+
+
+def test_a_metric_object_and_something_else():
+    class Mixed(Measuring):
+        def validation_step(self, batch, batch_idx):
+            self.accuracy.update(torch.ones(1), torch.ones(1))
+            self.log("accuracy", 1.0 if batch_idx else self.accuracy)
+
+    with pytest.raises(
+        ModuleError, match=r"'accuracy'\) got MulticlassAccuracy before, and a number now. Log one kind"
+    ):
+        Trainer(**QUIET).validate(Mixed(), batches(2))
+
+    class Other(Measuring):
+        def validation_step(self, batch, batch_idx):
+            other = torchmetrics.MeanMetric()
+            other.update(1.0)
+            self.log("mean", other)
+
+    with pytest.raises(ModuleError, match=r"'mean'\) got MeanMetric before, and another MeanMetric now"):
+        Trainer(**QUIET).validate(Other(), batches(2))
+
+
+def test_a_metric_object_that_computes_several_numbers():
+    class Confused(Net):
+        def __init__(self):
+            super().__init__()
+            self.confusion = torchmetrics.ConfusionMatrix(task="binary")
+
+        def validation_step(self, batch):
+            self.confusion.update(torch.ones(2), torch.ones(2))
+            self.log("confusion", self.confusion)
+
+    with pytest.raises(
+        ModuleError, match=r"'confusion'\) got computes a tensor of shape \(2, 2\); expected one number"
+    ):
+        Trainer(**QUIET).validate(Confused(), batches(1))
+
+
+# several processes --------------------------------------------------------------------------------------------------
+
+
+def test_values_of_two_processes():
+    class Ranked(Net):
+        def training_step(self, batch, batch_idx):
+            rank = float(self.global_rank)
+            self.log("rank_step", rank)
+            self.log("synced_step", rank, sync_dist=True)
+            self.log("large_step", 16_777_217, sync_dist=True, reduce_fx="sum")
+            self.log("large_epoch", 16_777_217, on_step=False, on_epoch=True, reduce_fx="sum")
+            self.log("largest_step", rank, sync_dist=True, reduce_fx="max")
+            self.log("epoch", rank, on_step=False, on_epoch=True)
+            self.log("own_epoch", rank, on_step=False, on_epoch=True, sync_dist=False)
+            self.log("first", rank, on_step=False, on_epoch=True, rank_zero_only=True)
+            return super().training_step(batch, batch_idx)
+
+        def validation_step(self, batch, batch_idx):
+            self.log("samples", float(len(batch[0])), reduce_fx="sum")
+            self.log("mean", batch[0].mean())
+
+        def on_validation_epoch_end(self):
+            assert float(self.trainer.callback_metrics["samples"]) == 7.0
+            if self.global_rank == 0:
+                self.log("only_zero", 7.0, rank_zero_only=True)
+
+    data = torch.arange(7.0).repeat_interleave(4).reshape(7, 4)
+    trainer = Trainer(**{**QUIET, "max_epochs": 1}, strategy="ddp_fork", devices=2)
+    training = DataLoader(torch.ones(8, 4), batch_size=2)
+    trainer.fit(Ranked(), training, DataLoader(TensorDataset(data), batch_size=2))
+    assert {name: float(value) for name, value in trainer.callback_metrics.items()} == {
+        "rank_step": 0.0,
+        "synced_step": 0.5,
+        "large_step": 2 * 16_777_217,
+        "large_epoch": 4 * 16_777_217,
+        "largest_step": 1.0,
+        "epoch": 0.5,
+        "own_epoch": 0.0,
+        "first": 0.0,
+        "samples": 7.0,
+        "mean": pytest.approx(3.0),
+        "only_zero": 7.0,
+    }
+
+
+def test_a_metric_that_was_updated_only_has_no_value_of_a_step():
+    class Updating(Net):
+        def __init__(self):
+            super().__init__()
+            self.metric = torchmetrics.MeanMetric()
+
+        def training_step(self, batch, batch_idx):
+            self.metric.update(1.0)
+            self.log("a", self.metric)
+            return super().training_step(batch, batch_idx)
+
+    with pytest.raises(
+        ModuleError, match=r"got a MeanMetric that was updated and not called, .* Call it, metric\(\.\.\.\)"
+    ):
+        fit(Updating())
+
+
+def test_logged_metrics_after_fit_are_those_of_training_and_validation():
+    class Both(Net):
+        def training_step(self, batch, batch_idx):
+            self.log("loss", 1.0)
+            self.log("hidden", 1.0, logger=False)
+            return super().training_step(batch, batch_idx)
+
+        def validation_step(self, batch, batch_idx):
+            self.log("val_loss", 2.0)
+
+    trainer = fit(Both(), validation=batches(1))
+    assert {name: value.item() for name, value in trainer.logged_metrics.items()} == {"loss": 1.0, "val_loss": 2.0}
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_a_batch_may_be_a_nested_tensor():
+    class Counting(Net):
+        def training_step(self, batch, batch_idx):
+            self.log("size", 1.0, on_step=False, on_epoch=True, reduce_fx="sum")
+            return self.layer(torch.ones(1, 4)).sum()
+
+    nested = torch.nested.nested_tensor([torch.ones(2, 4), torch.ones(3, 4)])
+    trainer = Trainer(max_epochs=1, **QUIET)
+    trainer.fit(Counting(), [nested])
+    assert trainer.callback_metrics["size"] == 1

@@ -1,0 +1,214 @@
+"""A loss that is NaN or infinite is told of once, where losses are read anyway, or ends the run if that is wanted."""
+
+import io
+import math
+import pickle
+import warnings
+
+import pytest
+import torch
+from rich.console import Console
+
+from core import Callback, Logger, NonFiniteLossError, Trainer
+from core.callbacks import RichProgressBar
+from support.small_nets import QUIET, Net, batches
+
+
+class Silent(Logger):
+    def log_metrics(self, metrics, step):
+        pass
+
+
+class Diverging(Net):
+    """Its loss is multiplied by `factor` in batch 1, and handed over and logged as the test wants."""
+
+    def __init__(self, factor=math.nan, wrap=lambda loss: loss, log=None):
+        super().__init__()
+        self.factor, self.wrap, self.log_options = factor, wrap, log
+
+    def training_step(self, batch, batch_idx):
+        loss = super().training_step(batch, batch_idx)
+        if batch_idx == 1:
+            loss = loss * self.factor
+        if self.log_options is not None:
+            self.log("train_loss", loss, **self.log_options)
+        return self.wrap(loss)
+
+
+def fit(module, *, validation=None, **options):
+    trainer = Trainer(**{**QUIET, "max_epochs": 2, **options})
+    trainer.fit(module, batches(4), validation)
+    return trainer
+
+
+def told(module, **options):
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        fit(module, **options)
+    texts = [str(warning.message) for warning in caught]
+    return [text for text in texts if "terminate_on_nan" in text or "requires_grad" in text]  # the second is torch's
+
+
+def drawing():
+    bar = RichProgressBar(console=Console(file=io.StringIO(), force_terminal=True), refresh_interval_s=1e-9)
+    return {"callbacks": [bar], "enable_progress_bar": True}
+
+
+# by default ---------------------------------------------------------------------------------------------------------
+
+RETURNED = "Diverging.training_step returned a loss of nan, seen at step"
+
+
+@pytest.mark.parametrize(
+    ("module", "options", "expected"),
+    [
+        ({}, {}, f"{RETURNED} 4, in epoch 0."),
+        ({"wrap": lambda loss: {"loss": loss}}, {}, f"{RETURNED} 4, in epoch 0."),
+        ({"factor": math.inf}, {}, f"{RETURNED} 4, in epoch 0."),  # later ones are NaN
+        ({}, {"limit_train_batches": 2}, f"{RETURNED} 2, in epoch 0."),
+        ({}, {"max_steps": 3}, f"{RETURNED} 3, in epoch 0."),
+        ({}, {"logger": Silent(), "log_every_n_steps": 3}, f"{RETURNED} 3, in epoch 0."),
+        (
+            {"log": {}},
+            {"logger": Silent(), "log_every_n_steps": 2},
+            "The logged loss 'train_loss' is nan, seen at step 2, in epoch 0.",
+        ),
+        ({"log": {"prog_bar": True}}, drawing(), "The logged loss 'train_loss' is nan, seen at step 2, in epoch 0."),
+    ],
+)
+def test_told_once_where_it_is_read(module, options, expected):
+    [message] = told(Diverging(**module), **options)
+    assert message.startswith(expected)
+    assert "Trainer(terminate_on_nan=True) ends the run before such a loss reaches them" in message
+    assert "detect_anomaly=True" in message
+
+
+class DivergingFrom(Diverging):
+    """NaN in some steps only: what is NaN doesn't reach the weights."""
+
+    def __init__(self, *steps):
+        super().__init__()
+        self.steps = steps
+
+    def training_step(self, batch, batch_idx):
+        loss = Net.training_step(self, batch, batch_idx)
+        return loss + torch.full((), math.nan if self.global_step + 1 in self.steps else 0.0)
+
+
+@pytest.mark.parametrize(
+    ("steps", "options", "expected"),
+    [
+        ([3, 4, 5, 6, 7, 8], {}, "since step 4 or before"),
+        ([7, 8], {}, "since step 8 at the latest, and not before step 4"),
+        ([7, 8], {"logger": Silent(), "log_every_n_steps": 1}, "since step 7 at the latest, and not before step 6"),
+        ([2, 3], {"logger": Silent(), "log_every_n_steps": 1}, ""),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:DivergingFrom.training_step returned a loss of nan")
+def test_a_line_at_the_end_of_a_training_that_ends_with_nan(steps, options, expected, capsys):
+    fit(DivergingFrom(*steps), **options)
+    line = f"The loss has been nan {expected}: weights that come of it are useless. Nothing of it is saved.\n"
+    assert capsys.readouterr().err == (line if expected else "")
+
+
+def test_an_infinite_loss():
+    [message] = told(Diverging(-math.inf), limit_train_batches=2)
+    assert message.startswith("Diverging.training_step returned a loss of -inf, seen at step 2, in epoch 0.")
+
+
+class Validating(Net):
+    def validation_step(self, batch, batch_idx):
+        self.log("val_loss", math.nan)
+        self.log("share_of_hits", math.nan)
+
+
+def test_the_loss_of_a_validation():
+    seen = "The logged loss 'val_loss' is nan, seen at step"
+    [message] = told(Validating(), validation=batches(1), num_sanity_val_steps=1)
+    assert message.startswith(f"{seen} 0, in epoch 0.")
+    with pytest.warns(UserWarning, match=seen):
+        Trainer(**QUIET).validate(Validating(), batches(1))
+
+
+def test_a_loss_is_one_in_any_letters_and_is_told_of_in_each_stage():
+    class Loud(Net):
+        def validation_step(self, batch, batch_idx):
+            self.log("LossOfAll", math.nan)
+
+    trainer = Trainer(**QUIET)
+    for _ in range(2):
+        with pytest.warns(UserWarning, match="The logged loss 'LossOfAll' is nan"):
+            trainer.validate(Loud(), batches(1))
+
+
+def test_in_manual_optimization():
+    class Manual(Diverging):
+        automatic_optimization = False
+
+        def training_step(self, batch, batch_idx):
+            self.manual_backward(super().training_step(batch, batch_idx))
+            self.optimizers().step()
+
+    [message] = told(Manual(log={"on_epoch": True}))
+    assert message.startswith("The logged loss 'train_loss_epoch' is nan, seen at step 4, in epoch 0.")
+
+
+def test_nothing_is_told_of_good_losses():
+    assert told(Diverging(1.0, log={"prog_bar": True}), **drawing()) == []
+
+
+# if it shall end the run --------------------------------------------------------------------------------------------
+
+
+class Keeping(Callback):
+    def on_train_batch_start(self, trainer, module, batch, batch_idx):
+        self.weights = module.layer.weight.detach().clone()
+
+    def on_exception(self, trainer, module, exception):
+        self.exception = exception
+
+
+@pytest.mark.parametrize("factor", [math.nan, math.inf])
+@pytest.mark.parametrize("options", [{}, {"precision": "bf16-mixed"}])
+def test_the_run_ends_before_anything_is_learned(factor, options):
+    module, keeping = Diverging(factor), Keeping()
+    message = f"training_step returned a loss of {factor} for batch 1 of epoch 0, after 1 optimizer steps, and"
+    with pytest.raises(NonFiniteLossError, match=message) as caught:
+        fit(module, terminate_on_nan=True, callbacks=[keeping], **options)
+    assert keeping.exception is caught.value
+    assert torch.equal(module.layer.weight, keeping.weights)
+    copy = pickle.loads(pickle.dumps(caught.value))
+    assert (copy.epoch, copy.batch_idx, copy.global_step) == (0, 1, 1)
+    assert isinstance(copy, ArithmeticError)
+
+
+def test_good_losses_end_nothing():
+    assert fit(Diverging(1.0), terminate_on_nan=True).global_step == 8
+
+
+# manual optimization ------------------------------------------------------------------------------------------------
+
+
+class Manual(Diverging):
+    automatic_optimization = False
+
+    def training_step(self, batch, batch_idx):
+        optimizer = self.optimizers()
+        optimizer.zero_grad()
+        self.manual_backward(super().training_step(batch, batch_idx))
+        optimizer.step()
+
+
+def test_a_loss_of_manual_optimization_that_is_not_returned_ends_the_run():
+    module = Manual(math.nan)
+    with pytest.raises(
+        NonFiniteLossError, match=r"Manual.manual_backward got a loss of nan for batch 1 of epoch 0, after 1"
+    ):
+        fit(module, terminate_on_nan=True)
+    assert all(torch.isfinite(parameter).all() for parameter in module.parameters())
+    assert fit(Manual(1.0), terminate_on_nan=True).global_step == 8
+
+
+def test_a_logged_loss_that_is_shown_nowhere_is_told_at_the_end_of_the_epoch():
+    module = Manual(math.nan, log={"logger": False})
+    assert len(told(module)) == 1

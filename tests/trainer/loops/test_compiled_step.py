@@ -1,0 +1,227 @@
+"""A strategy whose step is one compiled program: what the core hands over to it, counts, and refuses."""
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+from core import (
+    Callback,
+    Capability,
+    CheckpointError,
+    ConfigurationError,
+    Fabric,
+    Module,
+    StepOutput,
+    Trainer,
+    UnsupportedError,
+)
+from core.callbacks import EMA, ModelCheckpoint
+from core.strategies import SingleDeviceStrategy
+from support.small_nets import Net
+
+UPDATES, ACCUMULATED = 2, 3
+QUIET = dict.fromkeys(("logger", "enable_progress_bar", "enable_checkpointing", "enable_model_summary"), False)
+
+
+class Joined:
+    """Batches of the user's, so many in one."""
+
+    def __init__(self, loader, number):
+        self.loader, self.num_joined_batches = loader, number
+
+    def __iter__(self):
+        held = []
+        for batch in self.loader:
+            held.append(batch[0])
+            if len(held) == self.num_joined_batches:
+                yield [torch.cat(held)]
+                held = []
+
+    def __len__(self):
+        return len(self.loader) // self.num_joined_batches
+
+
+class CompiledStrategy(SingleDeviceStrategy):
+    """Runs windows of batches in one call: forward, backward and update."""
+
+    accumulated, updates_per_batch = 1, UPDATES
+
+    @property
+    def capabilities(self):
+        return Capability.COMPILED_STEP | Capability.OWNS_ACCUMULATION
+
+    def setup(self, trainer):
+        self.accumulated = trainer.accumulate_grad_batches
+        super().setup(trainer)
+
+    def setup_dataloader(self, loader, stage):
+        return Joined(loader, UPDATES * self.accumulated) if stage == "fit" else loader
+
+    def step_callable(self, name, module=None):
+        call = super().step_callable(name, module)
+        return self._program(call) if name == "training_step" else call
+
+    def _program(self, call):
+        def run(batch, *numbers):
+            losses, (optimizer,) = [], self.optimizers
+            for window in batch[0].chunk(UPDATES):
+                for part in window.chunk(self.accumulated):
+                    losses.append(call([part], *numbers))
+                    (losses[-1] / self.accumulated).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+            return torch.stack(losses).mean().detach()
+
+        return run
+
+    def run_training_step(self, batch, batch_idx, step):
+        return StepOutput(step.compute_loss(batch, batch_idx), num_optimizer_steps=UPDATES)
+
+
+class Learning(Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = torch.nn.Linear(4, 1)
+
+    def training_step(self, batch):
+        return self.layer(batch[0]).square().mean()
+
+    def configure_optimizers(self):
+        return torch.optim.AdamW(self.parameters(), lr=0.05)
+
+
+class Steps(Callback):
+    def __init__(self):
+        self.seen = []
+
+    def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx):
+        self.seen.append((batch_idx, trainer.global_step, len(batch[0])))
+
+
+class SavesAndStops(Callback):
+    def __init__(self, path, num_batches):
+        self.path, self.num_batches = path, num_batches
+
+    def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx):
+        if batch_idx + 1 == self.num_batches:
+            trainer.save_checkpoint(self.path)
+            trainer.should_stop = True
+
+
+def fit(strategy, *, num_samples=48, module=None, ckpt_path=None, make=lambda loader: loader, **options):
+    data = torch.randn(num_samples, 4, generator=torch.Generator().manual_seed(1))
+    trainer = Trainer(strategy=strategy, accelerator="cpu", **{"max_epochs": 2, **QUIET, **options})
+    module = module or Learning()
+    torch.manual_seed(5)
+    trainer.fit(module, make(DataLoader(TensorDataset(data), batch_size=4, shuffle=True)), ckpt_path=ckpt_path)
+    return trainer, module
+
+
+def test_windows_are_handed_over_whole_and_updates_counted():
+    steps = Steps()
+    trainer, module = fit(CompiledStrategy(), accumulate_grad_batches=ACCUMULATED, callbacks=steps)
+    assert steps.seen == [(0, 2, 24), (1, 4, 24), (0, 6, 24), (1, 8, 24)]
+    expected, other = fit("single_device", accumulate_grad_batches=ACCUMULATED)
+    assert trainer.global_step == expected.global_step == 8
+    torch.testing.assert_close(module.state_dict(), other.state_dict())
+
+
+def test_limits_and_estimates_follow_the_updates(tmp_path):
+    class Estimating(Learning):
+        def configure_optimizers(self):
+            self.estimated = self.trainer.estimated_stepping_batches
+            return super().configure_optimizers()
+
+    saves = ModelCheckpoint(tmp_path, every_n_train_steps=3, save_top_k=-1, filename="{step}")
+    trainer, module = fit(
+        CompiledStrategy(), module=Estimating(), max_steps=8, enable_checkpointing=True, callbacks=saves
+    )
+    assert (module.estimated, trainer.global_step) == (8, 8)
+    # 3 lies between 2 and 4: what is due within a batch is done at its end. The last one is saved when training ends.
+    assert sorted(path.stem for path in tmp_path.iterdir()) == ["step=4", "step=6", "step=8"]
+
+
+@pytest.mark.parametrize("make", [lambda loader: loader, list], ids=["in samples", "in batches"])
+@pytest.mark.parametrize("order", [("compiled", "single"), ("single", "compiled")], ids="-then-".join)
+def test_a_run_goes_on_in_the_middle_of_an_epoch_elsewhere(order, make, tmp_path):
+    """The position counts samples, or batches of the user's loader, however many are joined."""
+    made = {"compiled": CompiledStrategy, "single": lambda: "single_device"}
+    saves = SavesAndStops(tmp_path / "checkpoint", {"compiled": 2, "single": 2 * UPDATES}[order[0]])
+    fit(made[order[0]](), callbacks=saves, max_epochs=1, make=make)
+    rest, whole = fit(made[order[1]](), ckpt_path=saves.path, make=make), fit("single_device", make=make)
+    assert rest[0].global_step == whole[0].global_step
+    torch.testing.assert_close(rest[1].state_dict(), whole[1].state_dict())
+
+
+def test_a_place_between_the_joined_ones_is_entered_by_samples_only(tmp_path):
+    """After three updates there is no way to eight, two at a time; nor to a batch of two of a list's."""
+    saves = SavesAndStops(tmp_path / "checkpoint", 3)
+    fit("single_device", callbacks=saves)
+    with pytest.raises(ConfigurationError, match=r"max_steps=8, .* 2 updates .* from step 3 on, .* Use max_steps=9\."):
+        fit(CompiledStrategy(), ckpt_path=saves.path, max_steps=8)
+    trainer, _ = fit(CompiledStrategy(), ckpt_path=saves.path, max_steps=9)
+    assert trainer.global_step == 9
+    fit("single_device", callbacks=saves, make=list)
+    with pytest.raises(CheckpointError, match=r"saved after 3 batches .* this strategy takes 2 at once .* list"):
+        fit(CompiledStrategy(), ckpt_path=saves.path, make=list)
+
+
+class HookedModule(Learning):
+    def on_after_backward(self):
+        """Would run inside the program."""
+
+
+class HookedCallback(Callback):
+    def on_before_optimizer_step(self, trainer, module, optimizer):
+        """Would run inside the program."""
+
+
+class Overriding(Learning):
+    def optimizer_step(self, *args, **kwargs):
+        super().optimizer_step(*args, **kwargs)
+
+
+class Scheduled(Learning):
+    def configure_optimizers(self):
+        optimizer = super().configure_optimizers()
+        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "text"),
+    [
+        (
+            {"module": HookedModule},
+            UnsupportedError,
+            "HookedModule has the hook on_after_backward, and CompiledStrategy",
+        ),
+        ({"callbacks": HookedCallback}, UnsupportedError, "HookedCallback has the hook on_before_optimizer_step"),
+        ({"module": Overriding}, UnsupportedError, "Overriding overrides optimizer_step"),
+        ({"gradient_clip_val": 0.5}, UnsupportedError, r"gradient_clip_val=0\.5: CompiledStrategy"),
+        ({"max_steps": 3}, ConfigurationError, "max_steps=3, and CompiledStrategy makes 2 updates in each batch"),
+        ({"module": Scheduled}, ConfigurationError, "interval='step', and CompiledStrategy makes 2 updates"),
+        ({"callbacks": EMA}, UnsupportedError, "EMA reads weights between two steps"),
+    ],
+    ids=["hook", "callback", "override", "clipping", "max_steps", "scheduler", "average"],
+)
+def test_what_no_compiled_step_can_do_is_refused(options, error, text):
+    made = {name: value() if isinstance(value, type) else value for name, value in options.items()}
+    with pytest.raises(error, match=text):
+        fit(CompiledStrategy(), **made)
+
+
+def test_a_loop_by_hand_can_not_train_it():
+    fabric, module = Fabric(strategy=CompiledStrategy(), accelerator="cpu"), Net()
+    with pytest.raises(UnsupportedError, match=r"CompiledStrategy runs forward, .* no training in a loop of your own"):
+        fabric.setup(module, torch.optim.SGD(module.parameters(), lr=0.1))
+
+
+def test_a_weight_of_a_loss_is_refused_by_name():
+    class Weighing(CompiledStrategy):
+        def _program(self, call):
+            return lambda *arguments: {"loss": call(*arguments).detach(), "weight": 3}
+
+    with pytest.raises(UnsupportedError, match="a loss with a weight, and Weighing has stepped by then"):
+        fit(Weighing())

@@ -1,0 +1,167 @@
+"""Several optimizers in automatic optimization: one backward, after which each of them steps once."""
+
+import pytest
+import torch
+from torch import nn
+from torch.amp import GradScaler
+from torch.optim import LBFGS, SGD, AdamW
+from torch.optim.lr_scheduler import StepLR
+
+from core import Callback, Capability, ModuleError, Trainer, UnsupportedError
+from core.precision import MixedPrecision
+from core.strategies import SingleDeviceStrategy
+from support.small_nets import QUIET, Net, batches
+
+
+def fit(module, data=None, **options):
+    trainer = Trainer(**{**QUIET, "max_epochs": 1, **options})
+    trainer.fit(module, batches(4) if data is None else data)
+    return trainer
+
+
+def by_matrices(module):
+    """Matrices to Muon, all else to AdamW."""
+    matrices, others = ([own for own in module.parameters() if (own.ndim == 2) is two] for two in (True, False))
+    return [torch.optim.Muon(matrices, lr=0.05), AdamW(others, lr=0.01)]
+
+
+class Pair(Net):
+    """Matrices and vectors with an optimizer and a scheduler for each kind."""
+
+    def __init__(self):
+        super().__init__()
+        self.second = nn.Linear(1, 3)
+        self.calls = []
+
+    def training_step(self, batch, batch_idx):
+        return self.second(torch.tanh(self.layer(batch))).pow(2).mean()
+
+    def configure_optimizers(self):
+        optimizers = by_matrices(self)
+        schedulers = [StepLR(each, 2, gamma) for each, gamma in zip(optimizers, (0.5, 0.1), strict=True)]
+        return optimizers, [{"scheduler": each, "interval": "step"} for each in schedulers]
+
+    def on_before_optimizer_step(self, optimizer):
+        self.calls.append(f"step {type(optimizer).__name__}")
+
+    def on_before_zero_grad(self, optimizer):
+        self.calls.append(f"zero {type(optimizer).__name__}")
+
+
+def by_hand(module, data, *, window=1, clip=None):
+    """The same in torch's own words: one norm over all gradients, as one optimizer would have it."""
+    optimizers, schedulers = module.configure_optimizers()
+    for index, batch in enumerate(data):
+        (module.training_step(batch, index) / window).backward()
+        if (index + 1) % window == 0:
+            if clip is not None:
+                nn.utils.clip_grad_norm_(module.parameters(), clip)
+            for each in optimizers:
+                each.step()
+                each.zero_grad()
+            for item in schedulers:
+                item["scheduler"].step()
+    return list(module.parameters())
+
+
+@pytest.mark.parametrize(("window", "clip"), [(1, None), (2, 0.05)])
+@pytest.mark.numbers
+def test_each_steps_once_after_one_backward(window, clip):
+    torch.manual_seed(1)
+    module = Pair()
+    torch.manual_seed(1)
+    expected = by_hand(Pair(), batches(4), window=window, clip=clip)
+    trainer = fit(module, accumulate_grad_batches=window, gradient_clip_val=clip)
+    for got, wanted in zip(module.parameters(), expected, strict=True):
+        assert torch.equal(got, wanted)
+    assert trainer.global_step == 4 // window
+    assert module.calls == ["step Muon", "step AdamW", "zero Muon", "zero AdamW"] * (4 // window)
+
+
+def test_a_resumed_run_goes_on_bit_for_bit(tmp_path):
+    class Saves(Callback):
+        def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx):
+            if trainer.global_step == 3:
+                trainer.save_checkpoint(tmp_path / "three")
+
+    torch.manual_seed(1)
+    module = Pair()
+    whole = fit(module, callbacks=Saves(), max_epochs=2)
+    resumed = Pair()
+    trainer = Trainer(**QUIET, max_epochs=2)
+    trainer.fit(resumed, batches(4), ckpt_path=tmp_path / "three")
+    assert trainer.global_step == whole.global_step == 8
+    for got, wanted in zip(resumed.parameters(), module.parameters(), strict=True):
+        assert torch.equal(got, wanted)
+
+
+@pytest.mark.parametrize("clips_itself", [False, True])
+def test_scaled_optimizers_step_together_or_not_at_all(clips_itself):
+    class Overflowing(Pair):
+        # A gradient that is not finite, of a matrix alone: the vectors' optimizer must skip the step too.
+        def on_after_backward(self):
+            self.layer.weight.grad[0, 0] = float("inf") if self.global_step == 2 and not self.overflowed else 0.0
+            self.overflowed = self.global_step == 2
+            self.gradient = self.second.bias.grad.clone()
+
+        def on_before_optimizer_step(self, optimizer):
+            self.ratios.append((self.gradient / self.second.bias.grad).mean().item())
+
+    if clips_itself:
+        Overflowing.configure_gradient_clipping = lambda self, optimizer, *_: self.clip_gradients(optimizer, 1e9)
+    module = Overflowing()
+    module.overflowed, module.ratios = False, []
+    scaler = GradScaler("cpu", init_scale=2.0**8, growth_interval=1000)
+    trainer = fit(module, plugins=MixedPrecision(torch.bfloat16, scaler=scaler), gradient_clip_val=1e9)
+    assert trainer.global_step == 3  # of four batches
+    # Unscaled once, before the first hook; halved once after the overflow.
+    assert module.ratios == pytest.approx([256.0] * 6 + [128.0] * 2)
+    assert trainer.progress.total_batches == 4
+
+
+def refused(configure, message, error=ModuleError, **methods):
+    kind = type("Refused", (Net,), {"configure_optimizers": configure, **methods})
+    with pytest.raises(error, match=message):
+        fit(kind())
+
+
+def test_what_cannot_step_together():
+    def layer_and(kind):
+        return lambda self: [SGD([self.layer.weight], lr=0.1), kind([self.layer.bias])]
+
+    refused(layer_and(LBFGS), "returned 2 optimizers, and LBFGS evaluates the loss .* Set self.automatic_opt")
+    refused(
+        layer_and(AdamW),
+        "Refused overrides optimizer_step, whose closure .* Leave the override out",
+        optimizer_step=lambda self, epoch, batch_idx, optimizer, optimizer_closure=None: optimizer.step(),
+    )
+    refused(
+        lambda self: [SGD(self.parameters(), lr=0.1), AdamW([self.layer.bias])],
+        r"more than one of which holds layer\.bias: .* Give each parameter to one",
+    )
+
+
+def test_parameters_that_muon_does_not_take_are_named():
+    refused(
+        lambda self: torch.optim.Muon(self.parameters()),
+        r"gave Muon layer\.bias of shape \(1,\), and Muon steps matrices only. .*return \[torch.optim.Muon\(matrices\)",
+    )
+
+    def wrong(self):
+        raise ValueError("another reason")
+
+    refused(wrong, "^another reason$", ValueError)
+
+
+def test_strategies_of_one_optimizer_refuse_several():
+    class OfOne(SingleDeviceStrategy):
+        @property
+        def capabilities(self):
+            return super().capabilities & ~Capability.SEVERAL_OPTIMIZERS
+
+    class Untouched(Pair):
+        def training_step(self, batch, batch_idx):
+            raise AssertionError("trained")
+
+    with pytest.raises(UnsupportedError, match=r"OfOne sets up one optimizer, not 2\. Use parameter groups"):
+        fit(Untouched(), strategy=OfOne())

@@ -1,0 +1,256 @@
+"""Losses that say how many items they are a mean over: the gradient, and logged means, are those of all items."""
+
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from core import Callback, Fabric, ModuleError, Trainer
+from support.global_batches import close
+from support.small_nets import QUIET
+from trainer.loops.items import ByHand, Net, Samples, by_fabric, by_hand, weights_of
+
+pytestmark = pytest.mark.numbers
+
+
+def fit(module, *, batch_size=2, window=1, **options):
+    trainer = Trainer(**{**QUIET, "max_epochs": 2, "accumulate_grad_batches": window, **options})
+    trainer.fit(module, DataLoader(Samples(), batch_size=batch_size))
+    return trainer
+
+
+@pytest.mark.parametrize(
+    "weigh",
+    [lambda number: number, int, lambda number: float(number) * 1e12, lambda number: number.numpy()[()]],
+    ids=["tensor", "int", "large", "numpy"],
+)
+@pytest.mark.parametrize("window", [1, 3])
+def test_a_step_learns_from_the_mean_over_all_items(window, weigh):
+    """Batches of one sample, of which some have no item: those are skipped, although their loss is NaN."""
+    module = Net(weigh)
+    fit(module, batch_size=1, window=window)
+    weights, means = by_hand(window)
+    assert weights_of(module) == close(weights)
+    assert module.means == close(means)
+
+
+@pytest.mark.parametrize(
+    "weight",
+    [-1, float("nan"), float("inf"), torch.ones(2), "2", torch.tensor(1j), 10**400],
+    ids=lambda one: str(one)[:9],
+)
+def test_what_can_be_no_weight_is_refused(weight):
+    with pytest.raises(ModuleError, match=r"has the weight .*Expected the number of items"):
+        fit(Net(lambda _: weight))
+
+
+def test_a_weight_is_read_without_its_graph():
+    weights = []
+    for weigh in (float, lambda number: number * torch.ones(1, requires_grad=True)):
+        module = Net(weigh)
+        fit(module)
+        weights.append(weights_of(module))
+    assert weights[0] == weights[1]
+
+
+def test_a_number_under_weights_is_told_of():
+    class Plural(Net):
+        def training_step(self, batch, batch_idx):
+            output = super().training_step(batch, batch_idx)
+            return {"loss": output["loss"], "weights": output["weight"]}
+
+    with pytest.warns(UserWarning, match=r"Plural.training_step returned a number under 'weights', .* under 'weight'"):
+        fit(Plural(), batch_size=22)
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_a_weight_with_some_losses_and_not_with_others_is_refused(first):
+    class Partly(Net):
+        def training_step(self, batch, batch_idx):
+            output = super().training_step(batch, batch_idx)
+            return output if (batch_idx == 0) is first else output["loss"]
+
+    with pytest.raises(ModuleError, match="with none"):
+        fit(Partly())
+
+
+@pytest.mark.parametrize("window", [1, 3])
+def test_loops_by_hand_learn_from_the_mean_over_all_items(window):
+    weights, means = by_hand(window)
+    module = ByHand(window)
+    fit(module, batch_size=1)
+    assert weights_of(module) == close(weights)
+    assert module.means == close(means)
+    assert by_fabric(Fabric(accelerator="cpu"), 1, window) == close(weights)
+
+
+class Looks(Callback):
+    """The norms that hooks see in each step."""
+
+    def __init__(self):
+        self.norms = {"on_after_backward": [], "on_before_optimizer_step": []}
+
+    def note(self, hook, module):
+        self.norms[hook].append(sum(float(part.grad.square().sum()) for part in module.parameters()) ** 0.5)
+
+    def on_after_backward(self, trainer, module):
+        if (trainer.progress.batch + 1) % 2 == 0:
+            self.note("on_after_backward", module)
+
+    def on_before_optimizer_step(self, trainer, module, optimizer):
+        self.note("on_before_optimizer_step", module)
+
+
+def test_hooks_and_clipping_see_the_gradient_of_all_items():
+    expected = Net(optimizer=torch.optim.SGD)
+    batch = next(iter(DataLoader(Samples(), batch_size=4)))
+    expected.mean_of(batch)[0].backward()
+    norm = torch.nn.utils.clip_grad_norm_(expected.parameters(), 0.01).item()
+    expected.configure_optimizers().step()
+    module, looks = Net(optimizer=torch.optim.SGD), Looks()
+    fit(module, window=2, max_steps=1, max_epochs=-1, callbacks=looks, gradient_clip_val=0.01)
+    assert looks.norms == {"on_after_backward": [close(norm)], "on_before_optimizer_step": [close(norm)]}
+    assert weights_of(module) == close(weights_of(expected))
+
+
+@pytest.mark.parametrize("optimizer", [torch.optim.LBFGS, torch.optim.Adam])
+def test_an_optimizer_that_evaluates_the_loss_has_the_same_mean(optimizer):
+    class Own(Net):
+        def optimizer_step(self, epoch, batch_idx, optimizer, optimizer_closure=None):
+            optimizer.step(closure=optimizer_closure)
+
+    module, whole = Own(optimizer=optimizer), Own(lambda _: None, optimizer=optimizer)
+    fit(module, batch_size=4, max_epochs=1)
+    whole.on_train_epoch_end = None
+    Trainer(**QUIET, max_epochs=1).fit(whole, DataLoader(Samples(), batch_size=4))
+    assert weights_of(module) == close(weights_of(whole))
+
+
+def test_a_window_without_weight_leaves_parameters_alone_where_the_optimizer_evaluates_the_loss():
+    class Momentum(Net):
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parameters(), lr=0.005, momentum=0.9)
+
+    class Own(Momentum):
+        def optimizer_step(self, epoch, batch_idx, optimizer, optimizer_closure=None):
+            optimizer.step(closure=optimizer_closure)
+
+        def optimizer_zero_grad(self, epoch, batch_idx, optimizer):
+            optimizer.zero_grad(set_to_none=False)
+
+    module, plain = Own(), Momentum()
+    assert fit(module, batch_size=1).global_step == fit(plain, batch_size=1).global_step
+    assert weights_of(module) == close(weights_of(plain))
+
+
+def test_each_of_several_optimizers_has_the_weights_of_its_own_losses():
+    """Two parts, of which each sees its own losses in an order of its own, and one gradient that is cleared."""
+
+    def train(weigh):
+        torch.manual_seed(0)
+        fabric, parts = Fabric(accelerator="cpu"), torch.nn.ModuleList([torch.nn.Linear(2, 1) for _ in range(2)])
+        _, *optimizers = fabric.setup(parts.double(), *(torch.optim.SGD(part.parameters(), 0.1) for part in parts))
+        inputs = torch.randn(6, 2, dtype=torch.float64)
+        for index, rows in ((0, slice(0, 1)), (1, slice(0, 4)), (0, slice(1, 6)), (1, slice(4, 6))):
+            weigh(fabric, parts[index](inputs[rows]).square(), index)
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+        weigh(fabric, parts[0](inputs).square(), 0)
+        optimizers[0].zero_grad()
+        weigh(fabric, parts[0](inputs[:2]).square(), 0)
+        optimizers[0].step()
+        return weights_of(parts)
+
+    def weighted(fabric, values, index):
+        fabric.backward(values.mean(), weight=len(values))
+
+    def summed(fabric, values, index):
+        fabric.backward(values.sum() / (2 if len(values) == 2 and index == 0 else 6))
+
+    assert train(weighted) == close(train(summed))
+
+
+def test_gradients_may_be_looked_at_within_a_window():
+    """The norm after each backward is that of the items so far, and the step that of all."""
+
+    def trained(*batches):
+        module, norms = Net(optimizer=torch.optim.SGD), []
+        fabric = Fabric(accelerator="cpu")
+        model, optimizer = fabric.setup(module, module.configure_optimizers())
+        for batch in batches:
+            loss, num_items = model.mean_of(batch)
+            fabric.backward(loss, weight=num_items)
+            norms.append(fabric.clip_gradients(model, optimizer, max_norm=1e9).item())
+        optimizer.step()
+        return weights_of(module), norms
+
+    first, second, third = list(DataLoader(Samples(), batch_size=7))[:3]
+    both, all_ = (
+        [torch.cat(parts) for parts in zip(*group, strict=True)] for group in ((first, second), (first, second, third))
+    )
+    weights, norms = trained(first, second, third)
+    assert weights == close(trained(all_)[0])
+    assert norms == [close(trained(batch)[1][0]) for batch in (first, both, all_)]
+
+
+@pytest.mark.parametrize("clear", ["optimizer", "model", "module", "parameters"])
+def test_a_window_that_is_cleared_counts_no_more(clear):
+    def trained(*batches):
+        module = Net()
+        fabric = Fabric(accelerator="cpu")
+        model, optimizer = fabric.setup(module, module.configure_optimizers())
+        for number, batch in enumerate(batches, start=1):
+            loss, num_items = model.mean_of(batch)
+            fabric.backward(loss, weight=num_items)
+            if number < len(batches):
+                clears = {"optimizer": optimizer, "model": model, "module": module}.get(clear)
+                for part in model.parameters() if clears is None else ():
+                    part.grad = None
+                if clears is not None:
+                    clears.zero_grad()
+        optimizer.step()
+        return weights_of(module)
+
+    first, second = list(DataLoader(Samples(), batch_size=4))[:2]
+    assert trained(first, second) == close(trained(second))
+
+
+def test_a_loop_by_hand_gives_all_losses_a_weight_or_none():
+    fabric = Fabric(accelerator="cpu")
+    module = Net()
+    model, _ = fabric.setup(module, module.configure_optimizers())
+    batch = next(iter(DataLoader(Samples(), batch_size=4)))
+    fabric.backward(model.mean_of(batch)[0])
+    with pytest.raises(ModuleError, match="there are gradients of losses without"):
+        fabric.backward(model.mean_of(batch)[0], weight=3)
+    with pytest.raises(ModuleError, match="a loss without a weight, and one with a weight before"):
+        fabric.backward(model.mean_of(batch)[0])
+
+
+def test_a_resumed_run_has_the_same_bits(tmp_path):
+    """It begins with another reference than the one that goes on, and both are powers of two."""
+
+    class Saves(Callback):
+        def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx):
+            if trainer.global_step == 2:
+                trainer.save_checkpoint(tmp_path / "two.ckpt")
+
+    whole, resumed = Net(), Net()
+    fit(whole, window=3, callbacks=Saves())
+    trainer = Trainer(**QUIET, max_epochs=2, accumulate_grad_batches=3)
+    trainer.fit(resumed, DataLoader(Samples(), batch_size=2), ckpt_path=tmp_path / "two.ckpt")
+    assert weights_of(resumed) == weights_of(whole)
+    assert resumed.means == whole.means
+
+
+def test_batch_size_counts_before_the_weight_and_sums_count_as_they_are():
+    class Logs(Net):
+        def training_step(self, batch, batch_idx):
+            output = super().training_step(batch, batch_idx)
+            self.log("by_size", float(batch_idx), on_step=False, on_epoch=True, batch_size=1)
+            self.log("sum", 1.0, on_step=False, on_epoch=True, reduce_fx="sum")
+            return output
+
+    trainer = fit(Logs(), batch_size=11, max_epochs=1)
+    assert trainer.callback_metrics["by_size"] == 0.5
+    assert trainer.callback_metrics["sum"] == 2

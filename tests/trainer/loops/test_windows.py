@@ -1,0 +1,403 @@
+"""The last window of an epoch, and the number of batches, for each kind of loader that a user may pass."""
+
+import os
+
+import pytest
+import torch
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset, SequentialSampler, TensorDataset
+
+from core import CombinedLoader, Fabric, Module, Trainer
+from core.callbacks import GradientAccumulationScheduler, ModelCheckpoint
+from support.resuming import on_ranks
+from support.small_nets import QUIET
+
+QUIET = {**QUIET, "limit_val_batches": 0, "max_epochs": 2}
+
+
+class Net(Module):
+    """Has the mean of a batch as its gradient, and notes that of each step."""
+
+    def __init__(self, skips_at=None):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.zeros((), dtype=torch.float64))
+        self.skips_at, self.gradients, self.seen = skips_at, [], []
+
+    def on_train_batch_start(self, batch, batch_idx):
+        return -1 if batch_idx == self.skips_at else None
+
+    def training_step(self, batch, batch_idx):
+        while not isinstance(batch, torch.Tensor):
+            batch = next(iter(batch.values())) if isinstance(batch, dict) else batch[0]
+        self.seen += [(self.current_epoch, number) for number in batch.flatten().tolist()]
+        return (self.weight * batch).mean()
+
+    def on_before_optimizer_step(self, optimizer):
+        self.gradients.append(self.weight.grad.item())
+
+    def validation_step(self, batch, batch_idx):
+        self.log("num_samples", float(len(batch)), reduce_fx="sum")
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=1.0)
+
+
+def rows(num):
+    return torch.arange(1.0, num + 1, dtype=torch.float64).reshape(-1, 1)
+
+
+class Stream(IterableDataset):
+    def __init__(self, num):
+        self.num = num
+
+    def __iter__(self):
+        return iter(rows(self.num))
+
+
+class Sized(Stream):
+    says = None
+
+    def __len__(self):
+        return self.says or self.num
+
+
+class Optimist(Sized):
+    says = 100
+
+
+class Own:
+    """Batches of a class of the user's own."""
+
+    def __init__(self, batches, says=None):
+        self.batches, self.says = batches, says or len(batches)
+
+    def __len__(self):
+        return self.says
+
+    def __iter__(self):
+        return iter(self.batches)
+
+
+def each(num=11, size=2):
+    return list(rows(num).split(size))
+
+
+ALONE = {
+    "map-style": lambda: DataLoader(TensorDataset(rows(11)), 2),
+    "stream": lambda: DataLoader(Stream(11), 2),
+    "stream with a length": lambda: DataLoader(Sized(11), 2),
+    "stream with a wrong length": lambda: DataLoader(Optimist(11), 2),
+    "list": each,
+    "own": lambda: Own(each()),
+    "own with a wrong length": lambda: Own(each(), says=9),
+    "map-style without batches": lambda: DataLoader(each(), batch_size=None),
+    "batch sampler": lambda: DataLoader(
+        TensorDataset(rows(11)), batch_sampler=BatchSampler(SequentialSampler(range(11)), 2, drop_last=False)
+    ),
+}
+TOGETHER = {
+    "dict": lambda: {"a": DataLoader(TensorDataset(rows(12)), 2), "b": DataLoader(TensorDataset(rows(4)), 2)},
+    "min_size": lambda: CombinedLoader([DataLoader(TensorDataset(rows(12)), 2), each(20)]),
+    "sequential": lambda: CombinedLoader([each(4), DataLoader(Stream(8), 2)], "sequential"),
+}
+
+
+def gradients(loader, **options):
+    trainer = Trainer(**{"accumulate_grad_batches": 4, **QUIET, **options})
+    trainer.fit(net := Net(), loader)
+    return net.gradients
+
+
+@pytest.mark.filterwarnings("ignore:Length of IterableDataset")
+@pytest.mark.parametrize("name", ALONE)
+def test_the_last_window_is_the_mean_over_its_samples(name):
+    """11 samples in batches of 2: a window of 8, and one of 2 and 1. Each is a mean over samples, not over batches."""
+    found = gradients(ALONE[name]())
+    if name == "map-style without batches":  # a batch is a sample there, as the sampler sees it
+        assert found == pytest.approx([4.5, (9.5 + 11) / 2] * 2)
+    else:
+        assert found == pytest.approx([4.5, 10.0] * 2)
+
+
+@pytest.mark.parametrize(("name", "last"), [("dict", 10.5), ("min_size", 10.5), ("sequential", 6.5)])
+def test_batches_of_several_loaders_weigh_alike_in_a_short_window(name, last):
+    found = gradients(TOGETHER[name]())
+    assert found == pytest.approx([2.5 if name == "sequential" else 4.5, last] * 2)
+
+
+def gradients_on_ranks():
+    share = [batch for number, batch in enumerate(each(23)) if number % 2 == int(os.environ["RANK"])]
+    loaders = {"list": share, "own": Own(share), "own with a wrong length": Own(share, says=9)}
+    options = {"devices": 2, "strategy": "ddp", "use_distributed_sampler": False}
+    found = {name: gradients(loader, **options) for name, loader in loaders.items()}
+    several = {"a": DataLoader(rows(24), 2), "b": DataLoader(rows(4), 2)}
+    return found, gradients(several, devices=2, strategy="ddp")
+
+
+def test_two_ranks_have_the_windows_of_one_device():
+    for found, several in on_ranks(2, gradients_on_ranks):
+        assert found == {name: pytest.approx([8.5, 20.0] * 2) for name in found}
+        assert several == pytest.approx([8.5, 20.5] * 2)
+
+
+def test_a_window_is_read_when_its_first_step_is_due():
+    """Between two windows no batch is held, so that a position that is saved there is the loop's."""
+    read = []
+
+    class Noting(Net):
+        def on_train_batch_end(self, outputs, batch, batch_idx):
+            held.append((batch_idx, len(read)))
+
+    def batches():
+        for batch in each(10):
+            read.append(batch)
+            yield batch
+
+    held = []
+    Trainer(accumulate_grad_batches=2, **{**QUIET, "max_epochs": 1}).fit(Noting(), batches())
+    assert held == [(0, 2), (1, 2), (2, 4), (3, 4), (4, 5)]
+
+
+@pytest.mark.parametrize("loader", [DataLoader(Stream(11), 2), DataLoader(Sized(11), 2)], ids=["stream", "sized"])
+def test_a_loop_of_ones_own_has_these_windows_too(loader):
+    fabric = Fabric(accelerator="cpu", devices=1)
+    loader = fabric.setup_dataloaders(loader, global_batch_size=8)
+    steps, total = [], 0.0
+    for _ in range(2):
+        for batch in loader:
+            total += batch.mean().item() * loader.loss_weight
+            if loader.ends_window:
+                steps.append(total)
+                total = 0.0
+    assert steps == pytest.approx([4.5, 10.0] * 2)
+
+
+# the rest of an epoch that is left out -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("data", [DataLoader(rows(6)), each(6, 1)], ids=["map-style", "list"])
+def test_a_hook_that_leaves_out_the_rest_of_an_epoch_leaves_out_the_window_that_has_begun(tmp_path, data):
+    options = {**QUIET, "accumulate_grad_batches": 2, "max_epochs": 3, "enable_checkpointing": True}
+    saving = ModelCheckpoint(tmp_path, filename="{epoch}", save_top_k=-1)
+    trainer = Trainer(callbacks=saving, default_root_dir=tmp_path, **options)
+    trainer.fit(net := Net(skips_at=3), data)
+    assert (net.gradients, trainer.global_step) == ([1.5] * 3, 3)
+    rest = Net(skips_at=3)
+    Trainer(**{**options, "enable_checkpointing": False}).fit(rest, data, ckpt_path=tmp_path / "epoch=0.ckpt")
+    assert torch.equal(rest.weight, net.weight)
+
+
+class Sharded(Net):
+    """Has a parameter that can be cut into shards."""
+
+    def __init__(self):
+        super().__init__(skips_at=3)
+        self.weight = torch.nn.Parameter(torch.zeros(2, dtype=torch.float64))
+
+    def on_before_optimizer_step(self, optimizer):
+        """Its gradient is this rank's shard."""
+
+    def on_train_end(self):
+        self.whole = getattr(self.weight, "full_tensor", self.weight.detach)().tolist()
+
+    def training_step(self, batch, batch_idx):
+        return (self.weight.sum() * batch).mean()
+
+
+def weights_of_ranks(strategy):
+    options = {**QUIET, "devices": 2, "accumulate_grad_batches": 2, "max_epochs": 3}
+    Trainer(strategy=strategy, **options).fit(net := Sharded(), DataLoader(rows(12)))
+    return net.whole
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_no_rank_has_anything_left_of_a_window_that_was_left_out(strategy):
+    for weights in on_ranks(2, weights_of_ranks, strategy):
+        assert weights == [-7.5, -7.5], "three steps with the mean of 1 to 4"
+
+
+def test_a_loss_with_a_weight_leaves_nothing_behind_either():
+    class Weighted(Net):
+        def training_step(self, batch, batch_idx):
+            return {"loss": super().training_step(batch, batch_idx), "weight": len(batch)}
+
+    Trainer(accumulate_grad_batches=2, **QUIET).fit(net := Weighted(skips_at=3), each(6, 1))
+    assert net.gradients == [1.5] * 2
+
+
+# loaders of another length in each epoch -----------------------------------------------------------------------------
+
+
+class ByTokens:
+    """12 samples in batches of 4, 3 or 2: 3, 4 and 6 of them."""
+
+    epoch = 0
+
+    def set_epoch(self, epoch):
+        self.epoch = epoch
+
+    def __len__(self):
+        return 12 // (4, 3, 2)[self.epoch]
+
+    def __iter__(self):
+        return iter(torch.arange(12).split((4, 3, 2)[self.epoch]))
+
+
+class Redrawn:
+    """The same, with batches that are made when they are asked for."""
+
+    def __init__(self):
+        self.sizes, self.made = [4, 3, 2], []
+
+    def __len__(self):
+        return len(self.made) or 3
+
+    def __iter__(self):
+        self.made = list(torch.arange(12).split(self.sizes.pop(0)))
+        yield from self.made
+
+
+class Growing(torch.utils.data.Dataset):
+    epoch = 0
+
+    def set_epoch(self, epoch):
+        self.epoch = epoch
+
+    def __len__(self):
+        return 12 if self.epoch == 2 else 6
+
+    def __getitem__(self, index):
+        return torch.tensor(float(index))
+
+
+def seen_by_epoch(make, **options):
+    trainer = Trainer(**{**QUIET, "max_epochs": 3, "accumulate_grad_batches": 2, **options})
+    trainer.fit(net := Net(), make())
+    return [sorted(number for epoch, number in net.seen if epoch == which) for which in range(3)], net.gradients
+
+
+def by_tokens():
+    return DataLoader(torch.arange(12.0), batch_sampler=ByTokens())
+
+
+def redrawn():
+    return DataLoader(torch.arange(12.0), batch_sampler=Redrawn())
+
+
+def growing():
+    return DataLoader(Growing(), 3, shuffle=True)
+
+
+MAKES = [by_tokens, redrawn, growing]
+WHOLE = {"by_tokens": [12] * 3, "redrawn": [12] * 3, "growing": [6, 6, 12]}
+
+
+@pytest.mark.parametrize("make", MAKES, ids=WHOLE)
+def test_the_number_of_batches_is_asked_for_in_each_epoch(make):
+    seen, gradients = seen_by_epoch(make)
+    assert seen == [list(map(float, range(num))) for num in WHOLE[make.__name__]]
+    if make is by_tokens:
+        assert gradients[:2] == pytest.approx([3.5, 9.5]), "a window of two batches of 4, and one of one"
+
+
+def seen_on_ranks():
+    return [seen_by_epoch(make, devices=2, strategy="ddp")[0] for make in MAKES]
+
+
+def test_ranks_ask_in_each_epoch():
+    both = on_ranks(2, seen_on_ranks)
+    for number, make in enumerate(MAKES):
+        for epoch, num in enumerate(WHOLE[make.__name__]):
+            seen = {sample for found in both for sample in found[number][epoch]}
+            assert seen == set(map(float, range(num))), (make, epoch)
+
+
+def test_several_loaders_are_asked_in_each_epoch():
+    net, loaders = Net(), {"a": by_tokens(), "b": DataLoader(torch.arange(2.0))}
+    Trainer(**{**QUIET, "max_epochs": 3}).fit(net, loaders)
+    assert [sum(epoch == which for epoch, _ in net.seen) for which in range(3)] == [12] * 3
+
+
+def validated(limit):
+    data, counts = [torch.zeros(1)] * 4, []
+
+    class Counting(Net):
+        def on_validation_epoch_end(self):
+            data.extend([torch.zeros(1)] * 4)
+
+    class Noting(Counting):
+        def on_train_epoch_end(self):
+            counts.append(self.trainer.callback_metrics["num_samples"].item())
+
+    Trainer(**{**QUIET, "max_epochs": 3, "limit_val_batches": limit}).fit(Noting(), each(2), DataLoader(data, 2))
+    return counts
+
+
+@pytest.mark.parametrize(("limit", "expected"), [(None, [4, 8, 12]), (0.5, [2, 4, 6]), (3, [4, 6, 6])])
+def test_validation_data_may_grow(limit, expected):
+    assert validated(limit) == expected
+
+
+# limits before a short last step -------------------------------------------------------------------------------------
+
+
+class Evaluated(Net):
+    test_step = Net.validation_step
+
+    def predict_step(self, batch, batch_idx):
+        return batch
+
+
+def evaluated(num_ranks, limit, size):
+    names = ("limit_val_batches", "limit_test_batches", "limit_predict_batches")
+    strategy = {"strategy": "ddp"} if num_ranks > 1 else {}
+    trainer = Trainer(devices=num_ranks, **strategy, **{**QUIET, **dict.fromkeys(names, limit)})
+    loader = DataLoader(rows(5), size)
+    several = CombinedLoader([loader, loader], "max_size")
+    net, together = Evaluated(), seen_together(trainer, several)
+    validated, tested = trainer.validate(net, loader, verbose=False), trainer.test(net, loader, verbose=False)
+    return validated, tested, torch.cat(trainer.predict(net, loader)).flatten().tolist(), together
+
+
+def seen_together(trainer, loader):
+    class Together(Net):
+        def validation_step(self, batch, batch_idx):
+            self.log("num_samples", float(sum(map(len, batch))), reduce_fx="sum")
+
+    return trainer.validate(Together(), loader, verbose=False)
+
+
+@pytest.mark.parametrize("limit", [1, 0.5, None])
+def test_a_step_lends_nothing_to_one_that_is_not_run(limit):
+    expected = evaluated(1, limit, 4)
+    assert expected[0] == [{"num_samples": 5.0 if limit is None else 4.0}]
+    assert on_ranks(2, evaluated, 2, limit, 2)[0] == expected
+
+
+def trained_on_several():
+    options = {**QUIET, "devices": 2, "strategy": "ddp", "limit_train_batches": 1, "max_epochs": 1}
+    Trainer(**options).fit(net := Net(), {"a": DataLoader(rows(5), 2)})
+    return [number for _, number in net.seen]
+
+
+def test_a_limited_step_of_several_training_loaders_lends_nothing():
+    assert on_ranks(2, trained_on_several) == [[1.0, 2.0], [3.0, 4.0]]
+
+
+# estimates -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("own", [False, True], ids=["trainer", "module"])
+@pytest.mark.parametrize(("schedule", "options"), [({0: 4, 2: 1}, {}), ({0: 4}, {}), ({1: 3}, {"max_steps": 10})])
+def test_the_estimate_of_steps_follows_a_schedule_of_windows(schedule, options, own):
+    class Estimating(Net):
+        def configure_callbacks(self):
+            return [GradientAccumulationScheduler(schedule)] if own else []
+
+        def configure_optimizers(self):
+            self.estimate = self.trainer.estimated_stepping_batches
+            return super().configure_optimizers()
+
+    callbacks = [] if own else [GradientAccumulationScheduler(schedule)]
+    trainer = Trainer(callbacks=callbacks, **{**QUIET, "max_epochs": 4, **options})
+    trainer.fit(net := Estimating(), DataLoader(rows(9)))
+    assert net.estimate == trainer.global_step

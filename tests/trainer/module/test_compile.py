@@ -1,0 +1,370 @@
+"""torch.compile over a Trainer and Fabric: by the user before, by an option, and of parts."""
+
+import copy
+import tempfile
+
+import pytest
+import torch
+from torch import nn
+from torch._dynamo.testing import CompileCounter
+
+from core import Callback, Capability, ConfigurationError, Fabric, Module, Trainer, UnsupportedError
+from core.checkpoint import TorchCheckpointIO
+from core.strategies import SingleDeviceStrategy
+from core_testing import Backend
+from support.small_nets import QUIET, batches
+
+
+class Net(Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.net = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
+
+    def forward(self, x):
+        return self.net(x)
+
+    def training_step(self, batch, batch_idx):
+        loss = self(batch).pow(2).mean()
+        self.log("loss", loss, on_step=True, on_epoch=True)
+        return loss
+
+    def validation_step(self, batch, batch_idx):
+        self.log("val_loss", self(batch).mean())
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+NAMES = [f"net.{index}.{name}" for index in (0, 2) for name in ("weight", "bias")]
+
+# torch looks for a gradient where there is none, and hides the warning, which pytest makes an error before.
+pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
+
+
+@pytest.fixture(autouse=True)
+def fresh_compiler():
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+class Save(Callback):
+    def __init__(self, path):
+        self.path = path
+
+    def on_train_end(self, trainer, module):
+        trainer.save_checkpoint(self.path)
+
+
+def train(module, *, ckpt_path=None, **options):
+    trainer = Trainer(**{**QUIET, "max_epochs": 2, "plugins": TorchCheckpointIO(), **options})
+    trainer.fit(module, batches(3), batches(2), ckpt_path=ckpt_path)
+    return trainer
+
+
+def own(module):
+    return getattr(module, "_orig_mod", module)
+
+
+@pytest.fixture(scope="module")
+def expected():
+    module = Net()
+    trainer = train(module)
+    return module.state_dict(), {name: float(value) for name, value in trainer.callback_metrics.items()}
+
+
+def by_option(counter):
+    return Net(), {"compile": {"backend": counter}}
+
+
+def by_user(counter):
+    return torch.compile(Net(), backend=counter), {}
+
+
+def in_place(counter):
+    module = Net()
+    module.compile(backend=counter)
+    return module, {}
+
+
+def a_part(counter):
+    module = Net()
+    module.net = torch.compile(module.net, backend=counter)
+    return module, {}
+
+
+def a_method(counter):
+    module = Net()
+    module.forward = torch.compile(module.forward, backend=counter)
+    return module, {}
+
+
+@pytest.mark.parametrize("compiled", [by_option, by_user, in_place, a_part, a_method])
+def test_a_compiled_module_trains_the_same(compiled, expected, tmp_path):
+    counter = CompileCounter()
+    module, options = compiled(counter)
+    trainer = train(module, callbacks=Save(tmp_path / "last.ckpt"), **options)
+    weights, metrics = expected
+    assert counter.frame_count > 0
+    assert {name: float(value) for name, value in trainer.callback_metrics.items()} == pytest.approx(metrics, rel=1e-5)
+    for parameter, wanted in zip(own(module).parameters(), weights.values(), strict=True):
+        torch.testing.assert_close(parameter, wanted)
+
+    saved = torch.load(tmp_path / "last.ckpt", weights_only=True)
+    assert list(saved["model"]) == NAMES
+    assert saved["optimizers"][0]["param_groups"][0]["params"] == NAMES
+
+
+@pytest.mark.parametrize("compiled", [by_user, a_part])
+def test_a_checkpoint_knows_nothing_of_it(compiled, tmp_path):
+    train(Net(), max_epochs=1, callbacks=Save(tmp_path / "last.ckpt"))
+    module, options = compiled("eager")
+    train(module, ckpt_path=tmp_path / "last.ckpt", **options)
+    reference = Net()
+    train(reference)
+    for parameter, wanted in zip(own(module).parameters(), reference.parameters(), strict=True):
+        torch.testing.assert_close(parameter, wanted)
+    assert set(Net.load_from_checkpoint(tmp_path / "last.ckpt").state_dict()) == set(NAMES)
+
+
+def test_a_step_is_compiled_around_what_it_logs():
+    counter = CompileCounter()
+    module = Net()
+    train(module, compile={"backend": counter}, limit_val_batches=0)
+    assert counter.frame_count == 1  # up to the loss; what follows the log has no operation
+    assert counter.op_count >= 5
+
+
+def test_fullgraph_without_logging():
+    class Silent(Net):
+        def training_step(self, batch, batch_idx):
+            return self(batch).pow(2).mean()
+
+    assert train(Silent(), compile={"backend": "eager", "fullgraph": True}, limit_val_batches=0).global_step == 6
+
+
+@pytest.mark.parametrize("compiled", [by_option, by_user, a_part])
+def test_in_two_processes(compiled, expected):
+    module, options = compiled("eager")
+    trainer = Trainer(**{**QUIET, "max_epochs": 1}, strategy="ddp_fork", devices=2, **options)
+    loader = torch.utils.data.DataLoader(torch.cat(batches(4)), batch_size=2)
+    trainer.fit(module, loader, loader)
+    reference = Net()
+    single = torch.utils.data.DataLoader(torch.cat(batches(4)), batch_size=4)
+    Trainer(**{**QUIET, "max_epochs": 1}).fit(reference, single, single)
+    for parameter, wanted in zip(own(module).parameters(), reference.parameters(), strict=True):
+        torch.testing.assert_close(parameter, wanted)
+
+
+@pytest.mark.slow
+def test_spawned_workers_compile_too():
+    module = torch.compile(SpawnedNet(), backend="eager")
+    trainer = Trainer(**{**QUIET, "max_epochs": 1}, strategy="ddp_spawn", devices=1)
+    trainer.fit(module, batches(2))
+    assert trainer.global_step == 2
+
+
+class SpawnedNet(Net):
+    validation_step = None
+
+    def training_step(self, batch):
+        return self(batch).mean()
+
+
+# units --------------------------------------------------------------------------------------------------------------
+
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = nn.Linear(4, 8), nn.Linear(8, 4)
+
+    def forward(self, x):
+        return x + self.down(torch.tanh(self.up(x)))
+
+
+class Deep(Net):
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(4, 4), nn.Sequential(*(Block() for _ in range(12))), nn.Linear(4, 1))
+
+
+class Compiled(Callback):
+    """The units that are compiled while training runs, in the module and in a copy of it."""
+
+    def on_train_start(self, trainer, module):
+        self.names, self.in_a_copy = [
+            [name for name, part in each.named_modules() if part._compiled_call_impl or "forward" in vars(part)]
+            for each in (module, copy.deepcopy(module))
+        ]
+
+
+@pytest.mark.parametrize("validates", [0, 1])
+def test_a_block_that_repeats_is_compiled_once(validates, tmp_path):
+    counter, compiled, modules = CompileCounter(), Compiled(), [Deep(), Deep()]
+    options = {"limit_val_batches": validates, "callbacks": [compiled, Save(tmp_path / "last.ckpt")]}
+    train(modules[0], compile={"region": "units", "backend": counter, "fullgraph": True}, **options)
+    assert compiled.names == [f"net.1.{index}" for index in range(12)]
+    assert compiled.in_a_copy == []  # it would compute with the weights of the other
+    assert counter.frame_count == 1 + validates  # without gradients it is another program
+    assert not any(part._compiled_call_impl or "forward" in vars(part) for part in modules[0].modules())  # as before
+    saved = torch.load(tmp_path / "last.ckpt", weights_only=True)
+    assert list(saved["model"]) == list(modules[1].state_dict())
+
+    train(modules[1], limit_val_batches=validates)
+    for parameter, wanted in zip(modules[0].parameters(), modules[1].parameters(), strict=True):
+        torch.testing.assert_close(parameter, wanted)
+
+
+def test_parts_that_are_listed():
+    counter, compiled = CompileCounter(), Compiled()
+    train(Deep(), compile={"region": ["net.1.3", "net.2"], "backend": counter}, callbacks=compiled, limit_val_batches=0)
+    assert compiled.names == ["net.1.3", "net.2"]
+    assert counter.frame_count == 2
+
+
+def test_layers_of_torchs_own():
+    class Encoder(Deep):
+        def __init__(self):
+            super().__init__()
+            layer = nn.TransformerEncoderLayer(4, 2, 8, dropout=0.0)
+            self.net = nn.Sequential(nn.Linear(4, 4), nn.TransformerEncoder(layer, 3, enable_nested_tensor=False))
+
+    counter = CompileCounter()
+    train(Encoder(), compile={"region": "units", "backend": counter, "fullgraph": True}, limit_val_batches=0)
+    assert counter.frame_count == 1
+
+
+def test_units_in_two_processes():
+    counter, module = CompileCounter(), Deep()
+
+    def run(fabric):
+        model, optimizer = fabric.setup(module, module.configure_optimizers())
+        for batch in batches(3):
+            fabric.backward(model(batch).pow(2).mean())
+            optimizer.step()
+            optimizer.zero_grad()
+        return fabric.strategy.gather_objects(counter.frame_count), [
+            one.detach().clone() for one in module.parameters()
+        ]
+
+    options = {"compile": {"region": "units", "backend": counter}}
+    counts, weights = Fabric(accelerator="cpu", strategy="ddp_fork", devices=2, **options).launch(run)
+    assert counts == [1, 1]
+    module = Deep()
+    for weight, wanted in zip(weights, Fabric(accelerator="cpu", devices=1).launch(run)[1], strict=True):
+        torch.testing.assert_close(weight, wanted)
+
+
+@pytest.mark.parametrize(
+    ("region", "message"),
+    [
+        (
+            "blocks",
+            "compile has region='blocks': expected 'units', or a list of layer classes and of names of classes or",
+        ),
+        (3, "compile has region=3: expected 'units'"),
+        ([3], r"compile has region=\[3\]: expected 'units'"),
+    ],
+)
+def test_an_unknown_region(region, message):
+    with pytest.raises(ConfigurationError, match=message):
+        Trainer(**QUIET, compile={"region": region})
+
+
+@pytest.mark.parametrize(
+    ("region", "message"),
+    [
+        ("units", "compile={'region': 'units'} means the repeated blocks of the model, and Net has no ModuleList"),
+        (["net.4"], "'net.4' is listed as a unit, and no part of Net is or has that name. Did you mean 'net.2'"),
+    ],
+)
+def test_a_model_without_such_parts(region, message):
+    with pytest.raises(ConfigurationError, match=message):
+        train(Net(), compile={"region": region})
+
+
+def test_the_whole_and_its_parts():
+    with pytest.raises(
+        ConfigurationError, match=r"torch\.compile\(Deep\) compiles the whole module, and compile={'reg"
+    ):
+        train(torch.compile(Deep(), backend="eager"), compile={"region": "units"})
+
+
+def test_a_strategy_that_sets_up_everything_together():
+    class Joint(SingleDeviceStrategy):
+        @property
+        def capabilities(self):
+            return super().capabilities | Capability.JOINT_SETUP
+
+        def setup_module_and_optimizers(self, module, optimizers, scheduler=None):
+            return self.setup_module(module), [self.setup_optimizer(one) for one in optimizers], scheduler
+
+    compiled = Compiled()
+    train(Deep(), strategy=Joint(), compile={"region": "units", "backend": "eager"}, callbacks=compiled)
+    assert len(compiled.names) == 12
+
+
+def test_a_strategy_that_compiles_steps_itself():
+    class Compiling(SingleDeviceStrategy):
+        capabilities = Capability.COMPILED_STEP
+
+    with pytest.raises(
+        UnsupportedError, match="Compiling runs forward, backward and update as one compiled program, of"
+    ):
+        Fabric(accelerator="cpu", strategy=Compiling(), compile={"region": "units"})
+
+
+# Fabric -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("compiled", ["option", "before", "after"])
+def test_fabric(compiled):
+    counter = CompileCounter()
+    fabric = Fabric(accelerator="cpu", compile={"backend": counter} if compiled == "option" else False)
+    module = Net()
+    given = torch.compile(module, backend=counter) if compiled == "before" else module
+    model, optimizer = fabric.setup(given, module.configure_optimizers())
+    if compiled == "after":
+        model = torch.compile(model, backend=counter)
+    for batch in batches(2):
+        loss = model(batch).pow(2).mean()
+        fabric.backward(loss)
+        optimizer.step()
+        optimizer.zero_grad()
+    assert counter.frame_count > 0
+    reference = Net()
+    other = reference.configure_optimizers()
+    for batch in batches(2):
+        reference(batch).pow(2).mean().backward()
+        other.step()
+        other.zero_grad()
+    for parameter, wanted in zip(module.parameters(), reference.parameters(), strict=True):
+        torch.testing.assert_close(parameter, wanted)
+
+
+def test_fabric_saves_canonical_names(tmp_path):
+    fabric = Fabric(accelerator="cpu", plugins=TorchCheckpointIO())
+    model = fabric.setup(torch.compile(Net(), backend="eager"))
+    fabric.save(tmp_path / "model.ckpt", {"model": model})
+    assert list(torch.load(tmp_path / "model.ckpt", weights_only=True)["model"]) == NAMES
+    assert list(model.state_dict()) == NAMES
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    " " in f"{torch.__file__}{tempfile.gettempdir()}", reason="torch calls its C++ compiler without quoting paths"
+)
+@pytest.mark.filterwarnings("ignore:.*is deprecated:DeprecationWarning")
+def test_with_torchs_own_backend(expected):
+    """In a process of its own: the compiler leaves threads, and a process that has some can't be forked."""
+
+    def compile_and_train(rank):
+        module = Net()
+        trainer = train(module, compile=True)
+        return trainer.global_step, module.state_dict()
+
+    [(global_step, weights)] = Backend(lambda: "single_device", timeout_s=250).run(compile_and_train)
+    assert global_step == 6
+    torch.testing.assert_close(weights, expected[0])

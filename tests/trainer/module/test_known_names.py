@@ -1,0 +1,479 @@
+"""Names that people know from other trainers: each is there, or is answered by what to write instead."""
+
+import argparse
+import json
+import logging
+import pickle
+import signal
+import warnings
+from collections import OrderedDict
+from pathlib import Path
+
+import pytest
+import torch
+
+import core
+from core import (
+    ConfigurationError,
+    DataModule,
+    Fabric,
+    Logger,
+    Module,
+    Trainer,
+    rank_zero_info,
+    rank_zero_only,
+    rank_zero_warn,
+)
+from core.callbacks import EarlyStopping, ModelCheckpoint, ProgressBar
+from core.loggers import CSVLogger, flatten_names
+from core.strategies import SingleDeviceStrategy
+
+PAGE = Path(__file__).parents[3] / "docs" / "coming-from-lightning.md"
+TYPED = """
+Trainer(max_epoch= Trainer(gpus= LightningModule trainer.lightning_module device_ids precision seed_everything(seed,
+trainer.save_checkpoint(path) LearningRateFinder BatchSizeFinder BackboneFinetuning ModelPruning core-torchao cli_for(
+"""
+"""Names that don't go as people know them, as the page about them writes each."""
+
+
+class Net(Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(2, 1)
+
+    def training_step(self, batch, batch_idx):
+        loss = self.layer(batch).square().mean()
+        self.log("loss", loss)
+        self.log("hidden", loss, logger=False)
+        return loss
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+def make(**options):
+    names = ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary")
+    return Trainer(**{"accelerator": "cpu", "max_epochs": 1, **dict.fromkeys(names, False), **options})
+
+
+def data():
+    return torch.utils.data.DataLoader(torch.ones(8, 2), batch_size=2)
+
+
+def test_the_page_about_lightning_has_the_names_that_go_otherwise():
+    page = PAGE.read_text()
+    assert [name for name in [*TYPED.split(), "step number in loggers"] if name not in page] == []
+
+
+@pytest.mark.parametrize(
+    ("name", "answer"),
+    [
+        ("max_epoch", "Did you mean 'max_epochs'?"),
+        ("enable_checkpoint", "Did you mean 'enable_checkpointing'?"),
+        ("gpus", "accelerator='gpu', devices=2"),
+        ("num_processes", "devices=2"),
+        ("tpu_cores", "accelerator='tpu'"),
+        ("resume_from_checkpoint", "fit(module, ckpt_path="),
+        ("checkpoint_callback", "enable_checkpointing="),
+        ("weights_summary", "enable_model_summary="),
+        ("auto_lr_find", "Tuner(trainer).lr_find"),
+        ("replace_sampler_ddp", "use_distributed_sampler="),
+        ("no_such_thing", "help(Trainer)"),
+    ],
+)
+def test_an_argument_that_is_not_there_is_answered(name, answer):
+    with pytest.raises(ConfigurationError, match=f"Trainer has no argument '{name}'") as caught:
+        Trainer(**{name: 1})
+    assert answer in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("package", "name", "answer"),
+    [
+        ("core", "LightningModule", "from core import Module"),
+        ("core", "LightningDataModule", "from core import DataModule"),
+        ("core", "ModelCheckpoint", "from core.callbacks import ModelCheckpoint"),
+        ("core", "LightningCLI", "from core import cli_for"),
+        ("core.callbacks", "TQDMProgressBar", "from core.callbacks import ProgressBar"),
+        ("core", "BatchSizeFinder", "from core.callbacks import BatchSizeFinder"),
+    ],
+)
+def test_an_import_that_is_not_there_is_answered(package, name, answer):
+    with pytest.raises(ImportError, match=f"{package} has no {name}") as caught:
+        exec(f"from {package} import {name}", {})
+    assert answer in str(caught.value)
+
+
+def test_any_other_name_is_missing_as_names_are():
+    assert not hasattr(core, "no_such_thing")
+    with pytest.raises(ImportError, match="cannot import name 'no_such_thing'"):
+        exec("from core import no_such_thing", {})
+
+
+@pytest.mark.parametrize(
+    ("name", "answer"),
+    [
+        ("accelerator", "trainer.strategy.accelerator"),
+        ("lr_scheduler_configs", "trainer.strategy.lr_schedulers"),
+        ("is_last_batch", "trainer.num_training_batches"),
+        ("global_steps", "Did you mean 'global_step'?"),
+    ],
+)
+def test_an_attribute_that_is_not_there_is_answered(name, answer):
+    trainer = make()
+    assert not hasattr(trainer, name)
+    with pytest.raises(AttributeError, match=f"Trainer has no attribute '{name}'") as caught:
+        getattr(trainer, name)
+    assert answer in str(caught.value)
+
+
+def test_a_property_that_fails_keeps_its_own_error():
+    trainer = make()
+    trainer.options = None
+    with pytest.raises(AttributeError, match="'NoneType' object has no attribute 'limit_val_batches'"):
+        _ = trainer.limit_val_batches
+
+
+def test_attributes_before_a_run():
+    checkpoint, stopping, bar = ModelCheckpoint(), EarlyStopping("loss"), ProgressBar()
+    trainer = make(
+        callbacks=[checkpoint, stopping, bar],
+        limit_train_batches=3,
+        limit_val_batches=0.5,
+        log_every_n_steps=7,
+        precision="bf16-mixed",
+        enable_checkpointing=None,
+        enable_progress_bar=None,
+    )
+    assert (trainer.num_devices, trainer.num_nodes, trainer.device_ids) == (1, 1, [0])
+    assert trainer.precision == "bf16-mixed"
+    assert (trainer.limit_train_batches, trainer.limit_val_batches, trainer.limit_test_batches) == (3, 0.5, None)
+    assert (trainer.log_every_n_steps, trainer.check_val_every_n_epoch, trainer.val_check_interval) == (7, 1, None)
+    assert trainer.checkpoint_callbacks == [checkpoint]
+    assert trainer.early_stopping_callbacks == [stopping]
+    assert trainer.progress_bar_callback is bar
+    assert (trainer.interrupted, trainer.received_sigterm) == (False, False)
+    assert trainer.model is trainer.lightning_module is None
+    assert trainer.state == (None, None, "initializing")
+
+
+def test_attributes_within_a_run_and_after_it():
+    seen = []
+
+    class Watching(Net):
+        def validation_step(self, batch, batch_idx):
+            trainer = self.trainer
+            seen.append((trainer.state, trainer.model is trainer.strategy.model, trainer.lightning_module is self))
+
+        def on_train_batch_end(self, outputs, batch, batch_idx):
+            seen.append((self.trainer.state, True, True))
+
+    net, trainer = Watching(), make(limit_train_batches=1)
+    trainer.fit(net, data(), data())
+    assert list(dict.fromkeys(seen)) == [
+        (("fit", "sanity_check", "running"), True, True),
+        (("fit", "train", "running"), True, True),
+        (("fit", "validate", "running"), True, True),
+    ]
+    assert trainer.state == ("fit", None, "finished")
+    assert trainer.model is trainer.lightning_module is net
+    assert set(trainer.logged_metrics) == {"loss"} < set(trainer.callback_metrics)
+
+
+def test_the_state_after_an_error():
+    class Fails(Net):
+        def training_step(self, batch, batch_idx):
+            raise KeyError("a bug")
+
+    trainer = make()
+    with pytest.raises(KeyError):
+        trainer.fit(Fails(), data())
+    assert trainer.state == ("fit", None, "interrupted")
+
+
+@pytest.mark.parametrize(("number", "ends_by"), [(signal.SIGTERM, SystemExit), (signal.SIGINT, KeyboardInterrupt)])
+def test_the_attributes_after_a_signal(number, ends_by, capsys):
+    class Signalled(Net):
+        def on_train_batch_end(self, outputs, batch, batch_idx):
+            signal.raise_signal(number)
+
+    trainer = make()
+    with pytest.raises(ends_by):
+        trainer.fit(Signalled(), data())
+    name = signal.Signals(number).name
+    assert capsys.readouterr().err == f"{name} has stopped training after step 1. Nothing of it is saved.\n"
+    assert (trainer.interrupted, trainer.received_sigterm) == (True, number == signal.SIGTERM)
+    assert trainer.state == ("fit", None, "interrupted")
+
+
+def test_rank_zero_helpers(monkeypatch, caplog):
+    calls = []
+
+    @rank_zero_only
+    def note(value):
+        calls.append(value)
+        return value
+
+    assert (note(1), rank_zero_only.rank) == (1, 0)
+    with caplog.at_level(logging.INFO, "core"):
+        rank_zero_info("step %d", 3)
+    assert caplog.messages == ["step 3"]
+    with pytest.warns(UserWarning, match="careful") as caught:
+        rank_zero_warn("careful")
+    assert caught[0].filename == __file__
+
+    monkeypatch.setenv("RANK", "1")  # as torchrun sets it
+    assert (note(2), rank_zero_only.rank, calls) == (None, 1, [1])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        rank_zero_warn("careful")
+
+
+def test_a_seed_may_be_left_out_and_workers_may_be_named():
+    assert core.seed_everything() == 0
+    first = torch.rand(1)
+    assert core.seed_everything(0, workers=True) == 0
+    assert torch.equal(torch.rand(1), first)
+
+
+@pytest.fixture
+def fabric():
+    made = Fabric(accelerator="cpu", devices=1)
+    yield made
+    made.teardown()
+
+
+def test_fabric_brings_a_module_to_the_device_in_any_case(fabric):
+    fabric.setup(torch.nn.Linear(2, 1), move_to_device=True)
+    with pytest.raises(ConfigurationError, match="keep a module that is to stay where it is out of setup"):
+        fabric.setup(torch.nn.Linear(2, 1), move_to_device=False)
+
+
+def test_fabric_saves_what_a_filter_keeps(fabric, tmp_path):
+    net = torch.nn.Linear(2, 1)
+    model = fabric.setup(net)
+    fabric.save(tmp_path / "x.ckpt", {"model": model, "epoch": 3}, filter={"model": lambda name, value: name == "bias"})
+    assert fabric.load(tmp_path / "x.ckpt", weights_only=True).keys() == {"model", "epoch"}
+    assert fabric.load(tmp_path / "x.ckpt")["model"].keys() == {"bias"}
+    saved = net.bias.detach().clone()
+    torch.nn.init.zeros_(net.bias)
+    fabric.load(tmp_path / "x.ckpt", {"model": model}, strict=False)
+    assert torch.equal(net.bias, saved)
+    with pytest.raises(ConfigurationError, match="expected the name of a module"):
+        fabric.save(tmp_path / "x.ckpt", {"model": model}, filter={"modle": lambda name, value: True})
+
+
+def test_fabric_loads_nothing_that_is_executed(fabric, tmp_path):
+    with pytest.raises(ConfigurationError, match="nothing in it is executed"):
+        fabric.load(tmp_path / "x.ckpt", weights_only=False)
+
+
+def test_fabric_takes_a_gradient_by_position(fabric):
+    net = torch.nn.Linear(2, 3)
+    model = fabric.setup(net)
+    fabric.backward(model(torch.ones(1, 2)), torch.tensor([[1.0, 2.0, 3.0]]))
+    assert net.bias.grad.tolist() == [1.0, 2.0, 3.0]
+
+
+def test_fabric_sets_up_no_loaders(fabric):
+    assert fabric.setup_dataloaders() == []
+
+
+def test_no_training_batches_says_how_to_validate_only():
+    with pytest.raises(ConfigurationError, match=r"To validate only, call trainer\.validate"):
+        make(limit_train_batches=0).fit(Net(), data())
+
+
+def test_no_limit_in_epochs():
+    trainer = make(max_epochs=-1, max_steps=9)  # 4 batches an epoch
+    trainer.fit(Net(), data())
+    assert (trainer.global_step, trainer.max_epochs) == (9, None)
+
+
+def test_loggers_take_a_namespace_and_tell_their_folders(tmp_path):
+    logger = CSVLogger(tmp_path, name="runs")
+    logger.log_hyperparams(argparse.Namespace(lr=0.1))
+    with open(f"{logger.log_dir}/hparams.json") as file:
+        assert json.load(file) == {"lr": 0.1}
+    assert (logger.save_dir, logger.root_dir) == (str(tmp_path), str(tmp_path / "runs"))
+    assert flatten_names(argparse.Namespace(model=argparse.Namespace(width=8), lr=1)) == {"model/width": 8, "lr": 1}
+
+
+def test_the_scores_of_a_model_checkpoint(tmp_path):
+    class Worse(Net):
+        def on_train_epoch_end(self):
+            self.log("score", [1.0, 3.0, 2.0][self.current_epoch])
+
+    best = ModelCheckpoint(tmp_path, monitor="score", save_top_k=2)
+    assert (best.current_score, best.kth_value) == (None, None)
+    make(max_epochs=3, callbacks=[best], enable_checkpointing=None).fit(Worse(), data())
+    assert (best.best_model_score, best.current_score, best.kth_value) == (1, 2, 2)
+    best.to_yaml()
+    lines = (tmp_path / "best_k_models.yaml").read_text().splitlines()
+    assert lines == [f"{json.dumps(path)}: {float(score)}" for path, score in best.best_k_models.items()]
+    assert len(lines) == 2
+
+
+def test_the_names_of_checkpoints_and_a_best_path_that_is_set(tmp_path):
+    class Named(ModelCheckpoint):
+        CHECKPOINT_NAME_LAST, CHECKPOINT_JOIN_CHAR, CHECKPOINT_EQUALS_CHAR = "newest", "_", "-"
+        FILE_EXTENSION, STARTING_VERSION = ".state", 2
+
+    options = {"enable_checkpointing": None, "default_root_dir": tmp_path}
+    first = Named(tmp_path, save_last=True)
+    make(max_epochs=1, callbacks=[first], **options).fit(Net(), data())
+    found = make(max_epochs=2, callbacks=[again := Named(tmp_path, save_last=True)], **options)
+    first.best_model_path = tmp_path / "moved"
+    assert first.best_model_path == str(tmp_path / "moved")
+    again.load_state_dict(first.state_dict())
+    assert again.best_model_path == str(tmp_path / "moved")
+    found.fit(Net(), data(), ckpt_path="last")
+    assert found.global_step == 8
+    assert again.best_model_path == str(tmp_path / "epoch-1_step-8.state")
+    assert {path.name for path in tmp_path.iterdir()} == {"epoch-1_step-8.state", "newest.state"}
+
+
+def test_an_exception_is_saved_under_the_filename(tmp_path):
+    class Fails(Net):
+        def training_step(self, batch, batch_idx):
+            if self.global_step == 5:
+                raise KeyError("a bug")
+            return super().training_step(batch, batch_idx)
+
+    for name in ("{step}-{loss:.0f}", "{step}-{never}"):
+        saving = ModelCheckpoint(tmp_path, name, save_on_exception=True, every_n_epochs=9)
+        with pytest.raises(KeyError):
+            make(max_epochs=2, callbacks=[saving], enable_checkpointing=None).fit(Fails(), data())
+    names = sorted(path.name for path in tmp_path.iterdir())
+    assert names[0] == "exception-epoch=1-step=5.ckpt"
+    assert names[1].startswith("step=5-loss=")
+
+
+def test_a_strategy_hears_of_an_exception(monkeypatch):
+    class Hearing(SingleDeviceStrategy):
+        heard = ()
+
+        def on_exception(self, exception):
+            self.heard = (*self.heard, repr(exception), self.model is not None)
+
+    class Fails(Net):
+        def training_step(self, batch, batch_idx):
+            raise KeyError("a bug")
+
+    strategy = Hearing()
+    with pytest.raises(KeyError):
+        make(strategy=strategy).fit(Fails(), data())
+    assert strategy.heard == ("KeyError('a bug')", True)
+
+
+@pytest.mark.parametrize("ending", ["json", "yaml"])
+def test_hyperparameters_from_a_file(tmp_path, ending):
+    class Sized(Net):
+        def __init__(self, width, options=None):
+            super().__init__()
+            self.width, self.options = width, options
+
+    trainer = make()
+    trainer.fit(Sized(3), data())
+    trainer.save_checkpoint(tmp_path / "x.ckpt")
+    file = tmp_path / f"hparams.{ending}"
+    file.write_text('{"width": 5, "options": {"depth": 2}}' if ending == "json" else "width: 5\noptions: {depth: 2}\n")
+    loaded = Sized.load_from_checkpoint(tmp_path / "x.ckpt", hparams_file=file)
+    assert (loaded.width, loaded.options.depth) == (5, 2)
+    assert Sized.load_from_checkpoint(tmp_path / "x.ckpt", hparams_file=file, width=7).width == 7
+    for text, answer in (("[1]", "expected names with values"), ("{", "can't be read")):
+        file.write_text(text)
+        with pytest.raises(ConfigurationError, match=answer):
+            Sized.load_from_checkpoint(tmp_path / "x.ckpt", hparams_file=file)
+
+
+def test_hyperparameters_of_a_config_library_are_plain(tmp_path):
+    omegaconf = pytest.importorskip("omegaconf", reason="the extra `dev` brings it")
+
+    class Configured(Net):
+        def __init__(self, cfg, sizes=(), plain=None):
+            super().__init__()
+            self.save_hyperparameters()
+
+    cfg = omegaconf.OmegaConf.create({"model": {"width": 8, "twice": "${model.width}"}, "lrs": [0.1, 0.2]})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        net = Configured(cfg, cfg.lrs, plain={"depth": OrderedDict(width=1)})
+        assert net.hparams.cfg is cfg
+        trainer = make()
+        trainer.fit(net, data())
+        trainer.save_checkpoint(tmp_path / "x.ckpt")
+    loaded = Configured.load_from_checkpoint(tmp_path / "x.ckpt")
+    assert loaded.hparams == {
+        "cfg": {"model": {"width": 8, "twice": 8}, "lrs": [0.1, 0.2]},
+        "sizes": [0.1, 0.2],
+        "plain": {"depth": {"width": 1}},
+    }
+    assert loaded.hparams.cfg.model.width == 8
+    assert type(loaded.hparams.plain) is type(loaded.hparams.plain["depth"]) is dict, "as Lightning gives it back"
+    with pytest.warns(UserWarning, match="'cfg' of Configured is a omegaconf"):
+        Configured(omegaconf.OmegaConf.create({"path": "???"}))
+
+
+def test_an_empty_module_is_not_initialized(fabric):
+    def build():
+        made = torch.nn.ModuleList([torch.nn.Linear(2, 2), torch.nn.Embedding(3, 2), torch.nn.BatchNorm1d(2)])
+        torch.nn.init.xavier_normal_(made[0].weight)
+        torch.nn.init.kaiming_uniform_(made[1].weight)
+        made.register_buffer("noise", torch.zeros(2).normal_(), persistent=False)
+        return made
+
+    before = torch.get_rng_state()
+    with fabric.init_module(empty_init=True):
+        empty = build()
+    torch.set_rng_state(before)
+    noise = torch.zeros(2).normal_()
+    assert torch.equal(empty.noise, noise), "only the buffer has drawn random numbers"
+    torch.set_rng_state(before)
+    with fabric.init_module():
+        assert not torch.equal(build().noise, noise)
+
+
+def test_a_step_in_a_logger_is_the_number_of_steps_that_were_made():
+    class Kept(Logger):
+        name, version, steps = "kept", 0, ()
+
+        def log_metrics(self, metrics, step):
+            self.steps = (*self.steps, step)
+
+    kept = Kept()
+    make(logger=kept, log_every_n_steps=2).fit(Net(), data())
+    assert kept.steps == (2, 4)
+
+
+def test_a_data_module_of_data_sets():
+    seen = []
+
+    class Sees(Net):
+        def validation_step(self, batch, batch_idx):
+            seen.append(batch[:, 0].tolist())
+
+    rows = torch.arange(8.0).reshape(4, 2)
+    module = pickle.loads(pickle.dumps(DataModule.from_datasets(list(rows), list(rows), batch_size=2)))
+    trainer = make()
+    trainer.fit(Sees(), datamodule=module)
+    assert seen[-2:] == [[0.0, 2.0], [4.0, 6.0]]
+    assert trainer.global_step == 2
+    assert isinstance(trainer.train_dataloader.sampler, torch.utils.data.RandomSampler)
+    with pytest.raises(ConfigurationError, match="No prediction loader"):
+        trainer.predict(Sees(), datamodule=module)
+
+
+def test_one_warning_for_all_hyperparameters_that_are_not_plain():
+    class Holds(Net):
+        def __init__(self, first, second, lr=0.1):
+            super().__init__()
+            self.save_hyperparameters()
+
+    with pytest.warns(UserWarning, match="can't hold") as caught:
+        Holds(object(), torch.nn.ReLU())
+    assert len(caught) == 1
+    message = str(caught[0].message)
+    assert "'first' of Holds is a builtins.object, 'second' of Holds is a torch.nn.modules.activation.ReLU" in message
+    assert "Pass ignore=['first', 'second']" in message
+    assert caught[0].filename == __file__

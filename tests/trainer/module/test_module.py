@@ -1,0 +1,598 @@
+"""Modules: the arguments that they remember, how they are made again, and the questions that they can ask."""
+
+import copy
+import enum
+import inspect
+import pickle
+import re
+import warnings
+from argparse import Namespace
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+import torchmetrics
+from torch import nn
+
+from core import (
+    Callback,
+    CheckpointCorruptedError,
+    CheckpointError,
+    ConfigurationError,
+    DataModule,
+    Fabric,
+    Logger,
+    Module,
+    ModuleError,
+    Trainer,
+)
+from core.checkpoint import TorchCheckpointIO
+from core.strategies import SingleDeviceStrategy
+from support.printed import lines_of
+from support.small_nets import QUIET, Net, batches
+
+
+class Sized(Net):
+    def __init__(self, width=4, lr=0.1, *, name="net", betas=(0.9, 0.99), **more):
+        super().__init__()
+        self.save_hyperparameters()
+        self.layer = nn.Linear(4, width)
+
+    def training_step(self, batch, batch_idx):
+        return self.layer(batch).pow(2).mean()
+
+
+class Required(Net):
+    def __init__(self, width, head):
+        super().__init__()
+        self.save_hyperparameters(ignore="head")
+        self.layer, self.head = nn.Linear(4, width), head
+
+
+class Colour(enum.Enum):
+    RED = 1
+
+
+def train(module, path=None, **options):
+    trainer = Trainer(**{**QUIET, "max_epochs": 1, **options})
+    trainer.fit(module, batches(2))
+    if path is not None:
+        trainer.save_checkpoint(path)
+    return trainer
+
+
+# hyperparameters ----------------------------------------------------------------------------------------------------
+
+
+def test_arguments_are_collected():
+    module = Sized(3, name="mine", extra=7)
+    assert module.hparams == {"width": 3, "lr": 0.1, "name": "mine", "betas": (0.9, 0.99), "extra": 7}
+    assert module.hparams.width == module.hparams["width"] == 3
+    module.hparams.width = 5
+    module.hparams["lr"] = 1.0
+    assert (module.hparams["width"], module.hparams.lr) == (5, 1.0)
+    assert module.hparams_initial["width"] == 3
+    with pytest.raises(AttributeError, match="There is no hyperparameter 'depth'; there are 'width', 'lr', 'name'"):
+        _ = module.hparams.depth
+
+
+def test_names_are_chosen_or_ignored():
+    class Chosen(Net):
+        def __init__(self, a, b, c=3):
+            super().__init__()
+            self.save_hyperparameters("a", "c")
+
+    class Ignoring(Net):
+        def __init__(self, a, b, c=3):
+            super().__init__()
+            self.save_hyperparameters(ignore=["a", "b"])
+
+    assert Chosen(1, 2).hparams == {"a": 1, "c": 3}
+    assert Ignoring(1, 2).hparams == {"c": 3}
+
+    class Misspelt(Net):
+        def __init__(self, width):
+            super().__init__()
+            self.save_hyperparameters("widht")
+
+    with pytest.raises(ModuleError, match=r"save_hyperparameters\('widht'\): .* Did you mean 'width'\? It has width"):
+        Misspelt(1)
+
+
+def test_subclasses_are_collected_too():
+    class Child(Sized):
+        def __init__(self, depth, width=8):
+            super().__init__(width=width * 2, lr=0.5)
+
+    assert Child(2).hparams == {"width": 8, "lr": 0.5, "name": "net", "betas": (0.9, 0.99), "depth": 2}
+
+
+@dataclass
+class Config:
+    width: int = 2
+    lr: float = 0.1
+
+
+@pytest.mark.parametrize("given", [{"width": 2, "lr": 0.1}, Namespace(width=2, lr=0.1), Config()], ids=type)
+def test_one_object_with_all_of_them(given, tmp_path):
+    module = Configured(given)
+    assert module.hparams == {"width": 2, "lr": 0.1}
+    train(module, tmp_path / "last.ckpt")
+    again = Configured.load_from_checkpoint(tmp_path / "last.ckpt")
+    assert again.hparams == {"width": 2, "lr": 0.1}
+
+
+class Configured(Net):
+    def __init__(self, config):
+        super().__init__()
+        self.save_hyperparameters(config)
+        self.layer = nn.Linear(4, self.hparams.width)
+
+
+def test_not_called_in_init():
+    module = Net()
+    with pytest.raises(
+        ModuleError, match=r"save_hyperparameters was not called in Net.__init__, .*pass the hyperparam"
+    ):
+        module.save_hyperparameters()
+    module.save_hyperparameters({"lr": 1})
+    assert module.hparams == {"lr": 1}
+    with pytest.raises(ModuleError, match=r"Hyperparameters are int 3; expected names of arguments, or one dict"):
+        module.save_hyperparameters(3)
+
+
+@pytest.mark.parametrize(
+    ("value", "kind"),
+    [(nn.Linear(1, 1), "torch.nn.modules.linear.Linear"), (Colour.RED, "Colour"), (Path("x"), "Path")],
+)
+def test_values_that_are_not_plain(value, kind, tmp_path):
+    class Holding(Net):
+        def __init__(self, value, lr=0.1):
+            super().__init__()
+            self.save_hyperparameters()
+
+    with pytest.warns(
+        UserWarning, match=rf"'value' of Holding is a .*{kind}, which a checkpoint can't hold: .* ignore="
+    ):
+        module = Holding(value)
+    assert module.hparams.value is value
+    train(module, tmp_path / "last.ckpt", plugins=TorchCheckpointIO())
+    assert torch.load(tmp_path / "last.ckpt", weights_only=True)["hyper_parameters"] == {"lr": 0.1}
+    with pytest.raises(
+        ModuleError, match=r"Holding.__init__ needs 'value', which the checkpoint's .*\(lr\). Pass it: "
+    ):
+        Holding.load_from_checkpoint(tmp_path / "last.ckpt")
+
+
+@pytest.mark.parametrize("logs", [True, False])
+def test_loggers_get_them_once(logs):
+    class Keeping(Logger):
+        def __init__(self):
+            self.given = []
+
+        def log_metrics(self, metrics, step):
+            pass
+
+        def log_hyperparams(self, params):
+            self.given.append(dict(params))
+
+    class Noted(Net):
+        def __init__(self, lr=0.1):
+            super().__init__()
+            self.save_hyperparameters(logger=logs)
+
+    logger, module = Keeping(), Noted()
+    trainer = train(module, logger=logger)
+    with pytest.warns(UserWarning, match="fit trains nothing"):
+        trainer.fit(module, batches(2))
+    assert logger.given == [{"lr": 0.1}] * logs
+
+
+# made again ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_module_is_made_again(tmp_path):
+    module = Sized(3, name="mine", extra=7)
+    train(module, tmp_path / "last.ckpt")
+    again = Sized.load_from_checkpoint(tmp_path / "last.ckpt")
+    assert type(again) is Sized
+    assert again.hparams == module.hparams
+    assert type(again.hparams.betas) is tuple
+    assert torch.equal(again.layer.weight, module.layer.weight)
+    assert again.device.type == "cpu"
+
+
+def test_arguments_come_before_what_was_saved(tmp_path):
+    train(Required(2, nn.Linear(1, 1)), tmp_path / "last.ckpt")
+    head = nn.Linear(1, 1)
+    again = Required.load_from_checkpoint(tmp_path / "last.ckpt", head=head, map_location="cpu")
+    assert again.head is head
+    with pytest.raises(
+        ModuleError, match=r"Required.__init__ needs 'head', .*\(width\). Pass it: Required.load_from_ch"
+    ):
+        Required.load_from_checkpoint(tmp_path / "last.ckpt")
+    with pytest.raises(ModuleError, match=r"got 'haed', which Required.__init__ does not take. Did you mean 'head'\?"):
+        Required.load_from_checkpoint(tmp_path / "last.ckpt", haed=head)
+    with pytest.raises(CheckpointError, match=r"does not fit Required. (.|\n)*size mismatch"):
+        Required.load_from_checkpoint(tmp_path / "last.ckpt", head=head, width=3)
+
+
+def test_weights_that_do_not_fit(tmp_path):
+    class Larger(Net):
+        def __init__(self):
+            super().__init__()
+            self.more = nn.Linear(1, 1)
+
+    train(Net(), tmp_path / "last.ckpt")
+    with pytest.raises(CheckpointError, match=r"does not fit Larger. Pass the arguments (.|\n)*Missing key"):
+        Larger.load_from_checkpoint(tmp_path / "last.ckpt")
+    Larger.load_from_checkpoint(tmp_path / "last.ckpt", strict=False)
+    Larger.strict_loading = False
+    Larger.load_from_checkpoint(tmp_path / "last.ckpt")
+    Larger.validation_step = lambda self, batch: None
+    Trainer(**QUIET).validate(Larger(), batches(1), ckpt_path=tmp_path / "last.ckpt")
+    Larger.strict_loading = True
+    with pytest.raises(CheckpointError, match="does not fit Larger"):
+        Trainer(**QUIET).validate(Larger(), batches(1), ckpt_path=tmp_path / "last.ckpt")
+
+
+def test_the_modules_own_section(tmp_path):
+    class Counting(Net):
+        count = 0
+
+        def on_train_batch_end(self, outputs, batch, batch_idx):
+            self.count += 1
+
+        def on_save_checkpoint(self, checkpoint):
+            assert checkpoint == {}
+            checkpoint["count"] = self.count
+
+        def on_load_checkpoint(self, checkpoint):
+            self.count = checkpoint["count"]
+
+    train(Counting(), tmp_path / "last.ckpt")
+    assert Counting.load_from_checkpoint(tmp_path / "last.ckpt").count == 2
+
+
+@pytest.mark.parametrize("make", [nn.ReLU, lambda: nn.Linear(1, 1), torchmetrics.MeanMetric])
+@pytest.mark.parametrize(
+    ("place", "path"),
+    [
+        ("module", "state['module_section']['mine'][0]"),
+        ("callback", "state['callbacks']['keeping']['section']['mine'][0]"),
+        ("callback's state", "state['callbacks']['keeping']['state']['mine'][0]"),
+        ("data module", "state['datamodule']['state']['mine'][0]"),
+    ],
+)
+def test_an_object_in_what_a_hook_adds_is_refused_by_its_path(place, path, make, tmp_path):
+    class Keeping(Callback):
+        state_key = "keeping"
+
+        def on_save_checkpoint(self, trainer, module, checkpoint):
+            if place == "callback":
+                checkpoint["mine"] = [make()]
+
+        def state_dict(self):
+            return {"mine": [make()]} if place == "callback's state" else {}
+
+    class Owning(Net):
+        def on_save_checkpoint(self, checkpoint):
+            if place == "module":
+                checkpoint["mine"] = [make()]
+
+    class Data(DataModule):
+        def train_dataloader(self):
+            return batches()
+
+        def state_dict(self):
+            return {"mine": [make()]} if place == "data module" else {}
+
+    trainer = Trainer(**QUIET, max_epochs=1, callbacks=Keeping())
+    trainer.fit(Owning(), datamodule=Data())
+    message = re.escape(path) + rf" is a .*{type(make()).__name__}, which .* Save its state_dict\(\) instead"
+    with pytest.raises(CheckpointError, match=message):
+        trainer.save_checkpoint(tmp_path / "last.ckpt")
+    assert not list(tmp_path.iterdir())
+
+
+def test_large_parts_are_built_first(tmp_path):
+    class Late(Net):
+        def configure_model(self):
+            if not hasattr(self, "late"):
+                self.late = nn.Linear(4, 1)
+
+    module = Late()
+    train(module, tmp_path / "last.ckpt")
+    assert torch.equal(Late.load_from_checkpoint(tmp_path / "last.ckpt").late.weight, module.late.weight)
+
+
+def test_mistakes_in_loading(tmp_path):
+    torch.save({"weights": 1}, tmp_path / "other.pt")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it has no digest
+        with pytest.raises(CheckpointError, match=r"is not a checkpoint of a Trainer: it has \['weights'\]") as failure:
+            Net.load_from_checkpoint(tmp_path / "other.pt")
+        assert not isinstance(failure.value, CheckpointCorruptedError)
+    with pytest.raises(FileNotFoundError, match="There is no checkpoint"):
+        Net.load_from_checkpoint(tmp_path / "missing.ckpt")
+    with pytest.raises(
+        ConfigurationError, match=r"makes a new module and leaves this one alone. Call it on the class: "
+    ):
+        Net().load_from_checkpoint(tmp_path / "other.pt")
+    with pytest.raises(ConfigurationError, match="map_location='gpu9': expected a device, such as 'cpu'"):
+        Net.load_from_checkpoint(tmp_path / "other.pt", map_location="gpu9")
+
+
+class Evil:
+    def __reduce__(self):
+        return print, ("the file was executed",)
+
+
+def test_nothing_in_a_file_is_executed(tmp_path, capsys):
+    torch.save({"model": {}, "hyper_parameters": {"evil": Evil()}}, tmp_path / "evil.ckpt")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it has no digest
+        with pytest.raises(CheckpointCorruptedError, match="can be loaded without running code from it"):
+            Net.load_from_checkpoint(tmp_path / "evil.ckpt")
+    assert capsys.readouterr().out == ""
+
+
+# what it can ask ----------------------------------------------------------------------------------------------------
+
+
+def test_without_a_trainer():
+    module = Net()
+    assert (module.current_epoch, module.global_step, module.global_rank, module.local_rank) == (0, 0, 0, 0)
+    assert (module.logger, module.loggers, module.device, module.dtype) == (
+        None,
+        (),
+        torch.device("cpu"),
+        torch.float32,
+    )
+    with pytest.raises(
+        ConfigurationError, match=r"Net is not attached to a Trainer. Call this from its steps and hooks"
+    ):
+        _ = module.trainer.global_rank
+    with pytest.raises(ConfigurationError, match="Net is not attached to a Trainer"):
+        module.optimizers()
+    module.print("alone")
+
+
+def test_who_lists_attributes_meets_no_error():
+    module = Net()
+    assert hasattr(module, "trainer")
+    assert not module.trainer
+    assert not hasattr(module.trainer, "global_rank")
+    assert dict(inspect.getmembers(module))["training"]
+    inspect.getmembers(Fabric(accelerator="cpu"))
+
+
+@pytest.mark.filterwarnings("ignore:`?torch.jit:DeprecationWarning")
+def test_a_module_is_traced_before_and_after_a_trainer_has_run_it():
+    class Called(Net):
+        def forward(self, batch):
+            return self.layer(batch)
+
+    module, batch = Called(), torch.ones(2, 4)
+    assert torch.equal(torch.jit.trace(module, batch)(batch), module(batch))
+    train(module)
+    assert torch.equal(torch.jit.trace(module, batch)(batch), module(batch))
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda module: pickle.loads(pickle.dumps(module))])
+def test_copies_belong_to_nobody(copied):
+    module = Sized()
+    train(module)
+    module.compile(backend="eager")
+    again = copied(module)
+    assert module.trainer is not None
+    assert not again.trainer
+    assert again.hparams == module.hparams
+
+
+def test_freezing():
+    module = Net()
+    module.freeze()
+    assert not any(parameter.requires_grad for parameter in module.parameters())
+    assert not module.training
+    module.unfreeze()
+    assert all(parameter.requires_grad for parameter in module.parameters())
+    assert module.training
+
+
+def test_parts_in_evaluation_mode_stay_there():
+    class PartlyFrozen(Net):
+        def __init__(self):
+            super().__init__()
+            self.frozen = nn.Dropout().eval()
+            self.modes = []
+
+        def training_step(self, batch, batch_idx):
+            self.modes.append((self.training, self.layer.training, self.frozen.training))
+            return super().training_step(batch, batch_idx)
+
+        def validation_step(self, batch):
+            self.modes.append((self.training, self.layer.training, self.frozen.training))
+
+    module = PartlyFrozen()
+    trainer = Trainer(**{**QUIET, "max_epochs": 2})
+    trainer.fit(module, batches(1), batches(1))
+    assert module.modes == [(True, True, False), (False, False, False)] * 2
+
+
+def test_a_module_in_evaluation_mode_is_trained_in_training_mode():
+    module = Net().eval()
+    train(module)
+    assert module.training
+    assert module.layer.training
+
+
+def test_all_gather_and_print(capfd):
+    class Gathering(Net):
+        def validation_step(self, batch, batch_idx):
+            if batch_idx == 0:
+                ranks = self.all_gather(torch.tensor(float(self.global_rank)))
+                self.print("ranks", ranks.flatten().tolist())
+
+    Trainer(**QUIET).validate(Gathering(), batches(1))
+    loader = torch.utils.data.DataLoader(torch.ones(4, 4), batch_size=1)
+    Trainer(**QUIET, strategy="ddp_fork", devices=2).validate(Gathering(), loader)
+    assert lines_of(capfd.readouterr().out) == ["ranks [0.0]", "ranks [0.0, 1.0]"]
+
+
+def test_a_stage_joins_the_group_once_and_leaves_it(tmp_path):
+    """A module talks to the other ranks by the Trainer's Fabric, which has joined for the stage."""
+
+    class Counting(SingleDeviceStrategy):
+        calls = ()
+
+        def setup_environment(self):
+            self.calls += ("join",)
+            super().setup_environment()
+
+        def teardown(self):
+            self.calls += ("leave",)
+            super().teardown()
+
+    class Gathering(Net):
+        def training_step(self, batch, batch_idx):
+            self.all_gather(torch.tensor(1.0))
+            return super().training_step(batch, batch_idx)
+
+    strategy = Counting()
+    trainer = Trainer(**QUIET, strategy=strategy, max_epochs=1)
+    trainer.fit(Gathering(), batches())
+    trainer.save_checkpoint(tmp_path / "fitted.ckpt")
+    assert strategy.calls == ("join", "leave") * 2
+
+
+# modes of torch -----------------------------------------------------------------------------------------------------
+
+
+class Looking(Net):
+    def training_step(self, batch, batch_idx):
+        self.seen = (
+            torch.are_deterministic_algorithms_enabled(),
+            torch.is_deterministic_algorithms_warn_only_enabled(),
+            torch.backends.cudnn.benchmark,
+            torch.is_anomaly_enabled(),
+        )
+        return super().training_step(batch, batch_idx)
+
+    def validation_step(self, batch):
+        self.inference = torch.is_inference_mode_enabled()
+        assert not torch.is_grad_enabled()
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({}, (False, False, False, False)),
+        ({"deterministic": True}, (True, False, False, False)),
+        ({"deterministic": "warn"}, (True, True, False, False)),
+        ({"benchmark": True}, (False, False, True, False)),
+        ({"detect_anomaly": True}, (False, False, False, True)),
+    ],
+)
+def test_modes_last_as_long_as_a_stage(options, expected, monkeypatch):
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    module = Looking()
+    train(module, limit_val_batches=0, **options)
+    assert module.seen == expected
+    assert (torch.are_deterministic_algorithms_enabled(), torch.backends.cudnn.benchmark) == (False, False)
+    assert not torch.is_anomaly_enabled()
+
+
+class KeepsTable(Net):
+    """Its first forward computes a table, which later ones use."""
+
+    table = None
+
+    def _scaled(self, batch):
+        if self.table is None:
+            self.table = torch.ones_like(batch[:1])
+        return (self.layer(batch) * self.table).square().mean()
+
+    def training_step(self, batch, batch_idx):
+        return self._scaled(batch)
+
+    def validation_step(self, batch):
+        self.log("loss", self._scaled(batch))
+
+
+def test_what_the_sanity_check_has_made_is_trained_with():
+    module = KeepsTable()
+    Trainer(**{**QUIET, "num_sanity_val_steps": 1, "max_epochs": 1}).fit(module, batches(2), batches(1))
+    assert not module.table.is_inference()
+
+
+def test_what_an_evaluation_before_fit_has_made_is_trained_with_or_refused():
+    for allowed in (False, True):
+        module, trainer = KeepsTable(), Trainer(**QUIET, max_epochs=1, inference_mode=not allowed)
+        trainer.validate(module, batches(1))
+        with nullcontext() if allowed else pytest.raises(ModuleError, match="Pass inference_mode=False to the Trainer"):
+            trainer.fit(module, batches(2), batches(1))
+
+
+def test_a_manual_backward_with_automatic_optimization():
+    class Manual(Net):
+        def training_step(self, batch, batch_idx):
+            loss = super().training_step(batch, batch_idx)
+            self.manual_backward(loss)
+            return loss
+
+    with pytest.raises(ModuleError, match=r"Manual calls self.manual_backward\(loss\) with automatic optimization"):
+        train(Manual())
+
+
+def test_an_anomaly_is_found():
+    class Anomalous(Net):
+        def training_step(self, batch, batch_idx):
+            return (self.layer(batch) * 0.0).sqrt().sum() * 0.0
+
+    with (
+        pytest.warns(UserWarning, match="Error detected in SqrtBackward0"),
+        pytest.raises(RuntimeError, match="returned nan"),
+    ):
+        train(Anomalous(), detect_anomaly=True)
+
+
+@pytest.mark.parametrize("wanted", [True, False])
+def test_inference_mode(wanted):
+    module = Looking()
+    Trainer(**QUIET, inference_mode=wanted).validate(module, batches(1))
+    assert module.inference is wanted
+
+
+def test_barebones(tmp_path):
+    class Logging(Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(4, 1)
+
+        def training_step(self, batch):
+            self.log("loss", 1.0)
+            return self.layer(batch).sum()
+
+        def validation_step(self, batch):
+            self.log("loss", 1.0)
+
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parameters(), lr=0.1)
+
+    trainer = Trainer(accelerator="cpu", barebones=True, max_epochs=1, default_root_dir=tmp_path)
+    trainer.fit(Logging(), batches(), batches())
+    assert (trainer.callbacks, trainer.loggers, trainer.callback_metrics) == ([], [], {})
+    assert trainer.global_step == 3
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_ranks_on_the_second_of_two_nodes(monkeypatch):
+    for name, value in {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1", "NODE_RANK": "1"}.items():
+        monkeypatch.setenv(name, value)
+    trainer = Trainer(accelerator="cpu", strategy="ddp", devices=2, num_nodes=2, logger=False)
+    assert (trainer.world_size, trainer.node_rank) == (4, 1)
+    with pytest.raises(ConfigurationError, match="num_nodes=0"):
+        Trainer(accelerator="cpu", num_nodes=0)

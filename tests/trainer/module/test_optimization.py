@@ -1,0 +1,707 @@
+"""The forms of `configure_optimizers`, the steps of schedulers, and the parts of a step that a module overrides."""
+
+import warnings
+from functools import partial
+
+import pytest
+import torch
+from torch.amp import GradScaler
+from torch.optim import SGD, Adam
+from torch.optim.lr_scheduler import ExponentialLR, LambdaLR, LRScheduler, OneCycleLR, ReduceLROnPlateau, StepLR
+
+from core import Capability, GradientClipping, ModuleError, Trainer
+from core.precision import MixedPrecision
+from core.strategies import SingleDeviceStrategy
+from support.small_nets import QUIET, Net, batches
+
+
+def fit(module, *, num_batches=4, validation=None, **options):
+    trainer = Trainer(**{**QUIET, "max_epochs": 3, **options})
+    trainer.fit(module, batches(num_batches), validation)
+    return trainer
+
+
+class Configured(Net):
+    """Trains as `configure(module)` says, and notes the learning rate of each step."""
+
+    def __init__(self, configure):
+        super().__init__()
+        self.configure, self.rates = configure, []
+
+    def configure_optimizers(self):
+        return self.configure(self)
+
+    def training_step(self, batch, batch_idx):
+        self.log("falling", -float(self.global_step))
+        return super().training_step(batch, batch_idx)
+
+    def on_before_optimizer_step(self, optimizer):
+        self.rates.append(round(optimizer.param_groups[0]["lr"], 6))
+
+
+def sgd(module, lr=1.0):
+    return SGD(module.parameters(), lr=lr)
+
+
+def halving(optimizer):
+    return StepLR(optimizer, 1, gamma=0.5)
+
+
+def rates(configure, **options):
+    module = Configured(configure)
+    fit(module, **options)
+    return module.rates
+
+
+BY_EPOCH = [1.0] * 4 + [0.5] * 4 + [0.25] * 4
+CONSTANT = [1.0] * 12
+
+
+# what may be returned -----------------------------------------------------------------------------------------------
+
+
+class ByEpoch:
+    """A scheduler whose `step` wants more than the loop has."""
+
+    def step(self, epoch, value):
+        pass
+
+
+def in_dict(module, **options):
+    optimizer = sgd(module)
+    return {"optimizer": optimizer, "lr_scheduler": {"scheduler": halving(optimizer), **options}}
+
+
+def with_schedulers(make):
+    def configure(module):
+        optimizer = sgd(module)
+        return make(optimizer)
+
+    return configure
+
+
+@pytest.mark.parametrize(
+    ("configure", "expected"),
+    [
+        (sgd, CONSTANT),
+        (lambda module: [sgd(module)], CONSTANT),
+        (lambda module: (sgd(module),), CONSTANT),
+        (lambda module: {"optimizer": sgd(module)}, CONSTANT),
+        (lambda module: [{"optimizer": sgd(module)}], CONSTANT),
+        (lambda module: ([sgd(module)], []), CONSTANT),
+        (with_schedulers(lambda optimizer: ([optimizer], [halving(optimizer)])), BY_EPOCH),
+        (with_schedulers(lambda optimizer: [[optimizer], [halving(optimizer)]]), BY_EPOCH),
+        (with_schedulers(lambda optimizer: ([optimizer], [{"scheduler": halving(optimizer)}])), BY_EPOCH),
+        (with_schedulers(lambda optimizer: {"optimizer": optimizer, "lr_scheduler": halving(optimizer)}), BY_EPOCH),
+        (in_dict, BY_EPOCH),
+        (lambda module: [in_dict(module)], BY_EPOCH),
+        (lambda module: in_dict(module, name="rate", strict=True, monitor=None), BY_EPOCH),
+        (lambda module: in_dict(module, frequency=2), [1.0] * 8 + [0.5] * 4),
+        (lambda module: in_dict(module, interval="step"), [0.5**step for step in range(12)]),
+        (lambda module: in_dict(module, interval="step", frequency=5), [1.0] * 5 + [0.5] * 5 + [0.25] * 2),
+    ],
+)
+def test_forms(configure, expected):
+    assert rates(configure) == pytest.approx(expected, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("returned", "message"),
+    [
+        (lambda module: 1, "configure_optimizers returned int 1; expected an Optimizer; a list of them"),
+        (lambda module: [1], r"returned list of \(int\); expected an Optimizer"),
+        (lambda module: Adam, r"returned the class Adam, and no Adam\(...\); expected an Optimizer; a list of them"),
+        (lambda module: {"lr_scheduler": halving(sgd(module))}, "a dict without 'optimizer'; expected an Optimizer"),
+        (lambda module: (sgd(module), 1), r"returned tuple of \(SGD, int\)"),
+        (lambda module: {"optimiser": sgd(module)}, "a dict with 'optimiser'; expected 'optimizer', 'lr_scheduler'"),
+        (lambda module: {"optimizer": 1}, "whose 'optimizer' is int 1; expected an Optimizer"),
+        (lambda module: in_dict(module, every=2), "A scheduler's dict has 'every'; expected some of"),
+        (lambda module: in_dict(module, interval="batch"), "interval is 'batch'; expected 'step' or 'epoch'"),
+        (lambda module: in_dict(module, frequency=0), "frequency is 0; expected an integer of at least 1"),
+        (lambda module: in_dict(module, frequency=0.5), "frequency is 0.5; expected an integer of at least 1"),
+        (lambda module: {"optimizer": sgd(module), "lr_scheduler": 1}, "returned int 1 as a scheduler; expected an LR"),
+        (
+            lambda module: {"optimizer": sgd(module), "lr_scheduler": StepLR},
+            r"returned the class StepLR, and no StepLR\(...\) as a scheduler; expected an LR",
+        ),
+        (
+            lambda module: {"optimizer": sgd(module), "lr_scheduler": ByEpoch()},
+            r"calls ByEpoch.step\(\), which can't be: missing .*'epoch'. Step it yourself: define lr_scheduler_step",
+        ),
+        (
+            lambda module: in_dict(module, scheduler=ByEpoch(), monitor="x", reduce_on_plateau=True, interval="step"),
+            r"calls ByEpoch.step\(metric\), which can't be: missing .*'value'",
+        ),
+        (
+            lambda module: {"optimizer": sgd(module), "lr_scheduler": ReduceLROnPlateau(sgd(module))},
+            "ReduceLROnPlateau needs a metric to watch: return",
+        ),
+        (
+            lambda module: {"optimizer": sgd(module), "lr_scheduler": halving(sgd(module))},
+            "returned a StepLR of an optimizer that it did not return",
+        ),
+    ],
+)
+def test_what_is_of_no_known_form(returned, message):
+    with pytest.raises(ModuleError, match=message):
+        fit(Configured(returned))
+
+
+# schedulers ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_cycle_by_step():
+    def configure(module):
+        optimizer = sgd(module)
+        scheduler = OneCycleLR(optimizer, max_lr=0.8, total_steps=module.trainer.estimated_stepping_batches)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+
+    reference = sgd(Net())
+    scheduler, expected = OneCycleLR(reference, max_lr=0.8, total_steps=12), []
+    for _ in range(12):
+        expected.append(reference.param_groups[0]["lr"])
+        reference.step()
+        if len(expected) < 12:
+            scheduler.step()
+    assert rates(configure) == pytest.approx(expected, abs=1e-6)
+
+
+@pytest.mark.filterwarnings("ignore:No optimizer has updated parameters")
+@pytest.mark.parametrize("is_manual", [False, True])
+def test_a_scheduler_that_the_user_steps_may_take_anything(is_manual):
+    module = Configured(lambda module: {"optimizer": sgd(module), "lr_scheduler": ByEpoch()})
+    if is_manual:
+        module.automatic_optimization, module.training_step = False, lambda batch, batch_idx: None
+    else:
+        module.lr_scheduler_step = lambda scheduler, metric: scheduler.step(module.current_epoch + 1, 0.0)
+    fit(module)
+
+
+def plateau(module, monitor, mode="min", **options):
+    optimizer = sgd(module)
+    scheduler = ReduceLROnPlateau(optimizer, mode=mode, patience=0, factor=0.5, threshold=0.0)
+    return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "monitor": monitor, **options}}
+
+
+@pytest.mark.parametrize(
+    ("configure", "expected"),
+    [
+        (lambda module: plateau(module, "falling"), CONSTANT),
+        (lambda module: plateau(module, "falling", "max"), [1.0] * 8 + [0.5] * 4),
+        (
+            lambda module: plateau(module, "falling", "max", interval="step"),
+            [1.0, 1.0, *(0.5**n for n in range(1, 11))],
+        ),
+        (
+            lambda module: plateau(module, "falling", "max", interval="step", frequency=3),
+            [1.0] * 6 + [0.5] * 3 + [0.25] * 3,
+        ),
+        (lambda module: plateau(module, "nothing", strict=False), CONSTANT),
+    ],
+)
+def test_a_monitored_metric(configure, expected):
+    assert rates(configure) == pytest.approx(expected, abs=1e-6)
+
+
+def test_ranks_exchange_nothing_while_a_scheduler_waits_for_validation():
+    class Counting(SingleDeviceStrategy):
+        def broadcast(self, value, src=0):
+            nonlocal num_exchanges
+            num_exchanges += isinstance(value, tuple) and value[:1] == ("validation",)
+            return super().broadcast(value, src)
+
+    class Validating(Configured):
+        def validation_step(self, batch):
+            self.log("val_loss", 1.0)
+
+    num_exchanges = 0
+    module = Validating(lambda module: plateau(module, "val_loss", interval="step"))
+    fit(module, validation=batches(1), num_batches=4, max_epochs=3, strategy=Counting())
+    assert num_exchanges <= 4 + 3  # at each step before the first validation, and after each
+
+
+def test_monitor_beside_the_scheduler():
+    def configure(module):
+        optimizer = sgd(module)
+        scheduler = ReduceLROnPlateau(optimizer, mode="max", patience=0, factor=0.5, threshold=0.0)
+        return {"optimizer": optimizer, "lr_scheduler": scheduler, "monitor": "falling"}
+
+    assert rates(configure) == [1.0] * 8 + [0.5] * 4
+
+
+def test_a_monitored_validation_loss():
+    class Validating(Configured):
+        def validation_step(self, batch):
+            self.log("val_loss", 1.0)
+
+    module = Validating(lambda module: plateau(module, "val_loss"))
+    fit(module, validation=batches(1))
+    assert module.rates == [1.0] * 8 + [0.5] * 4
+
+
+@pytest.mark.parametrize(
+    ("scheduled", "options", "expected"),
+    [
+        ({"interval": "step"}, {}, [1.0] * 8 + [0.5] * 4),
+        ({"interval": "step", "frequency": 3}, {"val_check_interval": 3}, [1.0] * 7 + [0.5] * 4 + [0.25]),
+        ({"interval": "step", "frequency": 2}, {"val_check_interval": 4}, [1.0] * 8 + [0.5] * 4),
+        ({}, {"check_val_every_n_epoch": 2, "max_epochs": 5, "num_batches": 2}, [1.0] * 8 + [0.5] * 2),
+    ],
+)
+def test_each_validation_counts_once(scheduled, options, expected):
+    """The loss doesn't fall, so that each but the first halves the rate; the steps in between say nothing new."""
+
+    class Validating(Configured):
+        def validation_step(self, batch):
+            self.log("val_loss", 1.0)
+
+    module = Validating(lambda module: plateau(module, "val_loss", **scheduled))
+    fit(module, validation=batches(1), **options)
+    assert module.rates == expected
+
+
+def test_the_mean_of_a_training_epoch_counts_once_though_steps_are_due():
+    class Summing(Configured):
+        def training_step(self, batch):
+            self.log("mean", 1.0, on_step=False, on_epoch=True)
+            return super().training_step(batch, 0)
+
+    module = Summing(lambda module: plateau(module, "mean", interval="step"))
+    fit(module)
+    assert module.rates == [1.0] * 8 + [0.5] * 4
+
+
+def test_a_metric_that_was_never_logged():
+    with pytest.raises(
+        ModuleError, match=r"monitors 'val_loss', which was not logged; logged were \['falling'\]. Call"
+    ):
+        fit(Configured(lambda module: plateau(module, "val_loss")))
+
+
+def test_a_scheduler_of_ones_own():
+    class Own:
+        """Not one of torch's, and wants the metric."""
+
+        def __init__(self, optimizer):
+            self.optimizer, self.seen = optimizer, []
+
+        def step(self, value):
+            self.seen.append(value)
+
+        def state_dict(self):
+            return {}
+
+    made = []
+
+    def configure(module):
+        optimizer = sgd(module)
+        made.append(Own(optimizer))
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": made[0], "monitor": "falling"}}
+
+    fit(Configured(configure))
+    assert made[0].seen == [-3.0, -7.0, -11.0]
+
+
+def test_a_subclass_that_wants_the_metric():
+    class Watching(LRScheduler):
+        seen = ()
+
+        def get_lr(self):
+            return [group["lr"] for group in self.optimizer.param_groups]
+
+        def step(self, value=None):
+            self.seen = (*self.seen, value)
+            super().step()
+
+    made = []
+
+    def configure(module):
+        optimizer = sgd(module)
+        made.append(Watching(optimizer))
+        options = {"scheduler": made[0], "monitor": "falling", "reduce_on_plateau": True}
+        return {"optimizer": optimizer, "lr_scheduler": options}
+
+    fit(Configured(configure))
+    assert made[0].seen[1:] == (-3.0, -7.0, -11.0)
+
+
+def test_lr_scheduler_step_is_overridden():
+    class Own(Configured):
+        def lr_scheduler_step(self, scheduler, metric):
+            calls.append((type(scheduler).__name__, metric))
+            super().lr_scheduler_step(scheduler, metric)
+
+    def configure(module):
+        optimizer = sgd(module)
+        watching = ReduceLROnPlateau(optimizer)
+        return [optimizer], [halving(optimizer), {"scheduler": watching, "monitor": "falling"}]
+
+    calls = []
+    module = Own(configure)
+    fit(module, max_epochs=2)
+    assert calls == [("StepLR", None), ("ReduceLROnPlateau", -3.0), ("StepLR", None), ("ReduceLROnPlateau", -7.0)]
+    assert module.rates == [1.0] * 4 + [0.5] * 4
+
+
+def test_a_scheduler_whose_metric_may_be_missing_holds_up_no_other():
+    class Own(Configured):
+        def validation_step(self, batch):
+            self.log("val_loss", 1.0)
+
+        def lr_scheduler_step(self, scheduler, metric):
+            calls.append((self.trainer.global_step, metric))
+
+        def on_train_epoch_end(self):
+            calls.append("epoch")
+
+    def configure(module):
+        optimizer = sgd(module)
+        missing = {"scheduler": ReduceLROnPlateau(optimizer), "monitor": "nothing", "strict": False, "interval": "step"}
+        return [optimizer], [missing, {**missing, "scheduler": ReduceLROnPlateau(optimizer), "monitor": "val_loss"}]
+
+    calls = []
+    fit(Own(configure), max_epochs=2, validation=batches(1))
+    assert calls == [(4, 1.0), "epoch", (8, 1.0), "epoch"]
+
+
+def test_schedulers_follow_optimizer_steps_and_not_batches():
+    def configure(module):
+        optimizer = sgd(module)
+        scheduler = ExponentialLR(optimizer, 0.5)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+
+    assert rates(configure, accumulate_grad_batches=2) == pytest.approx([0.5**n for n in range(6)])
+
+
+def test_groups_with_rates_of_their_own():
+    class Grouped(Net):
+        def __init__(self):
+            super().__init__()
+            self.head = torch.nn.Linear(1, 1)
+            self.layer.requires_grad_(False)
+
+        def training_step(self, batch, batch_idx):
+            return self.head(self.layer(batch)).sum()
+
+        def configure_optimizers(self):
+            groups = [{"params": self.layer.parameters(), "lr": 0.1}, {"params": self.head.parameters(), "lr": 0.2}]
+            optimizer = SGD(groups)
+            return [optimizer], [LambdaLR(optimizer, [lambda epoch: 1.0, lambda epoch: 0.1**epoch])]
+
+    module = Grouped()
+    before = module.layer.weight.clone()
+    trainer = fit(module, max_epochs=2)
+    (optimizer,) = trainer.strategy.optimizers or [None]
+    assert torch.equal(module.layer.weight, before)
+    assert optimizer is None  # forgotten with the stage
+
+
+# parts of a step ----------------------------------------------------------------------------------------------------
+
+
+class Reference(Net):
+    pass
+
+
+def weights_of(module, **options):
+    trainer = fit(module, max_epochs=2, **options)
+    return module.layer.weight.detach().clone(), trainer.global_step
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"accumulate_grad_batches": 2}, {"gradient_clip_val": 0.1}, {"precision": "bf16-mixed"}],
+    ids=["plain", "accumulated", "clipped", "mixed"],
+)
+def test_overrides_that_add_nothing_change_nothing(options):
+    calls = set()
+
+    class Overriding(Net):
+        def backward(self, loss):
+            calls.add("backward")
+            super().backward(loss)
+
+        def optimizer_step(self, epoch, batch_idx, optimizer, optimizer_closure=None):
+            calls.add("optimizer_step")
+            super().optimizer_step(epoch, batch_idx, optimizer, optimizer_closure)
+
+        def optimizer_zero_grad(self, epoch, batch_idx, optimizer):
+            calls.add("optimizer_zero_grad")
+            super().optimizer_zero_grad(epoch, batch_idx, optimizer)
+
+        def configure_gradient_clipping(self, optimizer, gradient_clip_val=None, gradient_clip_algorithm=None):
+            calls.add("configure_gradient_clipping")
+            super().configure_gradient_clipping(optimizer, gradient_clip_val, gradient_clip_algorithm)
+
+    expected, num_steps = weights_of(Reference(), **options)
+    got, num_own_steps = weights_of(Overriding(), **options)
+    assert torch.equal(got, expected)
+    assert num_own_steps == num_steps
+    assert calls == {"backward", "optimizer_step", "optimizer_zero_grad", "configure_gradient_clipping"}
+
+
+def test_backward_may_keep_the_graph():
+    class Twice(Net):
+        def backward(self, loss, *args, **kwargs):
+            super().backward(loss, retain_graph=True)
+            super().backward(loss)
+
+    module, reference = Twice(), Reference()
+    assert not torch.equal(weights_of(module)[0], weights_of(reference)[0])
+
+
+def test_optimizer_step_gets_where_it_is_and_may_leave_the_step_out():
+    places = []
+
+    class EverySecond(Net):
+        def optimizer_step(self, epoch, batch_idx, optimizer, optimizer_closure):
+            places.append((epoch, batch_idx))
+            if batch_idx % 2:
+                optimizer.step(closure=optimizer_closure)
+            else:
+                loss = optimizer_closure()
+                assert loss.ndim == 0
+
+    trainer = fit(EverySecond(), max_epochs=2)
+    assert places == [(epoch, batch) for epoch in range(2) for batch in range(4)]
+    assert trainer.global_step == 4
+
+
+def test_a_closure_that_is_not_called():
+    class Forgetful(Net):
+        def optimizer_step(self, epoch, batch_idx, optimizer, optimizer_closure):
+            optimizer.step()
+
+    with pytest.raises(
+        ModuleError, match=r"Forgetful.optimizer_step did not call the closure, so there is no loss.* Call"
+    ):
+        fit(Forgetful())
+
+
+def test_a_warm_up_in_optimizer_step():
+    class Warming(Configured):
+        def optimizer_step(self, epoch, batch_idx, optimizer, optimizer_closure):
+            for group in optimizer.param_groups:
+                group["lr"] = 0.1 * (self.trainer.global_step + 1)
+            optimizer.step(optimizer_closure)
+
+    module = Warming(sgd)
+    fit(module, max_epochs=1)
+    assert module.rates == pytest.approx([0.1, 0.2, 0.3, 0.4])
+
+
+def test_clipping_by_the_module():
+    class Clipping(Net):
+        def configure_gradient_clipping(self, optimizer, gradient_clip_val=None, gradient_clip_algorithm=None):
+            given.append((gradient_clip_val, gradient_clip_algorithm))
+            self.clip_gradients(optimizer, gradient_clip_val=1e-3, gradient_clip_algorithm="value")
+
+        def on_before_zero_grad(self, optimizer):
+            largest.append(self.layer.weight.grad.abs().max().item())
+
+    given, largest = [], []
+    fit(Clipping(), max_epochs=1, num_batches=1)
+    fit(Clipping(), max_epochs=1, num_batches=1, gradient_clip_val=5.0)
+    assert given == [(None, None), (5.0, "norm")]
+    assert largest == pytest.approx([1e-3, 1e-3])
+
+
+@pytest.mark.parametrize("algorithm", ["norm", "value"])
+def test_clipping_by_the_trainer(algorithm):
+    class Looking(Net):
+        def on_before_zero_grad(self, optimizer):
+            gradients = torch.cat([parameter.grad.flatten() for parameter in self.parameters()])
+            sizes.append((gradients.norm() if algorithm == "norm" else gradients.abs().max()).item())
+
+    sizes = []
+    fit(Looking(), gradient_clip_val=0.01, gradient_clip_algorithm=algorithm)
+    assert all(size <= 0.01 + 1e-6 for size in sizes)
+
+
+def test_no_closure_without_need():
+    closures = []
+
+    class Noting(SGD):
+        def step(self, closure=None):
+            closures.append(closure)
+            return super().step(closure)
+
+    fit(Configured(lambda module: Noting(module.parameters(), lr=0.1)), max_epochs=1)
+    assert closures == [None] * 4
+
+
+def test_an_optimizer_that_needs_a_closure():
+    class Evaluating(Net):
+        evaluations = 0
+
+        def training_step(self, batch, batch_idx):
+            self.evaluations += 1
+            return super().training_step(batch, batch_idx)
+
+        def configure_optimizers(self):
+            return torch.optim.LBFGS(self.parameters(), max_iter=3, lr=0.1)
+
+    module, reference = Evaluating(), Evaluating()
+    with torch.no_grad():
+        reference.layer.load_state_dict(module.layer.state_dict())
+    optimizer = reference.configure_optimizers()
+
+    def evaluate(batch):
+        optimizer.zero_grad()
+        loss = reference.training_step(batch, 0)
+        loss.backward()
+        return loss
+
+    for batch in batches(4):
+        optimizer.step(partial(evaluate, batch))
+    trainer = fit(module, max_epochs=1)
+    assert torch.equal(module.layer.weight, reference.layer.weight)
+    assert (trainer.global_step, module.evaluations) == (4, reference.evaluations)
+
+
+def test_optimizers_that_step_in_backward():
+    """Nothing is returned, and parameters change all the same."""
+
+    class Inside(Net):
+        def configure_optimizers(self):
+            for parameter in self.parameters():
+                optimizer = SGD([parameter], lr=0.01)
+
+                def step(parameter, optimizer=optimizer):
+                    optimizer.step()
+                    optimizer.zero_grad()
+
+                parameter.register_post_accumulate_grad_hook(step)
+
+    with pytest.warns(UserWarning, match="training without one"):
+        got, _ = weights_of(Inside())
+    assert torch.equal(got, weights_of(Reference())[0])
+
+
+# manual optimization ------------------------------------------------------------------------------------------------
+
+
+class Pair(Net):
+    """Two optimizers that alternate, with gradients of one loss in both, as in a GAN."""
+
+    automatic_optimization = False
+
+    def __init__(self):
+        super().__init__()
+        self.second = torch.nn.Linear(4, 1)
+        self.hooks = []
+
+    def configure_optimizers(self):
+        return SGD(self.layer.parameters(), lr=0.01), Adam(self.second.parameters(), lr=0.01)
+
+    def training_step(self, batch, batch_idx):
+        first, second = self.optimizers()
+        with self.toggled_optimizer(first):
+            assert [parameter.requires_grad for parameter in self.second.parameters()] == [False, False]
+            self.manual_backward((self.layer(batch) + self.second(batch)).pow(2).mean())
+            self.clip_gradients(first, gradient_clip_val=10.0)
+            first.step()
+            first.zero_grad()
+        second.zero_grad()
+        self.manual_backward((self.layer(batch).detach() - self.second(batch)).pow(2).mean())
+        second.step()
+        self.log("both", 1.0)
+
+    def on_before_backward(self, loss):
+        self.hooks.append("before backward")
+
+    def on_after_backward(self):
+        self.hooks.append("after backward")
+
+    def on_before_optimizer_step(self, optimizer):
+        self.hooks.append(type(optimizer).__name__)
+
+
+def by_hand(module, data, cast=None):
+    first, second = module.configure_optimizers()
+    for batch in data:
+        with torch.autocast("cpu", torch.bfloat16, enabled=cast is not None):
+            loss = (module.layer(batch) + module.second(batch)).pow(2).mean()
+        loss.backward()
+        first.step()
+        module.zero_grad()
+        with torch.autocast("cpu", torch.bfloat16, enabled=cast is not None):
+            loss = (module.layer(batch).detach() - module.second(batch)).pow(2).mean()
+        loss.backward()
+        second.step()
+        module.zero_grad()
+    return [parameter.detach().clone() for parameter in module.parameters()]
+
+
+@pytest.mark.parametrize(
+    ("options", "cast"),
+    [
+        ({}, None),
+        ({"precision": "bf16-mixed"}, torch.bfloat16),
+        # With a scaler, as float16 has one: two optimizers, two losses.
+        ({"plugins": MixedPrecision(torch.bfloat16, scaler=GradScaler("cpu", init_scale=2.0**8))}, torch.bfloat16),
+    ],
+    ids=["full", "mixed", "scaled"],
+)
+def test_two_optimizers(options, cast):
+    torch.manual_seed(1)
+    module = Pair()
+    torch.manual_seed(1)
+    expected = by_hand(Pair(), batches(4), cast)
+    trainer = fit(module, max_epochs=1, **options)
+    for got, wanted in zip(module.parameters(), expected, strict=True):
+        torch.testing.assert_close(got, wanted, rtol=1e-5, atol=1e-7)
+    assert trainer.global_step == 8
+    assert module.hooks == ["before backward", "after backward", "SGD", "before backward", "after backward", "Adam"] * 4
+    assert all(parameter.requires_grad for parameter in module.parameters())
+
+
+def test_schedulers_in_manual_optimization():
+    class Stepping(Net):
+        automatic_optimization = False
+
+        def configure_optimizers(self):
+            optimizer = sgd(self)
+            return [optimizer], [halving(optimizer)]
+
+        def training_step(self, batch, batch_idx):
+            optimizer = self.optimizers()
+            self.manual_backward(self.layer(batch).sum())
+            optimizer.step()
+            optimizer.zero_grad()
+            seen.append(optimizer.param_groups[0]["lr"])
+            if batch_idx % 2:
+                self.lr_schedulers().step()
+
+    seen = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        fit(Stepping(), max_epochs=1)
+    assert seen == [1.0, 1.0, 0.5, 0.5]
+
+
+def test_a_closure_in_manual_optimization():
+    class Closing(Net):
+        automatic_optimization = False
+
+        def training_step(self, batch, batch_idx):
+            optimizer = self.optimizers()
+
+            def closure():
+                optimizer.zero_grad()
+                loss = super(Closing, self).training_step(batch, batch_idx)
+                self.manual_backward(loss)
+                return loss
+
+            losses.append(optimizer.step(closure))
+
+    losses = []
+    got, num_steps = weights_of(Closing())
+    expected, _ = weights_of(Reference())
+    assert torch.equal(got, expected)
+    assert (num_steps, len(losses)) == (8, 8)
+
+
+def test_clipping_is_a_value_object():
+    assert GradientClipping(1.0).algorithm == "norm"
+    assert Capability.CLIP_BY_VALUE in Trainer(**QUIET).strategy.capabilities

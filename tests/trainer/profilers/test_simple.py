@@ -1,0 +1,201 @@
+"""The table of actions; and what holds for every profiler."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from core import ConfigurationError
+from core.profilers import Profiler, SimpleProfiler
+from core_testing import programs
+from trainer.profilers.profiled import Listener, Net, Trouble, loader, make_trainer
+
+# The same module serves fits with validation and without.
+pytestmark = pytest.mark.filterwarnings("ignore:.*and no validation loader was given")
+
+
+def read(path):
+    """Calls, mean in ms, total in s and share of a report's table, by action."""
+    lines = path.read_text().splitlines()
+    cells = [line.rsplit(maxsplit=4) for line in lines if not line.startswith("---")]
+    return {name: [float(cell) for cell in others] for name, *others in cells[1:]}
+
+
+def test_every_part_and_hook_is_counted(tmp_path, capsys):
+    trainer = make_trainer(tmp_path, "simple", callbacks=Listener(), log_every_n_steps=2, logger=True)
+    trainer.fit(Net(), loader(4), loader(3))
+    path = Path(trainer.log_dir) / "fit-profile.txt"
+    table = read(path)
+    assert {action: int(row[0]) for action, row in table.items()} == {
+        "setup_strategy": 1,
+        "fetch_batch": 4 + (2 + 1) + (3 + 1),
+        "Net.on_train_batch_start": 4,
+        "run_training_step": 4,
+        "training_step": 4,
+        "augment": 4,
+        "backward": 4,
+        "optimizer_step": 4,
+        "Listener.on_train_batch_end": 4,
+        "validation_step": 2 + 3,
+        "log_metrics": 1,
+        "the whole run": 1,
+    }
+    printed = capsys.readouterr().out
+    assert path.read_text() in printed
+    assert f"Written to {path}" in printed
+
+
+def test_times_add_up(tmp_path):
+    trainer = make_trainer(tmp_path, "simple")
+    trainer.fit(Net(), loader())
+    table = read(tmp_path / "fit-profile.txt")
+    calls, mean_ms, total_s, share = table["run_training_step"]
+    assert total_s == pytest.approx(calls * mean_ms / 1000, abs=0.001)
+    assert share == pytest.approx(100 * calls * mean_ms / table["the whole run"][1], rel=0.05)
+    inner = sum(table[action][1] for action in ("training_step", "backward", "optimizer_step"))
+    assert table["augment"][1] <= table["training_step"][1] <= inner <= mean_ms
+    totals = [row[2] for row in table.values()]
+    assert totals[:-1] == sorted(totals[:-1], reverse=True)
+
+
+def test_each_stage_has_a_report_of_its_own(tmp_path):
+    trainer = make_trainer(tmp_path, SimpleProfiler(tmp_path / "reports", "mine"))
+    module = Net()
+    trainer.fit(module, loader())
+    trainer.validate(module, loader(5))
+    assert sorted(path.name for path in (tmp_path / "reports").iterdir()) == ["fit-mine.txt", "validate-mine.txt"]
+    table = read(tmp_path / "reports" / "validate-mine.txt")
+    assert table["validation_step"][0] == 5
+    assert "training_step" not in table
+
+
+def test_a_run_that_fails_is_reported_too(tmp_path):
+    trainer = make_trainer(tmp_path, "simple", callbacks=Trouble())
+    with pytest.raises(RuntimeError, match="mine"):
+        trainer.fit(Net(), loader())
+    assert read(tmp_path / "fit-profile.txt")["run_training_step"][0] == 1
+
+
+def test_without_a_profiler_nothing_of_it_is_in_a_step(tmp_path):
+    seen = set()
+
+    class Watcher(Listener):
+        def on_train_batch_start(self, trainer, module, batch, batch_idx):
+            if batch_idx == 1:
+                sys.setprofile(lambda frame, event, argument: seen.add(frame.f_code.co_filename))
+
+        def on_train_end(self, trainer, module):
+            sys.setprofile(None)
+
+    class Quiet(Net):
+        def training_step(self, batch, batch_idx):
+            return self.layer(batch[0]).sum()
+
+    trainer = make_trainer(tmp_path, None, callbacks=Watcher())
+    trainer.fit(Quiet(), loader())
+    folders = {"/".join(Path(name).parts[-4:]) for name in seen}
+    assert "core/trainer/loops/fit.py" in folders
+    assert not [
+        name for name in folders if name.startswith(("core/trainer/profilers/", "core/trainer/loops/profiling"))
+    ]
+
+
+def test_sections_of_the_user_cost_nothing_to_keep(tmp_path):
+    """`trainer.profile` stays in the code when there is no profiler."""
+    trainer = make_trainer(tmp_path, None)
+    trainer.fit(Net(), loader())
+    assert trainer.global_step == 4
+
+
+class Recorder(Profiler):
+    """The least that a profiler of one's own needs."""
+
+    def __init__(self, folder):
+        super().__init__(folder)
+        self.told = []
+
+    def start(self, action):
+        self.told.append(f"+{action}")
+
+    def stop(self, action):
+        self.told.append(f"-{action}")
+
+    def step(self):
+        self.told.append("step")
+
+    def summary(self):
+        return f"{len(self.told)} events"
+
+
+def test_a_profiler_of_ones_own_sees_a_step_in_order(tmp_path, capsys):
+    mine = Recorder(tmp_path)
+    trainer = make_trainer(tmp_path, mine, callbacks=Listener())
+    trainer.fit(Net(), loader(2))
+    first = mine.told.index("+fetch_batch")
+    assert mine.told[first : mine.told.index("step") + 1] == [
+        *("+fetch_batch", "-fetch_batch"),
+        *("+Net.on_train_batch_start", "-Net.on_train_batch_start"),
+        "+run_training_step",
+        *("+training_step", "+augment", "-augment", "-training_step"),
+        *("+backward", "-backward"),
+        *("+optimizer_step", "-optimizer_step"),
+        "-run_training_step",
+        *("+Listener.on_train_batch_end", "-Listener.on_train_batch_end"),
+        "step",
+    ]
+    assert mine.told.count("step") == 2
+    assert (tmp_path / "fit-profile.txt").read_text() == f"{len(mine.told)} events\n"
+    assert f"{len(mine.told)} events" in capsys.readouterr().out
+
+
+def test_an_action_may_run_within_itself():
+    profiler = SimpleProfiler()
+
+    def countdown(number):
+        if number:
+            with profiler.profile("countdown"):
+                countdown(number - 1)
+
+    countdown(3)
+    assert profiler.summary().splitlines()[2].split()[:2] == ["countdown", "3"]
+
+
+def test_what_is_no_profiler(tmp_path):
+    expected = r"profiler='fast': expected 'simple', 'advanced', 'pytorch', an instance of core\.profilers\.Profiler"
+    with pytest.raises(ConfigurationError, match=expected):
+        make_trainer(tmp_path, "fast")
+
+
+@pytest.mark.parametrize("name", ["SimpleProfiler", "AdvancedProfiler", "PyTorchProfiler"])
+def test_an_action_that_never_began(name):
+    import core.profilers
+
+    expected = rf"{name}\.stop\('x'\): this action isn't running\. Call start\('x'\) before"
+    with pytest.raises(ConfigurationError, match=expected):
+        getattr(core.profilers, name)().stop("x")
+
+
+TWO_RANKS = """
+import sys
+from trainer.profilers.profiled import Net, loader, make_trainer
+
+if __name__ == "__main__":
+    trainer = make_trainer(sys.argv[3], sys.argv[2], devices=2, strategy=sys.argv[1], logger=True)
+    trainer.fit(Net(), loader(16))
+"""
+
+
+@pytest.mark.parametrize(
+    ("strategy", "profiler"), [("ddp", "simple"), ("ddp_spawn", "pytorch"), ("ddp_fork", "advanced")]
+)
+def test_each_rank_writes_and_one_prints(tmp_path, strategy, profiler):
+    program = tmp_path / "program.py"
+    program.write_text(f"import sys\nsys.path.append({str(Path(__file__).parents[2])!r})\n{TWO_RANKS}")
+    done = programs.run([sys.executable, program, strategy, profiler, tmp_path], timeout=120)
+    assert done.returncode == 0, done.stderr
+    folder = tmp_path / "core_logs" / "version_0"
+    reports = {path.name for path in folder.glob("fit-profile*.txt")}
+    assert reports == {"fit-profile.txt", "fit-profile-rank1.txt"}
+    assert done.stdout.count("Written to ") == 1
+    traces = {path.name for path in folder.glob("*.json")} - {"run.json"}
+    assert len(traces) == (2 if profiler == "pytorch" else 0)

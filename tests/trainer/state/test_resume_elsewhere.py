@@ -1,0 +1,321 @@
+"""A run goes on with other ranks, other workers, in another process, and from what somebody else calls last or best."""
+
+import glob
+import logging
+import os
+
+import pytest
+import torch
+import torchmetrics
+from torch import nn
+from torch.utils.data import DataLoader
+
+from core import Callback, Module, Trainer
+from core.callbacks import ModelCheckpoint
+from core.contract import CheckpointNotFoundError, ConfigurationError
+from support.resuming import Case, Net, Samples, SaveAlways, count_batches, on_ranks, sgd_by_epoch, train
+
+
+def sgd(parameters):
+    return torch.optim.SGD(parameters, lr=0.05, momentum=0.9)
+
+
+class Exact(Net):
+    """In double precision and without noise, so that several ranks compute what one does."""
+
+    def __init__(self, optimizers, norm=nn.LayerNorm):
+        super().__init__(optimizers, nn.LayerNorm)
+        self.layers[2] = nn.Identity()
+        self.double()
+
+    def training_step(self, batch, batch_idx):
+        return super().training_step([part.double() for part in batch], batch_idx)
+
+
+def global_losses(events_by_rank):
+    """The mean over ranks for each batch: every rank has as many samples."""
+    losses = [[event[3] for event in events if event[0] == "batch"] for events in events_by_rank]
+    return [sum(ranks) / len(ranks) for ranks in zip(*losses, strict=True)]
+
+
+def epoch_values(events):
+    return [event[3] for event in events if event[0] == "epoch"]
+
+
+CHANGES = {
+    "from one rank to two": (1, 2, Case(sgd, net=Exact)),
+    "from two ranks to one": (2, 1, Case(sgd, net=Exact)),
+    "augmented, from one rank to two": (1, 2, Case(sgd, net=Exact, augments=True, trainer={"seed_samples": True})),
+}
+
+
+def run_on(num_ranks, case, *callbacks, **options):
+    """Events of each rank."""
+    return on_ranks(num_ranks, lambda: train(case, *callbacks, num_ranks=num_ranks, **options)[0])
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_other_ranks(tmp_path, name):
+    before, after, case = CHANGES[name]
+    whole = run_on(before, case, SaveAlways(str(tmp_path)))
+    for batch in ("003-batch", "005-epoch"):
+        resumed = run_on(after, case, ckpt_path=str(tmp_path / f"{batch}.ckpt"), seed=99)
+        losses = global_losses(resumed)
+        assert len(losses) == 10 - int(batch[:3])
+        assert losses == pytest.approx(global_losses(whole)[-len(losses) :], rel=1e-12)
+        for values, expected in zip(epoch_values(resumed[0])[::-1], epoch_values(whole[0])[::-1], strict=False):
+            assert values["train_loss_epoch"] == pytest.approx(expected["train_loss_epoch"], rel=1e-6)
+            assert values["largest"] == expected["largest"]
+
+
+def test_larger_steps_than_before_take_up_what_is_left(tmp_path):
+    """Six of 20 samples are done; the rest is 14, in steps of four."""
+    train(Case(sgd, loader={"batch_size": 2}), SaveAlways(str(tmp_path)))
+    events, _, done = train(Case(sgd, loader={"batch_size": 4}), ckpt_path=str(tmp_path / "003-batch.ckpt"))
+    assert done == 3
+    assert [event[2] for event in events if event[:2] == ("batch", 0)] == [2, 3, 4, 5]
+    assert [event[2] for event in events if event[:2] == ("batch", 1)] == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize(("before", "after"), [(0, 2), (2, 0)])
+def test_other_workers(tmp_path, before, after):
+    def case(num_workers):
+        return Case(augments=True, loader={"num_workers": num_workers}, trainer={"seed_samples": True})
+
+    events, weights, _ = train(case(before), SaveAlways(str(tmp_path)))
+    for batch in ("002-batch", "005-epoch"):
+        resumed, resumed_weights, _ = train(case(after), ckpt_path=str(tmp_path / f"{batch}.ckpt"), seed=99)
+        assert resumed == events[-len(resumed) :]
+        assert resumed_weights == weights
+
+
+def test_samples_are_augmented_otherwise_in_each_epoch_and_alike_in_each_run(tmp_path):
+    case = Case(sgd, augments=True, loader={"shuffle": False, "num_workers": 2}, trainer={"seed_samples": True})
+
+    class Reader(Net):
+        def training_step(self, batch, batch_idx):
+            self.events.append(("inputs", self.current_epoch, batch[0].tolist()))
+            return super().training_step(batch, batch_idx)
+
+    case.net = Reader
+    events, _, _ = train(case)
+    inputs = [event[2] for event in events if event[0] == "inputs"]
+    assert inputs[:5] != inputs[5:]
+    case.loader["num_workers"] = 0
+    again = [event[2] for event in train(case)[0] if event[0] == "inputs"]
+    assert again == inputs
+
+
+def test_samples_of_a_stream_cannot_be_seeded():
+    stream = [[torch.ones(2, 3), torch.ones(2, 1)]]
+    options = {"logger": False, "enable_checkpointing": False, "limit_val_batches": 0}
+    trainer = Trainer(accelerator="cpu", devices=1, seed_samples=True, **options)
+    with pytest.raises(ConfigurationError, match="seed_samples=True needs a DataLoader over a map-style data set"):
+        trainer.fit(Net(sgd), stream)
+
+
+# how a run stops -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("max_steps", range(1, 10))
+def test_a_limit_within_an_epoch_leaves_the_rest_of_it_to_be_done(tmp_path, max_steps):
+    case = Case(sgd_by_epoch, validates=True)
+    events, weights, _ = train(case)
+    saver = ModelCheckpoint(tmp_path, filename="end", save_top_k=1, every_n_epochs=10)
+    stopped, _, _ = train(case, saver, max_steps=max_steps, enable_checkpointing=True)
+    resumed, resumed_weights, _ = train(case, ckpt_path=tmp_path / "end.ckpt", seed=99)
+    assert count_batches(stopped) == max_steps
+    assert stopped + resumed == events
+    assert resumed_weights == weights
+
+
+def test_what_an_unfinished_epoch_has_logged_is_there_to_see(tmp_path):
+    options = {"logger": False, "enable_checkpointing": False, "limit_val_batches": 0}
+    trainer = Trainer(accelerator="cpu", devices=1, max_steps=3, **options)
+    module = Net(sgd)
+    trainer.fit(module, DataLoader(Samples(), batch_size=4))
+    losses = [event[3] for event in module.events]
+    assert trainer.callback_metrics["train_loss_epoch"].item() == pytest.approx(sum(losses) / 3)
+
+
+class Stopper(Callback):
+    """Asks for a stop, and for a checkpoint, in the middle of an accumulation window."""
+
+    def __init__(self, path, batch):
+        self.path, self.batch = path, batch
+
+    def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx):
+        if trainer.progress.total_batches == self.batch:
+            trainer.should_stop = True
+            trainer.save_checkpoint(self.path)
+            assert not os.path.exists(self.path)
+
+
+@pytest.mark.parametrize("batch", [1, 3, 6])
+def test_a_stop_within_a_window_waits_for_its_end(tmp_path, batch):
+    case = Case(trainer={"accumulate_grad_batches": 2})
+    events, weights, _ = train(case)
+    stopped, _, _ = train(case, Stopper(str(tmp_path / "stop.ckpt"), batch))
+    assert count_batches(stopped) == batch + 1
+    resumed, resumed_weights, _ = train(case, ckpt_path=tmp_path / "stop.ckpt", seed=99)
+    assert resumed == events[-len(resumed) :]
+    assert resumed_weights == weights
+
+
+class SaveAtTheWrongTime(Callback):
+    """Its hook comes before the schedulers of the epoch have stepped."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def on_train_epoch_end(self, trainer, module):
+        if trainer.current_epoch == 0:
+            trainer.save_checkpoint(self.path)
+
+
+def test_a_save_at_an_epochs_end_waits_until_that_is_complete(tmp_path):
+    case = Case(sgd_by_epoch)
+    events, weights, _ = train(case, SaveAtTheWrongTime(tmp_path / "epoch.ckpt"))
+    resumed, resumed_weights, _ = train(case, ckpt_path=tmp_path / "epoch.ckpt", seed=99)
+    assert resumed == events[6:]
+    assert resumed_weights == weights
+
+
+def test_the_sanity_check_leaves_no_trace_in_training():
+    case = Case(validates=True)
+    with_check = [event for event in train(case)[0] if event[0] == "batch"]
+    without = [event for event in train(case, num_sanity_val_steps=0)[0] if event[0] == "batch"]
+    assert with_check == without
+
+
+def test_a_folder_checkpoint_resumes_exactly_too(tmp_path):
+    case = Case(trainer={"plugins": None})
+    events, weights, _ = train(case, SaveAlways(str(tmp_path)))
+    resumed, resumed_weights, _ = train(case, ckpt_path=tmp_path / "003-batch.ckpt", seed=99)
+    assert resumed == events[-len(resumed) :]
+    assert resumed_weights == weights
+
+
+def test_time_counts_over_restarts(tmp_path):
+    case = Case(sgd)
+    train(case, SaveAlways(str(tmp_path)))
+    elapsed_s = [torch.load(path)["progress"]["elapsed_s"] for path in sorted(glob.glob(f"{tmp_path}/*-batch.ckpt"))]
+    assert elapsed_s == sorted(elapsed_s)
+    assert elapsed_s[0] > 0
+    resumed, _, _ = train(case, ckpt_path=tmp_path / "007-batch.ckpt", max_time={"microseconds": 1})
+    assert resumed == []
+
+
+# metrics objects -----------------------------------------------------------------------------------------------------
+
+
+class WithMetrics(Net):
+    def __init__(self, optimizers, **options):
+        super().__init__(optimizers, **options)
+        self.mean, self.listed = torchmetrics.MeanMetric(), torchmetrics.CatMetric()
+
+    def training_step(self, batch, batch_idx):
+        loss = super().training_step(batch, batch_idx)
+        self.mean.update(loss.detach())
+        self.listed.update(batch[0][:, 0])
+        self.log("metric", self.mean, on_step=False, on_epoch=True)
+        return loss
+
+    def on_train_epoch_end(self):
+        self.events.append(("listed", self.listed.compute().tolist()))
+        self.listed.reset()
+
+
+def test_torchmetrics_objects_go_on(tmp_path):
+    case = Case(sgd, net=WithMetrics)
+    events, _, _ = train(case, SaveAlways(str(tmp_path)))
+    for batch in ("002-batch", "005-batch", "009-batch"):
+        resumed, _, _ = train(case, ckpt_path=tmp_path / f"{batch}.ckpt", seed=99)
+        assert resumed == events[-len(resumed) :]
+
+
+# last and best -------------------------------------------------------------------------------------------------------
+
+
+class Scored(Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(()))
+
+    def training_step(self, batch):
+        return self.weight + batch[0].sum() * 0
+
+    def validation_step(self, batch):
+        self.log("score", (self.weight + 2.0).abs())
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.2)
+
+
+def make(root, saver, **options):
+    quiet = {"enable_progress_bar": False, "enable_model_summary": False, "num_sanity_val_steps": 0}
+    return Trainer(accelerator="cpu", devices=1, default_root_dir=root, callbacks=saver, **quiet, **options)
+
+
+def loaders():
+    return DataLoader(Samples(), batch_size=4), DataLoader(Samples(), batch_size=20)
+
+
+def test_best_is_what_the_checkpoint_callback_says(tmp_path):
+    saver = ModelCheckpoint(tmp_path, monitor="score", save_top_k=1)
+    trainer, module = make(tmp_path, [saver], max_epochs=4), Scored()
+    trainer.fit(module, *loaders())
+    assert module.weight.item() == pytest.approx(-4.0)
+    scores = trainer.validate(module, loaders()[1], ckpt_path="best")
+    assert scores[0]["score"] == pytest.approx(0.0, abs=1e-5)
+    assert trainer.validate(module, loaders()[1], ckpt_path="last")[0]["score"] == pytest.approx(0.0, abs=1e-5)
+
+
+def test_best_needs_somebody_who_judges(tmp_path):
+    with pytest.raises(ConfigurationError, match="ckpt_path='best' asks a ModelCheckpoint, and callbacks has none"):
+        make(tmp_path, None, enable_checkpointing=False).validate(Scored(), loaders()[1], ckpt_path="best")
+    with pytest.raises(CheckpointNotFoundError, match="ckpt_path='best': ModelCheckpoint has saved nothing yet"):
+        make(tmp_path, [ModelCheckpoint(tmp_path)]).validate(Scored(), loaders()[1], ckpt_path="best")
+
+
+@pytest.mark.parametrize("logger", [False, None], ids=["no logger", "a folder for each run"])
+def test_last_goes_on_with_an_earlier_run_of_the_same_command(tmp_path, logger, caplog):
+    steps = []
+    for max_epochs in (1, 2, 3):
+        with caplog.at_level(logging.INFO, "core"):
+            trainer = make(tmp_path, None, logger=logger, max_epochs=max_epochs)
+            trainer.fit(Scored(), *loaders(), ckpt_path="last")
+        steps.append((trainer.global_step, trainer.progress.total_batches))
+    assert steps == [(5, 5), (10, 10), (15, 15)]
+    told = [record.getMessage() for record in caplog.records if "ckpt_path='last'" in record.getMessage()]
+    assert "begins anew" in told[0]
+    assert all("goes on from" in line for line in told[1:])
+
+
+def test_last_skips_what_is_not_whole(tmp_path):
+    make(tmp_path, [ModelCheckpoint(tmp_path / "own")], max_epochs=1).fit(Scored(), *loaders())
+    (tmp_path / "own" / "broken.ckpt").mkdir()
+    trainer = make(tmp_path, [ModelCheckpoint(tmp_path / "own")], max_epochs=2)
+    trainer.fit(Scored(), *loaders(), ckpt_path="last")
+    assert trainer.progress.total_batches == 10
+    assert not os.path.basename(str(trainer.ckpt_path)).startswith("broken")
+
+
+def test_nothing_to_evaluate_is_an_error_that_says_where_it_looked(tmp_path):
+    trainer = make(tmp_path, [ModelCheckpoint(tmp_path / "own")])
+    with pytest.raises(CheckpointNotFoundError, match=r"ckpt_path='last': no checkpoint is in .*own"):
+        trainer.validate(Scored(), loaders()[1], ckpt_path="last")
+
+
+def test_a_second_fit_without_a_checkpoint_begins_its_epoch_anew():
+    class Stop(Callback):
+        def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx):
+            if trainer.progress.total_batches == 3:
+                trainer.should_stop = True
+
+    options = {"logger": False, "enable_checkpointing": False, "limit_val_batches": 0}
+    trainer = Trainer(accelerator="cpu", devices=1, max_epochs=2, callbacks=Stop(), **options)
+    module = Net(sgd)
+    trainer.fit(module, DataLoader(Samples(), batch_size=4))
+    trainer.fit(module, DataLoader(Samples(), batch_size=4))
+    assert [event[2] for event in module.events if event[:2] == ("batch", 0)] == [0, 1, 2, 0, 1, 2, 3, 4]

@@ -1,0 +1,162 @@
+"""Checkpoints that somebody has changed: where a section is something else, `fit` ends in a CheckpointError."""
+
+import copy
+import re
+
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from core import Callback, Trainer
+from core.checkpoint import load_checkpoint
+from core.contract import CheckpointError
+from support.small_nets import QUIET, Net, batches
+
+WRONG = [None, 7, -1, "x", [], [3], {}, {"x": 3}, torch.ones(2), True, 1.5, (1,), "y" * 10_000]
+
+
+class Counting(Callback):
+    def __init__(self):
+        self.state = {"n": 1}
+
+    def state_dict(self):
+        return self.state
+
+    def load_state_dict(self, state):
+        self.state = {"n": state["n"] + 1}
+
+
+class Trained(Net):
+    def configure_optimizers(self):
+        optimizer = torch.optim.Adam(self.parameters(), lr=0.01)
+        return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, 1)]
+
+
+def fit(path, *, goes_on):
+    net = Trained()
+    trainer = Trainer(max_epochs=1 + goes_on, plugins="torch", callbacks=[Counting()], **QUIET)
+    trainer.fit(net, DataLoader(torch.cat(batches()), batch_size=2), ckpt_path=path if goes_on else None)
+    if not goes_on:
+        trainer.save_checkpoint(path)
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    path = tmp_path_factory.mktemp("saved") / "last.pt"
+    fit(path, goes_on=False)
+    return load_checkpoint(path)
+
+
+def places(value, prefix=()):
+    """Each section, and what is in it two levels down."""
+    for key in value.keys() if isinstance(value, dict) else range(len(value)):
+        yield (*prefix, key)
+        if isinstance(value[key], dict | list) and len(prefix) < 2:
+            yield from places(value[key], (*prefix, key))
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_section_of_another_type_is_told_or_does_no_harm(saved, tmp_path):
+    """Each place of the state is replaced by each wrong value in turn: some are right in some places."""
+    path, refused, raw = tmp_path / "wrong.pt", [], {}
+    for number, place in enumerate(places(saved)):
+        # A few for each place, another few for the next.
+        for wrong in (WRONG[(number + shift) % len(WRONG)] for shift in range(0, len(WRONG), 5)):
+            state = copy.deepcopy(saved)
+            holder = state
+            for key in place[:-1]:
+                holder = holder[key]
+            holder[place[-1]] = wrong
+            torch.save(state, path)
+            try:
+                fit(path, goes_on=True)
+            except CheckpointError as error:
+                refused.append(len(str(error)))
+            except Exception as error:
+                raw[place, repr(wrong)[:40]] = repr(error)[:200]
+    assert not raw, "\n".join(map(str, raw.items()))
+    assert len(refused) > 50
+    assert max(refused) < 3000
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    "section", ["state_dict", "optimizer_states", "lr_schedulers", "hyper_parameters", "loops", "epoch"]
+)
+@pytest.mark.parametrize("wrong", [7, [3], "x"], ids=str)
+def test_a_section_of_lightnings_of_another_type_is_told(saved, tmp_path, section, wrong):
+    path = tmp_path / "lightning.pt"
+    entry = {"step": torch.tensor(1.0), "exp_avg": torch.zeros(1), "exp_avg_sq": torch.zeros(1)}
+    optimizer = {"state": {0: entry}, "param_groups": [{"params": [0]}]}
+    state = {"pytorch-lightning_version": "2.0.0", "state_dict": saved["model"], "optimizer_states": [optimizer]}
+    torch.save({**state, "lr_schedulers": [], "epoch": 0, "global_step": 1, section: wrong}, path)
+    with pytest.raises(CheckpointError) as caught:
+        fit(path, goes_on=True)
+    assert len(str(caught.value)) < 3000
+
+
+ZEROS = [torch.zeros(1, 4), torch.zeros(1)]
+"""Of the size of the net's parameters."""
+
+
+def adam_state(**changed):
+    entries = {n: {"step": torch.tensor(1.0), "exp_avg": z, "exp_avg_sq": z} for n, z in enumerate(ZEROS)}
+    options = {"lr": 0.01, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0, "amsgrad": False, "initial_lr": 0.01}
+    return {"state": entries, "param_groups": [{**options, "params": [0, 1], **changed}]}
+
+
+def fit_lightnings(saved, path, optimizer):
+    state = {"pytorch-lightning_version": "2.0.0", "state_dict": saved["model"], "optimizer_states": [optimizer]}
+    torch.save({**state, "lr_schedulers": saved["lr_schedulers"], "epoch": 0, "global_step": 1}, path)
+    fit(path, goes_on=True)
+
+
+def test_a_state_of_lightnings_without_the_maxima_of_amsgrad_is_refused(saved, tmp_path):
+    with pytest.raises(CheckpointError, match=r"Adam without amsgrad, so that it has no 'max_exp_avg_sq', and torch"):
+        fit_lightnings(saved, tmp_path / "lightning.pt", adam_state(amsgrad=True))
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("state", [adam_state(), {**adam_state(), "state": {}}], ids=["whole", "before a step"])
+def test_a_state_of_lightnings_that_fits_is_taken(saved, tmp_path, state):
+    fit_lightnings(saved, tmp_path / "lightning.pt", state)
+
+
+class TakingNone(Trained):
+    def on_train_epoch_start(self):
+        raise AssertionError("an epoch has begun with a state that isn't one")
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("place", [(), ("at_opening",)], ids=["of the place", "of the loader"])
+@pytest.mark.parametrize(
+    ("name", "wrong"),
+    [
+        ("python", (3, ["x"] * 625, None)),
+        ("python", (3, [1, 2], None)),
+        ("torch", torch.zeros(8, dtype=torch.uint8)),
+        ("torch", torch.zeros(5056)),
+        ("numpy", {"bit_generator": "MT19937", "state": {"key": [1]}}),
+        ("device", "x"),
+    ],
+)
+def test_random_numbers_of_a_wrong_type_are_told_when_they_are_loaded(saved, tmp_path, name, wrong, place):
+    path, state = tmp_path / "wrong.pt", copy.deepcopy(saved)
+    random = state["ranks"][0]["random"]
+    for key in place:
+        random = random.setdefault(key, copy.deepcopy(random))
+    random[name] = wrong
+    torch.save(state, path)
+    trainer = Trainer(max_epochs=2, plugins="torch", callbacks=[Counting()], **QUIET)
+    with pytest.raises(CheckpointError, match="its ranks is something that can't be restored"):
+        trainer.fit(TakingNone(), DataLoader(torch.cat(batches()), batch_size=2), ckpt_path=path)
+
+
+def test_a_number_in_the_place_of_an_optimizers_tensor_is_told_before_work(saved, tmp_path):
+    state = copy.deepcopy(saved)
+    name, entry = next(iter(state["optimizers"][0]["state"].items()))
+    entry["exp_avg"] = 7
+    torch.save(state, tmp_path / "wrong.pt")
+    place = re.escape(f"has int 7 at state['optimizers'][0]['state']['{name}']['exp_avg'], where a tensor was expected")
+    with pytest.raises(CheckpointError, match=place):
+        fit(tmp_path / "wrong.pt", goes_on=True)

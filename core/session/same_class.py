@@ -47,9 +47,10 @@ def check_optimizer(optimizer: Optimizer, saved: Any, place: str = "state") -> N
     Raises:
         CheckpointError: another class has saved it, or one without `amsgrad`; or it has something else than a tensor.
     """
-    groups = saved.get("param_groups") if isinstance(saved, dict) else None
-    if not isinstance(groups, list) or not groups or not all(isinstance(group, dict) for group in groups):
-        return  # it is refused where it is restored
+    groups = saved.get("param_groups")
+    are_dicts = isinstance(groups, list) and all(isinstance(each, dict) and "params" in each for each in groups)
+    if not groups or not are_dicts:
+        raise wrong_kind(f"{place}['param_groups']", groups, "a list of dicts with 'params'")
     own, mine = _class_of(optimizer), optimizer.param_groups
     lacking = (mine[0].keys() & optimizer.defaults.keys()) - groups[0].keys() - _FILLED_IN
     # Schedulers put `initial_lr` into the groups.
@@ -57,14 +58,18 @@ def check_optimizer(optimizer: Optimizer, saved: Any, place: str = "state") -> N
     _check("optimizer", own, saved.get(OPTIMIZER_KEY), lacking, strange)
     if not _is_torchs(type(optimizer)):
         return
-    _check_entries(saved.get("state"), f"{place}['state']")
+    _check_entries(saved.get("state", {}), f"{place}['state']")
     if _lacks_amsgrad(mine, groups, saved.get("state")):
         raise _refusal("optimizer", own, f"{_name_of(own)} without amsgrad, so that it has no 'max_exp_avg_sq'")
 
 
 def _check_entries(state: Any, place: str) -> None:
-    for name, entry in state.items() if isinstance(state, dict) else ():
-        for key, value in entry.items() if isinstance(entry, dict) and "func_evals" not in entry else ():  # of LBFGS
+    if not isinstance(state, dict):
+        raise wrong_kind(place, state, "a dict")
+    for name, entry in state.items():
+        if not isinstance(entry, dict):
+            raise wrong_kind(f"{place}[{name!r}]", entry, "a dict of tensors")
+        for key, value in entry.items() if "func_evals" not in entry else ():  # of LBFGS
             is_number = isinstance(value, int | float) and key in _MAY_BE_NUMBERS
             if value is not None and not is_number and not hasattr(value, "shape"):
                 raise wrong_kind(f"{place}[{name!r}][{key!r}]", value, "a tensor")

@@ -87,23 +87,22 @@ def restore(session: Session, target: Any, saved: Any, strict: bool) -> bool:
 def check_kinds(session: Session, target: Any, saved: Any, place: str = "state") -> None:
     """Check, before anything is restored, that what was saved is of the kind of what it is restored into.
 
-    Each module, optimizer and scheduler needs a dict, and a tensor a tensor; optimizers and schedulers can go on from
-    what their own class has saved.
+    Each module, optimizer and scheduler needs a dict, a tensor a tensor, and a container of any of these one like it;
+    optimizers and schedulers can go on from what their own class has saved.
 
     Raises:
         CheckpointError: one can't.
     """
-    if hasattr(target, "data_ptr"):
-        if not hasattr(saved, "shape"):
-            raise same_class.wrong_kind(place, saved, "a tensor")
-        return
-    is_of_optimizer, is_of_scheduler = is_optimizer(session, target), is_scheduler(target)
-    if (is_module(session, target) or is_of_optimizer or is_of_scheduler) and not isinstance(saved, dict):
-        raise same_class.wrong_kind(place, saved, f"a dict, the state of {type(target).__name__},")
-    if is_of_optimizer:
+    if expected := _expected(session, target, saved):
+        raise same_class.wrong_kind(place, saved, expected)
+    if is_optimizer(session, target):
         same_class.check_optimizer(target, saved, place)
-    elif is_of_scheduler:
+    elif is_scheduler(target):
         same_class.check_scheduler(target, saved)
+    elif hasattr(target, "_modules"):
+        for name in saved.keys() & module_tree.parameter_names(target).values():
+            if not hasattr(saved[name], "shape"):
+                raise same_class.wrong_kind(f"{place}[{name!r}]", saved[name], "a tensor")
     elif isinstance(target, dict) and isinstance(saved, dict):
         for key in target.keys() & saved.keys():
             check_kinds(session, target[key], saved[key], f"{place}[{key!r}]")
@@ -111,6 +110,23 @@ def check_kinds(session: Session, target: Any, saved: Any, place: str = "state")
         # Their number is looked at where they are restored.
         for index, (item, part) in enumerate(zip(target, saved, strict=False)):
             check_kinds(session, item, part, f"{place}[{index}]")
+
+
+def _expected(session: Session, target: Any, saved: Any) -> str | None:
+    """The kind that should have been saved for `target`, in words; None if it was. Plain values may be any."""
+    if hasattr(target, "data_ptr"):
+        return None if hasattr(saved, "shape") else "a tensor"
+    if isinstance(target, dict | list | tuple):
+        is_alike = isinstance(saved, dict if isinstance(target, dict) else list | tuple)
+        return None if is_alike or not _holds_state(target) else f"a {type(target).__name__} of tensors or states"
+    has_dict = hasattr(target, "_modules") or is_optimizer(session, target) or is_scheduler(target)
+    return f"a dict, the state of {type(target).__name__}," if has_dict and not isinstance(saved, dict) else None
+
+
+def _holds_state(value: Any) -> bool:
+    if isinstance(value, dict | list | tuple):
+        return any(map(_holds_state, value.values() if isinstance(value, dict) else value))
+    return hasattr(value, "data_ptr") or hasattr(value, "load_state_dict")
 
 
 def without_class(saved: Any) -> Any:

@@ -64,9 +64,10 @@ def read(
     # To read into targets is to restore already: what can't be restored is refused from the description, before.
     if state and checkpoint_io.layout == "sharded":
         described = checkpoint_io.describe_checkpoint(path, collectives=collectives)
-        if check is not None and described is not None:
-            check(described)
-        state_objects.check_kinds(session, dict(state), described)
+        if described is not None:
+            if check is not None:
+                check(described)
+            state_objects.check_kinds(session, dict(state), described)
         own = load_targets.targets_of(session, described, dict(state))
         targets = own and own | rank_state.targets(session, described, dict(state))
     try:

@@ -308,21 +308,30 @@ def test_all_differences_are_told_at_once(tmp_path):
 
 
 @pytest.mark.parametrize("plugin", ["torch", "distributed"])
-@pytest.mark.parametrize("wrong", [7, "x"])
+@pytest.mark.parametrize("wrong", [7, [1]], ids=str)
 @pytest.mark.parametrize(
     ("place", "expected"),
     [
         (("optimizer",), "a dict, the state of Adam,"),
+        (("optimizer", "param_groups"), "a list of dicts with 'params'"),
+        (("optimizer", "state"), "a dict"),
+        (("optimizer", "state", "weight"), "a dict of tensors"),
         (("optimizer", "state", "weight", "exp_avg"), "a tensor"),
         (("model",), "a dict, the state of Linear,"),
-        (("averages", 0), "a tensor"),
+        (("model", "weight"), "a tensor"),
+        (("norm",), "a dict, the state of BatchNorm1d,"),
+        (("norm", "weight"), "a tensor"),
+        (("averages",), "a dict of tensors or states"),
+        (("averages", "ema"), "a dict of tensors or states"),
+        (("averages", "ema", "weight"), "a tensor"),
     ],
 )
-def test_a_number_in_the_place_of_a_tensor_is_told_before_anything_is_loaded(tmp_path, plugin, wrong, place, expected):
+def test_a_number_in_the_place_of_tensors_is_told_before_anything_is_loaded(tmp_path, plugin, wrong, place, expected):
     def state():
         net = nn.Linear(2, 1)
         model, optimizer = fabric.setup(net, torch.optim.Adam(net.parameters()))
-        return {"model": model, "optimizer": optimizer, "averages": [torch.ones(3)]}
+        averages = {"ema": {"weight": torch.ones(3)}, "decay": 0.9}
+        return {"model": model, "optimizer": optimizer, "norm": nn.BatchNorm1d(2), "averages": averages}
 
     fabric = Fabric(accelerator="cpu", plugins=plugin)
     saved = state()
@@ -342,14 +351,14 @@ def test_a_number_in_the_place_of_a_tensor_is_told_before_anything_is_loaded(tmp
     kind = type(wrong).__name__
     assert f"has {kind} {wrong!r} at {shown}, where {expected} was expected" in str(caught.value)
     assert torch.equal(target["model"].weight, before)
-    assert torch.equal(target["averages"][0], torch.ones(3))
+    assert torch.equal(target["averages"]["ema"]["weight"], torch.ones(3))
 
 
-def test_a_number_in_the_place_of_a_weight_is_told(tmp_path):
+def test_a_number_in_the_place_of_a_raw_weight_is_told(tmp_path):
     fabric = Fabric(accelerator="cpu")
-    fabric.save(tmp_path / "wrong.ckpt", {"model": {"weight": 7, "bias": torch.zeros(1)}})
+    torch.save({"weight": 7, "bias": torch.zeros(1)}, tmp_path / "wrong.pt")
     with pytest.raises(CheckpointError, match=r"'weight', int saved and \(1, 2\) here"):
-        fabric.load(tmp_path / "wrong.ckpt", {"model": fabric.setup(nn.Linear(2, 1))})
+        fabric.load_raw(tmp_path / "wrong.pt", fabric.setup(nn.Linear(2, 1)))
 
 
 @pytest.mark.parametrize(

@@ -152,11 +152,31 @@ def test_random_numbers_of_a_wrong_type_are_told_when_they_are_loaded(saved, tmp
         trainer.fit(TakingNone(), DataLoader(torch.cat(batches()), batch_size=2), ckpt_path=path)
 
 
-def test_a_number_in_the_place_of_an_optimizers_tensor_is_told_before_work(saved, tmp_path):
-    state = copy.deepcopy(saved)
-    name, entry = next(iter(state["optimizers"][0]["state"].items()))
-    entry["exp_avg"] = 7
+@pytest.mark.parametrize(
+    ("place", "expected"),
+    [
+        (("state",), "a dict"),
+        (("state", "layer.weight"), "a dict of tensors"),
+        (("state", "layer.weight", "exp_avg"), "a tensor"),
+    ],
+)
+def test_a_number_in_the_place_of_an_optimizers_tensors_is_told_before_work(saved, tmp_path, place, expected):
+    holder = state = copy.deepcopy(saved)
+    place = ("optimizers", 0, *place)
+    for key in place[:-1]:
+        holder = holder[key]
+    holder[place[-1]] = 7
     torch.save(state, tmp_path / "wrong.pt")
-    place = re.escape(f"has int 7 at state['optimizers'][0]['state']['{name}']['exp_avg'], where a tensor was expected")
-    with pytest.raises(CheckpointError, match=place):
+    shown = "state" + "".join(f"[{key!r}]" for key in place)
+    with pytest.raises(CheckpointError, match=re.escape(f"has int 7 at {shown}, where {expected} was expected")):
         fit(tmp_path / "wrong.pt", goes_on=True)
+
+
+@pytest.mark.parametrize("wrong", [7, {"x": torch.ones(1)}], ids=["number", "dict"])
+def test_an_evaluation_tells_of_what_is_in_the_place_of_a_weight(saved, tmp_path, wrong):
+    state = copy.deepcopy(saved)
+    state["model"]["layer.weight"] = wrong
+    torch.save(state, tmp_path / "wrong.pt")
+    kind = type(wrong).__name__
+    with pytest.raises(CheckpointError, match=rf"has {kind} .* at state\['model'\]\['layer.weight'\], where a tensor"):
+        Trainer(plugins="torch", **QUIET).predict(Trained(), DataLoader(batches()[0]), ckpt_path=tmp_path / "wrong.pt")

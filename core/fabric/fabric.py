@@ -13,7 +13,6 @@ from torch.optim import Optimizer
 from core.contract import Capability, ConfigurationError, GradientClipping, NotYetChosenError, UnsupportedError
 from core.data import to_device
 from core.display import install_for
-from core.fabric import raw_state
 from core.fabric.checks import check_module, check_optimizers, check_state, check_trains
 from core.fabric.compilation import make_compilers, split_compiled
 from core.fabric.empty_weights import EmptyWeights
@@ -522,6 +521,8 @@ class Fabric(Processes):
             CheckpointError: it doesn't fit `obj`.
         """
         self._set_up()
+        from core.fabric import raw_state  # whoever saves and loads by Fabric needs none of it
+
         raw_state.load(self.strategy, path, unwrap(obj), strict=strict)
 
     # callbacks and loggers ------------------------------------------------------------------------------------------

@@ -171,7 +171,6 @@ class Trainer(TrainerViews):
         from core.trainer.arguments import quick_runs
         from core.trainer.arguments.defaults import make_callbacks, make_loggers, make_profiler
         from core.trainer.arguments.module_callbacks import ModuleCallbacks
-        from core.trainer.arguments.quick_runs import check_barebones
         from core.trainer.checks.stage_checks import check_arguments
         from core.trainer.logging.metric_collector import MetricCollector, NullMetricCollector
         from core.trainer.logging.metric_values import MetricValues
@@ -180,7 +179,7 @@ class Trainer(TrainerViews):
 
         install_for(self)
         if barebones:
-            check_barebones(arguments)
+            quick_runs.check_barebones(arguments)
             logger, arguments["num_sanity_val_steps"] = False, 0
         check_modes(deterministic, benchmark)
         options = TrainerOptions.of(arguments)

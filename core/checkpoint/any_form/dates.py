@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
-from core.checkpoint.any_form import formats
 from core.checkpoint.folder.folder import folder_of
 from core.checkpoint.format import manifest
+from core.checkpoint.storage.messages import FILE_SUFFIXES
 from core.checkpoint.storage.remote_path import RemotePath, modified_at, path_of
 from core.contract.errors import CheckpointCorruptedError
 from core.text.plain_file import NotAFileError
@@ -51,7 +51,7 @@ def dated(folder: str, suffix: str | tuple[str, ...]) -> Iterator[tuple[float, f
             continue
         if is_folder:
             yield _saved_at(path), changed, path
-        elif suffix or base.endswith(formats.FILE_SUFFIXES):
+        elif suffix or base.endswith(FILE_SUFFIXES):
             if isinstance(place, Path):  # a store's clock is its own
                 manifest.note_time(int(changed * 1e9))
             yield changed, 0.0, path

@@ -22,9 +22,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-FILE_SUFFIXES = messages.FILE_SUFFIXES
-"""Names of files in a folder that are taken for checkpoints end so."""
-
 
 def load_checkpoint(path: PathLike, targets: Any = None, share: tuple[int, int] = (0, 1)) -> dict[str, Any]:
     """This rank. The state of a folder or a file; `targets` are filled from a folder.

@@ -12,6 +12,7 @@ from core.checkpoint.folder.folder import folder_of
 from core.checkpoint.folder.remote_folder import RemoteFolder
 from core.checkpoint.format import manifest
 from core.checkpoint.format.verified_file import wrong_size
+from core.checkpoint.storage.messages import FILE_SUFFIXES
 from core.checkpoint.storage.remote_path import RemotePath, modified_at, path_of
 from core.checkpoint.upkeep.stale import size_of
 from core.contract.errors import CheckpointError
@@ -84,7 +85,7 @@ def _candidates(folder: PathLike) -> Iterator[str]:
 def _is_one(place: str, name: str) -> bool:
     folder = folder_of(place)
     if folder.is_file():
-        return name.endswith(formats.FILE_SUFFIXES)
+        return name.endswith(FILE_SUFFIXES)
     if folder.exists() or os.path.islink(place):
         return True
     names = _sizes(folder)

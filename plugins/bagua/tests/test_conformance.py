@@ -3,7 +3,13 @@
 import pytest
 
 from core_bagua import conformance
+from core_testing import DifferingSmoke
+from short_suites import in_short
 
 globals().update({name: suite for name, suite in vars(conformance).items() if name.startswith("Test")})
+
+# The whole suite of `TestByteGrad` holds what these two have in common.
+TestDecentralizedInShort = in_short(conformance.TestDecentralized, DifferingSmoke)
+pytest.mark.exhaustive(conformance.TestDecentralized)
 
 pytestmark = pytest.mark.slow

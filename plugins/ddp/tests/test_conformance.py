@@ -3,8 +3,12 @@
 import pytest
 
 from core_ddp import conformance
+from short_suites import in_short
 
-for _slow in ("TestUnusedParameters", "TestPostLocalSGD", "TestPowerSGD", "TestHalfGradients"):
+# `TestDDP` is the whole suite, and test_strategy.py trains with parameters that are unused.
+pytest.mark.exhaustive(conformance.TestUnusedParameters)
+TestUnusedParametersInShort = pytest.mark.slow(in_short(conformance.TestUnusedParameters))
+for _slow in ("TestPostLocalSGD", "TestPowerSGD", "TestHalfGradients"):
     pytest.mark.slow(getattr(conformance, _slow))
 for _name, _suite in vars(conformance).items():
     # How a rank is started and what is done about unused parameters are independent of each other.

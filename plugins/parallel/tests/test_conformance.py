@@ -3,12 +3,18 @@
 import pytest
 
 from core_parallel import conformance
+from short_suites import in_short
 
-_BY_HAND = {conformance.TestStagesInParts}
-"""Minutes each: four processes, and others hold their parts."""
+_BY_HAND = {
+    *(conformance.TestParallel, conformance.TestShards),
+    *(conformance.TestContext, conformance.TestStagesInParts),
+}
+"""The other suites hold what an axis leaves alone, and the other files of this folder what it changes."""
 
 for _name, _suite in list(vars(conformance).items()):
     if _name.startswith("Test"):
         globals()[_name] = (pytest.mark.exhaustive if _suite in _BY_HAND else pytest.mark.slow)(_suite)
+for _suite in _BY_HAND - {conformance.TestStagesInParts}:
+    globals()[f"{_suite.__name__}InShort"] = pytest.mark.slow(in_short(_suite))
 
 pytestmark = pytest.mark.numbers

@@ -5,12 +5,14 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.data import DataLoader, TensorDataset
 
 from core import Callback, Module
+from core.checkpoint import DistributedCheckpointIO, TorchCheckpointIO
 from core_parallel import MeshParallelStrategy
 from core_testing.ranks import Backend, one_device
 from core_testing.training import assert_equal_tensors, whole
@@ -19,6 +21,20 @@ if TYPE_CHECKING:
     from core_testing.ranks import Rank
 
 WORDS, WIDTH, HEADS = 11, 16, 4
+
+
+def in_both_forms(cases: dict[str, tuple[Any, Any]], *in_one_file: str) -> list[Any]:
+    """Each case with both forms of a checkpoint; those of one file by hand, but for the named.
+
+    Args:
+        cases: a source and a target by name.
+        in_one_file: one from the layout and one into it. In a file tensors are whole, whatever the other layout is.
+    """
+    found = [pytest.param(*case, DistributedCheckpointIO, id=name) for name, case in cases.items()]
+    for name, case in cases.items():
+        marks = () if name in in_one_file else pytest.mark.exhaustive
+        found.append(pytest.param(*case, TorchCheckpointIO, id=f"{name} in one file", marks=marks))
+    return found
 
 
 class Attention(nn.Module):

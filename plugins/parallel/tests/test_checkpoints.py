@@ -6,8 +6,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from axes import in_both_forms
 
-from core.checkpoint import DistributedCheckpointIO, TorchCheckpointIO
 from core.strategies import DDPStrategy, FSDPStrategy, SingleDeviceStrategy
 from core_parallel import MeshParallelStrategy
 from core_testing.cases import RESUMED
@@ -37,20 +37,22 @@ def _with(name: str, form: Any) -> Backend:
 @pytest.mark.slow
 @pytest.mark.numbers
 @pytest.mark.parametrize(
-    ("source", "target"),
-    [
-        ("pipeline", "ddp"),
-        ("pipelines", "fsdp"),
-        ("fsdp", "pipeline"),
-        ("ddp", "pipelines"),
-        ("pipelines", "pipelines"),
-        ("GPipe", "ddp"),
-        ("1F1B", "fsdp"),
-        ("one device", "1F1B"),
-        ("ddp", "GPipe"),
-    ],
+    ("source", "target", "form"),
+    in_both_forms(
+        {
+            "pipeline-ddp": ("pipeline", "ddp"),
+            "pipelines-fsdp": ("pipelines", "fsdp"),
+            "fsdp-pipeline": ("fsdp", "pipeline"),
+            "ddp-pipelines": ("ddp", "pipelines"),
+            "pipelines-pipelines": ("pipelines", "pipelines"),
+            "GPipe-ddp": ("GPipe", "ddp"),
+            "1F1B-fsdp": ("1F1B", "fsdp"),
+            "one-1F1B": ("one device", "1F1B"),
+            "ddp-GPipe": ("ddp", "GPipe"),
+        },
+        *("pipelines-fsdp", "fsdp-pipeline"),
+    ),
 )
-@pytest.mark.parametrize("form", [DistributedCheckpointIO, TorchCheckpointIO])
 def test_a_run_goes_on_in_the_middle_of_an_epoch(source: str, target: str, form: Any, tmp_path: Path) -> None:
     path, saves, loads = tmp_path / "step.ckpt", _with(source, form), _with(target, form)
     saves.run(partial(train, save_at=4, path=path), RESUMED)

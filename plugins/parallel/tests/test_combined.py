@@ -11,7 +11,7 @@ import combined
 import pytest
 import torch
 from all_layouts import differing
-from axes import Seen, Step
+from axes import Seen, Step, in_both_forms
 from combined import Net, assert_alike_in_float16, difference, ranks
 from torch import nn
 
@@ -34,12 +34,18 @@ _WINDOWS = {**_CLIPPED, "accumulate_grad_batches": 2, "max_steps": 10}
 
 
 @pytest.mark.numbers
+def test_two_windows_equal_one_device() -> None:
+    assert difference({"pipeline": 2, "shard": 2, "schedule": "1F1B"}, 4, {**_WINDOWS, "max_steps": 2}) < 1e-12
+
+
+@pytest.mark.slow
+@pytest.mark.numbers
 @pytest.mark.parametrize(
     ("mesh", "options"),
     [
-        pytest.param({"pipeline": 2, "tensor": 2}, _WINDOWS, marks=pytest.mark.slow),
+        ({"pipeline": 2, "tensor": 2}, _WINDOWS),
         ({"pipeline": 2, "shard": 2, "schedule": "1F1B"}, _WINDOWS),
-        pytest.param({"pipeline": 2, "context": 2, "schedule": "ZBVZeroBubble"}, _AGAIN, marks=pytest.mark.slow),
+        ({"pipeline": 2, "context": 2, "schedule": "ZBVZeroBubble"}, _AGAIN),
         ({"shard": 2, "context": 2}, _WINDOWS),
     ],
     ids=str,
@@ -53,11 +59,11 @@ def test_weights_equal_one_device(mesh: dict[str, Any], options: dict[str, Any])
 @pytest.mark.parametrize(
     ("mesh", "num_processes"),
     [
-        ({"pipeline": 2, "tensor": 2, "schedule": "ZBVZeroBubble"}, 4),
+        pytest.param({"pipeline": 2, "tensor": 2, "schedule": "ZBVZeroBubble"}, 4, marks=pytest.mark.exhaustive),
         ({"pipeline": 2, "shard": 2}, 4),
-        ({"pipeline": 2, "context": 2}, 4),
+        pytest.param({"pipeline": 2, "context": 2}, 4, marks=pytest.mark.exhaustive),
         ({"pipeline": 2, "shard": 2, "tensor": 2, "schedule": "Interleaved1F1B"}, 8),
-        ({"pipeline": 2, "context": 2, "data": 2, "schedule": "GPipe"}, 8),
+        pytest.param({"pipeline": 2, "context": 2, "data": 2, "schedule": "GPipe"}, 8, marks=pytest.mark.exhaustive),
     ],
     ids=str,
 )
@@ -107,18 +113,17 @@ def test_a_block_around_the_call_holds_in_all_stages(axis: str) -> None:
     assert difference(mesh, 4, {**_CLIPPED, "max_steps": 6}, _CallsInBlock) < 1e-12
 
 
-_RESUMED: list[tuple[tuple[Any, int], tuple[Any, int]]] = [
-    (({"pipeline": 2, "tensor": 2, "schedule": "1F1B"}, 4), ({"alias": "ddp"}, 2)),
-    (({"alias": "fsdp"}, 2), ({"pipeline": 2, "shard": 2}, 4)),
-    (({"pipeline": 2, "shard": 2, "schedule": "ZBVZeroBubble"}, 4), ({"shard": 2, "context": 2}, 4)),
-    (({"pipeline": 2, "context": 2}, 4), ({"pipeline": 2, "tensor": 2}, 4)),
-]
+_RESUMED: dict[str, tuple[tuple[Any, int], tuple[Any, int]]] = {
+    "tensor-ddp": (({"pipeline": 2, "tensor": 2, "schedule": "1F1B"}, 4), ({"alias": "ddp"}, 2)),
+    "fsdp-shard": (({"alias": "fsdp"}, 2), ({"pipeline": 2, "shard": 2}, 4)),
+    "shard-context": (({"pipeline": 2, "shard": 2, "schedule": "ZBVZeroBubble"}, 4), ({"shard": 2, "context": 2}, 4)),
+    "context-tensor": (({"pipeline": 2, "context": 2}, 4), ({"pipeline": 2, "tensor": 2}, 4)),
+}
 
 
 @pytest.mark.slow
 @pytest.mark.numbers
-@pytest.mark.parametrize("form", [DistributedCheckpointIO, TorchCheckpointIO])
-@pytest.mark.parametrize(("source", "target"), _RESUMED, ids=str)
+@pytest.mark.parametrize(("source", "target", "form"), in_both_forms(_RESUMED, "tensor-ddp", "fsdp-shard"))
 def test_a_run_goes_on_in_another_layout(
     source: tuple[Any, int], target: tuple[Any, int], form: Any, tmp_path: Path
 ) -> None:
@@ -184,17 +189,18 @@ _REFUSED: list[tuple[dict[str, Any], Any, str]] = [
 ]
 
 
-def _error(rank: Rank, mesh: dict[str, Any], make: Any) -> str:
-    with pytest.raises(ModuleError) as caught:
-        rank.trainer(strategy=MeshParallelStrategy(**mesh), max_steps=1).fit(Step(make), combined.loader(8))
-    return str(caught.value)
+def _errors(rank: Rank) -> list[str]:
+    errors = []
+    for mesh, make, _ in _REFUSED:
+        with pytest.raises(ModuleError) as caught:
+            rank.trainer(strategy=MeshParallelStrategy(**mesh), max_steps=1).fit(Step(make), combined.loader(8))
+        errors.append(str(caught.value))
+    return errors
 
 
-@pytest.mark.parametrize("case", _REFUSED, ids=lambda case: f"{case[0]}-{case[1].__name__}")
-def test_models_that_cannot_be_right_are_refused_by_name(case: tuple[dict[str, Any], Any, str]) -> None:
-    mesh, make, expected = case
-    errors = ranks(4).run(_error, mesh, make)
-    assert any(re.search(expected, error) for error in errors), errors
+def test_models_that_cannot_be_right_are_refused_by_name() -> None:
+    for (mesh, _, expected), *errors in zip(_REFUSED, *ranks(4).run(_errors), strict=True):
+        assert any(re.search(expected, error) for error in errors), (mesh, errors)
 
 
 def test_options_of_units_are_refused_beside_a_pipeline() -> None:
@@ -245,6 +251,7 @@ def _overflow(rank: Rank, mesh: dict[str, Any] | None, learns: bool) -> Any:
     return trainer.global_step, module.seen, seen.weights
 
 
+@pytest.mark.slow
 @pytest.mark.numbers
 @pytest.mark.parametrize(
     ("mesh", "learns"),

@@ -53,25 +53,26 @@ def _train(rank: Rank, make: Any, options: dict[str, Any]) -> Any:
 
 
 _UNITS = {"region": "units"}
-_SLOW: list[tuple[Any, ...]] = [
-    ({"context": 2}, 2, Step, _UNITS),
+_BY_HAND: list[tuple[Any, ...]] = [
     ({"context": 2, "context_attention": "gather"}, 2, Step, {}),
     ({"shard": 2, "context": 2}, 4, combined.make, {}),
     ({"expert": 2}, 2, MixtureStep, {}),
-    ({"expert": 2}, 2, MixtureStep, _UNITS),
-    ({"pipeline": 2, "expert": 2}, 4, mixed.make, {}),
-    ({"pipeline": 2, "tensor": 2}, 4, combined.make, {}),
-    ({"pipeline": 2, "shard": 2, "schedule": "1F1B"}, 4, combined.make, {}),
     ({"pipeline": 2, "context": 2, "schedule": "GPipe"}, 4, combined.make, {}),
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.numbers
 @pytest.mark.parametrize(
     ("mesh", "num_processes", "make", "options"),
     [
         ({"context": 2}, 2, Step, {}),
-        *(pytest.param(*case, marks=pytest.mark.slow) for case in _SLOW),
+        ({"context": 2}, 2, Step, _UNITS),
+        ({"expert": 2}, 2, MixtureStep, _UNITS),
+        ({"pipeline": 2, "expert": 2}, 4, mixed.make, {}),
+        ({"pipeline": 2, "tensor": 2}, 4, combined.make, {}),
+        ({"pipeline": 2, "shard": 2, "schedule": "1F1B"}, 4, combined.make, {}),
+        *(pytest.param(*case, marks=pytest.mark.exhaustive) for case in _BY_HAND),
     ],
     ids=lambda value: getattr(value, "__name__", str(value)),
 )

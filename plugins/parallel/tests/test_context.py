@@ -41,7 +41,7 @@ class _Saving(Net):
         ({"context": 2, "context_attention": "gather"}, 2, 1, {}),
         pytest.param({"context": 4}, 4, 1, {}, marks=pytest.mark.slow),
         pytest.param({"context": 4, "context_attention": "gather"}, 4, 1, _AGAIN, marks=pytest.mark.slow),
-        ({"data": 2, "context": 2}, 4, 2, {}),
+        pytest.param({"data": 2, "context": 2}, 4, 2, {}, marks=pytest.mark.slow),
         pytest.param({"context": 2, "tensor": 2}, 4, 1, {}, marks=pytest.mark.slow),
     ],
     ids=str,

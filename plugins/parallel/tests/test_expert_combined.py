@@ -13,7 +13,7 @@ import combined
 import mixed
 import pytest
 import torch
-from axes import Seen, Step
+from axes import Seen, Step, in_both_forms
 from test_combined import OnCPU
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
@@ -21,7 +21,6 @@ from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.parallel import PrepareModuleInput
 
 from core import ModuleError
-from core.checkpoint import DistributedCheckpointIO, TorchCheckpointIO
 from core_parallel import ExpertLoad, MeshParallelStrategy
 from core_parallel.experts import dispatch, expert_modules
 from core_parallel.mesh import device_mesh as laid_out
@@ -93,6 +92,7 @@ def _load(rank: Rank, mesh: Any) -> dict[str, float]:
     return {name: float(value) for name, value in trainer.callback_metrics.items() if name != "loss"}
 
 
+@pytest.mark.slow
 @pytest.mark.numbers
 def test_windows_equal_one_device_on_every_mesh() -> None:
     expected, _ = one_device("cpu").run(partial(combined.train, make=mixed.make), None, _WINDOWS)[0]
@@ -138,18 +138,18 @@ def test_experts_of_the_first_and_the_last_stage_equal_one_device(mesh: dict[str
     assert combined.difference(mesh, 4, _WINDOWS, mixed.make_at_the_ends) < 1e-12
 
 
-_RESUMED: list[tuple[tuple[Any, int], tuple[Any, int]]] = [
-    ((_PIPELINE, 4), ({"alias": "ddp"}, 2)),
-    (({"alias": "fsdp"}, 2), (_PIPELINE, 4)),
-    (({"expert": 2, "pipeline": 2, "shard": 2, "data": 1}, 4), (_CONTEXT, 4)),
-    ((_TENSOR, 4), ({"expert": 2, "pipeline": 2, "shard": 2, "data": 1}, 4)),
-]
+_SHARDS = {"expert": 2, "pipeline": 2, "shard": 2, "data": 1}
+_RESUMED: dict[str, tuple[tuple[Any, int], tuple[Any, int]]] = {
+    "pipeline-ddp": ((_PIPELINE, 4), ({"alias": "ddp"}, 2)),
+    "fsdp-pipeline": (({"alias": "fsdp"}, 2), (_PIPELINE, 4)),
+    "shards-context": ((_SHARDS, 4), (_CONTEXT, 4)),
+    "tensor-shards": ((_TENSOR, 4), (_SHARDS, 4)),
+}
 
 
 @pytest.mark.slow
 @pytest.mark.numbers
-@pytest.mark.parametrize("form", [DistributedCheckpointIO, TorchCheckpointIO])
-@pytest.mark.parametrize(("source", "target"), _RESUMED, ids=str)
+@pytest.mark.parametrize(("source", "target", "form"), in_both_forms(_RESUMED, "pipeline-ddp", "tensor-shards"))
 def test_a_run_goes_on_in_another_layout(
     source: tuple[Any, int], target: tuple[Any, int], form: Any, tmp_path: Path
 ) -> None:
@@ -187,6 +187,7 @@ def _overflow(rank: Rank, meshes: list[Any]) -> list[Any]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.numbers
 def test_an_overflow_of_one_rank_is_one_of_all() -> None:
     steps, scales, weights = one_device("cpu").run(_overflow, [None])[0][0]

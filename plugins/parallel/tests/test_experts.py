@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 import mixtures
 import pytest
 import torch
-from axes import Net, Saves, assert_equals_one_device, assert_goes_on, begin, loader, on_mesh
+from axes import Net, Saves, assert_equals_one_device, assert_goes_on, begin, in_both_forms, loader, on_mesh
 from mixtures import MixtureNet, MixtureStep
 from torch import nn
 
 from core import CoreError, ModuleError
-from core.checkpoint import DistributedCheckpointIO, TorchCheckpointIO, load_checkpoint
+from core.checkpoint import load_checkpoint
 from core.strategies import DDPStrategy
 from core_parallel import ExpertList, MeshParallelStrategy
 from core_testing.ranks import one_device
@@ -31,10 +31,14 @@ _WINDOW = {"accumulate_grad_batches": 2, "gradient_clip_val": 0.3, "max_steps": 
 @pytest.mark.numbers
 @pytest.mark.parametrize(
     ("sizes", "num_processes"),
-    [({"expert": 2}, 2), ({"data": 4, "expert": 2}, 4), pytest.param({"expert": "auto"}, 4, marks=pytest.mark.slow)],
+    [
+        ({"expert": 2}, 2),
+        pytest.param({"data": 4, "expert": 2}, 4, marks=pytest.mark.slow),
+        pytest.param({"expert": "auto"}, 4, marks=pytest.mark.slow),
+    ],
     ids=str,
 )
-@pytest.mark.parametrize("options", [{}, _WINDOW], ids=["steps", "windows"])
+@pytest.mark.parametrize("options", [pytest.param({}, marks=pytest.mark.exhaustive), _WINDOW], ids=["steps", "windows"])
 def test_twenty_steps_equal_one_device(sizes: dict[str, Any], num_processes: int, options: dict[str, Any]) -> None:
     assert_equals_one_device(on_mesh(num_processes, num_processes, **sizes), MixtureStep, **options)
 
@@ -77,20 +81,21 @@ def test_experts_that_are_distributed_otherwise_are_refused() -> None:
 _EXPERT = on_mesh(2, 2, expert=2)
 _COPIES = on_mesh(4, 4, expert=2)
 _DDP = on_mesh(2, 2, DDPStrategy)
+_SHARDS = on_mesh(4, 4, expert=2, shard=2)
+_RESUMED = {
+    "expert-ddp": (_EXPERT, _DDP),
+    "copies-expert": (_COPIES, _EXPERT),
+    "ddp-copies": (_DDP, _COPIES),
+    "expert-shard": (_EXPERT, on_mesh(2, 2, shard=2)),
+    "shards-ddp": (_SHARDS, _DDP),
+    "ddp-shards": (_DDP, _SHARDS),
+    "context-shards": (on_mesh(4, 2, expert=2, context=2), on_mesh(4, 4, expert=4, shard=2)),
+}
 
 
 @pytest.mark.slow
 @pytest.mark.numbers
-@pytest.mark.parametrize("form", [DistributedCheckpointIO, TorchCheckpointIO])
-@pytest.mark.parametrize(
-    ("source", "target"),
-    [
-        *((_EXPERT, _DDP), (_COPIES, _EXPERT), (_DDP, _COPIES), (_EXPERT, on_mesh(2, 2, shard=2))),
-        *((on_mesh(4, 4, expert=2, shard=2), _DDP), (_DDP, on_mesh(4, 4, expert=2, shard=2))),
-        (on_mesh(4, 2, expert=2, context=2), on_mesh(4, 4, expert=4, shard=2)),
-    ],
-    ids=["expert-ddp", "copies-expert", "ddp-copies", "expert-shard", "shards-ddp", "ddp-shards", "context-shards"],
-)
+@pytest.mark.parametrize(("source", "target", "form"), in_both_forms(_RESUMED, "shards-ddp", "ddp-shards"))
 def test_a_run_goes_on_in_the_middle_of_an_epoch(source: Backend, target: Backend, form: Any, tmp_path: Path) -> None:
     both = [replace(one, strategy=partial(one.strategy, checkpoint_io=form())) for one in (source, target)]
     assert_goes_on(*both, tmp_path / "step.ckpt", MixtureStep)

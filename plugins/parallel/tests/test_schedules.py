@@ -15,12 +15,13 @@ from unittest import mock
 import pipelines
 import pytest
 import torch
+from axes import in_both_forms
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from core import ConfigurationError, CoreError, Module, WorkerError
 from core.callbacks import Callback
-from core.checkpoint import DistributedCheckpointIO, TorchCheckpointIO
+from core.checkpoint import DistributedCheckpointIO
 from core.strategies import DDPStrategy, FSDPStrategy, SingleDeviceStrategy
 from core_parallel import MeshParallelStrategy
 from core_parallel.microbatches.batches import cut_batch
@@ -161,18 +162,20 @@ BACKENDS: dict[str, tuple[Any, int, int]] = {
 
 @pytest.mark.slow
 @pytest.mark.numbers
-@pytest.mark.parametrize("form", [DistributedCheckpointIO, TorchCheckpointIO])
 @pytest.mark.parametrize(
-    ("source", "target"),
-    [
-        ("GPipe", "ddp"),
-        ("1F1B", "fsdp"),
-        ("Interleaved1F1B", "ZBVZeroBubble x data"),
-        ("ZBVZeroBubble", "one device"),
-        ("ddp", "ZBVZeroBubble"),
-        ("fsdp", "Interleaved1F1B"),
-        ("one device", "1F1B"),
-    ],
+    ("source", "target", "form"),
+    in_both_forms(
+        {
+            "GPipe-ddp": ("GPipe", "ddp"),
+            "1F1B-fsdp": ("1F1B", "fsdp"),
+            "Interleaved1F1B-data": ("Interleaved1F1B", "ZBVZeroBubble x data"),
+            "ZBVZeroBubble-one": ("ZBVZeroBubble", "one device"),
+            "ddp-ZBVZeroBubble": ("ddp", "ZBVZeroBubble"),
+            "fsdp-Interleaved1F1B": ("fsdp", "Interleaved1F1B"),
+            "one-1F1B": ("one device", "1F1B"),
+        },
+        *("ZBVZeroBubble-one", "fsdp-Interleaved1F1B"),
+    ),
 )
 def test_checkpoints_go_on_elsewhere_in_the_middle_of_an_epoch(
     source: str, target: str, form: Any, tmp_path: Path

@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from axes import WORDS, Net, Step, assert_equals_one_device, assert_goes_on, on_mesh
+from axes import WORDS, Net, Step, assert_equals_one_device, assert_goes_on, in_both_forms, on_mesh
 from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
@@ -18,7 +18,6 @@ from torch.distributed.tensor.parallel import (
 )
 
 from core import CoreError
-from core.checkpoint import DistributedCheckpointIO, TorchCheckpointIO
 from core.strategies import DDPStrategy, FSDPStrategy
 
 if TYPE_CHECKING:
@@ -36,16 +35,16 @@ _SLOW = pytest.mark.slow
 @pytest.mark.parametrize(
     ("sizes", "num_processes", "data_parallel_size", "options"),
     [
-        ({"tensor": 2}, 2, 1, {}),
-        ({"shard": 2}, 2, 2, {}),
+        pytest.param({"tensor": 2}, 2, 1, {}, marks=_SLOW),
+        pytest.param({"shard": 2}, 2, 2, {}, marks=_SLOW),
         ({"tensor": 2}, 2, 1, _WINDOW),
         ({"shard": 2}, 2, 2, _WINDOW),
-        ({"tensor": 2, "shard": 2}, 4, 2, _WINDOW),
-        ({"data": 2, "shard": 2}, 4, 4, _WINDOW),
+        pytest.param({"tensor": 2, "shard": 2}, 4, 2, _WINDOW, marks=_SLOW),
+        pytest.param({"data": 2, "shard": 2}, 4, 4, _WINDOW, marks=_SLOW),
         pytest.param({"data": 2, "tensor": 2}, 4, 2, _WINDOW, marks=_SLOW),
-        pytest.param({"tensor": 2, "shard": 2}, 4, 2, {}, marks=_SLOW),
-        pytest.param({"data": 2, "tensor": 2}, 4, 2, {}, marks=_SLOW),
-        pytest.param({"data": 2, "shard": 2}, 4, 4, {}, marks=_SLOW),
+        pytest.param({"tensor": 2, "shard": 2}, 4, 2, {}, marks=pytest.mark.exhaustive),
+        pytest.param({"data": 2, "tensor": 2}, 4, 2, {}, marks=pytest.mark.exhaustive),
+        pytest.param({"data": 2, "shard": 2}, 4, 4, {}, marks=pytest.mark.exhaustive),
     ],
     ids=str,
 )
@@ -152,8 +151,11 @@ class _OfTransformers(Step):
 
 @pytest.mark.slow
 @pytest.mark.numbers
-@pytest.mark.slow
-@pytest.mark.parametrize("sizes", [{"data": 2, "tensor": 2}, {"shard": 2, "tensor": 2}], ids=str)
+@pytest.mark.parametrize(
+    "sizes",
+    [{"shard": 2, "tensor": 2}, pytest.param({"data": 2, "tensor": 2}, marks=pytest.mark.exhaustive)],
+    ids=str,
+)
 def test_a_transformers_model_is_cut_by_the_plan_of_its_config(sizes: dict[str, Any]) -> None:
     pytest.importorskip("transformers")
     assert_equals_one_device(on_mesh(4, 2, **sizes), _OfTransformers, gradient_clip_val=0.3)
@@ -165,17 +167,18 @@ _BOTH = {"shard": 2, "tensor": 2}
 
 @pytest.mark.slow
 @pytest.mark.numbers
-@pytest.mark.parametrize("form", [DistributedCheckpointIO, TorchCheckpointIO])
 @pytest.mark.parametrize(
-    ("source", "target"),
-    [
-        (on_mesh(4, 2, **_TENSOR), on_mesh(2, 2, DDPStrategy)),
-        (on_mesh(4, 2, **_BOTH), on_mesh(2, 2, FSDPStrategy)),
-        (on_mesh(2, 2, DDPStrategy), on_mesh(4, 2, **_TENSOR)),
-        (on_mesh(2, 2, FSDPStrategy), on_mesh(4, 2, **_BOTH)),
-        (on_mesh(4, 2, **_BOTH), on_mesh(4, 4, shard=2)),
-    ],
-    ids=["tensor-ddp", "both-fsdp", "ddp-tensor", "fsdp-both", "both-hybrid"],
+    ("source", "target", "form"),
+    in_both_forms(
+        {
+            "tensor-ddp": (on_mesh(4, 2, **_TENSOR), on_mesh(2, 2, DDPStrategy)),
+            "both-fsdp": (on_mesh(4, 2, **_BOTH), on_mesh(2, 2, FSDPStrategy)),
+            "ddp-tensor": (on_mesh(2, 2, DDPStrategy), on_mesh(4, 2, **_TENSOR)),
+            "fsdp-both": (on_mesh(2, 2, FSDPStrategy), on_mesh(4, 2, **_BOTH)),
+            "both-hybrid": (on_mesh(4, 2, **_BOTH), on_mesh(4, 4, shard=2)),
+        },
+        *("both-fsdp", "fsdp-both"),
+    ),
 )
 def test_a_run_goes_on_under_another_strategy(source: Backend, target: Backend, form: Any, tmp_path: Path) -> None:
     both = [replace(one, strategy=partial(one.strategy, checkpoint_io=form())) for one in (source, target)]

@@ -88,13 +88,8 @@ def empty(folder):
         file.unlink()
 
 
-@pytest.mark.parametrize(
-    "before",
-    [
-        "checkpoint",
-        *(pytest.param(before, marks=pytest.mark.slow) for before in ("nothing", "foreign file", "interrupted save")),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("before", ["checkpoint", "nothing", "foreign file", "interrupted save"])
 def test_a_writer_may_die_at_any_moment(tmp_path, before):
     path = tmp_path / "last.ckpt"
     number, seen = 0, set()

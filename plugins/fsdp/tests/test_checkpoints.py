@@ -86,14 +86,16 @@ PAIRS = [("distributed", writer, reader) for writer in WAYS for reader in WAYS]
 PAIRS += [("torch", "fsdp", reader) for reader in WAYS] + [("torch", writer, "fsdp") for writer in ("ddp", "tensor")]
 
 
-def is_slow(storage, writer, reader):
-    """True of what shares nearly all calls with another pair."""
-    return "grad_op" in (writer, reader) or (storage == "torch" and reader != "single_device")
+def marks_of(storage, writer, reader):
+    """What shares nearly all calls with another pair isn't among the quick tests."""
+    if "grad_op" in (writer, reader):
+        return pytest.mark.exhaustive
+    return pytest.mark.slow if storage == "torch" and reader != "single_device" else ()
 
 
 @pytest.mark.parametrize(
     ("storage", "writer", "reader"),
-    [pytest.param(*pair, marks=[pytest.mark.slow] if is_slow(*pair) else []) for pair in PAIRS],
+    [pytest.param(*pair, marks=marks_of(*pair)) for pair in PAIRS],
 )
 def test_a_run_goes_on_under_another_strategy(saved, storage, writer, reader):
     path, first_losses = saved(writer, storage)

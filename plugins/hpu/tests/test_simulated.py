@@ -61,16 +61,22 @@ def run_example(name, *arguments):
     return done.stdout
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("num_devices", "processes"), [("1", "1 process"), ("2", "2 processes")])
+@pytest.mark.parametrize(
+    ("num_devices", "processes"),
+    [
+        pytest.param("1", "1 process", marks=pytest.mark.exhaustive),
+        pytest.param("2", "2 processes", marks=pytest.mark.slow),
+    ],
+)
 def test_the_example_reads_digits(num_devices, processes):
     output = run_example("digits.py", "--devices", num_devices, "--epochs", "1")
     (percent,) = re.findall(rf"^Accuracy on 360 digits .*: ([\d.]+)% \({processes}\)$", output, re.MULTILINE)
     assert float(percent) > 70
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("num_devices", ["1", "2"])
+@pytest.mark.parametrize(
+    "num_devices", [pytest.param("1", marks=pytest.mark.slow), pytest.param("2", marks=pytest.mark.exhaustive)]
+)
 def test_the_example_learns_characters_and_writes(num_devices):
     """Drawing from 97 characters at random gives 4.6."""
     output = run_example("char_gpt.py", "--devices", num_devices, "--steps", "20")

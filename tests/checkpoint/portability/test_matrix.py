@@ -12,6 +12,7 @@ SOME = [
     for each in configurations(num_processes=2)
     if each.name in {"single_device-1", "ddp-2", "fsdp+tp-2", "ddp-bf16-2"}
 ]
+MOST = ["single_device-1", "ddp-2", "ddp-4", "fsdp-2", "fsdp-4", "hybrid-4", "fsdp+tp-4", "ddp-bf16-4"]
 EVERY = [each.name for each in configurations(num_processes=4)]
 
 
@@ -22,6 +23,11 @@ def run(names, folder):
 @pytest.fixture(scope="module")
 def some_cells(tmp_path_factory):
     return run(SOME, tmp_path_factory.mktemp("some"))
+
+
+@pytest.fixture(scope="module")
+def most_cells(tmp_path_factory):
+    return run(MOST, tmp_path_factory.mktemp("most"))
 
 
 @pytest.fixture(scope="module")
@@ -37,6 +43,15 @@ def test_a_pair(some_cells, writer, reader):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("reader", MOST)
+@pytest.mark.parametrize("writer", MOST)
+def test_most_pairs(most_cells, writer, reader):
+    """The others are one process more or less: see `test_every_pair`."""
+    cell = most_cells[writer, reader]
+    assert cell.is_good, cell
+
+
+@pytest.mark.exhaustive
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("reader", EVERY)
 @pytest.mark.parametrize("writer", EVERY)

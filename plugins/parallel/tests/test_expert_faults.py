@@ -65,6 +65,7 @@ def _fit_with_all(rank: Rank) -> list[Any]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.numbers
 def test_a_fault_of_experts_is_seen() -> None:
     expected = one_device("cpu").run(lambda rank: train(rank, MixtureStep, max_steps=3, gradient_clip_val=0.1))[0][0]

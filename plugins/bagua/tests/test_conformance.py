@@ -4,7 +4,7 @@ import pytest
 
 from core_bagua import conformance
 from core_testing import DifferingSmoke
-from short_suites import in_short
+from support.short_suites import in_short
 
 globals().update({name: suite for name, suite in vars(conformance).items() if name.startswith("Test")})
 

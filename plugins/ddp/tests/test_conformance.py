@@ -3,7 +3,7 @@
 import pytest
 
 from core_ddp import conformance
-from short_suites import in_short
+from support.short_suites import in_short
 
 # `TestDDP` is the whole suite, and test_strategy.py trains with parameters that are unused.
 pytest.mark.exhaustive(conformance.TestUnusedParameters)

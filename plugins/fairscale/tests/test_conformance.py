@@ -3,7 +3,7 @@
 import pytest
 
 from core_fairscale import conformance
-from short_suites import in_short
+from support.short_suites import in_short
 
 globals().update({name: suite for name, suite in vars(conformance).items() if name.startswith("Test")})
 

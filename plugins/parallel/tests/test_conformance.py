@@ -3,7 +3,7 @@
 import pytest
 
 from core_parallel import conformance
-from short_suites import in_short
+from support.short_suites import in_short
 
 _BY_HAND = {
     *(conformance.TestParallel, conformance.TestShards),

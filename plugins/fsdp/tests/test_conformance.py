@@ -3,10 +3,12 @@
 import pytest
 
 from core_fsdp.conformance import TestCPUOffload, TestFSDP, TestModelParallel
+from short_suites import in_short
 
-pytest.mark.slow(TestModelParallel)
-pytest.mark.slow(TestCPUOffload)
+TestFSDPInShort = in_short(TestFSDP)
+for _slow in (TestFSDP, TestModelParallel, TestCPUOffload):
+    pytest.mark.slow(_slow)
 
-__all__ = ["TestCPUOffload", "TestFSDP", "TestModelParallel"]
+__all__ = ["TestCPUOffload", "TestFSDP", "TestFSDPInShort", "TestModelParallel"]
 
 pytestmark = pytest.mark.numbers

@@ -120,6 +120,7 @@ def test_a_gan_comes_closer_to_the_digits(where, num_epochs):
     assert all(len(line) == 8 * 8 + 7 * 2 for line in drawn), "eight images side by side"
 
 
+@pytest.mark.slow
 def test_fine_tuning_leaves_frozen_layers_alone_and_reads_other_digits():
     output = run_example("fine_tuning.py", *DDP, "--epochs", "2")
     (accuracies,) = re.findall(
@@ -145,6 +146,7 @@ def accuracy_with_labels(output):
     return float(percent)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("where", "num_files"), [(ONE_PROCESS, 29), (DDP, 30)], ids=["single_device", "ddp"])
 def test_every_rank_writes_its_predictions(where, num_files):
     output = run_example("predict_to_disk.py", *where, "--epochs", "3")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from contextlib import ExitStack
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 from unittest import mock
@@ -42,7 +41,7 @@ _MESHES: list[dict[str, Any]] = [
     {"expert": 2, "pipeline": 2, "schedule": "1F1B"},
 ]
 _SHARD, _CONTEXT, _TENSOR, _PIPELINE = _MESHES
-_RANKS = replace(combined.ranks(4), timeout_s=150)
+_RANKS = combined.ranks(4)
 
 
 def _over_all(parameters: Any, mesh: Any) -> list[Any]:

@@ -99,7 +99,7 @@ class Backend:
     num_processes: int = 1
     data_parallel_size: int = 1
     options: Mapping[str, Any] = field(default_factory=dict)
-    timeout_s: float = 60
+    timeout_s: float = 240
     kept_for: Hashable = None
 
     def run(self, function: Callable[..., Any], *args: Any) -> list[Any]:

@@ -74,9 +74,8 @@ class TrainingStep:
         step_optimizer: `(optimizer, closure)`: replaces the strategy's, when the module overrides it.
         zero_grad: `(optimizer)`: replaces `optimizer.zero_grad()`, when the module overrides it.
         weight: of this batch's loss, beside the division by the window; the loop sets it before each step of a window
-            whose batches have different numbers of samples. None where all weigh alike.
-        given_weight: number of items that this batch's loss is a mean over, as the user's step gave it: `compute_loss`
-            sets it. It stands in place of `weight`; None where no weight was given.
+            whose batches have different numbers of samples. None where all weigh alike. Where the user's step gives
+            weights, `Session.weights` has those, and only a 0 counts here: samples that another rank has too.
     """
 
     compute_loss: Callable[[Any, int], Tensor | None]
@@ -96,7 +95,6 @@ class TrainingStep:
     step_optimizer: Callable[[Optimizer, Callable[[], Any] | None], int] | None = None
     zero_grad: Callable[[Optimizer], None] | None = None
     weight: float | None = None
-    given_weight: float | Tensor | None = None
 
     def release(self) -> None:
         """The stage is over: let go of the module, and of everything that calls it."""

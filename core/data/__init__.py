@@ -5,11 +5,11 @@ from core.data.global_batch import GlobalBatch, check_global_batch, divide_globa
 from core.data.loader import LoaderSharder, sampler_of, set_epoch, shard_loader, shuffles, without_shuffling
 from core.data.randomness import mix_seed
 from core.data.resumable_loader import ResumableLoader
-from core.data.sampler import MicroBatch, ShardedSampler
+from core.data.sampler import ShardedSampler
 from core.data.seeding import seed_samples
 from core.data.structure import map_leaves
 from core.data.transfer import make_transfer, to_device
-from core.data.windows import read_windows
+from core.data.windows import MicroBatch, read_windows
 
 __all__ = [
     "GlobalBatch",

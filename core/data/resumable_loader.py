@@ -11,7 +11,7 @@ from core.data.loader import sampler_of, set_epoch
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from core.data.sampler import MicroBatch
+    from core.data.windows import MicroBatch
 
 _CUT = ("batch_size", "num_workers")
 """Attributes of a DataLoader that decide into which batches, and in which order, an iterable data set is cut."""

@@ -13,11 +13,13 @@ from torch.utils.data import RandomSampler, Sampler, SequentialSampler, SubsetRa
 from core.contract import CheckpointError
 from core.data.randomness import DrawingRng, mix_seed
 from core.data.sharding import lend_to_last, shard_batches, shard_samples, shard_windows
+from core.data.windows import weigh_window
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from core.data.sharding import Step
+    from core.data.windows import MicroBatch
 
 
 # What needs no `DrawingRng`, or none after the first batch.
@@ -30,22 +32,6 @@ class SeededIndex(NamedTuple):
 
     index: Any
     seed: int
-
-
-class MicroBatch(NamedTuple):
-    """One rank's batch among all batches of its accumulation window. 1 is the weight of one of average size.
-
-    Attributes:
-        weight: of the batch's loss, beside the division by the number of batches of a whole window: the gradients of
-            all ranks and batches are then that of the mean over all samples. 0 for a batch that repeats samples of
-            another rank, since this one has none.
-        weight_in_step: of the batch among those of its step, one of each rank.
-        ends_window: True for the window's last batch.
-    """
-
-    weight: float
-    weight_in_step: float
-    ends_window: bool
 
 
 class ShardedSampler(Sampler[Any]):
@@ -66,8 +52,8 @@ class ShardedSampler(Sampler[Any]):
         position: samples of this epoch that the user was given, over all ranks.
         num_accumulated: batches of an accumulation window that is cut out of the order as a whole; None where batches
             are cut one by one.
-        uneven: this rank's batches of the iteration that is on whose weight isn't 1, or that end a short window, by
-            their numbers from 0. It is filled as the loader takes them; who uses one takes it out.
+        uneven: this rank's batches of the iteration that is on, of those windows whose batches don't weigh alike or are
+            fewer, by their numbers from 0. It is filled as the loader takes them; who uses one takes it out.
         worker_generator: seeds a loader's workers, differently in each epoch and on each rank.
         seeds_samples: give the loader a `SeededIndex` in place of each of the user's own indices.
     """
@@ -101,7 +87,7 @@ class ShardedSampler(Sampler[Any]):
                 too, with weight 0, so that all make the same number of steps. False: they end one step earlier.
             lends: before it comes to that, the step before lends samples to the last one. For who can't weigh batches.
             num_accumulated: cut accumulation windows of so many batches: the same samples on any number of ranks.
-                `drop_last` then leaves out a last window that is short. See `next_micro_batch`.
+                `drop_last` then leaves out a last window that is short. See `uneven`.
             loader_generator: the loader's, from which it seeds workers, if it is the sampler's too.
         """
         self.order = order
@@ -316,20 +302,13 @@ class ShardedSampler(Sampler[Any]):
         yield from lend_to_last(steps if wanted == math.inf else islice(steps, int(wanted)), self.size)
 
     def _weigh(self, steps: Iterator[Step], num_batches: Callable[[], int | float]) -> Iterator[Step]:
-        """The same steps. Notes the batches that don't weigh 1; for that, each window is read as a whole."""
-        rank, size, number, left = self.rank, self.size, 0, num_batches()
+        """The same steps. Notes what uneven batches weigh; for that, each window is read as a whole."""
+        number, left = 0, num_batches()
         while left and (window := list(islice(steps, int(min(self._window, left))))):
-            left -= len(window)
-            num_in_steps = [sum(map(len, step)) for step in window]
-            num_all = sum(num_in_steps)
-            for place, (step, num_in_step) in enumerate(zip(window, num_in_steps, strict=True), start=1):
-                num_own = len(step[rank]) * size
-                weight, weight_in_step = num_own * self._window / (num_all or 1), num_own / (num_in_step or 1)
-                micro_batch = MicroBatch(weight, weight_in_step, place == len(window))
-                if micro_batch != (1, 1, place == self._window):
-                    self.uneven[number] = micro_batch
-                number += 1
-                yield step
+            sizes = [[len(shard) for shard in step] for step in window]
+            weigh_window(self.uneven, number, sizes, self.rank, self._window)
+            number, left = number + len(window), left - len(window)
+            yield from window
         yield from steps  # a loader may run ahead
 
     def _batches(

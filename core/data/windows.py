@@ -1,22 +1,56 @@
-"""Accumulation windows of batches that come as they are: each is read as a whole, to know what its batches weigh."""
+"""Accumulation windows: each is known as a whole before its first step, and so is what its batches weigh."""
 
 from __future__ import annotations
 
 import math
-from itertools import islice
-from typing import TYPE_CHECKING, Any
+from itertools import islice, zip_longest
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from core.contract import ConfigurationError
 from core.data.batch_size import size_of
-from core.data.sampler import MicroBatch
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from core.contract import Collectives
 
     Sizes = list[int | None]
     """Numbers of samples of one rank's batches in a window; None where that is unknown."""
+
+
+class MicroBatch(NamedTuple):
+    """One rank's batch among all batches of its accumulation window.
+
+    Attributes:
+        weight: of the batch's loss, beside the division by the number of batches of a whole window: the gradients of
+            all ranks and batches are then that of the mean over all samples. 1 for a batch of average size, 0 for one
+            that repeats samples of another rank, since this one has none.
+        ends_window: True for the window's last batch.
+    """
+
+    weight: float
+    ends_window: bool
+
+
+def weigh_window(
+    uneven: dict[int, MicroBatch], first: int, sizes: Sequence[Sequence[int]], share: int, num_accumulated: int
+) -> None:
+    """Weigh one shard's batches in a window by their samples. Nothing is noted of a whole window of equal batches.
+
+    Args:
+        uneven: gets the batches by their numbers.
+        first: number of the window's first batch.
+        sizes: numbers of samples: for each step, those of all shards' batches.
+        share: number of the shard.
+        num_accumulated: batches of a whole window.
+    """
+    counts = [count for step in sizes for count in step]
+    if len(sizes) == num_accumulated and min(counts) == max(counts) > 0:
+        return
+    num_all = sum(counts) or 1
+    for place, step in enumerate(sizes, start=1):
+        weight = step[share] * len(step) * num_accumulated / num_all
+        uneven[first + place - 1] = MicroBatch(weight, place == len(sizes))
 
 
 def read_windows(
@@ -61,11 +95,10 @@ def read_windows(
                 raise _no_batch(sizes)
             lent = collectives.broadcast_object(next(filter(None, collectives.gather_objects(own[:1]) or ()), None))
             last = lent[0] if last is None else last
+        weigh_window(uneven, number, _by_step(sizes), sorted(sizes).index(share), num_accumulated)
+        number += num_steps
         own.reverse()
-        for place, micro_batch in enumerate(_weigh(sizes, share, num_steps, num_accumulated), start=1):
-            if micro_batch != (1, 1, place == num_accumulated):
-                uneven[number] = micro_batch
-            number += 1
+        for _ in range(num_steps):
             last = own.pop() if own else last
             yield last
         if num_steps < wanted:  # all have run out
@@ -80,20 +113,12 @@ def _exchange(own: Sizes, share: int, collectives: Collectives | None) -> dict[i
     return dict(collectives.broadcast_object(collectives.gather_objects((share, own))))
 
 
-def _weigh(sizes: dict[int, Sizes], share: int, num_steps: int, num_accumulated: int) -> list[MicroBatch]:
-    """The weights of one shard's batches in a window."""
-    if any(size is None for part in sizes.values() for size in part):
-        sizes = {number: [1] * len(part) for number, part in sizes.items()}  # each batch weighs alike
-    counts = {number: [size or 0 for size in part] + [0] * (num_steps - len(part)) for number, part in sizes.items()}
-    num_all = sum(map(sum, counts.values())) or 1
-    return [
-        MicroBatch(
-            counts[share][place] * len(counts) * num_accumulated / num_all,
-            counts[share][place] * len(counts) / (sum(part[place] for part in counts.values()) or 1),
-            place == num_steps - 1,
-        )
-        for place in range(num_steps)
-    ]
+def _by_step(sizes: dict[int, Sizes]) -> list[tuple[int, ...]]:
+    """For each step the sizes of all shards' batches: 0 where one has none, and 1 for each if one is unknown."""
+    parts = [part for _, part in sorted(sizes.items())]
+    if any(None in part for part in parts):
+        parts = [[1] * len(part) for part in parts]
+    return [tuple(size or 0 for size in step) for step in zip_longest(*parts)]
 
 
 def _no_batch(sizes: dict[int, Sizes]) -> ConfigurationError:

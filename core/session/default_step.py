@@ -35,9 +35,6 @@ def run(session: Session, batch: Any, batch_idx: int, step: TrainingStep) -> Ste
     skipped = loss is None and step.num_accumulated == 1
     if optimizer is None or skipped:
         return StepOutput(loss)
-    if session.weights is not None and not session.weights.close(optimizer):
-        _zero_grad(strategy, optimizer, step)  # items of no weight teach nothing
-        return StepOutput(loss)
     return StepOutput(loss, 1, _update(strategy, optimizer, step))
 
 
@@ -45,8 +42,9 @@ def _compute_gradients(strategy: Strategy, batch: Any, batch_idx: int, step: Tra
     loss = step.compute_loss(batch, batch_idx)
     if loss is None:
         return None
-    if step.given_weight is not None or strategy.session.weights is not None:
-        share = _share_by_weight(strategy.session, loss, step)
+    weights = strategy.session.weights
+    if weights is not None:
+        share = weights.share(loss, step)
     else:
         share = loss / step.num_accumulated if step.num_accumulated > 1 else loss
         if step.weight is not None:
@@ -59,25 +57,20 @@ def _compute_gradients(strategy: Strategy, batch: Any, batch_idx: int, step: Tra
         step.backward(share)
     else:
         strategy.backward(share, step.module)
-    if strategy.session.weights is not None and step.ends_window and step.optimizers:
-        strategy.session.weights.correct(step.optimizers[0])
+    if weights is not None and step.ends_window and step.optimizers:
+        weights.correct(step.optimizers[0])
     if step.after_backward is not None:
         step.after_backward()
     return loss.detach()
-
-
-def _share_by_weight(session: Session, loss: Tensor, step: TrainingStep) -> Tensor:
-    from core.session.loss_weights import share_of  # who gives no weight waits for none of it
-
-    return share_of(session, loss, step)
 
 
 def _update(
     strategy: Strategy, optimizer: Optimizer, step: TrainingStep, closure: Callable[[], Any] | None = None
 ) -> int:
     # With a closure, the optimizer asks for the gradients, which are prepared where they come to be.
-    if closure is None:
-        _prepare_update(strategy, optimizer, step)
+    if closure is None and not _prepare_update(strategy, optimizer, step):
+        _zero_grad(strategy, optimizer, step)
+        return 0
     step_optimizer = step.step_optimizer or strategy.optimizer_step
     updated: Any = step_optimizer(optimizer, closure)
     if updated is None:
@@ -86,7 +79,11 @@ def _update(
     return int(updated)
 
 
-def _prepare_update(strategy: Strategy, optimizer: Optimizer, step: TrainingStep) -> None:
+def _prepare_update(strategy: Strategy, optimizer: Optimizer, step: TrainingStep) -> bool:
+    """False if the window's items have no weight, so that there is nothing to learn from."""
+    weights = strategy.session.weights
+    if weights is not None and not weights.close(optimizer):
+        return False
     if step.before_optimizer_step is not None:
         strategy.precision_plugin.unscale_gradients(optimizer)
         step.before_optimizer_step(optimizer)
@@ -95,6 +92,7 @@ def _prepare_update(strategy: Strategy, optimizer: Optimizer, step: TrainingStep
         step.clip_gradients(optimizer)
     elif step.clipping is not None:
         strategy.clip_gradients(step.module, optimizer, step.clipping)
+    return True
 
 
 def _zero_grad(strategy: Strategy, optimizer: Optimizer, step: TrainingStep) -> None:
@@ -109,7 +107,6 @@ def _zero_grad(strategy: Strategy, optimizer: Optimizer, step: TrainingStep) -> 
 def _step_with_closure(
     strategy: Strategy, batch: Any, batch_idx: int, step: TrainingStep, optimizer: Optimizer
 ) -> StepOutput:
-    session = strategy.session
     losses: list[Tensor | None] = []
     has_weight = True
 
@@ -118,12 +115,11 @@ def _step_with_closure(
         if losses:
             _zero_grad(strategy, optimizer, step)
         losses.append(_compute_gradients(strategy, batch, batch_idx, step))
-        if session.weights is not None and not session.weights.close(optimizer):
+        if not _prepare_update(strategy, optimizer, step):
             nonlocal has_weight
             has_weight = False
             _zero_grad(strategy, optimizer, step)
             optimizer.zero_grad()  # to None: momentum would go on with zeros, which the user's own may leave
-        _prepare_update(strategy, optimizer, step)
         return losses[-1]
 
     updated = _update(strategy, optimizer, step, closure)

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from core.contract.precision import Precision
     from core.contract.protocols import SetsUpJointly, SetupHost
     from core.contract.spec import Fingerprint
-    from core.session.loss_weights import LossWeights
+    from core.session.weights import Weights
 
 _PARTS = ("accelerator", "parallel_devices", "cluster_environment", "checkpoint_io", "precision_plugin")
 
@@ -250,7 +250,7 @@ class Session:
         while self._accepted:
             self._accepted.popitem()[1]()
         self.strategy.optimizers, self.strategy.lr_schedulers = [], []
-        self.weights: LossWeights | None = None
+        self.weights: Weights | None = None
 
     def refresh_modules(self) -> bool:
         """All ranks. Ask the strategy to, see `Strategy.refresh_modules`; what it has set up anew may be trained."""
@@ -339,13 +339,23 @@ class Session:
             weight: their number; None for a loss without one, after others that had one, which is an error.
             run: is called with what backward is to take.
         """
-        from core.session.loss_weights import backward_by_hand  # who gives no weight waits for none of it
+        if self.weights is None:
+            from core.session.weights import Weights  # who gives no weight waits for none of it
 
-        backward_by_hand(self, loss, weight, run)
+            self.weights = Weights(self, by_hand=True)
+        self.weights.backward(loss, weight, run)
+
+    def weigh(self, weight: float | Tensor) -> None:
+        """All ranks. Weigh the loss of the running training step by the number of items that it is a mean over."""
+        if self.weights is None:
+            from core.session.weights import Weights  # who gives no weight waits for none of it
+
+            self.weights = Weights(self)
+        self.weights.given = weight
 
     def scale_gradients(self, optimizer: Optimizer, factor: float) -> None:
         """All ranks. Multiply the gradients of the optimizer's parameters, or this rank's shards of them."""
-        from core.session.loss_weights import scale_gradients
+        from core.session.weights import scale_gradients
 
         scale_gradients(optimizer, factor)
 

@@ -15,6 +15,7 @@ from core.trainer.logging import log_errors
 from core.trainer.logging.computed_metric import ComputedMetric
 from core.trainer.logging.metric_entry import REDUCTIONS, Entry, join_totals
 from core.trainer.logging.scalar_widths import to_tensor, widen
+from core.trainer.logging.step_outputs import weight_in
 from core.trainer.settings.warn_at import warn_caller
 
 if TYPE_CHECKING:
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     from torch import nn
 
     from core.contract import Strategy
-    from core.data import MicroBatch
     from core.trainer.logging.metric_entry import LogOptions
 
     _Reduction: TypeAlias = tuple[str, float, float]
@@ -47,7 +47,8 @@ class MetricCollector:
             none was given, or is given still.
         held: entries and values of the running step, whose weight isn't known before it returns; None where steps give
             no weights.
-        micro_batch: its weight among those of other ranks, if it isn't 1. One of weight 0 counts in nothing.
+        share: what it weighs by its samples among those of other ranks; None where they weigh alike. One of weight 0
+            counts in nothing.
         dataloader_idx: which of several loaders is running, None if there is one.
         has_weighed: True once the size of a batch was determined, with a warning if that is uncertain.
         collectors: of all stages, this one among them.
@@ -61,7 +62,7 @@ class MetricCollector:
     batch: Any = None
     weight: float | Tensor | None = None
     held: list[tuple[Entry, Any]] | None = None
-    micro_batch: MicroBatch | None = None
+    share: float | None = None
     dataloader_idx: int | None = None
     has_weighed: bool = False
     collectors: Sequence[MetricCollector] = ()
@@ -88,7 +89,7 @@ class MetricCollector:
         """Another stage begins, perhaps with another module: names may be logged in another way."""
         self.entries.clear()
         self.computed.clear()
-        self.has_weighed, self.micro_batch = False, None
+        self.has_weighed, self.share = False, None
         self.close()
 
     def log(
@@ -111,7 +112,7 @@ class MetricCollector:
         # then.
         elif entry.options != options or entry.default is not self.on_epoch_default:
             self._compare(entry, options)
-        if self.micro_batch is not None and not self.micro_batch.weight and not entry.syncs_steps:
+        if self.share == 0 and not entry.syncs_steps:
             return
         entry.is_fresh = True
         if entry.is_stepwise and type(value) is Tensor and value.is_cpu and not value.ndim:
@@ -134,30 +135,28 @@ class MetricCollector:
         if not entry.syncs_steps or self.sync_step is None:
             entry.last = value.clone() if entry.on_step and isinstance(value, Tensor) else value
         elif not waits:
-            entry.last = self.sync_step(self._part_of_step(entry, value), entry.reduce_fx)
+            if self.share is None:
+                entry.last = self.sync_step(value, entry.reduce_fx)
+            else:
+                self._reduce_weighted(entry, value, self.share)
         if waits and self.weight is not None:
             self._add_weighted(entry, value, self.weight)
         elif waits and self.held is not None:
             self.held.append((entry, value.clone() if isinstance(value, Tensor) else value))
-        elif entry.on_epoch and (self.micro_batch is None or self.micro_batch.weight):
+        elif entry.on_epoch and self.share != 0:
             entry.add(value, self._weight_of(entry, batch_size))
 
-    def _part_of_step(self, entry: Entry, value: Any) -> Any:
-        """This rank's part of a value that is reduced over ranks."""
-        if self.micro_batch is None:
-            return value
-        from core.trainer.logging.uneven_steps import weigh  # few steps are uneven
+    def _reduce_weighted(self, entry: Entry, value: Any, weight: float | Tensor) -> None:
+        """All ranks. Reduce a value of one step over them, by what their batches weigh."""
+        if entry.syncs_steps and self.sync_step is not None:
+            from core.trainer.logging.uneven_steps import reduce_weighted  # few steps have a weight
 
-        return weigh(value, entry.reduce_fx, self.micro_batch)
+            entry.last = reduce_weighted(value, entry.reduce_fx, 0 if self.share == 0 else weight, self.sync_step)
 
     def _add_weighted(self, entry: Entry, value: Any, weight: float | Tensor) -> None:
         """Add a mean with the weight that the running step gave."""
-        counts = self.micro_batch is None or bool(self.micro_batch.weight)
-        if entry.syncs_steps and self.sync_step is not None:
-            from core.trainer.logging.uneven_steps import mean_by_weights  # few steps give one
-
-            entry.last = mean_by_weights(value, weight if counts else 0, self.sync_step)
-        if entry.on_epoch and counts:
+        self._reduce_weighted(entry, value, weight)
+        if entry.on_epoch and self.share != 0:
             entry.add_weighted(value, weight)
 
     def release(self, output: Any) -> None:
@@ -168,7 +167,7 @@ class MetricCollector:
                 nothing.
         """
         held, self.held = self.held or (), None
-        self.weight = output.get("weight") if isinstance(output, dict) else None
+        self.weight = weight_in(output)
         for entry, value in held:
             if self.weight is None and (options := entry.options):
                 self.log(entry.name, value, options, add_dataloader_idx=False)

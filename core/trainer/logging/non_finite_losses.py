@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from core.contract import NonFiniteLossError
+from core.trainer.logging.step_outputs import loss_in, weight_in
 from core.trainer.settings.warn_at import warn_at
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ class NonFiniteLossCheck:
     @staticmethod
     def loss_of(output: Any) -> Tensor | None:
         """The plain loss, of one element, in an output of `training_step`; None if there is none."""
-        loss = _loss_in(output)
+        loss = loss_in(output)
         return loss if type(loss) is Tensor and loss.numel() == 1 else None
 
     def look_at_output(self, output: Any, module: nn.Module, strategy: Strategy, *, value: float | None = None) -> None:
@@ -69,12 +70,12 @@ class NonFiniteLossCheck:
             strategy: has the rank.
             value: of the loss, where it was read already; None to wait for it here.
         """
-        loss = _loss_in(output)
+        loss = loss_in(output)
         if not isinstance(loss, Tensor):
             return
         if _is_finite(loss) if value is None else math.isfinite(value):
             self._last_finite, self._since = self._progress.global_step, None
-        elif not (isinstance(output, dict) and "weight" in output and output["weight"] == 0):
+        elif weight_in(output) != 0:
             self._since = self._since or self._progress.global_step
             shown = self._value = loss.item() if loss.numel() == 1 else loss
             where = f" on rank {strategy.global_rank}" if strategy.world_size > 1 else ""
@@ -143,10 +144,6 @@ def refuse_non_finite(loss: Tensor, what: str, progress: Progress, batch_idx: in
         batch_idx=batch_idx,
         global_step=progress.global_step,
     )
-
-
-def _loss_in(output: Any) -> Any:
-    return output.get("loss") if isinstance(output, dict) else output
 
 
 def _is_finite(loss: Tensor) -> bool:

@@ -13,28 +13,25 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from core.data import MicroBatch
 
-
-def weigh(value: Any, reduction: str, micro_batch: MicroBatch) -> Any:
-    """This rank's part of the value, so that the reduction over ranks is that over all samples of the step."""
-    if micro_batch.weight:
-        return value * micro_batch.weight_in_step if reduction == "mean" else value
-    part = widen(value if isinstance(value, torch.Tensor) else to_tensor(value), is_float=reduction == "mean")
-    return torch.full_like(part, _neutral(reduction, part))
-
-
-def mean_by_weights(value: Any, weight: float | Tensor, sum_over_ranks: Callable[[Any, str], Any]) -> Tensor:
-    """All ranks. The mean of their values by the weights that their steps gave; NaN where there is none."""
-    own = widen(to_tensor(weight), is_float=True)
-    part = torch.where(own == 0, 0.0, widen(to_tensor(value, own.device), is_float=True) * own)
-    total: Tensor = sum_over_ranks(part, "sum") / sum_over_ranks(own, "sum")
-    return total
+def reduce_weighted(
+    value: Any, reduction: str, weight: float | Tensor, reduce_step: Callable[[Any, str], Any]
+) -> Tensor:
+    """All ranks. The reduction of their values by what their batches weigh; a mean is NaN where nothing has weight."""
+    if reduction == "mean":
+        device = weight.device if isinstance(weight, torch.Tensor) else getattr(value, "device", torch.device("cpu"))
+        own = widen(to_tensor(weight, device), is_float=True)
+        part = torch.where(own == 0, 0.0, widen(to_tensor(value, device), is_float=True) * own)
+        return reduce_step(part, "sum") / reduce_step(own, "sum")  # type: ignore[no-any-return]
+    if weight == 0:
+        value = widen(to_tensor(value, getattr(value, "device", torch.device("cpu"))))
+        value = torch.full_like(value, _neutral(reduction, value))
+    return reduce_step(value, reduction)  # type: ignore[no-any-return]
 
 
 def _neutral(reduction: str, like: Tensor) -> float:
     """The value that changes nothing."""
-    if reduction in ("mean", "sum"):
+    if reduction == "sum":
         return 0
     limits = torch.finfo(like.dtype) if like.is_floating_point() else torch.iinfo(like.dtype)
     if like.is_floating_point():

@@ -17,7 +17,6 @@ from core.watch import heartbeat, phase
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from core.data import MicroBatch
     from core.trainer.data.loaders import StageLoader
     from core.trainer.logging.metric_collector import MetricCollector
     from core.trainer.run import Run
@@ -108,8 +107,8 @@ def run_loaders(
             if transfer is not None:
                 batch = transfer(batch)
             metrics.batch = batch
-            if uneven and batch_idx in uneven and not (micro_batch := uneven.pop(batch_idx)).weight:
-                _join(run, micro_batch, call, batch, batch_idx, dataloader_idx)
+            if uneven and batch_idx in uneven and not uneven.pop(batch_idx).weight:
+                _join(run, call, batch, batch_idx, dataloader_idx)
                 continue
             if start is not None:
                 start(batch, batch_idx, dataloader_idx)
@@ -127,14 +126,14 @@ def run_loaders(
     metrics.dataloader_idx = metrics.batch = None
 
 
-def _join(run: Run, micro_batch: MicroBatch, call: Callable[..., Any], *args: Any) -> None:
+def _join(run: Run, call: Callable[..., Any], *args: Any) -> None:
     """Run a step because the other ranks do, on samples that are theirs: nothing of it counts."""
-    from core.trainer.loops.microbatch_weights import unchanged_statistics  # few steps are joined
+    from core.trainer.loops.unchanged_statistics import unchanged_statistics  # few steps are joined
 
-    run.metrics.micro_batch = micro_batch
+    run.metrics.share = 0
     with unchanged_statistics(run.module), run.strategy.forward_context() or nullcontext():
         call(*args)
-    run.metrics.micro_batch = None
+    run.metrics.share = None
 
 
 def _warn_of_empty_loader(stage: str, loader: StageLoader) -> None:

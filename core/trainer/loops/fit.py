@@ -15,6 +15,7 @@ from core.trainer.data.epoch_end import await_others
 from core.trainer.data.loaders import length_of
 from core.trainer.hooks.argument_counts import call_with
 from core.trainer.logging.non_finite_losses import guarded
+from core.trainer.logging.step_outputs import loss_in, weight_in
 from core.trainer.loops.evaluate import evaluate
 from core.trainer.loops.fit_warnings import NoUpdateCheck
 from core.trainer.loops.profiling import mark_steps, profile_parts
@@ -140,22 +141,25 @@ class FitLoop:
         compute = compute_loss if context is None else compute_loss_in_context
         if not self.options.terminate_on_nan:
             return compute
-        return guarded(compute, module, self.progress, lambda: self.step.given_weight)
+        return guarded(compute, module, self.progress, lambda: weight_in(self.outputs))
 
     def _unpack(self, output: Any) -> Tensor | None:
         self.outputs = output
         if output is None:
             self.no_update_check.note_missing_loss()
             return None
-        loss = output
-        if isinstance(output, dict):
-            loss = output.get("loss")
-            if "weight" in output and output["weight"] is not None:
-                self.step.given_weight = self._weight_in(output)
-            elif "weights" in output:
-                from core.trainer.loops.fit_warnings import warn_of_weights
+        if (weight := weight_in(output)) is not None:
+            if self._run.logged.train.held is None:
+                raise ModuleError(
+                    "training_step returned a loss with a weight, and gave none before in this fit. Give one with each "
+                    "loss, or with none."
+                )
+            self._run.session.weigh(weight)
+        elif isinstance(output, dict) and "weights" in output:
+            from core.trainer.loops.fit_warnings import warn_of_weights
 
-                warn_of_weights(self._run, output["weights"])
+            warn_of_weights(self._run, output["weights"])
+        loss = loss_in(output)
         if not isinstance(loss, Tensor) or loss.numel() != 1:
             raise ModuleError(
                 f"training_step returned {_describe(output)}; expected a scalar tensor, a dict with one under 'loss', "
@@ -168,23 +172,15 @@ class FitLoop:
             )
         return loss
 
-    def _weight_in(self, output: dict[str, Any]) -> Any:
-        if self._run.logged.train.held is None:
-            raise ModuleError(
-                "training_step returned a loss with a weight, and gave none before in this fit. Give one with each "
-                "loss, or with none."
-            )
-        return output["weight"]
-
     def _unpack_stepped(self, output: Any) -> Tensor | None:
-        if not self.step.manual and isinstance(output, dict) and output.get("weight") is not None:
+        if not self.step.manual and weight_in(output) is not None:
             raise UnsupportedError(
                 f"training_step returned a loss with a weight, and {type(self.strategy).__name__} has stepped by then, "
                 "in one compiled program. Leave the weight out, or use another strategy, such as ddp.",
                 capability=Capability.WEIGHTED_LOSSES,
             )
         self.outputs = output
-        loss = output.get("loss") if isinstance(output, dict) else output
+        loss = loss_in(output)
         return loss.detach() if isinstance(loss, Tensor) else None
 
     # epochs ---------------------------------------------------------------------------------------------------------
@@ -202,7 +198,7 @@ class FitLoop:
         self._apply_changes()
         self.no_update_check.begin_epoch()
         is_over = self._run_batches()
-        run.logged.train.micro_batch = None
+        self.step.weight = run.logged.train.share = None
         run.logged.losses.look_at_output(self.outputs, run.module, self.strategy)
         if is_over:
             self._end_epoch()
@@ -274,6 +270,7 @@ class FitLoop:
         fetch: Callable[..., Any] = run.profiled("fetch_batch", next)
         train: Callable[..., StepOutput] = run.profiled("run_training_step", self.strategy.run_training_step)
         batches, uneven = self._open_batches()
+        micro_batch: MicroBatch | None = None
         num_batches, window = self.num_batches, run.window
         self.is_validation_due = self.schedule.begin_epoch()
         self._validate_belatedly()
@@ -290,10 +287,11 @@ class FitLoop:
             if self.transfer is not None:
                 batch = self.transfer(batch)
             metrics.batch, metrics.weight = batch, None
-            if uneven or metrics.micro_batch is not None:
-                metrics.micro_batch = uneven.pop(batch_idx - first, None)
+            if uneven or micro_batch is not None:
+                micro_batch = uneven.pop(batch_idx - first, None)
+                step.weight = metrics.share = None if micro_batch is None else micro_batch.weight
             if window > 1:
-                ends_short = metrics.micro_batch is not None and metrics.micro_batch.ends_window
+                ends_short = micro_batch is not None and micro_batch.ends_window
                 is_whole = batch_idx + 1 - progress.window_start >= window
                 step.ends_window = is_whole or ends_short or batch_idx + 1 == num_batches
             if self.batch_start is not None and self.batch_start(batch, batch_idx) == -1:
@@ -301,10 +299,7 @@ class FitLoop:
                 return True
             # An engine may take several batches in its step. Optimizers that a module steps itself count by themselves.
             steps_before = progress.global_step
-            if metrics.micro_batch is None:
-                output = train(batch, batch_idx, step)
-            else:
-                output = self._train_uneven(train, batch, batch_idx, metrics.micro_batch)
+            output = train(batch, batch_idx, step) if step.weight != 0 else self._join(train, batch, batch_idx)
             if metrics.held is not None:  # until a loss has come without a weight
                 metrics.release(self.outputs)
             batch_idx = progress.batch = batch_idx + output.num_batches
@@ -332,12 +327,12 @@ class FitLoop:
         self._end_batches(batches, batch_idx)
         return True
 
-    def _train_uneven(
-        self, train: Callable[..., StepOutput], batch: Any, batch_idx: int, micro_batch: MicroBatch
-    ) -> StepOutput:
-        from core.trainer.loops.microbatch_weights import train_weighted  # few batches weigh other than the rest
+    def _join(self, train: Callable[..., StepOutput], batch: Any, batch_idx: int) -> StepOutput:
+        """Make a step because the other ranks do, on samples that are theirs: nothing of it counts."""
+        from core.trainer.loops.unchanged_statistics import unchanged_statistics  # few steps are joined
 
-        return train_weighted(train, batch, batch_idx, self.step, self._run.module, micro_batch)
+        with unchanged_statistics(self._run.module):
+            return train(batch, batch_idx, self.step)
 
     def _open_batches(self) -> tuple[Iterator[Any], dict[int, MicroBatch]]:
         """The epoch's remaining batches, and those that are uneven."""
@@ -476,7 +471,7 @@ class FitLoop:
 def _describe(output: Any) -> str:
     if isinstance(output, dict) and "loss" not in output:
         return f"a dict with {sorted(map(str, output))}"
-    loss = output["loss"] if isinstance(output, dict) else output
+    loss = loss_in(output)
     if isinstance(loss, Tensor):
         return f"a tensor of shape {tuple(loss.shape)}"
     return f"{type(output).__name__} {output!r}"[:120]

@@ -22,7 +22,7 @@ class LogsRepeatedSamples(AveragingStrategy):
 
     def run_training_step(self, batch, batch_idx, step):
         if step.weight == 0:
-            self.session.handles[0].module.trainer.run.logged.train.micro_batch = None
+            self.session.handles[0].module.trainer.run.logged.train.share = None
         return super().run_training_step(batch, batch_idx, step)
 
 
@@ -35,7 +35,7 @@ class WeighsRepeatedItems(AveragingStrategy):
 
         def compute(*arguments):
             loss = compute_loss(*arguments)
-            step.weight = None if step.given_weight is not None else step.weight
+            step.weight = None if self.session.weights is not None else step.weight
             return loss
 
         step.compute_loss = compute

@@ -1,8 +1,8 @@
-"""The weights of losses that are means over different numbers of items: a step learns from the mean over all of them.
+"""What losses weigh: a step learns from the mean over all items of its window, `sum(weight * loss) / sum(weight)`.
 
-Gradients are averaged over ranks by the strategy, and each loss is a mean already. The mean over all items of a window,
-`sum(weight * loss) / sum(weight)` over its batches and the shards of the data, takes the sum of the weights, which
-nobody knows before the window's last forward. Loaded when a step gives a weight, and not before.
+The sum goes over the window's batches and the shards of the data. Samples weigh by `TrainingStep.weight`, whose sum is
+known before. Here are the weights that a user gives: nobody knows their sum before the window's last forward. Loaded
+when one is given, and not before.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from dataclasses import dataclass
 from numbers import Real
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from core.contract.capability import Capability
 from core.contract.errors import ModuleError, UnsupportedError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    import torch
     from torch import Tensor
     from torch.optim import Optimizer
 
     from core.contract.step import TrainingStep
-    from core.contract.strategy import Strategy
     from core.session.session import Session
 
 
@@ -45,7 +45,7 @@ class Window:
     has_gradients: bool = False
 
 
-class LossWeights:
+class Weights:
     """The weights of one accumulation window after the other, for each optimizer.
 
     A window of one batch sums the weights of all ranks between forward and backward. In a longer one each loss is
@@ -55,34 +55,57 @@ class LossWeights:
 
     Attributes:
         by_hand: the user calls backward, and windows end where an optimizer steps.
+        given: by the running step, until its loss is weighted.
     """
 
-    def __init__(self, strategy: Strategy, *, by_hand: bool = False) -> None:
+    def __init__(self, session: Session, *, by_hand: bool = False) -> None:
+        """All ranks, at the first weight. Refuse what can't be weighted, before ranks wait for each other.
+
+        Raises:
+            ModuleError: losses of other ranks have none, or losses before had none.
+            UnsupportedError: the strategy can't weigh losses.
+        """
         self.by_hand = by_hand
-        self._strategy = strategy
+        self.given: float | Tensor | None = None
+        self._strategy = strategy = session.strategy
         self._reference = 0.0
         self._windows: dict[int, Window] = {}
+        if Capability.WEIGHTED_LOSSES not in strategy.capabilities:
+            raise UnsupportedError(
+                f"A loss has a weight, and {type(strategy).__name__} can't weigh losses: its gradients are no mean "
+                "over ranks that the core could correct. Leave the weight out, or use another strategy, such as ddp.",
+                capability=Capability.WEIGHTED_LOSSES,
+            )
+        if session.has_peers and (others := strategy.absent_ranks("the first weight of a loss")):
+            names = ", ".join(f"rank {other}" for other in others)
+            raise ModuleError(
+                f"A loss has a weight on rank {strategy.global_rank}, and not on {names}. Give one on all ranks, also "
+                "where it is 0."
+            )
+        if by_hand and any(map(_has_gradients, strategy.optimizers)):
+            raise ModuleError(f"A loss has a weight, and there are gradients of losses without. {_ALL_OR_NONE}")
 
-    def share_alone(self, loss: Tensor, weight: float | Tensor, optimizer: Optimizer | None) -> Tensor:
-        """All ranks. The loss of a window's only batch, as backward takes it."""
-        own = self._checked(weight)
+    def share(self, loss: Tensor, step: TrainingStep) -> Tensor:
+        """All ranks. The loss of a training step, as backward takes it; see `correct`.
+
+        Raises:
+            ModuleError: this step gave no weight, or what can't be one.
+        """
+        given, self.given = self.given, None
+        own = self._checked(given) if step.weight != 0 else 0.0  # or samples that another rank counts
+        optimizer = step.optimizers[0] if step.optimizers else None
+        if step.num_accumulated > 1:
+            self._add(own, [optimizer])
+            return self._scaled(loss, own, step.num_accumulated)
         total = self._sum(own)
         self._windows[id(optimizer)] = Window(own, total, is_corrected=True)
         return loss * _quotient(own * self._strategy.data_parallel_size, total)
 
-    def share(
-        self, loss: Tensor, weight: float | Tensor, optimizers: Sequence[Optimizer | None], *, num_accumulated: int = 1
-    ) -> Tensor:
-        """All ranks. The loss of one batch of these optimizers' windows, as backward takes it; see `correct`."""
-        own = self._checked(weight)
-        self._add(own, optimizers)
-        return self._scaled(loss, own, num_accumulated)
-
-    def backward(self, loss: Tensor, weight: float | Tensor, run: Callable[[Tensor], None]) -> None:
+    def backward(self, loss: Tensor, weight: float | Tensor | None, run: Callable[[Tensor], None]) -> None:
         """All ranks. Run backward in a loop by hand. The loss belongs to the optimizers whose gradients it changes.
 
         Raises:
-            ModuleError: there are several optimizers, and no gradient of any has changed.
+            ModuleError: there are several optimizers, and no gradient of any has changed; or the weight can't be one.
         """
         own, optimizers = self._checked(weight), self._strategy.optimizers
         for optimizer in optimizers:
@@ -155,8 +178,8 @@ class LossWeights:
 
     def _checked(self, weight: Any) -> float | Tensor:
         """The weight as it is computed with. One on a device is checked there: what can't be one becomes NaN."""
-        import torch
-
+        if weight is None:
+            raise ModuleError(f"A loss has no weight, and one before had one. {_ALL_OR_NONE}")
         if isinstance(weight, torch.Tensor) and weight.numel() == 1 and not weight.is_complex():
             weight = weight.detach().reshape(())
             if not weight.is_cpu:
@@ -170,8 +193,6 @@ class LossWeights:
 
     def _sum(self, own: float | Tensor) -> float | Tensor:
         """All ranks. The sum over shards of the data, whose copies on other ranks don't count."""
-        import torch
-
         strategy = self._strategy
         if not strategy.session.has_peers:
             return own
@@ -189,8 +210,6 @@ class LossWeights:
 
     @property
     def _dtype(self) -> torch.dtype:
-        import torch
-
         return torch.float32 if self._strategy.root_device.type == "mps" else torch.float64
 
 
@@ -208,8 +227,6 @@ def _describe(weight: Any) -> str:
 
 def _quotient(part: float | Tensor, total: float | Tensor) -> float | Tensor:
     """`part / total`, and 0 where there is nothing."""
-    import torch
-
     if isinstance(total, torch.Tensor):
         return torch.where(total == 0, 0.0, part / total)
     return part / total if total else 0.0
@@ -240,72 +257,7 @@ def _has_gradients(optimizer: Optimizer) -> bool:
     return any(bool(grad.any()) for grad in _gradients_of(optimizer) if not grad.is_sparse)
 
 
-def share_of(session: Session, loss: Tensor, step: TrainingStep) -> Tensor:
-    """All ranks. The loss of a training step that gives weights, as backward takes it.
-
-    Raises:
-        ModuleError: this step gives a weight and others don't, or the other way round.
-        UnsupportedError: the strategy can't weigh losses.
-    """
-    weight, step.given_weight = step.given_weight, None
-    if weight is None:
-        raise ModuleError(f"training_step returned a loss without a weight, and it gave one before. {_ALL_OR_NONE}")
-    if session.weights is None:
-        session.weights = begin(session)
-    if step.weight == 0:  # samples that another rank counts
-        weight = 0
-    optimizer = step.optimizers[0] if step.optimizers else None
-    if step.num_accumulated == 1:
-        return session.weights.share_alone(loss, weight, optimizer)
-    return session.weights.share(loss, weight, [optimizer], num_accumulated=step.num_accumulated)
-
-
-def backward_by_hand(
-    session: Session, loss: Tensor, weight: float | Tensor | None, run: Callable[[Tensor], None]
-) -> None:
-    """All ranks. Run backward for a loss with a weight, or for one after losses that had one.
-
-    Raises:
-        ModuleError: this loss has a weight and others don't, or the other way round; or the weight can't be one.
-        UnsupportedError: the strategy can't weigh losses.
-    """
-    if weight is None:
-        raise ModuleError(f"backward got a loss without a weight, and one with a weight before. {_ALL_OR_NONE}")
-    if session.weights is None:
-        session.weights = begin(session, by_hand=True)
-        if any(map(_has_gradients, session.strategy.optimizers)):
-            raise ModuleError(
-                f"backward got a loss with a weight, and there are gradients of losses without. {_ALL_OR_NONE}"
-            )
-    session.weights.backward(loss, weight, run)
-
-
-def begin(session: Session, *, by_hand: bool = False) -> LossWeights:
-    """All ranks, at the first weight. Refuse what can't be weighted, before ranks wait for each other.
-
-    Raises:
-        ModuleError: losses of other ranks have none.
-        UnsupportedError: the strategy can't weigh losses.
-    """
-    strategy = session.strategy
-    if Capability.WEIGHTED_LOSSES not in strategy.capabilities:
-        raise UnsupportedError(
-            f"A loss has a weight, and {type(strategy).__name__} can't weigh losses: its gradients are no mean over "
-            "ranks that the core could correct. Leave the weight out, or use another strategy, such as ddp.",
-            capability=Capability.WEIGHTED_LOSSES,
-        )
-    if session.has_peers and (others := strategy.absent_ranks("the first weight of a loss")):
-        names = ", ".join(f"rank {other}" for other in others)
-        raise ModuleError(
-            f"A loss has a weight on rank {strategy.global_rank}, and not on {names}. Give one on all ranks, also "
-            "where it is 0."
-        )
-    return LossWeights(strategy, by_hand=by_hand)
-
-
 def scale_gradients(optimizer: Optimizer, factor: float) -> None:
     """Multiply the gradients of an optimizer's parameters in place; of those in shards, this rank's own."""
-    import torch
-
     with torch.no_grad():
         torch._foreach_mul_(_gradients_of(optimizer), factor)

@@ -1,4 +1,4 @@
-"""Batches that weigh more or less than others of their accumulation window, since they have more or fewer samples."""
+"""Statistics that a step leaves as they are: it runs on samples of another rank, since that makes the step too."""
 
 from __future__ import annotations
 
@@ -9,35 +9,9 @@ import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from torch import nn
-
-    from core.contract import StepOutput, TrainingStep
-    from core.data import MicroBatch
-
-
-def train_weighted(
-    train: Callable[..., StepOutput],
-    batch: Any,
-    batch_idx: int,
-    step: TrainingStep,
-    module: nn.Module,
-    micro_batch: MicroBatch,
-) -> StepOutput:
-    """All ranks. Train a batch by its weight, so that each sample of its window counts alike, on any rank.
-
-    One of weight 0 repeats samples of another rank, so that all ranks make the step together. It leaves no trace in the
-    module's statistics either.
-    """
-    step.weight = micro_batch.weight
-    try:
-        if micro_batch.weight:
-            return train(batch, batch_idx, step)
-        with unchanged_statistics(module):
-            return train(batch, batch_idx, step)
-    finally:
-        step.weight = None
 
 
 @contextmanager

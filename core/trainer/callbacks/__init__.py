@@ -21,14 +21,10 @@ if TYPE_CHECKING:
     from core.trainer.callbacks.progress_bar.base import ProgressBar
     from core.trainer.callbacks.progress_bar.rich_progress_bar import RichProgressBar
     from core.trainer.callbacks.timer import Timer
-    from core.trainer.callbacks.weights.ema import EMA
-    from core.trainer.callbacks.weights.stochastic_weight_averaging import StochasticWeightAveraging
-    from core.trainer.callbacks.weights.weight_averaging import WeightAveraging
     from core.trainer.hooks.callback import Callback
     from core.trainer.hooks.state_keeper import StateKeeper
 
 __all__ = [
-    "EMA",
     "BasePredictionWriter",
     "Callback",
     "DeviceStatsMonitor",
@@ -42,10 +38,8 @@ __all__ = [
     "ProgressBar",
     "RichProgressBar",
     "StateKeeper",
-    "StochasticWeightAveraging",
     "ThroughputMonitor",
     "Timer",
-    "WeightAveraging",
     "check_int",
 ]
 

@@ -9,9 +9,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import prune
 
-from core.callbacks import Callback, WeightAveraging
+from core.callbacks import Callback
 from core.checkpoint import await_copies
 from core.contract import Capability, ConfigurationError, UnsupportedError, did_you_mean
+from core_averaging import WeightAveraging
 
 if TYPE_CHECKING:
     from core import Trainer

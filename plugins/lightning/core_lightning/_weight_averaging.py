@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from core.callbacks import WeightAveraging as CoreWeightAveraging
+from core_averaging import WeightAveraging as CoreWeightAveraging
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -50,7 +50,7 @@ _CALLBACK_FILES: dict[str, dict[str, str]] = {
     "progress.tqdm_progress": _from(f"{_OWN}._callbacks", "TQDMProgressBar"),
     "pruning": _from("core_finetuning", "ModelPruning"),
     "rich_model_summary": _from("core.callbacks", RichModelSummary="ModelSummary"),
-    "stochastic_weight_avg": _from("core.callbacks", "StochasticWeightAveraging"),
+    "stochastic_weight_avg": _from("core_averaging", "StochasticWeightAveraging"),
     "throughput_monitor": _from("core.callbacks", "ThroughputMonitor"),
     "timer": _from("core.callbacks", "Timer"),
     "weight_averaging": _from(f"{_OWN}._weight_averaging", "EMAWeightAveraging", "WeightAveraging"),

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from core.callbacks import Callback
 from core.checkpoint import await_copies
 from core.contract import Capability, CheckpointError, ConfigurationError, UnsupportedError
-from core.trainer.callbacks.weights.local_weights import LocalWeights, find_local_weights, own_part
-from core.trainer.hooks.callback import Callback
+from core_averaging.local_weights import LocalWeights, find_local_weights, own_part
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from torch import nn
     from torch.optim.swa_utils import AveragedModel
 
-    from core.trainer.views.trainer_views import TrainerViews
+    from core import Trainer
 
 
 class WeightAveraging(Callback):
@@ -96,7 +96,7 @@ class WeightAveraging(Callback):
 
     # life -----------------------------------------------------------------------------------------------------------
 
-    def check_fit(self, trainer: TrainerViews, module: nn.Module) -> None:
+    def check_fit(self, trainer: Trainer, module: nn.Module) -> None:
         """Refuse a strategy whose module has old weights between two steps.
 
         Raises:
@@ -109,7 +109,7 @@ class WeightAveraging(Callback):
                 capability=Capability.COMPILED_STEP,
             )
 
-    def on_fit_start(self, trainer: TrainerViews, module: nn.Module) -> None:
+    def on_fit_start(self, trainer: Trainer, module: nn.Module) -> None:
         """Make room for the average.
 
         Raises:
@@ -117,21 +117,21 @@ class WeightAveraging(Callback):
         """
         self._build(trainer, module)
 
-    def on_fit_end(self, trainer: TrainerViews, module: nn.Module) -> None:
+    def on_fit_end(self, trainer: Trainer, module: nn.Module) -> None:
         """Give the module its average."""
         if self.num_averaged:
             self._exchange()
             self._is_exchanged, self._is_given = False, True
 
-    def on_exception(self, trainer: TrainerViews, module: nn.Module, exception: BaseException) -> None:
+    def on_exception(self, trainer: Trainer, module: nn.Module, exception: BaseException) -> None:
         """Give the module its own weights back, before they are saved."""
         self._return()
 
-    def setup(self, trainer: TrainerViews, module: nn.Module, stage: str) -> None:
+    def setup(self, trainer: Trainer, module: nn.Module, stage: str) -> None:
         """Forget the trained weights of a fit before."""
         self._forget()
 
-    def teardown(self, trainer: TrainerViews, module: nn.Module, stage: str) -> None:
+    def teardown(self, trainer: Trainer, module: nn.Module, stage: str) -> None:
         """Forget the average, which the module has, or a checkpoint. The trained weights stay if they can be saved."""
         self._return()
         if self._average is None or not self._is_given or trainer.run.finished_fit is None:
@@ -141,7 +141,7 @@ class WeightAveraging(Callback):
 
     # checkpoints ----------------------------------------------------------------------------------------------------
 
-    def on_save_checkpoint(self, trainer: TrainerViews, module: nn.Module, checkpoint: dict[str, Any]) -> None:
+    def on_save_checkpoint(self, trainer: Trainer, module: nn.Module, checkpoint: dict[str, Any]) -> None:
         """Add the average.
 
         Raises:
@@ -160,7 +160,7 @@ class WeightAveraging(Callback):
             name = "trained" if self._is_given else "average"  # the other one is in the module
             checkpoint[name] = self._source.placed(self._average.module, whole=is_whole)
 
-    def on_load_checkpoint(self, trainer: TrainerViews, module: nn.Module, checkpoint: dict[str, Any]) -> None:
+    def on_load_checkpoint(self, trainer: Trainer, module: nn.Module, checkpoint: dict[str, Any]) -> None:
         """Restore the average; and the trained weights, if the module was saved with its average.
 
         Raises:
@@ -189,31 +189,31 @@ class WeightAveraging(Callback):
 
     # evaluation -----------------------------------------------------------------------------------------------------
 
-    def on_validation_start(self, trainer: TrainerViews, module: nn.Module) -> None:
+    def on_validation_start(self, trainer: Trainer, module: nn.Module) -> None:
         """Lend the module the average."""
         self._swap_in(trainer)
 
-    def on_validation_end(self, trainer: TrainerViews, module: nn.Module) -> None:
+    def on_validation_end(self, trainer: Trainer, module: nn.Module) -> None:
         """Restore the trained weights."""
         self.restore_trained()
 
-    def on_test_start(self, trainer: TrainerViews, module: nn.Module) -> None:
+    def on_test_start(self, trainer: Trainer, module: nn.Module) -> None:
         """Lend the module the average."""
         self._swap_in(trainer)
 
-    def on_test_end(self, trainer: TrainerViews, module: nn.Module) -> None:
+    def on_test_end(self, trainer: Trainer, module: nn.Module) -> None:
         """Restore the trained weights."""
         self.restore_trained()
 
-    def on_predict_start(self, trainer: TrainerViews, module: nn.Module) -> None:
+    def on_predict_start(self, trainer: Trainer, module: nn.Module) -> None:
         """Lend the module the average."""
         self._swap_in(trainer)
 
-    def on_predict_end(self, trainer: TrainerViews, module: nn.Module) -> None:
+    def on_predict_end(self, trainer: Trainer, module: nn.Module) -> None:
         """Restore the trained weights."""
         self.restore_trained()
 
-    def _swap_in(self, trainer: TrainerViews) -> None:
+    def _swap_in(self, trainer: Trainer) -> None:
         wanted = self._evaluates_in_fit if trainer.stage == "fit" else self._evaluates
         if wanted and self.num_averaged and not self._is_exchanged:
             self._exchange()
@@ -225,7 +225,7 @@ class WeightAveraging(Callback):
 
     # the tensors ----------------------------------------------------------------------------------------------------
 
-    def _build(self, trainer: TrainerViews, module: nn.Module) -> AveragedModel:
+    def _build(self, trainer: Trainer, module: nn.Module) -> AveragedModel:
         from torch.optim.swa_utils import AveragedModel
 
         self._source = find_local_weights(trainer.strategy, module)

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from core.contract import ConfigurationError
-from core.trainer.callbacks.weights.weight_averaging import WeightAveraging
+from core_averaging.weight_averaging import WeightAveraging
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
 
-    from core.trainer.views.trainer_views import TrainerViews
+    from core import Trainer
 
 
 class EMA(WeightAveraging):
@@ -72,18 +72,16 @@ class EMA(WeightAveraging):
         self.__dict__.update(state)
         self._average_fn = get_ema_multi_avg_fn(self.decay)
 
-    def on_fit_start(self, trainer: TrainerViews, module: nn.Module) -> None:
+    def on_fit_start(self, trainer: Trainer, module: nn.Module) -> None:
         """Make room for the average; see `WeightAveraging.on_fit_start`."""
         super().on_fit_start(trainer, module)
         self._step_seen = None
 
-    def on_train_start(self, trainer: TrainerViews, module: nn.Module) -> None:
+    def on_train_start(self, trainer: Trainer, module: nn.Module) -> None:
         """Note where training begins."""
         self._step_seen = trainer.global_step
 
-    def on_train_batch_end(
-        self, trainer: TrainerViews, module: nn.Module, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
+    def on_train_batch_end(self, trainer: Trainer, module: nn.Module, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Update the average after an optimizer step."""
         self.update_after_step(trainer.global_step)
 

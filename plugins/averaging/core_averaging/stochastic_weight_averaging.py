@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm as BatchNorm
 
 from core.contract import ConfigurationError
-from core.trainer.callbacks.weights.weight_averaging import WeightAveraging
+from core_averaging.weight_averaging import WeightAveraging
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import torch
     from torch.optim.swa_utils import SWALR
 
-    from core.trainer.views.trainer_views import TrainerViews
+    from core import Trainer
 
 
 class StochasticWeightAveraging(WeightAveraging):
@@ -79,7 +79,7 @@ class StochasticWeightAveraging(WeightAveraging):
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "_schedulers": []}
 
-    def check_fit(self, trainer: TrainerViews, module: nn.Module) -> None:
+    def check_fit(self, trainer: Trainer, module: nn.Module) -> None:
         """Refuse to begin at an unknown time.
 
         Raises:
@@ -92,7 +92,7 @@ class StochasticWeightAveraging(WeightAveraging):
                 "the trainer doesn't have. Name an epoch (int), or set Trainer(max_epochs=...)."
             )
 
-    def on_fit_start(self, trainer: TrainerViews, module: nn.Module) -> None:
+    def on_fit_start(self, trainer: Trainer, module: nn.Module) -> None:
         """Make room for the average, and see that the end will work.
 
         Raises:
@@ -107,52 +107,52 @@ class StochasticWeightAveraging(WeightAveraging):
                 f"{type(module).__name__} doesn't define. Define it, or pass update_batch_norm=False."
             )
 
-    def on_train_start(self, trainer: TrainerViews, module: nn.Module) -> None:
+    def on_train_start(self, trainer: Trainer, module: nn.Module) -> None:
         """Go on where a checkpoint within the last epochs ended."""
         if self._restored is not None:
             self._begin(trainer)
 
-    def on_train_epoch_start(self, trainer: TrainerViews, module: nn.Module) -> None:
+    def on_train_epoch_start(self, trainer: Trainer, module: nn.Module) -> None:
         """Begin, when the time has come."""
         if trainer.current_epoch >= self._first_epoch(trainer) and not self._schedulers:
             self._begin(trainer)
 
-    def on_train_epoch_end(self, trainer: TrainerViews, module: nn.Module) -> None:
+    def on_train_epoch_end(self, trainer: Trainer, module: nn.Module) -> None:
         """Update the average with the epoch's weights."""
         if self._schedulers:
             self.update()
             for scheduler in self._schedulers:
                 scheduler.step()
 
-    def on_fit_end(self, trainer: TrainerViews, module: nn.Module) -> None:
+    def on_fit_end(self, trainer: Trainer, module: nn.Module) -> None:
         """Give the module its average, and its BatchNorm layers statistics that fit."""
         averaged = self.num_averaged
         super().on_fit_end(trainer, module)
         if averaged and self._has_batch_norm(module):
             self._compute_statistics(trainer, module)
 
-    def on_save_checkpoint(self, trainer: TrainerViews, module: nn.Module, checkpoint: dict[str, Any]) -> None:
+    def on_save_checkpoint(self, trainer: Trainer, module: nn.Module, checkpoint: dict[str, Any]) -> None:
         """Add the average and the learning rate's course."""
         super().on_save_checkpoint(trainer, module, checkpoint)
         checkpoint["schedulers"] = [_state_of(scheduler) for scheduler in self._schedulers]
 
-    def before_restore(self, trainer: TrainerViews, module: nn.Module, checkpoint: dict[str, Any]) -> None:
+    def before_restore(self, trainer: Trainer, module: nn.Module, checkpoint: dict[str, Any]) -> None:
         """Within the last epochs the module's own schedulers are gone, in the checkpoint too."""
         if checkpoint.get("schedulers"):
             trainer.strategy.lr_schedulers = []
 
-    def on_load_checkpoint(self, trainer: TrainerViews, module: nn.Module, checkpoint: dict[str, Any]) -> None:
+    def on_load_checkpoint(self, trainer: Trainer, module: nn.Module, checkpoint: dict[str, Any]) -> None:
         """Restore the average and the learning rate schedulers."""
         super().on_load_checkpoint(trainer, module, checkpoint)
         self._restored = checkpoint["schedulers"] or None
 
-    def _first_epoch(self, trainer: TrainerViews) -> int:
+    def _first_epoch(self, trainer: Trainer) -> int:
         if isinstance(self.swa_epoch_start, float):
             assert trainer.options.max_epochs is not None  # check_fit has seen to it
             return int(self.swa_epoch_start * trainer.options.max_epochs)
         return self.swa_epoch_start
 
-    def _begin(self, trainer: TrainerViews) -> None:
+    def _begin(self, trainer: Trainer) -> None:
         from torch.optim.swa_utils import SWALR
 
         self._schedulers = [
@@ -167,7 +167,7 @@ class StochasticWeightAveraging(WeightAveraging):
     def _has_batch_norm(self, module: nn.Module) -> bool:
         return self.update_batch_norm and any(isinstance(child, BatchNorm) for child in module.modules())
 
-    def _compute_statistics(self, trainer: TrainerViews, module: nn.Module) -> None:
+    def _compute_statistics(self, trainer: Trainer, module: nn.Module) -> None:
         from torch.optim.swa_utils import update_bn
 
         with trainer.strategy.forward_context() or nullcontext():
@@ -184,7 +184,7 @@ def _state_of(scheduler: SWALR) -> dict[str, Any]:
     return {name: value for name, value in scheduler.state_dict().items() if not callable(value)}
 
 
-def _training_batches(trainer: TrainerViews) -> Iterator[Any]:
+def _training_batches(trainer: Trainer) -> Iterator[Any]:
     """This rank's shard of one epoch, on the device."""
     loaders, transfer = trainer.loaders, trainer.make_transfer()
     loaders.begin_epoch(trainer.current_epoch)

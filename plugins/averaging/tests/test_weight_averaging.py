@@ -12,6 +12,9 @@ from core.checkpoint import load_checkpoint
 from core.strategies import SingleDeviceStrategy
 from support.tiny import Tiny, loader, make_trainer
 
+# The tiny module can validate; most tests here have no need to.
+pytestmark = pytest.mark.filterwarnings(r"ignore:\w+ has a validation_step\(\), and no validation loader was given")
+
 
 class Normalized(Tiny):
     def __init__(self, **options):

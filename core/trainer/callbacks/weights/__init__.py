@@ -1,1 +1,0 @@
-"""Callbacks that change or average weights."""

@@ -1,4 +1,4 @@
-"""The words of docstrings and comments: those of the field, so that a reader of PyTorch needs no glossary."""
+"""The words of prose and identifiers: those of the field, so that a reader of PyTorch needs no glossary."""
 
 import ast
 import re
@@ -21,6 +21,11 @@ BANNED = {
     r"\b(errand|echo of|gives? up about)\b": "background call, lost connection, aborts",
 }
 
+BANNED_NAMES = re.compile(
+    r"(^|_)(told|tell|tells|wish|wishes|settle|settled|lend|lends|doomed|bystanders?|anew|whereabouts)(_|$)"
+)
+"""Parts of identifiers: write what is reported, requested, agreed, rebalanced, removed or restarted."""
+
 
 def docstrings(path):
     """The strings that stand by themselves, of modules, classes, functions and attributes, with their lines."""
@@ -34,6 +39,17 @@ def comments(path):
         for token in tokenize.generate_tokens(file.readline):
             if token.type == tokenize.COMMENT:
                 yield token.start[0], token.string
+
+
+def defined_names(path):
+    """All that a file gives a name, with its lines."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            yield node.lineno, node.name
+        elif isinstance(node, ast.arg):
+            yield node.lineno, node.arg
+        elif isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Store):
+            yield node.lineno, node.id if isinstance(node, ast.Name) else node.attr
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
@@ -52,3 +68,10 @@ def test_prose_uses_words_of_the_field(path):
         for pattern, cure in BANNED.items():
             found = re.search(pattern, text)
             assert not found, f"{path}:{line}: {found[0]!r}. Write it in the field's words: {cure}"
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_identifiers_use_words_of_the_field(path):
+    for line, name in defined_names(path):
+        found = BANNED_NAMES.search(name.lower())
+        assert not found, f"{path}:{line}: {name}. Name it in the field's words, not {found[2]!r}"

@@ -89,7 +89,7 @@ def gc(ctx: click.Context, folders: tuple[str, ...], keep: int | None, delete: b
     total, failed = 0, False
     for folder in folders:
         with _explained(folder):
-            for found in _doomed(folder, keep, stopped):
+            for found in _removable(folder, keep, stopped):
                 total += found.size_bytes
                 say("delete" if delete else "would delete", f"  {found.path}  {size_text(found.size_bytes)}")
                 say(f"    {found.why}")
@@ -106,7 +106,7 @@ def gc(ctx: click.Context, folders: tuple[str, ...], keep: int | None, delete: b
     ctx.exit(int(failed))
 
 
-def _doomed(folder: str, keep: int | None, stopped: bool) -> Iterator[Removable]:
+def _removable(folder: str, keep: int | None, stopped: bool) -> Iterator[Removable]:
     """The files that are to go, one by one: while a left-over is handed out, its folder is locked."""
     from core.checkpoint.upkeep.finding import collectable
     from core.checkpoint.upkeep.stale import stale_files

@@ -43,11 +43,11 @@ if TYPE_CHECKING:
     from core.contract.logger import Logger
     from core.contract.precision import ClippingAlgorithm, NumberFormats, Precision
     from core.contract.protocols import ComputesLoss, KeepsRankState, MakesOptimizers, SetsUpJointly, SetupHost
+    from core.contract.rank_location import RankLocation
     from core.contract.sharded_leaf import Chunk, ShardedLeaf, TensorDescription
     from core.contract.spec import Spec, normalize_alias
     from core.contract.step import GradientClipping, Stage, StepOutput, TrainingStep
     from core.contract.strategy import Strategy
-    from core.contract.whereabouts import Whereabouts
     from core.contract.world import ReduceOp, World
     from core.text.spelling import did_you_mean, near_names
 
@@ -98,6 +98,7 @@ __all__ = [
     "PathLike",
     "PluginLoadError",
     "Precision",
+    "RankLocation",
     "ReduceOp",
     "SetsUpJointly",
     "SetupHost",
@@ -110,7 +111,6 @@ __all__ = [
     "TrainingStep",
     "UnknownAliasError",
     "UnsupportedError",
-    "Whereabouts",
     "WorkerError",
     "World",
     "did_you_mean",

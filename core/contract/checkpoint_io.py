@@ -93,7 +93,7 @@ class CheckpointIO(abc.ABC):
     saves_from_all_ranks: bool = False
     """True if `save_checkpoint` gets a state on every rank with layout `full` too: an engine writes its own files."""
     is_default: bool = False
-    """True of an instance in `plugins` that a strategy's own comes before: a package's default, not the user's wish."""
+    """An instance in `plugins` that a strategy's own comes before: a package's default, not what the user chose."""
     stepped_tensors: Callable[[], Iterable[Tensor]] | None = None
     """Set before a save: gives the tensors in the state that nothing but an optimizer's next step is to change, so that
     a device may go on copying them until then."""

@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from core.contract.capability import Capability
+    from core.contract.rank_location import RankLocation
     from core.contract.spec import Spec
-    from core.contract.whereabouts import Whereabouts
 
 
 class CoreError(Exception):
@@ -162,7 +162,7 @@ class HangError(WorkerError):
     _max_chars = 300_000  # a line for each rank
 
     def __init__(
-        self, message: str, *, absent: Sequence[int], ranks: Sequence[Whereabouts] = (), stacks_path: str = ""
+        self, message: str, *, absent: Sequence[int], ranks: Sequence[RankLocation] = (), stacks_path: str = ""
     ) -> None:
         super().__init__(message, rank=min(absent, default=0))
         self.absent, self.ranks, self.stacks_path = tuple(absent), tuple(ranks), stacks_path

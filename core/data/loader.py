@@ -42,7 +42,7 @@ def shard_loader(
     broadcast: Callable[[Any], Any] | None = None,
     global_batch: GlobalBatch | None = None,
     joins: bool | None = None,
-    lends: bool = True,
+    rebalances: bool = True,
 ) -> Any:
     """A loader of this rank's shard; the user's own isn't changed.
 
@@ -59,7 +59,7 @@ def shard_loader(
         global_batch: cut the order by this division, in place of the loader's own batches.
         joins: in a last step without a sample for every rank, the others repeat one, and so make the same number of
             steps: False to end a step earlier. None: in `"fit"`.
-        lends: before it comes to that, the step before lends samples. False for who weighs batches by
+        rebalances: before it comes to that, move samples there from the step before. False for who weighs batches by
             `ShardedSampler.uneven`.
 
     Returns:
@@ -74,7 +74,7 @@ def shard_loader(
     index_sampler = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
     if any(hasattr(part, "num_replicas") for part in sampler_chain(index_sampler)):
         rank, size = 0, 1  # torch's DistributedSampler, or one like it: the user has sharded this loader
-    options: dict[str, Any] = {"rank": rank, "size": size, "seed": seed, "lends": lends}
+    options: dict[str, Any] = {"rank": rank, "size": size, "seed": seed, "rebalances": rebalances}
     options["repeats"] = stage == "fit" if joins is None else joins
     if global_batch is not None and global_batch.cuts:
         options |= {"batch_size": global_batch.batch_size, "num_accumulated": global_batch.num_accumulated}

@@ -108,9 +108,9 @@ class ResumableLoader:
         return sampler.position % (sampler.batch_size * sampler.size * sampler.num_accumulated) == 0
 
     @property
-    def is_cut_anew(self) -> bool:
+    def was_recut(self) -> bool:
         """True if the epoch that goes on at the position has another number of batches than the loader says."""
-        return self._sampler is not None and self._sampler.is_cut_anew
+        return self._sampler is not None and self._sampler.was_recut
 
     def check_length(self) -> None:
         """See `ShardedSampler`."""

@@ -12,7 +12,7 @@ from torch.utils.data import RandomSampler, Sampler, SequentialSampler, SubsetRa
 
 from core.contract import CheckpointError
 from core.data.randomness import DrawingRng, mix_seed
-from core.data.sharding import lend_to_last, shard_batches, shard_samples, shard_windows
+from core.data.sharding import rebalance_last, shard_batches, shard_samples, shard_windows
 from core.data.windows import weigh_window
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ class ShardedSampler(Sampler[Any]):
         size: int = 1,
         seed: int = 0,
         repeats: bool = True,
-        lends: bool = True,
+        rebalances: bool = True,
         num_accumulated: int | None = None,
         loader_generator: torch.Generator | None = None,
     ) -> None:
@@ -85,7 +85,8 @@ class ShardedSampler(Sampler[Any]):
             seed: of the draws; the same on all ranks.
             repeats: where a last step doesn't have a sample for every rank, the others take one that another rank has
                 too, with weight 0, so that all make the same number of steps. False: they end one step earlier.
-            lends: before it comes to that, the step before lends samples to the last one. For who can't weigh batches.
+            rebalances: before it comes to that, move samples from the step before to the last one. For who can't weigh
+                batches.
             num_accumulated: cut accumulation windows of so many batches: the same samples on any number of ranks.
                 `drop_last` then leaves out a last window that is short. See `uneven`.
             loader_generator: the loader's, from which it seeds workers, if it is the sampler's too.
@@ -93,7 +94,7 @@ class ShardedSampler(Sampler[Any]):
         self.order = order
         self.batch_size, self.drop_last, self.yields_batches = batch_size, drop_last, yields_batches
         self.rank, self.size, self.seed, self.repeats = rank, size, seed, repeats
-        self.lends = lends and size > 1 and num_accumulated is None
+        self.rebalances = rebalances and size > 1 and num_accumulated is None
         self.num_accumulated = num_accumulated
         self._window, self._num_batches = num_accumulated or 1, unlimited
         self.uneven: dict[int, MicroBatch] = {}
@@ -122,8 +123,8 @@ class ShardedSampler(Sampler[Any]):
         self.uneven.clear()
         num_batches, self._num_batches = self._num_batches, unlimited
         steps = self._draw(self.epoch, self.position)
-        if self.lends:
-            steps = self._lend(steps, num_batches)
+        if self.rebalances:
+            steps = self._rebalance(steps, num_batches)
         if self.size > 1 or self._window > 1:  # else each step is a batch of this rank's
             steps = self._weigh(steps, num_batches)
         return self._batches(steps, self._on_the_way, self.epoch, self.position)
@@ -144,7 +145,7 @@ class ShardedSampler(Sampler[Any]):
             return whole
         # A short last step comes on top: for every rank if it repeats samples or borrows some from the step before, and
         # else for the ranks that have one.
-        may_borrow = self.lends and self.batch_size != 1 and whole > 0
+        may_borrow = self.rebalances and self.batch_size != 1 and whole > 0
         return whole if rest <= self.rank and not (self.repeats or may_borrow) else whole + 1
 
     def set_epoch(self, epoch: int) -> None:
@@ -176,7 +177,7 @@ class ShardedSampler(Sampler[Any]):
         Args:
             num_accumulated: batches of a window; the first one begins with the iteration.
             num_batches: of the iteration that will be taken; asked once its first step is drawn, since a batch sampler
-                may know its number only then. The last window ends there, and no step lends samples to one behind it.
+                may know its number only then. The last window ends there, and no step gives samples to one behind it.
         """
         self._window, self._num_batches = num_accumulated, num_batches
 
@@ -188,7 +189,7 @@ class ShardedSampler(Sampler[Any]):
         return -(-self.position // (self.batch_size * self.size))
 
     @property
-    def is_cut_anew(self) -> bool:
+    def was_recut(self) -> bool:
         """True if the epoch that goes on at the position has another number of batches than `len` says.
 
         Its first part was cut into batches of another size, or for another number of ranks.
@@ -297,9 +298,9 @@ class ShardedSampler(Sampler[Any]):
             return shard_batches(self.order, **options)
         return shard_samples(self.order, self.batch_size, **options)
 
-    def _lend(self, steps: Iterator[Step], num_batches: Callable[[], int | float]) -> Iterator[Step]:
+    def _rebalance(self, steps: Iterator[Step], num_batches: Callable[[], int | float]) -> Iterator[Step]:
         wanted = num_batches()
-        yield from lend_to_last(steps if wanted == math.inf else islice(steps, int(wanted)), self.size)
+        yield from rebalance_last(steps if wanted == math.inf else islice(steps, int(wanted)), self.size)
 
     def _weigh(self, steps: Iterator[Step], num_batches: Callable[[], int | float]) -> Iterator[Step]:
         """The same steps. Notes what uneven batches weigh; for that, each window is read as a whole."""

@@ -108,7 +108,7 @@ def _split(samples: list[Any], size: int) -> Step:
     return [samples[start:stop] for start, stop in pairwise(starts)]
 
 
-def lend_to_last(steps: Iterator[Step], size: int) -> Iterator[Step]:
+def rebalance_last(steps: Iterator[Step], size: int) -> Iterator[Step]:
     """The same steps; if a rank has no sample in the last one, that gets some of the step before. Reads one ahead."""
     if (held := next(steps, None)) is None:
         return

@@ -248,11 +248,11 @@ def _work(
         if mask is not None:
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         call = payload if isinstance(payload, LaunchedCall) else LaunchedCall.read(payload)
-        membership.tell(1, 0)
+        membership.report_progress(1, 0)
         outcome = call.run(**world)
         if world["local_rank"] == 0:
             write_result(outcome, directory / _RESULT)
-        membership.tell(1, 1)
+        membership.report_progress(1, 1)
     except SystemExit:
         raise
     except KeyboardInterrupt:

@@ -111,19 +111,19 @@ class _Process:
     def counted_launch(self) -> Iterator[None]:
         """Publish to the other processes how far this one has come. An exception ends a launch, but leaving doesn't."""
         self.num_begun += 1
-        self._tell()
+        self._report_progress()
         try:
             yield
         except Exception:
             self.num_done += 1
-            self._tell()
+            self._report_progress()
             raise
         self.num_done += 1
-        self._tell()
+        self._report_progress()
 
-    def _tell(self) -> None:
+    def _report_progress(self) -> None:
         if self.membership is not None:
-            self.membership.tell(self.num_begun, self.num_done)
+            self.membership.report_progress(self.num_begun, self.num_done)
         if self.main is not None and self.num_begun > self.num_done:
             self.main.need(self.num_begun)
 

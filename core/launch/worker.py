@@ -54,7 +54,7 @@ class Membership:
         """Report to the main process why this worker ends."""
         self._channel.send(WorkerFailure.of(error).to_message())
 
-    def tell(self, num_begun: int, num_done: int) -> None:
+    def report_progress(self, num_begun: int, num_done: int) -> None:
         """Report to the main process how many launched functions this worker has begun and completed."""
         self._channel.send({"begun": num_begun, "done": num_done})
 

@@ -7,7 +7,7 @@ import traceback
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from core.contract import HangError, Whereabouts, WorkerError
+from core.contract import HangError, RankLocation, WorkerError
 from core.display.lost_connection import is_lost_connection
 from core.display.tracebacks import ShortText, format_short
 
@@ -138,5 +138,5 @@ def _parts_of(error: HangError) -> dict[str, Any]:
 
 def _hang_of(parts: Mapping[str, Any]) -> HangError:
     """The verdict on all ranks, as the worker has it."""
-    ranks = [Whereabouts(**each) for each in parts["ranks"]]
+    ranks = [RankLocation(**each) for each in parts["ranks"]]
     return HangError(parts["message"], absent=parts["absent"], ranks=ranks, stacks_path=parts["stacks_path"])

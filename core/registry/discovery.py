@@ -22,7 +22,7 @@ from core.registry.metadata import (
     clean_target,
     parse_entry_points,
     parse_headers,
-    without_bystanders,
+    relevant_distributions,
 )
 from core.registry.names import fit_distribution, fit_version, normalize_distribution, unfit_alias
 from core.text.plain_file import read_file
@@ -139,7 +139,7 @@ class _Scan:
     def __init__(self, *, refresh: bool) -> None:
         self.problems: list[Problem] = []
         self.copies: dict[str, list[_Copy]] = {}
-        for distribution in without_bystanders(self._distributions(refresh)):
+        for distribution in relevant_distributions(self._distributions(refresh)):
             self._guarded_read(distribution)
 
     def result(self) -> Discovery:

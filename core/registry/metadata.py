@@ -1,6 +1,6 @@
 """Installed metadata as text, read line by line: a bad line costs itself, not the whole file.
 
-Most distributions are bystanders, which have nothing to do with core. One loop passes over all of them.
+Most distributions have nothing to do with core. One loop passes over all of them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _LINE_OF_OTHERS = re.compile(r"\s*(?:[#;].*|\[\s*(?!core\.)[^\s\]].*\]|[^\s\[#;=
 """A blank line or comment, the group of another program, or `name = value`."""
 
 
-def without_bystanders(distributions: Sequence[Any]) -> list[Any]:
+def relevant_distributions(distributions: Sequence[Any]) -> list[Any]:
     """The distributions that offer something to core, or are damaged, and other copies of these.
 
     An environment has hundreds of others, so that the loop calls no function of ours. What it can't vouch for is kept.

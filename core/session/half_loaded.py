@@ -30,13 +30,13 @@ def forget(session: Session, target: Any) -> None:
         _MARKS.pop(owner, None)
 
 
-def refuse(session: Session, state: Any, wish: str) -> None:
+def refuse(session: Session, state: Any, purpose: str) -> None:
     """This rank. Refuse to use modules and optimizers that are half loaded.
 
     Args:
         session: that knows them.
         state: with them at any place.
-        wish: says for what, as in `"saved"`.
+        purpose: says for what, as in `"saved"`.
 
     Raises:
         CheckpointError: one is.
@@ -46,7 +46,7 @@ def refuse(session: Session, state: Any, wish: str) -> None:
         # Tensors that are gone, or were changed since, have been made good by other means, such as `load_state_dict`.
         if any((tensor := ref()) is not None and tensor._version == version for ref, version in tensors):
             raise CheckpointError(
-                f"{type(owner).__name__} can't be {wish}: the load of {path!r} failed when it had overwritten it in "
+                f"{type(owner).__name__} can't be {purpose}: the load of {path!r} failed when it had overwritten it in "
                 "part. Load another checkpoint into it, or make it anew."
             )
 

@@ -26,7 +26,7 @@ def describe_mismatch(expected: Mapping[str, Any], found: Mapping[str, Any]) -> 
         _line("The module has no", (repr(name) + _near(name, missing) for name in unexpected), len(unexpected)),
     ]
     differing = [name for name in expected if name in found and _shape(expected[name]) != _shape(found[name])]
-    shapes = (f"{name!r}, {_told(found[name])} saved and {_told(expected[name])} here" for name in differing)
+    shapes = (f"{name!r}, {_described(found[name])} saved and {_described(expected[name])} here" for name in differing)
     lines.append(_line("Of another shape are", shapes, len(differing)))
     return "\n".join(line for line in lines if line)
 
@@ -44,7 +44,7 @@ def _near(name: str, others: list[str]) -> str:
     return f" (is it {near[0]!r}?)" if near else ""
 
 
-def _told(value: Any) -> str:
+def _described(value: Any) -> str:
     return type(value).__name__ if _shape(value) is None else str(_shape(value))
 
 

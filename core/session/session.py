@@ -449,18 +449,18 @@ class Session:
 
         return whole_state.restore(self, saved, state, strict)
 
-    def refuse_half_loaded(self, wish: str) -> None:
+    def refuse_half_loaded(self, purpose: str) -> None:
         """All ranks. Refuse to go on with modules and optimizers into which a load has failed.
 
         Args:
-            wish: says with what, as in `"trained"`.
+            purpose: says with what, as in `"trained"`.
 
         Raises:
             CheckpointError: there are some.
         """
         from core.session import half_loaded
 
-        half_loaded.refuse(self, [*(handle.module for handle in self.handles), *self.strategy.optimizers], wish)
+        half_loaded.refuse(self, [*(handle.module for handle in self.handles), *self.strategy.optimizers], purpose)
 
     # one module's or optimizer's state, as a strategy that changes nothing gives it -----------------------------------
 

@@ -32,10 +32,10 @@ def gather(
     """
     length = max(fan, math.isqrt(size - 1) + 1)
     branch = range(rank - rank % length, min(rank - rank % length + length, size))
-    told = gather_from(obj, branch)
-    if told is None:
+    gathered = gather_from(obj, branch)
+    if gathered is None:
         return None
-    bundles = gather_from(told, range(0, size, length))
+    bundles = gather_from(gathered, range(0, size, length))
     return None if bundles is None else [each for bundle in bundles for each in bundle]
 
 

@@ -221,8 +221,8 @@ class ParallelStrategy(Strategy):
         device = self._group_device
         is_plain = type(obj) is torch.Tensor and obj.layout == torch.strided and not obj.requires_grad
         # A pickled tensor would come back on the sender's device.
-        told = obj.cpu() if isinstance(obj, torch.Tensor) and not is_plain else obj
-        box = [(True, (obj.shape, obj.dtype)) if is_plain else (False, told)]
+        sent = obj.cpu() if isinstance(obj, torch.Tensor) and not is_plain else obj
+        box = [(True, (obj.shape, obj.dtype)) if is_plain else (False, sent)]
         dist.broadcast_object_list(box, src=src, device=device)
         travels_alone, content = box[0]
         if not travels_alone:

@@ -38,7 +38,7 @@ _joins = itertools.count()
 # interpreter ends in that moment, the process aborts (`std::terminate`, seen with torch 2.13 in one of five runs). If
 # the group is freed in that moment, as by the last reference to a DDP module, that waits for the thread with the lock
 # held, and the process hangs (one of thirty).
-_SETTLE_S = 0.05
+_GRACE_S = 0.05
 
 
 def join(
@@ -93,8 +93,8 @@ def join(
     if backend == "gloo":
         # It comes back while other ranks still connect. One that left soon would close connections under their hands.
         dist.barrier()
-    atexit.unregister(_settle)  # once, however many groups a script makes
-    atexit.register(_settle)
+    atexit.unregister(_await_others)  # once, however many groups a script makes
+    atexit.register(_await_others)
     if world_size > 1:
         share_warnings(rank, lambda text: shared.add(text, 1) == 1)
     sys.excepthook = hook  # torch puts "[rank0]:" before every line of a traceback, once for every group of a script
@@ -107,7 +107,7 @@ def leave() -> None:
     With an exception under way, nothing that was begun is waited for: the other ranks may never come to it.
     """
     if dist.is_initialized():
-        _settle()
+        _await_others()
         # gloo's groups wait for nothing as they go. NCCL's first finish what is in their queues.
         if _is_failing() and dist.get_backend() != "gloo":
             _abort_process_group()
@@ -116,7 +116,7 @@ def leave() -> None:
         # What holds gloo's group, such as DDP's reducer, is in cycles. In a loader's worker that is forked later, to
         # collect it means to wait for threads that aren't there: it hangs (torch 2.13).
         gc.collect()
-        atexit.unregister(_settle)
+        atexit.unregister(_await_others)
 
 
 def _is_failing() -> bool:
@@ -125,8 +125,8 @@ def _is_failing() -> bool:
     return sys.exc_info()[0] is not None or (is_at_exit and getattr(sys, "last_value", None) is not None)
 
 
-def _settle() -> None:
-    time.sleep(_SETTLE_S)
+def _await_others() -> None:
+    time.sleep(_GRACE_S)
 
 
 def _shared_store(environment: ClusterEnvironment, rank: int, world_size: int, timeout: timedelta) -> Store:

@@ -61,7 +61,7 @@ class Run:
         module: the user's own; None before the first stage.
         datamodule: or none.
         loaders: a `Loaders`, from the first stage on.
-        ckpt_path: the user's wish; from the beginning of the stage on, the checkpoint that it stands for.
+        ckpt_path: what the user passed; from the beginning of the stage on, the checkpoint that it stands for.
         is_asked_to_stop: what `Trainer.should_stop` shows.
         status: how the stage stands.
         described_module: whose hyperparameters the loggers have.

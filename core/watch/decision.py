@@ -11,7 +11,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from core.contract import HangError
-from core.contract.whereabouts import Whereabouts
+from core.contract.rank_location import RankLocation
 from core.watch.boards import VERDICT
 from core.watch.local_ranks import ask_for_stack, with_written_stack
 from core.watch.standstill_warnings import StandstillWarnings
@@ -76,7 +76,7 @@ class StandstillDecision:
     def error(self) -> HangError:
         """The verdict as the error that ends the run."""
         said = json.loads(self.verdict)
-        ranks = [Whereabouts(**each) for each in said["ranks"]]
+        ranks = [RankLocation(**each) for each in said["ranks"]]
         return HangError(said["message"], absent=said["absent"], ranks=ranks, stacks_path=said["stacks_path"])
 
     def _asked_to_show(self, status: RankStatus) -> RankStatus:

@@ -55,13 +55,13 @@ def chosen(given: bool | WatchdogOptions | None) -> WatchdogOptions | None:
     if given is False or is_debugged():
         return None
     options = given if isinstance(given, WatchdogOptions) else WatchdogOptions()
-    wish = os.environ.get(VARIABLE, "").strip().lower()
-    if wish in ("off", "0", "false"):
+    setting = os.environ.get(VARIABLE, "").strip().lower()
+    if setting in ("off", "0", "false"):
         return None
-    if wish == "report":
+    if setting == "report":
         return replace(options, ends_run=False)
-    if wish not in ("", "on", "1", "true"):
-        end_after = timedelta(seconds=_seconds(wish))
+    if setting not in ("", "on", "1", "true"):
+        end_after = timedelta(seconds=_seconds(setting))
         return replace(options, limit=min(options.limit, end_after), end_after=end_after)
     return options
 
@@ -80,11 +80,11 @@ def _tracer() -> int:
         return 0
 
 
-def _seconds(wish: str) -> float:
+def _seconds(setting: str) -> float:
     try:
-        seconds = float(wish)
+        seconds = float(setting)
     except ValueError:
         seconds = math.nan
     if not 1 < seconds < math.inf:
-        raise ConfigurationError(f"{VARIABLE}={wish!r}: expected off, report, or a number of seconds above 1.")
+        raise ConfigurationError(f"{VARIABLE}={setting!r}: expected off, report, or a number of seconds above 1.")
     return seconds

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass, replace
 
-from core.contract.whereabouts import Whereabouts
+from core.contract.rank_location import RankLocation
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,7 +14,7 @@ class RankStatus:
 
     Attributes:
         rank: global rank.
-        state: see `core.contract.whereabouts`.
+        state: see `core.contract.rank_location`.
         phase: of its heartbeat.
         line: the user's own.
         since_s: seconds since it made progress.
@@ -91,9 +91,9 @@ class RankStatus:
         fields = json.loads(text)
         return cls(**fields | {"awaited_ranks": tuple(fields.get("awaited_ranks", ()))})
 
-    def whereabouts(self) -> Whereabouts:
+    def location(self) -> RankLocation:
         """The part of the status that a HangError carries."""
-        return Whereabouts(
+        return RankLocation(
             *(self.rank, self.state, self.phase, self.line, self.since_s, self.collective, self.host, self.pid),
             awaits=self.awaits,
         )

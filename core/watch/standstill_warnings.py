@@ -57,7 +57,7 @@ class StandstillWarnings:
                 "If this was merely slow, allow more: watch=WatchdogOptions(end_after=timedelta(minutes=30)), or "
                 "CORE_WATCH=1800; CORE_WATCH=report lets the run go on, CORE_WATCH=off looks at nothing."
             )
-        ranks = [each.whereabouts() for each in statuses]
+        ranks = [each.location() for each in statuses]
         error = HangError(message, absent=verdict.absent, ranks=ranks, stacks_path=self._stacks_path)
         # Where the run ends, its error says the rest.
         _write(message.partition("\n")[0] if self._options.ends_run else message)

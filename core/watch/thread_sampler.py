@@ -31,7 +31,7 @@ class ThreadSample:
     """A sample of the watched thread.
 
     Attributes:
-        state: see `core.contract.whereabouts`.
+        state: see `core.contract.rank_location`.
         line: the user's own, from the innermost frame that is neither core's nor a library's.
         is_moving: other threads of the process have done something, as gloo's do while data arrives.
     """

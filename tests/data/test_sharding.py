@@ -4,14 +4,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from core.data.sharding import lend_to_last, shard_batches, shard_samples
+from core.data.sharding import rebalance_last, shard_batches, shard_samples
 
 sizes = st.integers(1, 5)
 totals = st.integers(0, 80)
 
 
 def lending(total, batch_size, size):
-    return list(lend_to_last(shard_samples(range(total), batch_size, size=size), size))
+    return list(rebalance_last(shard_samples(range(total), batch_size, size=size), size))
 
 
 def in_order(steps):

@@ -17,7 +17,7 @@ def weighed(num_samples, batch_size, size, window=1, num_batches=float("inf"), *
             rank=rank,
             size=size,
             seed=0,
-            lends=False,
+            rebalances=False,
         )
         sampler = sampler_of(loader)
         sampler.set_window(window, lambda: num_batches)
@@ -51,7 +51,7 @@ def test_each_sample_weighs_alike_in_its_window(num_samples, batch_size, size, w
 
 
 def test_batches_of_a_whole_window_have_no_weights():
-    loader = shard_loader(DataLoader(range(24), batch_size=2), rank=1, size=2, seed=0, lends=False)
+    loader = shard_loader(DataLoader(range(24), batch_size=2), rank=1, size=2, seed=0, rebalances=False)
     sampler = sampler_of(loader)
     sampler.set_window(3, lambda: float("inf"))
     assert [len(sampler.uneven) for _ in loader] == [0] * 6
@@ -62,7 +62,7 @@ def test_a_rank_without_a_sample_repeats_one_that_weighs_nothing():
 
 
 def test_what_an_iteration_before_has_left_is_forgotten():
-    loader = shard_loader(DataLoader(range(5), batch_size=2), rank=1, size=2, seed=0, lends=False)
+    loader = shard_loader(DataLoader(range(5), batch_size=2), rank=1, size=2, seed=0, rebalances=False)
     for _ in range(2):
         assert [len(batch) for batch in loader] == [2, 1]
         assert {number: micro_batch.weight for number, micro_batch in sampler_of(loader).uneven.items()} == {1: 0}

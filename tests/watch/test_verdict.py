@@ -412,7 +412,7 @@ def test_a_folder_is_a_board(tmp_path):
 
 
 def test_the_verdict_of_a_worker_is_the_launchers_error():
-    ranks = [WAITS.whereabouts(), status(1, "asleep").whereabouts()]
+    ranks = [WAITS.location(), status(1, "asleep").location()]
     error = HangError("Rank 1 is asleep.", absent=[1], ranks=ranks, stacks_path="/a")
     report = WorkerFailure.from_message(WorkerFailure.of(error).to_message())
     found = worker_error(0, 1, report)

@@ -168,13 +168,13 @@ class LocalFolder:
         if not self.path.exists():
             return
         self._refuse_foreign()
-        doomed = partial_path(self.path, secrets.token_hex(4))
+        obsolete = partial_path(self.path, secrets.token_hex(4))
         with contextlib.ExitStack() as stack:
             with locks.held(self.path.parent):
                 # Under a name that a sweep deletes, in case this process dies before it has.
-                disk.rename(self.path, doomed)
-                stack.enter_context(locks.held(doomed))  # or else another's sweep deletes it at the same time
-            disk.remove_tree(doomed)
+                disk.rename(self.path, obsolete)
+                stack.enter_context(locks.held(obsolete))  # or else another's sweep deletes it at the same time
+            disk.remove_tree(obsolete)
 
     def _refuse_foreign(self) -> None:
         """Refuse a folder that isn't a checkpoint, as it may hold other work, and a file, which may be a checkpoint."""

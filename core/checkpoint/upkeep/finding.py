@@ -67,7 +67,7 @@ def collectable(folder: PathLike, keep: int) -> list[Removable]:
     """
     found = list_checkpoints(folder)
     linked = {os.path.realpath(listed.path) for listed in found if listed.state == "link"}
-    num_kept, doomed = 0, []
+    num_kept, removable = 0, []
     for listed in found:
         if listed.state == "link" or os.path.realpath(listed.path) in linked:
             continue
@@ -75,8 +75,8 @@ def collectable(folder: PathLike, keep: int) -> list[Removable]:
             num_kept += 1
         else:
             why = f"older than the {keep} newest that verify" if num_kept >= keep else "damaged"
-            doomed.append(_doomed(listed, why))
-    return doomed if num_kept >= keep else []
+            removable.append(_removable(listed, why))
+    return removable if num_kept >= keep else []
 
 
 def _verifies(listed: Listed) -> bool:
@@ -89,5 +89,5 @@ def _verifies(listed: Listed) -> bool:
     return True
 
 
-def _doomed(listed: Listed, why: str) -> Removable:
+def _removable(listed: Listed, why: str) -> Removable:
     return Removable(listed.path, listed.size_bytes, why, lambda: formats.remove(listed.path))

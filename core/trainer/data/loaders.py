@@ -135,7 +135,7 @@ class Loaders:
                 combined, [self._make_resumable(leaf, TRAIN) for _, leaf in combined.leaves]
             )
         else:
-            self._resumable = self._make_resumable(combined, TRAIN, lends=not self.weighs)
+            self._resumable = self._make_resumable(combined, TRAIN, rebalances=not self.weighs)
         self.train = self._resumable.loader
         self.knows_length = length_of(self.train) != _UNKNOWN and not any(map(_estimates_length, _leaves(combined)))
         # Compared on all ranks, since one with more batches would wait in its step for the others.
@@ -366,9 +366,9 @@ class Loaders:
         return isinstance(self._resumable, ResumableLoader) and self._resumable.reads_again
 
     @property
-    def is_cut_anew(self) -> bool:
+    def was_recut(self) -> bool:
         """True if what is left of a restored epoch has another number of batches than `num_train_batches` says."""
-        return any(resumable.is_cut_anew for resumable in self._resumables)
+        return any(resumable.was_recut for resumable in self._resumables)
 
     @property
     def has_position(self) -> bool:

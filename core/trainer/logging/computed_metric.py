@@ -22,9 +22,9 @@ class ComputedMetric:
         return _num_updates(self.metric) > self.num_updates
 
     @classmethod
-    def of(cls, name: str, metric: Any, *, anew: bool) -> ComputedMetric:
+    def of(cls, name: str, metric: Any, *, recompute: bool) -> ComputedMetric:
         """All ranks. Compute, or with `anew` forget what was computed before: another rank's object was updated."""
-        for part in _parts_of(metric) if anew else ():
+        for part in _parts_of(metric) if recompute else ():
             part._computed = None
         return cls(metric, log_errors.as_value(name, metric.compute()), _num_updates(metric))
 

@@ -232,7 +232,7 @@ class MetricCollector:
         fresh = [entry for entry in self.entries.values() if entry.is_fresh and entry.on_step and _has_last(entry)]
         return {entry.step_name: _last(entry) for entry in fresh}
 
-    def settle(self) -> None:
+    def mark_stale(self) -> None:
         """Mark all values as no longer fresh: newer ones may come."""
         for entry in self.entries.values():
             entry.is_fresh = False
@@ -291,7 +291,7 @@ class MetricCollector:
         for name in dict.fromkeys((*module_paths, *metrics)):
             if name not in self.computed:
                 metric: Any = metrics[name] if name in metrics else module.get_submodule(module_paths[name])  # type: ignore[union-attr]
-                self.computed[name] = ComputedMetric.of(name, metric, anew=has_changed)
+                self.computed[name] = ComputedMetric.of(name, metric, recompute=has_changed)
         values.update({name: found.value for name, found in self.computed.items()})
         if is_over:
             for found in self.computed.values():  # after all were computed: some are made of others

@@ -34,7 +34,7 @@ class MetricValues:
         for metrics in self._all_metrics():
             metrics.collectors = self._all_metrics()
         self.losses = NonFiniteLossCheck(progress)
-        self._settled: dict[str, Any] = {}  # of epochs reduced, of steps of a stage that has paused, of callbacks
+        self._kept: dict[str, Any] = {}  # of epochs reduced, of steps of a stage that has paused, of callbacks
 
     def newest(self) -> dict[str, Tensor]:
         """Scalar CPU tensors by name. Waits for the device."""
@@ -71,21 +71,21 @@ class MetricValues:
 
     def take(self, values: Mapping[str, Any]) -> None:
         """Show values that were measured or reduced elsewhere."""
-        self._settled.update(_to_tensors(values))
+        self._kept.update(_to_tensors(values))
 
-    def settle_steps(self) -> None:
+    def keep_step_values(self) -> None:
         """Keep the steps' newest values, before something newer comes from another stage or from the epoch."""
         for metrics in self._all_metrics():
-            self._settled.update(metrics.fresh_values())
-            metrics.settle()
+            self._kept.update(metrics.fresh_values())
+            metrics.mark_stale()
 
     def reduce_epoch(
         self, metrics: MetricCollector, strategy: Strategy, module: nn.Module, *, is_over: bool
     ) -> dict[str, float]:
         """All ranks. Reduce what an epoch has logged, and show it."""
-        self.settle_steps()
+        self.keep_step_values()
         values = metrics.reduce_epoch(strategy, module, is_over=is_over)
-        self._settled.update(values)
+        self._kept.update(values)
         return values
 
     def check_losses(self, values: Mapping[str, float]) -> None:
@@ -94,12 +94,12 @@ class MetricValues:
 
     def forget_epoch_values(self) -> None:
         """Show nothing that was logged so far any more."""
-        self.settle_steps()
-        self._settled.clear()
+        self.keep_step_values()
+        self._kept.clear()
 
     def begin_stage(self) -> None:
         """A stage begins, perhaps with another module: forget everything."""
-        self._settled.clear()
+        self._kept.clear()
         for metrics in self._all_metrics():
             metrics.reset()
         self.losses.begin_stage()
@@ -110,7 +110,7 @@ class MetricValues:
             metrics.reset_metrics()
 
     def _newest(self) -> dict[str, Any]:
-        values = dict(self._settled)
+        values = dict(self._kept)
         for metrics in self._all_metrics():
             values.update(metrics.fresh_values())
         return values

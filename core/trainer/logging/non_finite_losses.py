@@ -80,16 +80,16 @@ class NonFiniteLossCheck:
             shown = self._value = loss.item() if loss.numel() == 1 else loss
             where = f" on rank {strategy.global_rank}" if strategy.world_size > 1 else ""
             what = f"{type(module).__name__}.training_step returned a loss of {shown}{where}"
-            self._tell(_TRAINING, what, getattr(type(module), "training_step", None))
+            self._warn(_TRAINING, what, getattr(type(module), "training_step", None))
 
     def look_at_values(self, values: Mapping[str, float], *, training: Collection[str] = ()) -> None:
         """Logged values by name, of which some are training's."""
         for name, value in values.items():
             if not math.isfinite(value) and "loss" in name.lower():
                 # One warning for the loss that training_step returned and one that it logged.
-                self._tell(_TRAINING if name in training else name, f"The logged loss {name!r} is {value}")
+                self._warn(_TRAINING if name in training else name, f"The logged loss {name!r} is {value}")
 
-    def _tell(self, key: str, what: str, function: Callable[..., Any] | None = None) -> None:
+    def _warn(self, key: str, what: str, function: Callable[..., Any] | None = None) -> None:
         if self._warns and key not in self._warned:
             self._warned.add(key)
             step, epoch = self._progress.global_step, self._progress.epoch

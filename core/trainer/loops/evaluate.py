@@ -49,7 +49,7 @@ def evaluation_mode(run: Run, metrics: MetricCollector) -> Iterator[None]:
     wrapper = run.session.handle_of(run.module).wrapped
     roots = dict.fromkeys((wrapper, run.module))
     training = [child for root in roots for child in root.modules() if child.training]
-    run.logged.settle_steps()
+    run.logged.keep_step_values()
     previous, run.metrics = run.metrics, metrics
     for root in roots:
         root.eval()
@@ -62,7 +62,7 @@ def evaluation_mode(run: Run, metrics: MetricCollector) -> Iterator[None]:
         # One by one, and not by `train()`: the user may have left some parts in evaluation mode.
         for child in training:
             child.training = True
-        run.logged.settle_steps()
+        run.logged.keep_step_values()
         run.metrics = previous
 
 

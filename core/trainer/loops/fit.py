@@ -243,7 +243,7 @@ class FitLoop:
 
     def _stops(self) -> bool:
         """All ranks, between two epochs. True if the run ends here, by a limit, a request, or a signal."""
-        self.stops.settle(self.progress.batch)
+        self.stops.agree(self.progress.batch)
         return self._is_done()
 
     def _stops_after(self, batch: int) -> bool:
@@ -442,7 +442,7 @@ class FitLoop:
     def _validate(self) -> None:
         """Validate. An interrupted validation is undone: resuming validates again, with the same random numbers."""
         run, progress, place = self._run, self.progress, (self.strategy.accelerator, self.strategy.root_device)
-        self._settle()
+        self._agree_on_stop()
         before, progress.validated_batch = progress.validated_batch, progress.batch
         state = collect_random_state(*place)
         renewed = [set(item.renewed_by) for item in self.plateaus]
@@ -460,12 +460,12 @@ class FitLoop:
             raise
         self.schedule.note()
         step_waiting(run, self.plateaus)
-        self._settle()
+        self._agree_on_stop()
 
-    def _settle(self) -> None:
+    def _agree_on_stop(self) -> None:
         """Agree with the other ranks on a stop, between steps, before and after something long."""
         if self.step.ends_window:
-            self.stops.settle(self.progress.batch)
+            self.stops.agree(self.progress.batch)
 
 
 def _describe(output: Any) -> str:

@@ -47,7 +47,7 @@ def write_interruption(run: Run) -> None:
 
 
 def early_end(run: Run, stops: StopAgreement) -> str:
-    """The limit or the wish that has ended training, a sentence; empty if it was `max_epochs`."""
+    """The limit or the request that has ended training, a sentence; empty if it was `max_epochs`."""
     options, progress = run.options, run.progress
     if 0 <= options.max_steps <= progress.global_step:
         return f"max_steps={options.max_steps}."

@@ -76,7 +76,7 @@ class StopAgreement:
         self.look_at = math.inf
         self.is_asked = self.is_late = False
         self._queue: QueuedExchange | None = None
-        self._has_wished = False  # in the exchange that is queued
+        self._has_requested = False  # in the exchange that is queued
         if not self._is_alone and run.strategy.root_device.type == "cuda":
             self._queue = QueuedExchange(run.strategy)
 
@@ -96,7 +96,7 @@ class StopAgreement:
         if self._is_alone:
             self.look_at = -1
 
-    def settle(self, batch: int) -> None:
+    def agree(self, batch: int) -> None:
         """All ranks, between two optimizer steps. Exchange the requests to stop.
 
         Args:
@@ -106,43 +106,43 @@ class StopAgreement:
             Interrupted: a rank got a signal; raised on all ranks.
             KeyboardInterrupt: that signal was Ctrl-C.
         """
-        wishes = self._wishes(batch)
+        requests = self._requests(batch)
         if self._is_alone:
-            self._adopt(wishes)
+            self._adopt(requests)
             return
         if self._queue is not None:
             self._queue.drop()
         strategy = self._run.strategy
-        agreed = strategy.reduce(torch.tensor(wishes, device=strategy.root_device), reduce_op="max").tolist()
-        self._adopt(agreed, has_wished=bool(wishes[0]))
+        agreed = strategy.reduce(torch.tensor(requests, device=strategy.root_device), reduce_op="max").tolist()
+        self._adopt(agreed, has_requested=bool(requests[0]))
         self.begin(batch)
 
     def look(self, batch: int) -> None:
-        """All ranks, between two steps of an epoch. As `settle`; on GPUs by the answer to the exchange before.
+        """All ranks, between two steps of an epoch. As `agree`; on GPUs by the answer to the exchange before.
 
         A request is known one interval later so. Where that is a single, long step, the wait costs less than a step.
         """
         if self._queue is None or self._interval.num_steps == 1:
-            self.settle(batch)
+            self.agree(batch)
             return
         agreed = self._queue.take()
         if agreed is not None:
-            self._adopt(agreed, has_wished=self._has_wished)
-        wishes = self._wishes(batch)
-        self._has_wished = bool(wishes[0])
-        self._queue.put(wishes)
+            self._adopt(agreed, has_requested=self._has_requested)
+        requests = self._requests(batch)
+        self._has_requested = bool(requests[0])
+        self._queue.put(requests)
         self.begin(batch)
 
-    def _wishes(self, batch: int) -> list[int]:
+    def _requests(self, batch: int) -> list[int]:
         """This rank's requests. The largest of each counts: of the negative paces that is the slowest rank's."""
         is_late = self._run.progress.elapsed_s >= self._max_s
         pace = 0 if self._is_alone else self._interval.propose(batch - self._batch)
         return [int(self._run.should_stop), int(is_late), self._guard.signal or 0, -pace]
 
-    def _adopt(self, agreed: list[int], *, has_wished: bool = True) -> None:
-        """Adopt what all ranks know now; a wish of this rank's own is its own to withdraw."""
+    def _adopt(self, agreed: list[int], *, has_requested: bool = True) -> None:
+        """Adopt what all ranks know now; a request of this rank is its own to withdraw."""
         self.is_asked, self.is_late, self._interval.num_steps = bool(agreed[0]), bool(agreed[1]), -agreed[3]
-        if self.is_asked and not has_wished:
+        if self.is_asked and not has_requested:
             self._run.should_stop = True
         if agreed[2]:
             raise self._guard.agree(agreed[2])

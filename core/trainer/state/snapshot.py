@@ -242,7 +242,7 @@ def _restore_position(run: Run, saved: dict[str, Any]) -> None:
     if (resumable := run.loaders.windowed_loader) is not None:
         is_recut = not resumable.is_between_windows  # else what is left is as many windows on any number of ranks
     else:
-        is_recut = num_saved != num_ranks or run.loaders.is_cut_anew
+        is_recut = num_saved != num_ranks or run.loaders.was_recut
     progress.go_on_at(batch, is_recut=is_recut and batch > 0 and not is_limited)
 
 

@@ -56,7 +56,7 @@ class Algorithm:
     def after_step(self, weights: Mapping[str, Tensor]) -> None:
         """All ranks, after the optimizer's step. Change weights in place."""
 
-    def settle(self, weights: Mapping[str, Tensor]) -> None:
+    def finish(self, weights: Mapping[str, Tensor]) -> None:
         """All ranks, before weights become their mean. Finish what is on its way."""
 
     def state_dict(self) -> dict[str, Any] | None:

@@ -94,7 +94,7 @@ class AsyncModelAverage(Algorithm):
         """Count."""
         self.num_steps += 1
 
-    def settle(self, weights: Mapping[str, Tensor]) -> None:
+    def finish(self, weights: Mapping[str, Tensor]) -> None:
         """All ranks. Begin as many averages as the rank that has begun most, and take them all."""
         most = torch.tensor([self.num_rounds], device=next(iter(weights.values())).device)
         dist.all_reduce(most, op=dist.ReduceOp.MAX)

@@ -144,7 +144,7 @@ class LowPrecisionDecentralized(PeerAveraging):
         weight = 2 / 3 / len(neighbors)
         return message + weight * sum(copy - own for copy in theirs)
 
-    def settle(self, weights: Mapping[str, Tensor]) -> None:
+    def finish(self, weights: Mapping[str, Tensor]) -> None:
         """All ranks. Forget copies: all weights are going to be the same."""
         self.copies = {}
 

@@ -94,7 +94,7 @@ class BaguaStrategy(ParallelStrategy):
         self._options = {name: value for name, value in options.items() if value is not None} | {"flatten": flatten}
         self._refuse_options_of_others()
         self._left_out = LeftOutParameters(self)
-        self._begin_anew()
+        self._restart()
 
     def _refuse_options_of_others(self) -> None:
         known = [field.name for field in fields(ALGORITHMS[self.algorithm]) if field.init]
@@ -106,7 +106,7 @@ class BaguaStrategy(ParallelStrategy):
                 f"{', '.join(map(repr, takers))}; it has {', '.join(map(repr, known))}.{more}"
             )
 
-    def _begin_anew(self) -> None:
+    def _restart(self) -> None:
         self._algorithm = ALGORITHMS[self.algorithm](**self._options)
         self._exchanges = type(self._algorithm).after_backward is not Algorithm.after_backward
         self._syncs, self._is_apart = True, False
@@ -184,7 +184,7 @@ class BaguaStrategy(ParallelStrategy):
             return
         self._is_apart = False
         if self._algorithm.drifts:
-            self._algorithm.settle(self._weights())
+            self._algorithm.finish(self._weights())
             self._average([*self._weights().values(), *self._moments()])
         self._send_from_first([buffer for handle in self.session.handles for buffer in handle.module.buffers()])
 
@@ -210,7 +210,7 @@ class BaguaStrategy(ParallelStrategy):
         """All ranks; idempotent. Forget modules, optimizers and what the algorithm keeps."""
         super().release()
         self._left_out.forget()
-        self._begin_anew()
+        self._restart()
 
     def _parameters(self) -> dict[str, nn.Parameter]:
         handles = self.session.handles

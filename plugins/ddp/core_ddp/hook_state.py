@@ -81,7 +81,7 @@ class HookState:
         else:
             state.load_state_dict(saved["state"])
 
-    def begin_anew(self) -> None:
+    def restart(self) -> None:
         """Restore what the state was when it was given."""
         self._buckets, self._saved = {}, {}
         if self._at_first is not None:

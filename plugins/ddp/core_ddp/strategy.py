@@ -96,7 +96,7 @@ class DDPStrategy(ParallelStrategy):
         self._frozen = FrozenParameters(GRADIENTS_STAY)
         self._wrapped: dict[nn.Module, WrappedParameters] = {}
         self._sparse_hooks: dict[Tensor, RemovableHandle] = {}
-        self._is_wrapped_anew = False
+        self._is_rewrapped = False
         self._leaves_some_out = False
 
     @property
@@ -161,16 +161,16 @@ class DDPStrategy(ParallelStrategy):
         for handle, _ in changes:
             for parameter in self._wrapped[handle.module].new_parameters():
                 torch.distributed.broadcast(parameter.detach(), src=0)
-            self._wrap_anew(handle)
+            self._rewrap(handle)
         self.model = self.session.handles[-1].wrapped
         return bool(changes)
 
-    def _wrap_anew(self, handle: ModuleHandle) -> None:
-        self.model, self._is_wrapped_anew = handle.module, True
+    def _rewrap(self, handle: ModuleHandle) -> None:
+        self.model, self._is_rewrapped = handle.module, True
         try:
             self._wrap(handle.module)
         finally:
-            self._is_wrapped_anew = False
+            self._is_rewrapped = False
         handle.wrapped = self.model
 
     def configure_ddp(self) -> None:
@@ -182,7 +182,7 @@ class DDPStrategy(ParallelStrategy):
             **{
                 "device_ids": self.ddp_device_ids(),
                 "find_unused_parameters": find_unused,
-                "init_sync": not self._is_wrapped_anew,  # buffers of ranks may differ by now
+                "init_sync": not self._is_rewrapped,  # buffers of ranks may differ by now
                 **self.ddp_options,
             },
         )
@@ -290,7 +290,7 @@ class DDPStrategy(ParallelStrategy):
         super().release()
         self._averager = self._check_gradients = None
         self._is_apart = False
-        self._hook_state.begin_anew()
+        self._hook_state.restart()
         self._leaves_some_out = False
         self._frozen.forget()
         self._wrapped.clear()

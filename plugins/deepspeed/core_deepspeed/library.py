@@ -28,10 +28,10 @@ def load(device_type: str | None = None) -> Any:
         PluginLoadError: it isn't installed, or can't be imported.
         ConfigurationError: another type has been set.
     """
-    told = os.environ.get(_DEVICE_TYPE)
-    if device_type is not None and told not in (None, device_type):
+    configured = os.environ.get(_DEVICE_TYPE)
+    if device_type is not None and configured not in (None, device_type):
         raise ConfigurationError(
-            f"DeepSpeed is to compute on {device_type!r} here, and {_DEVICE_TYPE}={told} tells it another. "
+            f"DeepSpeed is to compute on {device_type!r} here, and {_DEVICE_TYPE}={configured} tells it another. "
             "One process can use one type: leave the variable out, or start another process."
         )
     try:
@@ -42,7 +42,7 @@ def load(device_type: str | None = None) -> Any:
     except (ValueError, AssertionError, ImportError) as error:
         raise PluginLoadError(f"DeepSpeed can't compute on {device_type!r} here: {cause(error)}. {_RECIPE}") from error
     finally:
-        if told is None:
+        if configured is None:
             os.environ.pop(_DEVICE_TYPE, None)
     return deepspeed
 

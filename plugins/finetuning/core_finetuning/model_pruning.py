@@ -146,7 +146,7 @@ class ModelPruning(Callback):
         if _answer(self.use_lottery_ticket_hypothesis, epoch):
             self._rewind(trainer, module, own)
         self._apply(trainer, module)
-        self._tell(trainer)
+        self._print_counts(trainer)
 
     def _compute(self, own: dict[str, nn.Parameter], amount: int | float) -> dict[str, Tensor]:
         """The masks of torch functions, on copies that carry the last masks."""
@@ -210,7 +210,7 @@ class ModelPruning(Callback):
             )
         return chosen
 
-    def _tell(self, trainer: Trainer) -> None:
+    def _print_counts(self, trainer: Trainer) -> None:
         pruned = {name: (int(mask.numel() - mask.sum()), mask.numel()) for name, mask in self._masks.items()}
         if self.verbose:
             zeros, total = (sum(column) for column in zip(*pruned.values(), strict=True))

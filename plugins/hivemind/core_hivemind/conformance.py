@@ -33,15 +33,15 @@ class TestHivemind(StrategyConformance):
 
     def test_optimizer_state_has_parameter_names(self) -> None:
         """As the kit's."""
-        self._tell_batch_size()
+        self._set_batch_size()
         super().test_optimizer_state_has_parameter_names()
 
     def test_ranks_compute_the_same_model(self) -> None:
         """As the kit's."""
-        self._tell_batch_size()
+        self._set_batch_size()
         super().test_ranks_compute_the_same_model()
 
-    def _tell_batch_size(self) -> None:
+    def _set_batch_size(self) -> None:
         """For a loop without a loader, which would tell it."""
         vars(self)["options"] = {**self.options, "batch_size": 2}
 

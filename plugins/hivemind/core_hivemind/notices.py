@@ -54,7 +54,7 @@ def refuse(options: SwarmOptions, batch_size: int | None, precision: str) -> Non
             raise ConfigurationError(f"strategy='hivemind', {text}.")
 
 
-def tell(run_id: str, addresses: list[str]) -> None:
+def announce(run_id: str, addresses: list[str]) -> None:
     """Print how others join, where everybody sees it: the addresses are new with each start."""
     logging.getLogger("core").warning(
         "Others join run %r with the variable %s=%s", run_id, PEERS_VARIABLE, ",".join(addresses)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _LOCK_TIMEOUT_S = 1.0
 _FREE_EVERY_S = 0.5
 _END_TIMEOUT_S = 5.0
-_TELL_WHEN_PARENT_ENDS = 1  # PR_SET_PDEATHSIG of linux/prctl.h
+_SIGNAL_WHEN_PARENT_ENDS = 1  # PR_SET_PDEATHSIG of linux/prctl.h
 
 
 @contextlib.contextmanager
@@ -41,7 +41,7 @@ def ends_with_parent() -> Iterator[None]:
     signal.signal(signal.SIGTERM, end)
     if sys.platform == "linux":
         os.setpgid(0, 0)
-        ctypes.CDLL(None).prctl(_TELL_WHEN_PARENT_ENDS, signal.SIGTERM)
+        ctypes.CDLL(None).prctl(_SIGNAL_WHEN_PARENT_ENDS, signal.SIGTERM)
     try:
         yield
     finally:

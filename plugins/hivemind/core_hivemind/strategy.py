@@ -242,7 +242,7 @@ class HivemindStrategy(SingleDeviceStrategy):
         if self.options.reuse_grad_buffers:
             vars(optimizer)["zero_grad"] = _keep_gradients
         if self._swarm.addresses:
-            notices.tell(self.options.run_id, self._swarm.addresses)
+            notices.announce(self.options.run_id, self._swarm.addresses)
         return optimizer
 
     @staticmethod

@@ -69,7 +69,7 @@ class Rendezvous:
             self._place = f"http://{address}:{port}"
         elif not self._hvd.mpi_built():
             address = socket.gethostbyname(environment.main_address)  # Horovod's client takes no names of IPv6
-            number = _told_port(environment) if environment.store_is_hosted else environment.main_port
+            number = _received_port(environment) if environment.store_is_hosted else environment.main_port
             if self.rank == 0:
                 self._server = _HorovodServer(address, number, num_local, self.size, self._number)
             self._place = f"http://{address}:{number}"
@@ -161,8 +161,8 @@ class _HorovodServer:
 
 def _has_server(rank: int, size: int) -> bool:
     """True if horovodrun, or the launcher, has begun a server at which these very ranks meet."""
-    told = [os.environ.get(f"HOROVOD_{name}") for name in ("RANK", "SIZE")]
-    return told == [str(rank), str(size)] and "HOROVOD_GLOO_RENDEZVOUS_PORT" in os.environ
+    configured = [os.environ.get(f"HOROVOD_{name}") for name in ("RANK", "SIZE")]
+    return configured == [str(rank), str(size)] and "HOROVOD_GLOO_RENDEZVOUS_PORT" in os.environ
 
 
 def _places(
@@ -199,7 +199,7 @@ def _interface(address: str) -> str:
     return next((name for name, places in found.items() if any(place.address == own for place in places)), "")
 
 
-def _told_port(environment: ClusterEnvironment) -> int:
+def _received_port(environment: ClusterEnvironment) -> int:
     """A free port of rank 0, which it sends to the others through the store that listens at the main address."""
     from torch._C._distributed_c10d import TCPStore  # torch.distributed's own, with types
 

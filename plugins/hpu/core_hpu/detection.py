@@ -59,15 +59,15 @@ def usable_modules() -> list[int] | Absent | Broken:
         return listed
     if isinstance(listed, str):
         return _without_tool(listed)
-    told = os.environ.get(VISIBLE)
-    if not told:
+    visible = os.environ.get(VISIBLE)
+    if not visible:
         return list(listed)
     try:
-        wanted = [int(part) for part in told.split(",")]
+        wanted = [int(part) for part in visible.split(",")]
     except ValueError:
-        return Broken(f"{VISIBLE}={told!r}: expected numbers of modules, as in '0,1,2,3'")
+        return Broken(f"{VISIBLE}={visible!r}: expected numbers of modules, as in '0,1,2,3'")
     usable = [module for module in wanted if module in listed]
-    return usable or Absent(f"{VISIBLE}={told!r} hides every one of the Gaudi devices {list(listed)}")
+    return usable or Absent(f"{VISIBLE}={visible!r} hides every one of the Gaudi devices {list(listed)}")
 
 
 def _without_tool(reason: str) -> Absent | Broken:

@@ -51,7 +51,7 @@ def join(poptorch: Any, loader: Any, options: Any, num_joined: int, *, trains: b
     sampler = _whole_batches(loader) if trains else loader.batch_sampler
     made = poptorch.DataLoader(options, loader.dataset, batch_sampler=sampler, drop_last=trains, **kept)
     if trains:
-        _tell_of_rest(loader, num_joined)
+        _warn_of_rest(loader, num_joined)
     return Counted(made, sampler, num_joined, trains=trains)
 
 
@@ -69,7 +69,7 @@ def _whole_batches(loader: DataLoader[Any]) -> Any:
     return sampler
 
 
-def _tell_of_rest(loader: Any, num_joined: int) -> None:
+def _warn_of_rest(loader: Any, num_joined: int) -> None:
     """Warn of samples that no whole batch takes, unless the user has said that they may be left out."""
     order: Any = getattr(loader.batch_sampler, "order", getattr(loader.batch_sampler, "sampler", None))
     size = getattr(loader.batch_sampler, "batch_size", None)

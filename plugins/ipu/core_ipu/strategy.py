@@ -94,7 +94,7 @@ class IPUStrategy(Strategy):
         self._given_optimizer: Any = None
         self._programs: dict[tuple[Any, ...], CompiledProgram] = {}
         self._attached: Any = None
-        self._told: list[dict[str, Any]] = []
+        self._sent: list[dict[str, Any]] = []
         self._watch: HostChanges | None = None
         self._num_updates = 0
         self._is_ahead = self._trains = False
@@ -303,22 +303,22 @@ class IPUStrategy(Strategy):
             raise program.refuse(batch)
         self._attach(program.executor)
         if program.executor.isCompiled():
-            self._tell_device(program.executor)
+            self._update_device(program.executor)
         output = program.run(tensors)
         self._is_ahead = True
         self._given_optimizer._opt_called = True  # the device has stepped: torch's schedulers look here, and would warn
         return output
 
-    def _tell_device(self, executor: Any) -> None:
+    def _update_device(self, executor: Any) -> None:
         """Bring to the device what was changed on the host since the last call: the optimizer's options, weights.
 
         Raises:
             ConfigurationError: what can't be brought there.
         """
         values, watch = conversion.values_of(self._optimizer), self._watch
-        if values != self._told:
+        if values != self._sent:
             executor.setOptimizer(self._optimizer)
-            self._told = values
+            self._sent = values
         assert watch is not None
         watch.refuse_other_flags()
         if (changed := watch.find_change()) is None:
@@ -351,7 +351,7 @@ class IPUStrategy(Strategy):
 
             def make(traced: nn.Module) -> Any:
                 if trains:
-                    self._told = conversion.values_of(optimizer)
+                    self._sent = conversion.values_of(optimizer)
                     self._watch = HostChanges(self._require_module())
                     traced.train()
                     return poptorch.trainingModel(traced, options=options, optimizer=optimizer)

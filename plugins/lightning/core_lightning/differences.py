@@ -7,10 +7,10 @@ from core import rank_zero_warn
 PAGE = "docs/coming-from-lightning.md"
 """The page that lists all differences, each with its reason."""
 
-_told: set[str] = set()
+_noted: set[str] = set()
 
 
-def tell(what: str, *, page: str = PAGE, stacklevel: int = 1) -> None:
+def note(what: str, *, page: str = PAGE, stacklevel: int = 1) -> None:
     """Rank 0. Warn of a difference, once in a process.
 
     Args:
@@ -18,6 +18,6 @@ def tell(what: str, *, page: str = PAGE, stacklevel: int = 1) -> None:
         page: says more.
         stacklevel: 1 for the line that calls this, 2 for its caller.
     """
-    if what not in _told:
-        _told.add(what)
+    if what not in _noted:
+        _noted.add(what)
         rank_zero_warn(f"{what} See {page}.", stacklevel=stacklevel + 1)

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from core.trainer import HasHyperparameters
-from core_lightning.differences import tell
+from core_lightning.differences import note
 from core_lightning.installing import PAGE
 from core_lightning.objects import PickledObjects, is_plain
 
@@ -38,13 +38,13 @@ class HyperparametersMixin(HasHyperparameters):
             super().save_hyperparameters(*names, ignore=ignore, frame=frame or sys._getframe(1), logger=logger)
 
 
-def tell_of_objects(module: Any, callbacks: Iterable[Callback]) -> None:
+def note_objects(module: Any, callbacks: Iterable[Callback]) -> None:
     """Rank 0. Warn, once, of hyperparameters that checkpoints of a module will lack."""
     if any(isinstance(callback, PickledObjects) for callback in callbacks):
         return
     hparams: Mapping[str, Any] = getattr(module, "hparams", {})
     if left_out := sorted(name for name, value in hparams.items() if not _is_kept(value)):
-        tell(
+        note(
             f"The hyperparameters {left_out} of {type(module).__name__} are objects, or hold some, and are left "
             "out of checkpoints: a program that looks for them there gets a KeyError. Nothing that is read is "
             "executed, unless you say that you know who has written it: by `core run --lightning-trusted`, or "

@@ -19,8 +19,8 @@ from core_lightning._loggers import CSVLogger
 from core_lightning._precisions import keep_no_casts
 from core_lightning.callback_logs import CallbackLogs
 from core_lightning.checkpoint_io import LightningCheckpointIO
-from core_lightning.differences import tell
-from core_lightning.hyperparameters import tell_of_objects
+from core_lightning.differences import note
+from core_lightning.hyperparameters import note_objects
 from core_lightning.layer_sync import LayerSync, SyncsLayers
 from core_lightning.made_loaders import MadeLoaders
 from core_lightning.model_modes import ModelModes
@@ -79,11 +79,11 @@ class Trainer(TrainerAttributes):
             model_registry: there is none.
             options: all others of `core.Trainer`.
         """
-        tell("core trains in Lightning's place, and does some things differently on purpose.", stacklevel=2)
+        note("core trains in Lightning's place, and does some things differently on purpose.", stacklevel=2)
         if model_registry is not None or not enable_autolog_hparams:
-            tell("model_registry and enable_autolog_hparams=False have no effect.", stacklevel=2)
+            note("model_registry and enable_autolog_hparams=False have no effect.", stacklevel=2)
         if options.get("precision") in _HALF and _is_on_cpu(options.get("accelerator")):
-            tell("precision='16-mixed' is bf16-mixed on a CPU, which has no float16 to gain from.", stacklevel=2)
+            note("precision='16-mixed' is bf16-mixed on a CPU, which has no float16 to gain from.", stacklevel=2)
             options["precision"] = "bf16-mixed"
         if logger in (None, True) and not barebones:
             logger = CSVLogger(default_root_dir or ".")
@@ -130,7 +130,7 @@ class Trainer(TrainerAttributes):
         Nothing in a checkpoint is executed, whatever `weights_only` says, but by `install(trusted=True)`.
         """
         if self.checkpoint_callback is not None:
-            tell_of_objects(model, self.callbacks)
+            note_objects(model, self.callbacks)
         self.passed = {"train": train_dataloaders, "val": val_dataloaders}
         super().fit(model, train_dataloaders, val_dataloaders, datamodule, ckpt_path)
 

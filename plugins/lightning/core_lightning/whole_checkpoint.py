@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING, Any
 
-from core_lightning.differences import tell
+from core_lightning.differences import note
 from core_lightning.names import VERSION
 from core_lightning.objects import PickledObjects, give_objects, is_plain, objects_of
 
@@ -93,7 +93,7 @@ def _plain_part(module: Any, changed: dict[str, Any]) -> dict[str, Any]:
         objects[_HPARAMS] = others
     give_objects(module, objects)
     if objects and not any(isinstance(each, PickledObjects) for each in module.trainer.callbacks):
-        tell(
+        note(
             f"on_save_checkpoint of {type(module).__name__} adds objects under {sorted(objects)}, which are left out "
             "of checkpoints. Nothing that is read is executed; core_lightning.install(trusted=True) keeps them.",
             stacklevel=4,

@@ -73,7 +73,7 @@ def test_a_summary_and_a_file_system_are_what_programs_ask_for(installed, tmp_pa
 
 def test_a_difference_is_told_once_and_at_the_line_that_meets_it():
     with pytest.warns(UserWarning, match="Another order. See docs/coming-from-lightning.md.") as told:
-        list(map(differences.tell, ["Another order."] * 2))
+        list(map(differences.note, ["Another order."] * 2))
     assert [each.filename for each in told] == [__file__]
 
 

@@ -10,7 +10,7 @@ from torch.testing import assert_close
 import core_lightning
 from core import ModuleError
 from core.checkpoint import load_checkpoint
-from core_lightning.hyperparameters import tell_of_objects
+from core_lightning.hyperparameters import note_objects
 from core_testing import programs
 
 HERE = Path(__file__).parent
@@ -95,7 +95,7 @@ def test_objects_are_unpickled_for_one_who_trusts_the_file(installed, tmp_path):
     )  # fmt: skip
     kind = judged(pl.LightningModule)
     with pytest.warns(UserWarning, match=r"The hyperparameters \['loss'\] of Judged .* `core run --lightning-trusted`"):
-        tell_of_objects(kind(Loss(), 3), [])
+        note_objects(kind(Loss(), 3), [])
     trainer.fit(kind(Loss(), 3), torch.utils.data.DataLoader(torch.ones(2, 1)))
     trainer.save_checkpoint(path)
     unpickled.clear()

@@ -153,8 +153,8 @@ class NeighbourCheckpointIO(CheckpointIO):
             here = {name for name, holders in self._holders.items() if self._node in holders}
             folder = node_parts.NodeFolder(Path(path), here)
             result, needed = together(ring.direct, lambda: _attempt(folder, content, work, ring))  # noqa: B023
-            wishes = ring.direct.broadcast_object(ring.direct.gather_objects((self._node, needed)))
-            wanted = [(node, name) for node, names in wishes for name in names]
+            requests = ring.direct.broadcast_object(ring.direct.gather_objects((self._node, needed)))
+            wanted = [(node, name) for node, names in requests for name in names]
             if not wanted:
                 return result  # type: ignore[return-value]  # nothing is missing
 

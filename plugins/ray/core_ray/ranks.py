@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 _LOOK_S = 0.2
 """Seconds after which a signal that came to the main process is handed on."""
-_SETTLE_S = 2.0
+_GRACE_S = 2.0
 """Seconds to look for the cause when a rank reports no more than a lost connection."""
 _HEAR_S = 0.5
 """Seconds after which a rank that was asked to end, and goes on, is taken to wait in native code."""
@@ -143,7 +143,7 @@ class RankActors:
             if any(map(self._is_cause, failed)):
                 break
             # A lost connection is the effect of another rank's end, which may not have been noticed yet.
-            ends_s = ends_s or time.monotonic() + _SETTLE_S
+            ends_s = ends_s or time.monotonic() + _GRACE_S
             if time.monotonic() > ends_s:
                 break
         first = min(self._failed(), key=lambda rank: not self._is_cause(rank), default=None)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Place(NamedTuple):
-    """The whereabouts of a rank.
+    """The location of a rank.
 
     Attributes:
         node_id: Ray's name of its node.

@@ -117,7 +117,7 @@ class AcceleratorConformance(Conformance[Accelerator]):
         self._require()
         assert self._alone(_draw_again, self.make)
 
-    def test_tells_memory_by_units(self) -> None:
+    def test_reports_memory_by_units(self) -> None:
         """`memory_stats` maps names that end in a unit to numbers."""
         self._require()
         stats = self._alone(_memory, self.make)

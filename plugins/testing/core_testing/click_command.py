@@ -22,7 +22,7 @@ class CommandConformance(Conformance[click.Command]):
         """Call the command in this process."""
         return CliRunner().invoke(self.make(), arguments, prog_name=f"core {self.alias}")
 
-    def test_help_tells_what_it_does(self) -> None:
+    def test_help_describes_it(self) -> None:
         """`core NAME --help` prints its usage and a sentence, and ends with 0."""
         result = self.invoke("--help")
         assert result.exit_code == 0, result.output

@@ -147,14 +147,14 @@ class ClusterEnvironmentConformance(Conformance[ClusterEnvironment]):
         """`set_world` decides where no scheduler has; elsewhere it changes nothing."""
         environment = self.make()
         before = {name: getattr(environment, name)() for name in _NUMBERS}
-        told = {"world_size": 4, "global_rank": 3, "local_rank": 1, "node_rank": 1}
+        world = {"world_size": 4, "global_rank": 3, "local_rank": 1, "node_rank": 1}
 
-        def told_by_launcher() -> dict[str, int]:
-            environment.set_world(**told)
+        def set_by_launcher() -> dict[str, int]:
+            environment.set_world(**world)
             return {name: getattr(environment, name)() for name in _NUMBERS}
 
-        after = self.alone(told_by_launcher)  # a process has one world
-        assert after == (before if self._kind.creates_processes else told)
+        after = self.alone(set_by_launcher)  # a process has one world
+        assert after == (before if self._kind.creates_processes else world)
 
     @pytest.mark.usefixtures("job")
     def test_crosses_processes(self) -> None:

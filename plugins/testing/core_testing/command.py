@@ -64,14 +64,14 @@ def main() -> None:
     os.set_inheritable(request["pipe"], False)  # what a test starts must not keep it open
     os.environ.pop("PYTEST_ADDOPTS", None)
     with os.fdopen(request["pipe"], "w", encoding="utf-8") as pipe:
-        teller = _Teller(pipe)
+        reporter = _Reporter(pipe)
         try:
             _collect(request["plugins"], request["attributes"])
         except Exception:
-            teller.tell("error", text=traceback.format_exc())
+            reporter.send("error", text=traceback.format_exc())
         else:
-            pytest.main([*_arguments(Path(request["folder"])), *request["arguments"]], plugins=[teller])
-            teller.tell("end", suites=[_describe(name, teller) for name in SUITES])
+            pytest.main([*_arguments(Path(request["folder"])), *request["arguments"]], plugins=[reporter])
+            reporter.send("end", suites=[_describe(name, reporter) for name in SUITES])
         os._exit(0)  # threads and exit handlers of a plugin don't get the chance to keep this process alive
 
 
@@ -114,7 +114,7 @@ def _arguments(folder: Path) -> list[str]:
     return ["-q", "--tb=short", *without, "-c", str(settings), "--rootdir", str(folder), str(file)]
 
 
-class _Teller(ConformanceReport):
+class _Reporter(ConformanceReport):
     """Reports every test when it is over."""
 
     def __init__(self, pipe: Any) -> None:
@@ -122,7 +122,7 @@ class _Teller(ConformanceReport):
         self._pipe = pipe
         self._details: dict[str, str] = {}
 
-    def tell(self, event: str, **content: Any) -> None:
+    def send(self, event: str, **content: Any) -> None:
         """Write one event."""
         self._pipe.write(json.dumps({"event": event, **content}) + "\n")
         self._pipe.flush()
@@ -133,16 +133,16 @@ class _Teller(ConformanceReport):
 
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         """So many tests will run."""
-        self.tell("collected", number=len(session.items))
+        self.send("collected", number=len(session.items))
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         """A suite that can't be collected."""
         if report.failed:
-            self.tell("error", text=report.longreprtext)
+            self.send("error", text=report.longreprtext)
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:
         """A test begins."""
-        self.tell("begin", name=nodeid.rpartition("::")[2])
+        self.send("begin", name=nodeid.rpartition("::")[2])
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Keep the traceback of a failure."""
@@ -163,7 +163,7 @@ class _Teller(ConformanceReport):
             "details": details,
             "duration_s": row.duration_s,
         }
-        self.tell("test", test=test)
+        self.send("test", test=test)
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         """Print nothing: `core check` prints the summary."""
@@ -174,7 +174,7 @@ def suite_of(nodeid: str) -> str:
     return nodeid.split("::")[1]
 
 
-def _describe(name: str, teller: _Teller) -> dict[str, Any]:
+def _describe(name: str, reporter: _Reporter) -> dict[str, Any]:
     """A report's entry for a suite that has run."""
     suite: Any = SUITES[name]
     spec = REGISTRIES[suite.kind].spec(suite.alias)
@@ -187,7 +187,7 @@ def _describe(name: str, teller: _Teller) -> dict[str, Any]:
         "source": suite.source,
         "ground": _ground(suite),
         "num_processes": getattr(suite, "num_processes", 1),
-        "capabilities": _capabilities(suite, teller.rows_of(name)),
+        "capabilities": _capabilities(suite, reporter.rows_of(name)),
     }
 
 

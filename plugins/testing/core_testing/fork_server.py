@@ -88,24 +88,24 @@ def _report_ends(running: dict[int, int]) -> None:
         # Each by its number: several may have ended, for one signal.
         ended, status = os.waitpid(pid, os.WNOHANG)
         if ended:
-            told = running.pop(pid)
-            _tell(told, os.waitstatus_to_exitcode(status))
-            os.close(told)
+            reported = running.pop(pid)
+            _report(reported, os.waitstatus_to_exitcode(status))
+            os.close(reported)
 
 
-def _tell(told: int, number: int) -> None:
+def _report(reported: int, number: int) -> None:
     with contextlib.suppress(BrokenPipeError):  # its client is gone
-        os.write(told, number.to_bytes(8, "little", signed=True))
+        os.write(reported, number.to_bytes(8, "little", signed=True))
 
 
-def become(described: int, told: int, *files: int) -> tuple[Any, dict[str, Any]]:
+def become(described: int, reported: int, *files: int) -> tuple[Any, dict[str, Any]]:
     """Turn this fork into the process of a program, as a new interpreter would. Returns its code and its namespace."""
     with os.fdopen(described) as file:
         request: dict[str, Any] = json.load(file)
     if request["new_session"]:
         os.setsid()
-    _tell(told, os.getpid())
-    os.close(told)
+    _report(reported, os.getpid())
+    os.close(reported)
     line = None
     if request["has_spare"]:
         line, its_end = socket.socketpair()

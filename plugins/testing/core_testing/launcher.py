@@ -141,8 +141,8 @@ class LauncherConformance(Conformance[Launcher]):
         return _Ended(done.returncode, done.stderr)
 
     def _main(self, folder: Path) -> dict[str, Any]:
-        told: dict[str, Any] = json.loads((folder / "main").read_text())
-        return told
+        reported: dict[str, Any] = json.loads((folder / "main").read_text())
+        return reported
 
     def _assert_nobody_lives(self, folder: Path) -> None:
         pids = {int(path.name.rpartition("-")[2]) for path in folder.glob("pid-*")}

@@ -47,15 +47,15 @@ class RankPool:
             address = str(Path(folder) / "ranks")
             server.bind(address)
             server.listen(launcher.num_processes)
-            self._news, tell = Pipe(duplex=False)
+            self._news, reports = Pipe(duplex=False)
             sys.stdout.flush()  # the ranks would write what is left in here again
             sys.stderr.flush()
             self._keeper = os.fork()
             if self._keeper == 0:
                 server.close()
-                _keep(tell, lambda: launcher.launch(serve, address, environment, make_rank))
+                _keep(reports, lambda: launcher.launch(serve, address, environment, make_rank))
             # The keeper alone holds this end now, so that its death shows as the end of the line.
-            tell.close()
+            reports.close()
             with self._ending_at_errors():
                 self._accept(server, launcher.num_processes)
 
@@ -140,14 +140,14 @@ class RankPool:
             end.close()
         try:
             # Closing the lines is what lets waiting ranks end, so it comes before waiting for them.
-            told = self._news.recv()
+            ending = self._news.recv()
         except EOFError:
-            told = {"message": "The process that had launched the ranks was killed.", "rank": 0}
+            ending = {"message": "The process that had launched the ranks was killed.", "rank": 0}
         self._wait()
-        if told is None:
+        if ending is None:
             return None
-        cause = told.pop("cause", None)
-        error = WorkerError(told.pop("message"), **told)
+        cause = ending.pop("cause", None)
+        error = WorkerError(ending.pop("message"), **ending)
         error.__cause__ = cause
         return error
 
@@ -162,10 +162,10 @@ class RankPool:
             end.close()
 
 
-def _keep(tell: Connection, launch: Callable[[], Any]) -> NoReturn:
+def _keep(reports: Connection, launch: Callable[[], Any]) -> NoReturn:
     """The keeper's whole life."""
     try:
-        tell.send(_end_of(launch))
+        reports.send(_end_of(launch))
     finally:
         os._exit(0)  # what this fork has of the main process doesn't end here
 
@@ -175,8 +175,8 @@ def _end_of(launch: Callable[[], Any]) -> dict[str, Any] | None:
     try:
         launch()
     except WorkerError as error:
-        told = {"rank": error.rank, "exit_code": error.exit_code, "worker_traceback": error.worker_traceback}
-        return {"message": str(error), "cause": error.__cause__, **told}
+        ending = {"rank": error.rank, "exit_code": error.exit_code, "worker_traceback": error.worker_traceback}
+        return {"message": str(error), "cause": error.__cause__, **ending}
     except BaseException as error:
         return {"message": f"The ranks were not launched: {error!r}", "rank": 0}
     return None

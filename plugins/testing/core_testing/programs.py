@@ -84,8 +84,8 @@ class Program:
         }
         with open(os.devnull) as nothing:
             files = [nothing.fileno(), self._output, self._errors]
-            self._told = ask(_server(preload, tuple(sys.path)).line, request, files)
-        weakref.finalize(self, os.close, self._told)
+            self._reports = ask(_server(preload, tuple(sys.path)).line, request, files)
+        weakref.finalize(self, os.close, self._reports)
         self.pid = self._read()
 
     def poll(self) -> int | None:
@@ -126,12 +126,12 @@ class Program:
             (os.killpg if self._has_session else os.kill)(self.pid, signal.SIGKILL)
 
     def _wait(self, timeout: float | None) -> int | None:
-        if self.returncode is None and select.select([self._told], [], [], timeout)[0]:
+        if self.returncode is None and select.select([self._reports], [], [], timeout)[0]:
             self.returncode = self._read()
         return self.returncode
 
     def _read(self) -> int:
-        number = os.read(self._told, 8)
+        number = os.read(self._reports, 8)
         assert number, "the server of programs has ended"
         return int.from_bytes(number, "little", signed=True)
 

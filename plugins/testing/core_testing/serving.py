@@ -29,7 +29,7 @@ CLEAN_UP = b""
 """The message after which a rank cleans up, when all ranks are done. Others are pickled calls."""
 
 _END_S = 20
-_SETTLE_S = 0.05
+_GRACE_S = 0.05
 """Time for the threads of a group that was left behind to let go of its last tensors."""
 _STANDING = ("process_group", "child_processes", "threads")
 _NOT_OF_PYTHON = "Dummy-"
@@ -111,7 +111,7 @@ class _Server:
         end_after(_END_S)
         gc.collect()
         if dist.is_available() and dist.is_initialized():
-            time.sleep(_SETTLE_S)
+            time.sleep(_GRACE_S)
             end_watch()
             dist.destroy_process_group()
             gc.collect()

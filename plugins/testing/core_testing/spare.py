@@ -47,16 +47,16 @@ def ask(line: socket.socket, request: Mapping[str, Any], files: Sequence[int]) -
         request: what `fork_server.become` reads.
         files: those of the program, in the order of the request's numbers.
     """
-    told, tell = os.pipe()
+    reports, report = os.pipe()
     try:
         with os.fdopen(os.memfd_create("program"), "w") if CAN_ADOPT else tempfile.TemporaryFile("w") as description:
             json.dump(request, description)
             description.flush()
             description.seek(0)
-            socket.send_fds(line, [b"\n"], [description.fileno(), tell, *files])
+            socket.send_fds(line, [b"\n"], [description.fileno(), report, *files])
     finally:
-        os.close(tell)
-    return told
+        os.close(report)
+    return reports
 
 
 def fork_for_adoption() -> int:
@@ -164,8 +164,8 @@ class Spare:
         with self._lock:
             self._prctl(_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
             try:
-                with os.fdopen(ask(self._line, request, [*files.values()]), "rb") as told:
-                    number = told.read(8)
+                with os.fdopen(ask(self._line, request, [*files.values()]), "rb") as reports:
+                    number = reports.read(8)
             except BrokenPipeError:  # the spare was killed
                 return None
             finally:

@@ -21,7 +21,7 @@ class XLAEnvironment(LocalEnvironment):
     """
 
     _is_alone: bool = False
-    _is_told: bool = False
+    _is_set: bool = False
 
     @classmethod
     def detect(cls) -> Found | Absent:  # type: ignore[override]  # the local environment is always found
@@ -58,12 +58,12 @@ class XLAEnvironment(LocalEnvironment):
     def set_world(self, *, world_size: int, global_rank: int, local_rank: int, node_rank: int) -> None:
         """Set the ranks, as the launcher has numbered them."""
         super().set_world(world_size=world_size, global_rank=global_rank, local_rank=local_rank, node_rank=node_rank)
-        self._is_told = True
+        self._is_set = True
 
     @property
     def _is_decided(self) -> bool:
         """True if the numbers are the launcher's, or those of a run on this host alone."""
-        return self._is_told or self._is_alone or len(_hosts()) < 2
+        return self._is_set or self._is_alone or len(_hosts()) < 2
 
     def _number(self) -> int:
         text, hosts = os.environ.get(_NUMBER, "").strip(), _hosts()

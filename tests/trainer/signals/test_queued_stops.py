@@ -123,11 +123,11 @@ def test_before_and_after_what_is_no_step_ranks_know_at_once(run):
     train(run, stops, 3)
     stops.look(100)  # its answer is older than that of `settle`
     run.strategy.other = [1, 0, 0, -64]
-    stops.settle(200)
+    stops.agree(200)
     assert stops.is_asked
     run.strategy.other = [0, 0, 0, -64]
     run.should_stop = False
-    stops.settle(300)
+    stops.agree(300)
     stops.look(400)
     assert not stops.is_asked
 

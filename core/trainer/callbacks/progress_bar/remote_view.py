@@ -26,12 +26,12 @@ class RemoteProgressView:
 
     def __init__(self, interval_s: float) -> None:
         self.interval_s = interval_s
-        self._tell("open")
+        self._send("open")
 
     def begin(self, task: ProgressTask) -> None:
         """Show it from now on."""
         total = None if task.total == float("inf") else task.total
-        self._tell("begin", name=task.name, total=total, done=task.done)
+        self._send("begin", name=task.name, total=total, done=task.done)
 
     def update(self, task: ProgressTask) -> None:
         """Show its position. One that finds the line full is left out."""
@@ -39,18 +39,18 @@ class RemoteProgressView:
 
     def end(self, task: ProgressTask) -> None:
         """Show it no longer."""
-        self._tell("end")
+        self._send("end")
 
     def write(self, line: str, *, is_header: bool = False) -> None:
         """A line that stays."""
-        if not self._tell("write", line=line, is_header=is_header):
+        if not self._send("write", line=line, is_header=is_header):
             print(line, flush=True)  # noqa: T201  # this is the output
 
     def close(self) -> None:
         """Leave the screen in order."""
-        self._tell("close")
+        self._send("close")
 
-    def _tell(self, call: str, **values: Any) -> bool:
+    def _send(self, call: str, **values: Any) -> bool:
         return send_to_main(_SUBJECT, {"call": call, **values}, wait_s=_WAIT_S)
 
 

@@ -83,12 +83,12 @@ def wait_for(name: str, lock: Path, limit: timedelta) -> None:
         ConfigurationError: no process compiles, or it takes too long.
     """
     deadline = time.monotonic() + limit.total_seconds()
-    told = False
+    has_warned = False
     while is_kept(lock):
         if is_stale(lock):
             raise ConfigurationError(stale(name, lock))
-        if not told:
-            told = True
+        if not has_warned:
+            has_warned = True
             logging.getLogger("core").warning(
                 "Waiting for process %s, which compiles %s for DeepSpeed, for at most %s.", holder_of(lock), name, limit
             )

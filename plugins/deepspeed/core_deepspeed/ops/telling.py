@@ -35,7 +35,7 @@ def telling(names: Sequence[str], interval_s: float = 15.0) -> Iterator[None]:
     ended, started = threading.Event(), time.monotonic()
     is_terminal = sys.stderr.isatty()
 
-    def tell() -> None:
+    def print_progress() -> None:
         wait_s = 1.0 if is_terminal else interval_s
         while not ended.wait(wait_s):
             name = next((one for one in names if not is_compiled(one)), names[-1])
@@ -45,7 +45,7 @@ def telling(names: Sequence[str], interval_s: float = 15.0) -> Iterator[None]:
         if is_terminal:
             click.echo(_CLEAR, err=True, nl=False)
 
-    thread = threading.Thread(target=tell, daemon=True)
+    thread = threading.Thread(target=print_progress, daemon=True)
     if names:
         thread.start()
     try:

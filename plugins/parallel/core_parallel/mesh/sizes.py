@@ -80,11 +80,11 @@ def derive(given: Mapping[str, int | None], world_size: int) -> Sizes:
         chosen = next((axis for axis in derived if axis != "data"), "data")
         sizes[chosen] = max(1, world_size // prod(sizes.values()))
     if (product := prod(sizes.values())) != world_size:
-        told = _told(given, sizes)
-        nearest = _nearest(sizes, told, world_size)
+        shown = _shown(given, sizes)
+        nearest = _nearest(sizes, shown, world_size)
         raise ConfigurationError(
-            f"{_listed(sizes, told)} make {product} processes, and there are {world_size}. "
-            f"The nearest sizes that multiply to that are {_listed(nearest, told)}."
+            f"{_listed(sizes, shown)} make {product} processes, and there are {world_size}. "
+            f"The nearest sizes that multiply to that are {_listed(nearest, shown)}."
         )
     return Sizes(**sizes, expert=_expert(given["expert"], sizes))
 
@@ -102,21 +102,21 @@ def _expert(given: int | None, sizes: Mapping[str, int]) -> int:
     return given
 
 
-def _told(given: Mapping[str, int | None], sizes: Mapping[str, int]) -> list[str]:
+def _shown(given: Mapping[str, int | None], sizes: Mapping[str, int]) -> list[str]:
     """The axes that a message is about: those that the user has set, and data."""
     return [axis for axis in AXES if axis == "data" or given[axis] is None or sizes[axis] > 1]
 
 
-def _listed(sizes: Mapping[str, int], told: Sequence[str]) -> str:
-    *first, last = [f"{axis}={sizes[axis]}" for axis in told]
+def _listed(sizes: Mapping[str, int], shown: Sequence[str]) -> str:
+    *first, last = [f"{axis}={sizes[axis]}" for axis in shown]
     return f"{', '.join(first)} and {last}" if first else last
 
 
-def _nearest(sizes: Mapping[str, int], told: Sequence[str], world_size: int) -> dict[str, int]:
+def _nearest(sizes: Mapping[str, int], shown: Sequence[str], world_size: int) -> dict[str, int]:
     def distance(shape: Mapping[str, int]) -> tuple[int, list[int]]:
-        return sum(abs(shape[axis] - sizes[axis]) for axis in told), [-shape[axis] for axis in told]
+        return sum(abs(shape[axis] - sizes[axis]) for axis in shown), [-shape[axis] for axis in shown]
 
-    fits = (dict.fromkeys(AXES, 1) | dict(zip(told, shape, strict=True)) for shape in _factors(world_size, len(told)))
+    fits = (dict.fromkeys(AXES, 1) | dict(zip(shown, shape, strict=True)) for shape in _factors(world_size, len(shown)))
     return min(fits, key=distance)
 
 

@@ -444,15 +444,15 @@ class ScheduledStep:
         dtype = torch.float32 if line.device.type == "mps" else torch.float64
         numbers = torch.zeros(0, dtype=dtype, device=line.device)
         if line.position == owner:
-            described, numbers = _told(run, numbers)
+            described, numbers = _summarized(run, numbers)
         if before is not None:
             mark = torch.full((1,), float(described == before), dtype=dtype, device=line.device)
-            told = mark.new_zeros(1 + before.size)
+            message = mark.new_zeros(1 + before.size)
             if described == before:
-                told = torch.cat([mark, numbers])
-            told = line.share(told, owner)
-            if told[0]:
-                return before, list(told[1:])
+                message = torch.cat([mark, numbers])
+            message = line.share(message, owner)
+            if message[0]:
+                return before, list(message[1:])
         runner.described = described = line.share_object(described, owner)
         assert described is not None
         return described, list(line.share(numbers if numbers.numel() else numbers.new_zeros(described.size), owner))
@@ -501,7 +501,7 @@ def _take(*args: Any, **kwargs: Any) -> Any:
     raise _Taken(args, kwargs)
 
 
-def _told(run: _Run, like: Tensor) -> tuple[_Described, Tensor]:
+def _summarized(run: _Run, like: Tensor) -> tuple[_Described, Tensor]:
     """The numbers of a step: its loss, its weight, what gradients are multiplied by, and what was logged."""
     kind = next(iter(run.kinds))
     weights = torch.tensor(run.weights).to(like)

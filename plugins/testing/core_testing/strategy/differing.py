@@ -113,7 +113,7 @@ class DifferingTests(StrategySuite):
         self.needs_several()
         if (rounds := self.differs.agrees_after) is None:
             pytest.skip(f"{self.alias} promises the same weights after synchronize_model only")
-        first, *others = self.run(partial(_train_and_settle, num_rounds=rounds), self.adapted(Case("agreement")))
+        first, *others = self.run(partial(_train_and_synchronize, num_rounds=rounds), self.adapted(Case("agreement")))
         scale = first.abs().max().item()
         for rank, weights in enumerate(others, start=1):
             distance = (weights - first).abs().max().item()
@@ -170,7 +170,7 @@ def _train_on_constant_gradients(rank: Rank, case: Case) -> tuple[Tensor, Tensor
     return before, after
 
 
-def _train_and_settle(rank: Rank, case: Case, num_rounds: int) -> Tensor:
+def _train_and_synchronize(rank: Rank, case: Case, num_rounds: int) -> Tensor:
     """The first layer's weights after some steps that change them and some that don't."""
     fabric, module = rank.fabric(), case.network(case)
     model, optimizer = fabric.setup(module, case.optimizer(module))

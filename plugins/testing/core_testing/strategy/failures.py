@@ -56,8 +56,8 @@ class FailureTests(StrategySuite):
         last = self.num_processes - 1
         with pytest.raises(WorkerError) as caught:
             impatient.run(_hang_on, last)
-        told = f"{caught.value}{caught.value.worker_traceback}"
-        assert re.search(rf"[Rr]anks?:?\W*{last}\b", told), told
+        message = f"{caught.value}{caught.value.worker_traceback}"
+        assert re.search(rf"[Rr]anks?:?\W*{last}\b", message), message
 
     def test_bad_options_are_refused(self) -> None:
         """An option that doesn't exist is an error when the strategy is made, and not ignored."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class Whereabouts:
+class RankLocation:
     """The place and state of one rank when a run hung, as `HangError` carries it.
 
     Attributes:

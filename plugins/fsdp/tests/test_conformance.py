@@ -3,7 +3,7 @@
 import pytest
 
 from core_fsdp.conformance import TestCPUOffload, TestFSDP, TestModelParallel
-from short_suites import in_short
+from support.short_suites import in_short
 
 TestFSDPInShort = in_short(TestFSDP)
 for _slow in (TestFSDP, TestModelParallel, TestCPUOffload):

@@ -4,7 +4,7 @@ A step takes as many whole batches as there are ranks: with `batch_size` b on n 
 of the global order, and rank r gets the r-th b of them. A user's own batches are kept whole.
 
 The last step may be short. Its samples are split evenly, so that some ranks have one less than others, or none if there
-are fewer samples than ranks. Where batches can't be weighted, `rebalance_last` moves samples there from the step before.
+are fewer samples than ranks. Where batches can't be weighted, `rebalance_last` moves some there from the step before.
 """
 
 from __future__ import annotations

@@ -120,11 +120,13 @@ def digits():
     return TWO.run(train_all, list(DIGITS)), one
 
 
+@pytest.mark.slow
 def test_full_precision_equals_ddp(digits):
     for rank in digits[0]:
         torch.testing.assert_close(rank["gradient_allreduce"][0], rank["ddp"][0], rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", DIGITS)
 def test_it_learns_the_digits_about_as_one_device_does(digits, name):
     (first, second), (_, loss, _) = digits
@@ -133,6 +135,7 @@ def test_it_learns_the_digits_about_as_one_device_does(digits, name):
     assert torch.equal(first[name][0], second[name][0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", BYTES)
 def test_bytes_sent_are_those_of_the_theory(digits, name):
     """The kernel counts them; gloo adds a preamble to each message."""
@@ -140,11 +143,13 @@ def test_bytes_sent_are_those_of_the_theory(digits, name):
         assert BYTES[name] <= rank[name][2] <= BYTES[name] + 640
 
 
+@pytest.mark.slow
 def test_modules_that_differ_are_refused(digits):
     for rank in digits[0]:
         assert "'bias': (1,) float32 on rank 0; (2,) float32 on rank 1" in rank["refused"]
 
 
+@pytest.mark.slow
 def test_tensors_may_travel_apart(digits):
     """Each with a header of its own, and so with a distance of two levels of its own."""
     (first, second), (_, loss, _) = digits

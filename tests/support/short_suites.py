@@ -2,12 +2,14 @@
 
 from core_testing import StrategySmoke
 
-_FACTS = ("alias", "options", "make", "differs", "num_processes", "data_parallel_size", "length", "num_experts")
+_FACTS = (
+    *("alias", "options", "num_processes", "data_parallel_size", "length", "num_experts"),
+    *("dtype", "tolerance", "heavy_modules"),
+)
 
 
 def in_short(suite, short=StrategySmoke):
-    """The short suite of what a whole suite tests."""
-    facts = {name: vars(suite)[name] for name in _FACTS if name in vars(suite)}
-    return type(
-        f"{suite.__name__}InShort", (short,), {**facts, "__doc__": suite.__doc__, "__module__": suite.__module__}
-    )
+    """The short suite of what a whole suite tests with these of its attributes; one that has more needs its own."""
+    facts = {name: getattr(suite, name) for name in (*_FACTS, *(["differs"] if hasattr(suite, "differs") else []))}
+    facts |= {"__doc__": suite.__doc__, "__module__": suite.__module__}
+    return type(f"{suite.__name__}InShort", (short,), facts)

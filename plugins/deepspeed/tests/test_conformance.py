@@ -26,6 +26,7 @@ from core_deepspeed.conformance import (
     ZeroConformance,
 )
 from core_deepspeed.precision import EngineScaledMixedPrecision
+from short_suites import in_short
 
 __all__ = [
     "TestFolderReader",
@@ -37,14 +38,22 @@ __all__ = [
     "TestUniversal",
 ]
 
-for _suite in (TestStage1Offload, TestStage2Offload, TestStage3Offload):
+for _suite in (TestStage2Offload, TestStage3Offload):
     pytest.mark.slow(_suite)
+# What is offloaded is so in the other stages too.
+pytest.mark.exhaustive(TestStage1Offload)
+TestStage1OffloadInShort = pytest.mark.slow(in_short(TestStage1Offload))
 
 
+@pytest.mark.exhaustive
 class TestStage0(ZeroConformance):
     alias = "deepspeed"
     options = {"stage": 0}
     expected_capabilities = CAPABILITIES | Capability.NO_SYNC
+
+
+TestStage0InShort = in_short(TestStage0)
+"""Nothing is in parts, as in `TestStage1` gradients and parameters aren't."""
 
 
 class Bf16Conformance(ZeroConformance):
@@ -58,14 +67,15 @@ class Bf16Conformance(ZeroConformance):
         return super().make(precision_plugin=MixedPrecision(torch.bfloat16), **options)
 
 
-@pytest.mark.slow
+# `TestStage1` trains in bf16 too, and the stages with more parts are tested as a whole.
+@pytest.mark.exhaustive
 class TestStage0Bf16(Bf16Conformance):
     alias = "deepspeed"
     options = {"stage": 0, **Bf16Conformance.options}
     expected_capabilities = CAPABILITIES | Capability.NO_SYNC
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 class TestStage1Bf16(Bf16Conformance):
     alias = "deepspeed_stage_1"
     expected_capabilities = CAPABILITIES | Capability.NO_SYNC

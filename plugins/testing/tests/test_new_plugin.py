@@ -19,7 +19,6 @@ FORMS = {
     "cluster-environment": ("--kind", "cluster-environment"),
     "logger": ("--kind", "logger"),
 }
-QUICK = ("cluster-environment",)
 
 
 @pytest.fixture
@@ -60,10 +59,9 @@ def test_is_typed(generate, form, tmp_path_factory):
     assert "Success" in run("mypy", "--cache-dir", str(cache), cwd=generate(*FORMS[form]))
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize(
-    "form", [pytest.param(form, marks=() if form in QUICK else pytest.mark.slow) for form in FORMS]
-)
+@pytest.mark.parametrize("form", FORMS)
 def test_passes_its_own_tests(generate, form, tmp_path):
     if form == "strategy" and "CORE_WHEELS" in os.environ:
         pytest.skip("tests/test_fresh_environment.py runs the same suite, by `core check`")

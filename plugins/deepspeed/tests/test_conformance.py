@@ -26,7 +26,7 @@ from core_deepspeed.conformance import (
     ZeroConformance,
 )
 from core_deepspeed.precision import EngineScaledMixedPrecision
-from short_suites import in_short
+from support.short_suites import in_short
 
 __all__ = [
     "TestFolderReader",

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import sys
 import warnings
+import weakref
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -12,6 +14,7 @@ from core.checkpoint.copies.staging import StagingMemory
 from core.checkpoint.distributed_io import DistributedCheckpointIO
 from core.checkpoint.joint.agreement import together
 from core.contract.checkpoint_io import CheckpointIO
+from core.display import exit_code
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,7 +30,8 @@ class AsyncCheckpointIO(CheckpointIO):
     removals and loads come about in the order in which they were asked for: nothing is removed before what replaces it
     is there. One save is written at a time: the next one waits for it, and raises its error if it failed. `teardown`
     waits too, and so does the end of the interpreter. One that the program has let go of finishes what was asked for,
-    and frees its memory and its thread; a save that fails then is a warning.
+    and frees its memory and its thread. A save that fails then is a warning, and the process ends with another code
+    than 0.
     """
 
     def __init__(self, checkpoint_io: CheckpointIO | None = None, *, during_forward: bool = True) -> None:
@@ -49,10 +53,12 @@ class AsyncCheckpointIO(CheckpointIO):
 
     def __del__(self) -> None:
         """Warn of saves that failed: no caller is left to raise to. In a forked copy, nothing that is pending ends."""
+        pending, self._pending = self._pending, []
         # A fork copies the list and not the thread: a future that isn't done there never will be.
-        for _, _, future in self._pending:
+        for _, _, future in pending:
             if future.done() and (error := future.exception()) is not None:
                 _warn_of_lost(error)
+                exit_code.fail()
 
     @property
     def layout(self) -> Literal["full", "sharded"]:  # type: ignore[override]  # it is that of the other one
@@ -168,6 +174,7 @@ class AsyncCheckpointIO(CheckpointIO):
         if self._executor is None:
             # One thread keeps the order in which things were asked for.
             self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
+            _at_work.add(self)
         self._pending.append((os.fspath(path), will_exist, self._executor.submit(work)))
 
     def _wait(self) -> None:
@@ -181,5 +188,15 @@ class AsyncCheckpointIO(CheckpointIO):
             future.result()
 
 
+_at_work = weakref.WeakSet[AsyncCheckpointIO]()
+
+
+@atexit.register
+def _report_lost() -> None:
+    """Report what nobody else has: the last cycles are collected when the code of the process is decided already."""
+    for checkpoint_io in list(_at_work):
+        checkpoint_io.__del__()
+
+
 def _warn_of_lost(error: BaseException) -> None:
-    warnings.warn(f"A checkpoint that was being written is lost: {error}", stacklevel=3)
+    warnings.warn(f"A checkpoint that was being written is lost: {error}", stacklevel=4)

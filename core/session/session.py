@@ -6,7 +6,7 @@ import sys
 from typing import TYPE_CHECKING, Any, cast, final
 
 from core.contract.capability import Capability
-from core.contract.errors import CheckpointError, ConfigurationError, CoreError, UnsupportedError
+from core.contract.errors import CheckpointError, ConfigurationError, UnsupportedError
 from core.contract.strategy import Strategy
 from core.session import (
     declared,
@@ -280,14 +280,15 @@ class Session:
         self.strategy.release()
 
     def tear_down_alone(self) -> None:
-        """One rank. Tear the strategy down as the process ends."""
+        """One rank. Tear the strategy down as the process ends; if that fails, its code isn't 0."""
         self._ends_alone = True
         try:
             self.strategy.teardown()
-        except CoreError as error:  # Python would show all frames
-            from core.display.tracebacks import format_short
+        except BaseException as error:  # also Ctrl-C
+            from core.display import exit_code
 
-            sys.stderr.write(format_short(error))
+            sys.excepthook(type(error), error, error.__traceback__)
+            exit_code.fail()
 
     @property
     def _name(self) -> str:

@@ -1,0 +1,44 @@
+"""A script whose last save fails when no line of it is left doesn't end with 0."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+SCRIPT = """
+import sys
+from core import Fabric
+from core.checkpoint import AsyncCheckpointIO
+
+def save(fabric):
+    fabric.launch()
+    fabric.save(sys.argv[1], {"x": 1})
+    print("saved", flush=True)
+
+def main():
+    save(Fabric(accelerator="cpu", devices=1, plugins=checkpoint_io))
+
+checkpoint_io = AsyncCheckpointIO()
+"""
+ENDS = {
+    "of a global": "fabric = Fabric(accelerator='cpu', devices=1, plugins=checkpoint_io)\nsave(fabric)",
+    "of a function": "main()",
+    "of two ranks": "fabric = Fabric(accelerator='cpu', devices=2, plugins=checkpoint_io)\nsave(fabric)",
+}
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_a_save_that_fails_at_the_end_gives_the_process_another_code_than_0(tmp_path, end):
+    (tmp_path / "file").write_text("")
+    (tmp_path / "script.py").write_text(SCRIPT + ENDS[end])
+    command = [sys.executable, tmp_path / "script.py", tmp_path / "file" / "x.ckpt"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    # By Python itself: what forks a process for a test doesn't end it as the interpreter does.
+    done = subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=240, check=False
+    )
+    assert "saved" in done.stdout
+    assert done.returncode == 120, done.stderr
+    assert "x.ckpt' can't be written: File exists" in done.stderr
+    assert "Exception ignored" not in done.stderr

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from core.fabric import Ranks
@@ -22,6 +23,16 @@ if TYPE_CHECKING:
     from core.trainer.settings.options import TrainerOptions
 
 
+def shown(path: str, *, can_be_set: bool = False) -> Any:
+    """A property of the Trainer: the value at this path from it, such as `run.progress.epoch`."""
+    owner, _, name = path.rpartition(".")
+
+    def put(self: Any, value: Any) -> None:
+        setattr(attrgetter(owner)(self), name, value)
+
+    return property(attrgetter(path), put if can_be_set else None)
+
+
 class DataViews(Ranks):
     """The part of `Trainer` that shows loaders, progress and metrics.
 
@@ -31,57 +42,37 @@ class DataViews(Ranks):
 
     run: Run
 
-    @property
-    def strategy(self) -> Strategy:
-        """The strategy that trains the module; resolved when the trainer was made."""
-        return self.run.fabric.strategy
+    strategy: Strategy = shown("run.fabric.strategy")
+    """The strategy that trains the module; resolved when the trainer was made."""
 
-    @property
-    def options(self) -> TrainerOptions:
-        """The options for the loops, checked."""
-        return self.run.options
-
-    @options.setter
-    def options(self, options: TrainerOptions) -> None:
-        self.run.options = options
+    options: TrainerOptions = shown("run.options", can_be_set=True)
+    """The options for the loops, checked."""
 
     # progress -------------------------------------------------------------------------------------------------------
 
-    @property
-    def progress(self) -> Progress:
-        """The counters of training."""
-        return self.run.progress
+    progress: Progress = shown("run.progress")
+    """The counters of training."""
 
-    @property
-    def current_epoch(self) -> int:
-        """Number of the running epoch, from 0."""
-        return self.run.progress.epoch
+    current_epoch: int = shown("run.progress.epoch")
+    """Number of the running epoch, from 0."""
 
-    @property
-    def global_step(self) -> int:
-        """Optimizer steps that updated parameters."""
-        return self.run.progress.global_step
+    global_step: int = shown("run.progress.global_step")
+    """Optimizer steps that updated parameters."""
 
     def count_unfinished(self) -> int:
         """Batches of a window whose optimizer step is still to come."""
         return self.run.count_unfinished()
 
-    @property
-    def window(self) -> int:
-        """Batches of an accumulation window, as the loop counts them: a compiled step is handed whole windows."""
-        return self.run.window
+    window: int = shown("run.window")
+    """Batches of an accumulation window, as the loop counts them: a compiled step is handed whole windows."""
 
     # data -----------------------------------------------------------------------------------------------------------
 
-    @property
-    def datamodule(self) -> DataModule | None:
-        """The data module of this stage, if there is one."""
-        return self.run.datamodule
+    datamodule: DataModule | None = shown("run.datamodule")
+    """The data module of this stage, if there is one."""
 
-    @property
-    def loaders(self) -> Any:
-        """The loaders of this stage; None before the first one."""
-        return self.run.loaders
+    loaders: Any = shown("run.loaders")
+    """The loaders of this stage; None before the first one."""
 
     @property
     def train_dataloader(self) -> Any:
@@ -176,15 +167,11 @@ class DataViews(Ranks):
         """The first logger, if there is one. On all ranks but 0, while a stage runs, one that does nothing."""
         return self.loggers[0] if self.loggers else None
 
-    @property
-    def logged(self) -> MetricValues:
-        """The newest values of everything that was logged."""
-        return self.run.logged
+    logged: MetricValues = shown("run.logged")
+    """The newest values of everything that was logged."""
 
-    @property
-    def metrics(self) -> MetricCollector:
-        """The values that the running stage, or the last one, logs."""
-        return self.run.metrics
+    metrics: MetricCollector = shown("run.metrics")
+    """The values that the running stage, or the last one, logs."""
 
     @property
     def callback_metrics(self) -> dict[str, Tensor]:

@@ -14,9 +14,6 @@ if TYPE_CHECKING:
     from core.trainer.callbacks.early_stopping import EarlyStopping
     from core.trainer.callbacks.gradient_accumulation_scheduler import GradientAccumulationScheduler
     from core.trainer.callbacks.model_summary import ModelSummary
-    from core.trainer.callbacks.monitors.device_stats_monitor import DeviceStatsMonitor
-    from core.trainer.callbacks.monitors.learning_rate_monitor import LearningRateMonitor
-    from core.trainer.callbacks.monitors.throughput_monitor import ThroughputMonitor
     from core.trainer.callbacks.prediction_writer import BasePredictionWriter
     from core.trainer.callbacks.progress_bar.base import ProgressBar
     from core.trainer.callbacks.progress_bar.rich_progress_bar import RichProgressBar
@@ -27,18 +24,15 @@ if TYPE_CHECKING:
 __all__ = [
     "BasePredictionWriter",
     "Callback",
-    "DeviceStatsMonitor",
     "EarlyStopping",
     "GradientAccumulationScheduler",
     "LambdaCallback",
-    "LearningRateMonitor",
     "ModelCheckpoint",
     "ModelSummary",
     "OnExceptionCheckpoint",
     "ProgressBar",
     "RichProgressBar",
     "StateKeeper",
-    "ThroughputMonitor",
     "Timer",
     "check_int",
 ]

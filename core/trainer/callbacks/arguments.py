@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from core.contract import ConfigurationError
-
-if TYPE_CHECKING:
-    from core.trainer.views.trainer_views import TrainerViews
 
 
 def check_mode(who: str, mode: str) -> None:
@@ -35,15 +32,3 @@ def check_int(who: str, name: str, value: Any, *, least: int, meaning: str) -> N
     """
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise ConfigurationError(f"{who}({name}={value!r}): expected {meaning}.")
-
-
-def require_logger(who: str, trainer: TrainerViews) -> None:
-    """Refuse to measure without a logger.
-
-    Raises:
-        ConfigurationError: the trainer has no logger.
-    """
-    if not trainer.loggers:
-        raise ConfigurationError(
-            f"{who} has nowhere to log to: the trainer has no logger. Pass Trainer(logger=True), or leave it out."
-        )

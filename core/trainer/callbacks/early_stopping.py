@@ -33,6 +33,7 @@ class EarlyStopping(Callback):
 
     runs_last = True  # metrics of training epochs are complete only then
     found_as = "early_stopping_callback"
+    leaves_traces = True
 
     def __init__(
         self,

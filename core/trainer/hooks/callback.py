@@ -24,6 +24,9 @@ class Callback(EventHooks):
     found_as: ClassVar[str] = ""
     """The attribute of a Trainer that finds callbacks of this kind, such as `checkpoint_callback`; empty for most."""
 
+    leaves_traces: ClassVar[bool] = False
+    """True to be left out of `fast_dev_run`, as what writes, logs or stops has to be."""
+
     @property
     def state_key(self) -> str:
         """The name under which a checkpoint keeps the state; must differ between two callbacks of one trainer.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import inspect
 from dataclasses import dataclass
@@ -11,7 +12,8 @@ from jsonargparse import ArgumentParser
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from core import DataModule, Module, Trainer
+from core import CoreError, DataModule, Module, Trainer
+from core.registry import discover
 from core_jsonargparse.configured_optimizers import makes_optimizers
 
 if TYPE_CHECKING:
@@ -113,7 +115,10 @@ def _add_optimizers(parser: Any) -> None:
 
 
 def _import_short_names() -> None:
-    """Import our own callbacks: a class that is imported may be named without its package."""
+    """Import the callbacks of `core.callbacks`: a class that is imported may be named without its package."""
     callbacks = importlib.import_module("core.callbacks")
-    for name in callbacks.__all__:
-        getattr(callbacks, name)
+    exports = [spec for provider in discover().providers for spec in provider.by_name]
+    targets = [spec.target for spec in exports if spec.alias.startswith("core.callbacks.")]
+    for name in [*callbacks.__all__, *(target.rpartition(":")[2] for target in targets)]:
+        with contextlib.suppress(ImportError, CoreError):  # a broken package that nobody has named
+            getattr(callbacks, name)

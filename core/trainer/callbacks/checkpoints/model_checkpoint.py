@@ -65,6 +65,7 @@ class ModelCheckpoint(Callback):
 
     runs_last = True
     found_as = "checkpoint_callback"
+    leaves_traces = True
 
     CHECKPOINT_NAME_LAST = "last"
     """Filename, or pattern, of what `save_last` writes."""

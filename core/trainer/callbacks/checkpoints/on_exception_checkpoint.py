@@ -22,7 +22,7 @@ class OnExceptionCheckpoint(Callback):
     With several processes this can't be done, since the others go on waiting for each other; a warning says so.
     """
 
-    runs_last = True
+    runs_last = leaves_traces = True
 
     FILE_EXTENSION = ".ckpt"
     """Ends the name."""

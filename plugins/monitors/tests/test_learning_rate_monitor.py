@@ -9,6 +9,9 @@ from core import ConfigurationError
 from core.callbacks import LearningRateMonitor
 from support.tiny import Tiny, loader, make_trainer
 
+# The tiny module can validate; most tests here have no need to.
+pytestmark = pytest.mark.filterwarnings(r"ignore:\w+ has a validation_step\(\), and no validation loader was given")
+
 
 class Scheduled(Tiny):
     """Halves its learning rate each step, or each epoch."""

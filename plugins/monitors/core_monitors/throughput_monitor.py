@@ -5,18 +5,18 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
+from core.callbacks import Callback
 from core.contract import ConfigurationError
 from core.data import size_of
-from core.trainer.callbacks.arguments import require_logger
-from core.trainer.hooks.callback import Callback
-from core.trainer.settings.warn_at import warn_caller
+from core.trainer import warn_caller
+from core_monitors.arguments import require_logger
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from torch import nn
 
-    from core.trainer.views.trainer_views import TrainerViews
+    from core import Trainer
 
 _PREFIX = "throughput"
 
@@ -79,7 +79,7 @@ class ThroughputMonitor(Callback):
         self._paused_s = 0.0
         self._began_s = time.monotonic()
 
-    def check_fit(self, trainer: TrainerViews, module: nn.Module) -> None:
+    def check_fit(self, trainer: Trainer, module: nn.Module) -> None:
         """Refuse to work without a logger.
 
         Raises:
@@ -87,15 +87,13 @@ class ThroughputMonitor(Callback):
         """
         require_logger("ThroughputMonitor", trainer)
 
-    def on_train_start(self, trainer: TrainerViews, module: nn.Module) -> None:
+    def on_train_start(self, trainer: Trainer, module: nn.Module) -> None:
         """Begin to measure."""
         self._every, self._step_seen = trainer.options.log_every_n_steps, trainer.global_step
         self._wait(trainer)
         self._clear()
 
-    def on_train_batch_end(
-        self, trainer: TrainerViews, module: nn.Module, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
+    def on_train_batch_end(self, trainer: Trainer, module: nn.Module, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Count the batch; measure at steps that log metrics."""
         self._batches += 1
         self._samples += self._count_samples(batch)
@@ -109,13 +107,13 @@ class ThroughputMonitor(Callback):
             if step // self._every > before // self._every:
                 self._measure(trainer)
 
-    def on_validation_start(self, trainer: TrainerViews, module: nn.Module) -> None:
+    def on_validation_start(self, trainer: Trainer, module: nn.Module) -> None:
         """The clock stops, when the device has done its training work."""
         if trainer.stage == "fit" and not trainer.sanity_checking:
             self._wait(trainer)
             self._pause_began_s = time.monotonic()
 
-    def on_validation_end(self, trainer: TrainerViews, module: nn.Module) -> None:
+    def on_validation_end(self, trainer: Trainer, module: nn.Module) -> None:
         """The clock goes on."""
         if trainer.stage == "fit" and not trainer.sanity_checking:
             self._wait(trainer)
@@ -133,7 +131,7 @@ class ThroughputMonitor(Callback):
             )
         return 1 if size is None else size
 
-    def _measure(self, trainer: TrainerViews) -> None:
+    def _measure(self, trainer: Trainer) -> None:
         self._wait(trainer)
         seconds = max(time.monotonic() - self._began_s - self._paused_s, 1e-9)
         self._totals["samples"] += self._samples
@@ -159,6 +157,6 @@ class ThroughputMonitor(Callback):
             values["model_flops_utilization"] = self._flops / seconds / self.peak_flops_per_s
         return {f"{_PREFIX}/{name}": value for name, value in values.items()}
 
-    def _wait(self, trainer: TrainerViews) -> None:
+    def _wait(self, trainer: Trainer) -> None:
         # Python runs ahead of the device: without a wait, the clock would measure how fast work is queued.
         trainer.strategy.accelerator.synchronize(trainer.strategy.root_device)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from core.callbacks import Callback
 from core.contract import ConfigurationError
-from core.trainer.callbacks.arguments import require_logger
-from core.trainer.hooks.callback import Callback
+from core_monitors.arguments import require_logger
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from core.trainer.views.trainer_views import TrainerViews
+    from core import Trainer
 
 _PREFIX = "device"
 
@@ -21,6 +21,8 @@ class DeviceStatsMonitor(Callback):
 
     Logged with the other metrics of steps, every `log_every_n_steps`.
     """
+
+    leaves_traces = True
 
     def __init__(self, cpu_stats: bool = False) -> None:
         """Create the callback.
@@ -35,7 +37,7 @@ class DeviceStatsMonitor(Callback):
         if cpu_stats:
             _read_machine()
 
-    def check_fit(self, trainer: TrainerViews, module: nn.Module) -> None:
+    def check_fit(self, trainer: Trainer, module: nn.Module) -> None:
         """Refuse to work without a logger.
 
         Raises:
@@ -43,13 +45,11 @@ class DeviceStatsMonitor(Callback):
         """
         require_logger("DeviceStatsMonitor", trainer)
 
-    def on_train_start(self, trainer: TrainerViews, module: nn.Module) -> None:
+    def on_train_start(self, trainer: Trainer, module: nn.Module) -> None:
         """Note where training begins."""
         self._every, self._step_seen = trainer.options.log_every_n_steps, trainer.global_step
 
-    def on_train_batch_end(
-        self, trainer: TrainerViews, module: nn.Module, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
+    def on_train_batch_end(self, trainer: Trainer, module: nn.Module, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Log, if this step's metrics are logged."""
         step, before = trainer.global_step, self._step_seen
         if step == before:

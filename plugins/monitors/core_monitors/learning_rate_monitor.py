@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Literal
 
+from core.callbacks import Callback
 from core.contract import ConfigurationError
-from core.trainer.callbacks.arguments import require_logger
-from core.trainer.hooks.callback import Callback
+from core_monitors.arguments import require_logger
 
 if TYPE_CHECKING:
     from torch import nn
     from torch.optim import Optimizer
 
-    from core.trainer.views.trainer_views import TrainerViews
+    from core import Trainer
 
 
 class LearningRateMonitor(Callback):
@@ -21,6 +21,8 @@ class LearningRateMonitor(Callback):
     The name is that of the scheduler (`"name"` in its dict) or `lr-` and the optimizer's class, with `/pg1`, `/pg2`,
     ... for several groups, or `/` and a group's own `"name"`.
     """
+
+    leaves_traces = True
 
     def __init__(
         self,
@@ -47,7 +49,7 @@ class LearningRateMonitor(Callback):
         self.log_momentum, self.log_weight_decay = log_momentum, log_weight_decay
         self._logged_step = -1
 
-    def check_fit(self, trainer: TrainerViews, module: nn.Module) -> None:
+    def check_fit(self, trainer: Trainer, module: nn.Module) -> None:
         """Refuse to work without a logger.
 
         Raises:
@@ -55,7 +57,7 @@ class LearningRateMonitor(Callback):
         """
         require_logger("LearningRateMonitor", trainer)
 
-    def on_train_start(self, trainer: TrainerViews, module: nn.Module) -> None:
+    def on_train_start(self, trainer: Trainer, module: nn.Module) -> None:
         """Give each optimizer its name."""
         schedulers = trainer.strategy.lr_schedulers
         self._interval = self.logging_interval or (
@@ -64,18 +66,18 @@ class LearningRateMonitor(Callback):
         self._names = _name_optimizers(trainer.strategy.optimizers, schedulers)
         self._every = trainer.options.log_every_n_steps
 
-    def on_train_batch_start(self, trainer: TrainerViews, module: nn.Module, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_start(self, trainer: Trainer, module: nn.Module, batch: Any, batch_idx: int) -> None:
         """Log what the coming step will use, if the metrics of that step are logged."""
         step = trainer.global_step + 1
         if self._interval == "step" and step % self._every == 0 and step != self._logged_step:
             self._log(trainer, step)
 
-    def on_train_epoch_start(self, trainer: TrainerViews, module: nn.Module) -> None:
+    def on_train_epoch_start(self, trainer: Trainer, module: nn.Module) -> None:
         """Log what the epoch begins with."""
         if self._interval == "epoch":
             self._log(trainer, trainer.global_step)
 
-    def _log(self, trainer: TrainerViews, step: int) -> None:
+    def _log(self, trainer: Trainer, step: int) -> None:
         values: dict[str, float] = {}
         for name, optimizer in zip(self._names, trainer.strategy.optimizers, strict=True):
             for suffix, group in _name_groups(optimizer):

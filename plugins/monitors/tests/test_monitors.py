@@ -11,6 +11,9 @@ from core.accelerators import CPUAccelerator
 from core.callbacks import DeviceStatsMonitor, LambdaCallback, ModelCheckpoint, ThroughputMonitor
 from support.tiny import Tiny, loader, make_trainer
 
+# The tiny module can validate; most tests here have no need to.
+pytestmark = pytest.mark.filterwarnings(r"ignore:\w+ has a validation_step\(\), and no validation loader was given")
+
 
 def columns(trainer):
     """Values by name and step, of everything that was logged."""

@@ -1,1 +1,0 @@
-"""Callbacks that log measurements."""
